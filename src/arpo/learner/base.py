@@ -1,0 +1,30 @@
+"""The learner protocol: batches of samples in, metrics and new weights out. It knows no tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from arpo.engines.base import Weights
+from arpo.types import Sample
+
+Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One batch: its updates in order, each a set of samples whose weights already hold the normalisation."""
+
+    updates: tuple[tuple[Sample, ...], ...]
+
+
+class Learner(Protocol):
+    async def train(self, batch: Batch) -> Metrics: ...
+
+    def weights(self) -> Weights: ...
+
+    def save(self, folder: Path) -> None: ...
+
+    def load(self, folder: Path) -> None: ...

@@ -1,114 +1,171 @@
-"""The recipe: every setting, every default, every cross-check, in one frozen tree.
+"""The recipe as a frozen tree: every setting with its default, its help and its range, and every cross-check.
 
-A recipe is TOML; the command line overrides single keys (`--loss.clip_low 0.1`). What the tree does not know is
-refused with the place, the reason and the nearest right name. No other file holds a default.
+A tree that exists is valid: making one with a bad value or an impossible combination raises `BadSetting`.
+Reading and writing TOML is `recipe.py`. No other file holds a default.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from arpo.errors import UserError
+
+
+class BadSetting(UserError):
+    """A setting that cannot be, by its dotted key."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(f"{key}: {reason}")
+        self.key = key
+        self.reason = reason
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A field with its help and its range: low and high belong to it, above and below do not."""
+    bounds = {">=": low, ">": above, "<=": high, "<": below}
+    return field(default=default, metadata={"help": help, "bounds": bounds})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    dir: str = "runs/desk"  # everything the run writes is in here; the same command goes on from it
-    seed: int = 0
-    threads: int = 0  # torch threads; 0: all cores
+    dir: str = setting("runs/desk", "everything the run writes is in here; the same command goes on from it")
+    seed: int = setting(0, "decides every draw of the run", low=0)
+    threads: int = setting(0, "torch threads; 0: all cores", low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    path: str = "base"  # "base": the shipped tiny model; else a Hugging Face directory
-    dtype: str = "float32"  # float32 | bfloat16
-    device: str = "auto"  # auto | cpu | cuda
-    prompt: str = "desk"  # "desk", a file, or package.module:ATTRIBUTE that holds the template
-    min_pixels: int = 3136
-    max_pixels: int = 2116800
+    path: str = setting("base", '"base": the shipped tiny model; else a Hugging Face directory')
+    dtype: Literal["float32", "bfloat16"] = setting("float32", "of the weights while training")
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: a GPU if there is one")
+    prompt: str = setting("desk", '"desk", a file, or package.module:ATTRIBUTE that holds the template')
+    min_pixels: int = setting(3136, "smaller screenshots are enlarged to this", low=784)
+    max_pixels: int = setting(2116800, "larger screenshots are reduced to this", low=784)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TasksConfig:
-    train: str = "desk:32"  # "desk:NAME" (shipped), a task file, or a folder in OSWorld's layout
-    heldout: str = "desk:heldout"
+    train: str = setting("desk:32", '"desk:NAME" (shipped), a task file, or a folder in OSWorld\'s layout')
+    heldout: str = setting("desk:heldout", "tasks that are evaluated and never trained on")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvConfig:
-    name: str = "desk"  # "desk", or module:Class of your own
-    width: int = 224
-    height: int = 168
-    parallel: int = 32  # environments at once
-    start_seconds: float = 60.0
-    step_seconds: float = 60.0
-    evaluate_seconds: float = 60.0
-    attempts: int = 3  # tries of one episode, each in a fresh environment
-    quarantine_after: int = 3  # failed episodes in a row after which a task is set aside
+    name: str = setting("desk", '"desk", or module:Class of your own')
+    width: int = setting(224, "of the screen, in pixels", low=28)
+    height: int = setting(168, "of the screen, in pixels", low=28)
+    parallel: int = setting(32, "environments at once", low=1)
+    start_seconds: float = setting(60.0, "a start that takes longer has failed", above=0)
+    step_seconds: float = setting(60.0, "a step that takes longer has failed", above=0)
+    evaluate_seconds: float = setting(60.0, "a verdict that takes longer has failed", above=0)
+    attempts: int = setting(3, "tries of one episode, each in a fresh environment", low=1)
+    quarantine_after: int = setting(3, "failed episodes in a row after which a task is set aside", low=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
-    group_size: int = 2
-    max_steps: int = 15
-    max_images: int = 15
-    max_answer_tokens: int = 64
-    max_context_tokens: int = 4096
-    temperature: float = 1.0
+    group_size: int = setting(2, "episodes of one task that are compared with each other", low=2)
+    max_steps: int = setting(15, "answers in one episode", low=1)
+    max_images: int = setting(15, "screenshots that the model sees at once", low=1)
+    max_answer_tokens: int = setting(64, "a longer answer is cut, which ends the episode", low=1)
+    max_context_tokens: int = setting(4096, "prompt and answers together", low=1)
+    temperature: float = setting(1.0, "of sampling while training", above=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    epochs: int = 30  # passes over the training tasks
-    tasks_per_batch: int = 32
-    tasks_per_update: int = 32
-    dynamic_sampling: bool = False  # DS-GRPO: replace groups without signal by fresh ones
-    dynamic_attempts: int = 4  # at most this many rounds of extra groups a batch
+    epochs: int = setting(30, "passes over the training tasks", low=1)
+    tasks_per_batch: int = setting(32, "groups that are rolled out with one policy", low=1)
+    tasks_per_update: int = setting(32, "groups that one optimiser step averages over", low=1)
+    dynamic_sampling: bool = setting(False, "DS-GRPO: replace groups without signal by fresh ones")
+    dynamic_attempts: int = setting(4, "at most this many rounds of extra groups a batch", low=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
-    clip_low: float = 0.2
-    clip_high: float = 0.3
-    aggregation: str = "sequence"  # sequence | token | constant
-    denominator: str = "all"  # all | live: which groups an update averages over
-    advantage: str = "grpo"  # grpo | mean | rloo
-    ratio: str = "recompute"  # recompute | behaviour | truncated
-    format_weight: float = 1.0
-    kl: float = 0.0  # weight of the k3 KL term against the base model
+    clip_low: float = setting(0.2, "the ratio is clipped below 1 - this", low=0, below=1)
+    clip_high: float = setting(0.3, "the ratio is clipped above 1 + this", low=0)
+    aggregation: Literal["sequence", "token", "constant"] = setting(
+        "sequence", "mean over each trajectory's tokens, over all tokens (DAPO), or a constant (Dr. GRPO)"
+    )
+    denominator: Literal["all", "live"] = setting("all", "which groups an update averages over")
+    advantage: Literal["grpo", "mean", "rloo"] = setting("grpo", "how rewards become advantages")
+    ratio: Literal["recompute", "behaviour", "truncated"] = setting(
+        "recompute", "the policy that fresh episodes are measured against"
+    )
+    format_weight: float = setting(1.0, "of the penalty for an answer outside the action language", low=0)
+    kl: float = setting(0.0, "weight of the k3 KL term against the base model", low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayConfig:
-    enabled: bool = True
-    capacity: int = 8
-    threshold: float = 0.5
-    ratio: str = "recompute"  # recompute | behaviour | truncated
+    enabled: bool = setting(
+        True, "an all-failed group gets one stored success of its task; false: plain GRPO"
+    )
+    capacity: int = setting(8, "successes kept for each task, first in first out", low=1)
+    threshold: float = setting(0.5, "a score from here on is a success", above=0, high=1)
+    ratio: Literal["recompute", "behaviour", "truncated"] = setting(
+        "recompute", "the policy that replayed episodes are measured against"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig:
-    lr: float = 2e-4
-    weight_decay: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    grad_norm: float = 1.0
-    warmup_updates: int = 2
-    tokens_per_microbatch: int = 4096
+    lr: float = setting(2e-4, "AdamW's learning rate", above=0)
+    weight_decay: float = setting(0.01, "AdamW's weight decay", low=0)
+    beta1: float = setting(0.9, "AdamW's", low=0, below=1)
+    beta2: float = setting(0.99, "AdamW's", low=0, below=1)
+    grad_norm: float = setting(1.0, "gradients are clipped to this norm", above=0)
+    warmup_updates: int = setting(2, "the learning rate rises over this many updates", low=0)
+    tokens_per_microbatch: int = setting(
+        4096, "packed together; changes memory and speed, not the gradient", low=1
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
-    every: int = 10  # batches between evaluations; 0: only before and after
-    temperature: float = 0.6
-    rollouts: int = 4  # per training task
-    heldout_rollouts: int = 1
+    every: int = setting(10, "batches between evaluations; 0: only before and after", low=0)
+    temperature: float = setting(0.6, "of sampling in evaluation; 0: the likeliest token", low=0)
+    rollouts: int = setting(4, "per training task", low=1)
+    heldout_rollouts: int = setting(1, "per held-out task", low=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScreenConfig:
+    rollouts: int = setting(
+        16, "of the base model, per task; a task with at least one success is kept", low=1
+    )
+    drop_always: bool = setting(False, "leave out also the tasks that were solved every time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
-    checkpoint_every: int = 1  # batches
-    keep_checkpoints: int = 2
-    tensorboard: bool = True
-    wandb_project: str = ""  # empty: off
+    checkpoint_every: int = setting(1, "batches", low=1)
+    keep_checkpoints: int = setting(2, "older ones are removed", low=1)
+    tensorboard: bool = setting(True, "write TensorBoard files into the run folder")
+    wandb_project: str = setting("", "Weights & Biases project; empty: off")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainConfig:
+    steps: int = setting(6000, "updates of the base model's supervised training", low=1)
+    tokens_per_step: int = setting(65536, "padded tokens of one update", low=1024)
+    lr: float = setting(1.5e-3, "highest learning rate, after warm-up", above=0)
+    warmup: int = setting(200, "updates over which the learning rate rises", low=1)
+    hidden: int = setting(128, "width of the text model", low=32)
+    vision_hidden: int = setting(128, "width of the vision tower", low=32)
+    workers: int = setting(0, "processes that make lessons; 0: one less than there are cores", low=0)
+    minutes: float = setting(0.0, "stop after so long, to go on later with the same command; 0: never", low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,4 +180,54 @@ class Config:
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    screen: ScreenConfig = field(default_factory=ScreenConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+
+    def __post_init__(self) -> None:
+        for section in fields(self):
+            _check_ranges(section.name, getattr(self, section.name))
+        _check_combinations(self)
+
+
+def _check_ranges(section: str, settings: Any) -> None:
+    for entry in fields(settings):
+        value = getattr(settings, entry.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise BadSetting(f"{section}.{entry.name}", f"is {value}, must be a finite number")
+        for relation, bound in entry.metadata["bounds"].items():
+            if bound is not None and not _holds(value, relation, bound):
+                raise BadSetting(f"{section}.{entry.name}", f"is {value}, must be {relation} {bound:g}")
+
+
+def _holds(value: float, relation: str, bound: float) -> bool:
+    return {">=": value >= bound, ">": value > bound, "<=": value <= bound, "<": value < bound}[relation]
+
+
+def _check_combinations(config: Config) -> None:
+    """What each setting allows alone but not together."""
+    train, rollout, tasks = config.train, config.rollout, config.tasks
+    if train.tasks_per_batch % train.tasks_per_update:
+        raise BadSetting(
+            "train.tasks_per_update",
+            f"is {train.tasks_per_update}, must divide train.tasks_per_batch ({train.tasks_per_batch}): "
+            "a group is never split across updates",
+        )
+    if tasks.train == tasks.heldout:
+        raise BadSetting("tasks.heldout", f"is tasks.train ({tasks.train!r}), held-out tasks must be others")
+    if config.model.min_pixels > config.model.max_pixels:
+        raise BadSetting(
+            "model.min_pixels",
+            f"is {config.model.min_pixels}, must be <= model.max_pixels ({config.model.max_pixels})",
+        )
+    if rollout.max_answer_tokens >= rollout.max_context_tokens:
+        raise BadSetting(
+            "rollout.max_answer_tokens",
+            f"is {rollout.max_answer_tokens}, must leave room for the prompt in "
+            f"rollout.max_context_tokens ({rollout.max_context_tokens})",
+        )
+    if train.dynamic_sampling and config.replay.enabled:
+        raise BadSetting(
+            "train.dynamic_sampling",
+            "replaces the groups that replay would rescue; set replay.enabled = false to use it",
+        )

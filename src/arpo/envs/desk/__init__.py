@@ -1,0 +1,1 @@
+"""Desk: a small desktop in this process, deterministic, with real windows, applications and tasks."""

@@ -1,0 +1,294 @@
+"""The `arpo` command.
+
+Each command is one small function that imports what it calls, so that help is instant and loads no torch. A
+user's mistake is one line on stderr and exit code 2; anything else that escapes is a fault and shows as one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from arpo import __version__
+from arpo.config import Config
+from arpo.errors import UserError
+from arpo.recipe import describe, keys, load_config, nearest
+
+_DOTTED = re.compile(r"--\w+\.[\w.-]+(=.*)?", re.DOTALL)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        return _run(sys.argv[1:] if argv is None else argv)
+    except UserError as error:
+        print(f"arpo: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("arpo: stopped; the same command goes on where it was", file=sys.stderr)
+        return 130
+
+
+def _run(argv: Sequence[str]) -> int:
+    words, overrides = split_overrides(argv)
+    options, unknown = _parser().parse_known_args(words)
+    if unknown:
+        names = [f"--{key.name}" for key in keys()]
+        raise UserError(f"{unknown[0]}: no such option{nearest(unknown[0], names)}")
+    command: Command = options.command
+    if overrides and not command.settings:
+        raise UserError(f"{overrides[0]}: arpo {command.name} takes no settings")
+    return command.run(options, overrides)
+
+
+def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """["train", "--loss.kl", "0.1", "desk"] -> ["train", "desk"], ["--loss.kl", "0.1"]"""
+    plain: list[str] = []
+    overrides: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if not _DOTTED.fullmatch(word):
+            plain.append(word)
+        elif "=" in word:
+            overrides.append(word)
+        else:
+            overrides += [word, *([value] if (value := next(words, None)) is not None else [])]
+    return plain, overrides
+
+
+def _train(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    if options.help_keys:
+        print(describe())
+        return 0
+    config = load_config(options.recipe, overrides)
+    from arpo.trainer import run_training
+
+    return run_training(config)
+
+
+def _eval(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    config = load_config(options.recipe, overrides)
+    from arpo.evaluate import run_evaluation
+
+    return run_evaluation(config, options.out)
+
+
+def _screen(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    config = load_config(options.recipe, overrides)
+    from arpo.screening import run_screening
+
+    tasks = options.tasks or config.tasks.train
+    return run_screening(config, tasks, config.screen.rollouts, options.out, config.screen.drop_always)
+
+
+def _pretrain(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    config = load_config(options.recipe, overrides)
+    from arpo.models.pretrain import run_pretraining
+
+    return run_pretraining(config, options.out)
+
+
+def _export(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    from arpo.models.export import export_model
+
+    print(export_model(options.source, options.out, options.dtype))
+    return 0
+
+
+def _report(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    from arpo.viewer.report import write_report
+
+    print(write_report(options.run))
+    return 0
+
+
+def _doctor(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    from arpo.doctor import run_doctor
+
+    return run_doctor()
+
+
+def _check_env(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    config = load_config(None, [*overrides, f"--env.name={options.target}"])
+    import asyncio
+
+    from arpo.envs.check import check_env
+    from arpo.envs.resolve import resolve_env
+    from arpo.tasks import load_tasks
+
+    tasks = load_tasks(options.tasks or config.tasks.train)
+    checks = asyncio.run(check_env(resolve_env(config.env), tasks, config.env))
+    print(*checks, sep="\n")
+    return 0 if all(check.ok or not check.required for check in checks) else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command and its help: what it is for in one line, what one should know, how it is typed."""
+
+    name: str
+    run: Callable[[argparse.Namespace, Sequence[str]], int]
+    purpose: str
+    lesson: str
+    example: str
+    arguments: tuple[tuple[str, dict[str, Any]], ...] = ()
+    settings: bool = False  # whether it takes --section.key VALUE
+
+
+RECIPE: tuple[str, dict[str, Any]] = (
+    "recipe",
+    {
+        "nargs": "?",
+        "default": "desk",
+        "metavar": "RECIPE",
+        "help": "a TOML file or a shipped recipe (%(default)s); settings follow as --section.key VALUE",
+    },
+)
+
+COMMANDS = (
+    Command(
+        name="train",
+        run=_train,
+        purpose="train a model by a recipe",
+        lesson="""\
+A recipe is a TOML file, or the name of a shipped one: desk (the default: a tiny model on the embedded
+desktop, two CPU cores, some minutes), subset32 and paper (the published runs, which need GPUs). Any
+setting can be given on the command line by its dotted key. The run's folder (run.dir) gets the resolved
+recipe, metrics, episodes, checkpoints, summary.json and report.html. Ctrl-C finishes the step and saves;
+stopped or killed in any way, the same command goes on from the last checkpoint.""",
+        example="""\
+arpo train
+arpo train desk --replay.enabled false --run.seed 1 --run.dir runs/plain-grpo
+arpo train my-recipe.toml --optim.lr 1e-4""",
+        arguments=(
+            RECIPE,
+            ("--help-keys", {"action": "store_true", "help": "list every setting with its default and exit"}),
+        ),
+        settings=True,
+    ),
+    Command(
+        name="eval",
+        run=_eval,
+        purpose="measure a model's success on the training and the held-out tasks",
+        lesson="""\
+Runs eval.rollouts episodes of each training task and eval.heldout_rollouts of each held-out one at
+eval.temperature, and writes the rates with their counts as JSON.""",
+        example="""\
+arpo eval --out base.json
+arpo eval --model.path exported --eval.rollouts 16 --out after.json""",
+        arguments=(
+            RECIPE,
+            ("--out", {"type": Path, "required": True, "metavar": "FILE", "help": "the JSON file to write"}),
+        ),
+        settings=True,
+    ),
+    Command(
+        name="screen",
+        run=_screen,
+        purpose="keep the tasks that a model sometimes solves",
+        lesson="""\
+Runs screen.rollouts episodes of each task and writes a task file with those that had a success, and how
+many (screen.drop_always leaves out those that always had one). Stopped, the same command goes on.""",
+        example="""\
+arpo screen --tasks desk:pool --out kept.json
+arpo train --tasks.train kept.json""",
+        arguments=(
+            RECIPE,
+            ("--tasks", {"metavar": "SOURCE", "help": "the tasks to screen; without it, tasks.train"}),
+            ("--out", {"type": Path, "required": True, "metavar": "FILE", "help": "the task file to write"}),
+        ),
+        settings=True,
+    ),
+    Command(
+        name="pretrain",
+        run=_pretrain,
+        purpose="make the tiny base model",
+        lesson="""\
+Teaches a tiny Qwen2.5-VL to read the embedded desktop's screens and to answer in the action language,
+from solved tasks. Wants a GPU. Stopped, the same command goes on.""",
+        example="arpo pretrain --out base-model --pretrain.minutes 20",
+        arguments=(
+            RECIPE,
+            ("--out", {"type": Path, "required": True, "metavar": "FOLDER", "help": "the folder to write"}),
+        ),
+        settings=True,
+    ),
+    Command(
+        name="export",
+        run=_export,
+        purpose="write a trained model as a plain Hugging Face directory",
+        lesson="Takes a run folder (its newest whole checkpoint), one checkpoint, or a model folder.",
+        example="""\
+arpo export runs/desk exported
+arpo export runs/desk/checkpoints/step-000010 exported --dtype bfloat16""",
+        arguments=(
+            ("source", {"type": Path, "metavar": "RUN", "help": "a run, a checkpoint or a model folder"}),
+            ("out", {"type": Path, "metavar": "FOLDER", "help": "the new folder to write"}),
+            ("--dtype", {"default": Config().model.dtype, "help": "float32 or bfloat16 (%(default)s)"}),
+        ),
+    ),
+    Command(
+        name="report",
+        run=_report,
+        purpose="write a run's report.html",
+        lesson="One page that needs no network: curves, and episodes step by step. The run may go on.",
+        example="arpo report runs/desk",
+        arguments=(("run", {"type": Path, "metavar": "RUN", "help": "a run's folder"}),),
+    ),
+    Command(
+        name="doctor",
+        run=_doctor,
+        purpose="say what works on this machine, what is missing and how to get it",
+        lesson="Tries the processor, a GPU, the base model, the desktop and the disk. Changes nothing.",
+        example="arpo doctor",
+    ),
+    Command(
+        name="check-env",
+        run=_check_env,
+        purpose="run an environment of your own through the conformance suite",
+        lesson="""\
+MODULE:CLASS names a class that is called without arguments and has the four calls start, step, evaluate
+and close. Prints each check; exit code 1 if one that is required fails.""",
+        example="arpo check-env my_package.my_env:MyEnv --tasks my-tasks.json --env.step_seconds 5",
+        arguments=(
+            ("target", {"metavar": "MODULE:CLASS", "help": "the class to check"}),
+            ("--tasks", {"metavar": "SOURCE", "help": "tasks to check it with; without it, tasks.train"}),
+        ),
+        settings=True,
+    ),
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see: {self.prog} --help)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="arpo",
+        description="Train agents that work a computer through screenshots, mouse and keyboard.",
+        epilog="New here? `arpo doctor` says what works on this machine; `arpo train` trains on it.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"arpo {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        example = "\n".join(f"  {line}" for line in command.example.splitlines())
+        listing = "\n\nevery setting: arpo train --help-keys" if command.settings else ""
+        own = commands.add_parser(
+            command.name,
+            help=command.purpose,
+            description=f"{command.purpose[0].upper()}{command.purpose[1:]}.\n\n{command.lesson}",
+            epilog=f"example:\n{example}{listing}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        for name, details in command.arguments:
+            own.add_argument(name, **details)
+        own.set_defaults(command=command)
+    return parser

@@ -1,0 +1,254 @@
+"""What a person sees while a run goes on, and the table at its end.
+
+On a terminal, a live bar with the latest numbers under it; elsewhere plain lines; nothing for a quiet run.
+A display is told things and decides nothing. Its clock makes the rates and the time left that it shows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+# What of a batch's metrics is shown: the metric's name, its label, how it is written.
+SHOWN = (
+    ("success", "success", "{:.1%}"),
+    ("reward", "reward", "{:+.3f}"),
+    ("rescued", "rescued", "{:.0f}"),
+    ("without_signal", "no signal", "{:.0f}"),
+    ("loss", "loss", "{:+.4f}"),
+    ("clip_fraction", "clipped", "{:.2%}"),
+    ("entropy", "entropy", "{:.3f}"),
+    ("logprob_gap", "gap", "{:.1e}"),
+)
+
+
+class Display(Protocol):
+    def begin(self, title: str, total_episodes: int, done: int = 0) -> None:
+        """A phase begins: training or an evaluation. `done` episodes were carried out by an earlier life."""
+        ...
+
+    def episode_done(self) -> None: ...
+
+    def batch(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def evaluation(self, name: str, successes: float, episodes: int) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        """The end: the content of summary.json."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class NullDisplay:
+    def begin(self, title: str, total_episodes: int, done: int = 0) -> None:
+        pass
+
+    def episode_done(self) -> None:
+        pass
+
+    def batch(self, step: int, metrics: Mapping[str, float]) -> None:
+        pass
+
+    def evaluation(self, name: str, successes: float, episodes: int) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Pace:
+    """How fast episodes go and how long the rest will take, from this life's episodes alone."""
+
+    def __init__(self, total: int, done: int, clock: Callable[[], float]) -> None:
+        self.total, self.done = total, done
+        self._first, self._clock, self._began = done, clock, clock()
+
+    @property
+    def rate(self) -> float:
+        """Episodes a second; 0 until there is one."""
+        elapsed = self._clock() - self._began
+        return (self.done - self._first) / elapsed if elapsed > 0 else 0.0
+
+    @property
+    def left(self) -> str:
+        return duration((self.total - self.done) / self.rate) if self.rate else "?"
+
+
+class PlainDisplay:
+    """One line for each thing worth a line; an evaluation's progress every tenth part."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
+        self._title, self._pace = "", Pace(0, 0, clock)
+
+    def begin(self, title: str, total_episodes: int, done: int = 0) -> None:
+        self._title, self._pace = title, Pace(total_episodes, done, self._clock)
+        self.note(f"{title}: {total_episodes} episodes" + (f", {done} done before" if done else ""))
+
+    def episode_done(self) -> None:
+        pace = self._pace
+        pace.done += 1
+        if pace.total >= 10 and pace.done * 10 // pace.total > (pace.done - 1) * 10 // pace.total:
+            self.note(
+                f"{self._title}: {pace.done}/{pace.total}, {pace.rate:.1f} episodes/s, {pace.left} left"
+            )
+
+    def batch(self, step: int, metrics: Mapping[str, float]) -> None:
+        numbers = [*(f"{label} {text}" for label, text in shown(metrics)), f"{self._pace.left} left"]
+        self.note(f"batch {step}: {', '.join(numbers)}")
+
+    def evaluation(self, name: str, successes: float, episodes: int) -> None:
+        self.note(f"{name}: {rate_text(successes, episodes)}")
+
+    def note(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        console = Console(file=self._stream, width=100, highlight=False, color_system=None)
+        console.print(_summary_table(summary))
+
+    def close(self) -> None:
+        pass
+
+
+class LiveDisplay:
+    """A bar for the phase, and the newest batch's numbers under it."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._pace = Pace(0, 0, clock)
+        self._numbers = Table(box=None, show_edge=False, padding=(0, 2))
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[pace]}"),
+            TimeElapsedColumn(),
+            console=console,
+            expand=True,
+        )
+        self._phase = self._bar.add_task("", total=None, pace="")
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._render)
+        self._live.start()
+
+    def begin(self, title: str, total_episodes: int, done: int = 0) -> None:
+        self._pace = Pace(total_episodes, done, self._clock)
+        self._bar.remove_task(self._phase)
+        self._phase = self._bar.add_task(title, total=total_episodes, completed=done, pace="")
+
+    def episode_done(self) -> None:
+        self._pace.done += 1
+        pace = f"{self._pace.rate:.1f}/s, {self._pace.left} left"
+        self._bar.update(self._phase, completed=self._pace.done, pace=pace)
+
+    def batch(self, step: int, metrics: Mapping[str, float]) -> None:
+        numbers = Table(box=None, show_edge=False, padding=(0, 2))
+        row = [("batch", str(step)), *shown(metrics)]
+        for label, _ in row:
+            numbers.add_column(label, justify="right", header_style="dim")
+        numbers.add_row(*[text for _, text in row])
+        self._numbers = numbers
+
+    def evaluation(self, name: str, successes: float, episodes: int) -> None:
+        self.note(f"{name}: {rate_text(successes, episodes)}")
+
+    def note(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        self.close()
+        self._console.print(_summary_table(summary))
+
+    def close(self) -> None:
+        self._bar.update(self._phase, visible=False)
+        self._live.stop()
+
+    def _render(self) -> Group:
+        return Group(self._bar, self._numbers)
+
+
+def open_display(stream: TextIO) -> Display:
+    if stream.isatty():
+        return LiveDisplay(Console(file=stream, highlight=False))
+    return PlainDisplay(stream)
+
+
+def shown(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """[("success", "41.2%"), …]: what there is of the metrics that a person follows."""
+    return [(label, form.format(metrics[name])) for name, label, form in SHOWN if name in metrics]
+
+
+def rate_text(successes: float, episodes: int) -> str:
+    """12.5 of 40 -> "31.2% (12.5/40)"; scores between 0 and 1 count as what they are."""
+    return f"{successes / episodes:.1%} ({successes:g}/{episodes})" if episodes else "no episodes"
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def success_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """("training tasks", "25.0% (128/512)", "61.3% (314/512)", "+36.3 points") for each set of tasks.
+
+    summary["success"][when][tasks] is a fraction, for when in base and final, tasks in train and heldout;
+    summary["counts"], if there, holds [successes, episodes] in the same shape.
+    """
+    rows = []
+    for tasks, label in (("train", "training tasks"), ("heldout", "held-out tasks")):
+        before, after = (summary.get("success", {}).get(when, {}).get(tasks) for when in ("base", "final"))
+        texts = [_rate_of(summary, when, tasks) for when in ("base", "final")]
+        change = "" if before is None or after is None else f"{100 * (after - before):+.1f} points"
+        rows.append((label, texts[0], texts[1], change))
+    return rows
+
+
+def _rate_of(summary: Mapping[str, Any], when: str, tasks: str) -> str:
+    counts = summary.get("counts", {}).get(when, {}).get(tasks)
+    if counts:
+        return rate_text(*counts)
+    fraction = summary.get("success", {}).get(when, {}).get(tasks)
+    return "–" if fraction is None else f"{fraction:.1%}"
+
+
+def total_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    groups = summary.get("groups", {})
+    rows = [
+        ("episodes", summary.get("episodes")),
+        ("groups", groups.get("total")),
+        ("groups without signal", groups.get("without_signal")),
+        ("groups rescued by replay", groups.get("rescued")),
+        ("failed episodes", summary.get("failures")),
+    ]
+    texts = [(label, str(value)) for label, value in rows if value is not None]
+    if summary.get("seconds") is not None:
+        texts.append(("time", duration(summary["seconds"])))
+    return texts
+
+
+def _summary_table(summary: Mapping[str, Any]) -> Group:
+    success = Table(title="success", title_justify="left")
+    for column in ("", "before", "after", "change"):
+        success.add_column(column, justify="right" if column else "left")
+    for row in success_rows(summary):
+        success.add_row(*row)
+    totals = Table(box=None, show_header=False)
+    for pair in total_rows(summary):
+        totals.add_row(*pair)
+    return Group(success, totals)

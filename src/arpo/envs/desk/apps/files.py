@@ -1,0 +1,116 @@
+"""The file manager: folders, a scrolling list, drag and drop, a context menu, confirmations."""
+
+from __future__ import annotations
+
+from arpo.envs.desk.desktop import Desktop, Window
+from arpo.envs.desk.widgets import Act, Button, Item, Label, ScrollBar, Widget
+
+SHOWN = 6
+ROOT = ""
+
+
+class Files(Window):
+    def __init__(self, desktop: Desktop, column: int, row: int) -> None:
+        super().__init__(desktop, column, row)
+        self.folder = ROOT
+        self.selected = ""
+        self.top = 0
+
+    @property
+    def title(self) -> str:
+        return f"File {self.folder}".strip()
+
+    @property
+    def folders(self) -> dict[str, dict[str, str]]:
+        folders: dict[str, dict[str, str]] = self.desktop.world["files"]
+        return folders
+
+    def entries(self) -> list[str]:
+        inside = [name for name in self.folders if name != ROOT] if self.folder == ROOT else []
+        return inside + list(self.folders[self.folder])
+
+    def widgets(self) -> list[Widget]:
+        entries = self.entries()
+        tools: list[Widget] = [
+            Button(column=0, row=0, columns=4, label="New", click=self._new_folder),
+            Button(column=4, row=0, columns=4, label="Del", click=self._delete_selected),
+            Button(column=8, row=0, columns=4, label="Up", click=lambda: self.enter(ROOT)),
+            ScrollBar(
+                column=22, row=1, columns=2, rows=SHOWN, top=self.top, shown=SHOWN, total=len(entries),
+                move=self.scroll,
+            ),
+            Label(column=0, row=7, columns=12, label=f"{len(entries)} items"),
+        ]  # fmt: skip
+        shown = entries[self.top : self.top + SHOWN]
+        return tools + [self._item(name, row + 1) for row, name in enumerate(shown)]
+
+    def _item(self, name: str, row: int) -> Item:
+        folder = self._is_folder(name)
+        return Item(
+            column=0, row=row, columns=22, label=name, on=name == self.selected, folder=folder,
+            click=lambda: self._select(name), double=lambda: self._open(name),
+            menu=(
+                ("Open", lambda: self._open(name)),
+                ("Rename", self._rename(name)),
+                ("Delete", self._delete(name)),
+            ),
+            payload="" if folder else name,
+            accept=(lambda file: self._move(file, name)) if folder else None,
+        )  # fmt: skip
+
+    def scroll(self, lines: int) -> None:
+        self.top = max(0, min(self.top + lines, len(self.entries()) - SHOWN))
+
+    def key(self, keys: tuple[str, ...]) -> None:
+        if keys == ("delete",):
+            self._delete_selected()
+        elif keys == ("enter",) and self.selected:
+            self._open(self.selected)
+        elif keys == ("f2",) and self.selected:
+            self._rename(self.selected)()
+
+    def enter(self, folder: str) -> None:
+        self.folder, self.selected, self.top = folder, "", 0
+
+    def _is_folder(self, name: str) -> bool:
+        return self.folder == ROOT and name in self.folders
+
+    def _select(self, name: str) -> None:
+        self.selected = name
+
+    def _open(self, name: str) -> None:
+        if self._is_folder(name):
+            self.enter(name)
+        else:
+            self.desktop.open_file(self.folder, name)
+
+    def _new_folder(self) -> None:
+        self.desktop.ask("New folder", lambda name: self.folders.setdefault(name, {}) and None)
+
+    def _delete_selected(self) -> None:
+        if self.selected:
+            self._delete(self.selected)()
+
+    def _delete(self, name: str) -> Act:
+        def delete() -> None:
+            del (self.folders if self._is_folder(name) else self.folders[self.folder])[name]
+            self.selected = ""
+            self.scroll(0)
+
+        return lambda: self.desktop.confirm(f"Delete {name}", delete)
+
+    def _rename(self, name: str) -> Act:
+        holder: dict[str, dict[str, str]] | dict[str, str]
+        holder = self.folders if self._is_folder(name) else self.folders[self.folder]
+
+        def rename(new: str) -> None:
+            if new not in holder:
+                holder[new] = holder.pop(name)  # type: ignore[assignment]
+                self.selected = ""
+
+        return lambda: self.desktop.ask(f"Rename {name}", rename)
+
+    def _move(self, file: str, folder: str) -> None:
+        self.folders[folder][file] = self.folders[self.folder].pop(file)
+        self.selected = ""
+        self.scroll(0)

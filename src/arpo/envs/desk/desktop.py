@@ -1,0 +1,411 @@
+"""The desktop: windows over each other, a task bar, menus, and where each event goes.
+
+It holds the world (the data that checkers judge) and the windows that show it. Applications are in `apps`;
+events come in units of the layout (224 by 168), so the desktop knows no pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from arpo.envs.desk.canvas import CELL_HEIGHT, CELL_WIDTH, COLUMNS, ROWS, Canvas, Colour
+from arpo.envs.desk.widgets import Act, Button, Choices, Field, Item, Slider, Switch, TextEdit, Widget
+
+World = dict[str, Any]
+_BAR = ROWS - 1
+_BAR_CELLS = 4
+_POPUP_COLUMNS = 8
+
+
+class Window:
+    """A place on the screen that shows part of the world. Applications and dialogs are its subclasses."""
+
+    columns, rows = 24, 9
+    modal = False
+
+    def __init__(self, desktop: Desktop, column: int, row: int) -> None:
+        self.desktop = desktop
+        self.column, self.row = column, row
+        self.focus: TextEdit | None = None
+
+    @property
+    def title(self) -> str:
+        raise AssertionError("every window has a title")
+
+    def widgets(self) -> list[Widget]:
+        raise AssertionError("every window has widgets")
+
+    def key(self, keys: tuple[str, ...]) -> None:
+        """A key that no text field wanted."""
+
+    def scroll(self, lines: int) -> None:
+        """The wheel over this window."""
+
+    def leave(self) -> None:
+        """The window is about to close."""
+
+    def load(self, folder: str, name: str) -> None:
+        """Show this file, where the application reads files."""
+
+    def focus_on(self, edit: TextEdit) -> Act:
+        def focus() -> None:
+            self.focus = edit
+
+        return focus
+
+    def field(self, column: int, row: int, columns: int, edit: TextEdit, label: str, rows: int = 1) -> Field:
+        return Field(
+            column=column, row=row, columns=columns, rows=rows, label=label, edit=edit,
+            focused=self.focus is edit, click=self.focus_on(edit),
+        )  # fmt: skip
+
+    def tab_order(self) -> list[TextEdit]:
+        return [widget.edit for widget in self.widgets() if isinstance(widget, Field)]
+
+    def holds(self, column: int, row: int) -> bool:
+        return 0 <= column - self.column < self.columns and 0 <= row - self.row < self.rows
+
+    def widget_at(self, column: int, row: int) -> Widget | None:
+        inside = (column - self.column, row - self.row - 1)
+        return next((widget for widget in reversed(self.widgets()) if widget.holds(*inside)), None)
+
+
+class Dialog(Window):
+    """A question that must be answered first; with `edit` it asks for a name."""
+
+    columns, rows = 16, 4
+    modal = True
+
+    def __init__(self, desktop: Desktop, question: str, answer: Callable[[str], None], *, ask: bool) -> None:
+        super().__init__(desktop, 8, 3)
+        self.question = question
+        self.answer = answer
+        self.edit = TextEdit()
+        self.ask = ask
+        self.focus = self.edit if ask else None
+
+    @property
+    def title(self) -> str:
+        return self.question
+
+    def widgets(self) -> list[Widget]:
+        yes, no = ("OK", "Cancel") if self.ask else ("Yes", "No")
+        buttons: list[Widget] = [
+            Button(column=2, row=2, columns=4, label=yes, click=self._accept),
+            Button(column=8, row=2, columns=6, label=no, click=lambda: self.desktop.close(self)),
+        ]
+        return [self.field(2, 0, 12, self.edit, "Name"), *buttons] if self.ask else buttons
+
+    def key(self, keys: tuple[str, ...]) -> None:
+        if keys == ("enter",):
+            self._accept()
+        elif keys == ("esc",):
+            self.desktop.close(self)
+
+    def _accept(self) -> None:
+        if self.ask and not self.edit.text:
+            return
+        self.desktop.close(self)
+        self.answer(self.edit.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Popup:
+    """An open menu."""
+
+    column: int
+    row: int
+    choices: Choices
+
+    def choice_at(self, column: int, row: int) -> Act | None:
+        inside = 0 <= column - self.column < _POPUP_COLUMNS and 0 <= row - self.row < len(self.choices)
+        return self.choices[row - self.row][1] if inside else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """Something that can be seen and aimed at: its words, its kind, its place on the screen in cells."""
+
+    label: str
+    kind: str
+    column: int
+    row: int
+    columns: int
+    rows: int
+    on: bool = False  # checked, chosen or selected
+
+    @property
+    def centre(self) -> tuple[int, int]:
+        return (
+            self.column * CELL_WIDTH + self.columns * CELL_WIDTH // 2,
+            self.row * CELL_HEIGHT + self.rows * CELL_HEIGHT // 2,
+        )
+
+
+class Desktop:
+    def __init__(self, world: World, apps: dict[str, type[Window]]) -> None:
+        self.world = world
+        self.apps = apps
+        self.windows: list[Window] = []  # the last one is in front
+        self.popup: Popup | None = None
+        self.clipboard = ""
+        self._held: tuple[str, ...] = ()
+
+    # windows
+
+    @property
+    def front(self) -> Window | None:
+        return self.windows[-1] if self.windows else None
+
+    def launch(self, app: str, column: int = 4, row: int = 1) -> Window:
+        """Open the application, or bring it to the front."""
+        kind = self.apps[app]
+        window = next((w for w in self.windows if type(w) is kind), None)
+        if window is None:
+            window = kind(self, column, row)
+            self.windows.append(window)
+        self.bring_forward(window)
+        return window
+
+    def bring_forward(self, window: Window) -> None:
+        self.windows.remove(window)
+        self.windows.append(window)
+
+    def close(self, window: Window) -> None:
+        window.leave()
+        self.windows.remove(window)
+
+    def open_file(self, folder: str, name: str) -> None:
+        """Show a file in the application that reads files."""
+        window = self.launch("Note")
+        window.load(folder, name)
+
+    def confirm(self, question: str, act: Act) -> None:
+        self.windows.append(Dialog(self, question, lambda _: act(), ask=False))
+
+    def ask(self, question: str, act: Callable[[str], None]) -> None:
+        self.windows.append(Dialog(self, question, act, ask=True))
+
+    def offer(self, column: int, row: int, choices: Choices) -> None:
+        """Open a menu there, moved up or left where it would leave the screen."""
+        self.popup = Popup(min(column, COLUMNS - _POPUP_COLUMNS), min(row, _BAR - len(choices)), choices)
+
+    # events, in units
+
+    def click(self, x: int, y: int) -> None:
+        column, row = _cell(x, y)
+        popup, self.popup = self.popup, None
+        if popup is not None:
+            if act := popup.choice_at(column, row):
+                act()
+            return
+        window = self._window_for(column, row)
+        if window is None:
+            self._click_bar(column, row)
+            return
+        self.bring_forward(window)
+        if row == window.row:
+            if column >= window.column + window.columns - 2:
+                self.close(window)
+            return
+        if widget := window.widget_at(column, row):
+            widget.press(column - window.column - widget.column, row - window.row - 1 - widget.row)
+
+    def double_click(self, x: int, y: int) -> None:
+        if self.popup is None and (widget := self._widget(*_cell(x, y))):
+            widget.click()
+            widget.double()
+        else:
+            self.click(x, y)
+
+    def right_click(self, x: int, y: int) -> None:
+        self.popup = None
+        column, row = _cell(x, y)
+        widget = self._widget(column, row)
+        if widget is not None and widget.menu:
+            widget.click()
+            self.offer(column // 2 * 2, row, widget.menu)
+
+    def drag(self, start: tuple[int, int], end: tuple[int, int]) -> None:
+        self.popup = None
+        column, row = _cell(*start)
+        to_column, to_row = _cell(*end)
+        window = self._window_for(column, row)
+        if window is None:
+            return
+        self.bring_forward(window)
+        if row == window.row:
+            self._move(window, window.column + to_column - column, window.row + to_row - row)
+            return
+        target = self._widget(to_column, to_row)
+        match window.widget_at(column, row):
+            case Slider() as slider:
+                slider.press(to_column - window.column - slider.column, 0)
+            case Field() as field:
+                field.press(column - window.column - field.column, row - window.row - 1 - field.row)
+                position = field.position(
+                    to_column - window.column - field.column, to_row - window.row - 1 - field.row
+                )
+                field.edit.place(position, extend=True)
+            case Item(payload=payload) if payload and isinstance(target, Item) and target.accept:
+                target.accept(payload)
+
+    def scroll(self, x: int, y: int, lines: int) -> None:
+        if window := self._window_for(*_cell(x, y)):
+            window.scroll(lines)
+
+    def type(self, text: str) -> None:
+        if self.front is not None:
+            if self.front.focus is not None:
+                self.front.focus.insert(text)
+            else:
+                for character in text:
+                    self.front.key((character,))
+
+    def hold(self, key: str) -> None:
+        self._held = (*self._held, key)
+
+    def let_go(self, key: str) -> None:
+        self._held = tuple(held for held in self._held if held != key)
+
+    def key(self, keys: tuple[str, ...]) -> None:
+        keys = (*self._held, *keys)
+        if self.popup is not None:
+            self.popup = None if keys == ("esc",) else self.popup
+            return
+        window = self.front
+        if window is None:
+            return
+        if keys == ("alt", "f4"):
+            self.close(window)
+        elif keys == ("alt", "tab") and not window.modal:
+            self.bring_forward(self.windows[0])
+        elif window.focus is None:
+            window.key(keys)
+        elif keys == ("tab",):
+            order = window.tab_order()
+            window.focus = order[(order.index(window.focus) + 1) % len(order)]
+            window.focus.select_all()
+        elif not self._clipboard_key(window.focus, keys) and not window.focus.key(keys):
+            window.key(keys)
+
+    def _clipboard_key(self, edit: TextEdit, keys: tuple[str, ...]) -> bool:
+        match keys:
+            case ("ctrl", "c"):
+                self.clipboard = edit.selected
+            case ("ctrl", "x"):
+                self.clipboard = edit.selected
+                edit.insert("")
+            case ("ctrl", "v"):
+                edit.insert(self.clipboard)
+            case _:
+                return False
+        return True
+
+    def _click_bar(self, column: int, row: int) -> None:
+        names = list(self.apps)
+        blocked = self.front is not None and self.front.modal
+        if row == _BAR and column // _BAR_CELLS < len(names) and not blocked:
+            self.launch(names[column // _BAR_CELLS])
+
+    def _move(self, window: Window, column: int, row: int) -> None:
+        """Windows keep to the grid and stay on the screen."""
+        window.column = max(0, min(column // 2 * 2, COLUMNS - window.columns))
+        window.row = max(0, min(row, _BAR - window.rows))
+
+    def _window_for(self, column: int, row: int) -> Window | None:
+        """The window that an event at this cell goes to; a modal one lets nothing past."""
+        if self.front is not None and self.front.modal:
+            return self.front if self.front.holds(column, row) else None
+        return next((w for w in reversed(self.windows) if w.holds(column, row)), None)
+
+    def _widget(self, column: int, row: int) -> Widget | None:
+        window = self._window_for(column, row)
+        if window is None or row == window.row:
+            return None
+        return window.widget_at(column, row)
+
+    # looking
+
+    def seen(self) -> list[Seen]:
+        """Everything in sight that a pointer could aim at, top to bottom."""
+        found = [
+            Seen(label=name, kind="app", column=i * _BAR_CELLS, row=_BAR, columns=_BAR_CELLS, rows=1)
+            for i, name in enumerate(self.apps)
+        ]
+        for window in self.windows:
+            parts = [Seen(label=window.title, kind="title", column=window.column, row=window.row, columns=10, rows=1)]
+            parts.append(
+                Seen(label="x", kind="close", column=window.column + window.columns - 2, row=window.row, columns=2, rows=1)
+            )
+            parts += [
+                Seen(
+                    label=widget.label, kind=type(widget).__name__, column=window.column + widget.column,
+                    row=window.row + 1 + widget.row, columns=widget.columns, rows=widget.rows,
+                    on=isinstance(widget, Switch) and widget.on,
+                )
+                for widget in window.widgets()
+            ]  # fmt: skip
+            found += [part for part in parts if self._uncovered(window, part)]
+        if self.popup is not None:
+            found += [
+                Seen(
+                    label=label, kind="choice", column=self.popup.column, row=self.popup.row + i,
+                    columns=_POPUP_COLUMNS, rows=1,
+                )
+                for i, (label, _) in enumerate(self.popup.choices)
+            ]  # fmt: skip
+        return sorted(found, key=lambda part: (part.row, part.column))
+
+    def _uncovered(self, window: Window, part: Seen) -> bool:
+        """Whether the part's middle row shows, from its first cell to its middle one, and no menu lies over it."""
+        above = self.windows[self.windows.index(window) + 1 :]
+        row = part.centre[1] // CELL_HEIGHT
+        columns = range(part.column, part.centre[0] // CELL_WIDTH + 1)
+        hidden = any(other.holds(column, row) for other in above for column in columns)
+        under = self.popup is not None and any(self.popup.choice_at(column, row) for column in columns)
+        return not hidden and not under
+
+    def draw(self, width: int, height: int) -> Canvas:
+        canvas = Canvas(width, height)
+        for window in self.windows:
+            _draw_window(canvas, window, active=window is self.front)
+        if self.popup is not None:
+            x, y = self.popup.column * CELL_WIDTH, self.popup.row * CELL_HEIGHT
+            high = len(self.popup.choices) * CELL_HEIGHT
+            canvas.box(x, y, _POPUP_COLUMNS * CELL_WIDTH, high, Colour.LIGHT, Colour.INK)
+            for i, (label, _) in enumerate(self.popup.choices):
+                canvas.text(x, y + i * CELL_HEIGHT, label, Colour.TITLE)
+        self._draw_bar(canvas)
+        return canvas
+
+    def _draw_bar(self, canvas: Canvas) -> None:
+        canvas.fill(0, _BAR * CELL_HEIGHT, COLUMNS * CELL_WIDTH, CELL_HEIGHT, Colour.BAR)
+        running = {type(window) for window in self.windows}
+        for i, (name, kind) in enumerate(self.apps.items()):
+            x = i * _BAR_CELLS * CELL_WIDTH
+            face = Colour.TITLE if kind in running else Colour.EDGE
+            canvas.box(x, _BAR * CELL_HEIGHT, _BAR_CELLS * CELL_WIDTH, CELL_HEIGHT, face, Colour.BAR)
+            canvas.text(x, _BAR * CELL_HEIGHT, name, Colour.LIGHT)
+
+
+def _cell(x: int, y: int) -> tuple[int, int]:
+    return x // CELL_WIDTH, y // CELL_HEIGHT
+
+
+def _draw_window(canvas: Canvas, window: Window, *, active: bool) -> None:
+    x, y = window.column * CELL_WIDTH, window.row * CELL_HEIGHT
+    wide, high = window.columns * CELL_WIDTH, window.rows * CELL_HEIGHT
+    canvas.fill(x, y + CELL_HEIGHT, wide, high - CELL_HEIGHT, Colour.PAPER)
+    canvas.fill(x, y, wide, CELL_HEIGHT, Colour.TITLE if active else Colour.TITLE_IDLE)
+    canvas.text(x, y, window.title[: window.columns - 2], Colour.LIGHT)
+    canvas.box(x + wide - 2 * CELL_WIDTH, y, 2 * CELL_WIDTH, CELL_HEIGHT, Colour.DANGER, Colour.INK)
+    canvas.text(x + wide - 2 * CELL_WIDTH + 4, y, "x", Colour.LIGHT)
+    for widget in window.widgets():
+        widget.draw(canvas, x + widget.column * CELL_WIDTH, y + (widget.row + 1) * CELL_HEIGHT)
+    canvas.fill(x, y + CELL_HEIGHT, 1, high - CELL_HEIGHT, Colour.INK)
+    canvas.fill(x + wide - 1, y + CELL_HEIGHT, 1, high - CELL_HEIGHT, Colour.INK)
+    canvas.fill(x, y + high - 1, wide, 1, Colour.INK)
+

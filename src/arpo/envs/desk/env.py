@@ -1,0 +1,117 @@
+"""Desk as an environment: tasks in OSWorld's schema, typed actions in, screenshots out, the final state judged."""
+
+from __future__ import annotations
+
+import copy
+
+from arpo.actions import (
+    Action, Click, DoubleClick, Drag, Fail, Hotkey, KeyDown, KeyUp, LongPress, OpenApp, Point, PressBack, RightClick,
+    Scroll, Type, scale,
+)  # fmt: skip
+from arpo.actions import Direction as ScrollDirection
+from arpo.envs.desk.apps import APPS
+from arpo.envs.desk.canvas import UNITS_HIGH, UNITS_WIDE
+from arpo.envs.desk.desktop import Desktop, World
+from arpo.errors import EnvError
+from arpo.types import Observation, Screenshot, StepResult, Task
+
+_LINES_A_SCROLL = 2
+
+
+def set_up(task: Task) -> Desktop:
+    """The desktop as the task's config describes it."""
+    desktop: Desktop | None = None
+    for step in task.config:
+        match step:
+            case {"type": "world", "parameters": world}:
+                desktop = Desktop(copy.deepcopy(world), APPS)
+            case {"type": "open", "parameters": {"app": app, "column": column, "row": row}} if desktop and app in APPS:
+                desktop.launch(app, column, row)
+            case _:
+                raise EnvError("start", f"task {task.id}: Desk has no setup step {step.get('type')!r} like this one")
+    if desktop is None:
+        raise EnvError("start", f"task {task.id}: config has no step of type 'world'")
+    return desktop
+
+
+def judge(task: Task, world: World, last: Action | None) -> float:
+    """1 if the world is what the task asks for and nothing else changed; an infeasible task wants FAIL."""
+    gave_up = isinstance(last, Fail)
+    match task.evaluator:
+        case {"func": "infeasible"}:
+            return float(gave_up)
+        case {"func": "desk_state", "expected": {"rules": changed}}:
+            initial = task.config[0]["parameters"]
+            return float(not gave_up and world == {**initial, **changed})
+        case _:
+            raise EnvError("evaluate", f"task {task.id}: Desk has no evaluator {task.evaluator.get('func')!r}")
+
+
+class DeskEnv:
+    """One episode on the embedded desktop, drawn at the size given."""
+
+    def __init__(self, width: int = UNITS_WIDE, height: int = UNITS_HIGH) -> None:
+        self.width, self.height = width, height
+        self._last: Action | None = None
+
+    async def start(self, task: Task) -> Observation:
+        self.task = task
+        self.desktop = set_up(task)
+        return self._look()
+
+    async def step(self, actions: tuple[Action, ...]) -> StepResult:
+        for action in actions:
+            act(self.desktop, scale(action, (self.width, self.height), (UNITS_WIDE, UNITS_HIGH)))
+            self._last = action
+        return StepResult(observation=self._look())
+
+    async def evaluate(self) -> float:
+        return judge(self.task, self.desktop.world, self._last)
+
+    async def close(self) -> None:
+        """Nothing outlives the object."""
+
+    def _look(self) -> Observation:
+        return Observation(screenshot=Screenshot.of(self.desktop.draw(self.width, self.height).png()))
+
+
+def act(desktop: Desktop, action: Action) -> None:
+    """Carry out an action whose places are in units of the layout."""
+    match action:
+        case Click(point=point) | LongPress(point=point):
+            desktop.click(*_whole(point))
+        case DoubleClick(point=point):
+            desktop.double_click(*_whole(point))
+        case RightClick(point=point):
+            desktop.right_click(*_whole(point))
+        case Drag(start=start, end=end):
+            desktop.drag(_whole(start), _whole(end))
+        case Scroll(point=point, direction=ScrollDirection.UP | ScrollDirection.DOWN as direction):
+            lines = _LINES_A_SCROLL if direction is ScrollDirection.DOWN else -_LINES_A_SCROLL
+            desktop.scroll(*_whole(point or Point(UNITS_WIDE / 2, UNITS_HIGH / 2)), lines)
+        case Hotkey(keys=keys):
+            desktop.key(keys)
+        case KeyDown(key=key):
+            desktop.hold(key)
+        case KeyUp(key=key):
+            desktop.let_go(key)
+        case Type(text=text, submit=submit):
+            _type(desktop, text, submit=submit)
+        case OpenApp(name=name) if name in APPS:
+            desktop.launch(name)
+        case PressBack():
+            desktop.key(("esc",))
+
+
+def _whole(point: Point) -> tuple[int, int]:
+    return int(point.x), int(point.y)
+
+
+def _type(desktop: Desktop, text: str, *, submit: bool) -> None:
+    first, *others = text.split("\n")
+    desktop.type(first)
+    for line in others:
+        desktop.key(("enter",))
+        desktop.type(line)
+    if submit:
+        desktop.key(("enter",))

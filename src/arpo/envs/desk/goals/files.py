@@ -1,0 +1,255 @@
+"""Goals in the file manager and the editor."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import ClassVar
+
+from arpo.actions import Fail, Hotkey, Type
+from arpo.envs.desk.apps.files import ROOT, SHOWN, Files
+from arpo.envs.desk.apps.notes import Notes
+from arpo.envs.desk.desktop import Desktop, Seen, World
+from arpo.envs.desk.goals.base import (
+    Step, answer_name, answer_yes, choose, double_click, drag, find_item, no_menu, open_app, press, right_click,
+)  # fmt: skip
+from arpo.envs.desk.words import FILES, FOLDERS, TEXTS
+
+
+def _known_file(rng: random.Random, world: World) -> str:
+    return rng.choice(list(world["files"][ROOT]))
+
+
+def _new_file(rng: random.Random, world: World) -> str:
+    taken = {name for folder in world["files"].values() for name in folder}
+    return rng.choice([name for name in FILES if name not in taken])
+
+
+def at_root(desktop: Desktop) -> Step | None:
+    """Show the top of the folders."""
+    if step := open_app(desktop, "File"):
+        return step
+    front = desktop.front
+    assert isinstance(front, Files)
+    return press(desktop, "Up") if front.folder != ROOT else None
+
+
+def row_of(desktop: Desktop, name: str) -> Seen | Step:
+    """The row of a file or folder, or the step that leads to it."""
+    return no_menu(desktop) or at_root(desktop) or find_item(desktop, name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteFile:
+    app: ClassVar[str] = "File"
+    file: str
+
+    @classmethod
+    def invent(cls, rng: random.Random, world: World) -> DeleteFile:
+        return cls(file=_known_file(rng, world))
+
+    @property
+    def instruction(self) -> str:
+        return f"Delete the file {self.file}"
+
+    def reach(self, world: World) -> None:
+        del world["files"][ROOT][self.file]
+
+    def next(self, desktop: Desktop) -> Step | None:
+        if self.file not in desktop.world["files"][ROOT]:
+            return None
+        if step := answer_yes(desktop, f"Delete {self.file}"):
+            return step
+        row = row_of(desktop, self.file)
+        if isinstance(row, Step):
+            return row
+        front = desktop.front
+        assert isinstance(front, Files)
+        return press(desktop, "Del") if front.selected == self.file else press(desktop, self.file, "Item")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveFile:
+    app: ClassVar[str] = "File"
+    file: str
+    folder: str
+
+    @classmethod
+    def invent(cls, rng: random.Random, world: World) -> MoveFile:
+        """A file and a folder that can be in sight together."""
+        folders = [name for name in world["files"] if name != ROOT]
+        shown = SHOWN - len(folders)
+        file = rng.choice(list(world["files"][ROOT])[:shown])
+        return cls(file=file, folder=rng.choice(folders))
+
+    @property
+    def instruction(self) -> str:
+        return f"Move the file {self.file} to the folder {self.folder}"
+
+    def reach(self, world: World) -> None:
+        world["files"][self.folder][self.file] = world["files"][ROOT].pop(self.file)
+
+    def next(self, desktop: Desktop) -> Step | None:
+        if self.file not in desktop.world["files"][ROOT]:
+            return None
+        row = row_of(desktop, self.file)
+        if isinstance(row, Step):
+            return row
+        target = find_item(desktop, self.folder)
+        return target if isinstance(target, Step) else drag(row, target, f"Drag {self.file} to {self.folder}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenameFile:
+    app: ClassVar[str] = "File"
+    file: str
+    name: str
+
+    @classmethod
+    def invent(cls, rng: random.Random, world: World) -> RenameFile:
+        return cls(file=_known_file(rng, world), name=_new_file(rng, world))
+
+    @property
+    def instruction(self) -> str:
+        return f"Rename the file {self.file} to {self.name}"
+
+    def reach(self, world: World) -> None:
+        world["files"][ROOT][self.name] = world["files"][ROOT].pop(self.file)
+
+    def next(self, desktop: Desktop) -> Step | None:
+        if self.file not in desktop.world["files"][ROOT]:
+            return None
+        if step := answer_name(desktop, f"Rename {self.file}", self.name):
+            return step
+        front = desktop.front
+        if isinstance(front, Files) and front.selected == self.file and (step := choose(desktop, "Rename")):
+            return step
+        row = row_of(desktop, self.file)
+        return row if isinstance(row, Step) else right_click(row, f"right click {self.file}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakeFolder:
+    app: ClassVar[str] = "File"
+    folder: str
+
+    @classmethod
+    def invent(cls, rng: random.Random, world: World) -> MakeFolder:
+        return cls(folder=rng.choice([name for name in FOLDERS if name not in world["files"]]))
+
+    @property
+    def instruction(self) -> str:
+        return f"Make a folder named {self.folder}"
+
+    def reach(self, world: World) -> None:
+        world["files"][self.folder] = {}
+
+    def next(self, desktop: Desktop) -> Step | None:
+        if self.folder in desktop.world["files"]:
+            return None
+        return (
+            answer_name(desktop, "New folder", self.folder)
+            or no_menu(desktop)
+            or open_app(desktop, "File")
+            or press(desktop, "New")
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteMissingFile:
+    """There is no such file: only saying so is right."""
+
+    app: ClassVar[str] = "File"
+    file: str
+
+    @classmethod
+    def invent(cls, rng: random.Random, world: World) -> DeleteMissingFile:
+        return cls(file=_new_file(rng, world))
+
+    @property
+    def instruction(self) -> str:
+        return f"Delete the file {self.file}"
+
+    def reach(self, world: World) -> None:
+        """Nothing can be done."""
+
+    def next(self, desktop: Desktop) -> Step | None:
+        return no_menu(desktop) or at_root(desktop) or Step(f"no {self.file}", Fail())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteNote:
+    app: ClassVar[str] = "Note"
+    text: str
+    file: str
+
+    @classmethod
+    def invent(cls, rng: random.Random, world: World) -> WriteNote:
+        return cls(text=rng.choice(TEXTS), file=_new_file(rng, world))
+
+    @property
+    def instruction(self) -> str:
+        return f"Write {self.text} in a new note and save it as {self.file}"
+
+    def reach(self, world: World) -> None:
+        world["files"][ROOT][self.file] = self.text
+
+    def next(self, desktop: Desktop) -> Step | None:
+        if self.file in desktop.world["files"][ROOT]:
+            return None
+        if step := answer_name(desktop, "Save as", self.file) or no_menu(desktop) or open_app(desktop, "Note"):
+            return step
+        front = desktop.front
+        assert isinstance(front, Notes)
+        if front.name:
+            return press(desktop, "New")
+        return fill_page(front, self.text) or press(desktop, "Save")
+
+
+def fill_page(notes: Notes, text: str) -> Step | None:
+    """Make the page hold just this text."""
+    edit = notes.edit
+    if edit.text == text:
+        return None
+    if edit.selected != edit.text:
+        return Step("Select all", Hotkey(keys=("ctrl", "a")))
+    return Step(f"Type {text}", Type(text=text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceText:
+    app: ClassVar[str] = "File"
+    file: str
+    text: str
+
+    @classmethod
+    def invent(cls, rng: random.Random, world: World) -> ReplaceText:
+        file = _known_file(rng, world)
+        return cls(file=file, text=rng.choice([text for text in TEXTS if text != world["files"][ROOT][file]]))
+
+    @property
+    def instruction(self) -> str:
+        return f"Replace the text of the file {self.file} with {self.text}"
+
+    def reach(self, world: World) -> None:
+        world["files"][ROOT][self.file] = self.text
+
+    def next(self, desktop: Desktop) -> Step | None:
+        if desktop.world["files"][ROOT].get(self.file) == self.text:
+            return None
+        if step := show_file(desktop, self.file):
+            return step
+        front = desktop.front
+        assert isinstance(front, Notes)
+        return fill_page(front, self.text) or press(desktop, "Save")
+
+
+def show_file(desktop: Desktop, file: str) -> Step | None:
+    """Open a file in the editor."""
+    if step := no_menu(desktop):
+        return step
+    front = desktop.front
+    if isinstance(front, Notes) and front.name == file:
+        return None
+    row = row_of(desktop, file)
+    return row if isinstance(row, Step) else double_click(row, f"Open {file}")

@@ -1,0 +1,213 @@
+"""Goals in the mail program."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import ClassVar
+
+from arpo.actions import Fail
+from arpo.envs.desk.apps.files import ROOT
+from arpo.envs.desk.apps.mail import Letter, Mail
+from arpo.envs.desk.desktop import Desktop, World
+from arpo.envs.desk.goals.base import Step, fill, find_item, no_menu, open_app, press
+from arpo.envs.desk.goals.files import show_file
+from arpo.envs.desk.words import PEOPLE, SUBJECTS, TEXTS
+
+
+def _sender(rng: random.Random, world: World) -> str:
+    return str(rng.choice(world["mail"]["In"])["from"])
+
+
+def _stranger(rng: random.Random, world: World) -> str:
+    known = {mail["from"] for mail in world["mail"]["In"]}
+    return rng.choice([name for name in PEOPLE if name not in known])
+
+
+def _index(world: World, sender: str) -> int:
+    return next((i for i, mail in enumerate(world["mail"]["In"]) if mail["from"] == sender), -1)
+
+
+def select_mail(desktop: Desktop, sender: str) -> Step | None:
+    """Show the inbox with the mail from `sender` selected."""
+    if step := no_menu(desktop) or open_app(desktop, "Mail"):
+        return step
+    front = desktop.front
+    assert isinstance(front, Mail)
+    if front.box != "In":
+        return press(desktop, "In", "Tab")
+    index = _index(desktop.world, sender)
+    if front.selected == index:
+        return None
+    mail = desktop.world["mail"]["In"][index]
+    row = find_item(desktop, f"{sender:<6} {mail['subject']}")
+    if isinstance(row, Step):
+        return Step(f"Scroll to {sender}", row.action)
+    return Step(f"Click {sender}", press(desktop, row.label, "Item").action)
+
+
+def write_letter(desktop: Desktop, to: str, subject: str, body: str) -> Step:
+    """Fill the open letter and send it."""
+    return (
+        fill(desktop, "To", to)
+        or fill(desktop, "Sub", subject)
+        or fill(desktop, "Body", body)
+        or press(desktop, "Send")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendMail:
+    app: ClassVar[str] = "Mail"
+    to: str
+    subject: str
+    body: str
+
+    @classmethod
+    def invent(cls, rng: random.Random, world: World) -> SendMail:
+        return cls(to=rng.choice(PEOPLE), subject=rng.choice(SUBJECTS), body=rng.choice(TEXTS))
+
+    @property
+    def instruction(self) -> str:
+        return f"Send a mail to {self.to} about {self.subject} saying {self.body}"
+
+    def reach(self, world: World) -> None:
+        world["mail"]["Sent"].append({"to": self.to, "subject": self.subject, "body": self.body})
+
+    def next(self, desktop: Desktop) -> Step | None:
+        if {"to": self.to, "subject": self.subject, "body": self.body} in desktop.world["mail"]["Sent"]:
+            return None
+        if isinstance(desktop.front, Letter):
+            return write_letter(desktop, self.to, self.subject, self.body)
+        return no_menu(desktop) or open_app(desktop, "Mail") or press(desktop, "New")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerMail:
+    app: ClassVar[str] = "Mail"
+    sender: str
+    subject: str
+    body: str
+
+    @classmethod
+    def invent(cls, rng: random.Random, world: World) -> AnswerMail:
+        mail = rng.choice(world["mail"]["In"])
+        return cls(sender=mail["from"], subject=mail["subject"], body=rng.choice(TEXTS))
+
+    @property
+    def instruction(self) -> str:
+        return f"Answer the mail from {self.sender} with {self.body}"
+
+    def reach(self, world: World) -> None:
+        world["mail"]["Sent"].append({"to": self.sender, "subject": self.subject, "body": self.body})
+
+    def next(self, desktop: Desktop) -> Step | None:
+        sent = {"to": self.sender, "subject": self.subject, "body": self.body}
+        if sent in desktop.world["mail"]["Sent"]:
+            return None
+        if isinstance(desktop.front, Letter):
+            return write_letter(desktop, self.sender, self.subject, self.body)
+        return select_mail(desktop, self.sender) or press(desktop, "Reply")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteMail:
+    app: ClassVar[str] = "Mail"
+    sender: str
+
+    @classmethod
+    def invent(cls, rng: random.Random, world: World) -> DeleteMail:
+        return cls(sender=_sender(rng, world))
+
+    @property
+    def instruction(self) -> str:
+        return f"Delete the mail from {self.sender}"
+
+    def reach(self, world: World) -> None:
+        world["mail"]["Trash"].append(world["mail"]["In"].pop(_index(world, self.sender)))
+
+    def next(self, desktop: Desktop) -> Step | None:
+        if _index(desktop.world, self.sender) < 0:
+            return None
+        return select_mail(desktop, self.sender) or press(desktop, "Del")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlagMail:
+    app: ClassVar[str] = "Mail"
+    sender: str
+
+    @classmethod
+    def invent(cls, rng: random.Random, world: World) -> FlagMail:
+        plain = [mail["from"] for mail in world["mail"]["In"] if not mail["flag"]]
+        return cls(sender=rng.choice(plain))
+
+    @property
+    def instruction(self) -> str:
+        return f"Flag the mail from {self.sender}"
+
+    def reach(self, world: World) -> None:
+        world["mail"]["In"][_index(world, self.sender)]["flag"] = True
+
+    def next(self, desktop: Desktop) -> Step | None:
+        if desktop.world["mail"]["In"][_index(desktop.world, self.sender)]["flag"]:
+            return None
+        return select_mail(desktop, self.sender) or press(desktop, "Flag")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteMissingMail:
+    """There is no such mail: only saying so is right."""
+
+    app: ClassVar[str] = "Mail"
+    sender: str
+
+    @classmethod
+    def invent(cls, rng: random.Random, world: World) -> DeleteMissingMail:
+        return cls(sender=_stranger(rng, world))
+
+    @property
+    def instruction(self) -> str:
+        return f"Delete the mail from {self.sender}"
+
+    def reach(self, world: World) -> None:
+        """Nothing can be done."""
+
+    def next(self, desktop: Desktop) -> Step | None:
+        return no_menu(desktop) or open_app(desktop, "Mail") or Step(f"no {self.sender}", Fail())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendFileText:
+    """Across applications: what is in a file goes into a mail."""
+
+    app: ClassVar[str] = "File"
+    file: str
+    to: str
+    subject: str
+    body: str
+
+    @classmethod
+    def invent(cls, rng: random.Random, world: World) -> SendFileText:
+        file, body = rng.choice(list(world["files"][ROOT].items()))
+        return cls(file=file, to=rng.choice(PEOPLE), subject=rng.choice(SUBJECTS), body=body)
+
+    @property
+    def instruction(self) -> str:
+        return f"Send the text of the file {self.file} in a mail to {self.to} about {self.subject}"
+
+    def reach(self, world: World) -> None:
+        world["mail"]["Sent"].append({"to": self.to, "subject": self.subject, "body": self.body})
+
+    def next(self, desktop: Desktop) -> Step | None:
+        if {"to": self.to, "subject": self.subject, "body": self.body} in desktop.world["mail"]["Sent"]:
+            return None
+        if isinstance(desktop.front, Letter):
+            return write_letter(desktop, self.to, self.subject, self.body)
+        if step := no_menu(desktop):
+            return step
+        if isinstance(desktop.front, Mail):
+            return press(desktop, "New")
+        if step := show_file(desktop, self.file):
+            return step
+        return open_app(desktop, "Mail")

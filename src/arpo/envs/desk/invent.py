@@ -1,0 +1,91 @@
+"""Worlds and tasks from a seed: what is on the desktop, which windows are open, what is asked for.
+
+The shipped pool, the held-out tasks and the screens that the base model learned from come from here, each from
+seeds of its own (`SEEDS`), so that no two of them share a task.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from arpo.envs.desk import words
+from arpo.envs.desk.apps import APPS
+from arpo.envs.desk.apps.files import ROOT
+from arpo.envs.desk.desktop import World
+from arpo.envs.desk.goals import INFEASIBLE, Goal, to_json
+
+SEEDS = {"pool": 1, "heldout": 2, "pretrain": 3}  # the first part of every seed: these never meet
+_COLUMNS, _ROWS = (0, 2, 4, 6, 8), (0, 1, 2)
+
+
+def rng_for(purpose: str, number: int) -> random.Random:
+    return random.Random(f"desk-{SEEDS[purpose]}-{number}")
+
+
+def invent_world(rng: random.Random) -> World:
+    names = iter(rng.sample(words.FILES, 12))
+    folders = rng.sample(words.FOLDERS, rng.randint(1, 3))
+    files = {ROOT: {next(names): rng.choice(words.TEXTS) for _ in range(rng.randint(2, 5))}}
+    for folder in folders:
+        files[folder] = {next(names): rng.choice(words.TEXTS) for _ in range(rng.randint(0, 2))}
+    senders = rng.sample(words.PEOPLE, rng.randint(2, 5))
+    inbox = [
+        {
+            "from": sender, "subject": rng.choice(words.SUBJECTS), "body": rng.choice(words.TEXTS),
+            "flag": i > 0 and rng.random() < 0.25,
+        }
+        for i, sender in enumerate(senders)
+    ]  # fmt: skip
+    conf: dict[str, Any] = {name: rng.random() < 0.5 for name in (*words.SWITCHES, "Mute")}
+    conf |= {
+        "Theme": rng.choice(words.THEMES), "Text": rng.choice(words.SIZES), "Volume": 10 * rng.randint(0, 10),
+        "Name": rng.choice(words.PEOPLE), "Lang": rng.choice(words.LANGUAGES),
+    }  # fmt: skip
+    cells = rng.sample([f"{c}{r}" for c in "ABCD" for r in range(1, 5)], rng.randint(3, 6))
+    return {
+        "files": files,
+        "mail": {"In": inbox, "Sent": [], "Trash": []},
+        "conf": conf,
+        "calc": {cell: rng.randint(1, 60) for cell in cells},
+        "orders": [],
+    }
+
+
+def invent_windows(rng: random.Random, app: str, most: int = 3) -> list[dict[str, Any]]:
+    """Which windows are open at the start, back to front; half of the time the one that matters is in front."""
+    others = rng.sample([name for name in APPS if name != app], rng.randint(0, most - 1))
+    open_apps = [*others, app] if rng.random() < 0.5 else others
+    return [{"app": name, "column": rng.choice(_COLUMNS), "row": rng.choice(_ROWS)} for name in open_apps]
+
+
+def invent_task(rng: random.Random, families: Sequence[type[Any]], task_id: str) -> dict[str, Any]:
+    """A task that asks for one goal of each family in turn, in OSWorld's schema."""
+    world = invent_world(rng)
+    final = copy.deepcopy(world)
+    goals: list[Goal] = []
+    for family in families:
+        goal = family.invent(rng, final)
+        goal.reach(final)
+        goals.append(goal)
+    windows = invent_windows(rng, goals[0].app)
+    infeasible = any(type(goal).__name__ in INFEASIBLE for goal in goals)
+    changed = {part: final[part] for part in world if final[part] != world[part]}
+    evaluator = (
+        {"func": "infeasible"}
+        if infeasible
+        else {"func": "desk_state", "result": {"type": "desk_world"}, "expected": {"type": "rule", "rules": changed}}
+    )
+    return {
+        "id": task_id,
+        "snapshot": "+".join(type(goal).__name__ for goal in goals),
+        "instruction": ", then ".join(goal.instruction for goal in goals),
+        "config": [
+            {"type": "world", "parameters": world},
+            *({"type": "open", "parameters": window} for window in windows),
+        ],
+        "related_apps": list(dict.fromkeys(goal.app for goal in goals)),
+        "evaluator": {**evaluator, "solution": to_json(goals)},
+    }

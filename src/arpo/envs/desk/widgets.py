@@ -1,0 +1,255 @@
+"""What windows are made of: each widget knows its place, how it is drawn, and what a click on it does.
+
+Widgets are made anew from the application's state whenever they are looked at; they keep nothing. Text being
+edited is the one exception, and it is the window that owns it (`TextEdit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from arpo.envs.desk.canvas import CELL_HEIGHT, CELL_WIDTH, Canvas, Colour
+
+Act = Callable[[], None]
+Choices = tuple[tuple[str, Act], ...]
+
+
+def nothing() -> None:
+    """What most widgets do when double-clicked, and labels when clicked."""
+
+
+class TextEdit:
+    """A line of text under edit: caret, selection, the usual keys."""
+
+    def __init__(self, text: str = "") -> None:
+        self.text = text
+        self.caret = self.anchor = len(text)
+
+    @property
+    def selection(self) -> tuple[int, int]:
+        return min(self.caret, self.anchor), max(self.caret, self.anchor)
+
+    @property
+    def selected(self) -> str:
+        start, end = self.selection
+        return self.text[start:end]
+
+    def insert(self, text: str) -> None:
+        """Type over the selection."""
+        start, end = self.selection
+        self.text = self.text[:start] + text + self.text[end:]
+        self.caret = self.anchor = start + len(text)
+
+    def select_all(self) -> None:
+        self.anchor, self.caret = 0, len(self.text)
+
+    def place(self, position: int, *, extend: bool = False) -> None:
+        self.caret = max(0, min(position, len(self.text)))
+        if not extend:
+            self.anchor = self.caret
+
+    def key(self, keys: tuple[str, ...]) -> bool:
+        """Handle an editing key; false if it is none."""
+        extend = keys[0] == "shift" and len(keys) == 2
+        match keys[-1] if extend else " ".join(keys):
+            case "backspace":
+                self._erase(-1)
+            case "delete":
+                self._erase(1)
+            case "left":
+                self.place(self.caret - 1, extend=extend)
+            case "right":
+                self.place(self.caret + 1, extend=extend)
+            case "home":
+                self.place(0, extend=extend)
+            case "end":
+                self.place(len(self.text), extend=extend)
+            case "ctrl a":
+                self.select_all()
+            case _:
+                return False
+        return True
+
+    def _erase(self, step: int) -> None:
+        if self.caret == self.anchor:
+            self.place(self.caret + step, extend=True)
+        self.insert("")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widget:
+    """A place in a window's content, in cells, and what a click there does."""
+
+    column: int
+    row: int
+    columns: int
+    rows: int = 1
+    label: str = ""
+    click: Act = nothing
+    double: Act = nothing
+    menu: Choices = ()  # what a right click offers
+
+    def holds(self, column: int, row: int) -> bool:
+        return 0 <= column - self.column < self.columns and 0 <= row - self.row < self.rows
+
+    def press(self, column: int, row: int) -> None:
+        """A click at a cell inside the widget, counted from its corner."""
+        self.click()
+
+    def draw(self, canvas: Canvas, x: int, y: int) -> None:
+        canvas.text(x, y, self.label[: self.columns], Colour.INK)
+
+    @property
+    def wide(self) -> int:
+        return self.columns * CELL_WIDTH
+
+    @property
+    def high(self) -> int:
+        return self.rows * CELL_HEIGHT
+
+
+class Label(Widget):
+    """Words that do nothing."""
+
+
+class Button(Widget):
+    def draw(self, canvas: Canvas, x: int, y: int) -> None:
+        canvas.box(x, y, self.wide, self.high, Colour.FACE, Colour.EDGE)
+        canvas.text(x, y, self.label, Colour.INK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch(Widget):
+    """A widget that is on or off."""
+
+    on: bool = False
+
+
+class Check(Switch):
+    def draw(self, canvas: Canvas, x: int, y: int) -> None:
+        canvas.box(x + 2, y + 2, 10, 10, Colour.FIELD, Colour.INK)
+        if self.on:
+            canvas.fill(x + 4, y + 4, 6, 6, Colour.ACCENT)
+        canvas.text(x + 2 * CELL_WIDTH, y, self.label, Colour.INK)
+
+
+class Radio(Switch):
+    def draw(self, canvas: Canvas, x: int, y: int) -> None:
+        canvas.disc(x + 7, y + 7, 6, Colour.INK)
+        canvas.disc(x + 7, y + 7, 5, Colour.FIELD)
+        if self.on:
+            canvas.disc(x + 7, y + 7, 3, Colour.ACCENT)
+        canvas.text(x + 2 * CELL_WIDTH, y, self.label, Colour.INK)
+
+
+class Tab(Switch):
+    def draw(self, canvas: Canvas, x: int, y: int) -> None:
+        canvas.box(x, y, self.wide, self.high, Colour.PAPER if self.on else Colour.DIM, Colour.EDGE)
+        canvas.text(x, y, self.label, Colour.TITLE if self.on else Colour.INK)
+
+
+class DropDown(Widget):
+    """Shows the value; a click opens the choices."""
+
+    def draw(self, canvas: Canvas, x: int, y: int) -> None:
+        canvas.box(x, y, self.wide, self.high, Colour.FIELD, Colour.EDGE)
+        canvas.text(x, y, self.label, Colour.INK)
+        arrow = x + self.wide - 2 * CELL_WIDTH
+        canvas.fill(arrow, y + 1, 2 * CELL_WIDTH - 1, self.high - 2, Colour.FACE)
+        for step in range(4):
+            canvas.fill(arrow + 3 + step, y + 5 + step, 8 - 2 * step, 1, Colour.INK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slider(Widget):
+    """Eleven stops, a cell each, from 0 to 100."""
+
+    value: int
+    change: Callable[[int], None]
+
+    def press(self, column: int, row: int) -> None:
+        self.change(10 * max(0, min(column, 10)))
+
+    def draw(self, canvas: Canvas, x: int, y: int) -> None:
+        canvas.fill(x + 3, y + 6, 10 * CELL_WIDTH, 2, Colour.EDGE)
+        canvas.box(x + self.value // 10 * CELL_WIDTH, y + 1, CELL_WIDTH, 12, Colour.ACCENT, Colour.INK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field(Widget):
+    """A line of text, or several by wrapping; a click puts the caret there."""
+
+    edit: TextEdit
+    focused: bool
+
+    def position(self, column: int, row: int) -> int:
+        return row * self.columns + column
+
+    def press(self, column: int, row: int) -> None:
+        self.click()
+        self.edit.place(self.position(column, row))
+
+    def draw(self, canvas: Canvas, x: int, y: int) -> None:
+        canvas.box(x, y, self.wide, self.high, Colour.FIELD, Colour.ACCENT if self.focused else Colour.EDGE)
+        start, end = self.edit.selection if self.focused else (0, 0)
+        for i in range(start, end):
+            row, column = divmod(i, self.columns)
+            if row < self.rows:
+                left, top = x + column * CELL_WIDTH, y + row * CELL_HEIGHT
+                canvas.fill(left, top + 1, CELL_WIDTH, CELL_HEIGHT - 2, Colour.FOLDER)
+        for row in range(self.rows):
+            line = self.edit.text[row * self.columns : (row + 1) * self.columns]
+            if line:
+                canvas.text(x, y + row * CELL_HEIGHT, line, Colour.INK)
+        if self.focused and self.edit.caret <= self.rows * self.columns - 1:
+            row, column = divmod(self.edit.caret, self.columns)
+            canvas.fill(x + column * CELL_WIDTH, y + row * CELL_HEIGHT + 2, 2, CELL_HEIGHT - 4, Colour.ACCENT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item(Switch):
+    """A row of a list. One that carries a `payload` can be dragged to one that can `accept` it."""
+
+    folder: bool = False
+    marked: bool = False
+    payload: str = ""
+    accept: Callable[[str], None] | None = None
+
+    def draw(self, canvas: Canvas, x: int, y: int) -> None:
+        canvas.fill(x, y, self.wide, self.high, Colour.ACCENT if self.on else Colour.FIELD)
+        if self.folder:
+            canvas.box(x + 2, y + 3, 10, 8, Colour.FOLDER, Colour.EDGE)
+        elif self.marked:
+            canvas.fill(x + 4, y + 4, 6, 6, Colour.DANGER)
+        canvas.text(x + 2 * CELL_WIDTH, y, self.label, Colour.LIGHT if self.on else Colour.INK)
+
+
+class Cell(Switch):
+    """A cell of a sheet."""
+
+    def draw(self, canvas: Canvas, x: int, y: int) -> None:
+        canvas.box(x, y, self.wide, self.high, Colour.FIELD, Colour.ACCENT if self.on else Colour.DIM)
+        if self.on:
+            canvas.box(x + 1, y + 1, self.wide - 2, self.high - 2, Colour.FIELD, Colour.ACCENT)
+        canvas.text(x, y, self.label[: self.columns], Colour.INK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrollBar(Widget):
+    """How far a list is scrolled. A click above or below the middle moves it by a line."""
+
+    top: int
+    shown: int
+    total: int
+    move: Callable[[int], None]
+
+    def press(self, column: int, row: int) -> None:
+        self.move(1 if row >= self.rows / 2 else -1)
+
+    def draw(self, canvas: Canvas, x: int, y: int) -> None:
+        canvas.fill(x, y, self.wide, self.high, Colour.FACE)
+        if self.total > self.shown:
+            start = self.high * self.top // self.total
+            length = self.high * self.shown // self.total
+            canvas.box(x + 2, y + start, self.wide - 4, length, Colour.TITLE_IDLE, Colour.EDGE)

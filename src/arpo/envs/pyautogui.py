@@ -1,0 +1,116 @@
+"""Actions as a pyautogui program, for environments whose guests run Python.
+
+The program is a syntax tree in which everything that came from a model is a literal: no text can become
+code. Terminal actions and those of a telephone have no counterpart on a desktop and add nothing. pyautogui
+itself is never imported here.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from arpo.actions import (
+    Action,
+    Click,
+    Direction,
+    DoubleClick,
+    Drag,
+    Hotkey,
+    Hover,
+    KeyDown,
+    KeyUp,
+    LongPress,
+    Point,
+    RightClick,
+    Scroll,
+    Type,
+    Wait,
+)
+
+Literal = str | int | float
+
+_NOTCHES = 5  # of the wheel, a scroll
+_HOLD_SECONDS = 1.0  # of a long press, a drag, a wait
+
+# pyautogui can only type what is on the keyboard; other text goes through the clipboard. The branch is taken
+# in the guest, so that the shape of the program never depends on the text.
+_TYPING = """
+if text.isascii():
+    pyautogui.write(text)
+else:
+    import pyperclip
+    pyperclip.copy(text)
+    pyautogui.hotkey('ctrl', 'v')
+"""
+
+
+def program(actions: Sequence[Action]) -> str:
+    """The Python program that carries out one answer.
+
+    >>> print(program([Click(point=Point(105, 63))]))
+    import time
+    import pyautogui
+    pyautogui.click(105, 63)
+    """
+    body = ast.parse("import time\nimport pyautogui").body
+    for action in actions:
+        body += _statements(action)
+    return ast.unparse(ast.fix_missing_locations(ast.Module(body=body, type_ignores=[])))
+
+
+def _statements(action: Action) -> list[ast.stmt]:
+    match action:
+        case Click(point=point):
+            return [_gui("click", *_pixel(point))]
+        case DoubleClick(point=point):
+            return [_gui("doubleClick", *_pixel(point))]
+        case RightClick(point=point):
+            return [_gui("rightClick", *_pixel(point))]
+        case Hover(point=point):
+            return [_gui("moveTo", *_pixel(point))]
+        case LongPress(point=point):
+            return [_gui("moveTo", *_pixel(point)), _gui("mouseDown"), _sleep(), _gui("mouseUp")]
+        case Drag(start=start, end=end):
+            return [_gui("moveTo", *_pixel(start)), _gui("dragTo", *_pixel(end), _HOLD_SECONDS)]
+        case Scroll(point=point, direction=direction):
+            wheel = "scroll" if direction in (Direction.UP, Direction.DOWN) else "hscroll"
+            notches = _NOTCHES if direction in (Direction.UP, Direction.RIGHT) else -_NOTCHES
+            return [_gui(wheel, notches, *(_pixel(point) if point else ()))]
+        case Hotkey(keys=keys):
+            return [_gui("hotkey", *keys)]
+        case KeyDown(key=key):
+            return [_gui("keyDown", key)]
+        case KeyUp(key=key):
+            return [_gui("keyUp", key)]
+        case Type(text=text, submit=submit):
+            return [
+                _assign("text", text),
+                *ast.parse(_TYPING).body,
+                *([_gui("press", "enter")] if submit else []),
+            ]
+        case Wait():
+            return [_sleep()]
+        case _:
+            return []
+
+
+def _gui(function: str, *arguments: Literal) -> ast.stmt:
+    return _call("pyautogui", function, *arguments)
+
+
+def _sleep() -> ast.stmt:
+    return _call("time", "sleep", _HOLD_SECONDS)
+
+
+def _call(module: str, function: str, *arguments: Literal) -> ast.stmt:
+    callee = ast.Attribute(value=ast.Name(id=module, ctx=ast.Load()), attr=function, ctx=ast.Load())
+    return ast.Expr(ast.Call(func=callee, args=[ast.Constant(value) for value in arguments], keywords=[]))
+
+
+def _assign(name: str, value: Literal) -> ast.stmt:
+    return ast.Assign(targets=[ast.Name(id=name, ctx=ast.Store())], value=ast.Constant(value))
+
+
+def _pixel(point: Point) -> tuple[int, int]:
+    return round(point.x), round(point.y)

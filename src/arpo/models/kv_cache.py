@@ -1,0 +1,85 @@
+"""Keys and values of many sequences in slots, each as long as it is.
+
+One pair of tensors a layer, [slots, heads, capacity, width]; a slot's tokens begin at place 0 and what lies
+beyond its length is never attended to. The cache does not know lengths: whoever steps says where the new
+tokens go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import Qwen2_5_VLConfig
+
+_ROUND = 16  # attended lengths are multiples of this, so that masks stay aligned
+
+
+class SlotCache:
+    def __init__(
+        self, config: Qwen2_5_VLConfig, slots: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        text = config.text_config
+        width = text.hidden_size // text.num_attention_heads
+        empty = torch.zeros((slots, text.num_key_value_heads, 0, width), dtype=dtype, device=device)
+        self.keys = [empty] * text.num_hidden_layers
+        self.values = [empty] * text.num_hidden_layers
+
+    @property
+    def capacity(self) -> int:
+        return self.keys[0].shape[2]
+
+    def reserve(self, tokens: int) -> None:
+        """Room for this many tokens in every slot, by doubling; zeros: masked NaNs are still NaNs."""
+        if tokens <= self.capacity:
+            return
+        grown = max(_ROUND, 1 << (tokens - 1).bit_length())
+        self.keys, self.values = (
+            [torch.nn.functional.pad(old, (0, 0, 0, grown - self.capacity)) for old in tensors]
+            for tensors in (self.keys, self.values)
+        )
+
+    def step(self, slots_B: Sequence[int], starts_B: Sequence[int], width: int) -> CacheStep:
+        """The next `width` tokens of these slots, each slot's from its own start on."""
+        device = self.keys[0].device
+        longest = max(starts_B) + width
+        self.reserve(longest)
+        first, consecutive = slots_B[0], list(slots_B) == list(range(slots_B[0], slots_B[0] + len(slots_B)))
+        index_B = torch.tensor(slots_B, device=device)
+        places_BT = torch.tensor(starts_B, device=device)[:, None] + torch.arange(width, device=device)
+        return CacheStep(
+            self,
+            rows=slice(first, first + len(slots_B)) if consecutive else index_B,
+            index_B1=index_B[:, None],
+            places_BT=places_BT,
+            length=min(-(-longest // _ROUND) * _ROUND, self.capacity),
+        )
+
+
+class CacheStep:
+    """What one forward pass sees as its cache: it writes the new keys and reads all of its rows' keys.
+
+    Consecutive rows are read in place; others are gathered.
+    """
+
+    def __init__(
+        self, cache: SlotCache, *, rows: slice | Tensor, index_B1: Tensor, places_BT: Tensor, length: int
+    ) -> None:
+        self._cache = cache
+        self._rows = rows
+        self._index_B1 = index_B1
+        self._places_BT = places_BT
+        self._length = length
+
+    def mask(self) -> Tensor:
+        """True where a new token may look: its own place and all before. [B, 1, T, length]"""
+        seen_L = torch.arange(self._length, device=self._places_BT.device)
+        return seen_L <= self._places_BT[:, None, :, None]
+
+    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """The library's cache protocol: [B, heads, T, width] in, everything these rows hold out."""
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        keys[self._index_B1, :, self._places_BT] = key.transpose(1, 2)
+        values[self._index_B1, :, self._places_BT] = value.transpose(1, 2)
+        return keys[self._rows, :, : self._length], values[self._rows, :, : self._length]

@@ -1,0 +1,226 @@
+"""Makes the base model: supervised learning of `lessons`, on one GPU, in pieces that can be resumed.
+
+The folder that it writes is a plain Hugging Face model with a card; the card carries a fingerprint of everything
+that the weights depend on (screens, prompt, tokens), because any changed pixel or token makes them worthless.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.multiprocessing as mp
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from arpo import vision
+from arpo.config import Config
+from arpo.conversation import load_template
+from arpo.envs.desk.canvas import PALETTE, UNITS_HIGH, UNITS_WIDE
+from arpo.envs.desk.invent import rng_for
+from arpo.envs.desk.words import vocabulary
+from arpo.models import vision_attention
+from arpo.models.forward import hidden_states
+from arpo.models.lessons import Lesson, Teacher
+from arpo.models.loading import resolve_device
+from arpo.models.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
+from arpo.models.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
+from arpo.rendering import Renderer
+
+_NUMBERS = 256  # one token for each coordinate of a small screen
+_FRAMES_STEP = 64  # screens of a batch are rounded up to this, so that few shapes occur
+_CHUNKS = 4  # batches made together, sorted by length, so that little is padding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LessonBatch:
+    tokens_BT: Tensor
+    mask_BT: Tensor
+    slots_BT: Tensor
+    positions_3BT: Tensor
+    frames_NHW: Tensor  # palette indices
+
+
+def desk_tokenizer() -> Tokenizer:
+    return build_tokenizer(ACTION_PHRASES, vocabulary(), _NUMBERS)
+
+
+def collate(lessons: list[Lesson], renderer: Renderer) -> LessonBatch:
+    width = max(len(lesson.token_ids) for lesson in lessons)
+    tokens = np.full((len(lessons), width), renderer.pad_id, dtype=np.int32)
+    mask = np.zeros((len(lessons), width), dtype=bool)
+    slots = np.zeros((len(lessons), width), dtype=bool)
+    positions = np.zeros((3, len(lessons), width), dtype=np.int32)
+    grid = vision.grid(UNITS_WIDE, UNITS_HIGH, renderer.settings)
+    for row, lesson in enumerate(lessons):
+        length, grids = len(lesson.token_ids), [grid] * len(lesson.frames)
+        tokens[row, :length] = lesson.token_ids
+        mask[row, :length] = lesson.mask
+        slots[row, :length] = renderer.image_slots(lesson.token_ids, grids)
+        positions[:, row, :length] = renderer.positions(lesson.token_ids, grids)
+    frames = [frame for lesson in lessons for frame in lesson.frames]
+    frames += [frames[0]] * (-len(frames) % _FRAMES_STEP)
+    arrays = tokens, mask, slots, positions, np.stack(frames)
+    tensors = [torch.from_numpy(array) for array in arrays]
+    return LessonBatch(
+        tokens_BT=tensors[0], mask_BT=tensors[1], slots_BT=tensors[2], positions_3BT=tensors[3], frames_NHW=tensors[4]
+    )
+
+
+def batches(rng: random.Random, renderer: Renderer, tokens_per_step: int) -> Iterator[LessonBatch]:
+    """Without end: lessons of similar length together, batches in random order."""
+    teacher = Teacher(renderer, load_template("desk"))
+    while True:
+        lessons: list[Lesson] = []
+        while sum(len(lesson.token_ids) for lesson in lessons) < _CHUNKS * tokens_per_step:
+            lessons.append(teacher.lesson(rng))
+        lessons.sort(key=lambda lesson: len(lesson.token_ids))
+        made: list[list[Lesson]] = [[]]
+        for lesson in lessons:
+            if (len(made[-1]) + 1) * len(lesson.token_ids) > tokens_per_step:
+                made.append([])
+            made[-1].append(lesson)
+        rng.shuffle(made)
+        yield from (collate(chunk, renderer) for chunk in made)
+
+
+def _work(queue: Any, seed: int, tokens_per_step: int) -> None:
+    torch.set_num_threads(1)
+    mp.set_sharing_strategy("file_system")
+    renderer = Renderer(desk_tokenizer(), IMAGE_SETTINGS)
+    for batch in batches(rng_for("pretrain", seed), renderer, tokens_per_step):
+        queue.put(batch)
+
+
+def lesson_loss(model: Any, batch: LessonBatch, palette: Tensor) -> Tensor:
+    """Mean cross-entropy of the answers' tokens."""
+    device = model.device
+    tokens, slots = batch.tokens_BT.to(device).long(), batch.slots_BT.to(device)
+    mask = batch.mask_BT.to(device)
+    pixels = palette[batch.frames_NHW.to(device).long()]
+    patches = vision.patchify_pixels(pixels, IMAGE_SETTINGS)
+    grid = vision.grid(UNITS_WIDE, UNITS_HIGH, IMAGE_SETTINGS)
+    grids = torch.tensor([grid] * len(pixels), device=device)
+    features = model.model.visual(patches.flatten(0, 1), grid_thw=grids).pooler_output
+    words = model.model.language_model.embed_tokens(tokens)
+    embeds = words.masked_scatter(slots[..., None], features[: int(batch.slots_BT.sum())].to(words.dtype))
+    hidden = hidden_states(model, embeds, batch.positions_3BT.to(device).long())
+    logits = model.lm_head(hidden[:, :-1][mask[:, 1:]])
+    return cross_entropy(logits.float(), tokens[mask])
+
+
+class Pretraining:
+    """Model, optimiser and place in the schedule, saved in files of their own below 16 MB each."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self.config, self.folder = config, folder
+        self.tokenizer = desk_tokenizer()
+        shape = tiny_config(
+            self.tokenizer.get_vocab_size(), special_ids(self.tokenizer), hidden=config.pretrain.hidden,
+            vision_hidden=config.pretrain.vision_hidden,
+        )  # fmt: skip
+        self.model = new_tiny_model(shape, config.run.seed).to(resolve_device(config.model.device))
+        vision_attention.install(self.model)
+        on_gpu = self.model.device.type == "cuda"
+        self.optimiser = torch.optim.AdamW(
+            self.model.parameters(), lr=config.pretrain.lr, weight_decay=0.01, betas=(0.9, 0.98), fused=on_gpu
+        )
+        self.step = 0
+        self._names = [name for name, _ in self.model.named_parameters()]
+
+    def update(self, batch: LessonBatch, palette: Tensor) -> Tensor:
+        settings = self.config.pretrain
+        left = 1 - self.step / settings.steps
+        rate = settings.lr * min(1.0, (self.step + 1) / settings.warmup) * min(1.0, 2 * left + 0.01)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        with torch.autocast(self.model.device.type, dtype=torch.bfloat16):
+            loss = lesson_loss(self.model, batch, palette)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        self.step += 1
+        return loss.detach()
+
+    def save(self) -> None:
+        state = self.folder / "state"
+        state.mkdir(parents=True, exist_ok=True)
+        moments = self.optimiser.state_dict()["state"]
+        parts = {"weights": dict(self.model.named_parameters())}
+        for key in ("exp_avg", "exp_avg_sq"):
+            parts[key] = {name: moments[i][key] for i, name in enumerate(self._names)}
+        for part, tensors in parts.items():
+            save_file({name: t.detach().contiguous() for name, t in tensors.items()}, state / f"{part}.safetensors")
+        (state / "progress.json").write_text(json.dumps({"step": self.step}))
+        save_model_folder(self.model, self.tokenizer, self.folder / "model")
+
+    def resume(self) -> None:
+        """Go on from a saved state, if there is one."""
+        state = self.folder / "state"
+        if not (state / "progress.json").is_file():
+            return
+        parts = {part: load_file(state / f"{part}.safetensors") for part in ("weights", "exp_avg", "exp_avg_sq")}
+        self.model.load_state_dict(parts["weights"], strict=False)
+        self.step = json.loads((state / "progress.json").read_text())["step"]
+        moments = {
+            i: {
+                "step": torch.tensor(float(self.step)),
+                "exp_avg": parts["exp_avg"][name],
+                "exp_avg_sq": parts["exp_avg_sq"][name],
+            }
+            for i, name in enumerate(self._names)
+        }
+        groups = self.optimiser.state_dict()["param_groups"]
+        self.optimiser.load_state_dict({"state": moments, "param_groups": groups})
+
+
+def run_pretraining(config: Config, out: Path, say: Callable[[str], None] = print) -> int:
+    """Train until all steps are done or the time for this piece is over; the same command goes on."""
+    settings = config.pretrain
+    training = Pretraining(config, out)
+    training.resume()
+    device = training.model.device
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    mp.set_sharing_strategy("file_system")
+    context = mp.get_context("spawn")
+    queue = context.Queue(32)
+    count = settings.workers or max(1, (os.cpu_count() or 2) - 1)
+    # Each piece draws other lessons: the step is part of every worker's seed.
+    workers = [
+        context.Process(target=_work, args=(queue, training.step * 1000 + i, settings.tokens_per_step), daemon=True)
+        for i in range(count)
+    ]
+    for worker in workers:
+        worker.start()
+    palette = torch.from_numpy(PALETTE).to(device)
+    start, first = time.monotonic(), training.step
+    losses: list[Tensor] = []
+    try:
+        while training.step < settings.steps:
+            losses.append(training.update(queue.get(), palette))
+            seconds = time.monotonic() - start
+            if training.step % 100 == 0:
+                mean = torch.stack(losses).mean().item()
+                losses.clear()
+                rate = (training.step - first) / seconds
+                say(f"step {training.step}/{settings.steps} loss {mean:.4f} {rate:.1f} steps/s {seconds:.0f} s")
+            if settings.minutes and seconds > settings.minutes * 60:
+                break
+    finally:
+        training.save()
+        for worker in workers:
+            worker.terminate()
+    say(f"{out}: step {training.step} of {settings.steps} saved")
+    return 0

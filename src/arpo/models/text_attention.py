@@ -1,0 +1,49 @@
+"""Attention of the language model, without copies of keys and values for query heads that share them.
+
+transformers repeats keys and values for each query head whenever there is a mask, which in decoding moves
+more memory than everything else. Here the query heads of one key head are folded into its queries instead.
+`install` changes one model instance, through the library's own registry of attention functions.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, Qwen2_5_VLForConditionalGeneration
+from transformers.masking_utils import sdpa_mask
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLAttention
+
+NAME = "arpo_folded"
+
+
+def install(model: Qwen2_5_VLForConditionalGeneration) -> None:
+    AttentionInterface.register(NAME, folded_attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    model.model.language_model.config._attn_implementation = NAME
+
+
+def folded_attention(
+    module: Qwen2_5_VLAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Query [B, heads, T, width], key and value [B, key heads, L, width]; without a mask it is causal."""
+    groups, width = module.num_key_value_groups, query.shape[2]
+    if attention_mask is None:
+        # The CPU's fused kernel takes no shared heads, and the fallback costs more than the copies.
+        if groups > 1 and query.device.type == "cpu":
+            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        shared = key.shape[1] != query.shape[1]
+        mixed = scaled_dot_product_attention(
+            query, key, value, is_causal=width > 1, scale=scaling, enable_gqa=shared
+        )
+    else:
+        mask = attention_mask.repeat(1, 1, groups, 1) if width > 1 and groups > 1 else attention_mask
+        folded = query.unflatten(1, (-1, groups)).flatten(2, 3)
+        mixed = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+        mixed = mixed.unflatten(2, (groups, width)).flatten(1, 2)
+    return mixed.transpose(1, 2).contiguous(), None

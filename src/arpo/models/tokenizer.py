@@ -1,0 +1,81 @@
+"""The tiny model's tokenizer: one token for each fixed phrase, word and number; bytes for everything else.
+
+There are no merges to learn: text is cut by a pattern, and a piece is listed whole or spelled in bytes, so
+that any text comes back exactly. It is an ordinary byte-level BPE file that any Hugging Face loader reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+SPECIAL_TOKENS = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>",
+    "<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>",
+    "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>",
+)  # fmt: skip
+
+ACTION_PHRASES = (
+    "system\n", "user\n", "assistant\n",
+    "Thought: ",
+    *(f"\nAction: {name}(start_box='(" for name in ("click", "left_double", "right_single", "hover")),
+    *(f"\nAction: {name}(start_box='(" for name in ("drag", "scroll")),
+    ")')", ")', end_box='(",
+    *(f")', direction='{way}')" for way in ("up", "down", "left", "right")),
+    "\nAction: type(content='", "')", "\\n')",
+    "\nAction: hotkey(key='",
+    "\nAction: wait()", "\nAction: finished()", "\nAction: error_env()", "\nAction: call_user()",
+)  # fmt: skip
+
+
+def build_tokenizer(phrases: Sequence[str], words: Sequence[str], numbers: int) -> Tokenizer:
+    """Each phrase, each word, each word after a space, and each of 0 to numbers-1 is one token.
+
+    Words are letters only, as they are cut; anything else that should be one token is a phrase. A phrase wins
+    wherever it begins, the longest first.
+    """
+    for word in words:
+        if not re.fullmatch("[A-Za-z]+", word):
+            raise ValueError(f"{word!r} is not a word: list what holds more than letters among the phrases")
+    listed = (*phrases, *words, *(f" {word}" for word in words), *map(str, range(numbers)))
+    tokens = [*SPECIAL_TOKENS, *_BYTES.values(), *(_byte_level(text) for text in listed)]
+    vocabulary = {token: index for index, token in enumerate(dict.fromkeys(tokens))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_pattern(phrases)), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    )
+    return tokenizer
+
+
+def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    vocabulary = tokenizer.get_vocab()
+    return {token: vocabulary[token] for token in SPECIAL_TOKENS}
+
+
+def _pattern(phrases: Iterable[str]) -> str:
+    fixed = sorted(phrases, key=lambda phrase: (-len(phrase), phrase))
+    whole = [re.escape(phrase) + ("(?![A-Za-z])" if phrase[-1].isalpha() else "") for phrase in fixed]
+    return "|".join([*whole, "[0-9]{1,3}", " ?[A-Za-z]+", r"(?m:.)"])
+
+
+def _byte_alphabet() -> dict[int, str]:
+    """How byte-level BPE writes each byte: printable Latin-1 as itself, others from U+0100 on, in order."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(0x100 + others.index(byte)) if byte in others else chr(byte) for byte in range(256)}
+
+
+_BYTES = _byte_alphabet()
+
+
+def _byte_level(text: str) -> str:
+    return "".join(_BYTES[byte] for byte in text.encode())

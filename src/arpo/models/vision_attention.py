@@ -1,0 +1,155 @@
+"""Vision attention without a Python loop over windows or images.
+
+Stock transformers calls attention once for each window (or image) of a packed batch. Windows come in a
+handful of lengths, so here those of one length are one batched call; and the patch embedding, a convolution
+over inputs of its kernel's size, is one matrix product. What depends on the image grids alone (window order,
+rotary tables, segment lengths) is made once for each set of grids. `install` changes one model instance; the
+library's classes, the weights and the results stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, scaled_dot_product_attention
+from transformers import Qwen2_5_VLForConditionalGeneration
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
+    Qwen2_5_VisionPatchEmbed,
+    Qwen2_5_VLVisionAttention,
+    apply_rotary_pos_emb_vision,
+)
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
+    Qwen2_5_VisionTransformerPretrainedModel as VisionTower,
+)
+from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids, get_vision_window_index
+
+_LAYOUTS_KEPT = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments:
+    """Which runs of a packed sequence attend to themselves, grouped by length.
+
+    Lengths 4, 2, 4 give counts {4: 2, 2: 1} and an order that brings both fours to the front. Where all runs
+    have one length the sequence is already grouped, and `order` and `inverse` are not used.
+    """
+
+    counts: tuple[tuple[int, int], ...]  # (length, how many)
+    order: Tensor
+    inverse: Tensor
+
+    @classmethod
+    def of(cls, bounds: Tensor) -> Segments:
+        starts_by_length: dict[int, list[int]] = {}
+        edges = bounds.tolist()
+        for start, end in pairwise(edges):
+            if end > start:
+                starts_by_length.setdefault(end - start, []).append(start)
+        runs = [torch.tensor(starts)[:, None] + torch.arange(n) for n, starts in starts_by_length.items()]
+        order = torch.cat([run.flatten() for run in runs]).to(bounds.device)
+        counts = tuple((length, len(starts)) for length, starts in starts_by_length.items())
+        return cls(counts=counts, order=order, inverse=torch.argsort(order))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Everything that the vision tower derives from the grids of one batch of images."""
+
+    arguments: dict[str, Any]  # what the library's forward takes ready-made
+    images: Segments
+    windows: Segments
+
+
+def install(model: Qwen2_5_VLForConditionalGeneration) -> None:
+    """Give this instance's vision tower the grouped attention. Installing twice changes nothing."""
+    visual = model.model.visual
+    if "forward" in vars(visual.rotary_pos_emb):
+        return
+    layouts: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
+
+    def with_layout(
+        visual: VisionTower, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        grid_thw = kwargs["grid_thw"] if "grid_thw" in kwargs else args[1]
+        key = (grid_thw.device, *map(tuple, grid_thw.tolist()))
+        if key not in layouts:
+            layouts[key] = _layout(visual, grid_thw)
+        layouts.move_to_end(key)
+        if len(layouts) > _LAYOUTS_KEPT:
+            layouts.popitem(last=False)
+        return args, {**kwargs, **layouts[key].arguments, "layout": layouts[key]}
+
+    # The library hands position ids to the rotary module alone: the layout carries the tables in their place.
+    visual.rotary_pos_emb.forward = lambda _, tables: tables
+    visual.register_forward_pre_hook(with_layout, with_kwargs=True)
+    visual.patch_embed.forward = partial(_embed_patches, visual.patch_embed)
+    for index, block in enumerate(visual.blocks):
+        windowed = index not in visual.fullatt_block_indexes
+        block.attn.forward = partial(_attend, block.attn, windowed)
+
+
+def _layout(visual: VisionTower, grid_thw: Tensor) -> Layout:
+    make_rotary = type(visual.rotary_pos_emb).forward  # this instance's own forward only hands tables on
+    merge = visual.spatial_merge_size
+    position_ids = get_vision_position_ids(grid_thw, merge)
+    image_bounds = get_vision_cu_seqlens(grid_thw)
+    window_index, window_bounds = get_vision_window_index(
+        grid_thw, spatial_merge_size=merge, window_size=visual.window_size, patch_size=visual.patch_size
+    )
+    return Layout(
+        arguments={
+            "position_ids": make_rotary(visual.rotary_pos_emb, position_ids, position_ids),
+            "cu_seqlens": image_bounds,
+            "window_index": window_index.to(grid_thw.device),
+            "cu_window_seqlens": window_bounds,
+        },
+        images=Segments.of(image_bounds),
+        windows=Segments.of(window_bounds),
+    )
+
+
+def _embed_patches(patch_embed: Qwen2_5_VisionPatchEmbed, patches_NP: Tensor) -> Tensor:
+    weight: Tensor = patch_embed.proj.weight
+    return linear(patches_NP.to(weight.dtype), weight.flatten(1))
+
+
+def _attend(
+    attention: Qwen2_5_VLVisionAttention,
+    windowed: bool,
+    hidden_ND: Tensor,
+    *,
+    position_embeddings: tuple[Tensor, Tensor],
+    layout: Layout,
+    **_: object,
+) -> Tensor:
+    """The attention module's forward: query, key, value; rotary; one call per segment length; projection."""
+    total = hidden_ND.shape[0]
+    query, key, value = attention.qkv(hidden_ND).reshape(total, 3, attention.num_heads, -1).unbind(1)
+    query, key = apply_rotary_pos_emb_vision(query, key, *position_embeddings)
+    segments = layout.windows if windowed else layout.images
+    if len(segments.counts) == 1:
+        mixed = _attend_equal(attention, query, key, value, segments.counts[0][0])
+    else:
+        sizes = [length * count for length, count in segments.counts]
+        grouped = [x[segments.order].split(sizes) for x in (query, key, value)]
+        parts = [
+            _attend_equal(attention, q, k, v, length)
+            for (length, _), q, k, v in zip(segments.counts, *grouped, strict=True)
+        ]
+        mixed = torch.cat(parts)[segments.inverse]
+    return attention.proj(mixed)
+
+
+def _attend_equal(
+    attention: Qwen2_5_VLVisionAttention, query: Tensor, key: Tensor, value: Tensor, length: int
+) -> Tensor:
+    """Attention within consecutive segments of one length: one batched call."""
+    query, key, value = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (query, key, value))
+    mixed = scaled_dot_product_attention(query, key, value, scale=attention.scaling)
+    return mixed.transpose(1, 2).flatten(0, 1).flatten(1)

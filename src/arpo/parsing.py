@@ -1,0 +1,264 @@
+"""A model's answer, read: `parse(text)` gives typed actions or a `ParseError` that says why not.
+
+A small scanner for calls with quoted arguments, generous about spellings that real models use (boxes and
+points, key names, quotes that were not escaped), strict about everything else. Nothing is ever evaluated as
+code, and no string whatever raises anything but ParseError.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from arpo.actions import (
+    Action,
+    CallUser,
+    Click,
+    Direction,
+    DoubleClick,
+    Drag,
+    Fail,
+    Finished,
+    Hotkey,
+    Hover,
+    KeyDown,
+    KeyUp,
+    LongPress,
+    OpenApp,
+    Point,
+    PressBack,
+    PressHome,
+    RightClick,
+    Scroll,
+    Type,
+    Wait,
+)
+from arpo.keys import canonical_keys
+
+
+class ParseError(ValueError):
+    """The answer is not in the action language; the message says where it leaves it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    thought: str
+    actions: tuple[Action, ...]
+
+
+def parse(text: str) -> Answer:
+    r"""Read one answer.
+
+    >>> parse("Thought: open it\nAction: click(start_box='(105,63)')")
+    Answer(thought='open it', actions=(Click(point=Point(x=105.0, y=63.0)),))
+    """
+    if pad := _NOT_TEXT.search(text):
+        raise ParseError(f"the answer holds the special token {pad[0]}")
+    label = _ACTION_LINE.search(text) or _ACTION.search(text)
+    if label is None:
+        raise ParseError("no 'Action:' in the answer")
+    thought = _THOUGHT.sub("", text[: label.start()], count=1).strip()
+    return Answer(thought=thought, actions=_calls(text, label.end()))
+
+
+class _Arguments:
+    """The arguments of one call; each is taken once, and none may be left."""
+
+    def __init__(self, call: str, values: dict[str, str]) -> None:
+        self._call = call
+        self._values = values
+
+    def optional(self, *names: str) -> str | None:
+        for name in names:
+            if name in self._values:
+                return self._values.pop(name)
+        return None
+
+    def text(self, *names: str) -> str:
+        value = self.optional(*names)
+        if value is None:
+            raise ParseError(f"{self._call}() needs {names[0]}=")
+        return value
+
+    def point(self, *names: str) -> Point:
+        return _point(self.text(*names))
+
+    def keys(self) -> tuple[str, ...]:
+        written = self.text("key", "hotkey", "press")
+        try:
+            return canonical_keys(written)
+        except ValueError as error:
+            raise ParseError(f"{self._call}(): {error}") from None
+
+    def key(self) -> str:
+        keys = self.keys()
+        if len(keys) != 1:
+            raise ParseError(f"{self._call}() takes one key, got {' '.join(keys)}")
+        return keys[0]
+
+    def refuse_rest(self) -> None:
+        if self._values:
+            raise ParseError(f"{self._call}() does not know {next(iter(self._values))}=")
+
+
+_PLACE = ("start_box", "point", "start_point")
+_END = ("end_box", "end_point")
+
+
+def _scroll(args: _Arguments) -> Scroll:
+    direction = args.text("direction").strip().lower()
+    if direction not in set(Direction):
+        raise ParseError(f"scroll() goes {', '.join(Direction)}; got {_short(direction)}")
+    place = args.optional(*_PLACE)
+    return Scroll(point=_point(place) if place else None, direction=Direction(direction))
+
+
+def _type(args: _Arguments) -> Type:
+    content = args.text("content")
+    return Type(text=content.removesuffix("\n"), submit=content.endswith("\n"))
+
+
+def _call_user(args: _Arguments) -> CallUser:
+    args.optional("content")
+    return CallUser()
+
+
+_BUILDERS: dict[str, Callable[[_Arguments], Action]] = {
+    "click": lambda args: Click(point=args.point(*_PLACE)),
+    "left_single": lambda args: Click(point=args.point(*_PLACE)),
+    "left_double": lambda args: DoubleClick(point=args.point(*_PLACE)),
+    "right_single": lambda args: RightClick(point=args.point(*_PLACE)),
+    "hover": lambda args: Hover(point=args.point(*_PLACE)),
+    "long_press": lambda args: LongPress(point=args.point(*_PLACE)),
+    "drag": lambda args: Drag(start=args.point(*_PLACE), end=args.point(*_END)),
+    "select": lambda args: Drag(start=args.point(*_PLACE), end=args.point(*_END)),
+    "scroll": _scroll,
+    "hotkey": lambda args: Hotkey(keys=args.keys()),
+    "press": lambda args: Hotkey(keys=args.keys()),
+    "keydown": lambda args: KeyDown(key=args.key()),
+    "keyup": lambda args: KeyUp(key=args.key()),
+    "type": _type,
+    "open_app": lambda args: OpenApp(name=args.text("app_name", "content", "name")),
+    "press_home": lambda args: PressHome(),
+    "press_back": lambda args: PressBack(),
+    "wait": lambda args: Wait(),
+    "finished": lambda args: Finished(content=args.optional("content") or ""),
+    "error_env": lambda args: Fail(),
+    "call_user": _call_user,
+}
+
+_NOT_TEXT = re.compile(
+    r"<\|(?:image_pad|video_pad|vision_start|vision_end|vision_pad|im_start|im_end|endoftext)\|>"
+)
+_ACTION = re.compile(r"\bAction\s*[:：]")
+_ACTION_LINE = re.compile(r"^[ \t]*Action\s*[:：]", re.MULTILINE)
+_THOUGHT = re.compile(r"^\s*Thought\s*[:：]")
+_NAME = re.compile(r"([A-Za-z_]+)\s*\(\s*")
+_ARGUMENT = re.compile(r"([A-Za-z_]+)\s*=\s*")
+_BARE_PLACE = re.compile(r"[(\[][-+0-9.,\s]*[)\]]")
+_SPACE = re.compile(r"\s*")
+_ESCAPE = re.compile(r"\\([nrt'\"\\])")
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t"}
+
+# A quote ends its argument where the language goes on after it: with the next argument, or with the end of
+# the call and then nothing, another call or another label. Any other quote belongs to the text.
+_NEXT_CALL = rf"(?:{'|'.join(_BUILDERS)})\s*\("
+_NEXT_LABEL = r"(?:Thought|Reflection|Action_Summary|Action)\s*[:：]"
+_GOES_ON = rf"\s*(?:,\s*[A-Za-z_]+\s*=|\)\s*(?:\Z|{_NEXT_CALL}|{_NEXT_LABEL}))"
+_CLOSING = {quote: re.compile(rf"\\.|({quote})(?={_GOES_ON})", re.DOTALL) for quote in "'\""}
+_ANY_CLOSING = {quote: re.compile(rf"\\.|({quote})(?=\s*[,)])", re.DOTALL) for quote in "'\""}
+
+_NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_BETWEEN = r"(?: ?, ?| )"
+_POINT = re.compile(
+    rf"(?:<\|box_start\|>|<point>|<bbox>)? ?[(\[]? ?({_NUMBER}){_BETWEEN}({_NUMBER})"
+    rf"(?:{_BETWEEN}({_NUMBER}){_BETWEEN}({_NUMBER}))? ?[)\]]? ?(?:<\|box_end\|>|</point>|</bbox>)?"
+)
+
+
+def _calls(text: str, position: int) -> tuple[Action, ...]:
+    actions: list[Action] = []
+    position = _skip(text, position)
+    while position < len(text):
+        action, end = _call(text, position)
+        actions.append(action)
+        position = _skip(text, end)
+        if position < len(text) and "\n" not in text[end:position]:
+            raise ParseError(f"junk after the call: {_short(text[position:])}")
+    if not actions:
+        raise ParseError("no call after 'Action:'")
+    return tuple(actions)
+
+
+def _call(text: str, position: int) -> tuple[Action, int]:
+    head = _NAME.match(text, position)
+    if head is None:
+        raise ParseError(f"expected a call, got {_short(text[position:])}")
+    name = head[1]
+    if name not in _BUILDERS:
+        raise ParseError(f"unknown function {_short(name)}")
+    values, position = _arguments(text, head.end(), name)
+    arguments = _Arguments(name, values)
+    action = _BUILDERS[name](arguments)
+    arguments.refuse_rest()
+    return action, position
+
+
+def _arguments(text: str, position: int, call: str) -> tuple[dict[str, str], int]:
+    """The arguments from after the opening bracket, and the position after the closing one."""
+    values: dict[str, str] = {}
+    while not text.startswith(")", position):
+        head = _ARGUMENT.match(text, position)
+        if head is None:
+            raise ParseError(f"{call}(): expected an argument or ), got {_short(text[position:])}")
+        if head[1] in values:
+            raise ParseError(f"{call}() has {head[1]}= twice")
+        values[head[1]], position = _value(text, head.end(), f"{call}({head[1]}=")
+        position = _skip(text, position)
+        if text.startswith(",", position):
+            position = _skip(text, position + 1)
+        elif not text.startswith(")", position):
+            raise ParseError(f"{call}() is not closed: {_short(text[position:])}")
+    return values, position + 1
+
+
+def _value(text: str, position: int, where: str) -> tuple[str, int]:
+    quote = text[position : position + 1]
+    if quote not in _CLOSING:
+        bare = _BARE_PLACE.match(text, position)
+        if bare is None:
+            raise ParseError(f"{where}…) needs a quoted value, got {_short(text[position:])}")
+        return bare[0], bare.end()
+    for closing in (_CLOSING[quote], _ANY_CLOSING[quote]):
+        for found in closing.finditer(text, position + 1):
+            if found[1]:
+                return _unescaped(text[position + 1 : found.start()]), found.end()
+    raise ParseError(f"{where}{quote}…: the quote is not closed")
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPE.sub(lambda found: _ESCAPED.get(found[1], found[1]), text) if "\\" in text else text
+
+
+def _point(text: str) -> Point:
+    found = _POINT.fullmatch(" ".join(text.split()))
+    if found is None:
+        raise ParseError(f"expected (x,y) or (x1,y1,x2,y2), got {_short(text)}")
+    corners = [float(number) for number in found.groups() if number is not None]
+    xs, ys = corners[0::2], corners[1::2]
+    centre = Point(sum(xs) / len(xs), sum(ys) / len(ys))
+    if not (math.isfinite(centre.x) and math.isfinite(centre.y)):
+        raise ParseError(f"a coordinate is too large: {_short(text)}")
+    return centre
+
+
+def _skip(text: str, position: int) -> int:
+    found = _SPACE.match(text, position)
+    assert found is not None
+    return found.end()
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:40] + "…")

@@ -1,0 +1,141 @@
+"""Screenshots to patches: the size a model sees, its grid of patches, and the patches themselves.
+
+Numbers and order are those of the Qwen-VL image processor (a test holds them equal), for single images only.
+No torchvision, no video, and no cache: the patches of one 1920x1080 screenshot are 51 MB.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from arpo.errors import UserError
+from arpo.types import Screenshot
+
+Grid = tuple[int, int, int]  # (1, rows of patches, columns of patches)
+
+CONFIG_NAME = "preprocessor_config.json"
+MAX_ASPECT_RATIO = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSettings:
+    """How a model wants its images: a fact about the model, except for the limits on their size."""
+
+    patch_size: int
+    merge_size: int
+    temporal_patch_size: int
+    min_pixels: int
+    max_pixels: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    @classmethod
+    def from_folder(
+        cls, folder: Path | str, min_pixels: int | None = None, max_pixels: int | None = None
+    ) -> ImageSettings:
+        """Read a model folder; `min_pixels` and `max_pixels` replace its own limits."""
+        path = Path(folder) / CONFIG_NAME
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            size = found.get("size") or {}
+            return cls(
+                patch_size=found["patch_size"],
+                merge_size=found["merge_size"],
+                temporal_patch_size=found["temporal_patch_size"],
+                min_pixels=min_pixels or found.get("min_pixels") or size["shortest_edge"],
+                max_pixels=max_pixels or found.get("max_pixels") or size["longest_edge"],
+                mean=tuple(found["image_mean"]),
+                std=tuple(found["image_std"]),
+            )
+        except FileNotFoundError:
+            raise UserError(f"{path}: not found; a model folder needs its image settings") from None
+        except (KeyError, json.JSONDecodeError) as error:
+            raise UserError(f"{path}: not the image settings of a Qwen-VL model ({error!r})") from error
+
+    @property
+    def side(self) -> int:
+        """Pixels along one side of the square that becomes one image token."""
+        return self.patch_size * self.merge_size
+
+
+def target_size(width: int, height: int, settings: ImageSettings) -> tuple[int, int]:
+    """The (width, height) the model sees: whole image tokens within the pixel limits, the shape nearly kept.
+
+    >>> target_size(1920, 1080, settings)
+    (1932, 1092)
+    """
+    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+        raise ValueError(f"an image of {width}x{height} is too narrow: one side is over 200 times the other")
+    side = settings.side
+    fit_w, fit_h = round(width / side) * side, round(height / side) * side
+    if fit_w * fit_h > settings.max_pixels:
+        shrink = math.sqrt(width * height / settings.max_pixels)
+        fit_w = max(side, math.floor(width / shrink / side) * side)
+        fit_h = max(side, math.floor(height / shrink / side) * side)
+    elif fit_w * fit_h < settings.min_pixels:
+        grow = math.sqrt(settings.min_pixels / (width * height))
+        fit_w = math.ceil(width * grow / side) * side
+        fit_h = math.ceil(height * grow / side) * side
+    return fit_w, fit_h
+
+
+def grid(width: int, height: int, settings: ImageSettings) -> Grid:
+    fit_w, fit_h = target_size(width, height, settings)
+    return 1, fit_h // settings.patch_size, fit_w // settings.patch_size
+
+
+def image_tokens(grid: Grid, settings: ImageSettings) -> int:
+    """How many tokens of the sequence an image of this grid takes."""
+    return math.prod(grid) // settings.merge_size**2
+
+
+def patchify(screenshot: Screenshot, settings: ImageSettings) -> NDArray[np.float32]:
+    """The patches of one screenshot, [rows * columns, channels * temporal * patch * patch]."""
+    with Image.open(io.BytesIO(screenshot.png)) as image:
+        picture = image.convert("RGB")
+    size = target_size(*picture.size, settings)
+    if picture.size != size:
+        picture = picture.resize(size, Image.Resampling.BICUBIC)
+    return patchify_pixels(np.asarray(picture)[None], settings)[0]
+
+
+@overload
+def patchify_pixels(pixels: NDArray[np.uint8], settings: ImageSettings) -> NDArray[np.float32]: ...
+
+
+@overload
+def patchify_pixels(pixels: torch.Tensor, settings: ImageSettings) -> torch.Tensor: ...
+
+
+def patchify_pixels(
+    pixels: NDArray[np.uint8] | torch.Tensor, settings: ImageSettings
+) -> NDArray[np.float32] | torch.Tensor:
+    """Patches of images already at their target size: uint8 [N, H, W, 3] → float32 [N, patches, features].
+
+    What comes in decides what goes out: an array, or a tensor on the same device. Patches of one image token
+    are neighbours; a patch holds its channels in turn, each repeated along time.
+    """
+    if isinstance(pixels, np.ndarray):
+        return patchify_pixels(torch.from_numpy(np.require(pixels, requirements="W")), settings).numpy()
+    count, height, width, channels = pixels.shape
+    side, patch, merge = settings.side, settings.patch_size, settings.merge_size
+    if height % side or width % side:
+        raise ValueError(f"{width}x{height} is not a whole number of image tokens of {side}x{side} pixels")
+    tiles = pixels.reshape(count, height // side, merge, patch, width // side, merge, patch, channels)
+    tiles = tiles.permute(0, 1, 4, 2, 5, 7, 3, 6)  # n, token row, token column, row, column, channel, y, x
+    tiles = tiles.reshape(count, -1, channels, 1, patch * patch).float()
+    mean, std = (
+        torch.tensor(values, device=pixels.device).view(-1, 1, 1) for values in (settings.mean, settings.std)
+    )
+    values = torch.addcmul(-mean / std, tiles, 1 / (255 * std))
+    return values.expand(-1, -1, -1, settings.temporal_patch_size, -1).flatten(2)

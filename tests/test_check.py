@@ -1,0 +1,130 @@
+import asyncio
+import itertools
+
+import pytest
+
+from arpo.actions import Action, Hotkey, Wait
+from arpo.config import EnvConfig
+from arpo.envs.check import check_env, every_action
+from arpo.errors import EnvError
+from arpo.testing import FakeEnv, failing, hanging, lying, screenshot, task
+from arpo.types import Observation, Screenshot, StepResult
+
+CONFIG = EnvConfig(width=56, height=56, start_seconds=0.2, step_seconds=0.2, evaluate_seconds=0.2)
+TASKS = [task("a"), task("b")]
+
+
+def broken(factory, tasks=TASKS):
+    """What is wrong with it, by the first words of each check."""
+    checks = asyncio.run(check_env(factory, tasks, CONFIG))
+    return {check.name: check.detail for check in checks if not check.ok}
+
+
+def test_a_good_environment_keeps_every_rule():
+    checks = asyncio.run(check_env(FakeEnv, TASKS, CONFIG))
+    assert [str(check) for check in checks if not check.ok] == []
+    assert len(checks) == 8
+
+
+def test_every_kind_of_action_is_tried():
+    kinds = {type(action) for action in every_action(56, 56)}
+    assert kinds == set(Action.__args__)
+
+
+@pytest.mark.parametrize("at", ["start", "step", "evaluate", "close"])
+def test_faults_and_hangs_are_found(at):
+    assert any(f"chaos at {at}" in detail for detail in broken(failing(FakeEnv, at, times=99)).values())
+    assert any(
+        "no answer within 0.2 s" in detail for detail in broken(hanging(FakeEnv, at, times=1)).values()
+    )
+
+
+def test_a_verdict_that_is_none_is_found():
+    assert (
+        "evaluate: gave None"
+        in broken(lying(FakeEnv, None))["the verdict is a number in [0, 1] and asking changes nothing"]
+    )
+
+
+class Refusing(FakeEnv):
+    async def step(self, actions):
+        if isinstance(actions[0], Hotkey):
+            raise EnvError("step", "no keyboard")
+        return await super().step(actions)
+
+
+def test_refusing_an_action_is_allowed_and_crashing_is_not():
+    class Crashing(FakeEnv):
+        async def step(self, actions):
+            if isinstance(actions[0], Hotkey):
+                raise KeyError("ctrl")
+            return await super().step(actions)
+
+    assert broken(Refusing) == {}
+    found = broken(Crashing)["every action is carried out or refused with EnvError"]
+    assert found.startswith("Hotkey(keys=('ctrl', 'a')) raised KeyError")
+
+
+def test_a_screen_that_changes_size_is_found():
+    class Growing(FakeEnv):
+        async def step(self, actions):
+            return StepResult(observation=Observation(screenshot=screenshot(0, (60, 60))))
+
+    assert broken(Growing) == {"the screen keeps its size": "(56, 56) at the start, (60, 60) after one step"}
+
+
+def test_half_a_picture_is_found():
+    class Torn(FakeEnv):
+        async def start(self, task):
+            return Observation(screenshot=Screenshot.of(screenshot(0).png[:40]))
+
+    assert "a: the screenshot cannot be decoded" in broken(Torn)["every task starts and shows a picture"]
+
+
+def test_asking_twice_must_not_change_the_verdict():
+    class Forgetful(FakeEnv):
+        async def evaluate(self):
+            self.calls.append("evaluate")
+            return 0.5 / len(self.calls)
+
+    assert (
+        "three verdicts" in broken(Forgetful)["the verdict is a number in [0, 1] and asking changes nothing"]
+    )
+
+
+def test_environments_that_share_state_are_found():
+    typed: list[Action] = []
+
+    class Shared(FakeEnv):
+        async def start(self, task):
+            typed.clear()
+            return await super().start(task)
+
+        async def step(self, actions):
+            typed.extend(action for action in actions if action != Wait())
+            return await super().step(actions)
+
+        async def evaluate(self):
+            return 0.5 if typed else 0.0
+
+    assert broken(Shared) == {
+        "two environments do not touch each other": "the verdict was 0.0 alone and 0.5 beside another"
+    }
+
+
+def test_chance_and_gifts_are_warnings():
+    shades = itertools.count()
+
+    class Dice(FakeEnv):
+        async def start(self, task):
+            return Observation(screenshot=screenshot(next(shades) % 256))
+
+        async def evaluate(self):
+            return 1.0
+
+    checks = asyncio.run(check_env(Dice, TASKS, CONFIG))
+    warned = [str(check) for check in checks if not check.ok]
+    assert warned == [
+        "warn  a task always begins the same: a: two starts showed different screens",
+        "warn  doing nothing does not solve a feasible task: a: scores 1 at once",
+    ]

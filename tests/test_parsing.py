@@ -1,0 +1,223 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arpo.actions import (
+    CallUser,
+    Click,
+    Direction,
+    DoubleClick,
+    Drag,
+    Fail,
+    Finished,
+    Hotkey,
+    Hover,
+    KeyDown,
+    KeyUp,
+    LongPress,
+    OpenApp,
+    Point,
+    PressBack,
+    PressHome,
+    RightClick,
+    Scroll,
+    Type,
+    Wait,
+    render,
+)
+from arpo.keys import canonical_keys
+from arpo.parsing import Answer, ParseError, parse
+
+HERE = Point(10.0, 20.0)
+
+
+def only(call):
+    (action,) = parse(f"Thought: go\nAction: {call}").actions
+    return action
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        "start_box='<|box_start|>(10,20)<|box_end|>'",
+        "start_box='(10,20)'",
+        "start_box='( 10 , 20 )'",
+        "start_box = '(10, 20)'",
+        'start_box="(10,20)"',
+        "start_box='(5,10,15,30)'",
+        "start_box='<|box_start|>(5, 10, 15, 30)<|box_end|>'",
+        "start_box='[10, 20]'",
+        "start_box='10 20'",
+        "start_box=(10,20)",
+        "point='<point>10 20</point>'",
+        "point='<point> 10, 20 </point>'",
+        "start_point='<point>10 20</point>'",
+        "start_box='(10.0,2e1)'",
+    ],
+)
+def test_every_form_of_a_place(box):
+    assert only(f"click({box})") == Click(point=HERE)
+
+
+@pytest.mark.parametrize(
+    ("call", "action"),
+    [
+        ("left_double(start_box='(10,20)')", DoubleClick(point=HERE)),
+        ("right_single(point='<point>10 20</point>')", RightClick(point=HERE)),
+        ("hover(start_box='(10,20)')", Hover(point=HERE)),
+        ("long_press(point='<point>10 20</point>')", LongPress(point=HERE)),
+        ("drag(start_box='(10,20)', end_box='(30,40)')", Drag(start=HERE, end=Point(30.0, 40.0))),
+        (
+            "select(start_point='<point>10 20</point>', end_point='<point>30 40</point>')",
+            Drag(start=HERE, end=Point(30.0, 40.0)),
+        ),
+        ("hotkey(key='ctrl c')", Hotkey(keys=("ctrl", "c"))),
+        ("press(key='return')", Hotkey(keys=("enter",))),
+        ("keydown(key='Shift')", KeyDown(key="shift")),
+        ("keyup(key='shift')", KeyUp(key="shift")),
+        ("type(content='hello')", Type(text="hello")),
+        ("type(content='hello\\n')", Type(text="hello", submit=True)),
+        ("type(content='one\\ntwo\\n')", Type(text="one\ntwo", submit=True)),
+        ("type(content='one\\nmoon')", Type(text="one\nmoon")),
+        ("type(content='你好，世界')", Type(text="你好，世界")),
+        ("type(content='')", Type(text="")),
+        ("type(content='it\\'s \\\"so\\\"')", Type(text='it\'s "so"')),
+        ("type(content='it's 'so', really')", Type(text="it's 'so', really")),
+        ("type(content='print('a')\nprint('b')')", Type(text="print('a')\nprint('b')")),
+        ('type(content="it\'s")', Type(text="it's")),
+        ("type(content='a ) b', )", Type(text="a ) b")),
+        ("type(content='x\\dy')", Type(text="x\\dy")),
+        ("type(content='Action: wait()')", Type(text="Action: wait()")),
+        ("scroll(direction='down')", Scroll(point=None, direction=Direction.DOWN)),
+        ("scroll(start_box='(10,20)', direction='left')", Scroll(point=HERE, direction=Direction.LEFT)),
+        ("scroll(direction='Up', point='<point>10 20</point>')", Scroll(point=HERE, direction=Direction.UP)),
+        ("open_app(app_name='Notes')", OpenApp(name="Notes")),
+        ("press_home()", PressHome()),
+        ("press_back()", PressBack()),
+        ("wait()", Wait()),
+        ("wait( )", Wait()),
+        ("finished()", Finished()),
+        ("finished(content='the answer is 4')", Finished(content="the answer is 4")),
+        ("error_env()", Fail()),
+        ("call_user()", CallUser()),
+    ],
+)
+def test_every_call(call, action):
+    assert only(call) == action
+
+
+def test_thoughts_in_all_their_forms():
+    click = (Click(point=HERE),)
+    call = "click(start_box='(10,20)')"
+    assert parse(f"Thought: 点击 OK\nAction: {call}") == Answer(thought="点击 OK", actions=click)
+    assert parse(f"Thought: two\nlines\nAction: {call}\n").thought == "two\nlines"
+    assert parse(f"Thought: Action: soon\nAction: {call}").thought == "Action: soon"
+    assert parse(f"Thought: all in one line. Action: {call}").thought == "all in one line."
+    assert parse(f"Action: {call}") == Answer(thought="", actions=click)
+    reflected = parse(f"Reflection: it failed\nAction_Summary: try again\nAction: {call}")
+    assert reflected == Answer(thought="Reflection: it failed\nAction_Summary: try again", actions=click)
+    assert parse(f"Thought：好\nAction：{call}") == Answer(thought="好", actions=click)
+
+
+def test_several_calls():
+    answer = parse("Action: click(start_box='(10,20)')\n\ntype(content='it's')\n\nhotkey(key='enter')\n")
+    assert answer.actions == (Click(point=HERE), Type(text="it's"), Hotkey(keys=("enter",)))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no 'Action:'"),
+        ("click(start_box='(1,2)')", "no 'Action:'"),
+        ("Action_Summary: click(start_box='(1,2)')", "no 'Action:'"),
+        ("Thought: hm\nAction: ", "no call after"),
+        ("Action: I will click", "expected a call"),
+        ("Action: explode()", "unknown function 'explode'"),
+        ("Action: click()", "click\\(\\) needs start_box="),
+        ("Action: drag(start_box='(1,2)')", "drag\\(\\) needs end_box="),
+        ("Action: type()", "type\\(\\) needs content="),
+        ("Action: scroll(start_box='(1,2)')", "scroll\\(\\) needs direction="),
+        ("Action: scroll(direction='sideways')", "got 'sideways'"),
+        ("Action: click(start_box='(1,2)', force='9')", "does not know force="),
+        ("Action: click(start_box='(1,2)', start_box='(1,2)')", "twice"),
+        ("Action: click(start_box='(1,2)', point='(1,2)')", "does not know point="),
+        ("Action: click(start_box='here')", "expected \\(x,y\\)"),
+        ("Action: click(start_box='(1,2,3)')", "expected \\(x,y\\)"),
+        ("Action: click(start_box='(1,__import__)')", "expected \\(x,y\\)"),
+        ("Action: click(start_box='(1e999,2)')", "too large"),
+        ("Action: click(start_box='(1,2)", "quote is not closed"),
+        ("Action: click(start_box='(1,2)'", "quote is not closed"),
+        ("Action: click(start_box=now)", "needs a quoted value"),
+        ("Action: click('(1,2)')", "expected an argument"),
+        ("Action: wait(", "expected an argument"),
+        ("Action: click(start_box='(1,2)') and wait", "junk after the call: 'and wait'"),
+        ("Action: wait() wait()", "junk after the call"),
+        ("Action: wait()\nThought: again\nAction: wait()", "expected a call, got 'Thought"),
+        ("Action: type(content='a')\nThought: b\nAction: type(content='c')", "expected a call, got .Thought"),
+        ("Action: wait()\n\nAction: wait()", "expected a call, got 'Action"),
+        ("Action: hotkey(key='ctrl bogus')", "unknown key 'bogus'"),
+        ("Action: keydown(key='ctrl c')", "one key"),
+        ("Thought: <|image_pad|>\nAction: wait()", "special token <\\|image_pad\\|>"),
+        ("Action: type(content='<|vision_start|>')", "special token"),
+    ],
+)
+def test_what_is_refused_says_why(text, reason):
+    with pytest.raises(ParseError, match=reason):
+        parse(text)
+
+
+FRAGMENTS = st.sampled_from(
+    [
+        "Thought: ", "\nAction: ", "click(", "type(", "hotkey(", "scroll(", "start_box=", "content=", "key=",
+        "direction=", "'", '"', "\\", "(1,2)", "(1e999,0)", "(1e308,0,1e308,0)", ")", ",", "\n\n", " ",
+        "<point>", "</point>", "down", "ctrl+", "Ⅷ٣", "wait()",
+    ]
+)  # fmt: skip
+
+
+@given(st.lists(FRAGMENTS | st.text(max_size=5), max_size=20).map("".join) | st.text())
+def test_no_string_raises_anything_else(text):
+    try:
+        answer = parse(text)
+    except ParseError as error:
+        assert str(error)
+    else:
+        assert answer.actions
+
+
+def is_plain(text):
+    return "<|" not in text
+
+
+texts = st.text().filter(is_plain)
+numbers = st.integers(-9999, 9999).map(float) | st.floats(-1e6, 1e6)
+points = st.builds(Point, numbers, numbers)
+names = st.sampled_from(
+    ["ctrl", "shift", "enter", "pagedown", "left", "f5", "+", "-", "_", "'", "\\", "a", "é", ","]
+)
+typed = st.builds(Type, text=texts, submit=st.booleans()).filter(
+    lambda t: t.submit or not t.text.endswith("\n")
+)
+actions = st.one_of(
+    *(st.builds(kind, point=points) for kind in (Click, DoubleClick, RightClick, Hover, LongPress)),
+    st.builds(Drag, start=points, end=points),
+    st.builds(Scroll, point=points | st.none(), direction=st.sampled_from(Direction)),
+    st.builds(Hotkey, keys=st.lists(names, min_size=1, max_size=4).map(tuple)),
+    st.builds(KeyDown, key=names),
+    st.builds(KeyUp, key=names),
+    typed,
+    st.builds(OpenApp, name=texts),
+    st.builds(Finished, content=texts),
+    st.sampled_from([PressHome(), PressBack(), Wait(), Fail(), CallUser()]),
+)
+thoughts = texts.map(str.strip).filter(lambda t: "\n" not in t and "\r" not in t)
+
+
+@given(st.lists(actions, min_size=1, max_size=4), thoughts)
+def test_what_is_rendered_is_read_back(written, thought):
+    assert parse(render(written, thought)) == Answer(thought=thought, actions=tuple(written))
+
+
+@given(names)
+def test_canonical_names_are_their_own_spelling(name):
+    assert canonical_keys(name) == (name,)

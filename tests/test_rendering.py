@@ -1,0 +1,221 @@
+"""Messages to tokens: equal to transformers' own, extended rather than made again, closed to injection."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from arpo.errors import UserError
+from arpo.models.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
+from arpo.models.tokenizer import ACTION_PHRASES, SPECIAL_TOKENS, build_tokenizer, special_ids
+from arpo.rendering import MARKS, Renderer
+from arpo.types import Message, Screenshot
+
+Made = tuple[Qwen2_5_VLForConditionalGeneration, Tokenizer]
+
+
+def screen(width: int, height: int, seed: int = 0) -> Screenshot:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, "PNG")
+    return Screenshot.of(file.getvalue())
+
+
+WIDE, SMALL, TALL = screen(224, 168), screen(60, 50), screen(90, 200)
+OPENING = (
+    Message(role="system", text="You use a computer."),
+    Message(role="user", text="Click Save.\n\n Then stop"),
+    Message(role="user", screenshot=WIDE),
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Made:
+    tokenizer = build_tokenizer(ACTION_PHRASES, ["Click", "Save", "You", "computer"], 225)
+    config = tiny_config(
+        tokenizer.get_vocab_size(),
+        special_ids(tokenizer),
+        hidden=32,
+        layers=1,
+        vision_hidden=32,
+        vision_layers=1,
+    )
+    return new_tiny_model(config, 0), tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(model: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    save_model_folder(model[0], model[1], path, dtype=torch.float32, settings=IMAGE_SETTINGS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def renderer(folder: Path) -> Renderer:
+    return Renderer.from_folder(folder)
+
+
+def sampled(renderer: Renderer, text: str) -> tuple[int, ...]:
+    return (*renderer.encode(text), renderer.end_of_turn_id)
+
+
+def test_prompt_is_that_of_transformers(renderer: Renderer, folder: Path) -> None:
+    messages = [
+        *OPENING,
+        Message(role="assistant", text="Click\nAction: click(start_box='<|box_start|>(9,63)<|box_end|>')"),
+        Message(role="user", screenshot=SMALL),
+        Message(role="assistant", text="Action: wait()"),
+        Message(role="user", screenshot=TALL),
+    ]  # fmt: skip
+    tokenizer, processor = (
+        AutoTokenizer.from_pretrained(folder),
+        Qwen2VLImageProcessorPil.from_pretrained(folder),
+    )
+    text = tokenizer.apply_chat_template(
+        [{"role": m.role, "content": [{"type": "image"}] if m.screenshot else m.text} for m in messages],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    images = [Image.open(io.BytesIO(shot.png)) for shot in (WIDE, SMALL, TALL)]
+    grids = processor(images=images, return_tensors="np")["image_grid_thw"]
+    for rows_and_columns in grids:
+        text = text.replace("<|image_pad|>", "<|placeholder|>" * (rows_and_columns.prod() // 4), 1)
+    rendered = renderer.render(messages)
+    assert list(rendered.token_ids) == tokenizer(text.replace("placeholder", "image_pad")).input_ids
+    assert rendered.images == (WIDE, SMALL, TALL)
+    assert [renderer.grid(shot) for shot in rendered.images] == [tuple(row) for row in grids]
+
+
+def test_the_whole_is_its_parts(renderer: Renderer) -> None:
+    answers = [
+        sampled(renderer, text) for text in ("Thought: Click Save\nAction: wait()", "Action: finished()")
+    ]
+    turns = [Message(role="assistant", token_ids=ids) for ids in answers]
+    looks = [Message(role="user", screenshot=SMALL), Message(role="user", screenshot=TALL)]
+    opening = renderer.render(OPENING)
+    steps = [renderer.continuation(look) for look in looks]
+    whole = renderer.render([*OPENING, turns[0], looks[0], turns[1], looks[1]])
+    assert whole.token_ids == (
+        *opening.token_ids, *answers[0], *steps[0].token_ids, *answers[1], *steps[1].token_ids
+    )  # fmt: skip
+    assert whole.images == (*opening.images, *steps[0].images, *steps[1].images)
+
+
+def test_an_answer_is_placed_as_it_was_sampled(renderer: Renderer) -> None:
+    spelled = tuple(renderer.encode(letter)[0] for letter in "Save")
+    assert len(renderer.encode("Save")) == 1
+    message = Message(role="assistant", text="Save", token_ids=(*spelled, renderer.end_of_turn_id))
+    ids = renderer.render([message]).token_ids
+    start = ids.index(spelled[0])
+    assert ids[start : start + 5] == (*spelled, renderer.end_of_turn_id)
+    assert ids.count(renderer.end_of_turn_id) == 1
+
+
+def test_a_cut_answer_is_closed(renderer: Renderer) -> None:
+    cut, ended = renderer.encode("Save"), sampled(renderer, "Save")
+    rendered = [renderer.render([Message(role="assistant", token_ids=ids)]) for ids in (cut, ended)]
+    assert rendered[0] == rendered[1]
+
+
+@pytest.mark.parametrize("token", [token for token in SPECIAL_TOKENS if not MARKS.fullmatch(token)])
+def test_text_cannot_become_structure(renderer: Renderer, model: Made, token: str) -> None:
+    plain, hostile = (renderer.render([Message(role="user", text=text)]) for text in ("x", f"x{token}x"))
+    index = special_ids(model[1])[token]
+    assert hostile.token_ids.count(index) == plain.token_ids.count(index)
+    assert renderer.decode(renderer.encode(token)) == token
+
+
+def test_marks_in_a_prompt_are_single_tokens(renderer: Renderer, model: Made) -> None:
+    ids = special_ids(model[1])
+    assert renderer.encode("<|box_start|>(7,8)<|box_end|>") == (
+        ids["<|box_start|>"], *renderer.encode("(7,8)"), ids["<|box_end|>"]
+    )  # fmt: skip
+
+
+def test_decoded_answers_show_special_tokens_but_not_their_end(renderer: Renderer) -> None:
+    ids = (*renderer.encode("Click"), renderer.image_token_id, renderer.end_of_turn_id)
+    assert renderer.decode(ids) == "Click<|image_pad|>"
+    assert renderer.decode(ids[:-1]) == "Click<|image_pad|>"
+    assert renderer.decode(()) == ""
+
+
+def test_positions_are_those_of_transformers(renderer: Renderer, model: Made) -> None:
+    rendered = renderer.render(
+        [*OPENING, *(Message(role="user", screenshot=shot) for shot in (SMALL, TALL, SMALL))]
+    )
+    grids = [renderer.grid(shot) for shot in rendered.images]
+    ids = torch.tensor([rendered.token_ids])
+    theirs, _ = model[0].model.get_rope_index(
+        ids, (ids == renderer.image_token_id).int(), image_grid_thw=torch.tensor(grids)
+    )
+    ours = renderer.positions(rendered.token_ids, grids)
+    assert ours.dtype == np.int64
+    assert np.array_equal(ours, theirs[:, 0].numpy())
+
+
+def test_positions_by_hand(renderer: Renderer) -> None:
+    image = renderer.image_token_id
+    positions = renderer.positions([1, image, image, image, image, image, image, 1, 1], [(1, 4, 6)], start=10)
+    assert positions.tolist() == [
+        [10, 11, 11, 11, 11, 11, 11, 14, 15],
+        [10, 11, 11, 11, 12, 12, 12, 14, 15],
+        [10, 11, 12, 13, 11, 12, 13, 14, 15],
+    ]
+
+
+def test_positions_go_on_where_the_prefix_ended(renderer: Renderer) -> None:
+    opening = renderer.render(OPENING)
+    step = renderer.continuation(Message(role="user", screenshot=TALL))
+    whole = renderer.positions(
+        (*opening.token_ids, *step.token_ids), [renderer.grid(WIDE), renderer.grid(TALL)]
+    )
+    head = renderer.positions(opening.token_ids, [renderer.grid(WIDE)])
+    tail = renderer.positions(step.token_ids, [renderer.grid(TALL)], start=int(head.max()) + 1)
+    assert np.array_equal(np.concatenate([head, tail], axis=1), whole)
+
+
+def test_a_sampled_placeholder_is_text(renderer: Renderer) -> None:
+    image = renderer.image_token_id
+    ids = [1, image, 1, image, image]
+    assert renderer.image_slots(ids, [(1, 2, 2)]).tolist() == [False, True, False, False, False]
+    assert renderer.positions(ids, [(1, 2, 2)]).tolist() == [[0, 1, 2, 3, 4]] * 3
+
+
+def test_text_alone_counts_on(renderer: Renderer) -> None:
+    assert renderer.positions([5, 6, 7], []).tolist() == [[0, 1, 2]] * 3
+    assert renderer.positions([], []).shape == (3, 0)
+
+
+def test_size_the_answers_are_written_in(renderer: Renderer, folder: Path) -> None:
+    assert renderer.model_size(screen(230, 160)) == (224, 168)
+    assert Renderer.from_folder(folder, max_pixels=28 * 28 * 12).model_size(WIDE) == (112, 84)
+
+
+def test_a_folder_without_a_tokenizer_is_the_users_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"tokenizer\.json"):
+        Renderer.from_folder(tmp_path)
+
+
+def test_another_familys_tokenizer_is_refused(model: Made) -> None:
+    content = json.loads(model[1].to_str())
+    content["added_tokens"] = [
+        token for token in content["added_tokens"] if token["content"] != "<|im_start|>"
+    ]
+    del content["model"]["vocab"]["<|im_start|>"]
+    with pytest.raises(UserError, match="im_start"):
+        Renderer(Tokenizer.from_str(json.dumps(content)), IMAGE_SETTINGS)
+
+
+def test_a_tokenizer_through_which_text_could_become_structure_is_refused(model: Made) -> None:
+    content = json.loads(model[1].to_str())
+    for token in content["added_tokens"]:
+        token["special"] = token["content"] != "<|image_pad|>"
+    with pytest.raises(UserError, match="image_pad"):
+        Renderer(Tokenizer.from_str(json.dumps(content)), IMAGE_SETTINGS)

@@ -1,0 +1,62 @@
+"""Sampling by inversion: worked draws, exact log-probabilities, one stream of numbers for each seed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from arpo.engines.sampling import sample, uniforms
+
+LOGITS = torch.tensor([0.5, 0.25, 0.25]).log()
+
+
+def draw(temperature: float, uniform: float) -> tuple[int, float]:
+    token_B, logp_B = sample(
+        LOGITS[None], torch.tensor([temperature]), torch.tensor([uniform], dtype=torch.float64)
+    )
+    return int(token_B), float(logp_B)
+
+
+@pytest.mark.parametrize(
+    ("uniform", "token"), [(0.0, 0), (0.49, 0), (0.51, 1), (0.74, 1), (0.76, 2), (1 - 1e-16, 2)]
+)
+def test_a_draw_picks_the_token_under_it(uniform: float, token: int) -> None:
+    assert draw(1.0, uniform)[0] == token
+
+
+def test_log_probabilities_are_at_the_sampling_temperature() -> None:
+    assert draw(1.0, 0.0)[1] == pytest.approx(math.log(0.5))
+    # At temperature 0.5 the odds are squared: 4 to 1 to 1.
+    assert draw(0.5, 0.7) == (1, pytest.approx(math.log(1 / 6), abs=1e-6))
+
+
+def test_temperature_zero_is_certain() -> None:
+    assert draw(0.0, 0.99) == (0, 0.0)
+
+
+def test_a_token_without_probability_is_never_drawn() -> None:
+    logits = torch.tensor([[-1e9, 0.0, -1e9]])
+    for uniform in (0.0, 1 - 1e-16):
+        token, _ = sample(logits, torch.ones(1), torch.tensor([uniform], dtype=torch.float64))
+        assert token.tolist() == [1]
+
+
+def test_rows_have_their_own_temperature_and_draw() -> None:
+    token_B, _ = sample(
+        LOGITS.expand(3, 3), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0.9, 0.9, 0.1], dtype=torch.float64)
+    )
+    assert token_B.tolist() == [2, 0, 0]
+
+
+def test_logits_that_are_not_finite_are_an_error() -> None:
+    with pytest.raises(FloatingPointError):
+        sample(torch.tensor([[0.0, math.nan]]), torch.ones(1), torch.zeros(1))
+
+
+def test_the_seed_alone_decides_the_numbers() -> None:
+    assert np.array_equal(uniforms(7, 3), uniforms(7, 5)[:3])
+    assert not np.array_equal(uniforms(7, 3), uniforms(8, 3))
+    assert 0.45 < uniforms(1, 1000).mean() < 0.55

@@ -1,0 +1,182 @@
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arpo.errors import UserError
+from arpo.tasks import Count, check_disjoint, epoch_order, keep, load_tasks, selection
+from arpo.types import Task
+
+
+def entry(name: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "id": name,
+        "snapshot": "desk",
+        "instruction": f"do {name}",
+        "source": "a person",
+        "config": [{"type": "open", "parameters": {"path": name}}],
+        "related_apps": ["files"],
+        "evaluator": {"func": "exact"},
+    } | changes
+
+
+def write(path: Path, content: object) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def refusal(source: Path | str) -> str:
+    with pytest.raises(UserError) as caught:
+        load_tasks(str(source))
+    return str(caught.value)
+
+
+def names(tasks: Sequence[Task]) -> list[str]:
+    return [task.id for task in tasks]
+
+
+def test_a_list_of_tasks(tmp_path: Path) -> None:
+    source = write(tmp_path / "tasks.json", [entry("a"), entry("b")])
+    first, second = load_tasks(source)
+    assert first == Task(
+        id="a",
+        instruction="do a",
+        snapshot="desk",
+        config=({"type": "open", "parameters": {"path": "a"}},),
+        evaluator={"func": "exact"},
+        related_apps=("files",),
+    )
+    assert second.id == "b"
+
+
+def test_what_osworlds_own_tasks_leave_out_may_be_left_out(tmp_path: Path) -> None:
+    bare = {"id": "a", "instruction": "do", "evaluator": {"func": "infeasible"}}
+    (task,) = load_tasks(write(tmp_path / "tasks.json", [bare]))
+    assert (task.config, task.snapshot, task.related_apps) == ((), "", ())
+
+
+def test_osworlds_folder(tmp_path: Path) -> None:
+    write(tmp_path / "test_all.json", {"os": ["b", "a"], "vlc": ["c"]})
+    write(tmp_path / "test_small.json", {"vlc": ["c"]})
+    for domain, name in (("os", "a"), ("os", "b"), ("vlc", "c")):
+        write(tmp_path / "examples" / domain / f"{name}.json", entry(name))
+    assert names(load_tasks(str(tmp_path))) == ["b", "a", "c"]
+    assert names(load_tasks(str(tmp_path / "test_small.json"))) == ["c"]
+
+
+def test_a_selection_as_screening_writes_it(tmp_path: Path) -> None:
+    write(tmp_path / "lists" / "pool.json", [entry(name) for name in "abcd"])
+    kept = keep(
+        {"d": Count(successes=16, rollouts=16), "a": Count(successes=5, rollouts=16)}, drop_always=False
+    )
+    source = write(tmp_path / "lists" / "kept.json", selection("pool.json", kept))
+    assert names(load_tasks(source)) == ["d", "a"]
+    again = write(
+        tmp_path / "again.json", selection("lists/kept.json", {"a": Count(successes=1, rollouts=2)})
+    )
+    assert names(load_tasks(again)) == ["a"]
+
+
+def test_screening_keeps_what_was_solved_at_least_once() -> None:
+    counts = {
+        "never": Count(successes=0, rollouts=16),
+        "once": Count(successes=1, rollouts=16),
+        "always": Count(successes=16, rollouts=16),
+    }
+    assert list(keep(counts, drop_always=False)) == ["once", "always"]
+    assert list(keep(counts, drop_always=True)) == ["once"]
+
+
+def test_shipped_lists_that_do_not_exist_are_named() -> None:
+    assert refusal("desk:nonsense").startswith("desk:nonsense: no such shipped task list; there are: ")
+    assert "no such shipped" in refusal("desk:../tasks/nonsense")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('[{"id": "a",]', "line 1, column 13: not JSON"),
+        ("\n\n{", "line 3, column 2: not JSON"),
+        ([], "no task in it"),
+        ("3", "must be a list of tasks, or a selection"),
+        ({"tasks": {}}, "must be a list of tasks, or a selection"),
+        ([entry("a"), "b"], "entry 1: must be an object, not str"),
+        ([{"instruction": "do"}], "entry 0: key 'id' is missing: add it, a string"),
+        ([entry("a", id=7)], "entry 0: key 'id' must be a string, not 7"),
+        ([entry("a", instruction=None)], "entry 0 (id 'a'): key 'instruction' must be a string, not null"),
+        ([entry("a", config={})], "entry 0 (id 'a'): key 'config' must be a list, not {}"),
+        ([entry("a", config=["open"])], "entry 0 (id 'a'): key 'config': every step must be an object"),
+        ([entry("a", evaluator="exact")], "key 'evaluator' must be an object, not \"exact\""),
+        ([entry("a"), entry("b"), entry("a")], "id 'a' occurs twice"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, content: object, says: str) -> None:
+    source = write(tmp_path / "tasks.json", content)
+    message = refusal(source)
+    assert message.startswith(f"{source}: ")
+    assert says in message
+
+
+def test_no_file_no_folder_no_text(tmp_path: Path) -> None:
+    assert f"{tmp_path}/gone.json: no such task file: check the path" in refusal(tmp_path / "gone.json")
+    assert "holds test_all.json and examples/" in refusal(tmp_path)
+    (tmp_path / "tasks.json").write_bytes(b'["\xff"]')
+    assert "byte 2: not UTF-8 text" in refusal(tmp_path / "tasks.json")
+
+
+def test_a_bad_selection_is_named(tmp_path: Path) -> None:
+    pool = write(tmp_path / "pool.json", [entry("a")])
+    count = {"successes": 1, "rollouts": 2}
+
+    def refused(tasks: object, source: str = "pool.json") -> str:
+        return refusal(write(tmp_path / "kept.json", {"source": source, "tasks": tasks}))
+
+    assert "task 'z' is not in 'pool.json'" in refused({"a": count, "z": count})
+    assert "task 'a': key 'rollouts' is missing: add it, a whole number" in refused({"a": {"successes": 1}})
+    assert "key 'successes' must be a whole number, not 1.5" in refused({"a": count | {"successes": 1.5}})
+    assert "task 'a': must be an object, not int" in refused({"a": 3})
+    assert "no task in it" in refused({})
+    assert "gone.json: no such task file" in refused({"a": count}, "gone.json")
+    assert "leads back to itself" in refused({"a": count}, "kept.json")
+    assert names(load_tasks(pool)) == ["a"]
+
+
+def test_a_bad_folder_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "examples" / "os" / "a.json", entry("other"))
+    index = tmp_path / "test_all.json"
+    write(index, {"os": ["a"]})
+    assert "a.json: id is 'other': make it the file's name, 'a'" in refusal(tmp_path)
+    write(index, {"os": ["b"]})
+    assert f"{index}: 'os': task 'b' has no file" in refusal(tmp_path)
+    write(index, {"os": "a"})
+    assert f"{index}: 'os': must be a list of task ids" in refusal(tmp_path)
+
+
+def tasks(*ids: str, instruction: str = "do {}") -> list[Task]:
+    return [
+        Task(id=name, instruction=instruction.format(name), snapshot="", config=(), evaluator={})
+        for name in ids
+    ]
+
+
+def test_each_epoch_is_a_shuffle_of_its_own_that_seed_and_number_decide() -> None:
+    pool = tasks(*"abcdefgh")
+    orders = {(seed, epoch): names(epoch_order(pool, seed, epoch)) for seed in (0, 1) for epoch in (0, 1, 2)}
+    assert len({tuple(order) for order in orders.values()}) == 6
+    assert all(Counter(order) == Counter("abcdefgh") for order in orders.values())
+    assert names(epoch_order(pool, 1, 2)) == orders[1, 2]
+    # written down: a change of this order would break the resumption of every stored run
+    assert "".join(orders[0, 0]) == "eadhcbgf"
+    assert names(pool) == list("abcdefgh")
+
+
+def test_training_and_held_out_tasks_share_nothing() -> None:
+    check_disjoint(tasks("a", "b"), tasks("c"))
+    with pytest.raises(UserError, match="held-out task 'b' is also training task 'b'"):
+        check_disjoint(tasks("a", "b"), tasks("b", instruction="another"))
+    with pytest.raises(UserError, match="held-out task 'c' is also training task 'a'"):
+        check_disjoint(tasks("a", instruction="same"), tasks("c", instruction="same"))

@@ -154,7 +154,7 @@ def scale(action: Action, from_size: tuple[int, int], to_size: tuple[int, int]) 
 
     def moved(point: Point) -> Point:
         x, y = (
-            float(min(max(round(value * to / of), 0), to - 1))
+            float(min(round(min(max(value, 0), of) * to / of), to - 1))
             for value, of, to in zip((point.x, point.y), from_size, to_size, strict=True)
         )
         return Point(x, y)

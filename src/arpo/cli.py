@@ -67,7 +67,12 @@ def _train(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     config = load_config(options.recipe, overrides)
     from arpo.trainer import run_training
 
-    return run_training(config)
+    code = run_training(config)
+    if code == 0:
+        from arpo.viewer.report import write_report
+
+        print(f"report: {write_report(Path(config.run.dir))}")
+    return code
 
 
 def _eval(options: argparse.Namespace, overrides: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from numbers import Real
 
@@ -70,6 +70,13 @@ class EnvPool:
     def quarantined(self) -> frozenset[str]:
         limit = self._config.quarantine_after
         return frozenset(task for task, failed in self._failed_in_a_row.items() if failed >= limit)
+
+    def state(self) -> dict[str, int]:
+        """What a checkpoint keeps: the episodes of each task that failed in a row."""
+        return dict(self._failed_in_a_row)
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        self._failed_in_a_row = Counter(state)
 
     async def run(self, task: Task, episode_id: str, episode: Episode) -> Trajectory | Failure:
         """Carry out one episode, in as many fresh environments as it may take.

@@ -1,7 +1,7 @@
 """What the base model learns from: screens to read, things to point at, and solvers' episodes.
 
-Every lesson comes from Desk's own seeds for this purpose, never from those of the task pool or the held-out tasks.
-Screens stay arrays of palette indices; nothing here is encoded as a picture.
+Every lesson comes from Desk's own seeds for this purpose, never from those of the task pool or the held-out
+tasks. Screens stay arrays of palette indices; nothing here is encoded as a picture.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ def _some_desktop(rng: random.Random) -> Desktop:
         desktop.launch(**window)
     for _ in range(rng.choice(_WANDER)):
         x, y = rng.choice(desktop.seen()).centre
-        rng.choice((desktop.click, desktop.click, desktop.click, desktop.double_click, desktop.right_click))(x, y)
+        rng.choice((desktop.click, desktop.click, desktop.click, desktop.double_click, desktop.right_click))(
+            x, y
+        )
     return desktop
 
 

@@ -29,10 +29,9 @@ from arpo.conversation import load_template
 from arpo.envs.desk.canvas import PALETTE, UNITS_HIGH, UNITS_WIDE
 from arpo.envs.desk.invent import rng_for
 from arpo.envs.desk.words import vocabulary
-from arpo.models import vision_attention
 from arpo.models.forward import hidden_states
 from arpo.models.lessons import Lesson, Teacher
-from arpo.models.loading import resolve_device
+from arpo.models.loading import prepare, resolve_device
 from arpo.models.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
 from arpo.models.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from arpo.rendering import Renderer
@@ -130,7 +129,7 @@ class Pretraining:
             vision_hidden=config.pretrain.vision_hidden,
         )  # fmt: skip
         self.model = new_tiny_model(shape, config.run.seed).to(resolve_device(config.model.device))
-        vision_attention.install(self.model)
+        prepare(self.model)
         on_gpu = self.model.device.type == "cuda"
         self.optimiser = torch.optim.AdamW(
             self.model.parameters(), lr=config.pretrain.lr, weight_decay=0.01, betas=(0.9, 0.98), fused=on_gpu

@@ -6,109 +6,19 @@ events come in units of the layout (224 by 168), so the desktop knows no pixels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from arpo.envs.desk.canvas import CELL_HEIGHT, CELL_WIDTH, COLUMNS, ROWS, Canvas, Colour
-from arpo.envs.desk.widgets import Act, Button, Choices, Field, Item, Slider, Switch, TextEdit, Widget
+from arpo.envs.desk.widgets import Act, Choices, Field, Item, Slider, Switch, TextEdit, Widget
+from arpo.envs.desk.window import Dialog, Window
 
 World = dict[str, Any]
 _BAR = ROWS - 1
 _BAR_CELLS = 4
 _POPUP_COLUMNS = 8
-
-
-class Window:
-    """A place on the screen that shows part of the world. Applications and dialogs are its subclasses."""
-
-    columns, rows = 24, 9
-    modal = False
-
-    def __init__(self, desktop: Desktop, column: int, row: int) -> None:
-        self.desktop = desktop
-        self.column, self.row = column, row
-        self.focus: TextEdit | None = None
-
-    @property
-    def title(self) -> str:
-        raise AssertionError("every window has a title")
-
-    def widgets(self) -> list[Widget]:
-        raise AssertionError("every window has widgets")
-
-    def key(self, keys: tuple[str, ...]) -> None:
-        """A key that no text field wanted."""
-
-    def scroll(self, lines: int) -> None:
-        """The wheel over this window."""
-
-    def leave(self) -> None:
-        """The window is about to close."""
-
-    def load(self, folder: str, name: str) -> None:
-        """Show this file, where the application reads files."""
-
-    def focus_on(self, edit: TextEdit) -> Act:
-        def focus() -> None:
-            self.focus = edit
-
-        return focus
-
-    def field(self, column: int, row: int, columns: int, edit: TextEdit, label: str, rows: int = 1) -> Field:
-        return Field(
-            column=column, row=row, columns=columns, rows=rows, label=label, edit=edit,
-            focused=self.focus is edit, click=self.focus_on(edit),
-        )  # fmt: skip
-
-    def tab_order(self) -> list[TextEdit]:
-        return [widget.edit for widget in self.widgets() if isinstance(widget, Field)]
-
-    def holds(self, column: int, row: int) -> bool:
-        return 0 <= column - self.column < self.columns and 0 <= row - self.row < self.rows
-
-    def widget_at(self, column: int, row: int) -> Widget | None:
-        inside = (column - self.column, row - self.row - 1)
-        return next((widget for widget in reversed(self.widgets()) if widget.holds(*inside)), None)
-
-
-class Dialog(Window):
-    """A question that must be answered first; with `edit` it asks for a name."""
-
-    columns, rows = 16, 4
-    modal = True
-
-    def __init__(self, desktop: Desktop, question: str, answer: Callable[[str], None], *, ask: bool) -> None:
-        super().__init__(desktop, 8, 3)
-        self.question = question
-        self.answer = answer
-        self.edit = TextEdit()
-        self.ask = ask
-        self.focus = self.edit if ask else None
-
-    @property
-    def title(self) -> str:
-        return self.question
-
-    def widgets(self) -> list[Widget]:
-        yes, no = ("OK", "Cancel") if self.ask else ("Yes", "No")
-        buttons: list[Widget] = [
-            Button(column=2, row=2, columns=4, label=yes, click=self._accept),
-            Button(column=8, row=2, columns=6, label=no, click=lambda: self.desktop.close(self)),
-        ]
-        return [self.field(2, 0, 12, self.edit, "Name"), *buttons] if self.ask else buttons
-
-    def key(self, keys: tuple[str, ...]) -> None:
-        if keys == ("enter",):
-            self._accept()
-        elif keys == ("esc",):
-            self.desktop.close(self)
-
-    def _accept(self) -> None:
-        if self.ask and not self.edit.text:
-            return
-        self.desktop.close(self)
-        self.answer(self.edit.text)
+_MODIFIERS = ("ctrl", "alt", "shift", "win")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +75,16 @@ class Desktop:
         window = next((w for w in self.windows if type(w) is kind), None)
         if window is None:
             window = kind(self, column, row)
+            self._move(window, column, row)
             self.windows.append(window)
         self.bring_forward(window)
         return window
+
+    def open_app(self, app: str) -> None:
+        """What the task bar does: nothing while a question is open, or where there is no such application."""
+        if app in self.apps and not (self.front is not None and self.front.modal):
+            self.popup = None
+            self.launch(app)
 
     def bring_forward(self, window: Window) -> None:
         self.windows.remove(window)
@@ -257,15 +174,20 @@ class Desktop:
             window.scroll(lines)
 
     def type(self, text: str) -> None:
-        if self.front is not None:
-            if self.front.focus is not None:
-                self.front.focus.insert(text)
-            else:
-                for character in text:
-                    self.front.key((character,))
+        """Characters as text where a field has the focus; with a key held down, as keys."""
+        focus = self.front.focus if self.front is not None else None
+        if focus is not None and not self._held:
+            focus.insert(text)
+        else:
+            for character in text:
+                self.key((character,))
 
     def hold(self, key: str) -> None:
-        self._held = (*self._held, key)
+        """Press a key: one of those that change others stays down until it is let go."""
+        if key not in _MODIFIERS:
+            self.key((key,))
+        elif key not in self._held:
+            self._held = (*self._held, key)
 
     def let_go(self, key: str) -> None:
         self._held = tuple(held for held in self._held if held != key)
@@ -306,9 +228,8 @@ class Desktop:
 
     def _click_bar(self, column: int, row: int) -> None:
         names = list(self.apps)
-        blocked = self.front is not None and self.front.modal
-        if row == _BAR and column // _BAR_CELLS < len(names) and not blocked:
-            self.launch(names[column // _BAR_CELLS])
+        if row == _BAR and column // _BAR_CELLS < len(names):
+            self.open_app(names[column // _BAR_CELLS])
 
     def _move(self, window: Window, column: int, row: int) -> None:
         """Windows keep to the grid and stay on the screen."""
@@ -335,20 +256,9 @@ class Desktop:
             Seen(label=name, kind="app", column=i * _BAR_CELLS, row=_BAR, columns=_BAR_CELLS, rows=1)
             for i, name in enumerate(self.apps)
         ]
-        for window in self.windows:
-            parts = [Seen(label=window.title, kind="title", column=window.column, row=window.row, columns=10, rows=1)]
-            parts.append(
-                Seen(label="x", kind="close", column=window.column + window.columns - 2, row=window.row, columns=2, rows=1)
-            )
-            parts += [
-                Seen(
-                    label=widget.label, kind=type(widget).__name__, column=window.column + widget.column,
-                    row=window.row + 1 + widget.row, columns=widget.columns, rows=widget.rows,
-                    on=isinstance(widget, Switch) and widget.on,
-                )
-                for widget in window.widgets()
-            ]  # fmt: skip
-            found += [part for part in parts if self._uncovered(window, part)]
+        for i, window in enumerate(self.windows):
+            above = self.windows[i + 1 :]
+            found += [part for part in _parts(window) if self._uncovered(part, above)]
         if self.popup is not None:
             found += [
                 Seen(
@@ -359,11 +269,10 @@ class Desktop:
             ]  # fmt: skip
         return sorted(found, key=lambda part: (part.row, part.column))
 
-    def _uncovered(self, window: Window, part: Seen) -> bool:
-        """Whether the part's middle row shows, from its first cell to its middle one, and no menu lies over it."""
-        above = self.windows[self.windows.index(window) + 1 :]
-        row = part.centre[1] // CELL_HEIGHT
-        columns = range(part.column, part.centre[0] // CELL_WIDTH + 1)
+    def _uncovered(self, part: Seen, above: Sequence[Window]) -> bool:
+        """Whether its middle row shows, from its first cell to its middle one, and no menu lies over it."""
+        x, y = part.centre
+        row, columns = y // CELL_HEIGHT, range(part.column, x // CELL_WIDTH + 1)
         hidden = any(other.holds(column, row) for other in above for column in columns)
         under = self.popup is not None and any(self.popup.choice_at(column, row) for column in columns)
         return not hidden and not under
@@ -371,7 +280,7 @@ class Desktop:
     def draw(self, width: int, height: int) -> Canvas:
         canvas = Canvas(width, height)
         for window in self.windows:
-            _draw_window(canvas, window, active=window is self.front)
+            window.draw(canvas, active=window is self.front)
         if self.popup is not None:
             x, y = self.popup.column * CELL_WIDTH, self.popup.row * CELL_HEIGHT
             high = len(self.popup.choices) * CELL_HEIGHT
@@ -382,30 +291,32 @@ class Desktop:
         return canvas
 
     def _draw_bar(self, canvas: Canvas) -> None:
-        canvas.fill(0, _BAR * CELL_HEIGHT, COLUMNS * CELL_WIDTH, CELL_HEIGHT, Colour.BAR)
+        top = _BAR * CELL_HEIGHT
+        canvas.fill(0, top, COLUMNS * CELL_WIDTH, CELL_HEIGHT, Colour.BAR)
         running = {type(window) for window in self.windows}
         for i, (name, kind) in enumerate(self.apps.items()):
             x = i * _BAR_CELLS * CELL_WIDTH
             face = Colour.TITLE if kind in running else Colour.EDGE
-            canvas.box(x, _BAR * CELL_HEIGHT, _BAR_CELLS * CELL_WIDTH, CELL_HEIGHT, face, Colour.BAR)
-            canvas.text(x, _BAR * CELL_HEIGHT, name, Colour.LIGHT)
+            canvas.fill(x + 1, top + 1, _BAR_CELLS * CELL_WIDTH - 2, CELL_HEIGHT - 2, face)
+            canvas.text(x, top, name, Colour.LIGHT)
 
 
 def _cell(x: int, y: int) -> tuple[int, int]:
     return x // CELL_WIDTH, y // CELL_HEIGHT
 
 
-def _draw_window(canvas: Canvas, window: Window, *, active: bool) -> None:
-    x, y = window.column * CELL_WIDTH, window.row * CELL_HEIGHT
-    wide, high = window.columns * CELL_WIDTH, window.rows * CELL_HEIGHT
-    canvas.fill(x, y + CELL_HEIGHT, wide, high - CELL_HEIGHT, Colour.PAPER)
-    canvas.fill(x, y, wide, CELL_HEIGHT, Colour.TITLE if active else Colour.TITLE_IDLE)
-    canvas.text(x, y, window.title[: window.columns - 2], Colour.LIGHT)
-    canvas.box(x + wide - 2 * CELL_WIDTH, y, 2 * CELL_WIDTH, CELL_HEIGHT, Colour.DANGER, Colour.INK)
-    canvas.text(x + wide - 2 * CELL_WIDTH + 4, y, "x", Colour.LIGHT)
-    for widget in window.widgets():
-        widget.draw(canvas, x + widget.column * CELL_WIDTH, y + (widget.row + 1) * CELL_HEIGHT)
-    canvas.fill(x, y + CELL_HEIGHT, 1, high - CELL_HEIGHT, Colour.INK)
-    canvas.fill(x + wide - 1, y + CELL_HEIGHT, 1, high - CELL_HEIGHT, Colour.INK)
-    canvas.fill(x, y + high - 1, wide, 1, Colour.INK)
-
+def _parts(window: Window) -> list[Seen]:
+    """A window's title, its closing mark and its widgets."""
+    column, row = window.column, window.row
+    return [
+        Seen(label=window.title, kind="title", column=column, row=row, columns=10, rows=1),
+        Seen(label="x", kind="close", column=column + window.columns - 2, row=row, columns=2, rows=1),
+        *(
+            Seen(
+                label=widget.label, kind=type(widget).__name__, column=column + widget.column,
+                row=row + 1 + widget.row, columns=widget.columns, rows=widget.rows,
+                on=isinstance(widget, Switch) and widget.on,
+            )
+            for widget in window.widgets()
+        ),
+    ]  # fmt: skip

@@ -1,21 +1,43 @@
-"""Desk as an environment: tasks in OSWorld's schema, typed actions in, screenshots out, the final state judged."""
+"""Desk as an environment: tasks in OSWorld's schema, typed actions in, screenshots out, a verdict at the end.
+
+The verdict looks at the world alone, never at the path. A task that Desk cannot read is an `EnvError`.
+"""
 
 from __future__ import annotations
 
 import copy
+import re
+
+import numpy as np
 
 from arpo.actions import (
-    Action, Click, DoubleClick, Drag, Fail, Hotkey, KeyDown, KeyUp, LongPress, OpenApp, Point, PressBack, RightClick,
-    Scroll, Type, scale,
+    Action,
+    Click,
+    DoubleClick,
+    Drag,
+    Fail,
+    Hotkey,
+    KeyDown,
+    KeyUp,
+    LongPress,
+    OpenApp,
+    Point,
+    PressBack,
+    RightClick,
+    Scroll,
+    Type,
+    scale,
+    up_to_terminal,
 )  # fmt: skip
 from arpo.actions import Direction as ScrollDirection
 from arpo.envs.desk.apps import APPS
-from arpo.envs.desk.canvas import UNITS_HIGH, UNITS_WIDE
+from arpo.envs.desk.canvas import UNITS_HIGH, UNITS_WIDE, Canvas
 from arpo.envs.desk.desktop import Desktop, World
 from arpo.errors import EnvError
 from arpo.types import Observation, Screenshot, StepResult, Task
 
 _LINES_A_SCROLL = 2
+_TYPED_KEYS = {"\n": "enter", "\t": "tab"}
 
 
 def set_up(task: Task) -> Desktop:
@@ -25,10 +47,13 @@ def set_up(task: Task) -> Desktop:
         match step:
             case {"type": "world", "parameters": world}:
                 desktop = Desktop(copy.deepcopy(world), APPS)
-            case {"type": "open", "parameters": {"app": app, "column": column, "row": row}} if desktop and app in APPS:
+            case {"type": "open", "parameters": {"app": app, "column": int(column), "row": int(row)}} if (
+                desktop and app in APPS
+            ):
                 desktop.launch(app, column, row)
             case _:
-                raise EnvError("start", f"task {task.id}: Desk has no setup step {step.get('type')!r} like this one")
+                kind = step.get("type")
+                raise EnvError("start", f"task {task.id}: Desk has no setup step {kind!r} like this one")
     if desktop is None:
         raise EnvError("start", f"task {task.id}: config has no step of type 'world'")
     return desktop
@@ -44,7 +69,8 @@ def judge(task: Task, world: World, last: Action | None) -> float:
             initial = task.config[0]["parameters"]
             return float(not gave_up and world == {**initial, **changed})
         case _:
-            raise EnvError("evaluate", f"task {task.id}: Desk has no evaluator {task.evaluator.get('func')!r}")
+            func = task.evaluator.get("func")
+            raise EnvError("evaluate", f"task {task.id}: Desk has no evaluator {func!r}")
 
 
 class DeskEnv:
@@ -53,6 +79,7 @@ class DeskEnv:
     def __init__(self, width: int = UNITS_WIDE, height: int = UNITS_HIGH) -> None:
         self.width, self.height = width, height
         self._last: Action | None = None
+        self._seen: Canvas | None = None
 
     async def start(self, task: Task) -> Observation:
         self.task = task
@@ -60,7 +87,7 @@ class DeskEnv:
         return self._look()
 
     async def step(self, actions: tuple[Action, ...]) -> StepResult:
-        for action in actions:
+        for action in up_to_terminal(actions):
             act(self.desktop, scale(action, (self.width, self.height), (UNITS_WIDE, UNITS_HIGH)))
             self._last = action
         return StepResult(observation=self._look())
@@ -72,7 +99,12 @@ class DeskEnv:
         """Nothing outlives the object."""
 
     def _look(self) -> Observation:
-        return Observation(screenshot=Screenshot.of(self.desktop.draw(self.width, self.height).png()))
+        """The screen; while nothing on it changes, the very same observation."""
+        canvas = self.desktop.draw(self.width, self.height)
+        if self._seen is None or not np.array_equal(canvas.pixels, self._seen.pixels):
+            self._seen = canvas
+            self._observation = Observation(screenshot=Screenshot.of(canvas.png()))
+        return self._observation
 
 
 def act(desktop: Desktop, action: Action) -> None:
@@ -96,9 +128,9 @@ def act(desktop: Desktop, action: Action) -> None:
         case KeyUp(key=key):
             desktop.let_go(key)
         case Type(text=text, submit=submit):
-            _type(desktop, text, submit=submit)
-        case OpenApp(name=name) if name in APPS:
-            desktop.launch(name)
+            _type(desktop, text + "\n" * submit)
+        case OpenApp(name=name):
+            desktop.open_app(name)
         case PressBack():
             desktop.key(("esc",))
 
@@ -107,11 +139,9 @@ def _whole(point: Point) -> tuple[int, int]:
     return int(point.x), int(point.y)
 
 
-def _type(desktop: Desktop, text: str, *, submit: bool) -> None:
-    first, *others = text.split("\n")
-    desktop.type(first)
-    for line in others:
-        desktop.key(("enter",))
-        desktop.type(line)
-    if submit:
-        desktop.key(("enter",))
+def _type(desktop: Desktop, text: str) -> None:
+    for piece in re.split("([\n\t])", text):
+        if key := _TYPED_KEYS.get(piece):
+            desktop.key((key,))
+        else:
+            desktop.type(piece)

@@ -1,7 +1,7 @@
 """Worlds and tasks from a seed: what is on the desktop, which windows are open, what is asked for.
 
-The shipped pool, the held-out tasks and the screens that the base model learned from come from here, each from
-seeds of its own (`SEEDS`), so that no two of them share a task.
+The shipped pool, the held-out tasks and the screens that the base model learned from come from here, each
+from seeds of its own (`SEEDS`), so that no two of them share a task.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def invent_world(rng: random.Random) -> World:
 
 
 def invent_windows(rng: random.Random, app: str, most: int = 3) -> list[dict[str, Any]]:
-    """Which windows are open at the start, back to front; half of the time the one that matters is in front."""
+    """The windows that are open at the start, back to front; half of the time the one that matters is last."""
     others = rng.sample([name for name in APPS if name != app], rng.randint(0, most - 1))
     open_apps = [*others, app] if rng.random() < 0.5 else others
     return [{"app": name, "column": rng.choice(_COLUMNS), "row": rng.choice(_ROWS)} for name in open_apps]
@@ -76,7 +76,11 @@ def invent_task(rng: random.Random, families: Sequence[type[Any]], task_id: str)
     evaluator = (
         {"func": "infeasible"}
         if infeasible
-        else {"func": "desk_state", "result": {"type": "desk_world"}, "expected": {"type": "rule", "rules": changed}}
+        else {
+            "func": "desk_state",
+            "result": {"type": "desk_world"},
+            "expected": {"type": "rule", "rules": changed},
+        }
     )
     return {
         "id": task_id,

@@ -1,13 +1,14 @@
 """What windows are made of: each widget knows its place, how it is drawn, and what a click on it does.
 
 Widgets are made anew from the application's state whenever they are looked at; they keep nothing. Text being
-edited is the one exception, and it is the window that owns it (`TextEdit`).
+edited is the one exception, and it is the window that owns it (`TextEdit`). Two widgets are equal when they
+look the same; what they do does not count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from arpo.envs.desk.canvas import CELL_HEIGHT, CELL_WIDTH, Canvas, Colour
 
@@ -36,10 +37,11 @@ class TextEdit:
         return self.text[start:end]
 
     def insert(self, text: str) -> None:
-        """Type over the selection."""
+        """Type over the selection; what cannot be printed leaves no trace."""
         start, end = self.selection
-        self.text = self.text[:start] + text + self.text[end:]
-        self.caret = self.anchor = start + len(text)
+        typed = "".join(filter(str.isprintable, text))
+        self.text = self.text[:start] + typed + self.text[end:]
+        self.caret = self.anchor = start + len(typed)
 
     def select_all(self) -> None:
         self.anchor, self.caret = 0, len(self.text)
@@ -51,7 +53,7 @@ class TextEdit:
 
     def key(self, keys: tuple[str, ...]) -> bool:
         """Handle an editing key; false if it is none."""
-        extend = keys[0] == "shift" and len(keys) == 2
+        extend = len(keys) == 2 and keys[0] == "shift"
         match keys[-1] if extend else " ".join(keys):
             case "backspace":
                 self._erase(-1)
@@ -67,6 +69,10 @@ class TextEdit:
                 self.place(len(self.text), extend=extend)
             case "ctrl a":
                 self.select_all()
+            case "space":
+                self.insert(" ")
+            case character if len(character) == 1:
+                self.insert(character.upper() if extend else character)
             case _:
                 return False
         return True
@@ -86,9 +92,9 @@ class Widget:
     columns: int
     rows: int = 1
     label: str = ""
-    click: Act = nothing
-    double: Act = nothing
-    menu: Choices = ()  # what a right click offers
+    click: Act = field(default=nothing, compare=False)
+    double: Act = field(default=nothing, compare=False)
+    menu: Choices = field(default=(), compare=False)  # what a right click offers
 
     def holds(self, column: int, row: int) -> bool:
         return 0 <= column - self.column < self.columns and 0 <= row - self.row < self.rows
@@ -166,7 +172,7 @@ class Slider(Widget):
     """Eleven stops, a cell each, from 0 to 100."""
 
     value: int
-    change: Callable[[int], None]
+    change: Callable[[int], None] = field(compare=False)
 
     def press(self, column: int, row: int) -> None:
         self.change(10 * max(0, min(column, 10)))
@@ -178,13 +184,22 @@ class Slider(Widget):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field(Widget):
-    """A line of text, or several by wrapping; a click puts the caret there."""
+    """A line of text, or several by wrapping; a click puts the caret there. A long text follows its caret."""
 
-    edit: TextEdit
+    text: str
+    caret: int
+    selection: tuple[int, int]
     focused: bool
+    edit: TextEdit = field(compare=False)
+
+    @property
+    def first(self) -> int:
+        """The first character on show."""
+        beyond = self.caret // self.columns - self.rows + 1
+        return max(0, beyond) * self.columns if self.focused else 0
 
     def position(self, column: int, row: int) -> int:
-        return row * self.columns + column
+        return self.first + row * self.columns + column
 
     def press(self, column: int, row: int) -> None:
         self.click()
@@ -192,19 +207,18 @@ class Field(Widget):
 
     def draw(self, canvas: Canvas, x: int, y: int) -> None:
         canvas.box(x, y, self.wide, self.high, Colour.FIELD, Colour.ACCENT if self.focused else Colour.EDGE)
-        start, end = self.edit.selection if self.focused else (0, 0)
-        for i in range(start, end):
-            row, column = divmod(i, self.columns)
-            if row < self.rows:
-                left, top = x + column * CELL_WIDTH, y + row * CELL_HEIGHT
-                canvas.fill(left, top + 1, CELL_WIDTH, CELL_HEIGHT - 2, Colour.FOLDER)
         for row in range(self.rows):
-            line = self.edit.text[row * self.columns : (row + 1) * self.columns]
-            if line:
-                canvas.text(x, y + row * CELL_HEIGHT, line, Colour.INK)
-        if self.focused and self.edit.caret <= self.rows * self.columns - 1:
-            row, column = divmod(self.edit.caret, self.columns)
-            canvas.fill(x + column * CELL_WIDTH, y + row * CELL_HEIGHT + 2, 2, CELL_HEIGHT - 4, Colour.ACCENT)
+            start, end = self.position(0, row), self.position(0, row + 1)
+            if self.focused:
+                left, right = max(start, self.selection[0]), min(end, self.selection[1])
+                width = max(0, right - left) * CELL_WIDTH
+                canvas.fill(x + (left - start) * CELL_WIDTH, y + 1, width, CELL_HEIGHT - 2, Colour.FOLDER)
+            if line := self.text[start:end]:
+                canvas.text(x, y, line, Colour.INK)
+            if self.focused and start <= self.caret < end:
+                left = x + (self.caret - start) * CELL_WIDTH
+                canvas.fill(left, y + 2, 2, CELL_HEIGHT - 4, Colour.ACCENT)
+            y += CELL_HEIGHT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +228,7 @@ class Item(Switch):
     folder: bool = False
     marked: bool = False
     payload: str = ""
-    accept: Callable[[str], None] | None = None
+    accept: Callable[[str], None] | None = field(default=None, compare=False)
 
     def draw(self, canvas: Canvas, x: int, y: int) -> None:
         canvas.fill(x, y, self.wide, self.high, Colour.ACCENT if self.on else Colour.FIELD)
@@ -222,7 +236,8 @@ class Item(Switch):
             canvas.box(x + 2, y + 3, 10, 8, Colour.FOLDER, Colour.EDGE)
         elif self.marked:
             canvas.fill(x + 4, y + 4, 6, 6, Colour.DANGER)
-        canvas.text(x + 2 * CELL_WIDTH, y, self.label, Colour.LIGHT if self.on else Colour.INK)
+        words = self.label[: self.columns - 2]
+        canvas.text(x + 2 * CELL_WIDTH, y, words, Colour.LIGHT if self.on else Colour.INK)
 
 
 class Cell(Switch):
@@ -242,7 +257,7 @@ class ScrollBar(Widget):
     top: int
     shown: int
     total: int
-    move: Callable[[int], None]
+    move: Callable[[int], None] = field(compare=False)
 
     def press(self, column: int, row: int) -> None:
         self.move(1 if row >= self.rows / 2 else -1)

@@ -8,7 +8,7 @@ from arpo.envs.desk.apps.files import Files
 from arpo.envs.desk.apps.mail import Mail
 from arpo.envs.desk.apps.notes import Notes
 from arpo.envs.desk.apps.web import Web
-from arpo.envs.desk.desktop import Window
+from arpo.envs.desk.window import Window
 
 APPS: dict[str, type[Window]] = {
     "File": Files, "Note": Notes, "Mail": Mail, "Conf": Conf, "Calc": Calc, "Web": Web,

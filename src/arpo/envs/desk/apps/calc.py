@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from arpo.envs.desk.desktop import Desktop, Window
+import re
+
+from arpo.envs.desk.desktop import Desktop
 from arpo.envs.desk.widgets import Act, Button, Cell, Label, TextEdit, Widget
+from arpo.envs.desk.window import Window
 
 COLUMN_NAMES = "ABCD"
 ROW_COUNT = 5
 Value = int | str
+_NUMBER = re.compile("-?[0-9]{1,15}")  # as many digits as spreadsheets keep; more of them are text
 
 
 class Calc(Window):
@@ -51,7 +55,7 @@ class Calc(Window):
             case ("enter",):
                 self._commit()
             case ("esc",):
-                self._select(self.cell)()
+                self._show()
             case ("ctrl", "s"):
                 self._commit()
 
@@ -62,18 +66,23 @@ class Calc(Window):
         def select() -> None:
             self._commit()
             self.cell = key
-            self.entry = TextEdit(str(self.cells.get(key, "")))
-            self.entry.select_all()
-            self.focus = self.entry
+            self._show()
 
         return select
+
+    def _show(self) -> None:
+        """Put what the selected cell holds into the entry line."""
+        if self.cell:
+            self.entry = TextEdit(str(self.cells.get(self.cell, "")))
+            self.entry.select_all()
+            self.focus = self.entry
 
     def _commit(self) -> None:
         if not self.cell:
             return
         text = self.entry.text.strip()
         if text:
-            self.cells[self.cell] = int(text) if text.isdecimal() and text.isascii() else text
+            self.cells[self.cell] = int(text) if _NUMBER.fullmatch(text) else text
         else:
             self.cells.pop(self.cell, None)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from arpo.envs.desk.desktop import Desktop, Window
+from arpo.envs.desk.desktop import Desktop
 from arpo.envs.desk.widgets import Act, Button, Check, DropDown, Label, Radio, Slider, Tab, TextEdit, Widget
+from arpo.envs.desk.window import Window
 from arpo.envs.desk.words import LANGUAGES, SIZES, SWITCHES, THEMES
 
 TABS = (("Net", 4), ("Look", 4), ("Sound", 6), ("User", 4))
@@ -30,9 +31,8 @@ class Conf(Window):
         widgets: list[Widget] = []
         column = 0
         for name, columns in TABS:
-            widgets.append(
-                Tab(column=column, row=0, columns=columns, label=name, on=name == self.tab, click=self._show(name))
-            )
+            on, show = name == self.tab, self._show(name)
+            widgets.append(Tab(column=column, row=0, columns=columns, label=name, on=on, click=show))
             column += columns
         match self.tab:
             case "Net":
@@ -75,7 +75,7 @@ class Conf(Window):
         return [
             Label(column=0, row=2, columns=4, label="Name"),
             self.field(6, 2, 12, self.name, "Name"),
-            Button(column=18, row=2, columns=4, label="Save", click=lambda: self._set("Name", self.name.text)()),
+            Button(column=18, row=2, columns=4, label="Save", click=self._set("Name", self.name.text)),
             Label(column=0, row=4, columns=4, label="Lang"),
             self._drop_down("Lang", LANGUAGES, 6, 4),
         ]

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from arpo.envs.desk.desktop import Desktop, Window
+from arpo.envs.desk.desktop import Desktop
 from arpo.envs.desk.widgets import Act, Button, Item, Label, ScrollBar, Widget
+from arpo.envs.desk.window import Window
 
 SHOWN = 6
 ROOT = ""
+Folders = dict[str, dict[str, str]]
+
+
+def taken(folders: Folders, folder: str, name: str) -> bool:
+    """Whether a name is in use there. Folders are all at the top, beside the files of no folder."""
+    return name in folders[folder] or (folder == ROOT and name in folders)
 
 
 class Files(Window):
@@ -21,8 +28,8 @@ class Files(Window):
         return f"File {self.folder}".strip()
 
     @property
-    def folders(self) -> dict[str, dict[str, str]]:
-        folders: dict[str, dict[str, str]] = self.desktop.world["files"]
+    def folders(self) -> Folders:
+        folders: Folders = self.desktop.world["files"]
         return folders
 
     def entries(self) -> list[str]:
@@ -85,7 +92,11 @@ class Files(Window):
             self.desktop.open_file(self.folder, name)
 
     def _new_folder(self) -> None:
-        self.desktop.ask("New folder", lambda name: self.folders.setdefault(name, {}) and None)
+        def make(name: str) -> None:
+            if not taken(self.folders, ROOT, name):
+                self.folders[name] = {}
+
+        self.desktop.ask("New folder", make)
 
     def _delete_selected(self) -> None:
         if self.selected:
@@ -100,17 +111,19 @@ class Files(Window):
         return lambda: self.desktop.confirm(f"Delete {name}", delete)
 
     def _rename(self, name: str) -> Act:
-        holder: dict[str, dict[str, str]] | dict[str, str]
-        holder = self.folders if self._is_folder(name) else self.folders[self.folder]
-
         def rename(new: str) -> None:
-            if new not in holder:
-                holder[new] = holder.pop(name)  # type: ignore[assignment]
-                self.selected = ""
+            if taken(self.folders, self.folder, new):
+                return
+            if self._is_folder(name):
+                self.folders[new] = self.folders.pop(name)
+            else:
+                self.folders[self.folder][new] = self.folders[self.folder].pop(name)
+            self.selected = ""
 
         return lambda: self.desktop.ask(f"Rename {name}", rename)
 
     def _move(self, file: str, folder: str) -> None:
-        self.folders[folder][file] = self.folders[self.folder].pop(file)
-        self.selected = ""
-        self.scroll(0)
+        if not taken(self.folders, folder, file):
+            self.folders[folder][file] = self.folders[self.folder].pop(file)
+            self.selected = ""
+            self.scroll(0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from arpo.envs.desk.desktop import Desktop, Window
-from arpo.envs.desk.widgets import Button, Item, Label, ScrollBar, Tab, TextEdit, Widget
+from arpo.envs.desk.desktop import Desktop
+from arpo.envs.desk.widgets import Act, Button, Item, Label, ScrollBar, Tab, TextEdit, Widget
+from arpo.envs.desk.window import Window
 
 _SHOWN = 4
 _BOXES = (("In", 4), ("Sent", 4), ("Trash", 6))
@@ -31,9 +32,8 @@ class Mail(Window):
         widgets: list[Widget] = []
         column = 0
         for name, columns in _BOXES:
-            widgets.append(
-                Tab(column=column, row=0, columns=columns, label=name, on=name == self.box, click=self._show(name))
-            )
+            on, show = name == self.box, self._show(name)
+            widgets.append(Tab(column=column, row=0, columns=columns, label=name, on=on, click=show))
             column += columns
         widgets += [
             Button(column=0, row=1, columns=4, label="New", click=lambda: self.write("", "")),
@@ -73,7 +73,7 @@ class Mail(Window):
     def write(self, to: str, subject: str) -> None:
         self.desktop.windows.append(Letter(self.desktop, self.column, self.row + 1, to, subject))
 
-    def _show(self, box: str) -> Any:
+    def _show(self, box: str) -> Act:
         def show() -> None:
             self.box, self.selected, self.top = box, -1, 0
 

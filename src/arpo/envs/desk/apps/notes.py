@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from arpo.envs.desk.apps.files import ROOT
-from arpo.envs.desk.desktop import Desktop, Window
+from arpo.envs.desk.apps.files import ROOT, Folders
+from arpo.envs.desk.desktop import Desktop
 from arpo.envs.desk.widgets import Act, Button, Label, TextEdit, Widget
+from arpo.envs.desk.window import Window
 
 
 class Notes(Window):
@@ -44,8 +45,10 @@ class Notes(Window):
             self.desktop.ask("Save as", self._save_as)
 
     def _save_as(self, name: str) -> None:
-        self.name = name
-        self.desktop.world["files"].setdefault(self.folder, {})[name] = self.edit.text
+        files: Folders = self.desktop.world["files"]
+        if not (self.folder == ROOT and name in files):  # a folder has that name
+            self.name = name
+            files.setdefault(self.folder, {})[name] = self.edit.text
 
     def _offer_edits(self) -> None:
         def edit(*keys: str) -> Act:

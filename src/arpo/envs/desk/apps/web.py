@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from arpo.envs.desk.desktop import Desktop, Window
+from arpo.envs.desk.desktop import Desktop
 from arpo.envs.desk.widgets import Act, Button, Check, DropDown, Label, Radio, TextEdit, Widget
+from arpo.envs.desk.window import Window
 from arpo.envs.desk.words import CITIES, ITEMS, SIZES
 
 
@@ -27,9 +28,12 @@ class Web(Window):
             again = Button(column=2, row=4, columns=4, label="New", click=self._reset)
             return [Label(column=2, row=2, columns=8, label="Thanks"), again]
         sizes: list[Widget] = [
-            Radio(column=8 * i, row=4, columns=8, label=size, on=self.size == size, click=self._set("size", size))
+            Radio(
+                column=8 * i, row=4, columns=8, label=size, on=self.size == size,
+                click=self._set("size", size),
+            )
             for i, size in enumerate(SIZES)
-        ]
+        ]  # fmt: skip
         return [
             Label(column=0, row=0, columns=4, label="Name"),
             self.field(6, 0, 12, self.name, "Name"),
@@ -38,7 +42,9 @@ class Web(Window):
             Label(column=0, row=2, columns=4, label="City"),
             self._drop_down("city", CITIES, 2),
             *sizes,
-            Check(column=0, row=5, columns=8, label="Gift", on=self.gift, click=self._set("gift", not self.gift)),
+            Check(
+                column=0, row=5, columns=8, label="Gift", on=self.gift, click=self._set("gift", not self.gift)
+            ),
             Button(column=0, row=6, columns=6, label="Submit", click=self._submit),
             Button(column=8, row=6, columns=6, label="Clear", click=self._reset),
         ]
@@ -54,6 +60,9 @@ class Web(Window):
         return lambda: setattr(self, name, value)
 
     def _submit(self) -> None:
-        order = {"name": self.name.text, "item": self.item, "city": self.city, "size": self.size, "gift": self.gift}
+        order = {
+            "name": self.name.text, "item": self.item, "city": self.city, "size": self.size,
+            "gift": self.gift,
+        }  # fmt: skip
         self.desktop.world["orders"].append(order)
-        self.sent = True
+        self.sent, self.focus = True, None

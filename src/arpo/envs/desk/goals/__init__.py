@@ -10,12 +10,31 @@ from arpo.actions import Finished
 from arpo.envs.desk.desktop import Desktop
 from arpo.envs.desk.goals.base import Goal, Step
 from arpo.envs.desk.goals.conf import (
-    SetLanguage, SetTextSize, SetTheme, SetUserName, SetVolume, TurnMissingSwitch, TurnSwitch,
+    SetLanguage,
+    SetTextSize,
+    SetTheme,
+    SetUserName,
+    SetVolume,
+    TurnMissingSwitch,
+    TurnSwitch,
 )  # fmt: skip
 from arpo.envs.desk.goals.files import (
-    DeleteFile, DeleteMissingFile, MakeFolder, MoveFile, RenameFile, ReplaceText, WriteNote,
+    DeleteFile,
+    DeleteMissingFile,
+    MakeFolder,
+    MoveFile,
+    RenameFile,
+    ReplaceText,
+    WriteNote,
 )  # fmt: skip
-from arpo.envs.desk.goals.mail import AnswerMail, DeleteMail, DeleteMissingMail, FlagMail, SendFileText, SendMail
+from arpo.envs.desk.goals.mail import (
+    AnswerMail,
+    DeleteMail,
+    DeleteMissingMail,
+    FlagMail,
+    SendFileText,
+    SendMail,
+)
 from arpo.envs.desk.goals.sheet import ClearCell, CopyValue, PutValue, SumColumn
 from arpo.envs.desk.goals.web import PlaceOrder
 

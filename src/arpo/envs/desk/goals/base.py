@@ -1,7 +1,7 @@
 """What a goal is, and the hands that its solver works with.
 
-A goal says what to ask for, what the world looks like when it is reached, and what a competent user would do next
-from any state of the desktop. Solvers look only at what can be seen and act only through actions.
+A goal says what to ask for, what the world looks like when it is reached, and what a competent user would do
+next from any state of the desktop. Solvers look only at what can be seen and act only through actions.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import ClassVar, Protocol
 
 from arpo.actions import Action, Click, DoubleClick, Drag, Hotkey, Point, RightClick, Scroll, Type
 from arpo.actions import Direction as ScrollDirection
-from arpo.envs.desk.desktop import Desktop, Dialog, Seen, World
+from arpo.envs.desk.desktop import Desktop, Seen, World
 from arpo.envs.desk.widgets import Field, ScrollBar, TextEdit
+from arpo.envs.desk.window import Dialog
 
 
 @dataclass(frozen=True, slots=True)

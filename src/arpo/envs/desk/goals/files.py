@@ -11,7 +11,17 @@ from arpo.envs.desk.apps.files import ROOT, SHOWN, Files
 from arpo.envs.desk.apps.notes import Notes
 from arpo.envs.desk.desktop import Desktop, Seen, World
 from arpo.envs.desk.goals.base import (
-    Step, answer_name, answer_yes, choose, double_click, drag, find_item, no_menu, open_app, press, right_click,
+    Step,
+    answer_name,
+    answer_yes,
+    choose,
+    double_click,
+    drag,
+    find_item,
+    no_menu,
+    open_app,
+    press,
+    right_click,
 )  # fmt: skip
 from arpo.envs.desk.words import FILES, FOLDERS, TEXTS
 
@@ -197,7 +207,11 @@ class WriteNote:
     def next(self, desktop: Desktop) -> Step | None:
         if self.file in desktop.world["files"][ROOT]:
             return None
-        if step := answer_name(desktop, "Save as", self.file) or no_menu(desktop) or open_app(desktop, "Note"):
+        if (
+            step := answer_name(desktop, "Save as", self.file)
+            or no_menu(desktop)
+            or open_app(desktop, "Note")
+        ):
             return step
         front = desktop.front
         assert isinstance(front, Notes)

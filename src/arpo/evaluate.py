@@ -1,0 +1,117 @@
+"""How good a policy is: rollouts of given tasks, counted. Failed episodes are counted apart, never as zero."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from arpo.assembly import assemble
+from arpo.config import Config
+from arpo.display import Display, open_display
+from arpo.scheduler import Outcome, Scheduler
+from arpo.store import write_atomically
+from arpo.tasks import check_disjoint, load_tasks
+from arpo.types import Group, Task
+
+SETS = ("train", "heldout")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """The verdicts of one evaluation, by task; `failures` could not be carried out."""
+
+    by_task: Mapping[str, tuple[float, ...]]
+    failures: int
+
+    @classmethod
+    def of(cls, groups: Sequence[Group]) -> Score:
+        return cls(
+            by_task={group.task_id: tuple(t.score for t in group.trajectories) for group in groups},
+            failures=sum(len(group.failures) for group in groups),
+        )
+
+    @property
+    def successes(self) -> float:
+        return sum(sum(scores) for scores in self.by_task.values())
+
+    @property
+    def episodes(self) -> int:
+        return sum(len(scores) for scores in self.by_task.values())
+
+    @property
+    def rate(self) -> float:
+        return self.successes / self.episodes if self.episodes else 0.0
+
+
+async def evaluate(
+    scheduler: Scheduler,
+    tasks: Sequence[Task],
+    *,
+    name: str,
+    rollouts: int,
+    temperature: float,
+    on_episode: Callable[[int, Outcome], None],
+) -> list[Group]:
+    """`rollouts` episodes of each task at `temperature`, under episode names that begin with `name`."""
+    settings = replace(scheduler.settings, group_size=rollouts, temperature=temperature)
+    return await replace(scheduler, settings=settings).run(name, list(enumerate(tasks)), on_episode)
+
+
+async def evaluate_sets(
+    scheduler: Scheduler, config: Config, sets: Mapping[str, Sequence[Task]], name: str, display: Display
+) -> dict[str, list[Group]]:
+    """The training and the held-out tasks, each with its own number of rollouts."""
+    rollouts = {"train": config.eval.rollouts, "heldout": config.eval.heldout_rollouts}
+    groups = {}
+    for which, tasks in sets.items():
+        display.begin(f"evaluating, {which} tasks", len(tasks) * rollouts[which])
+        groups[which] = await evaluate(
+            scheduler,
+            tasks,
+            name=f"{name}-{which}",
+            rollouts=rollouts[which],
+            temperature=config.eval.temperature,
+            on_episode=lambda *_: display.episode_done(),
+        )
+        score = Score.of(groups[which])
+        display.evaluation(f"{name}, {which} tasks", score.successes, score.episodes)
+    return groups
+
+
+def load_sets(config: Config) -> dict[str, tuple[Task, ...]]:
+    sets = {"train": load_tasks(config.tasks.train), "heldout": load_tasks(config.tasks.heldout)}
+    check_disjoint(sets["train"], sets["heldout"])
+    return sets
+
+
+def run_evaluation(config: Config, out: Path) -> int:
+    """`arpo eval`: measure the recipe's model on its tasks and write the counts."""
+    sets = load_sets(config)
+    display = open_display(sys.stdout)
+    try:
+        ensemble = assemble(config)
+        groups = asyncio.run(evaluate_sets(ensemble.scheduler, config, sets, "eval", display))
+    finally:
+        display.close()
+    write_atomically(out, json.dumps(_record(config, groups), indent=1) + "\n")
+    print(f"written to {out}")
+    return 0
+
+
+def _record(config: Config, groups: Mapping[str, Sequence[Group]]) -> dict[str, Any]:
+    record: dict[str, Any] = {"model": config.model.path, "temperature": config.eval.temperature}
+    for which in SETS:
+        score = Score.of(groups[which])
+        record[which] = {
+            "success": score.rate,
+            "successes": score.successes,
+            "episodes": score.episodes,
+            "failures": score.failures,
+            "tasks": score.by_task,
+        }
+    return record

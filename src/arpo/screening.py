@@ -1,0 +1,117 @@
+"""The task filter: rollouts of each task with one model, and a task file of those that it sometimes solves.
+
+What is counted is written down task by task beside the output, so a screening that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from arpo.assembly import assemble
+from arpo.config import Config
+from arpo.display import Display, open_display
+from arpo.errors import UserError
+from arpo.evaluate import evaluate
+from arpo.scheduler import Outcome
+from arpo.store import write_atomically
+from arpo.tasks import SHIPPED, Count, keep, load_tasks, selection
+from arpo.types import Task, Trajectory
+
+
+def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_always: bool) -> int:
+    """`arpo screen`: count successes of every task, then write those worth training on."""
+    pool = {task.id: task for task in load_tasks(tasks)}
+    progress = out.with_name(f"{out.name}.progress.jsonl")
+    counts = _read_progress(progress, rollouts, pool)
+    display = open_display(sys.stdout)
+    try:
+        if left := [task for name, task in pool.items() if name not in counts]:
+            counts |= asyncio.run(_screen(config, left, rollouts, progress, display))
+        in_order = {name: counts[name] for name in pool if name in counts}
+        kept = keep(in_order, drop_always=drop_always)
+        if not kept:
+            raise UserError(f"{tasks}: no task was solved in {rollouts} rollouts: screen a better model")
+        source = tasks if tasks.startswith(SHIPPED) else os.path.relpath(tasks, out.resolve().parent)
+        write_atomically(out, selection(source, kept))
+        for line in _describe(in_order, kept, rollouts, len(pool)):
+            display.note(line)
+    finally:
+        display.close()
+    progress.unlink(missing_ok=True)
+    print(f"written to {out}")
+    return 0
+
+
+async def _screen(
+    config: Config, tasks: list[Task], rollouts: int, progress: Path, display: Display
+) -> dict[str, Count]:
+    """Tasks are counted, and written down, as they complete; one with a failed episode is not counted whole."""
+    scheduler = assemble(config).scheduler
+    outcomes: dict[int, list[Outcome]] = {}
+    counts: dict[str, Count] = {}
+    display.begin("screening", len(tasks) * rollouts)
+    with progress.open("a", encoding="utf-8") as file:
+
+        def on_episode(index: int, outcome: Outcome) -> None:
+            display.episode_done()
+            outcomes.setdefault(index, []).append(outcome)
+            if len(outcomes[index]) == rollouts:
+                name, count = tasks[index].id, _count(outcomes.pop(index), config.replay.threshold)
+                if count.rollouts:
+                    counts[name] = count
+                    line = {"id": name, "successes": count.successes, "rollouts": count.rollouts, "of": rollouts}
+                    print(json.dumps(line), file=file, flush=True)
+
+        await evaluate(
+            scheduler,
+            tasks,
+            name="screen",
+            rollouts=rollouts,
+            temperature=config.rollout.temperature,
+            on_episode=on_episode,
+        )
+    return counts
+
+
+def _count(outcomes: list[Outcome], threshold: float) -> Count:
+    played = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]
+    return Count(successes=sum(t.score >= threshold for t in played), rollouts=len(played))
+
+
+def _read_progress(path: Path, rollouts: int, pool: Mapping[str, Task]) -> dict[str, Count]:
+    """What an earlier call counted, if it was a screening like this one; a torn last line is left out."""
+    if not path.is_file():
+        return {}
+    counts = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+            name, count = row["id"], Count(successes=row["successes"], rollouts=row["rollouts"])
+            alike = row["of"] == rollouts and name in pool
+        except (ValueError, KeyError, TypeError):
+            continue
+        if not alike:
+            raise UserError(f"{path}: is of another screening: remove it, or choose another --out")
+        counts[name] = count
+    return counts
+
+
+def _describe(
+    counts: Mapping[str, Count], kept: Mapping[str, Count], rollouts: int, total: int
+) -> list[str]:
+    histogram = Counter(count.successes for count in counts.values())
+    rate = sum(c.successes for c in counts.values()) / max(1, sum(c.rollouts for c in counts.values()))
+    kept_rate = sum(c.successes for c in kept.values()) / sum(c.rollouts for c in kept.values())
+    never = sum(count.successes == 0 for count in counts.values())
+    return [
+        f"solved {rate:.1%} of all rollouts, {kept_rate:.1%} on the {len(kept)} tasks that are kept",
+        f"dropped: {never} never solved, {len(counts) - never - len(kept)} always solved, "
+        f"{total - len(counts)} could not be run",
+        "tasks by successes: " + ", ".join(f"{n}: {histogram[n]}" for n in range(rollouts + 1)),
+    ]

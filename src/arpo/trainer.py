@@ -1,0 +1,365 @@
+"""The training loop: rollouts, replay, advantages, update, new weights; then it is written down.
+
+A run is a folder. Everything that the next batch depends on is in its newest checkpoint, and everything that is
+written after it is cut off again on resume, so a run that was killed ends like one that was not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any
+
+from arpo import checkpoint
+from arpo.assembly import assemble
+from arpo.config import Config
+from arpo.display import Display, open_display
+from arpo.errors import UserError
+from arpo.evaluate import SETS, Score, evaluate_sets, load_sets
+from arpo.learner.base import Batch, Metrics
+from arpo.learner.local import LocalLearner
+from arpo.models.export import export_model
+from arpo.recipe import load_config
+from arpo.replay import ReplayBuffer
+from arpo.rewards import reward
+from arpo.samples import GroupStats, samples_of, split_by_signal
+from arpo.store import RECIPE, Store
+from arpo.tasks import epoch_order
+from arpo.tracking import open_tracker
+from arpo.types import Group, Task
+
+STATE, MODEL = "state.json", "model"
+MAY_CHANGE = ("train.epochs", "store.", "run.dir", "run.threads")  # keys that a run may go on with another value of
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """Where a run stands: the part of a checkpoint that is plain numbers."""
+
+    batch: int = 0
+    tasks: int = 0  # taken from the stream of epochs
+    episodes: int = 0
+    failures: int = 0
+    groups: dict[str, int] = field(default_factory=lambda: {"total": 0, "without_signal": 0, "rescued": 0})
+    success: dict[str, dict[str, float]] = field(default_factory=dict)  # base and final, train and heldout
+    counts: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class Trainer:
+    """One run in one process, from its folder."""
+
+    def __init__(self, config: Config, store: Store, display: Display) -> None:
+        self.config, self.store, self.display = config, store, display
+        self.sets = load_sets(config)
+        ensemble = assemble(config)
+        self.scheduler = ensemble.scheduler
+        base = copy.deepcopy(ensemble.model) if config.loss.kl else None
+        self.learner = LocalLearner(ensemble.model, ensemble.renderer, config, base)
+        self.replay = ReplayBuffer(config.replay)
+        self.progress = Progress()
+        self.timing = Timing()
+        self.stopping = False
+        self._checkpoints = store.folder / checkpoint.CHECKPOINTS
+        self._resume()
+        self.tracker = open_tracker(config, store, self.progress.batch + 1)
+        self._began = time.monotonic() - self.progress.seconds
+
+    async def train(self) -> bool:
+        """Go on until every epoch is done, or until asked to stop; whether it is done."""
+        await self.scheduler.agent.engine.load(self.learner.weights())
+        if not self.progress.success:
+            await self._evaluate("base")
+            self._save()
+        self.display.begin("training", self._total_tasks * self._group_size, self.progress.episodes)
+        while self.progress.tasks < self._total_tasks and not self.stopping:
+            groups = await self._rollout()
+            groups = self.replay.rescue(groups, self._rng(), self.learner.weights().version)
+            updates, stats = self._samples(groups)
+            metrics = await self._learn(Batch(updates=updates))
+            await self._finish_batch(groups, stats, metrics)
+        return self.progress.tasks >= self._total_tasks
+
+    @property
+    def _group_size(self) -> int:
+        return self.config.rollout.group_size
+
+    @property
+    def _total_tasks(self) -> int:
+        return self.config.train.epochs * len(self.sets["train"])
+
+    def _rng(self) -> Random:
+        return Random(f"replay/{self.config.run.seed}/{self.progress.batch}")
+
+    def _take_tasks(self, count: int) -> list[Task]:
+        """The next tasks of the epochs, each epoch in an order of its own."""
+        train, start = self.sets["train"], self.progress.tasks
+        end = min(start + count, self._total_tasks)
+        epochs = {place // len(train) for place in range(start, end)}
+        orders = {epoch: epoch_order(train, self.config.run.seed, epoch) for epoch in epochs}
+        self.progress.tasks = end
+        return [orders[place // len(train)][place % len(train)] for place in range(start, end)]
+
+    async def _rollout(self) -> list[Group]:
+        """One batch of groups; with dynamic sampling, further ones in place of those without signal."""
+        settings = self.config.train
+        groups: list[Group] = []
+        for attempt in range(settings.dynamic_attempts + 1 if settings.dynamic_sampling else 1):
+            tasks = self._take_tasks(settings.tasks_per_batch - len(groups))
+            if not tasks:
+                break
+            first = attempt * settings.tasks_per_batch
+            with self.timing.stage("rollout"):
+                fresh = await self.scheduler.run(
+                    f"batch{self.progress.batch}",
+                    list(enumerate(tasks, first)),
+                    lambda *_: self.display.episode_done(),
+                )
+            self._write_down(fresh)
+            if settings.dynamic_sampling:
+                fresh, dropped = split_by_signal(fresh, self.config.loss)
+                self.progress.groups["total"] += len(dropped)
+                self.progress.groups["without_signal"] += len(dropped)
+            groups += fresh
+        return groups
+
+    async def _learn(self, batch: Batch) -> Metrics:
+        """Train on the batch and serve the new version."""
+        with self.timing.stage("learn"):
+            metrics = await self.learner.train(batch)
+            await self.scheduler.agent.engine.load(self.learner.weights())
+        return metrics
+
+    def _samples(self, groups: Sequence[Group]) -> tuple[Any, GroupStats]:
+        rollout = self.config.rollout
+        return samples_of(
+            groups,
+            self.config.loss,
+            tasks_per_update=self.config.train.tasks_per_update,
+            token_budget=rollout.max_steps * rollout.max_answer_tokens,
+            success=self.config.replay.threshold,
+        )
+
+    def _write_down(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            for trajectory in group.trajectories:
+                self.store.add_trajectory(trajectory)
+            for failure in group.failures:
+                self.store.add_failure(failure)
+        self.progress.episodes += sum(len(group.trajectories) for group in groups)
+        self.progress.failures += sum(len(group.failures) for group in groups)
+
+    async def _finish_batch(self, groups: Sequence[Group], stats: GroupStats, learned: Metrics) -> None:
+        """Count, evaluate where it is due, write the metrics and the checkpoint."""
+        progress = self.progress
+        progress.batch += 1
+        for name in progress.groups:
+            progress.groups[name] += getattr(stats, name)
+        done = progress.tasks >= self._total_tasks
+        metrics = {**self._batch_metrics(groups, stats), **learned}
+        self.display.batch(progress.batch, metrics)
+        every = self.config.eval.every
+        if done or (every and progress.batch % every == 0):
+            metrics |= await self._evaluate("final" if done else f"batch{progress.batch}")
+            self.display.begin("training", self._total_tasks * self._group_size, progress.episodes)
+        self.tracker.log(progress.batch, metrics)
+        self.store.log_timing(progress.batch, self.timing.taken(sum(len(g.trajectories) for g in groups)))
+        if done or self.stopping or progress.batch % self.config.store.checkpoint_every == 0:
+            self._save()
+
+    def _batch_metrics(self, groups: Sequence[Group], stats: GroupStats) -> dict[str, float]:
+        fresh = [
+            trajectory
+            for group in groups
+            for index, trajectory in enumerate(group.trajectories)
+            if group.rescue is None or group.rescue.index != index
+        ]
+        ages = [group.rescue.age for group in groups if group.rescue is not None]
+        weight = self.config.loss.format_weight
+        return {
+            "episodes": self.progress.episodes,
+            "failures": self.progress.failures,
+            "success": _mean(trajectory.score for trajectory in fresh),
+            "reward": _mean(reward(trajectory, weight) for trajectory in fresh),
+            "steps": _mean(len(trajectory.turns) for trajectory in fresh),
+            "malformed": _mean(trajectory.malformed for trajectory in fresh),
+            **{("groups" if name == "total" else name): count for name, count in asdict(stats).items()},
+            "replay_age": _mean(ages),
+            "replay_size": sum(map(len, self.replay.state().values())),
+        }
+
+    async def _evaluate(self, name: str) -> dict[str, float]:
+        """Measure both sets of tasks; keep one episode of each task to look at."""
+        with self.timing.stage("evaluate"):
+            groups = await evaluate_sets(self.scheduler, self.config, self.sets, name, self.display)
+        scores = {which: Score.of(groups[which]) for which in SETS}
+        for group in (group for which in SETS for group in groups[which]):
+            for trajectory in group.trajectories[:1]:
+                self.store.add_trajectory(trajectory)
+        self.progress.failures += sum(score.failures for score in scores.values())
+        if name in ("base", "final"):
+            self.progress.success[name] = {which: score.rate for which, score in scores.items()}
+            self.progress.counts[name] = {
+                which: (score.successes, score.episodes) for which, score in scores.items()
+            }
+        metrics = {f"eval_{which}": score.rate for which, score in scores.items()}
+        if name == "base":
+            self.tracker.log(0, metrics)
+        return metrics
+
+    def _save(self) -> None:
+        self.progress.seconds = time.monotonic() - self._began
+        state = {
+            "progress": asdict(self.progress),
+            "replay": self.replay.state(),
+            "pool": self.scheduler.pool.state(),
+            "offsets": self.store.offsets(),
+        }
+
+        def write(folder: Path) -> None:
+            self.learner.save(folder / checkpoint.LEARNER)
+            (folder / STATE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+
+        checkpoint.save(self._checkpoints, self.progress.batch, write, self.config.store.keep_checkpoints)
+
+    def _resume(self) -> None:
+        """Go on from the newest whole checkpoint; without one, begin."""
+        found, damaged = checkpoint.latest(self._checkpoints)
+        for line in damaged:
+            self.display.note(line)
+        if found is None:
+            self.store.rewind({})
+            return
+        state = json.loads((found.path / STATE).read_text(encoding="utf-8"))
+        self.learner.load(found.path / checkpoint.LEARNER)
+        self.progress = Progress(**state["progress"])
+        self.store.rewind(state["offsets"])
+        self.replay.restore(
+            self.store.load_trajectory(episode) for stored in state["replay"].values() for episode in stored
+        )
+        self.scheduler.pool.restore(state["pool"])
+        self.display.note(f"going on from {found.path}, after batch {self.progress.batch}")
+
+    def summary(self) -> dict[str, Any]:
+        progress = self.progress
+        return {
+            "recipe": asdict(self.config),
+            "seed": self.config.run.seed,
+            "episodes": progress.episodes,
+            "success": progress.success,
+            "counts": progress.counts,
+            "groups": progress.groups,
+            "failures": progress.failures,
+            "seconds": progress.seconds,
+        }
+
+
+class Timing:
+    """Seconds of each stage since they were last taken."""
+
+    def __init__(self) -> None:
+        self._seconds: Counter[str] = Counter()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self._seconds[name] += time.monotonic() - start
+
+    def taken(self, episodes: int) -> dict[str, float]:
+        """The seconds of the stages, and the episodes that were rolled out in one; begins anew."""
+        seconds, self._seconds = self._seconds, Counter()
+        return {**seconds, "episodes_per_second": episodes / seconds["rollout"]}
+
+
+def _mean(values: Any) -> float:
+    numbers = [float(value) for value in values]
+    return fmean(numbers) if numbers else 0.0
+
+
+@contextmanager
+def stops_gently(stop: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) calls `stop`; a second one interrupts at once."""
+
+    def handle(signum: int, frame: Any) -> None:
+        signal.signal(signum, signal.default_int_handler)
+        stop()
+
+    before = {signum: signal.signal(signum, handle) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def run_training(config: Config) -> int:
+    """`arpo train`: begin the run in run.dir or go on with it, and leave its summary, report and model."""
+    display = open_display(sys.stdout)
+    store = Store(Path(config.run.dir))
+    try:
+        claim(store, config)
+        trainer = Trainer(config, store, display)
+
+        def stop() -> None:
+            trainer.stopping = True
+            display.note("finishing this batch, then saving; Ctrl-C again to stop at once")
+
+        with stops_gently(stop):
+            done = asyncio.run(trainer.train())
+        trainer.tracker.close()
+        if not done:
+            display.note(f"saved after batch {trainer.progress.batch}; the same command goes on from there")
+            return 130
+        _finish(trainer, display)
+        return 0
+    finally:
+        display.close()
+        store.close()
+
+
+def claim(store: Store, config: Config) -> None:
+    """Write the recipe, or make sure that the run in this folder is of the same one."""
+    path = store.folder / RECIPE
+    if path.is_file():
+        before = _settings(load_config(path))
+        changed = [
+            key
+            for key, value in _settings(config).items()
+            if before[key] != value and not key.startswith(MAY_CHANGE)
+        ]
+        if changed:
+            raise UserError(
+                f"{path}: the run in this folder has another {', '.join(changed)}: give this one a --run.dir of its "
+                "own, or remove the folder to begin again"
+            )
+    store.write_recipe(config)
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    return {
+        f"{section}.{key}": value for section, keys in asdict(config).items() for key, value in keys.items()
+    }
+
+
+def _finish(trainer: Trainer, display: Display) -> None:
+    """The summary, as a file and on the screen, and the model as others load it."""
+    folder = trainer.store.folder
+    summary = trainer.summary()
+    trainer.store.write_summary(summary)
+    display.summary(summary)
+    shutil.rmtree(folder / MODEL, ignore_errors=True)
+    export_model(folder, folder / MODEL, trainer.config.model.dtype)
+    display.note(f"model:  {folder / MODEL}")

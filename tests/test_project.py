@@ -1,0 +1,120 @@
+"""The project's own promises: sizes, docstrings, commands that exist, links that lead somewhere, no private paths."""
+
+import ast
+import re
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/design.md", "docs/tutorial.md", "docs/recipes.md")
+MOST_LINES = 450
+NOTES = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) + r")\b")
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|Users|work|opt|srv|mnt|tmp)/[\w.-]")
+PACKAGE_HOST = re.compile(
+    "|".join(("py" + "pi", "python" + "hosted", "download.py" + "torch", "ana" + "conda"))
+)
+
+
+@cache
+def texts():
+    """Every text file that belongs to the project, by its path."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    found = {}
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        if path.is_file() and path.suffix not in (".png", ".safetensors"):
+            found[name] = path.read_text("utf-8")
+    return found
+
+
+def make_goals():
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+
+
+def test_no_source_file_is_too_long():
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text("utf-8").splitlines()) for path in SOURCES}
+    assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}
+
+
+def test_every_module_says_what_it_is():
+    for path in SOURCES:
+        tree = ast.parse(path.read_text("utf-8"))
+        assert not tree.body or ast.get_docstring(tree), path
+
+
+def test_nothing_is_left_for_later():
+    assert [name for name, text in texts().items() if NOTES.search(text)] == []
+
+
+def test_no_text_names_a_machine_or_a_package_host():
+    for name, text in texts().items():
+        assert not (found := MACHINE_PATH.search(text)), (name, found)
+        assert not (found := PACKAGE_HOST.search(text)), (name, found)
+
+
+def test_the_patterns_would_see_one():
+    assert MACHINE_PATH.search("see /" + "home/anna/x")
+    assert not MACHINE_PATH.search("--model.path /models/UI-TARS-1.5-7B, a/work/b, https://x.org/work/y")
+    assert NOTES.search("# TO" + "DO: later")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_that_a_page_names_exists(page):
+    from arpo.cli import COMMANDS
+
+    text = (ROOT / page).read_text("utf-8")
+    code = "\n".join("".join(pair) for pair in re.findall(r"`([^`\n]+)`|^ {4}(.+)$", text, re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z]+)\b", code)) <= make_goals()
+    assert set(re.findall(r"\barpo ([a-z][a-z-]+)\b", code)) <= {command.name for command in COMMANDS}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_setting_that_a_page_names_exists(page):
+    from arpo.recipe import keys
+
+    named = set(re.findall(r"--([a-z]+\.[a-z_0-9]+)", (ROOT / page).read_text("utf-8")))
+    assert named <= {key.name for key in keys()}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page):
+    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text("utf-8"))
+    missing = [
+        link for link in links if "://" not in link and not (ROOT / page).parent.joinpath(link).exists()
+    ]
+    assert missing == []
+
+
+def test_the_readme_names_every_command():
+    from arpo.cli import COMMANDS
+
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert [command.name for command in COMMANDS if f"`arpo {command.name}" not in readme] == []
+    assert "make train" in readme
+    assert "make test" in readme
+
+
+def test_every_dependency_is_pinned():
+    pinned = {
+        re.sub(r"[-_.]+", "-", line.split("==")[0]).lower()
+        for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+        if re.fullmatch(r"[\w.-]+==[\w.]+", line)
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    assert {re.split(r"[<>=]", entry)[0].lower() for entry in wanted} <= pinned
+
+
+def test_continuous_integration_calls_make_test():
+    script = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
+    assert [line for line in script if line.startswith("make")] == ["make test"]

@@ -13,7 +13,6 @@ import shutil
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -81,7 +80,7 @@ class Trainer:
         """Go on until every epoch is done, or until asked to stop; whether it is done."""
         await self.scheduler.agent.engine.load(self.learner.weights())
         if not self.progress.success:
-            await self._evaluate("base")
+            self.tracker.log(0, await self._evaluate("base"))
             self._save()
         self.display.begin("training", self._total_tasks * self._group_size, self.progress.episodes)
         while self.progress.tasks < self._total_tasks and not self.stopping:
@@ -172,7 +171,7 @@ class Trainer:
         self.display.batch(progress.batch, metrics)
         every = self.config.eval.every
         if done or (every and progress.batch % every == 0):
-            metrics |= await self._evaluate("final" if done else f"batch{progress.batch}")
+            metrics |= await self._evaluate("final" if done else "")
             self.display.begin("training", self._total_tasks * self._group_size, progress.episodes)
         self.tracker.log(progress.batch, metrics)
         self.store.log_timing(progress.batch, self.timing.taken(sum(len(g.trajectories) for g in groups)))
@@ -200,8 +199,9 @@ class Trainer:
             "replay_size": sum(map(len, self.replay.state().values())),
         }
 
-    async def _evaluate(self, name: str) -> dict[str, float]:
-        """Measure both sets of tasks; keep one episode of each task to look at."""
+    async def _evaluate(self, landmark: str) -> dict[str, float]:
+        """Measure both sets of tasks; keep one episode of each task to look at. Landmarks enter the summary."""
+        name = f"eval{self.progress.batch}"
         with self.timing.stage("evaluate"):
             groups = await evaluate_sets(self.scheduler, self.config, self.sets, name, self.display)
         scores = {which: Score.of(groups[which]) for which in SETS}
@@ -209,15 +209,12 @@ class Trainer:
             for trajectory in group.trajectories[:1]:
                 self.store.add_trajectory(trajectory)
         self.progress.failures += sum(score.failures for score in scores.values())
-        if name in ("base", "final"):
-            self.progress.success[name] = {which: score.rate for which, score in scores.items()}
-            self.progress.counts[name] = {
+        if landmark:
+            self.progress.success[landmark] = {which: score.rate for which, score in scores.items()}
+            self.progress.counts[landmark] = {
                 which: (score.successes, score.episodes) for which, score in scores.items()
             }
-        metrics = {f"eval_{which}": score.rate for which, score in scores.items()}
-        if name == "base":
-            self.tracker.log(0, metrics)
-        return metrics
+        return {f"eval_{which}": score.rate for which, score in scores.items()}
 
     def _save(self) -> None:
         self.progress.seconds = time.monotonic() - self._began
@@ -270,17 +267,17 @@ class Timing:
     """Seconds of each stage since they were last taken."""
 
     def __init__(self) -> None:
-        self._seconds: Counter[str] = Counter()
+        self._seconds: dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         start = time.monotonic()
         yield
-        self._seconds[name] += time.monotonic() - start
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - start
 
     def taken(self, episodes: int) -> dict[str, float]:
         """The seconds of the stages, and the episodes that were rolled out in one; begins anew."""
-        seconds, self._seconds = self._seconds, Counter()
+        seconds, self._seconds = self._seconds, {}
         return {**seconds, "episodes_per_second": episodes / seconds["rollout"]}
 
 

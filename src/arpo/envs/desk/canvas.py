@@ -68,15 +68,15 @@ class Canvas:
         self._across = _ratio(width, UNITS_WIDE)
         self._down = _ratio(height, UNITS_HIGH)
 
-    def area(self, x: float, y: float, width: float, height: float) -> NDArray[np.uint8]:
-        """The pixels of a rectangle, to be painted or copied."""
-        return self.pixels[
-            round(y * self._down) : round((y + height) * self._down),
-            round(x * self._across) : round((x + width) * self._across),
-        ]
+    def area(self, x: float, y: float, width: float, height: float) -> tuple[slice, slice]:
+        """Where the pixels of a rectangle are: rows, columns."""
+        return (
+            slice(round(y * self._down), round((y + height) * self._down)),
+            slice(round(x * self._across), round((x + width) * self._across)),
+        )
 
     def fill(self, x: float, y: float, width: float, height: float, colour: Colour) -> None:
-        self.area(x, y, width, height)[...] = colour
+        self.pixels[self.area(x, y, width, height)] = colour
 
     def box(self, x: float, y: float, width: float, height: float, face: Colour, edge: Colour) -> None:
         self.fill(x, y, width, height, edge)
@@ -93,9 +93,7 @@ class Canvas:
         ink = _ink(text, CELL_WIDTH * self._across, CELL_HEIGHT * self._down)
         left, top = round(x * self._across), round(y * self._down)
         area = self.pixels[top : top + ink.shape[0], left : left + ink.shape[1]]
-        if area.shape != ink.shape:
-            ink = ink[: area.shape[0], : area.shape[1]]
-        np.putmask(area, ink, int(colour))
+        area[ink if ink.shape == area.shape else ink[: area.shape[0], : area.shape[1]]] = colour
 
     def png(self) -> bytes:
         """The picture as a file: palette, no filters, the fastest compression."""

@@ -13,6 +13,7 @@ import numpy as np
 from arpo.actions import (
     Action,
     Click,
+    Direction,
     DoubleClick,
     Drag,
     Fail,
@@ -28,8 +29,7 @@ from arpo.actions import (
     Type,
     scale,
     up_to_terminal,
-)  # fmt: skip
-from arpo.actions import Direction as ScrollDirection
+)
 from arpo.envs.desk.apps import APPS
 from arpo.envs.desk.canvas import UNITS_HIGH, UNITS_WIDE, Canvas
 from arpo.envs.desk.desktop import Desktop, World
@@ -118,8 +118,8 @@ def act(desktop: Desktop, action: Action) -> None:
             desktop.right_click(*_whole(point))
         case Drag(start=start, end=end):
             desktop.drag(_whole(start), _whole(end))
-        case Scroll(point=point, direction=ScrollDirection.UP | ScrollDirection.DOWN as direction):
-            lines = _LINES_A_SCROLL if direction is ScrollDirection.DOWN else -_LINES_A_SCROLL
+        case Scroll(point=point, direction=Direction.UP | Direction.DOWN as direction):
+            lines = _LINES_A_SCROLL if direction is Direction.DOWN else -_LINES_A_SCROLL
             desktop.scroll(*_whole(point or Point(UNITS_WIDE / 2, UNITS_HIGH / 2)), lines)
         case Hotkey(keys=keys):
             desktop.key(keys)

@@ -1,7 +1,8 @@
 """Writes Desk's shipped task lists: `python -m arpo.envs.desk.generate FOLDER` makes pool.json and heldout.json.
 
-The pool is to Desk what OSWorld's 369 tasks are to a desktop: some short, many that ask for several things at
-once, some that cannot be done. The held-out tasks are made the same way from seeds of their own.
+The pool is to Desk what OSWorld's 369 tasks are to a desktop: some are short, most ask for several things that must
+be found on the screen first, some cannot be done. The held-out tasks are made the same way from other seeds.
+Every task can be done within the steps of an episode.
 """
 
 from __future__ import annotations
@@ -9,40 +10,96 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arpo.envs.desk.goals import FEASIBLE, INFEASIBLE, compatible
+from arpo.actions import TERMINAL
+from arpo.config import RolloutConfig
+from arpo.envs.desk.env import act, set_up
+from arpo.envs.desk.goals import FEASIBLE, INFEASIBLE, compatible, from_json, next_step
+from arpo.envs.desk.goals.files import DeleteFile, MoveFile, RenameFile, ReplaceText
+from arpo.envs.desk.goals.mail import AnswerMail, DeleteMail, FlagMail, SendFileText, SendMail
+from arpo.envs.desk.goals.sheet import CopyValue, PutValue
 from arpo.envs.desk.invent import invent_task, rng_for
+from arpo.types import Task
 
-# How many tasks of each length: goals asked for -> number of tasks; 0 stands for one that cannot be done.
-POOL = {0: 15, 1: 154, 2: 50, 3: 75, 4: 75}
-HELDOUT = {0: 5, 1: 88, 2: 35}
+Family = type[Any]
 
-
-def make_tasks(purpose: str, numbers: dict[int, int]) -> list[dict[str, Any]]:
-    """Single goals go through the families in turn; longer ones are drawn. Each is on a desktop of its own."""
-    tasks: list[dict[str, Any]] = []
-    for length, count in numbers.items():
-        for number in range(count):
-            rng = rng_for(purpose, len(tasks))
-            tasks.append(invent_task(rng, _families(rng, length, number), f"{purpose}-{len(tasks):03d}"))
-    return tasks
+# Where to aim depends on the world: a row of a list, a cell of a sheet, words that are written elsewhere.
+SEEKING: tuple[Family, ...] = (
+    DeleteFile, MoveFile, RenameFile, ReplaceText, SendMail, AnswerMail, DeleteMail, FlagMail, SendFileText, PutValue,
+    CopyValue,
+)  # fmt: skip
+FIXED: tuple[Family, ...] = tuple(family for family in FEASIBLE.values() if family not in SEEKING)
 
 
-def _families(rng: random.Random, length: int, number: int) -> list[type[Any]]:
-    if length <= 1:
-        families = list((FEASIBLE if length else INFEASIBLE).values())
-        return [families[number % len(families)]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Portion:
+    """So many tasks that each ask for `goals` goals of these families: one in turn, more by lot."""
+
+    tasks: int
+    goals: int
+    families: tuple[Family, ...]
+
+
+POOL = (
+    Portion(tasks=15, goals=1, families=tuple(INFEASIBLE.values())),
+    Portion(tasks=66, goals=1, families=tuple(FEASIBLE.values())),
+    Portion(tasks=22, goals=1, families=SEEKING),
+    Portion(tasks=25, goals=2, families=FIXED),
+    Portion(tasks=20, goals=3, families=FIXED),
+    Portion(tasks=221, goals=3, families=SEEKING),
+)
+HELDOUT = (
+    Portion(tasks=6, goals=1, families=tuple(INFEASIBLE.values())),
+    Portion(tasks=66, goals=1, families=tuple(FEASIBLE.values())),
+    Portion(tasks=16, goals=2, families=FIXED),
+    Portion(tasks=40, goals=2, families=SEEKING),
+)
+
+
+def make_tasks(purpose: str, portions: tuple[Portion, ...]) -> Iterator[dict[str, Any]]:
+    """Each task on a desktop of its own, from a seed of its own."""
+    seed = made = 0
+    for portion in portions:
+        number = 0
+        while number < portion.tasks:
+            rng = rng_for(purpose, seed)
+            seed += 1
+            task = invent_task(rng, _families(rng, portion, number), f"{purpose}-{made:03d}")
+            if solution_length(task) <= RolloutConfig().max_steps:
+                yield task
+                number += 1
+                made += 1
+
+
+def solution_length(task: dict[str, Any]) -> int:
+    """How many steps the solver takes, the last one included."""
+    desktop = set_up(Task(**task | {"config": tuple(task["config"]), "related_apps": ()}))
+    goals = from_json(task["evaluator"]["solution"])
+    length = 0
     while True:
-        drawn = rng.sample(list(FEASIBLE.values()), length)
+        length += 1
+        action = next_step(desktop, goals).action
+        act(desktop, action)
+        if isinstance(action, TERMINAL):
+            return length
+
+
+def _families(rng: random.Random, portion: Portion, number: int) -> list[Family]:
+    if portion.goals == 1:
+        return [portion.families[number % len(portion.families)]]
+    while True:
+        drawn = rng.sample(portion.families, portion.goals)
         if compatible(drawn):
             return drawn
 
 
 def main(folder: Path) -> None:
-    for purpose, numbers in (("pool", POOL), ("heldout", HELDOUT)):
-        lines = [json.dumps(task, separators=(",", ":")) for task in make_tasks(purpose, numbers)]
+    for purpose, portions in (("pool", POOL), ("heldout", HELDOUT)):
+        lines = [json.dumps(task, separators=(",", ":")) for task in make_tasks(purpose, portions)]
         (folder / f"{purpose}.json").write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 
 

@@ -55,7 +55,7 @@ def invent_world(rng: random.Random) -> World:
 
 
 def invent_windows(rng: random.Random, app: str, most: int = 3) -> list[dict[str, Any]]:
-    """The windows that are open at the start, back to front; half of the time the one that matters is last."""
+    """The windows open at the start, back to front; half of the time the one that matters is in front."""
     others = rng.sample([name for name in APPS if name != app], rng.randint(0, most - 1))
     open_apps = [*others, app] if rng.random() < 0.5 else others
     return [{"app": name, "column": rng.choice(_COLUMNS), "row": rng.choice(_ROWS)} for name in open_apps]

@@ -77,17 +77,13 @@ class Window:
         """Paint the window; one that looks as it did the last time is copied from then."""
         widgets = self.widgets()
         look = (canvas.pixels.shape, self.column, self.row, active, self.title, widgets)
-        area = canvas.area(
-            self.column * CELL_WIDTH,
-            self.row * CELL_HEIGHT,
-            self.columns * CELL_WIDTH,
-            self.rows * CELL_HEIGHT,
-        )
+        x, y = self.column * CELL_WIDTH, self.row * CELL_HEIGHT
+        area = canvas.area(x, y, self.columns * CELL_WIDTH, self.rows * CELL_HEIGHT)
         if look == self._drawn:
-            area[...] = self._picture
+            canvas.pixels[area] = self._picture
         else:
             self._paint(canvas, widgets, active=active)
-            self._drawn, self._picture = look, area.copy()
+            self._drawn, self._picture = look, canvas.pixels[area].copy()
 
     def _paint(self, canvas: Canvas, widgets: list[Widget], *, active: bool) -> None:
         x, y = self.column * CELL_WIDTH, self.row * CELL_HEIGHT

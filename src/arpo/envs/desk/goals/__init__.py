@@ -17,7 +17,7 @@ from arpo.envs.desk.goals.conf import (
     SetVolume,
     TurnMissingSwitch,
     TurnSwitch,
-)  # fmt: skip
+)
 from arpo.envs.desk.goals.files import (
     DeleteFile,
     DeleteMissingFile,
@@ -26,7 +26,7 @@ from arpo.envs.desk.goals.files import (
     RenameFile,
     ReplaceText,
     WriteNote,
-)  # fmt: skip
+)
 from arpo.envs.desk.goals.mail import (
     AnswerMail,
     DeleteMail,

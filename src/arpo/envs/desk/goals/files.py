@@ -22,7 +22,7 @@ from arpo.envs.desk.goals.base import (
     open_app,
     press,
     right_click,
-)  # fmt: skip
+)
 from arpo.envs.desk.words import FILES, FOLDERS, TEXTS
 
 

@@ -1,0 +1,106 @@
+"""How fast Desk is: steps (an action, the screen drawn, its PNG) in a second on one core.
+
+Plays the solvers' episodes of every family, each action as one step, and the same episodes with the screen
+encoded by Pillow at every step. Prints one JSON line; `ratio` is the one rate over the other.
+
+    python benchmarks/desk.py [--size 1920x1080] [--episodes 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import json
+import time
+
+from PIL import Image
+
+from arpo.actions import TERMINAL, Action, scale
+from arpo.envs.desk.canvas import PALETTE, UNITS_HIGH, UNITS_WIDE
+from arpo.envs.desk.env import DeskEnv, act, set_up
+from arpo.envs.desk.goals import FAMILIES, from_json, next_step
+from arpo.envs.desk.invent import invent_task, rng_for
+from arpo.types import Observation, Screenshot, Task
+
+Episode = tuple[Task, list[Action]]
+LONGEST = 60
+
+
+class PillowEnv(DeskEnv):
+    """Desk with the encoder that anyone would reach for."""
+
+    def _look(self) -> Observation:
+        image = Image.fromarray(self.desktop.draw(self.width, self.height).pixels)
+        image.putpalette(PALETTE.tobytes())
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG", compress_level=1)
+        return Observation(screenshot=Screenshot.of(buffer.getvalue()))
+
+
+def solved(task: Task, size: tuple[int, int]) -> Episode:
+    desktop, goals = set_up(task), from_json(task.evaluator["solution"])
+    actions: list[Action] = []
+    while len(actions) < LONGEST:
+        action = next_step(desktop, goals).action
+        actions.append(scale(action, (UNITS_WIDE, UNITS_HIGH), size))
+        act(desktop, action)
+        if isinstance(action, TERMINAL):
+            break
+    return task, actions
+
+
+def invented(size: tuple[int, int], per_family: int) -> list[Episode]:
+    episodes = []
+    for number, family in enumerate(FAMILIES.values()):
+        for repeat in range(per_family):
+            raw = invent_task(rng_for("pretrain", 1_000 * number + repeat), [family], f"{number}-{repeat}")
+            names = ("id", "instruction", "snapshot", "evaluator")
+            task = Task(config=tuple(raw["config"]), **{name: raw[name] for name in names})
+            episodes.append(solved(task, size))
+    return episodes
+
+
+async def seconds(env: DeskEnv, episode: Episode) -> float:
+    """Processor time of an episode's steps: what else runs on the machine does not count."""
+    task, actions = episode
+    await env.start(task)
+    started = time.process_time()
+    for action in actions:
+        await env.step((action,))
+    spent = time.process_time() - started
+    assert await env.evaluate() == 1.0, task.instruction
+    return spent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", default=f"{UNITS_WIDE}x{UNITS_HIGH}", help="pixels of the screen")
+    parser.add_argument("--episodes", type=int, default=20, help="of each family")
+    options = parser.parse_args()
+    width, height = map(int, options.size.split("x"))
+    episodes = invented((width, height), options.episodes)
+    size = (width, height)
+    for episode in episodes[::10]:  # fonts and words are drawn once
+        asyncio.run(seconds(DeskEnv(*size), episode))
+    ours = pillow = 0.0
+    for episode in episodes:
+        ours += asyncio.run(seconds(DeskEnv(*size), episode))
+        pillow += asyncio.run(seconds(PillowEnv(*size), episode))
+    steps = sum(len(actions) for _, actions in episodes)
+    result = {
+        "benchmark": "desk",
+        "size": options.size,
+        "families": len(FAMILIES),
+        "steps": steps,
+        "steps_per_second": round(steps / ours),
+        "steps_per_second_pillow": round(steps / pillow),
+        "ratio": round(pillow / ours, 2),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

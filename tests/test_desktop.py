@@ -386,6 +386,31 @@ def test_drawing_again_or_on_a_fresh_desktop_gives_the_same_picture(size: tuple[
     assert looked.world == unseen.world
 
 
+@pytest.mark.parametrize("size", [(224, 168), (300, 200)])
+def test_a_moved_window_looks_as_if_it_had_opened_there(size: tuple[int, int]) -> None:
+    """At 300 by 200 a cell is 9 or 10 pixels wide, by its place."""
+    moved = desk("Conf")
+    for column, row in ((0, 0), (2, 1), (6, 2), (8, 0)):
+        window = moved.windows[0]
+        start = (7 * (window.column + 5), 14 * window.row)
+        moved.draw(*size)
+        moved.drag(start, (7 * (column + 5), 14 * row))
+        opened = desk()
+        opened.launch("Conf", column, row)
+        assert (moved.draw(*size).pixels == opened.draw(*size).pixels).all()
+
+
+@pytest.mark.parametrize("app", ["File", "Note", "Mail", "Conf", "Calc", "Web"])
+def test_a_window_that_nobody_touched_looks_the_same(app: str) -> None:
+    """Or every window would be painted anew for every picture."""
+    desktop = desk(app)
+    window = desktop.windows[0]
+    assert window.widgets() == window.widgets()
+    for tab in [part for part in desktop.seen() if part.kind == "Tab"]:
+        desktop.click(*tab.centre)
+        assert window.widgets() == window.widgets()
+
+
 def test_a_window_shows_whether_it_is_in_front() -> None:
     desktop = two_windows()
     colours = desktop.draw(224, 168).pixels

@@ -1,4 +1,4 @@
-"""From a recipe to the parts that play: model, renderer, engine, environments, put together in this process."""
+"""From a recipe to the parts that play: model, renderer, engine and environments, in this process."""
 
 from __future__ import annotations
 

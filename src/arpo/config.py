@@ -158,7 +158,7 @@ class StoreConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainConfig:
-    steps: int = setting(6000, "updates of the base model's supervised training", low=1)
+    steps: int = setting(1500, "updates of the base model's supervised training", low=1)
     tokens_per_step: int = setting(65536, "padded tokens of one update", low=1024)
     lr: float = setting(1.5e-3, "highest learning rate, after warm-up", above=0)
     warmup: int = setting(200, "updates over which the learning rate rises", low=1)

@@ -1,7 +1,7 @@
 """Typed failures, and the one boundary that attributes every error that escapes from elsewhere.
 
-A user's mistake is a `UserError`: one line that names the place and the remedy. A fault of an environment or an
-engine is an `ArpoFault` that says where it happened. Nothing here turns an error into a value.
+A user's mistake is a `UserError`: one line that names the place and the remedy. A fault of an environment or
+an engine is an `ArpoFault` that says where it happened. Nothing here turns an error into a value.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How good a policy is: rollouts of given tasks, counted. Failed episodes are counted apart, never as zero."""
+"""How good a policy is: rollouts of given tasks, counted. Failures are counted apart, never as zero."""
 
 from __future__ import annotations
 

@@ -65,7 +65,12 @@ async def _screen(
                 name, count = tasks[index].id, _count(outcomes.pop(index), config.replay.threshold)
                 if count.rollouts:
                     counts[name] = count
-                    line = {"id": name, "successes": count.successes, "rollouts": count.rollouts, "of": rollouts}
+                    line = {
+                        "id": name,
+                        "successes": count.successes,
+                        "rollouts": count.rollouts,
+                        "of": rollouts,
+                    }
                     print(json.dumps(line), file=file, flush=True)
 
         await evaluate(
@@ -102,9 +107,7 @@ def _read_progress(path: Path, rollouts: int, pool: Mapping[str, Task]) -> dict[
     return counts
 
 
-def _describe(
-    counts: Mapping[str, Count], kept: Mapping[str, Count], rollouts: int, total: int
-) -> list[str]:
+def _describe(counts: Mapping[str, Count], kept: Mapping[str, Count], rollouts: int, total: int) -> list[str]:
     histogram = Counter(count.successes for count in counts.values())
     rate = sum(c.successes for c in counts.values()) / max(1, sum(c.rollouts for c in counts.values()))
     kept_rate = sum(c.successes for c in kept.values()) / sum(c.rollouts for c in kept.values())

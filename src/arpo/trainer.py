@@ -40,7 +40,12 @@ from arpo.tracking import open_tracker
 from arpo.types import Group, Task
 
 STATE, MODEL = "state.json", "model"
-MAY_CHANGE = ("train.epochs", "store.", "run.dir", "run.threads")  # keys that a run may go on with another value of
+MAY_CHANGE = (
+    "train.epochs",
+    "store.",
+    "run.dir",
+    "run.threads",
+)  # keys that a run may go on with another value of
 
 
 @dataclass(slots=True, kw_only=True)

@@ -136,7 +136,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One whole episode. `score` is the checker's verdict in [0, 1]; `malformed` an answer outside the language."""
+    """One whole episode. `score` is the checker's verdict in [0, 1]; `malformed`: an answer did not parse."""
 
     episode_id: str
     task_id: str
@@ -180,7 +180,7 @@ class Rescue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The episodes of one task in one batch. Failures leave it smaller; `rescue` records a replayed success."""
+    """The episodes of one task in one batch. Failures leave it smaller; `rescue` tells of a replayed success."""
 
     index: int  # place in the batch
     task_id: str
@@ -193,8 +193,7 @@ class Group:
 class Sample:
     """One training sequence: `mask` is true exactly at sampled tokens.
 
-    `tokens_in_trajectory` counts the sampled tokens of the whole trajectory, also where it became several
-    samples; `behaviour_logprobs` are the engine's at mask positions, in order.
+    `behaviour_logprobs` are the engine's, at mask positions in order.
     """
 
     token_ids: tuple[int, ...]

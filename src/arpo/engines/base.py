@@ -10,7 +10,7 @@ from arpo.types import Completion, Prompt, Sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """A policy version and where its weights are: a module in this process, or a folder. Tensors never travel."""
+    """A policy version and a handle on its weights: a module of this process. Tensors never travel."""
 
     version: int
     handle: Any

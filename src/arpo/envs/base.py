@@ -1,7 +1,7 @@
 """The environment protocol: four calls, one task, one episode.
 
-An Env is single use. It acts on typed actions in the pixels of the screenshots that it shows, judges the final
-state itself, and raises when something is broken; it never returns a reward for a fault.
+An Env is single use. It acts on typed actions in the pixels of the screenshots that it shows, judges the
+final state itself, and raises when something is broken; it never returns a reward for a fault.
 """
 
 from __future__ import annotations

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
+from transformers.utils import logging
 
 from arpo.errors import UserError
 from arpo.models import text_attention, vision_attention
 
 MODEL_TYPE = "qwen2_5_vl"
+logging.disable_progress_bar()  # a tiny model's is noise, and would cut through the live display
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 

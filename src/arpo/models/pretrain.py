@@ -19,7 +19,6 @@ import numpy as np
 import torch
 import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -28,15 +27,14 @@ from arpo.config import Config
 from arpo.conversation import load_template
 from arpo.envs.desk.canvas import PALETTE, UNITS_HIGH, UNITS_WIDE
 from arpo.envs.desk.invent import rng_for
-from arpo.envs.desk.words import vocabulary
+from arpo.models.card import CARD, card
 from arpo.models.forward import hidden_states
 from arpo.models.lessons import Lesson, Teacher
 from arpo.models.loading import prepare, resolve_device
 from arpo.models.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
-from arpo.models.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
+from arpo.models.tokenizer import desk_tokenizer, special_ids
 from arpo.rendering import Renderer
 
-_NUMBERS = 256  # one token for each coordinate of a small screen
 _FRAMES_STEP = 64  # screens of a batch are rounded up to this, so that few shapes occur
 _CHUNKS = 4  # batches made together, sorted by length, so that little is padding
 
@@ -48,10 +46,6 @@ class LessonBatch:
     slots_BT: Tensor
     positions_3BT: Tensor
     frames_NHW: Tensor  # palette indices
-
-
-def desk_tokenizer() -> Tokenizer:
-    return build_tokenizer(ACTION_PHRASES, vocabulary(), _NUMBERS)
 
 
 def collate(lessons: list[Lesson], renderer: Renderer) -> LessonBatch:
@@ -72,7 +66,11 @@ def collate(lessons: list[Lesson], renderer: Renderer) -> LessonBatch:
     arrays = tokens, mask, slots, positions, np.stack(frames)
     tensors = [torch.from_numpy(array) for array in arrays]
     return LessonBatch(
-        tokens_BT=tensors[0], mask_BT=tensors[1], slots_BT=tensors[2], positions_3BT=tensors[3], frames_NHW=tensors[4]
+        tokens_BT=tensors[0],
+        mask_BT=tensors[1],
+        slots_BT=tensors[2],
+        positions_3BT=tensors[3],
+        frames_NHW=tensors[4],
     )
 
 
@@ -160,16 +158,22 @@ class Pretraining:
         for key in ("exp_avg", "exp_avg_sq"):
             parts[key] = {name: moments[i][key] for i, name in enumerate(self._names)}
         for part, tensors in parts.items():
-            save_file({name: t.detach().contiguous() for name, t in tensors.items()}, state / f"{part}.safetensors")
+            save_file(
+                {name: t.detach().contiguous() for name, t in tensors.items()}, state / f"{part}.safetensors"
+            )
         (state / "progress.json").write_text(json.dumps({"step": self.step}))
         save_model_folder(self.model, self.tokenizer, self.folder / "model")
+        text = card(self.config, self.step, sum(p.numel() for p in self.model.parameters()))
+        (self.folder / "model" / CARD).write_text(text, encoding="utf-8")
 
     def resume(self) -> None:
         """Go on from a saved state, if there is one."""
         state = self.folder / "state"
         if not (state / "progress.json").is_file():
             return
-        parts = {part: load_file(state / f"{part}.safetensors") for part in ("weights", "exp_avg", "exp_avg_sq")}
+        parts = {
+            part: load_file(state / f"{part}.safetensors") for part in ("weights", "exp_avg", "exp_avg_sq")
+        }
         self.model.load_state_dict(parts["weights"], strict=False)
         self.step = json.loads((state / "progress.json").read_text())["step"]
         moments = {
@@ -198,7 +202,9 @@ def run_pretraining(config: Config, out: Path, say: Callable[[str], None] = prin
     count = settings.workers or max(1, (os.cpu_count() or 2) - 1)
     # Each piece draws other lessons: the step is part of every worker's seed.
     workers = [
-        context.Process(target=_work, args=(queue, training.step * 1000 + i, settings.tokens_per_step), daemon=True)
+        context.Process(
+            target=_work, args=(queue, training.step * 1000 + i, settings.tokens_per_step), daemon=True
+        )
         for i in range(count)
     ]
     for worker in workers:
@@ -214,7 +220,9 @@ def run_pretraining(config: Config, out: Path, say: Callable[[str], None] = prin
                 mean = torch.stack(losses).mean().item()
                 losses.clear()
                 rate = (training.step - first) / seconds
-                say(f"step {training.step}/{settings.steps} loss {mean:.4f} {rate:.1f} steps/s {seconds:.0f} s")
+                say(
+                    f"step {training.step}/{settings.steps} loss {mean:.4f} {rate:.1f} steps/s {seconds:.0f} s"
+                )
             if settings.minutes and seconds > settings.minutes * 60:
                 break
     finally:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from arpo.envs.desk.words import vocabulary
+
 SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>",
     "<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>",
@@ -28,6 +30,8 @@ ACTION_PHRASES = (
     "\nAction: hotkey(key='",
     "\nAction: wait()", "\nAction: finished()", "\nAction: error_env()", "\nAction: call_user()",
 )  # fmt: skip
+
+_COORDINATES = 256
 
 
 def build_tokenizer(phrases: Sequence[str], words: Sequence[str], numbers: int) -> Tokenizer:
@@ -54,6 +58,11 @@ def build_tokenizer(phrases: Sequence[str], words: Sequence[str], numbers: int) 
         [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
     )
     return tokenizer
+
+
+def desk_tokenizer() -> Tokenizer:
+    """The base model's: Desk's words, and one token for each coordinate of a small screen."""
+    return build_tokenizer(ACTION_PHRASES, vocabulary(), _COORDINATES)
 
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int]:

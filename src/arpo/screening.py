@@ -51,7 +51,7 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
 async def _screen(
     config: Config, tasks: list[Task], rollouts: int, progress: Path, display: Display
 ) -> dict[str, Count]:
-    """Tasks are counted, and written down, as they complete; one with a failed episode is not counted whole."""
+    """Tasks are counted and written down as they complete; failed episodes are not among the rollouts."""
     scheduler = assemble(config).scheduler
     outcomes: dict[int, list[Outcome]] = {}
     counts: dict[str, Count] = {}

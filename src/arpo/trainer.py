@@ -1,7 +1,7 @@
 """The training loop: rollouts, replay, advantages, update, new weights; then it is written down.
 
-A run is a folder. Everything that the next batch depends on is in its newest checkpoint, and everything that is
-written after it is cut off again on resume, so a run that was killed ends like one that was not.
+A run is a folder. Everything that the next batch depends on is in its newest checkpoint, and everything that
+is written after it is cut off again on resume, so a run that was killed ends like one that was not.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Trainer:
         }
 
     async def _evaluate(self, landmark: str) -> dict[str, float]:
-        """Measure both sets of tasks; keep one episode of each task to look at. Landmarks enter the summary."""
+        """Measure both sets of tasks, keep one episode of each task; a landmark enters the summary."""
         name = f"eval{self.progress.batch}"
         with self.timing.stage("evaluate"):
             groups = await evaluate_sets(self.scheduler, self.config, self.sets, name, self.display)
@@ -344,8 +344,8 @@ def claim(store: Store, config: Config) -> None:
         ]
         if changed:
             raise UserError(
-                f"{path}: the run in this folder has another {', '.join(changed)}: give this one a --run.dir of its "
-                "own, or remove the folder to begin again"
+                f"{path}: the run in this folder has another {', '.join(changed)}: give this one a --run.dir "
+                "of its own, or remove the folder to begin again"
             )
     store.write_recipe(config)
 

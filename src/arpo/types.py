@@ -61,7 +61,7 @@ class StepResult:
 
 
 class StopReason(StrEnum):
-    """Why an episode ended. Each of these is the model's doing or the rules'; a fault is a Failure instead."""
+    """Why an episode ended: the model's doing or the rules'. A fault is a Failure instead."""
 
     FINISHED = "finished"  # the model said so: finished()
     FAIL = "fail"  # the model judged the task infeasible: error_env()
@@ -74,7 +74,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message of the conversation. `token_ids` holds a sampled answer exactly; it is never tokenised again."""
+    """One message of the conversation. `token_ids` is a sampled answer itself, never tokenised again."""
 
     role: str  # system | user | assistant
     text: str = ""
@@ -120,9 +120,9 @@ class Completion:
 class Turn:
     """One look and one answer.
 
-    `context` are the tokens between the previous answer and this one, and `images` the screenshots whose slots
-    are in it. Where `restart` is true the sequence begins anew with this context (the first turn, and each turn
-    after the window of screenshots slid); else it continues the turn before.
+    `context` are the tokens between the previous answer and this one, and `images` the screenshots whose
+    slots are in it. Where `restart` is true the sequence begins anew with this context (the first turn, and
+    each turn after the window of screenshots slid); else it continues the turn before.
     """
 
     screenshot: Screenshot  # what the model looked at, newest
@@ -180,7 +180,7 @@ class Rescue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The episodes of one task in one batch. Failures leave it smaller; `rescue` tells of a replayed success."""
+    """The episodes of one task in one batch. Failures leave it smaller; `rescue` tells what replay did."""
 
     index: int  # place in the batch
     task_id: str

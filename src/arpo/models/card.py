@@ -57,8 +57,9 @@ pipeline_tag: image-text-to-text
 ---
 # Desk base model
 
-A tiny Qwen2.5-VL ({parameters:,} parameters, half precision) that reads the screens of ARPO's embedded desktop
-and answers in the UI-TARS action language. It is meant to be trained further there, and good for nothing else.
+A tiny Qwen2.5-VL ({parameters:,} parameters, half precision) that reads the screens of ARPO's embedded
+desktop and answers in the UI-TARS action language. It is meant to be trained further there, and good for
+nothing else.
 
 - Made by `arpo pretrain --out FOLDER --pretrain.steps {settings.steps}`, seed {config.run.seed}, {step} of
   {settings.steps} steps of {settings.tokens_per_step:,} tokens, AdamW {settings.lr:g}, bfloat16 arithmetic.

@@ -1,7 +1,7 @@
 """Makes the base model: supervised learning of `lessons`, on one GPU, in pieces that can be resumed.
 
-The folder that it writes is a plain Hugging Face model with a card; the card carries a fingerprint of everything
-that the weights depend on (screens, prompt, tokens), because any changed pixel or token makes them worthless.
+The folder that it writes is a plain Hugging Face model with a card (`card`), whose fingerprint covers all
+that the weights depend on: screens, prompt, tokens.
 """
 
 from __future__ import annotations
@@ -220,9 +220,8 @@ def run_pretraining(config: Config, out: Path, say: Callable[[str], None] = prin
                 mean = torch.stack(losses).mean().item()
                 losses.clear()
                 rate = (training.step - first) / seconds
-                say(
-                    f"step {training.step}/{settings.steps} loss {mean:.4f} {rate:.1f} steps/s {seconds:.0f} s"
-                )
+                done = f"step {training.step}/{settings.steps}"
+                say(f"{done} loss {mean:.4f} {rate:.1f} steps/s {seconds:.0f} s")
             if settings.minutes and seconds > settings.minutes * 60:
                 break
     finally:

@@ -390,7 +390,7 @@ def test_drawing_again_or_on_a_fresh_desktop_gives_the_same_picture(size: tuple[
 def test_a_moved_window_looks_as_if_it_had_opened_there(size: tuple[int, int]) -> None:
     """At 300 by 200 a cell is 9 or 10 pixels wide, by its place."""
     moved = desk("Conf")
-    for column, row in ((0, 0), (2, 1), (6, 2), (8, 0)):
+    for column, row in ((0, 0), (0, 1), (2, 1), (6, 2), (8, 0)):
         window = moved.windows[0]
         start = (7 * (window.column + 5), 14 * window.row)
         moved.draw(*size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from typing import Any
 from arpo.assembly import assemble
 from arpo.config import Config
 from arpo.display import Display, open_display
+from arpo.errors import UserError
 from arpo.scheduler import Outcome, Scheduler
 from arpo.store import write_atomically
 from arpo.tasks import check_disjoint, load_tasks
@@ -45,21 +47,22 @@ class Score:
 
     @property
     def rate(self) -> float:
-        return self.successes / self.episodes if self.episodes else 0.0
+        """Not a number when no episode could be carried out."""
+        return self.successes / self.episodes if self.episodes else math.nan
 
 
 async def evaluate(
     scheduler: Scheduler,
-    tasks: Sequence[Task],
+    tasks: Sequence[tuple[int, Task]],
     *,
     name: str,
     rollouts: int,
     temperature: float,
     on_episode: Callable[[int, Outcome], None],
 ) -> list[Group]:
-    """`rollouts` episodes of each task at `temperature`, under episode names that begin with `name`."""
+    """`rollouts` episodes of each (index, task) at `temperature`, named name-index-number."""
     settings = replace(scheduler.settings, group_size=rollouts, temperature=temperature)
-    return await replace(scheduler, settings=settings).run(name, list(enumerate(tasks)), on_episode)
+    return await replace(scheduler, settings=settings).run(name, tasks, on_episode)
 
 
 async def evaluate_sets(
@@ -72,7 +75,7 @@ async def evaluate_sets(
         display.begin(f"evaluating, {which} tasks", len(tasks) * rollouts[which])
         groups[which] = await evaluate(
             scheduler,
-            tasks,
+            list(enumerate(tasks)),
             name=f"{name}-{which}",
             rollouts=rollouts[which],
             temperature=config.eval.temperature,
@@ -92,6 +95,7 @@ def load_sets(config: Config) -> dict[str, tuple[Task, ...]]:
 def run_evaluation(config: Config, out: Path) -> int:
     """`arpo eval`: measure the recipe's model on its tasks and write the counts."""
     sets = load_sets(config)
+    make_room(out)
     display = open_display(sys.stdout)
     try:
         ensemble = assemble(config)
@@ -103,12 +107,22 @@ def run_evaluation(config: Config, out: Path) -> int:
     return 0
 
 
+def make_room(out: Path) -> None:
+    """Hours of rollouts must not end in a file that cannot be written."""
+    if out.is_dir():
+        raise UserError(f"--out {out}: is a folder; name a file in it")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out}: its folder cannot be made: {error.strerror}") from error
+
+
 def _record(config: Config, groups: Mapping[str, Sequence[Group]]) -> dict[str, Any]:
     record: dict[str, Any] = {"model": config.model.path, "temperature": config.eval.temperature}
     for which in SETS:
         score = Score.of(groups[which])
         record[which] = {
-            "success": score.rate,
+            "success": score.rate if score.episodes else None,
             "successes": score.successes,
             "episodes": score.episodes,
             "failures": score.failures,

@@ -17,7 +17,7 @@ from arpo.assembly import assemble
 from arpo.config import Config
 from arpo.display import Display, open_display
 from arpo.errors import UserError
-from arpo.evaluate import evaluate
+from arpo.evaluate import evaluate, make_room
 from arpo.scheduler import Outcome
 from arpo.store import write_atomically
 from arpo.tasks import SHIPPED, Count, keep, load_tasks, selection
@@ -27,11 +27,12 @@ from arpo.types import Task, Trajectory
 def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_always: bool) -> int:
     """`arpo screen`: count successes of every task, then write those worth training on."""
     pool = {task.id: task for task in load_tasks(tasks)}
+    make_room(out)
     progress = out.with_name(f"{out.name}.progress.jsonl")
     counts = _read_progress(progress, rollouts, pool)
     display = open_display(sys.stdout)
     try:
-        if left := [task for name, task in pool.items() if name not in counts]:
+        if left := {place: task for place, task in enumerate(pool.values()) if task.id not in counts}:
             counts |= asyncio.run(_screen(config, left, rollouts, progress, display))
         in_order = {name: counts[name] for name in pool if name in counts}
         kept = keep(in_order, drop_always=drop_always)
@@ -49,14 +50,18 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
 
 
 async def _screen(
-    config: Config, tasks: list[Task], rollouts: int, progress: Path, display: Display
+    config: Config, tasks: Mapping[int, Task], rollouts: int, progress: Path, display: Display
 ) -> dict[str, Count]:
-    """Tasks are counted and written down as they complete; failed episodes are not among the rollouts."""
+    """Tasks, by their place in the list, are counted and written down as they complete.
+
+    Failed episodes are not among the rollouts.
+    """
     scheduler = assemble(config).scheduler
     outcomes: dict[int, list[Outcome]] = {}
     counts: dict[str, Count] = {}
     display.begin("screening", len(tasks) * rollouts)
     with progress.open("a", encoding="utf-8") as file:
+        print(file=file, flush=True)  # ends a line that was torn
 
         def on_episode(index: int, outcome: Outcome) -> None:
             display.episode_done()
@@ -75,7 +80,7 @@ async def _screen(
 
         await evaluate(
             scheduler,
-            tasks,
+            list(tasks.items()),
             name="screen",
             rollouts=rollouts,
             temperature=config.rollout.temperature,

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import math
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -33,7 +35,7 @@ from arpo.models.export import export_model
 from arpo.recipe import load_config
 from arpo.replay import ReplayBuffer
 from arpo.rewards import reward
-from arpo.samples import GroupStats, samples_of, split_by_signal
+from arpo.samples import GroupStats, Updates, samples_of, split_by_signal
 from arpo.store import RECIPE, Store
 from arpo.tasks import epoch_order
 from arpo.tracking import open_tracker
@@ -117,11 +119,11 @@ class Trainer:
         return [orders[place // len(train)][place % len(train)] for place in range(start, end)]
 
     async def _rollout(self) -> list[Group]:
-        """One batch of groups; with dynamic sampling, further ones in place of those without signal."""
+        """One batch of groups; with dynamic sampling, further ones for those without signal."""
         settings = self.config.train
         groups: list[Group] = []
         for attempt in range(settings.dynamic_attempts + 1 if settings.dynamic_sampling else 1):
-            tasks = self._take_tasks(settings.tasks_per_batch - len(groups))
+            tasks = self._take_tasks(settings.tasks_per_batch - len(self._trained(groups)))
             if not tasks:
                 break
             first = attempt * settings.tasks_per_batch
@@ -132,12 +134,13 @@ class Trainer:
                     lambda *_: self.display.episode_done(),
                 )
             self._write_down(fresh)
-            if settings.dynamic_sampling:
-                fresh, dropped = split_by_signal(fresh, self.config.loss)
-                self.progress.groups["total"] += len(dropped)
-                self.progress.groups["without_signal"] += len(dropped)
             groups += fresh
         return groups
+
+    def _trained(self, groups: Sequence[Group]) -> Sequence[Group]:
+        """The groups that an update averages over: with dynamic sampling, those with signal."""
+        dynamic = self.config.train.dynamic_sampling
+        return split_by_signal(groups, self.config.loss)[0] if dynamic else groups
 
     async def _learn(self, batch: Batch) -> Metrics:
         """Train on the batch and serve the new version."""
@@ -146,15 +149,17 @@ class Trainer:
             await self.scheduler.agent.engine.load(self.learner.weights())
         return metrics
 
-    def _samples(self, groups: Sequence[Group]) -> tuple[Any, GroupStats]:
+    def _samples(self, groups: Sequence[Group]) -> tuple[Updates, GroupStats]:
+        """The updates of the groups that are trained, and the counts of all of them."""
         rollout = self.config.rollout
-        return samples_of(
-            groups,
-            self.config.loss,
+        of = partial(
+            samples_of,
+            loss=self.config.loss,
             tasks_per_update=self.config.train.tasks_per_update,
             token_budget=rollout.max_steps * rollout.max_answer_tokens,
             success=self.config.replay.threshold,
         )
+        return of(self._trained(groups))[0], of(groups)[1]
 
     def _write_down(self, groups: Sequence[Group]) -> None:
         for group in groups:
@@ -177,7 +182,8 @@ class Trainer:
         every = self.config.eval.every
         if done or (every and progress.batch % every == 0):
             metrics |= await self._evaluate("final" if done else "")
-            self.display.begin("training", self._total_tasks * self._group_size, progress.episodes)
+            if not done:
+                self.display.begin("training", self._total_tasks * self._group_size, progress.episodes)
         self.tracker.log(progress.batch, metrics)
         self.store.log_timing(progress.batch, self.timing.taken(sum(len(g.trajectories) for g in groups)))
         if done or self.stopping or progress.batch % self.config.store.checkpoint_every == 0:
@@ -200,7 +206,7 @@ class Trainer:
             "steps": _mean(len(trajectory.turns) for trajectory in fresh),
             "malformed": _mean(trajectory.malformed for trajectory in fresh),
             **{("groups" if name == "total" else name): count for name, count in asdict(stats).items()},
-            "replay_age": _mean(ages),
+            "replay_age": _mean(ages) if ages else 0.0,
             "replay_size": sum(map(len, self.replay.state().values())),
         }
 
@@ -213,6 +219,8 @@ class Trainer:
         for group in (group for which in SETS for group in groups[which]):
             for trajectory in group.trajectories[:1]:
                 self.store.add_trajectory(trajectory)
+            for failure in group.failures:
+                self.store.add_failure(failure)
         self.progress.failures += sum(score.failures for score in scores.values())
         if landmark:
             self.progress.success[landmark] = {which: score.rate for which, score in scores.items()}
@@ -286,9 +294,10 @@ class Timing:
         return {**seconds, "episodes_per_second": episodes / seconds["rollout"]}
 
 
-def _mean(values: Any) -> float:
+def _mean(values: Iterable[float]) -> float:
+    """Of nothing it is no number: a batch that could not be carried out has no success, not one of 0."""
     numbers = [float(value) for value in values]
-    return fmean(numbers) if numbers else 0.0
+    return fmean(numbers) if numbers else math.nan
 
 
 @contextmanager
@@ -333,9 +342,9 @@ def run_training(config: Config) -> int:
 
 
 def claim(store: Store, config: Config) -> None:
-    """Write the recipe, or make sure that the run in this folder is of the same one."""
+    """Write the recipe; where the run in this folder has begun, make sure that it is of the same one."""
     path = store.folder / RECIPE
-    if path.is_file():
+    if path.is_file() and (store.folder / checkpoint.CHECKPOINTS).is_dir():
         before = _settings(load_config(path))
         changed = [
             key

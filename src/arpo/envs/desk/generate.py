@@ -1,8 +1,8 @@
 """Writes Desk's shipped task lists: `python -m arpo.envs.desk.generate FOLDER`, pool.json and heldout.json.
 
 The pool is to Desk what OSWorld's 369 tasks are to a desktop: some are short, most ask for several things
-that must be found on the screen first, some cannot be done. The held-out tasks are made the same way from other
-seeds. Every task can be done within the steps of an episode.
+that must be found on the screen first, some cannot be done. The held-out tasks are made the same way from
+other seeds. Every task can be done within the steps of an episode.
 """
 
 from __future__ import annotations

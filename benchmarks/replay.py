@@ -2,8 +2,8 @@
 
     python benchmarks/replay.py --seeds 5 --jobs 2 --out runs/replay [--section.key VALUE …]
 
-Each run is `arpo train desk` in a folder of its own, so what was stopped goes on. Prints a table of every run,
-then one JSON line: means, spreads, and the paired difference with its 95% interval (Student's t over seeds).
+Each run is `arpo train desk` in a folder of its own, so what was stopped goes on. Prints a table of every
+run, then one JSON line: means, spreads, and the paired difference with its 95% interval (Student's t).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 
 SIDES = {"replay": "true", "plain": "false"}
 COLUMNS = (
-    "", "seed", "base", "after", "base, held out", "after, held out", "without signal", "rescued", "episodes", "s",
+    "", "seed", "base", "after", "base, held out", "after, held out", "without signal", "rescued", "episodes",
+    "seconds",
 )  # fmt: skip
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
@@ -74,10 +75,8 @@ def main() -> None:
                 strict=True,
             )
         )
-    print(
-        "| | seed | base | after | base, held out | after, held out | without signal | rescued | episodes | s |"
-    )
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    print(f"| {' | '.join(COLUMNS)} |")
+    print(f"|{' --- |' * len(COLUMNS)}")
     for side in SIDES:
         for seed in range(options.seeds):
             print(row(side, seed, summaries[side, seed]))

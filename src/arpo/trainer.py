@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -91,11 +91,11 @@ class Trainer:
             self._save()
         self.display.begin("training", self._total_tasks * self._group_size, self.progress.episodes)
         while self.progress.tasks < self._total_tasks and not self.stopping:
-            groups = await self._rollout()
-            groups = self.replay.rescue(groups, self._rng(), self.learner.weights().version)
+            played = await self._rollout()
+            groups = self.replay.rescue(played, self._rng(), self.learner.weights().version)
             updates, stats = self._samples(groups)
             metrics = await self._learn(Batch(updates=updates))
-            await self._finish_batch(groups, stats, metrics)
+            await self._finish_batch(played, groups, stats, metrics)
         return self.progress.tasks >= self._total_tasks
 
     @property
@@ -170,14 +170,16 @@ class Trainer:
         self.progress.episodes += sum(len(group.trajectories) for group in groups)
         self.progress.failures += sum(len(group.failures) for group in groups)
 
-    async def _finish_batch(self, groups: Sequence[Group], stats: GroupStats, learned: Metrics) -> None:
+    async def _finish_batch(
+        self, played: Sequence[Group], groups: Sequence[Group], stats: GroupStats, learned: Metrics
+    ) -> None:
         """Count, evaluate where it is due, write the metrics and the checkpoint."""
         progress = self.progress
         progress.batch += 1
         for name in progress.groups:
             progress.groups[name] += getattr(stats, name)
         done = progress.tasks >= self._total_tasks
-        metrics = {**self._batch_metrics(groups, stats), **learned}
+        metrics = {**self._batch_metrics(played, groups, stats), **learned}
         self.display.batch(progress.batch, metrics)
         every = self.config.eval.every
         if done or (every and progress.batch % every == 0):
@@ -185,17 +187,15 @@ class Trainer:
             if not done:
                 self.display.begin("training", self._total_tasks * self._group_size, progress.episodes)
         self.tracker.log(progress.batch, metrics)
-        self.store.log_timing(progress.batch, self.timing.taken(sum(len(g.trajectories) for g in groups)))
+        self.store.log_timing(progress.batch, self.timing.taken(sum(len(g.trajectories) for g in played)))
         if done or self.stopping or progress.batch % self.config.store.checkpoint_every == 0:
             self._save()
 
-    def _batch_metrics(self, groups: Sequence[Group], stats: GroupStats) -> dict[str, float]:
-        fresh = [
-            trajectory
-            for group in groups
-            for index, trajectory in enumerate(group.trajectories)
-            if group.rescue is None or group.rescue.index != index
-        ]
+    def _batch_metrics(
+        self, played: Sequence[Group], groups: Sequence[Group], stats: GroupStats
+    ) -> dict[str, float]:
+        """What was played, the episodes that replay then replaced included; and what became of it."""
+        fresh = [trajectory for group in played for trajectory in group.trajectories]
         ages = [group.rescue.age for group in groups if group.rescue is not None]
         weight = self.config.loss.format_weight
         return {
@@ -328,9 +328,8 @@ def run_training(config: Config) -> int:
             trainer.stopping = True
             display.note("finishing this batch, then saving; Ctrl-C again to stop at once")
 
-        with stops_gently(stop):
+        with stops_gently(stop), closing(trainer.tracker):
             done = asyncio.run(trainer.train())
-        trainer.tracker.close()
         if not done:
             display.note(f"saved after batch {trainer.progress.batch}; the same command goes on from there")
             return 130

@@ -1,6 +1,6 @@
-"""`arpo` in a process of its own that signals itself at an exact moment: the fault injection of these tests.
+"""`arpo` in a process of its own that sends itself signals at an exact moment: these tests' fault injection.
 
-Processes are forked from one that has imported torch already, which is what most of a small run's time is.
+The processes are forked from one that has imported torch already: that takes longer than a small run.
 """
 
 from __future__ import annotations
@@ -9,35 +9,143 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arpo.cli import main
-
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["arpo.trainer", "arpo.viewer.report", "tensorboardX", "kill_at"])
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["arpo.trainer", "arpo.viewer.report", "tensorboardX"])
 
 
-@dataclass(frozen=True)
-class Moment:
-    """When `arms` sees a call of `owner.name` for which it is true, `signals` are sent before the call."""
-
-    install: Callable[[Callable[[], None]], None]
-    signals: tuple[int, ...] = (signal.SIGKILL,)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    code: int  # minus the number of the signal, where one ended it
+    code: int  # minus a signal's number, where that ended it
     output: str
 
 
-def arpo(log: Path, *words: str, at: Moment | None = None) -> Ended:
-    """Run a command to its end, whatever it is."""
-    process = _FORKS.Process(target=_command, args=(log, words, _NAMES.get(id(at), "")))
+def arpo(log: Path, *words: str, at: str = "", signals: Sequence[int] = (signal.SIGKILL,)) -> Ended:
+    """Carry out a command; at the moment of that name, if any, the process sends itself `signals`."""
+    process = FORKS.Process(target=_command, args=(log, words, at, signals))
     process.start()
     process.join()
     assert process.exitcode is not None
-    return Ended(process.exitcode, log.read_text("utf-8"))
+    return Ended(code=process.exitcode, output=log.read_text("utf-8"))
+
+
+def _command(log: Path, words: Sequence[str], at: str, signals: Sequence[int]) -> None:
+    with log.open("w") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    from arpo.cli import main
+
+    def strike() -> None:
+        for number in signals:
+            os.kill(os.getpid(), number)
+
+    if at:
+        MOMENTS[at](strike)
+    sys.exit(main(words))
+
+
+Strike = Callable[[], None]
+
+
+def _before(owner: Any, name: str, hears: Callable[..., object]) -> None:
+    """`hears` is called with the arguments of each call of `owner.name`, ahead of it."""
+    original = getattr(owner, name)
+
+    def heard(*args: Any, **named: Any) -> Any:
+        hears(*args)
+        return original(*args, **named)
+
+    setattr(owner, name, heard)
+
+
+def _playing(run: str) -> Callable[[Strike], None]:
+    """Before the third step of an environment in the rollouts of that name."""
+
+    def install(strike: Strike) -> None:
+        from arpo.envs.desk.env import DeskEnv
+        from arpo.scheduler import Scheduler
+
+        steps = {"seen": 0, "third": 0}
+
+        def begins(scheduler: Scheduler, name: str, *rest: Any) -> None:
+            steps["third"] = steps["seen"] + 3 if name == run else 0
+
+        def step(*_: Any) -> None:
+            steps["seen"] += 1
+            if steps["seen"] == steps["third"]:
+                strike()
+
+        _before(Scheduler, "run", begins)
+        _before(DeskEnv, "step", step)
+
+    return install
+
+
+def _half_a_line(strike: Strike) -> None:
+    """With half of the line of an episode of the third batch in the file."""
+    from arpo.store import TRAJECTORIES, Store
+
+    def append(store: Store, name: str, record: dict[str, Any]) -> None:
+        if name == TRAJECTORIES and record["episode_id"] == "batch2-1-0":
+            with (store.folder / name).open("ab") as file:
+                file.write(b'{"episode_id":"batch2-1-0","task_id":"po')
+            strike()
+
+    _before(Store, "_append", append)
+
+
+def _half_a_checkpoint(strike: Strike) -> None:
+    """With the third batch's weights written and its optimiser not."""
+    from arpo.learner import local
+
+    def save_file(tensors: Any, path: Path) -> None:
+        if path.name == local.OPTIMISER and "step-000003" in str(path):
+            strike()
+
+    _before(local, "save_file", save_file)
+
+
+def _before_the_rename(strike: Strike) -> None:
+    """With the third batch's checkpoint written, beside its place."""
+    from arpo import checkpoint
+
+    _before(checkpoint.os, "rename", lambda old, new: strike() if new.name == "step-000003" else None)
+
+
+def _before_the_checkpoint(strike: Strike) -> None:
+    """With everything of the third batch appended, and its checkpoint not begun."""
+    from arpo import checkpoint
+
+    _before(checkpoint, "save", lambda root, step, *_: strike() if step == 3 else None)
+
+
+def _after_the_learning(strike: Strike) -> None:
+    """With new weights in memory and their episodes written down."""
+    from arpo.trainer import Trainer
+
+    _before(Trainer, "_finish_batch", lambda trainer, *_: strike() if trainer.progress.batch == 1 else None)
+
+
+def _at_the_end(strike: Strike) -> None:
+    """With the last checkpoint and the summary there, and the model not."""
+    from arpo import trainer
+
+    _before(trainer, "export_model", lambda *_: strike())
+
+
+MOMENTS: dict[str, Callable[[Strike], None]] = {
+    "in the base evaluation": _playing("eval0-heldout"),
+    "in a rollout": _playing("batch1"),
+    "in an evaluation": _playing("eval2-train"),
+    "in the final evaluation": _playing("eval4-heldout"),
+    "after the learning": _after_the_learning,
+    "in a line of the store": _half_a_line,
+    "before the checkpoint": _before_the_checkpoint,
+    "in the checkpoint": _half_a_checkpoint,
+    "before the checkpoint's rename": _before_the_rename,
+    "at the end": _at_the_end,
+}

@@ -225,7 +225,8 @@ def run_pretraining(config: Config, out: Path, say: Callable[[str], None] = prin
             if settings.minutes and seconds > settings.minutes * 60:
                 break
     finally:
-        training.save()
+        if training.step > first:
+            training.save()
         for worker in workers:
             worker.terminate()
     say(f"{out}: step {training.step} of {settings.steps} saved")

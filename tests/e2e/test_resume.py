@@ -1,0 +1,210 @@
+"""A run that was killed at any moment and called again ends like one that never was, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from kill_at import MOMENTS, Ended, arpo
+
+from arpo.store import Store
+
+SETTINGS = """
+    --train.epochs 4 --train.tasks_per_batch 4 --train.tasks_per_update 2 --rollout.max_steps 3
+    --eval.every 2 --eval.rollouts 1 --eval.heldout_rollouts 1 --run.threads 1
+"""
+# Short ones that the base model solves now and then.
+TASKS = {
+    "pool": ("pool-001", "pool-010", "pool-013", "pool-021"),
+    "heldout": ("heldout-001", "heldout-006"),
+}
+SAME = (
+    "metrics.jsonl",
+    "trajectories.jsonl",
+    "failures.jsonl",
+    "screenshots.pack",
+    "model/model.safetensors",
+)
+LEARNED = ("weights.safetensors", "optimiser.safetensors", "learner.json")
+
+
+class Runs:
+    """Runs of one recipe in one folder, each in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        for name, ids in TASKS.items():
+            counts = {task: {"successes": 0, "rollouts": 0} for task in ids}
+            chosen = {"source": f"desk:{name}", "tasks": counts}
+            (folder / f"{name}.json").write_text(json.dumps(chosen), "utf-8")
+        self.reference = folder / "reference"
+        assert self.train(self.reference).code == 0
+
+    def train(
+        self, run: Path, *more: str, at: str = "", signals: tuple[int, ...] = (signal.SIGKILL,)
+    ) -> Ended:
+        tasks = (
+            "--tasks.train",
+            f"{self._folder}/pool.json",
+            "--tasks.heldout",
+            f"{self._folder}/heldout.json",
+        )
+        words = ("train", *SETTINGS.split(), *tasks, "--run.dir", str(run), *more)
+        return arpo(run.with_suffix(".log"), *words, at=at, signals=signals)
+
+    def copy(self, run: Path) -> Path:
+        return Path(shutil.copytree(self.reference, run))
+
+    def assert_same(self, run: Path) -> None:
+        for name in SAME:
+            assert (run / name).read_bytes() == (self.reference / name).read_bytes(), name
+        for name in LEARNED:
+            last = f"checkpoints/step-000004/learner/{name}"
+            assert (run / last).read_bytes() == (self.reference / last).read_bytes(), last
+        assert summary(run) == summary(self.reference)
+
+
+def summary(run: Path) -> dict[str, object]:
+    """All but what may differ between two runs of one recipe."""
+    whole = json.loads((run / "summary.json").read_text("utf-8"))
+    assert whole.pop("seconds") > 0
+    del whole["recipe"]["run"]["dir"], whole["recipe"]["store"]
+    return whole
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+
+
+def content(run: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("runs"))
+
+
+def test_the_undisturbed_run_has_something_to_lose(runs: Runs) -> None:
+    lines = metrics(runs.reference)
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    assert [line["step"] for line in lines if "eval_train" in line] == [0, 2, 4]
+    assert lines[4]["episodes"] == 32
+    assert sum(line["rescued"] for line in lines[1:]) >= 1
+    assert sum(line["updates"] for line in lines[1:]) >= 4
+
+
+OFTEN: tuple[str, ...] = ()
+RARELY = ("--store.checkpoint_every", "3", "--store.keep_checkpoints", "1")
+# Every moment is in one of these lives of a run, in the order in which the run comes by them.
+LIVES = (
+    (OFTEN, ("in the base evaluation", "after the learning", "in an evaluation", "before the checkpoint")),
+    (OFTEN, ("in the checkpoint", "before the checkpoint's rename", "at the end")),
+    (RARELY, ("in a rollout", "in a line of the store", "in the final evaluation")),
+)
+
+
+@pytest.mark.parametrize(("saved", "moments"), LIVES, ids=[", ".join(moments) for _, moments in LIVES])
+def test_killed_at_any_moment_the_same_command_ends_the_same(
+    runs: Runs, tmp_path: Path, saved: tuple[str, ...], moments: tuple[str, ...]
+) -> None:
+    run = tmp_path / "run"
+    for moment in moments:
+        assert runs.train(run, *saved, at=moment).code == -signal.SIGKILL
+        assert not (run / "model").exists()
+    ended = runs.train(run, *saved)
+    assert ended.code == 0 and f"going on from {run}/checkpoints" in ended.output
+    runs.assert_same(run)
+
+
+def test_every_moment_has_its_turn() -> None:
+    assert sorted(moment for _, moments in LIVES for moment in moments) == sorted(MOMENTS)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(runs: Runs, tmp_path: Path) -> None:
+    run = runs.copy(tmp_path / "run")
+    weights = run / "checkpoints/step-000004/learner/weights.safetensors"
+    damaged = bytearray(weights.read_bytes())
+    damaged[-100] ^= 1
+    weights.write_bytes(damaged)
+    ended = runs.train(run)
+    assert ended.code == 0
+    assert f"checkpoint {run}/checkpoints/step-000004 is damaged and was passed over" in ended.output
+    assert "learner/weights.safetensors has other content" in ended.output
+    assert f"going on from {run}/checkpoints/step-000003, after batch 3" in ended.output
+    runs.assert_same(run)
+
+
+def test_ctrl_c_finishes_the_batch_and_a_second_one_does_not(runs: Runs, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stopped = runs.train(run, at="in a rollout", signals=(signal.SIGINT, signal.SIGINT))
+    assert stopped.code == 130
+    assert stopped.output.endswith("arpo: stopped; the same command goes on where it was\n")
+    assert metrics(run) == metrics(runs.reference)[:2]
+
+    stopped = runs.train(run, at="in a rollout", signals=(signal.SIGINT,))
+    assert stopped.code == 130
+    assert "finishing this batch, then saving; Ctrl-C again to stop at once" in stopped.output
+    assert stopped.output.endswith("saved after batch 2; the same command goes on from there\n")
+    assert metrics(run) == metrics(runs.reference)[:3]
+
+    assert runs.train(run).code == 0
+    runs.assert_same(run)
+
+
+def test_a_finished_run_stays_as_it_is(runs: Runs, tmp_path: Path) -> None:
+    run = runs.copy(tmp_path / "run")
+    ended = runs.train(run)
+    assert ended.code == 0 and "batch" not in ended.output.replace("after batch 4", "")
+    runs.assert_same(run)
+
+
+def test_a_finished_run_goes_on_with_more_epochs(runs: Runs, tmp_path: Path) -> None:
+    run = runs.copy(tmp_path / "run")
+    ended = runs.train(run, "--train.epochs", "5")
+    assert ended.code == 0, ended.output
+    lines = metrics(run)
+    assert lines[:5] == metrics(runs.reference)
+    assert (len(lines), lines[5]["step"], lines[5]["episodes"]) == (6, 5, 40)
+    whole = summary(run)
+    assert whole["episodes"] == 40
+    success = whole["success"]
+    assert isinstance(success, dict)
+    assert success["base"]["train"] == lines[0]["eval_train"]
+    assert success["final"]["train"] == lines[5]["eval_train"]
+
+
+def test_another_recipe_is_refused_by_the_name_of_its_key(runs: Runs) -> None:
+    before = content(runs.reference)
+    refused = runs.train(runs.reference, "--optim.lr", "1e-3", "--replay.enabled", "false")
+    assert refused.code == 2
+    assert refused.output.count("\n") == 1
+    assert (
+        "the run in this folder has another replay.enabled, optim.lr: give this one a --run.dir"
+        in refused.output
+    )
+    assert content(runs.reference) == before
+
+
+def test_one_process_writes_a_run(runs: Runs) -> None:
+    store = Store(runs.reference)
+    try:
+        refused = runs.train(runs.reference)
+    finally:
+        store.close()
+    assert refused.code == 2
+    assert refused.output == (
+        f"arpo: error: {runs.reference}: another process is writing this run; choose another --run.dir\n"
+    )
+
+
+def test_a_mistake_in_the_first_call_does_not_claim_the_folder(runs: Runs, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    refused = runs.train(run, "--rollout.max_context_tokens", "100")
+    assert refused.code == 2 and "rollout.max_context_tokens = 100" in refused.output
+    stopped = runs.train(run, at="in the base evaluation", signals=(signal.SIGINT,))
+    assert stopped.code == 130
+    assert metrics(run) == metrics(runs.reference)[:1]

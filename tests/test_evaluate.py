@@ -1,0 +1,111 @@
+"""Evaluation: so many rollouts of each task, counted; what could not be carried out is counted apart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from arpo.config import EnvConfig, RolloutConfig
+from arpo.envs.pool import EnvPool
+from arpo.errors import UserError
+from arpo.evaluate import Score, evaluate, load_sets, make_room, run_evaluation
+from arpo.rollout import Agent
+from arpo.scheduler import Scheduler
+from arpo.testing import FakeEnv, task
+from players import CLICK, DONE, RENDERER, TEMPLATE, scripted
+from trajectories import group, scored, trajectory
+from verdicts import HELDOUT, A, B, Scripted, small_config
+
+
+def test_a_score_counts_verdicts_and_failures() -> None:
+    score = Score.of(
+        [
+            scored(1.0, 0.0, task="a"),
+            group(trajectory(0.5, task="b"), index=1, task="b", failures=1),
+            group(index=2, task="c", failures=2),
+        ]
+    )
+    assert score.by_task == {"a": (1.0, 0.0), "b": (0.5,), "c": ()}
+    assert (score.successes, score.episodes, score.failures, score.rate) == (1.5, 3, 3, 0.5)
+
+
+def test_what_could_not_be_carried_out_has_no_rate() -> None:
+    score = Score.of([group(task="a", failures=2)])
+    assert (score.successes, score.episodes, score.failures) == (0, 0, 2)
+    assert math.isnan(score.rate)
+
+
+def test_tasks_are_played_as_often_and_as_cold_as_asked_for() -> None:
+    engine = scripted([CLICK, DONE])
+    settings = RolloutConfig(group_size=2, temperature=1.0)
+    scheduler = Scheduler(
+        pool=EnvPool(lambda: FakeEnv(score=len), EnvConfig()),
+        agent=Agent(engine=engine, renderer=RENDERER, template=TEMPLATE),
+        settings=settings,
+        seed=0,
+    )
+    heard: list[int] = []
+    groups = asyncio.run(
+        evaluate(
+            scheduler,
+            [(0, task("a")), (4, task("b"))],
+            name="look",
+            rollouts=3,
+            temperature=0.25,
+            on_episode=lambda index, outcome: heard.append(index),
+        )
+    )
+    assert {sampling.temperature for sampling in engine.samplings} == {0.25}
+    assert sorted(heard) == [0, 0, 0, 4, 4, 4]
+    assert [(found.index, found.task_id, len(found.failures)) for found in groups] == [
+        (0, "a", 3),
+        (4, "b", 3),
+    ]
+    assert [failure.episode_id for failure in groups[1].failures] == ["look-4-0", "look-4-1", "look-4-2"]
+    assert scheduler.settings is settings
+
+
+def test_the_verdicts_of_both_sets_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Scripted.play({A: [1, 0, 0.5], B: [1, 1, 1], HELDOUT: [0, 1]})
+    rollouts = ("--eval.rollouts=3", "--eval.heldout_rollouts=2")
+    out = tmp_path / "new" / "folder" / "scores.json"
+    assert run_evaluation(small_config(tmp_path, [A, B], *rollouts), out) == 0
+    written = json.loads(out.read_text("utf-8"))
+    assert (written["model"], written["temperature"]) == ("base", 0.6)
+    assert written["train"].pop("tasks").keys() == {A, B}
+    assert written["train"] == {"success": 0.75, "successes": 4.5, "episodes": 6, "failures": 0}
+    assert written["heldout"]["success"] == 0.5
+    assert sorted(written["heldout"]["tasks"][HELDOUT]) == [0.0, 1.0]
+    said = capsys.readouterr().out.splitlines()
+    assert "eval, train tasks: 75.0% (4.5/6)" in said
+    assert said[-1] == f"written to {out}"
+
+
+def test_failures_of_an_evaluation_are_written_as_failures(tmp_path: Path) -> None:
+    out = tmp_path / "scores.json"
+    assert run_evaluation(small_config(tmp_path, [A], "--env.attempts=1", env="lying"), out) == 0
+    written = json.loads(out.read_text("utf-8"))
+    for which in ("train", "heldout"):
+        assert (written[which]["success"], written[which]["episodes"], written[which]["failures"]) == (
+            None,
+            0,
+            1,
+        )
+
+
+def test_an_out_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a folder; name a file in it"):
+        run_evaluation(small_config(tmp_path, [A]), tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="its folder cannot be made"):
+        make_room(tmp_path / "file" / "below" / "scores.json")
+
+
+def test_the_two_sets_must_not_meet(tmp_path: Path) -> None:
+    assert [len(tasks) for tasks in load_sets(small_config(tmp_path, [A, B])).values()] == [2, 1]
+    with pytest.raises(UserError, match=f"held-out task '{A}' is also training task '{A}'"):
+        load_sets(small_config(tmp_path, [A], "--tasks.heldout=desk:pool"))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from arpo.assembly import assemble
+from arpo.conversation import load_template
 from arpo.errors import UserError
 from arpo.learner.local import LocalLearner
 from arpo.tasks import load_tasks
@@ -25,7 +26,7 @@ def test_the_parts_are_those_of_the_recipe(tmp_path: Path) -> None:
     assert ensemble.scheduler.settings is config.rollout
     assert ensemble.scheduler.seed == 7
     assert ensemble.scheduler.agent.renderer is ensemble.renderer
-    assert "Thought" in ensemble.scheduler.agent.template.system + ensemble.scheduler.agent.template.user
+    assert ensemble.scheduler.agent.template == load_template("desk")
 
 
 def test_the_ensemble_plays_with_the_model_that_a_learner_fills(tmp_path: Path) -> None:

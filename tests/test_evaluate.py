@@ -43,7 +43,7 @@ def test_tasks_are_played_as_often_and_as_cold_as_asked_for() -> None:
     engine = scripted([CLICK, DONE])
     settings = RolloutConfig(group_size=2, temperature=1.0)
     scheduler = Scheduler(
-        pool=EnvPool(lambda: FakeEnv(score=len), EnvConfig()),
+        pool=EnvPool(FakeEnv, EnvConfig()),
         agent=Agent(engine=engine, renderer=RENDERER, template=TEMPLATE),
         settings=settings,
         seed=0,
@@ -61,11 +61,8 @@ def test_tasks_are_played_as_often_and_as_cold_as_asked_for() -> None:
     )
     assert {sampling.temperature for sampling in engine.samplings} == {0.25}
     assert sorted(heard) == [0, 0, 0, 4, 4, 4]
-    assert [(found.index, found.task_id, len(found.failures)) for found in groups] == [
-        (0, "a", 3),
-        (4, "b", 3),
-    ]
-    assert [failure.episode_id for failure in groups[1].failures] == ["look-4-0", "look-4-1", "look-4-2"]
+    assert [(played.index, played.task_id) for played in groups] == [(0, "a"), (4, "b")]
+    assert [played.episode_id for played in groups[1].trajectories] == ["look-4-0", "look-4-1", "look-4-2"]
     assert scheduler.settings is settings
 
 
@@ -90,11 +87,8 @@ def test_failures_of_an_evaluation_are_written_as_failures(tmp_path: Path) -> No
     assert run_evaluation(small_config(tmp_path, [A], "--env.attempts=1", env="lying"), out) == 0
     written = json.loads(out.read_text("utf-8"))
     for which in ("train", "heldout"):
-        assert (written[which]["success"], written[which]["episodes"], written[which]["failures"]) == (
-            None,
-            0,
-            1,
-        )
+        counts = {name: written[which][name] for name in ("success", "episodes", "failures")}
+        assert counts == {"success": None, "episodes": 0, "failures": 1}
 
 
 def test_an_out_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:

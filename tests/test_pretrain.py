@@ -54,12 +54,9 @@ def test_batches_are_full_but_not_over(some: list[LessonBatch]) -> None:
 def test_a_seed_draws_its_batches(some: list[LessonBatch]) -> None:
     again = next(batches(rng_for("pretrain", 800_000), RENDERER, TOKENS))
     other = next(batches(rng_for("pretrain", 800_001), RENDERER, TOKENS))
-    assert torch.equal(again.tokens_BT, some[0].tokens_BT) and torch.equal(
-        again.frames_NHW, some[0].frames_NHW
-    )
-    assert other.tokens_BT.shape != some[0].tokens_BT.shape or not torch.equal(
-        other.tokens_BT, some[0].tokens_BT
-    )
+    assert torch.equal(again.tokens_BT, some[0].tokens_BT)
+    assert torch.equal(again.frames_NHW, some[0].frames_NHW)
+    assert other.tokens_BT.tolist() != some[0].tokens_BT.tolist()
 
 
 def test_the_loss_is_transformers_own(some: list[LessonBatch], tmp_path: Path) -> None:
@@ -111,8 +108,8 @@ def test_a_saved_state_goes_on_as_if_it_had_not_stopped(some: list[LessonBatch],
 def test_learning_the_same_lessons_again_lowers_the_loss(some: list[LessonBatch], tmp_path: Path) -> None:
     training = Pretraining(config("--pretrain.steps=50", "--pretrain.lr=0.003"), tmp_path)
     palette = torch.from_numpy(PALETTE)
-    losses = [float(training.update(some[0], palette)) for _ in range(6)]
-    assert losses[-1] < losses[0] - 0.5
+    losses = [float(training.update(some[0], palette)) for _ in range(3)]
+    assert losses[2] < losses[0] - 0.2
 
 
 def test_two_steps_leave_a_model_that_plain_transformers_loads(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def screen(
     env: str = "Scripted",
     drop_always: bool = False,
 ) -> int:
-    config = small_config(folder, [A, B, C, D], "--env.parallel=1", "--env.attempts=1", *overrides, env=env)
+    config = small_config(folder, [A, B, C, D], "--env.parallel=1", "--env.attempts=1", env=env)
     return run_screening(config, tasks or config.tasks.train, 2, out, drop_always)
 
 
@@ -127,10 +127,11 @@ def test_a_task_is_played_the_same_whatever_was_played_before(tmp_path: Path) ->
 
 def test_the_progress_of_another_screening_is_refused(tmp_path: Path) -> None:
     progress = tmp_path / "kept.json.progress.jsonl"
-    for other in (
+    of_16, elsewhere = (
         {"id": A, "successes": 1, "rollouts": 16, "of": 16},
         {"id": "x", "successes": 1, "rollouts": 2, "of": 2},
-    ):
+    )
+    for other in (of_16, elsewhere):
         progress.write_text(json.dumps(other) + "\n")
         with pytest.raises(UserError, match="is of another screening: remove it, or choose another --out"):
             screen(tmp_path, tmp_path / "kept.json")

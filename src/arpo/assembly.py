@@ -34,8 +34,8 @@ def assemble(config: Config) -> Ensemble:
     factory = resolve_env(config.env)
     template = load_template(config.model.prompt)
     folder = resolve_model(config.model.path)
-    renderer = Renderer.from_folder(folder, config.model.min_pixels, config.model.max_pixels)
     model = load_model(folder, config.model.dtype, config.model.device)
+    renderer = Renderer.from_folder(folder, config.model.min_pixels, config.model.max_pixels)
     engine = HFEngine(model, renderer, slots=config.env.parallel)
     scheduler = Scheduler(
         pool=EnvPool(factory, config.env),

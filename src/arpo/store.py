@@ -89,7 +89,10 @@ class Store(StoreReader):
     """Writes a run's folder, making it if need be."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{folder}: the run's folder cannot be made: {error.strerror}") from error
         self._lock = _lock(folder)
         for name in LOGS:
             _drop_torn_line(folder / name)

@@ -22,7 +22,7 @@ def export_model(source: Path, out: Path, dtype: str) -> Path:
     """Write to `out` the model of a run's newest whole checkpoint, of one checkpoint, or of a folder."""
     if dtype not in DTYPES:
         raise UserError(f"--dtype {dtype}: use one of {', '.join(DTYPES)}")
-    if out.exists() and any(out.iterdir()):
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError(f"{out}: is there already and not empty; name a new folder")
     base, checkpoint = _find(source)
     model = load_model(base, "float32", "cpu")

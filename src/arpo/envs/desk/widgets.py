@@ -7,7 +7,7 @@ look the same; what they do does not count.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from arpo.envs.desk.canvas import CELL_HEIGHT, CELL_WIDTH, Canvas, Colour
@@ -153,6 +153,16 @@ class Tab(Switch):
     def draw(self, canvas: Canvas, x: int, y: int) -> None:
         canvas.box(x, y, self.wide, self.high, Colour.PAPER if self.on else Colour.DIM, Colour.EDGE)
         canvas.text(x, y, self.label, Colour.TITLE if self.on else Colour.INK)
+
+
+def tab_row(tabs: Sequence[tuple[str, int]], on: str, show: Callable[[str], Act]) -> list[Widget]:
+    """Tabs side by side on the first row, each with its width in cells; `show` gives what a click does."""
+    row: list[Widget] = []
+    column = 0
+    for name, columns in tabs:
+        row.append(Tab(column=column, row=0, columns=columns, label=name, on=name == on, click=show(name)))
+        column += columns
+    return row
 
 
 class DropDown(Widget):

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from arpo.envs.desk.desktop import Desktop
-from arpo.envs.desk.widgets import Act, Button, Check, DropDown, Label, Radio, Slider, Tab, TextEdit, Widget
+from arpo.envs.desk.widgets import (
+    Act,
+    Button,
+    Check,
+    DropDown,
+    Label,
+    Radio,
+    Slider,
+    TextEdit,
+    Widget,
+    tab_row,
+)
 from arpo.envs.desk.window import Window
 from arpo.envs.desk.words import LANGUAGES, SIZES, SWITCHES, THEMES
 
@@ -28,12 +39,7 @@ class Conf(Window):
         return settings
 
     def widgets(self) -> list[Widget]:
-        widgets: list[Widget] = []
-        column = 0
-        for name, columns in TABS:
-            on, show = name == self.tab, self._show(name)
-            widgets.append(Tab(column=column, row=0, columns=columns, label=name, on=on, click=show))
-            column += columns
+        widgets = tab_row(TABS, self.tab, self._show)
         match self.tab:
             case "Net":
                 return widgets + [self._check(name, 2 + i) for i, name in enumerate(SWITCHES)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from arpo.envs.desk.desktop import Desktop
-from arpo.envs.desk.widgets import Act, Button, Item, Label, ScrollBar, Tab, TextEdit, Widget
+from arpo.envs.desk.widgets import Act, Button, Item, Label, ScrollBar, TextEdit, Widget, tab_row
 from arpo.envs.desk.window import Window
 
 _SHOWN = 4
@@ -29,12 +29,7 @@ class Mail(Window):
         return mails
 
     def widgets(self) -> list[Widget]:
-        widgets: list[Widget] = []
-        column = 0
-        for name, columns in _BOXES:
-            on, show = name == self.box, self._show(name)
-            widgets.append(Tab(column=column, row=0, columns=columns, label=name, on=on, click=show))
-            column += columns
+        widgets = tab_row(_BOXES, self.box, self._show)
         widgets += [
             Button(column=0, row=1, columns=4, label="New", click=lambda: self.write("", "")),
             Button(column=4, row=1, columns=6, label="Reply", click=self._reply),

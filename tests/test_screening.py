@@ -14,14 +14,18 @@ from arpo.tasks import load_tasks
 from verdicts import A, B, C, D, Scripted, select, small_config
 
 
+class Stopped(BaseException):
+    """Like Ctrl-C, but it would not end the tests."""
+
+
 class Stopping(Scripted):
-    """A person presses Ctrl-C when so many verdicts have been given."""
+    """Comes to an end when so many verdicts have been given."""
 
     left = 0
 
     async def evaluate(self) -> float:
         if Stopping.left == 0:
-            raise KeyboardInterrupt
+            raise Stopped
         Stopping.left -= 1
         return await super().evaluate()
 
@@ -85,7 +89,7 @@ def test_a_screening_that_was_stopped_goes_on(
     monkeypatch.setattr("verdicts.Stopping", Stopping, raising=False)
     Scripted.play({A: [1, 0], B: [1, 1], C: [1, 0]})
     Stopping.left = 5  # both of A, both of B, one of C
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Stopped):
         screen(tmp_path, out, env="Stopping")
     assert not out.exists()
     assert progress.read_text("utf-8").split() == [
@@ -98,7 +102,7 @@ def test_a_screening_that_was_stopped_goes_on(
     Scripted.play({B: [0, 1], C: [0, 0], D: [1, 1]})
     Stopping.left = 4
     capsys.readouterr()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Stopped):
         screen(tmp_path, out, env="Stopping")
     assert "screening: 6 episodes" in capsys.readouterr().out
     Stopping.left = 2

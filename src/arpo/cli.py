@@ -7,6 +7,7 @@ user's mistake is one line on stderr and exit code 2; anything else that escapes
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ _DOTTED = re.compile(r"--\w+\.[\w.-]+(=.*)?", re.DOTALL)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    # Before torch is loaded: threads that spin while they wait make it crawl on cores that others use too.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except UserError as error:

@@ -6,13 +6,13 @@ that the weights depend on: screens, prompt, tokens.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from arpo import vision
+from arpo import checkpoint, vision
 from arpo.config import Config
 from arpo.conversation import load_template
 from arpo.envs.desk.canvas import PALETTE, UNITS_HIGH, UNITS_WIDE
@@ -36,6 +36,9 @@ from arpo.models.tokenizer import desk_tokenizer, special_ids
 from arpo.rendering import Renderer
 
 _FRAMES_STEP = 64  # screens of a batch are rounded up to this, so that few shapes occur
+WEIGHTS, MOMENTS = "weights", ("exp_avg", "exp_avg_sq")  # the files of a checkpoint
+_PATIENCE = 5.0  # seconds between looks at whether lessons are still being made
+_REPORT_EVERY, _SAVE_EVERY = 100, 500
 _CHUNKS = 4  # batches made together, sorted by length, so that little is padding
 
 
@@ -117,7 +120,7 @@ def lesson_loss(model: Any, batch: LessonBatch, palette: Tensor) -> Tensor:
 
 
 class Pretraining:
-    """Model, optimiser and place in the schedule, saved in files of their own below 16 MB each."""
+    """Model, optimiser and place in the schedule."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.config, self.folder = config, folder
@@ -151,41 +154,66 @@ class Pretraining:
         return loss.detach()
 
     def save(self) -> None:
-        state = self.folder / "state"
-        state.mkdir(parents=True, exist_ok=True)
+        """A checkpoint to go on from, and the model as it is now."""
         moments = self.optimiser.state_dict()["state"]
-        parts = {"weights": dict(self.model.named_parameters())}
-        for key in ("exp_avg", "exp_avg_sq"):
+        parts = {WEIGHTS: dict(self.model.named_parameters())}
+        for key in MOMENTS:
             parts[key] = {name: moments[i][key] for i, name in enumerate(self._names)}
-        for part, tensors in parts.items():
-            save_file(
-                {name: t.detach().contiguous() for name, t in tensors.items()}, state / f"{part}.safetensors"
-            )
-        (state / "progress.json").write_text(json.dumps({"step": self.step}))
+
+        def write(folder: Path) -> None:
+            for part, tensors in parts.items():
+                whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+                save_file(whole, folder / f"{part}.safetensors")
+
+        checkpoint.save(self.folder / checkpoint.CHECKPOINTS, self.step, write, keep=1)
         save_model_folder(self.model, self.tokenizer, self.folder / "model")
         text = card(self.config, self.step, sum(p.numel() for p in self.model.parameters()))
         (self.folder / "model" / CARD).write_text(text, encoding="utf-8")
 
     def resume(self) -> None:
-        """Go on from a saved state, if there is one."""
-        state = self.folder / "state"
-        if not (state / "progress.json").is_file():
+        """Go on from the newest whole checkpoint, if there is one."""
+        found, _ = checkpoint.latest(self.folder / checkpoint.CHECKPOINTS)
+        if found is None:
             return
-        parts = {
-            part: load_file(state / f"{part}.safetensors") for part in ("weights", "exp_avg", "exp_avg_sq")
-        }
-        self.model.load_state_dict(parts["weights"], strict=False)
-        self.step = json.loads((state / "progress.json").read_text())["step"]
+        parts = {part: load_file(found.path / f"{part}.safetensors") for part in (WEIGHTS, *MOMENTS)}
+        self.model.load_state_dict(parts[WEIGHTS], strict=False)
+        self.step = found.step
         moments = {
-            i: {
-                "step": torch.tensor(float(self.step)),
-                "exp_avg": parts["exp_avg"][name],
-                "exp_avg_sq": parts["exp_avg_sq"][name],
-            }
+            i: {"step": torch.tensor(float(self.step)), **{key: parts[key][name] for key in MOMENTS}}
             for i, name in enumerate(self._names)
         }
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": moments, "param_groups": groups})
+
+
+class Lessons:
+    """Batches made by processes of their own; each piece of a training draws others."""
+
+    def __init__(self, config: Config, step: int) -> None:
+        mp.set_sharing_strategy("file_system")
+        context = mp.get_context("spawn")
+        self._queue = context.Queue(32)
+        count = config.pretrain.workers or max(1, (os.cpu_count() or 2) - 1)
+        arguments = [(self._queue, step * 1000 + i, config.pretrain.tokens_per_step) for i in range(count)]
+        self._workers = [context.Process(target=_work, args=args, daemon=True) for args in arguments]
+
+    def __enter__(self) -> Lessons:
+        for worker in self._workers:
+            worker.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.terminate()
+
+    def next(self) -> LessonBatch:
+        """Waits for a batch as long as anyone is left to make one."""
+        while any(worker.is_alive() for worker in self._workers):
+            try:
+                return self._queue.get(timeout=_PATIENCE)
+            except Empty:
+                continue
+        raise RuntimeError("every process that makes lessons has died; its error is above")
 
 
 def run_pretraining(config: Config, out: Path, say: Callable[[str], None] = print) -> int:
@@ -196,38 +224,26 @@ def run_pretraining(config: Config, out: Path, say: Callable[[str], None] = prin
     device = training.model.device
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
-    mp.set_sharing_strategy("file_system")
-    context = mp.get_context("spawn")
-    queue = context.Queue(32)
-    count = settings.workers or max(1, (os.cpu_count() or 2) - 1)
-    # Each piece draws other lessons: the step is part of every worker's seed.
-    workers = [
-        context.Process(
-            target=_work, args=(queue, training.step * 1000 + i, settings.tokens_per_step), daemon=True
-        )
-        for i in range(count)
-    ]
-    for worker in workers:
-        worker.start()
     palette = torch.from_numpy(PALETTE).to(device)
     start, first = time.monotonic(), training.step
     losses: list[Tensor] = []
-    try:
-        while training.step < settings.steps:
-            losses.append(training.update(queue.get(), palette))
-            seconds = time.monotonic() - start
-            if training.step % 100 == 0:
-                mean = torch.stack(losses).mean().item()
-                losses.clear()
-                rate = (training.step - first) / seconds
-                done = f"step {training.step}/{settings.steps}"
-                say(f"{done} loss {mean:.4f} {rate:.1f} steps/s {seconds:.0f} s")
-            if settings.minutes and seconds > settings.minutes * 60:
-                break
-    finally:
-        if training.step > first:
-            training.save()
-        for worker in workers:
-            worker.terminate()
+    with Lessons(config, training.step) as lessons:
+        try:
+            while training.step < settings.steps:
+                losses.append(training.update(lessons.next(), palette))
+                seconds = time.monotonic() - start
+                if training.step % _REPORT_EVERY == 0:
+                    mean = torch.stack(losses).mean().item()
+                    losses.clear()
+                    rate = (training.step - first) / seconds
+                    done = f"step {training.step}/{settings.steps}"
+                    say(f"{done} loss {mean:.4f} {rate:.1f} steps/s {seconds:.0f} s")
+                if training.step % _SAVE_EVERY == 0:
+                    training.save()
+                if settings.minutes and seconds > settings.minutes * 60:
+                    break
+        finally:
+            if training.step > first:
+                training.save()
     say(f"{out}: step {training.step} of {settings.steps} saved")
     return 0

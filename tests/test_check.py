@@ -1,5 +1,7 @@
 import asyncio
 import itertools
+import struct
+import zlib
 
 import pytest
 
@@ -73,12 +75,39 @@ def test_a_screen_that_changes_size_is_found():
     assert broken(Growing) == {"the screen keeps its size": "(56, 56) at the start, (60, 60) after one step"}
 
 
-def test_half_a_picture_is_found():
+def hollow_png():
+    """Whole chunks, with no pixels in them."""
+    png = screenshot(0).png
+    data = png.index(b"IDAT")
+    empty = b"IDAT" + zlib.compress(b"")
+    chunk = struct.pack(">I", len(empty) - 4) + empty + struct.pack(">I", zlib.crc32(empty))
+    return png[: data - 4] + chunk + png[png.index(b"IEND") - 4 :]
+
+
+@pytest.mark.parametrize(
+    ("png", "finding"),
+    [
+        (screenshot(0).png[:8], "start: the screenshot is a damaged PNG"),
+        (screenshot(0).png[:40], "start: the screenshot is a damaged PNG"),
+        (hollow_png(), "a: the screenshot cannot be decoded"),
+    ],
+)
+def test_half_a_picture_is_found(png, finding):
     class Torn(FakeEnv):
         async def start(self, task):
-            return Observation(screenshot=Screenshot.of(screenshot(0).png[:40]))
+            return Observation(screenshot=Screenshot.of(png))
 
-    assert "a: the screenshot cannot be decoded" in broken(Torn)["every task starts and shows a picture"]
+    assert finding in broken(Torn)["every task starts and shows a picture"]
+
+
+def test_a_class_that_cannot_be_made_is_found():
+    class NeedsMore(FakeEnv):
+        def __init__(self, address):
+            super().__init__()
+
+    findings = broken(NeedsMore)
+    assert len(findings) == 8
+    assert all("missing 1 required positional argument: 'address'" in one for one in findings.values())
 
 
 def test_asking_twice_must_not_change_the_verdict():

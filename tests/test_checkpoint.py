@@ -152,3 +152,11 @@ def test_a_damaged_future_is_given_up(tmp_path):
     save(tmp_path, 2, writer("2"), keep=1)
     assert names(tmp_path) == ["step-000002"]
     assert read(tmp_path) == (2, "2", 0)
+
+
+def test_a_step_is_saved_anew_beside_what_an_earlier_life_left(tmp_path):
+    save(tmp_path, 1, writer("a"), keep=2)
+    (tmp_path / ".tmp-old-step-000001" / "learner").mkdir(parents=True)
+    save(tmp_path, 1, writer("b"), keep=2)
+    assert names(tmp_path) == ["step-000001"]
+    assert read(tmp_path) == (1, "b", 0)

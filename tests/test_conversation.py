@@ -112,3 +112,15 @@ def test_template_from_a_package(package: None) -> None:
 def test_a_template_that_cannot_be_had_is_the_users_error(package: None, spec: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         load_template(spec)
+
+
+def test_a_template_that_cannot_be_read_is_the_users_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prompt.txt").write_bytes(b"\xff {instruction}")
+    with pytest.raises(UserError, match="cannot be read as UTF-8 text"):
+        load_template(str(tmp_path / "prompt.txt"))
+    (tmp_path / "torn_prompts.py").write_text("USER = (", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match="torn_prompts cannot be imported"):
+        load_template("torn_prompts:USER")

@@ -75,6 +75,9 @@ def test_refusals(run, tmp_path):
         export_model(run, run, "float32")
     with pytest.raises(UserError, match="neither a run folder"):
         export_model(tmp_path, tmp_path / "out", "float32")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be made"):
+        export_model(run, tmp_path / "file" / "below", "float32")
     store = Store(tmp_path / "young")
     store.write_recipe(Config())
     store.close()

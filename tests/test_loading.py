@@ -52,6 +52,12 @@ def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path, "float32", "cpu")
 
 
+def test_a_config_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(UserError, match=r"config.json: must be an object, not list"):
+        load_model(tmp_path, "float32", "cpu")
+
+
 def test_pickled_weights_are_never_opened(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
     with pytest.raises(UserError, match="no weights; save the model as safetensors"):

@@ -6,7 +6,7 @@ from arpo.config import EnvConfig
 from arpo.envs.pool import EnvPool
 from arpo.errors import EngineError
 from arpo.testing import FakeEnv, failing, hanging, lying, screenshot, task
-from arpo.types import Failure, StopReason, Trajectory
+from arpo.types import Failure, Observation, Screenshot, StepResult, StopReason, Trajectory
 
 TASK = task("t")
 
@@ -93,6 +93,23 @@ def test_a_verdict_that_is_none_is_a_fault(verdict):
     assert isinstance(outcome, Failure)
     assert outcome.where == "evaluate"
     assert repr(verdict) in outcome.message
+
+
+def test_a_torn_picture_is_the_environments_fault():
+    """Found later, in a prefill, it would be a fault of all who share that prefill."""
+
+    class Torn(FakeEnv):
+        async def step(self, actions):
+            whole = (await super().step(actions)).observation.screenshot.png
+            return StepResult(observation=Observation(screenshot=Screenshot.of(whole[:-20])))
+
+    outcome = asyncio.run(EnvPool(Torn, config()).run(TASK, "e", episode))
+    assert isinstance(outcome, Failure)
+    assert (outcome.kind, outcome.where, outcome.message) == (
+        "EnvError",
+        "step",
+        "the screenshot is a damaged PNG",
+    )
 
 
 def test_closing_may_fail_or_hang_without_harm():

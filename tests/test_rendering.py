@@ -199,7 +199,10 @@ def test_size_the_answers_are_written_in(renderer: Renderer, folder: Path) -> No
 
 
 def test_a_folder_without_a_tokenizer_is_the_users_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"tokenizer\.json"):
+    with pytest.raises(UserError, match=r"tokenizer\.json: not found"):
+        Renderer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(UserError, match=r"tokenizer\.json: not a tokenizer"):
         Renderer.from_folder(tmp_path)
 
 

@@ -43,7 +43,9 @@ def save(root: Path, step: int, write: Callable[[Path], None], keep: int) -> Che
     _write_manifest(beside, step)
     _sync_all(beside)
     if place.exists():
-        os.rename(place, root / f"{_BESIDE}old-{place.name}")
+        given_up = root / f"{_BESIDE}old-{place.name}"
+        shutil.rmtree(given_up, ignore_errors=True)
+        os.rename(place, given_up)
     os.rename(beside, place)
     _sync(root)
     kept = {place.name, *[found.path.name for found in _listed(root) if found.step < step][: keep - 1]}

@@ -40,7 +40,10 @@ def load_template(spec: str) -> PromptTemplate:
     if spec == "desk":
         return DESK
     if Path(spec).is_file():
-        user = Path(spec).read_text(encoding="utf-8")
+        try:
+            user = Path(spec).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"prompt {spec!r}: cannot be read as UTF-8 text: {error}") from error
     elif re.fullmatch(r"[\w.]+:\w+(,\w+=[^,]*)*", spec):
         user = _from_package(spec)
     else:
@@ -58,7 +61,7 @@ def _from_package(spec: str) -> str:
     name, attribute = target.split(":")
     try:
         module = importlib.import_module(name)
-    except ImportError as error:
+    except Exception as error:  # importing runs the module, which may raise anything
         raise UserError(
             f"prompt {spec!r}: {name} cannot be imported ({error}); is its package installed?"
         ) from error

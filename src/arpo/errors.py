@@ -38,14 +38,23 @@ class EngineError(ArpoFault):
 
 @asynccontextmanager
 async def boundary(fault: type[ArpoFault], where: str, seconds: float | None = None) -> AsyncIterator[None]:
-    """Attribute whatever escapes from the block to `where`; with `seconds`, also its taking too long."""
+    """Attribute whatever escapes from the block to `where`; with `seconds`, also its taking too long.
+
+    A cancellation that nobody asked this task for (an awaited task of the block's own was cancelled) is a
+    fault too: let through, it would end the whole run without a word.
+    """
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds) as limit:
             yield
     except ArpoFault:
         raise
-    except TimeoutError as error:
-        late = EnvTimeout if issubclass(fault, EnvError) else fault
-        raise late(where, f"no answer within {seconds:g} s" if seconds else str(error)) from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise fault(where, "CancelledError: what it waited for was cancelled") from error
     except Exception as error:
+        if isinstance(error, TimeoutError) and limit.expired():
+            late = EnvTimeout if issubclass(fault, EnvError) else fault
+            raise late(where, f"no answer within {seconds:g} s") from error
         raise fault(where, f"{type(error).__name__}: {error}") from error

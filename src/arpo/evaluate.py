@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from arpo.assembly import assemble
@@ -18,7 +19,7 @@ from arpo.errors import UserError
 from arpo.scheduler import Outcome, Scheduler
 from arpo.store import write_atomically
 from arpo.tasks import check_disjoint, load_tasks
-from arpo.types import Group, Task
+from arpo.types import Failure, Group, Task
 
 SETS = ("train", "heldout")
 
@@ -83,7 +84,21 @@ async def evaluate_sets(
         )
         score = Score.of(groups[which])
         display.evaluation(f"{name}, {which} tasks", score.successes, score.episodes)
+        tell_failures(groups[which], display)
     return groups
+
+
+def tell_failures(groups: Sequence[Group], display: Display) -> None:
+    """How many episodes failed and why the first did: the person who can mend it is watching."""
+    failures = [failure for group in groups for failure in group.failures]
+    if failures:
+        display.note(f"{len(failures)} episodes failed, the first of them: {reason(failures[0])}")
+
+
+def reason(failure: Failure) -> str:
+    """task pool-001, step: RuntimeError: the screen went dark"""
+    first_line = failure.message.partition("\n")[0]
+    return f"task {failure.task_id}, {failure.where}: {first_line[:200]}"
 
 
 def load_sets(config: Config) -> dict[str, tuple[Task, ...]]:
@@ -115,6 +130,11 @@ def make_room(out: Path) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out {out}: its folder cannot be made: {error.strerror}") from error
+    try:
+        with NamedTemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written there: {error.strerror}") from error
 
 
 def _record(config: Config, groups: Mapping[str, Sequence[Group]]) -> dict[str, Any]:

@@ -64,7 +64,11 @@ class Renderer:
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
             raise UserError(f"{path}: not found; a model folder needs its tokenizer")
-        return cls(Tokenizer.from_file(str(path)), ImageSettings.from_folder(folder, min_pixels, max_pixels))
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise UserError(f"{path}: not a tokenizer: {error}") from error
+        return cls(tokenizer, ImageSettings.from_folder(folder, min_pixels, max_pixels))
 
     @property
     def vocab_size(self) -> int:

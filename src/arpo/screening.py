@@ -17,11 +17,11 @@ from arpo.assembly import assemble
 from arpo.config import Config
 from arpo.display import Display, open_display
 from arpo.errors import UserError
-from arpo.evaluate import evaluate, make_room
+from arpo.evaluate import evaluate, make_room, reason
 from arpo.scheduler import Outcome
 from arpo.store import write_atomically
 from arpo.tasks import SHIPPED, Count, keep, load_tasks, selection
-from arpo.types import Task, Trajectory
+from arpo.types import Failure, Task, Trajectory
 
 
 def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_always: bool) -> int:
@@ -36,6 +36,8 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
             counts |= asyncio.run(_screen(config, left, rollouts, progress, display))
         in_order = {name: counts[name] for name in pool if name in counts}
         kept = keep(in_order, drop_always=drop_always)
+        if not counts:
+            raise UserError(f"{tasks}: no task could be run in {config.env.name}: try `arpo check-env`")
         if not kept:
             raise UserError(f"{tasks}: no task was solved in {rollouts} rollouts: screen a better model")
         source = tasks if tasks.startswith(SHIPPED) else os.path.relpath(tasks, out.resolve().parent)
@@ -59,12 +61,16 @@ async def _screen(
     scheduler = assemble(config).scheduler
     outcomes: dict[int, list[Outcome]] = {}
     counts: dict[str, Count] = {}
+    failed: list[int] = []  # the first place only: one reason is told
     display.begin("screening", len(tasks) * rollouts)
     with progress.open("a", encoding="utf-8") as file:
         print(file=file, flush=True)  # ends a line that was torn
 
         def on_episode(index: int, outcome: Outcome) -> None:
             display.episode_done()
+            if isinstance(outcome, Failure) and not failed:
+                failed.append(index)
+                display.note(f"an episode failed: {reason(outcome)}")
             outcomes.setdefault(index, []).append(outcome)
             if len(outcomes[index]) == rollouts:
                 name, count = tasks[index].id, _count(outcomes.pop(index), config.replay.threshold)

@@ -222,7 +222,10 @@ def _drop_torn_line(path: Path) -> None:
 
 def _lock(folder: Path) -> int:
     """Held until the process ends, however it ends."""
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f"{folder}: the run's folder cannot be written: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

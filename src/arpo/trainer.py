@@ -28,7 +28,7 @@ from arpo.assembly import assemble
 from arpo.config import Config
 from arpo.display import Display, open_display
 from arpo.errors import UserError
-from arpo.evaluate import SETS, Score, evaluate_sets, load_sets
+from arpo.evaluate import SETS, Score, evaluate_sets, load_sets, tell_failures
 from arpo.learner.base import Batch, Metrics
 from arpo.learner.local import LocalLearner
 from arpo.models.export import export_model
@@ -169,6 +169,7 @@ class Trainer:
                 self.store.add_failure(failure)
         self.progress.episodes += sum(len(group.trajectories) for group in groups)
         self.progress.failures += sum(len(group.failures) for group in groups)
+        tell_failures(groups, self.display)
 
     async def _finish_batch(
         self, played: Sequence[Group], groups: Sequence[Group], stats: GroupStats, learned: Metrics
@@ -250,6 +251,10 @@ class Trainer:
         for line in damaged:
             self.display.note(line)
         if found is None:
+            if damaged:  # to begin again would cut off all that the run has written
+                raise UserError(
+                    f"{self._checkpoints}: no whole checkpoint is left; remove the run to begin again"
+                )
             self.store.rewind({})
             return
         state = json.loads((found.path / STATE).read_text(encoding="utf-8"))
@@ -260,7 +265,17 @@ class Trainer:
             self.store.load_trajectory(episode) for stored in state["replay"].values() for episode in stored
         )
         self.scheduler.pool.restore(state["pool"])
+        self._check_epochs()
         self.display.note(f"going on from {found.path}, after batch {self.progress.batch}")
+
+    def _check_epochs(self) -> None:
+        """Refuse fewer epochs than were trained: the summary's end would be of another run, or missing."""
+        done, measured = self.progress.tasks, "final" in self.progress.success
+        if done > self._total_tasks or (done == self._total_tasks and not measured):
+            raise UserError(
+                f"train.epochs = {self.config.train.epochs}: the run in {self.store.folder} has gone through "
+                f"{done / len(self.sets['train']):g} already; give it more, or a --run.dir of its own"
+            )
 
     def summary(self) -> dict[str, Any]:
         progress = self.progress
@@ -305,7 +320,8 @@ def stops_gently(stop: Callable[[], None]) -> Iterator[None]:
     """The first Ctrl-C (or SIGTERM) calls `stop`; a second one interrupts at once."""
 
     def handle(signum: int, frame: Any) -> None:
-        signal.signal(signum, signal.default_int_handler)
+        for either in before:
+            signal.signal(either, signal.default_int_handler)
         stop()
 
     before = {signum: signal.signal(signum, handle) for signum in (signal.SIGINT, signal.SIGTERM)}
@@ -318,8 +334,8 @@ def stops_gently(stop: Callable[[], None]) -> Iterator[None]:
 
 def run_training(config: Config) -> int:
     """`arpo train`: begin the run in run.dir or go on with it, and leave its summary, report and model."""
-    display = open_display(sys.stdout)
     store = Store(Path(config.run.dir))
+    display = open_display(sys.stdout)
     try:
         claim(store, config)
         trainer = Trainer(config, store, display)

@@ -75,7 +75,7 @@ def target_size(width: int, height: int, settings: ImageSettings) -> tuple[int, 
     (1932, 1092)
     """
     if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
-        raise ValueError(f"an image of {width}x{height} is too narrow: one side is over 200 times the other")
+        raise UserError(f"an image of {width}x{height} is too narrow: one side is over 200 times the other")
     side = settings.side
     fit_w, fit_h = round(width / side) * side, round(height / side) * side
     if fit_w * fit_h > settings.max_pixels:

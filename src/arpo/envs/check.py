@@ -43,7 +43,7 @@ from arpo.actions import (
 from arpo.config import EnvConfig
 from arpo.envs.base import Env, EnvFactory
 from arpo.envs.pool import GuardedEnv
-from arpo.errors import EnvError
+from arpo.errors import EnvError, boundary
 from arpo.types import Screenshot, Task
 
 
@@ -98,9 +98,13 @@ class _Suite:
         self._first = tasks[0]
         self._config = config
 
+    async def _make(self) -> Env:
+        async with boundary(EnvError, "making one without arguments"):
+            return self._factory()
+
     @asynccontextmanager
     async def _fresh(self) -> AsyncIterator[Env]:
-        env = GuardedEnv(self._factory(), self._config)
+        env = GuardedEnv(await self._make(), self._config)
         try:
             yield env
         finally:
@@ -123,7 +127,7 @@ class _Suite:
         async with self._fresh() as env:
             left = list(every_action(*(await env.start(self._first)).screenshot.size))
         while left:
-            raw = self._factory()
+            raw = await self._make()
             guarded = GuardedEnv(raw, self._config)
             try:
                 await guarded.start(self._first)

@@ -7,10 +7,13 @@ What comes out is a trajectory or a Failure. No fault is ever given a score here
 from __future__ import annotations
 
 import asyncio
+import io
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from numbers import Real
+
+from PIL import Image
 
 from arpo.actions import Action
 from arpo.config import EnvConfig
@@ -132,6 +135,11 @@ def _checked_observation(where: str, value: Observation) -> Observation:
         raise EnvError(where, f"gave {type(value).__name__}, not an Observation")
     if not value.screenshot.png.startswith(PNG_HEADER):
         raise EnvError(where, "the screenshot is not a PNG")
+    # A torn picture found later would fail every episode that shares its prefill.
+    try:
+        Image.open(io.BytesIO(value.screenshot.png)).verify()
+    except (OSError, SyntaxError) as error:
+        raise EnvError(where, "the screenshot is a damaged PNG") from error
     return value
 
 

@@ -28,7 +28,10 @@ def export_model(source: Path, out: Path, dtype: str) -> Path:
     model = load_model(base, "float32", "cpu")
     if checkpoint is not None:
         _fill(model, checkpoint / LEARNER / WEIGHTS)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out}: the folder cannot be made: {error.strerror}") from error
     for path in base.iterdir():
         if path.is_file() and path.suffix != ".safetensors" and not path.name.endswith(".index.json"):
             shutil.copy2(path, out / path.name)

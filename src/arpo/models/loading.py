@@ -76,6 +76,8 @@ def _check_folder(folder: Path) -> None:
         found = json.loads(config.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{config}: not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{config}: must be an object, not {type(found).__name__}")
     if (model_type := found.get("model_type")) != MODEL_TYPE:
         raise UserError(f"{config}: model_type is {model_type!r}; only {MODEL_TYPE!r} models are supported")
     if "sliding_attention" in (found.get("text_config", found).get("layer_types") or ()):

@@ -27,6 +27,7 @@ from arpo.config import Config
 from arpo.conversation import load_template
 from arpo.envs.desk.canvas import PALETTE, UNITS_HIGH, UNITS_WIDE
 from arpo.envs.desk.invent import rng_for
+from arpo.errors import UserError
 from arpo.models.card import CARD, card
 from arpo.models.forward import hidden_states
 from arpo.models.lessons import Lesson, Teacher
@@ -219,6 +220,10 @@ class Lessons:
 def run_pretraining(config: Config, out: Path, say: Callable[[str], None] = print) -> int:
     """Train until all steps are done or the time for this piece is over; the same command goes on."""
     settings = config.pretrain
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out}: the folder cannot be made: {error.strerror}") from error
     training = Pretraining(config, out)
     training.resume()
     device = training.model.device

@@ -114,7 +114,12 @@ def _more_charts(metrics: Sequence[Mapping[str, Any]]) -> str:
 
 def _episodes(store: StoreReader, config: Config) -> str:
     instructions = _instructions(config)
-    records = [record for record in store.read_log(TRAJECTORIES) if store.has_screenshots(record)]
+    known = set(store.episode_ids())  # the run may go on and add others meanwhile
+    records = [
+        record
+        for record in store.read_log(TRAJECTORIES)
+        if record["episode_id"] in known and store.has_screenshots(record)
+    ]
     scores = {record["episode_id"]: record["score"] for record in records}
     threshold = config.replay.threshold
     return "".join(

@@ -1,0 +1,62 @@
+"""The boundary: whatever escapes from a call is attributed to it, and a stop that was asked for is not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from arpo.errors import ArpoFault, EngineError, EnvError, EnvTimeout, boundary
+
+
+async def _cancelled_within() -> None:
+    helper = asyncio.ensure_future(asyncio.sleep(60))
+    helper.cancel()
+    await helper
+
+
+async def _its_own_timeout() -> None:
+    raise TimeoutError("the socket gave up")
+
+
+async def _division() -> None:
+    raise ZeroDivisionError("by zero")
+
+
+async def _named_already() -> None:
+    raise EngineError("generate", "out of memory")
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (_division, EnvError, "step: ZeroDivisionError: by zero"),
+        (_named_already, EngineError, "generate: out of memory"),
+        (_its_own_timeout, EnvError, "step: TimeoutError: the socket gave up"),
+        (_cancelled_within, EnvError, "step: CancelledError: what it waited for was cancelled"),
+        (asyncio.Event().wait, EnvTimeout, "step: no answer within 0.01 s"),
+    ],
+)
+def test_what_escapes_is_a_fault_of_the_call(call, kind, message):
+    async def guarded() -> None:
+        async with boundary(EnvError, "step", 0.01 if kind is EnvTimeout else 60):
+            await call()
+
+    with pytest.raises(ArpoFault) as caught:
+        asyncio.run(guarded())
+    assert (type(caught.value), str(caught.value)) == (kind, message)
+
+
+def test_a_task_that_is_told_to_stop_stops():
+    async def guarded() -> None:
+        async with boundary(EnvError, "step", 60):
+            await asyncio.Event().wait()
+
+    async def stop_it() -> None:
+        task = asyncio.create_task(guarded())
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(stop_it())

@@ -95,7 +95,7 @@ def test_ctrl_c_says_how_to_go_on(capsys, monkeypatch):
 
     monkeypatch.setattr("arpo.recipe.find_recipe", interrupted)
     assert main(["train"]) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "go on with the same command" in capsys.readouterr().err
 
 
 def test_the_doctor_never_crashes(capsys, monkeypatch, tmp_path):

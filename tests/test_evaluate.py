@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+import verdicts
 from arpo.config import EnvConfig, RolloutConfig
 from arpo.envs.pool import EnvPool
 from arpo.errors import UserError
 from arpo.evaluate import Score, evaluate, load_sets, make_room, run_evaluation
 from arpo.rollout import Agent
 from arpo.scheduler import Scheduler
-from arpo.testing import FakeEnv, task
+from arpo.testing import FakeEnv, Times, task
 from players import CLICK, DONE, RENDERER, TEMPLATE, scripted
 from trajectories import group, scored, trajectory
 from verdicts import HELDOUT, A, B, Scripted, small_config
@@ -82,13 +83,24 @@ def test_the_verdicts_of_both_sets_are_written(tmp_path: Path, capsys: pytest.Ca
     assert said[-1] == f"written to {out}"
 
 
-def test_failures_of_an_evaluation_are_written_as_failures(tmp_path: Path) -> None:
+def test_failures_of_an_evaluation_are_written_as_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Scripted.play({A: [1], B: [1]})
+    monkeypatch.setattr(verdicts.Chaos, "steps", Times(1))
     out = tmp_path / "scores.json"
-    assert run_evaluation(small_config(tmp_path, [A], "--env.attempts=1", env="lying"), out) == 0
-    written = json.loads(out.read_text("utf-8"))
-    for which in ("train", "heldout"):
-        counts = {name: written[which][name] for name in ("success", "episodes", "failures")}
-        assert counts == {"success": None, "episodes": 0, "failures": 1}
+    config = small_config(tmp_path, [A, B], "--env.attempts=1", env="failing_at_first")
+    assert run_evaluation(config, out) == 0
+    train = json.loads(out.read_text("utf-8"))["train"]
+    counts = {name: train[name] for name in ("success", "episodes", "failures")}
+    assert counts == {"success": 1.0, "episodes": 1, "failures": 1}
+
+
+def test_an_evaluation_in_which_nothing_can_be_played_is_none(tmp_path: Path) -> None:
+    out = tmp_path / "scores.json"
+    with pytest.raises(UserError, match="all 1 episodes failed, the first of them: task pool-001, evaluate"):
+        run_evaluation(small_config(tmp_path, [A], "--env.attempts=1", env="lying"), out)
+    assert not out.exists()
 
 
 def test_an_out_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from arpo.screening import run_screening
 from arpo.tasks import load_tasks
 from verdicts import A, B, C, D, Scripted, select, small_config
 
+HOW = {"of": 2, "model": "base", "temperature": 1.0, "env": "verdicts:Scripted", "seed": 0}
+
 
 class Stopped(BaseException):
     """Like Ctrl-C, but it would not end the tests."""
@@ -92,9 +94,10 @@ def test_a_screening_that_was_stopped_goes_on(
     with pytest.raises(Stopped):
         screen(tmp_path, out, env="Stopping")
     assert not out.exists()
-    assert progress.read_text("utf-8").split() == [
-        *('{"id":', f'"{A}",', '"successes":', "1,", '"rollouts":', "2,", '"of":', "2}"),
-        *('{"id":', f'"{B}",', '"successes":', "2,", '"rollouts":', "2,", '"of":', "2}"),
+    how = HOW | {"env": "verdicts:Stopping"}
+    assert [json.loads(line) for line in progress.read_text("utf-8").split("\n") if line] == [
+        {"id": A, "successes": 1, "rollouts": 2, **how},
+        {"id": B, "successes": 2, "rollouts": 2, **how},
     ]
 
     # Killed while it wrote a line: that task is played again, and what comes after is not torn with it.
@@ -124,18 +127,19 @@ def test_a_task_is_played_the_same_whatever_was_played_before(tmp_path: Path) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(screening, "evaluate", places)
         progress = tmp_path / "kept.json.progress.jsonl"
-        progress.write_text(json.dumps({"id": B, "successes": 1, "rollouts": 2, "of": 2}) + "\n")
+        progress.write_text(json.dumps({"id": B, "successes": 1, "rollouts": 2, **HOW}) + "\n")
         screen(tmp_path, tmp_path / "kept.json")
     assert played == [[0, 2, 3]]
 
 
 def test_the_progress_of_another_screening_is_refused(tmp_path: Path) -> None:
     progress = tmp_path / "kept.json.progress.jsonl"
-    of_16, elsewhere = (
-        {"id": A, "successes": 1, "rollouts": 16, "of": 16},
-        {"id": "x", "successes": 1, "rollouts": 2, "of": 2},
+    of_16, elsewhere, of_another_model = (
+        {"id": A, "successes": 1, "rollouts": 16, **HOW, "of": 16},
+        {"id": "x", "successes": 1, "rollouts": 2, **HOW},
+        {"id": A, "successes": 1, "rollouts": 2, **HOW, "model": "exported"},
     )
-    for other in (of_16, elsewhere):
+    for other in (of_16, elsewhere, of_another_model):
         progress.write_text(json.dumps(other) + "\n")
         with pytest.raises(UserError, match="is of another screening: remove it, or choose another --out"):
             screen(tmp_path, tmp_path / "kept.json")

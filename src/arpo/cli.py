@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"arpo: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("arpo: stopped; the same command goes on where it was", file=sys.stderr)
+        print("arpo: stopped; train, screen and pretrain go on with the same command", file=sys.stderr)
         return 130
 
 

@@ -110,11 +110,14 @@ def _gpu() -> str:
 
 
 def _base_model() -> str:
+    from arpo.models.card import fingerprint, read_fingerprint
     from arpo.models.loading import load_model, resolve_model
 
     settings = Config().model
     folder = resolve_model(settings.path)
     model = load_model(folder, settings.dtype, "cpu")
+    if read_fingerprint(folder) != fingerprint():
+        raise UserError("was trained on other screens, tokens or prompts than those of this package")
     return f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters"
 
 

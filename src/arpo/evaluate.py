@@ -15,6 +15,7 @@ from typing import Any
 from arpo.assembly import assemble
 from arpo.config import Config
 from arpo.display import Display, open_display
+from arpo.envs.pool import Quarantined
 from arpo.errors import UserError
 from arpo.scheduler import Outcome, Scheduler
 from arpo.store import write_atomically
@@ -89,10 +90,18 @@ async def evaluate_sets(
 
 
 def tell_failures(groups: Sequence[Group], display: Display) -> None:
-    """How many episodes failed and why the first did: the person who can mend it is watching."""
+    """How many episodes failed and why the first did: the person who can mend it is watching.
+
+    Where nothing at all could be played there is nothing to learn or to measure, and going on would hide it.
+    """
     failures = [failure for group in groups for failure in group.failures]
-    if failures:
-        display.note(f"{len(failures)} episodes failed, the first of them: {reason(failures[0])}")
+    if not failures:
+        return
+    told = f"{len(failures)} episodes failed, the first of them: {reason(failures[0])}"
+    tried = any(failure.kind != Quarantined.__name__ for failure in failures)
+    if tried and not any(group.trajectories for group in groups):
+        raise UserError(f"all {told}; mend it (`arpo check-env` helps), then give the same command again")
+    display.note(told)
 
 
 def reason(failure: Failure) -> str:

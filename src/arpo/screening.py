@@ -29,7 +29,7 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
     pool = {task.id: task for task in load_tasks(tasks)}
     make_room(out)
     progress = out.with_name(f"{out.name}.progress.jsonl")
-    counts = _read_progress(progress, rollouts, pool)
+    counts = _read_progress(progress, terms(config, rollouts), pool)
     display = open_display(sys.stdout)
     try:
         if left := {place: task for place, task in enumerate(pool.values()) if task.id not in counts}:
@@ -76,13 +76,8 @@ async def _screen(
                 name, count = tasks[index].id, _count(outcomes.pop(index), config.replay.threshold)
                 if count.rollouts:
                     counts[name] = count
-                    line = {
-                        "id": name,
-                        "successes": count.successes,
-                        "rollouts": count.rollouts,
-                        "of": rollouts,
-                    }
-                    print(json.dumps(line), file=file, flush=True)
+                    line = {"id": name, "successes": count.successes, "rollouts": count.rollouts}
+                    print(json.dumps(line | terms(config, rollouts)), file=file, flush=True)
 
         await evaluate(
             scheduler,
@@ -95,12 +90,23 @@ async def _screen(
     return counts
 
 
+def terms(config: Config, rollouts: int) -> dict[str, str | int | float]:
+    """What two countings must share to be one screening."""
+    return {
+        "of": rollouts,
+        "model": config.model.path,
+        "temperature": config.rollout.temperature,
+        "env": config.env.name,
+        "seed": config.run.seed,
+    }
+
+
 def _count(outcomes: list[Outcome], threshold: float) -> Count:
     played = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]
     return Count(successes=sum(t.score >= threshold for t in played), rollouts=len(played))
 
 
-def _read_progress(path: Path, rollouts: int, pool: Mapping[str, Task]) -> dict[str, Count]:
+def _read_progress(path: Path, terms: Mapping[str, object], pool: Mapping[str, Task]) -> dict[str, Count]:
     """What an earlier call counted, if it was a screening like this one; a torn last line is left out."""
     if not path.is_file():
         return {}
@@ -109,7 +115,7 @@ def _read_progress(path: Path, rollouts: int, pool: Mapping[str, Task]) -> dict[
         try:
             row = json.loads(line)
             name, count = row["id"], Count(successes=row["successes"], rollouts=row["rollouts"])
-            alike = row["of"] == rollouts and name in pool
+            alike = all(row.get(key) == value for key, value in terms.items()) and name in pool
         except (ValueError, KeyError, TypeError):
             continue
         if not alike:

@@ -17,6 +17,8 @@ from arpo.models.loading import DTYPES, load_model, resolve_model
 from arpo.recipe import load_config
 from arpo.store import RECIPE
 
+OTHERS = (".safetensors", ".md")  # weights, and the card that is about those weights
+
 
 def export_model(source: Path, out: Path, dtype: str) -> Path:
     """Write to `out` the model of a run's newest whole checkpoint, of one checkpoint, or of a folder."""
@@ -33,7 +35,7 @@ def export_model(source: Path, out: Path, dtype: str) -> Path:
     except OSError as error:
         raise UserError(f"{out}: the folder cannot be made: {error.strerror}") from error
     for path in base.iterdir():
-        if path.is_file() and path.suffix != ".safetensors" and not path.name.endswith(".index.json"):
+        if path.is_file() and path.suffix not in OTHERS and not path.name.endswith(".index.json"):
             shutil.copy2(path, out / path.name)
     model.to(DTYPES[dtype]).save_pretrained(out)
     return out

@@ -23,7 +23,7 @@ from arpo.evaluate import load_sets
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
 from arpo.samples import samples_of
-from arpo.store import Store
+from arpo.store import Store, StoreReader
 from arpo.tasks import epoch_order
 from arpo.testing import Times
 from arpo.trainer import Timing, Trainer, claim, run_training, stops_gently
@@ -224,6 +224,27 @@ def test_a_run_in_which_nothing_can_be_played_stops_and_says_why(tmp_path: Path)
     ):
         run_training(config)
     assert lines(config, "metrics.jsonl") == []
+
+
+def test_pruning_frees_screenshots_that_replay_does_not_need_and_changes_nothing_else(tmp_path: Path) -> None:
+    script = {A: [1, 0, 1, 0, 0, 0, 0, 1], B: [0, 0, 0, 0, 0, 1, 0, 0]}
+    ends = []
+    for name, every in (("all", 0), ("pruned", 1)):
+        (tmp_path / name).mkdir()
+        Scripted.play(script)
+        config = small_config(tmp_path / name, [A, B], f"--store.prune_every={every}", "--train.epochs=2")
+        trainer = train(config)
+        ends.append((lines(config, "metrics.jsonl"), trainer.replay.state()))
+        stored = StoreReader(Path(config.run.dir))
+        whole = {
+            row["episode_id"] for row in stored.read_log("trajectories.jsonl") if stored.has_screenshots(row)
+        }
+        named = {episode for episodes in trainer.replay.state().values() for episode in episodes}
+        assert named and named <= whole
+        assert (whole == set(stored.episode_ids())) == (every == 0)
+    assert ends[0] == ends[1]
+    longer = small_config(tmp_path / "pruned", [A, B], "--store.prune_every=1", "--train.epochs=3")
+    assert train(longer).progress.batch == 3
 
 
 def test_a_heldout_task_that_is_trained_is_refused(tmp_path: Path) -> None:

@@ -152,6 +152,9 @@ class ScreenConfig:
 class StoreConfig:
     checkpoint_every: int = setting(1, "batches", low=1)
     keep_checkpoints: int = setting(2, "older ones are removed", low=1)
+    prune_every: int = setting(
+        0, "batches after which screenshots that replay does not need are freed; 0: all are kept", low=0
+    )
     tensorboard: bool = setting(True, "write TensorBoard files into the run folder")
     wandb_project: str = setting("", "Weights & Biases project; empty: off")
 

@@ -14,7 +14,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -79,6 +80,8 @@ class Trainer:
         self.timing = Timing()
         self.stopping = False
         self._checkpoints = store.folder / checkpoint.CHECKPOINTS
+        # What the replay buffers of the checkpoints on the disk name: pruning leaves it alone.
+        self._named: deque[set[str]] = deque(maxlen=config.store.keep_checkpoints)
         self._resume()
         self.tracker = open_tracker(config, store, self.progress.batch + 1)
         self._began = time.monotonic() - self.progress.seconds
@@ -244,6 +247,10 @@ class Trainer:
             (folder / STATE).write_text(json.dumps(state) + "\n", encoding="utf-8")
 
         checkpoint.save(self._checkpoints, self.progress.batch, write, self.config.store.keep_checkpoints)
+        self._named.append(_names(state["replay"]))
+        every = self.config.store.prune_every
+        if every and self.progress.batch % every == 0:
+            self.store.prune(set().union(*self._named))
 
     def _resume(self) -> None:
         """Go on from the newest whole checkpoint; without one, begin."""
@@ -264,6 +271,7 @@ class Trainer:
         self.replay.restore(
             self.store.load_trajectory(episode) for stored in state["replay"].values() for episode in stored
         )
+        self._named.append(_names(state["replay"]))
         self.scheduler.pool.restore(state["pool"])
         self._check_epochs()
         self.display.note(f"going on from {found.path}, after batch {self.progress.batch}")
@@ -307,6 +315,10 @@ class Timing:
         """The seconds of the stages, and the episodes that were rolled out in one; begins anew."""
         seconds, self._seconds = self._seconds, {}
         return {**seconds, "episodes_per_second": episodes / seconds["rollout"]}
+
+
+def _names(replay: Mapping[str, Sequence[str]]) -> set[str]:
+    return {episode for stored in replay.values() for episode in stored}
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
+from uuid import uuid4
 
 from arpo.config import Config
 from arpo.errors import UserError
@@ -76,7 +77,7 @@ class WandbTracker:
                 "or --store.wandb_project ''"
             ) from None
         known = folder / WANDB_ID
-        run_id = known.read_text("utf-8").strip() if known.is_file() else wandb.util.generate_id()
+        run_id = known.read_text("utf-8").strip() if known.is_file() else uuid4().hex[:8]
         write_atomically(known, run_id + "\n")
         self._run = wandb.init(
             project=config.store.wandb_project,

@@ -104,7 +104,10 @@ def test_what_the_font_lacks_is_a_question_mark(text: str) -> None:
 def test_any_character_can_be_written(size: tuple[int, int]) -> None:
     canvas = Canvas(*size)
     canvas.text(0, 0, "".join(map(chr, range(256))) + "\ud800 \u200b", Colour.INK)
+    written = canvas.pixels.copy()
     canvas.text(0, 14, "", Colour.INK)
+    assert set(written.flat) <= {Colour.WALLPAPER, Colour.INK}
+    assert (canvas.pixels == written).all()  # no words, no ink
 
 
 @pytest.mark.parametrize("size", [(224, 168), (448, 336), (1920, 1080), (301, 203), (1, 1)])

@@ -46,6 +46,11 @@ def select_mail(desktop: Desktop, sender: str) -> Step | None:
     return Step(f"Click {sender}", press(desktop, row.label, "Item").action)
 
 
+def _letter(to: str, subject: str, body: str) -> dict[str, str]:
+    """A mail as the box of sent ones holds it."""
+    return {"to": to, "subject": subject, "body": body}
+
+
 def write_letter(desktop: Desktop, to: str, subject: str, body: str) -> Step:
     """Fill the open letter and send it."""
     return (
@@ -72,10 +77,10 @@ class SendMail:
         return f"Send a mail to {self.to} about {self.subject} saying {self.body}"
 
     def reach(self, world: World) -> None:
-        world["mail"]["Sent"].append({"to": self.to, "subject": self.subject, "body": self.body})
+        world["mail"]["Sent"].append(_letter(self.to, self.subject, self.body))
 
     def next(self, desktop: Desktop) -> Step | None:
-        if {"to": self.to, "subject": self.subject, "body": self.body} in desktop.world["mail"]["Sent"]:
+        if _letter(self.to, self.subject, self.body) in desktop.world["mail"]["Sent"]:
             return None
         if isinstance(desktop.front, Letter):
             return write_letter(desktop, self.to, self.subject, self.body)
@@ -99,11 +104,10 @@ class AnswerMail:
         return f"Answer the mail from {self.sender} with {self.body}"
 
     def reach(self, world: World) -> None:
-        world["mail"]["Sent"].append({"to": self.sender, "subject": self.subject, "body": self.body})
+        world["mail"]["Sent"].append(_letter(self.sender, self.subject, self.body))
 
     def next(self, desktop: Desktop) -> Step | None:
-        sent = {"to": self.sender, "subject": self.subject, "body": self.body}
-        if sent in desktop.world["mail"]["Sent"]:
+        if _letter(self.sender, self.subject, self.body) in desktop.world["mail"]["Sent"]:
             return None
         if isinstance(desktop.front, Letter):
             return write_letter(desktop, self.sender, self.subject, self.body)
@@ -197,10 +201,10 @@ class SendFileText:
         return f"Send the text of the file {self.file} in a mail to {self.to} about {self.subject}"
 
     def reach(self, world: World) -> None:
-        world["mail"]["Sent"].append({"to": self.to, "subject": self.subject, "body": self.body})
+        world["mail"]["Sent"].append(_letter(self.to, self.subject, self.body))
 
     def next(self, desktop: Desktop) -> Step | None:
-        if {"to": self.to, "subject": self.subject, "body": self.body} in desktop.world["mail"]["Sent"]:
+        if _letter(self.to, self.subject, self.body) in desktop.world["mail"]["Sent"]:
             return None
         if isinstance(desktop.front, Letter):
             return write_letter(desktop, self.to, self.subject, self.body)

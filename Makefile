@@ -7,18 +7,27 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
+OSWORLD_VENV := .venv-osworld
+OSWORLD := $(OSWORLD_VENV)/.installed
+OSWORLD_PIP := $(OSWORLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps
+GUEST := src/arpo/envs/osworld
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint format clean
+.PHONY: help train test test-real osworld lint format clean
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 train: $(RUNTIME) ## teach the tiny model on the embedded desktop; ARGS="--run.seed 1" sets more
 	$(BIN)/arpo train desk $(ARGS)
 
 test: lint ## check style and types, run all tests; ARGS="-k replay" selects some
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+
+test-real: $(DEV) $(OSWORLD) ## run the tests on real desktops; FULL=1 runs all of them, which takes long
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real $(if $(FULL),,-m "not full") $(ARGS)
+
+osworld: $(OSWORLD) ## install real desktops: Debian packages (root or sudo), and desktop-env in .venv-osworld
 
 lint: $(DEV) ## check style and types only
 	$(BIN)/ruff format --check
@@ -30,7 +39,7 @@ format: $(DEV) ## rewrite the code in the house style
 	$(BIN)/ruff check --fix
 
 clean: ## remove what was installed and cached; runs/ stays
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OSWORLD_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip is what a half-made environment lacks, so its presence stands for the whole.
@@ -47,4 +56,15 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/pip
 
 $(DEV): $(RUNTIME)
 	$(PIP) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+# desktop-env's own wishes (an old numpy, torch, transformers) are for agents that nobody uses here: hence --no-deps.
+$(OSWORLD): requirements-osworld.txt requirements-guest.txt $(GUEST)/guest/packages.txt pyproject.toml
+	sh $(GUEST)/install.sh
+	@echo "Installing into $(OSWORLD_VENV); this takes a minute or two, once."
+	$(PYTHON) -m venv --clear $(OSWORLD_VENV)
+	$(OSWORLD_PIP) --requirement requirements-osworld.txt
+	$(OSWORLD_PIP) --no-build-isolation --editable .
+	$(OSWORLD_PIP) --target $(OSWORLD_VENV)/guest-packages --requirement requirements-guest.txt
+	$(OSWORLD_VENV)/bin/python -m arpo.envs.osworld.warm
 	@touch $@

@@ -14,7 +14,7 @@ from arpo.errors import UserError
 from arpo.learner.local import LocalLearner
 from arpo.tasks import load_tasks
 from arpo.types import Trajectory
-from verdicts import A, small_config
+from verdicts import A, Scripted, small_config
 
 
 def test_the_parts_are_those_of_the_recipe(tmp_path: Path) -> None:
@@ -30,6 +30,7 @@ def test_the_parts_are_those_of_the_recipe(tmp_path: Path) -> None:
 
 
 def test_the_ensemble_plays_with_the_model_that_a_learner_fills(tmp_path: Path) -> None:
+    Scripted.play({})
     config = small_config(tmp_path, [A], "--rollout.max_steps=2", env="Scripted")
     ensemble = assemble(config)
     learner = LocalLearner(ensemble.model, ensemble.renderer, config)

@@ -120,7 +120,7 @@ def test_an_environment_of_ones_own(tmp_path, monkeypatch):
     (tmp_path / "mine_for_cli.py").write_text(MY_ENV)
     (tmp_path / "broken_for_cli.py").write_text("1 / 0")
     monkeypatch.chdir(tmp_path)
-    assert type(resolve_env(EnvConfig(name="mine_for_cli:Mine"))).__name__ == "type"
+    assert type(resolve_env(Config(env=EnvConfig(name="mine_for_cli:Mine")))).__name__ == "type"
     for name, reason in {
         "mine_for_cli": "module:Class",
         "mine_for_cli:Theirs": "has no Theirs",
@@ -129,7 +129,7 @@ def test_an_environment_of_ones_own(tmp_path, monkeypatch):
         "not_there_for_cli:Env": "not_there_for_cli",
     }.items():
         with pytest.raises(UserError, match=reason):
-            resolve_env(EnvConfig(name=name))
+            resolve_env(Config(env=EnvConfig(name=name)))
 
 
 def test_check_env_prints_each_check(capsys, tmp_path, monkeypatch):

@@ -36,14 +36,17 @@ def test_a_negative_number_is_a_value():
     assert "loss.kl: is -1.0, must be >= 0" in refusal(None, "--loss.kl", "-1")
 
 
-@pytest.mark.parametrize("name", ["desk", "paper", "subset32"])
+RECIPES = ("desk", "osworld_local", "osworld_eval", "osworld_full", "osworld_subset32")
+
+
+@pytest.mark.parametrize("name", RECIPES)
 def test_shipped_recipes_are_valid_and_round_trip(name, tmp_path):
     config = load_config(name)
     assert load_config(recipe(tmp_path, to_toml(config))) == config
 
 
 def test_the_published_run():
-    config = load_config("paper")
+    config = load_config("osworld_full")
     assert (config.env.parallel, config.rollout.group_size, config.train.epochs) == (256, 8, 15)
     assert config.train.tasks_per_batch // config.train.tasks_per_update == 4
     assert (config.optim.lr, config.rollout.max_context_tokens) == (1e-6, 65536)

@@ -124,3 +124,37 @@ def test_a_template_that_cannot_be_read_is_the_users_error(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError, match="torn_prompts cannot be imported"):
         load_template("torn_prompts:USER")
+
+
+PROMPTS = """
+import a_package_that_is_not_here
+USER = '''Calls: {action_space}
+in {language}. {instruction}'''
+CALLS: str = "not read"
+SPACE = "click()" "\\nwait()"
+NUMBER = 3
+"""
+
+
+def test_a_template_of_another_interpreters_package_is_read_and_not_run(tmp_path: Path) -> None:
+    (tmp_path / "lib" / "python3.99").mkdir(parents=True)
+    (tmp_path / "lib" / "python3.99" / "prompts.py").write_text(PROMPTS, encoding="utf-8")
+    file = f"{tmp_path}/lib/python3.*/prompts.py"
+    template = load_template(f"{file}:USER,action_space=SPACE,language=English")
+    assert template.user == "Calls: click()\nwait()\nin English. {instruction}"
+    for spec, reason in {
+        f"{file}:NUMBER": "has no text NUMBER",
+        f"{file}:USER,language=English": "fill \\['action_space'\\]",
+        f"{tmp_path}/prompts.py:USER": "there is no file",
+    }.items():
+        with pytest.raises(UserError, match=reason):
+            load_template(spec)
+    (tmp_path / "torn.py").write_text("USER = (", encoding="utf-8")
+    with pytest.raises(UserError, match=r"torn\.py cannot be read as Python"):
+        load_template(f"{tmp_path}/torn.py:USER")
+
+
+def test_a_template_is_found_from_where_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("USER = 'Do: {instruction}'", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert load_template("mine.py:USER").user == "Do: {instruction}"

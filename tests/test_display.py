@@ -2,7 +2,17 @@ import io
 
 from rich.console import Console
 
-from arpo.display import LiveDisplay, Pace, PlainDisplay, duration, open_display, rate_text, shown
+from arpo.display import (
+    LiveDisplay,
+    Pace,
+    PlainDisplay,
+    Standing,
+    duration,
+    open_display,
+    rate_text,
+    shown,
+    success_rows,
+)
 
 METRICS = {
     "success": 0.4125,
@@ -128,3 +138,38 @@ def test_an_unfinished_summary_is_no_accident():
 
 def test_no_terminal_means_plain_lines():
     assert isinstance(open_display(io.StringIO()), PlainDisplay)
+
+
+def test_where_nothing_was_held_out_there_is_no_change_to_show() -> None:
+    rates = {"train": 0.5, "heldout": float("nan")}
+    counts = {"train": [1, 2], "heldout": [0, 0]}
+    summary = {"success": {"base": rates, "final": rates}, "counts": {"base": counts, "final": counts}}
+    assert success_rows(summary) == [
+        ("training tasks", "50.0% (1/2)", "50.0% (1/2)", "+0.0 points"),
+        ("held-out tasks", "no episodes", "no episodes", ""),
+    ]
+
+
+def standing(name, ended, successes, played=None):
+    return Standing(
+        name=name, total=4, ended=ended, played=ended if played is None else played, successes=successes
+    )
+
+
+def test_the_parts_of_an_evaluation_on_a_terminal():
+    stream = io.StringIO()
+    display = LiveDisplay(Console(file=stream, force_terminal=True, width=100, color_system=None))
+    display.begin("playing", 8)
+    display.standings([standing("chrome", 0, 0), standing("os", 3, 1, played=2)])
+    display.close()
+    rows = [line.split() for line in stream.getvalue().splitlines()]
+    assert ["chrome", "0/4"] in rows
+    assert ["os", "3/4", "50.0%", "(1/2)"] in rows
+
+
+def test_a_part_that_ended_is_one_line():
+    stream = io.StringIO()
+    display = PlainDisplay(stream, Clock())
+    for ended in (3, 4, 4):
+        display.standings([standing("chrome", 1, 1), standing("os", ended, 2, played=3)])
+    assert stream.getvalue() == "os: 66.7% (2/3)\n"

@@ -11,7 +11,7 @@ import pytest
 
 import verdicts
 from arpo.config import EnvConfig, RolloutConfig
-from arpo.envs.pool import EnvPool
+from arpo.envs.pool import EnvPool, Places
 from arpo.errors import UserError
 from arpo.evaluate import Score, evaluate, load_sets, make_room, run_evaluation
 from arpo.rollout import Agent
@@ -19,7 +19,7 @@ from arpo.scheduler import Scheduler
 from arpo.testing import FakeEnv, Times, task
 from players import CLICK, DONE, RENDERER, TEMPLATE, scripted
 from trajectories import group, scored, trajectory
-from verdicts import HELDOUT, A, B, Scripted, small_config
+from verdicts import HELDOUT, A, B, C, Scripted, osworld_config, small_config
 
 
 def test_a_score_counts_verdicts_and_failures() -> None:
@@ -44,7 +44,7 @@ def test_tasks_are_played_as_often_and_as_cold_as_asked_for() -> None:
     engine = scripted([CLICK, DONE])
     settings = RolloutConfig(group_size=2, temperature=1.0)
     scheduler = Scheduler(
-        pool=EnvPool(FakeEnv, EnvConfig()),
+        pool=EnvPool(Places(FakeEnv, 4), EnvConfig()),
         agent=Agent(engine=engine, renderer=RENDERER, template=TEMPLATE),
         settings=settings,
         seed=0,
@@ -115,3 +115,54 @@ def test_the_two_sets_must_not_meet(tmp_path: Path) -> None:
     assert [len(tasks) for tasks in load_sets(small_config(tmp_path, [A, B])).values()] == [2, 1]
     with pytest.raises(UserError, match=f"held-out task '{A}' is also training task '{A}'"):
         load_sets(small_config(tmp_path, [A], "--tasks.heldout=desk:pool"))
+
+
+def test_nothing_need_be_held_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Scripted.play({A: [1]})
+    config = small_config(tmp_path, [A], "--tasks.heldout=")
+    assert load_sets(config)["heldout"] == ()
+    assert run_evaluation(config, tmp_path / "scores.json") == 0
+    written = json.loads((tmp_path / "scores.json").read_text("utf-8"))
+    assert (written["train"]["success"], written["heldout"]["success"]) == (1.0, None)
+    assert "heldout" not in capsys.readouterr().out
+
+
+def test_tasks_are_chosen_from_both_sets(tmp_path: Path) -> None:
+    def chosen(*overrides: str) -> list[list[str]]:
+        sets = load_sets(small_config(tmp_path, [A, B], *overrides))
+        return [[task.id for task in tasks] for tasks in sets.values()]
+
+    assert chosen(f"--tasks.ids={B},{HELDOUT}") == [[B], [HELDOUT]]
+    assert chosen(f"--tasks.ids={A}") == [[A], []]
+    assert chosen("--tasks.domains=File") == [[A, B], []]
+    with pytest.raises(UserError, match="only held-out tasks are left: choose training tasks too"):
+        chosen(f"--tasks.ids={HELDOUT}")
+    with pytest.raises(UserError, match=r"tasks.ids: no task 'pool-999'"):
+        chosen("--tasks.ids=pool-999")
+
+
+def test_tasks_that_cannot_run_are_left_out_and_told_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Scripted.play({A: [1], B: [1], C: [1]})
+    config = osworld_config(monkeypatch, tmp_path, {A: "vscode", B: "os", C: "thunderbird"})
+    out = tmp_path / "scores.json"
+    assert run_evaluation(config, out) == 0
+    written = json.loads(out.read_text("utf-8"))
+    assert written["train"]["tasks"] == {B: [1.0]}
+    assert written["skipped"] == {
+        A: "needs VS Code, which the local desktop does not have",
+        C: "needs Thunderbird, which the local desktop does not have",
+    }
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"2 tasks cannot run here and are left out; all of them are in {out}:"
+    assert said[1] == f"  {A}: needs VS Code, which the local desktop does not have"
+
+
+def test_where_no_task_can_run_nothing_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = osworld_config(monkeypatch, tmp_path, {A: "vscode", B: "vscode"})
+    with pytest.raises(
+        UserError, match=f"none of the 2 train tasks can run here; the first, {A}: needs VS Code"
+    ):
+        run_evaluation(config, tmp_path / "scores.json")
+    assert not (tmp_path / "scores.json").exists()

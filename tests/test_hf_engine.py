@@ -13,27 +13,40 @@ from arpo.engines.base import Weights
 from arpo.engines.hf import HFEngine
 from arpo.errors import EngineError
 from arpo.models.forward import sampled_logprobs
+from arpo.rendering import Renderer
 from arpo.types import Completion, Message, Prompt, Sample
 from tiny_vlm import (
+    FAMILIES,
+    QWEN2_5,
     first_prompt,
     next_prompt,
     sampling,
     screenshot,
     stock_inputs,
     tiny_model,
+    tiny_of,
     tiny_renderer,
 )
 
-RENDERER = tiny_renderer()
+RENDERERS = {family: tiny_renderer(family) for family in FAMILIES}
+RENDERER = RENDERERS[QWEN2_5]
 Turns = list[tuple[Prompt, Completion]]
 
 
 async def play(
-    engine: HFEngine, name: int, turns: int, *, lag: int = 0, release: bool = True, temperature: float = 1.0
+    engine: HFEngine,
+    name: int,
+    turns: int,
+    *,
+    lag: int = 0,
+    release: bool = True,
+    temperature: float = 1.0,
+    family: str = QWEN2_5,
 ) -> Turns:
     """One episode: each look has a size of its own, and `lag` passes of the event loop between turns."""
     played: Turns = []
-    prompt = first_prompt(RENDERER, f"episode {name}", screenshot(10 * name, 56 + 28 * (name % 3), 84))
+    renderer = RENDERERS[family]
+    prompt = first_prompt(renderer, f"episode {name}", screenshot(10 * name, 56 + 28 * (name % 3), 84))
     for turn in range(turns):
         for _ in range(lag):
             await asyncio.sleep(0)
@@ -41,15 +54,17 @@ async def play(
             prompt, sampling(100 * name + turn, 3 + (name + turn) % 5, temperature)
         )
         played.append((prompt, completion))
-        prompt = next_prompt(RENDERER, prompt, completion, screenshot(10 * name + turn + 1))
+        prompt = next_prompt(renderer, prompt, completion, screenshot(10 * name + turn + 1))
     if release:
         await engine.release(prompt.episode_id)
     return played
 
 
-def play_all(engine: HFEngine, names: Sequence[int], *, turns: int = 3) -> list[Turns]:
+def play_all(engine: HFEngine, names: Sequence[int], *, turns: int = 3, family: str = QWEN2_5) -> list[Turns]:
     async def together() -> list[Turns]:
-        return await asyncio.gather(*(play(engine, name, turns + name % 2, lag=name) for name in names))
+        return await asyncio.gather(
+            *(play(engine, name, turns + name % 2, lag=name, family=family) for name in names)
+        )
 
     return asyncio.run(together())
 
@@ -69,25 +84,28 @@ def sample_of(played: Turns) -> Sample:
     )  # fmt: skip
 
 
-def test_the_learner_gives_the_same_log_probabilities() -> None:
-    model = tiny_model()
-    episodes = play_all(HFEngine(model, RENDERER, slots=5), range(5))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_learner_gives_the_same_log_probabilities(family: str) -> None:
+    model, renderer = tiny_of(family), RENDERERS[family]
+    episodes = play_all(HFEngine(model, renderer, slots=5), range(5), family=family)
     samples = [sample_of(played) for played in episodes]
-    logp_N, _ = sampled_logprobs(model, samples, RENDERER, 1.0)
+    logp_N, _ = sampled_logprobs(model, samples, renderer, 1.0)
     engine_N = torch.tensor([logp for sample in samples for logp in sample.behaviour_logprobs])
     assert len(engine_N) > 60
-    torch.testing.assert_close(engine_N, logp_N.detach(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(engine_N, logp_N.detach(), atol=1e-5, rtol=0)
 
 
-def test_plain_transformers_gives_the_same_log_probabilities() -> None:
-    [played] = play_all(HFEngine(tiny_model(), RENDERER, slots=1), [3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_transformers_gives_the_same_log_probabilities(family: str) -> None:
+    renderer = RENDERERS[family]
+    [played] = play_all(HFEngine(tiny_of(family), renderer, slots=1), [3], family=family)
     sample = sample_of(played)
     with torch.no_grad():
-        inputs = stock_inputs(RENDERER, sample.token_ids, sample.images)
-        logps = tiny_model(stock=True)(**inputs).logits[0, :-1].log_softmax(-1)
+        inputs = stock_inputs(renderer, sample.token_ids, sample.images)
+        logps = tiny_of(family, stock=True)(**inputs).logits[0, :-1].log_softmax(-1)
     mask, tokens = torch.tensor(sample.mask[1:]), torch.tensor(sample.token_ids[1:])
     torch.testing.assert_close(
-        torch.tensor(sample.behaviour_logprobs), logps[mask, tokens[mask]], atol=1e-4, rtol=0
+        torch.tensor(sample.behaviour_logprobs), logps[mask, tokens[mask]], atol=1e-5, rtol=0
     )
 
 
@@ -105,25 +123,30 @@ def test_only_new_tokens_are_prefilled_and_each_image_is_encoded_once() -> None:
     assert engine.stats.images_encoded == len({i.sha256 for p in episodes for i in p[-1][0].images})
 
 
-def test_an_answer_does_not_depend_on_who_shares_the_batch() -> None:
-    model = tiny_model()
-    together = play_all(HFEngine(model, RENDERER, slots=6), range(6))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_does_not_depend_on_who_shares_the_batch(family: str) -> None:
+    model, renderer = tiny_of(family), RENDERERS[family]
+    together = play_all(HFEngine(model, renderer, slots=6), range(6), family=family)
     for name, played in enumerate(together):
-        [alone] = play_all(HFEngine(model, RENDERER, slots=1), [name])
+        [alone] = play_all(HFEngine(model, renderer, slots=1), [name], family=family)
         for (_, one), (_, other) in zip(played, alone, strict=True):
             assert one.token_ids == other.token_ids
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
-def test_greedy_answers_equal_transformers_generate() -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_answers_equal_transformers_generate(family: str) -> None:
+    renderer = RENDERERS[family]
+
     async def greedy() -> Turns:
-        return await play(HFEngine(tiny_model(), RENDERER, slots=1), 4, 2, temperature=0.0)
+        engine = HFEngine(tiny_of(family), renderer, slots=1)
+        return await play(engine, 4, 2, temperature=0.0, family=family)
 
     for prompt, completion in asyncio.run(greedy()):
-        inputs = stock_inputs(RENDERER, prompt.token_ids, prompt.images)
+        inputs = stock_inputs(renderer, prompt.token_ids, prompt.images)
         limit = len(completion.token_ids)
-        output = tiny_model(stock=True).generate(
-            **inputs, max_new_tokens=limit, do_sample=False, eos_token_id=RENDERER.end_of_turn_id
+        output = tiny_of(family, stock=True).generate(
+            **inputs, max_new_tokens=limit, do_sample=False, eos_token_id=renderer.end_of_turn_id
         )
         assert tuple(output[0, len(prompt.token_ids) :].tolist()) == completion.token_ids
         assert completion.logprobs == (0.0,) * limit
@@ -154,37 +177,38 @@ def draws_end_of_turn(seed: int) -> bool:
     return bool(0.1 < place < 0.9)
 
 
-def slid_prompt(prompt: Prompt, answer: Completion, shot_index: int) -> Prompt:
+def slid_prompt(renderer: Renderer, prompt: Prompt, answer: Completion, shot_index: int) -> Prompt:
     """The window slid: the first screenshot is gone, the answer to it stays."""
     messages = (
         prompt.messages[0],
         Message(role="assistant", token_ids=answer.token_ids),
         Message(role="user", screenshot=screenshot(shot_index)),
     )
-    rendered = RENDERER.render(messages)
+    rendered = renderer.render(messages)
     return Prompt(
         episode_id=prompt.episode_id, token_ids=rendered.token_ids, images=rendered.images, messages=messages
     )
 
 
-def test_a_window_that_slid_rewinds_to_where_both_agree() -> None:
-    model = tiny_model()
-    engine = HFEngine(model, RENDERER, slots=1)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_window_that_slid_rewinds_to_where_both_agree(family: str) -> None:
+    model, renderer = tiny_of(family), RENDERERS[family]
+    engine = HFEngine(model, renderer, slots=1)
 
     async def slide() -> tuple[Prompt, Completion, int]:
-        prompt = first_prompt(RENDERER, "e", screenshot(0))
+        prompt = first_prompt(renderer, "e", screenshot(0))
         first = await engine.generate(prompt, sampling(1))
-        slid = slid_prompt(prompt, first, 1)
+        slid = slid_prompt(renderer, prompt, first, 1)
         before = engine.stats.prefilled_tokens
         second = await engine.generate(slid, sampling(2))
         return slid, second, engine.stats.prefilled_tokens - before
 
     slid, second, prefilled = asyncio.run(slide())
     shared = (
-        len(RENDERER.render([slid.messages[0]]).token_ids) - 1
+        len(renderer.render([slid.messages[0]]).token_ids) - 1
     )  # up to <|im_start|>; then the role differs
     assert prefilled == len(slid.token_ids) - shared
-    fresh = asyncio.run(HFEngine(model, RENDERER, slots=1).generate(slid, sampling(2)))
+    fresh = asyncio.run(HFEngine(model, renderer, slots=1).generate(slid, sampling(2)))
     assert second.token_ids == fresh.token_ids
     assert second.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
 

@@ -16,13 +16,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from arpo.config import Config, LossConfig, OptimConfig, ReplayConfig
+from arpo.config import Config, LossConfig, ModelConfig, OptimConfig, ReplayConfig
 from arpo.errors import UserError
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
 from arpo.models.forward import sampled_logprobs
 from arpo.models.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
 from arpo.models.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
+from arpo.models.trainable import base_of, choose_trained
 from arpo.rendering import Renderer
 from arpo.replay import ReplayBuffer
 from arpo.samples import Updates, samples_of
@@ -366,3 +367,125 @@ def test_a_damaged_or_foreign_folder_is_refused_by_name(update: Update, tmp_path
     with pytest.raises(UserError, match="garbled"):
         one.load(tmp_path / "garbled")
     assert all(torch.equal(before[name], weight) for name, weight in weights_of(one).items())
+
+
+def half_learner(seed: int = 0, **settings: Any) -> LocalLearner:
+    return LocalLearner(new_model(seed).bfloat16(), RENDERER, config(**settings))
+
+
+def lora_learner(seed: int = 0, *, kl: float = 0.0, dtype: torch.dtype = torch.float32) -> LocalLearner:
+    model = new_model(seed).to(dtype)
+    choose_trained(model, ModelConfig(train="lora", lora_rank=4, lora_alpha=8.0), 0)
+    return LocalLearner(model, RENDERER, config(lr=1e-2, loss=LossConfig(kl=kl)), base_of(model))
+
+
+@pytest.mark.parametrize("moments", ["float32", "bfloat16"])
+def test_in_bfloat16_it_learns_and_goes_on_bit_for_bit(
+    groups: list[Group], update: Update, tmp_path: Path, moments: str
+) -> None:
+    straight = half_learner(moments=moments)
+    start = weights_of(straight)
+    train(straight, *updates_of(groups, tasks_per_update=1))
+    straight.save(tmp_path)
+    saved = load_file(tmp_path / "optimiser.safetensors")
+    assert {str(slot.dtype) for name, slot in saved.items() if "exp_avg" in name} == {f"torch.{moments}"}
+    resumed = half_learner(seed=7, moments=moments)
+    resumed.load(tmp_path)
+    assert train(resumed, update, update) == train(straight, update, update)
+    ours, theirs = weights_of(resumed), weights_of(straight)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert all(weight.dtype == torch.bfloat16 for weight in ours.values())
+    assert sum(not torch.equal(start[name], theirs[name]) for name in theirs) == len(theirs)
+
+
+def test_in_bfloat16_a_step_that_is_not_finite_is_skipped(update: Update) -> None:
+    one = half_learner()
+    before = weights_of(one)
+    assert train(one, (replace(update[0], advantage=math.nan), *update[1:]))["skipped"] == 1
+    assert all(torch.equal(before[name], weight) for name, weight in weights_of(one).items())
+    assert train(one, update)["skipped"] == 0
+
+
+@pytest.mark.parametrize(("rounding", "kept"), [("stochastic", 1.0), ("nearest", 0.0)])
+def test_a_step_of_a_millionth_is_kept_on_average_or_lost(
+    update: Update, tmp_path: Path, rounding: str, kept: float
+) -> None:
+    """The first step goes by the rate against the gradient; counted are weights that it is too small for."""
+    one = half_learner(lr=1e-6, rounding=rounding)
+    before = weights_of(one)
+    train(one, update)
+    gradient, after = saved_gradient(one, tmp_path), weights_of(one)
+    moves = []
+    for name, weight in before.items():
+        towards = -gradient[f"{name}/exp_avg"].sign()
+        counted = (weight.abs() > 0.01) & (towards != 0)
+        moves.append(((after[name].float() - weight.float()) * towards)[counted])
+    move = torch.cat(moves)
+    deviation = move.std().item() / math.sqrt(len(move))
+    assert len(move) > 10_000
+    assert move.mean().item() == pytest.approx(kept * 1e-6, abs=4 * deviation)
+    assert 6 * deviation < 1e-6
+
+
+def test_adapters_learn_and_the_base_stays(update: Update) -> None:
+    one = lora_learner()
+    before = weights_of(one)
+    first = sampled_logprobs(one.weights().handle, update, RENDERER, 1.0)[0].detach()
+    for _ in range(3):
+        metrics = train(one, update)
+    assert metrics["grad_norm"] > 0
+    after = sampled_logprobs(one.weights().handle, update, RENDERER, 1.0)[0].detach()
+    counts = torch.tensor([len(sample.behaviour_logprobs) for sample in update])
+    good_T = torch.tensor([sample.advantage > 0 for sample in update]).repeat_interleave(counts)
+    assert (after - first)[good_T].mean() > 0.01 > -0.01 > (after - first)[~good_T].mean()
+    for name, weight in weights_of(one).items():
+        assert torch.equal(weight, before[name]) == (".lora." not in name), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_checkpoint_of_adapters_is_small_and_goes_on_bit_for_bit(
+    update: Update, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    straight, resumed = lora_learner(kl=0.1, dtype=dtype), lora_learner(kl=0.1, dtype=dtype)
+    train(straight, update)
+    straight.save(tmp_path)
+    for file in ("weights", "optimiser"):
+        saved = load_file(tmp_path / f"{file}.safetensors")
+        assert saved and all(".lora." in name for name in saved)
+        assert all(tensor.dtype == torch.float32 for tensor in saved.values())
+    resumed.load(tmp_path)
+    assert train(resumed, update, update) == train(straight, update, update)
+    ours, theirs = weights_of(resumed), weights_of(straight)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_adapters_are_not_loaded_beside_another_base(tmp_path: Path) -> None:
+    lora_learner(seed=0).save(tmp_path)
+    with pytest.raises(UserError, match="what is not trained has other weights"):
+        lora_learner(seed=1).load(tmp_path)
+
+
+def test_with_adapters_the_kl_term_is_that_of_a_copy_of_the_base(update: Update) -> None:
+    itself, copied = lora_learner(kl=0.5), lora_learner(kl=0.5)
+    copied._base = new_model().eval()
+    for _ in range(2):
+        metrics, expected = train(itself, update), train(copied, update)
+        assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert metrics["base_kl"] > 1e-4
+
+
+def test_with_a_frozen_tower_the_language_model_learns_the_same(update: Update, tmp_path: Path) -> None:
+    """Its gradients are those of training everything."""
+    model = new_model()
+    choose_trained(model, ModelConfig(train="language"), 0)
+    one, whole = LocalLearner(model, RENDERER, config()), learner()
+    train(one, update)
+    train(whole, update)
+    ours, theirs = saved_gradient(one, tmp_path / "one"), saved_gradient(whole, tmp_path / "whole")
+    assert ours and ours.keys() == {name for name in theirs if not name.startswith("model.visual.")}
+    for name, gradient in ours.items():
+        torch.testing.assert_close(gradient, theirs[name], rtol=1e-3, atol=1e-6)
+    visual = dict(new_model().named_parameters())
+    assert all(
+        torch.equal(weight, visual[name]) for name, weight in weights_of(one).items() if "visual" in name
+    )

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arpo.packing import Microbatch, pack
+from arpo.packing import Microbatch, balance, deal, pack
 from arpo.types import Sample
 
 
@@ -52,3 +52,25 @@ def test_every_sample_is_in_exactly_one_bounded_microbatch(sizes: list[int], bou
     )
     for batch in microbatches:
         assert len(batch) == 1 or len(batch) * max(len(one.token_ids) for one in batch) <= bound
+
+
+def test_the_largest_goes_first_to_the_part_that_holds_least() -> None:
+    assert balance([5, 2, 3, 1], 2) == ((0, 3), (2, 1))
+    assert balance([4, 4, 4], 2) == ((0, 2), (1,))
+    assert balance([7, 1, 1, 5, 1], 3) == ((0,), (3,), (1, 2, 4))
+    assert balance([3], 3) == ((0,), (), ())
+
+
+def test_every_rank_is_dealt_as_many_microbatches() -> None:
+    samples = [sample(length) for length in (5, 2, 3, 1)]
+    assert [lengths(share) for share in deal(samples, 2, 5)] == [[[5], [1]], [[3], [2]]]
+    assert [lengths(share) for share in deal(samples, 2, 6)] == [[[5], [1]], [[3, 2], []]]
+    assert [lengths(share) for share in deal(samples[:1], 3, 5)] == [[[5]], [[]], [[]]]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 5))
+def test_no_rank_has_more_than_the_largest_sample_beyond_another(sizes: list[int], ranks: int) -> None:
+    shares = balance(sizes, ranks)
+    assert sorted(place for share in shares for place in share) == list(range(len(sizes)))
+    loads = [sum(sizes[place] for place in share) for share in shares]
+    assert max(loads) - min(loads) <= max(sizes)

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from arpo.config import EnvConfig
-from arpo.envs.pool import EnvPool
+from arpo.envs.pool import EnvPool, Places
 from arpo.errors import EngineError
 from arpo.testing import FakeEnv, failing, hanging, lying, screenshot, task
 from arpo.types import Failure, Observation, Screenshot, StepResult, StopReason, Trajectory
@@ -29,8 +29,18 @@ async def episode(env):
     return trajectory(await env.evaluate())
 
 
+async def late(env):
+    """While it waits, others come and want a place."""
+    await asyncio.sleep(0.01)
+    return await episode(env)
+
+
 def config(**changes):
     return EnvConfig(**{"attempts": 1, "quarantine_after": 99, "parallel": 2, **changes})
+
+
+def pool_of(factory, settings):
+    return EnvPool(Places(factory, settings.parallel), settings)
 
 
 class Made:
@@ -47,7 +57,7 @@ class Made:
 
 def test_a_good_episode_is_handed_through_and_its_environment_closed():
     made = Made(score=lambda actions: 0.25)
-    pool = EnvPool(made, config())
+    pool = pool_of(made, config())
     outcome = asyncio.run(pool.run(TASK, "e", episode))
     assert isinstance(outcome, Trajectory)
     assert outcome.score == 0.25
@@ -58,7 +68,7 @@ def test_a_good_episode_is_handed_through_and_its_environment_closed():
 @pytest.mark.parametrize("at", ["start", "step", "evaluate"])
 def test_a_fault_is_retried_in_a_fresh_environment(at):
     made = Made()
-    pool = EnvPool(failing(made, at, times=2), config(attempts=3))
+    pool = pool_of(failing(made, at, times=2), config(attempts=3))
     assert isinstance(asyncio.run(pool.run(TASK, "e", episode)), Trajectory)
     assert len(made.envs) == 3
     assert all(env.calls[-1] == "close" for env in made.envs)
@@ -66,7 +76,7 @@ def test_a_fault_is_retried_in_a_fresh_environment(at):
 
 
 def test_after_the_last_attempt_it_is_a_failure():
-    pool = EnvPool(failing(FakeEnv, "step", times=99), config(attempts=3))
+    pool = pool_of(failing(FakeEnv, "step", times=99), config(attempts=3))
     assert asyncio.run(pool.run(TASK, "e7", episode)) == Failure(
         episode_id="e7",
         task_id="t",
@@ -80,7 +90,7 @@ def test_after_the_last_attempt_it_is_a_failure():
 @pytest.mark.parametrize("at", ["start", "step", "evaluate"])
 def test_an_environment_that_hangs_is_late(at):
     short = config(start_seconds=0.01, step_seconds=0.01, evaluate_seconds=0.01)
-    pool = EnvPool(hanging(FakeEnv, at, times=1), short)
+    pool = pool_of(hanging(FakeEnv, at, times=1), short)
     outcome = asyncio.run(pool.run(TASK, "e", episode))
     assert isinstance(outcome, Failure)
     assert (outcome.kind, outcome.where) == ("EnvTimeout", at)
@@ -88,7 +98,7 @@ def test_an_environment_that_hangs_is_late(at):
 
 @pytest.mark.parametrize("verdict", [None, float("nan"), float("inf"), 7, -0.1, "1.0"])
 def test_a_verdict_that_is_none_is_a_fault(verdict):
-    pool = EnvPool(lying(FakeEnv, verdict), config())
+    pool = pool_of(lying(FakeEnv, verdict), config())
     outcome = asyncio.run(pool.run(TASK, "e", episode))
     assert isinstance(outcome, Failure)
     assert outcome.where == "evaluate"
@@ -103,7 +113,7 @@ def test_a_torn_picture_is_the_environments_fault():
             whole = (await super().step(actions)).observation.screenshot.png
             return StepResult(observation=Observation(screenshot=Screenshot.of(whole[:-20])))
 
-    outcome = asyncio.run(EnvPool(Torn, config()).run(TASK, "e", episode))
+    outcome = asyncio.run(pool_of(Torn, config()).run(TASK, "e", episode))
     assert isinstance(outcome, Failure)
     assert (outcome.kind, outcome.where, outcome.message) == (
         "EnvError",
@@ -114,7 +124,7 @@ def test_a_torn_picture_is_the_environments_fault():
 
 def test_closing_may_fail_or_hang_without_harm():
     for broken in (failing, hanging):
-        pool = EnvPool(broken(FakeEnv, "close", times=1), config(step_seconds=0.01))
+        pool = pool_of(broken(FakeEnv, "close", times=1), config(step_seconds=0.01))
         assert isinstance(asyncio.run(pool.run(TASK, "e", episode)), Trajectory)
         assert sum(pool.faults.values()) == 1
         assert all(name.startswith("close:") for name in pool.faults)
@@ -124,7 +134,7 @@ def test_a_factory_that_raises_is_a_fault():
     def factory():
         raise OSError("no display")
 
-    outcome = asyncio.run(EnvPool(factory, config()).run(TASK, "e", episode))
+    outcome = asyncio.run(pool_of(factory, config()).run(TASK, "e", episode))
     assert isinstance(outcome, Failure)
     assert outcome.message == "OSError: no display"
 
@@ -140,16 +150,52 @@ def test_only_so_many_at_once():
         return trajectory(0.0)
 
     async def main():
-        pool = EnvPool(FakeEnv, config(parallel=3))
+        pool = pool_of(FakeEnv, config(parallel=3))
         await asyncio.gather(*(pool.run(TASK, str(number), counted) for number in range(10)))
 
     asyncio.run(main())
     assert most == 3
 
 
+def test_waiting_for_a_place_takes_nothing_of_the_time_for_a_start():
+    short = config(parallel=1, start_seconds=0.2)
+
+    async def long(env):
+        outcome = await episode(env)
+        await asyncio.sleep(0.5)
+        return outcome
+
+    async def main():
+        pool = pool_of(FakeEnv, short)
+        return await asyncio.gather(*(pool.run(TASK, str(number), long) for number in range(2)))
+
+    assert all(isinstance(outcome, Trajectory) for outcome in asyncio.run(main()))
+
+
+def test_one_source_serves_one_loop_after_another():
+    pool = pool_of(FakeEnv, config(parallel=1))
+
+    async def main():
+        return await asyncio.gather(*(pool.run(TASK, str(number), late) for number in range(3)))
+
+    for _ in range(2):
+        assert all(isinstance(outcome, Trajectory) for outcome in asyncio.run(main()))
+
+
+def test_an_episode_that_waited_for_a_place_sees_that_its_task_was_set_aside_meanwhile():
+    made = Made()
+    pool = pool_of(failing(made, "start", times=99), config(parallel=1, quarantine_after=1))
+
+    async def main():
+        return await asyncio.gather(*(pool.run(TASK, str(number), late) for number in range(3)))
+
+    assert [outcome.kind for outcome in asyncio.run(main())] == ["EnvError", "Quarantined", "Quarantined"]
+    assert [env.calls for env in made.envs[1:]] == [["close"], ["close"]]
+
+
 def test_a_task_that_keeps_failing_is_set_aside():
     made = Made()
-    pool = EnvPool(failing(made, "start", times=99), config(quarantine_after=2))
+    pool = pool_of(failing(made, "start", times=99), config(quarantine_after=2))
 
     async def main():
         return [await pool.run(TASK, str(number), episode) for number in range(4)]
@@ -161,7 +207,7 @@ def test_a_task_that_keeps_failing_is_set_aside():
 
 
 def test_a_success_ends_the_row_of_failures():
-    pool = EnvPool(failing(FakeEnv, "start", times=1), config(quarantine_after=2))
+    pool = pool_of(failing(FakeEnv, "start", times=1), config(quarantine_after=2))
 
     async def main():
         for number in range(2):
@@ -176,7 +222,7 @@ def test_an_engine_at_fault_sets_no_task_aside():
     async def dead(env):
         raise EngineError("generate", "gone")
 
-    pool = EnvPool(FakeEnv, config(quarantine_after=1))
+    pool = pool_of(FakeEnv, config(quarantine_after=1))
     outcome = asyncio.run(pool.run(TASK, "e", dead))
     assert isinstance(outcome, Failure)
     assert outcome.kind == "EngineError"
@@ -190,7 +236,7 @@ def test_a_cancelled_episode_still_closes_its_environment():
         await asyncio.Event().wait()
 
     async def main():
-        pool = EnvPool(made, config())
+        pool = pool_of(made, config())
         running = asyncio.create_task(pool.run(TASK, "e", endless))
         await asyncio.sleep(0)
         running.cancel()
@@ -206,4 +252,4 @@ def test_an_error_of_our_own_is_not_caught():
         raise AssertionError("ours")
 
     with pytest.raises(AssertionError, match="ours"):
-        asyncio.run(EnvPool(FakeEnv, config()).run(TASK, "e", wrong))
+        asyncio.run(pool_of(FakeEnv, config()).run(TASK, "e", wrong))

@@ -18,10 +18,13 @@ PAGES = (
     "docs/tutorial.md",
     "docs/recipes.md",
     "docs/results.md",
+    "docs/osworld.md",
 )
+PICTURES_AND_WEIGHTS = (".png", ".safetensors", ".xlsx", ".docx", ".odp")
 MOST_LINES = 450
 NOTES = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) + r")\b")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|Users|work|opt|srv|mnt|tmp)/[\w.-]")
+GUEST_PATH = re.compile(r"/(?:home/user|opt/arpo|opt/google|tmp/[\w.-]+)")  # on every light desktop the same
 PACKAGE_HOST = re.compile(
     "|".join(("py" + "pi", "python" + "hosted", "download.py" + "torch", "ana" + "conda"))
 )
@@ -39,13 +42,13 @@ def texts():
     found = {}
     for name in listed.stdout.splitlines():
         path = ROOT / name
-        if path.is_file() and path.suffix not in (".png", ".safetensors"):
+        if path.is_file() and path.suffix not in PICTURES_AND_WEIGHTS:
             found[name] = path.read_text("utf-8")
     return found
 
 
 def make_goals():
-    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
 
 
 def test_no_source_file_is_too_long():
@@ -65,12 +68,12 @@ def test_nothing_is_left_for_later():
 
 def test_no_text_names_a_machine_or_a_package_host():
     for name, text in texts().items():
-        assert not (found := MACHINE_PATH.search(text)), (name, found)
+        assert not (found := MACHINE_PATH.search(GUEST_PATH.sub("", text))), (name, found)
         assert not (found := PACKAGE_HOST.search(text)), (name, found)
 
 
 def test_the_patterns_would_see_one():
-    assert MACHINE_PATH.search("see /" + "home/anna/x")
+    assert MACHINE_PATH.search(GUEST_PATH.sub("", "see /" + "home/anna/x"))
     assert not MACHINE_PATH.search("--model.path /models/UI-TARS-1.5-7B, a/home/b, https://x.org/home/y")
     assert NOTES.search("# TO" + "DO: later")
 
@@ -81,7 +84,7 @@ def test_every_command_that_a_page_names_exists(page):
 
     text = (ROOT / page).read_text("utf-8")
     code = "\n".join("".join(pair) for pair in re.findall(r"`([^`\n]+)`|^ {4}(.+)$", text, re.MULTILINE))
-    assert set(re.findall(r"\bmake ([a-z]+)\b", code)) <= make_goals()
+    assert set(re.findall(r"\bmake ([a-z-]+)\b", code)) <= make_goals()
     assert set(re.findall(r"\barpo ([a-z][a-z-]+)\b", code)) <= {command.name for command in COMMANDS}
 
 
@@ -122,6 +125,6 @@ def test_every_dependency_is_pinned():
     assert {re.split(r"[<>=]", entry)[0].lower() for entry in wanted} <= pinned
 
 
-def test_continuous_integration_calls_make_test():
+def test_continuous_integration_calls_what_the_readme_names():
     script = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
-    assert [line for line in script if line.startswith("make")] == ["make test"]
+    assert [line for line in script if line.startswith("make")] == ["make test", "make test-real"]

@@ -3,22 +3,26 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+from transformers import AutoTokenizer, Qwen2_5_VLProcessor, Qwen3VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from arpo import vision
 from arpo.errors import UserError
-from arpo.models.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
+from arpo.models.families import VisionLanguageModel
+from arpo.models.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
 from arpo.models.tokenizer import ACTION_PHRASES, SPECIAL_TOKENS, build_tokenizer, special_ids
 from arpo.rendering import MARKS, Renderer
 from arpo.types import Message, Screenshot
+from tiny_vlm import FAMILIES, QWEN2_5, QWEN3, save_folder, tiny_qwen3
 
-Made = tuple[Qwen2_5_VLForConditionalGeneration, Tokenizer]
+Made = tuple[VisionLanguageModel, Tokenizer]
 
 
 def screen(width: int, height: int, seed: int = 0) -> Screenshot:
@@ -36,9 +40,11 @@ OPENING = (
 )
 
 
-@pytest.fixture(scope="module")
-def model() -> Made:
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> Made:
     tokenizer = build_tokenizer(ACTION_PHRASES, ["Click", "Save", "You", "computer"], 225)
+    if request.param == QWEN3:
+        return tiny_qwen3(stock=True, tokenizer=tokenizer), tokenizer
     config = tiny_config(
         tokenizer.get_vocab_size(),
         special_ids(tokenizer),
@@ -52,9 +58,7 @@ def model() -> Made:
 
 @pytest.fixture(scope="module")
 def folder(model: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    save_model_folder(model[0], model[1], path, dtype=torch.float32, settings=IMAGE_SETTINGS)
-    return path
+    return save_folder(model[0], tmp_path_factory.mktemp("model"), model[1])
 
 
 @pytest.fixture(scope="module")
@@ -66,31 +70,48 @@ def sampled(renderer: Renderer, text: str) -> tuple[int, ...]:
     return (*renderer.encode(text), renderer.end_of_turn_id)
 
 
-def test_prompt_is_that_of_transformers(renderer: Renderer, folder: Path) -> None:
+def stock_processor(model_type: str, folder: Path) -> Any:
+    """The library's own processor, but for video, which alone needs torchvision."""
+    stock: Any = {QWEN2_5: Qwen2_5_VLProcessor, QWEN3: Qwen3VLProcessor}[model_type]
+
+    class WithoutVideo(stock):
+        def check_argument_for_proper_class(self, argument_name: str, argument: object) -> Any:
+            if argument_name != "video_processor":
+                return super().check_argument_for_proper_class(argument_name, argument)
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    images = Qwen2VLImageProcessorPil.from_pretrained(folder)
+    return WithoutVideo(images, tokenizer, chat_template=tokenizer.chat_template)
+
+
+def test_prompt_is_that_of_transformers(renderer: Renderer, folder: Path, model: Made) -> None:
     messages = [
         *OPENING,
         Message(role="assistant", text="Click\nAction: click(start_box='<|box_start|>(9,63)<|box_end|>')"),
         Message(role="user", screenshot=SMALL),
         Message(role="assistant", text="Action: wait()"),
-        Message(role="user", screenshot=TALL),
+        Message(role="user", text="Click", screenshot=TALL),
     ]  # fmt: skip
-    tokenizer, processor = (
-        AutoTokenizer.from_pretrained(folder),
-        Qwen2VLImageProcessorPil.from_pretrained(folder),
+    chat = []
+    for message in messages:
+        content: list[dict[str, Any]] = [{"type": "text", "text": message.text}] if message.text else []
+        if message.screenshot is not None:
+            content.append({"type": "image", "image": Image.open(io.BytesIO(message.screenshot.png))})
+        chat.append({"role": message.role, "content": content})
+    theirs = stock_processor(model[0].config.model_type, folder).apply_chat_template(
+        chat, tokenize=True, add_generation_prompt=True, return_dict=True, return_tensors="pt"
     )
-    text = tokenizer.apply_chat_template(
-        [{"role": m.role, "content": [{"type": "image"}] if m.screenshot else m.text} for m in messages],
-        tokenize=False,
-        add_generation_prompt=True,
-    )
-    images = [Image.open(io.BytesIO(shot.png)) for shot in (WIDE, SMALL, TALL)]
-    grids = processor(images=images, return_tensors="np")["image_grid_thw"]
-    for rows_and_columns in grids:
-        text = text.replace("<|image_pad|>", "<|placeholder|>" * (rows_and_columns.prod() // 4), 1)
     rendered = renderer.render(messages)
-    assert list(rendered.token_ids) == tokenizer(text.replace("placeholder", "image_pad")).input_ids
+    assert list(rendered.token_ids) == theirs["input_ids"][0].tolist()
     assert rendered.images == (WIDE, SMALL, TALL)
-    assert [renderer.grid(shot) for shot in rendered.images] == [tuple(row) for row in grids]
+    grids = [renderer.grid(shot) for shot in rendered.images]
+    assert grids == [tuple(row) for row in theirs["image_grid_thw"].tolist()]
+    patches = np.concatenate([vision.patchify(shot, renderer.settings) for shot in rendered.images])
+    np.testing.assert_allclose(patches, theirs["pixel_values"], atol=1e-6, rtol=0)
+    positions, _ = model[0].model.get_rope_index(
+        theirs["input_ids"], theirs["mm_token_type_ids"], image_grid_thw=theirs["image_grid_thw"]
+    )
+    assert np.array_equal(renderer.positions(rendered.token_ids, grids), positions[:, 0].numpy())
 
 
 def test_the_whole_is_its_parts(renderer: Renderer) -> None:
@@ -194,8 +215,10 @@ def test_text_alone_counts_on(renderer: Renderer) -> None:
 
 
 def test_size_the_answers_are_written_in(renderer: Renderer, folder: Path) -> None:
-    assert renderer.model_size(screen(230, 160)) == (224, 168)
-    assert Renderer.from_folder(folder, max_pixels=28 * 28 * 12).model_size(WIDE) == (112, 84)
+    side = renderer.settings.side
+    expected = {28: ((224, 168), (112, 84)), 32: ((224, 160), (128, 96))}[side]
+    assert renderer.model_size(screen(230, 160)) == expected[0]
+    assert Renderer.from_folder(folder, max_pixels=side * side * 12).model_size(WIDE) == expected[1]
 
 
 def test_a_folder_without_a_tokenizer_is_the_users_error(tmp_path: Path) -> None:

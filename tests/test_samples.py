@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from arpo.config import LossConfig, ReplayConfig
+from arpo.errors import UserError
 from arpo.replay import ReplayBuffer
 from arpo.samples import GroupStats, Updates, samples_of, split_by_signal
 from arpo.types import Group, Screenshot
@@ -155,3 +156,9 @@ def test_estimators_reach_the_samples() -> None:
 def test_the_order_of_arrival_does_not_matter() -> None:
     groups = [scored(1, 0, index=0), replace(LIVE, index=1), replace(DEAD, index=2)]
     assert samples(groups) == samples(groups[::-1])
+
+
+def test_text_without_tokens_is_refused() -> None:
+    spoken = trajectory(1.0, turn([], [], restart=True), name="through-a-server")
+    with pytest.raises(UserError, match="episode through-a-server: an answer in it has no tokens"):
+        samples([group(spoken, trajectory(0.0))])

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from arpo.config import EnvConfig, RolloutConfig
-from arpo.envs.pool import EnvPool
+from arpo.envs.pool import EnvPool, Places
 from arpo.errors import UserError
 from arpo.rollout import Agent
 from arpo.scheduler import Scheduler
@@ -17,7 +17,8 @@ TASKS = [(1, task("b")), (0, task("a")), (2, task("c"))]
 
 
 def scheduler(engine, factory=FakeEnv, attempts=1, parallel=4):
-    pool = EnvPool(factory, EnvConfig(parallel=parallel, attempts=attempts, quarantine_after=99))
+    config = EnvConfig(parallel=parallel, attempts=attempts, quarantine_after=99)
+    pool = EnvPool(Places(factory, parallel), config)
     agent = Agent(engine=engine, renderer=RENDERER, template=TEMPLATE)
     return Scheduler(pool=pool, agent=agent, settings=SETTINGS, seed=0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from arpo.errors import UserError
 from arpo.screening import run_screening
 from arpo.tasks import load_tasks
-from verdicts import A, B, C, D, Scripted, select, small_config
+from verdicts import A, B, C, D, Scripted, osworld_config, select, small_config
 
 HOW = {"of": 2, "model": "base", "temperature": 1.0, "env": "verdicts:Scripted", "seed": 0}
 
@@ -176,3 +177,37 @@ def test_a_shipped_source_keeps_its_name(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "kept.json").read_text("utf-8"))
     assert written["source"] == "desk:32"
     assert len(load_tasks(str(tmp_path / "kept.json"))) == 3
+
+
+def test_tasks_that_cannot_run_are_not_played_and_not_counted_as_unsolved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Scripted.play({A: [1, 1], B: [0, 1], C: [0, 0]})
+    config = osworld_config(monkeypatch, tmp_path, {A: "vscode", B: "os", C: "os"})
+    out = tmp_path / "kept.json"
+    assert run_screening(config, config.tasks.train, 2, out, False) == 0
+    assert kept(out) == {B: (1, 2)}
+    assert Scripted.script[A] == [1, 1]
+    skipped = json.loads((tmp_path / "kept.json.skipped.json").read_text("utf-8"))
+    assert skipped == {A: "needs VS Code, which the local desktop does not have"}
+    said = capsys.readouterr().out
+    assert "1 tasks cannot run here and are left out" in said
+    assert "dropped: 1 never solved, 0 always solved, 1 could not be run" in said
+
+
+def test_a_list_whose_tasks_lie_elsewhere_is_screened_and_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Scripted.play({A: [1, 0], B: [1, 0]})
+    config = osworld_config(monkeypatch, tmp_path, {A: "os", B: "os"})
+    for entry in json.loads(Path(config.tasks.train).read_text("utf-8")):
+        path = tmp_path / "upstream" / "examples" / "notes" / f"{entry['id']}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(entry))
+    (tmp_path / "few.json").write_text(json.dumps({"notes": [B, A]}))
+    examples = replace(config.tasks, examples=str(tmp_path / "upstream" / "examples"), ids=B)
+    out = tmp_path / "out" / "kept.json"
+    assert run_screening(replace(config, tasks=examples), str(tmp_path / "few.json"), 2, out, False) == 0
+    written = json.loads(out.read_text("utf-8"))
+    assert (written["source"], written["examples"]) == ("../few.json", "../upstream/examples")
+    assert [(task.id, task.domain) for task in load_tasks(str(out))] == [(B, "notes")]

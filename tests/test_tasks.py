@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from arpo.config import TasksConfig
 from arpo.errors import UserError
-from arpo.tasks import Count, check_disjoint, epoch_order, keep, load_tasks, selection
+from arpo.tasks import Count, check_disjoint, choose, climbs, epoch_order, keep, load_tasks, selection
 from arpo.types import Task
+from upstream import FOLDER, VERIFIED, needs_upstream
 
 
 def entry(name: str, **changes: Any) -> dict[str, Any]:
@@ -23,15 +25,19 @@ def entry(name: str, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def judged(**evaluator: Any) -> dict[str, Any]:
+    return entry("a", evaluator=evaluator)
+
+
 def write(path: Path, content: object) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return str(path)
 
 
-def refusal(source: Path | str) -> str:
+def refusal(source: Path | str, examples: Path | str = "") -> str:
     with pytest.raises(UserError) as caught:
-        load_tasks(str(source))
+        load_tasks(str(source), str(examples))
     return str(caught.value)
 
 
@@ -49,6 +55,7 @@ def test_a_list_of_tasks(tmp_path: Path) -> None:
         config=({"type": "open", "parameters": {"path": "a"}},),
         evaluator={"func": "exact"},
         related_apps=("files",),
+        domain="files",
     )
     assert second.id == "b"
 
@@ -56,7 +63,15 @@ def test_a_list_of_tasks(tmp_path: Path) -> None:
 def test_what_osworlds_own_tasks_leave_out_may_be_left_out(tmp_path: Path) -> None:
     bare = {"id": "a", "instruction": "do", "evaluator": {"func": "infeasible"}}
     (task,) = load_tasks(write(tmp_path / "tasks.json", [bare]))
-    assert (task.config, task.snapshot, task.related_apps) == ((), "", ())
+    assert (task.config, task.snapshot, task.related_apps, task.domain) == ((), "", (), "")
+
+
+def test_a_task_of_a_plain_list_may_name_its_domain(tmp_path: Path) -> None:
+    (task,) = load_tasks(write(tmp_path / "tasks.json", [entry("a", domain="calc")]))
+    assert task.domain == "calc"
+    assert "key 'domain' must be a string, not 3" in refusal(
+        write(tmp_path / "bad.json", [entry("a", domain=3)])
+    )
 
 
 def test_osworlds_folder(tmp_path: Path) -> None:
@@ -66,6 +81,74 @@ def test_osworlds_folder(tmp_path: Path) -> None:
         write(tmp_path / "examples" / domain / f"{name}.json", entry(name))
     assert names(load_tasks(str(tmp_path))) == ["b", "a", "c"]
     assert names(load_tasks(str(tmp_path / "test_small.json"))) == ["c"]
+    assert [task.domain for task in load_tasks(str(tmp_path))] == ["os", "os", "vlc"]
+
+
+def test_a_list_may_lie_elsewhere_than_its_tasks(tmp_path: Path) -> None:
+    write(tmp_path / "osworld" / "examples" / "os" / "a.json", entry("a"))
+    index = write(tmp_path / "lists" / "few.json", {"os": ["a"]})
+    (task,) = load_tasks(index, str(tmp_path / "osworld" / "examples"))
+    assert (task.id, task.domain) == ("a", "os")
+    assert "or with tasks.examples" in refusal(index)
+    assert f"are looked for in {tmp_path}/gone: no such folder: set tasks.examples" in refusal(
+        index, tmp_path / "gone"
+    )
+
+
+@pytest.mark.parametrize(
+    ("domain", "name"),
+    [("os", "../../x"), ("..", "x"), ("os", "/etc/x"), ("/etc", "x"), ("os", "a\\..\\..\\x"), ("os", ".")],
+)
+def test_no_name_in_a_list_leads_out_of_the_folder(tmp_path: Path, domain: str, name: str) -> None:
+    (tmp_path / "in" / "examples" / "os").mkdir(parents=True)
+    write(tmp_path / "x.json", entry("x"))
+    index = write(tmp_path / "in" / "test_all.json", {domain: [name]})
+    assert refusal(index).startswith(f"{index}: {domain!r}: {name!r} leads out of {tmp_path}/in/examples")
+
+
+def test_paths_that_climb() -> None:
+    assert [path for path in ("a", "a/b", "a..b", "...", "a/./b") if climbs(path)] == []
+    assert all(climbs(path) for path in ("", ".", "..", "/", "/a", "a/..", "a/../b", "\\a", "a\0"))
+
+
+def test_an_id_is_no_path_out_of_its_folder(tmp_path: Path) -> None:
+    assert "id and domain name files of the task's own" in refusal(
+        write(tmp_path / "tasks.json", [entry("../a")])
+    )
+    assert "id and domain name files of the task's own" in refusal(
+        write(tmp_path / "tasks.json", [entry("a", domain="/etc")])
+    )
+
+
+def pool(**domains: Sequence[str]) -> list[Task]:
+    """pool(os="ab") has tasks a and b of the domain os."""
+    return [
+        Task(id=name, instruction="", snapshot="", config=(), evaluator={}, domain=domain)
+        for domain, ids in domains.items()
+        for name in ids
+    ]
+
+
+def test_tasks_are_chosen_by_domain_and_id() -> None:
+    tasks = pool(os="ab", vlc="cd", gimp="e")
+    assert names(choose(tasks, TasksConfig())) == list("abcde")
+    assert names(choose(tasks, TasksConfig(domains="gimp, os"))) == list("abe")
+    assert names(choose(tasks, TasksConfig(ids="d,a,"))) == ["a", "d"]
+    assert names(choose(tasks, TasksConfig(domains="os", ids="b,c"))) == ["b"]
+
+
+def test_what_cannot_be_chosen_is_named_with_what_there_is() -> None:
+    tasks = pool(os=["task-01", "task-02"], vlc=[f"movie-{n:02}" for n in range(30)])
+    with pytest.raises(UserError, match=r"tasks.domains: no task of 'vcl'; there are: os, vlc"):
+        choose(tasks, TasksConfig(domains="os,vcl"))
+    with pytest.raises(UserError, match=r"tasks.ids: no task 'task-03' \(did you mean task-02\?\)"):
+        choose(tasks, TasksConfig(ids="task-03"))
+    with pytest.raises(
+        UserError, match=r"tasks.ids: no task 'xyz' \(there are 32: movie-00, movie-01, movie"
+    ):
+        choose(tasks, TasksConfig(ids="xyz"))
+    with pytest.raises(UserError, match=r"none of these tasks is of tasks.domains: leave one of the two out"):
+        choose(tasks, TasksConfig(domains="vlc", ids="task-01"))
 
 
 def test_a_selection_as_screening_writes_it(tmp_path: Path) -> None:
@@ -81,6 +164,20 @@ def test_a_selection_as_screening_writes_it(tmp_path: Path) -> None:
     assert names(load_tasks(again)) == ["a"]
 
 
+def test_a_selection_knows_where_the_tasks_of_its_list_are(tmp_path: Path) -> None:
+    write(tmp_path / "osworld" / "examples" / "os" / "a.json", entry("a"))
+    write(tmp_path / "lists" / "few.json", {"os": ["a"]})
+    text = selection("../lists/few.json", {"a": Count(successes=1, rollouts=2)}, "../osworld/examples")
+    kept = write(tmp_path / "out" / "kept.json", text)
+    assert [(task.id, task.domain) for task in load_tasks(kept)] == [("a", "os")]
+    assert names(load_tasks(kept, str(tmp_path / "gone"))) == ["a"]
+    without = write(tmp_path / "out" / "kept.json", selection("../lists/few.json", {}))
+    assert "or with tasks.examples" in refusal(without)
+    assert "no task in it" in refusal(without, tmp_path / "osworld" / "examples")
+    wrong = write(tmp_path / "wrong.json", {"source": "lists/few.json", "examples": 3, "tasks": {}})
+    assert "key 'examples' must be a string, not 3" in refusal(wrong)
+
+
 def test_screening_keeps_what_was_solved_at_least_once() -> None:
     counts = {
         "never": Count(successes=0, rollouts=16),
@@ -94,6 +191,8 @@ def test_screening_keeps_what_was_solved_at_least_once() -> None:
 def test_shipped_lists_that_do_not_exist_are_named() -> None:
     assert refusal("desk:nonsense").startswith("desk:nonsense: no such shipped task list; there are: ")
     assert "no such shipped" in refusal("desk:../tasks/nonsense")
+    assert refusal("desktop:nonsense").startswith("desktop:nonsense: no such shipped task list; there are: ")
+    assert "desk:" not in refusal("desktop:nonsense")
 
 
 @pytest.mark.parametrize(
@@ -112,6 +211,19 @@ def test_shipped_lists_that_do_not_exist_are_named() -> None:
         ([entry("a", config=["open"])], "entry 0 (id 'a'): key 'config': every step must be an object"),
         ([entry("a", evaluator="exact")], "key 'evaluator' must be an object, not \"exact\""),
         ([entry("a"), entry("b"), entry("a")], "id 'a' occurs twice"),
+        ([entry("a", related_apps="os")], "key 'related_apps' must be a list, not \"os\""),
+        ([judged(func=3)], "key 'evaluator': key 'func' must be a name or a list of names, not 3"),
+        ([judged(func=[])], "key 'func' must be a name or a list of names, not []"),
+        ([judged(func=["f", None])], "key 'func' must be a name or a list of names"),
+        ([judged(func=["f", "g"], result=[{}])], "key 'result' must be a list of 2, one for each"),
+        (
+            [judged(func=["f", "g"], result=[{}, {}], expected={"type": "rule"})],
+            "'expected' must be a list of 2",
+        ),
+        ([judged(func=["f"], result=[{}], options=[{}, {}])], "key 'options' must be a list of 1"),
+        ([judged(func=["f"], result=[{}], conj="xor")], 'key \'conj\' must be "and" or "or", not "xor"'),
+        ([judged(func="f", postconfig={})], "key 'evaluator': key 'postconfig' must be a list, not {}"),
+        ([judged(func="f", postconfig=[3])], "key 'postconfig': every step must be an object"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, content: object, says: str) -> None:
@@ -180,3 +292,23 @@ def test_training_and_held_out_tasks_share_nothing() -> None:
         check_disjoint(tasks("a", "b"), tasks("b", instruction="another"))
     with pytest.raises(UserError, match="held-out task 'c' is also training task 'a'"):
         check_disjoint(tasks("a", instruction="same"), tasks("c", instruction="same"))
+
+
+@needs_upstream
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("test_all", 369), ("test_nogdrive", 361), ("test_small", 39), ("test_infeasible", 28)],
+)
+def test_osworlds_own_lists(name: str, count: int) -> None:
+    loaded = load_tasks(str(VERIFIED / f"{name}.json"))
+    assert len(loaded) == count
+    assert {task.domain for task in loaded} <= {folder.name for folder in (VERIFIED / "examples").iterdir()}
+
+
+@needs_upstream
+def test_the_published_training_list() -> None:
+    loaded = load_tasks(str(FOLDER / "arpo_128.json"), str(VERIFIED / "examples"))
+    assert len(loaded) == 128
+    assert sum(task.evaluator["func"] == "infeasible" for task in loaded) == 25
+    everything = load_tasks(str(VERIFIED))
+    assert len(choose(everything, TasksConfig(domains="os,vlc"))) == 24 + 17

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import verdicts
 from arpo.assembly import assemble
@@ -27,7 +28,7 @@ from arpo.store import Store, StoreReader
 from arpo.tasks import epoch_order
 from arpo.testing import Times
 from arpo.trainer import Timing, Trainer, claim, run_training, stops_gently
-from verdicts import HELDOUT, A, B, C, D, Scripted, small_config
+from verdicts import HELDOUT, A, B, C, D, Scripted, osworld_config, small_config
 
 HOT = ("--rollout.temperature=3", "--rollout.max_answer_tokens=16")  # so that no two answers are the same
 
@@ -170,6 +171,36 @@ def test_the_base_model_of_the_kl_term_outlives_a_stop(tmp_path: Path) -> None:
     assert lines(whole, "metrics.jsonl")[2]["base_kl"] > 1e-6
 
 
+@pytest.mark.parametrize("model", ["lora", "language", "bfloat16"])
+def test_whatever_is_trained_a_stop_changes_nothing(tmp_path: Path, model: str) -> None:
+    """Adapters beside a frozen model, the language model alone, and weights that are rounded by chance."""
+    script = {A: [0, 1, 0, 0, 1, 0, 0], B: [0, 1, 0, 0, 1, 0, 0]}
+    rounded = ("--model.dtype=bfloat16", "--optim.moments=bfloat16")
+    trained = rounded if model == "bfloat16" else (f"--model.train={model}", "--model.lora_rank=4")
+    settings = (*trained, "--optim.lr=1e-3", "--loss.kl=0.1", "--eval.every=1", *HOT)
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    Scripted.play(script)
+    whole = small_config(tmp_path / "whole", [A, B], *settings, "--train.epochs=2")
+    assert run_training(whole) == 0
+    Scripted.play(script)
+    for epochs in (1, 2):
+        parts = small_config(tmp_path / "parts", [A, B], *settings, f"--train.epochs={epochs}")
+        assert run_training(parts) == 0
+    assert lines(parts, "metrics.jsonl") == lines(whole, "metrics.jsonl")
+    last = lines(whole, "metrics.jsonl")[2]
+    assert last["base_kl"] > 1e-6 and last["updates"] == 1 and last["grad_norm"] > 0
+    for name in ("checkpoints/step-000002/learner/weights", "model/model"):
+        files = [Path(config.run.dir) / f"{name}.safetensors" for config in (whole, parts)]
+        assert files[0].read_bytes() == files[1].read_bytes()
+    saved = load_file(Path(whole.run.dir) / "checkpoints/step-000002/learner/weights.safetensors")
+    parameters = assemble(whole).model.named_parameters()
+    if model == "lora":
+        assert saved and all(".lora." in name for name in saved)
+    else:
+        assert saved.keys() == {n for n, _ in parameters if model == "bfloat16" or "visual" not in n}
+
+
 def test_failed_episodes_are_counted_and_are_no_rewards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,3 +329,22 @@ def test_stages_are_timed_until_they_are_taken(monkeypatch: pytest.MonkeyPatch) 
 def test_the_tasks_of_these_tests_are_shipped(tmp_path: Path) -> None:
     sets = load_sets(small_config(tmp_path, [A, B, C, D]))
     assert [task.id for task in sets["train"]] == [A, B, C, D] and sets["heldout"][0].id == HELDOUT
+
+
+def test_a_run_keeps_to_the_tasks_that_could_run_when_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Scripted.play({})
+    config = osworld_config(monkeypatch, tmp_path, {A: "os", B: "vscode"}, "--train.epochs=2")
+    trainer = train(config)
+    assert trainer.progress.tasks == 2
+    assert trainer.progress.counts["final"] == {"train": (0.0, 1), "heldout": (0, 0)}
+    skipped = tmp_path / "run" / "skipped.json"
+    assert json.loads(skipped.read_text("utf-8")).keys() == {B}
+
+    more = osworld_config(monkeypatch, tmp_path, {A: "os", B: "vscode"}, "--train.epochs=3")
+    assert train(more).progress.tasks == 3
+    more = osworld_config(monkeypatch, tmp_path, {A: "os", B: "os"}, "--train.epochs=4")
+    with pytest.raises(UserError, match=f"other tasks can run here than when this run began, {B} for one"):
+        train(more)
+    assert skipped.exists()

@@ -16,6 +16,15 @@ from arpo.errors import UserError
 from arpo.types import Screenshot
 from arpo.vision import ImageSettings, grid, image_tokens, patchify, patchify_pixels, target_size
 
+QWEN3_SETTINGS = ImageSettings(
+    patch_size=16,
+    merge_size=2,
+    temporal_patch_size=2,
+    min_pixels=65536,
+    max_pixels=16777216,
+    mean=(0.5, 0.5, 0.5),
+    std=(0.5, 0.5, 0.5),
+)
 SETTINGS = ImageSettings(
     patch_size=14,
     merge_size=2,
@@ -66,10 +75,27 @@ def test_worked_sizes(
     assert image_tokens(shape, SETTINGS) == tokens
 
 
-@given(st.integers(28, 4000), st.integers(28, 4000))
-def test_size_is_that_of_transformers(width: int, height: int) -> None:
-    theirs = smart_resize(height, width, 28, SETTINGS.min_pixels, SETTINGS.max_pixels)
-    assert target_size(width, height, SETTINGS) == theirs[::-1]
+@pytest.mark.parametrize(
+    ("width", "height", "expected", "shape", "tokens"),
+    [
+        (1920, 1080, (1920, 1088), (1, 68, 120), 2040),
+        (224, 168, (320, 224), (1, 14, 20), 70),  # too few pixels: grown
+        (80, 80, (256, 256), (1, 16, 16), 64),
+    ],
+)
+def test_worked_sizes_of_qwen3(
+    width: int, height: int, expected: tuple[int, int], shape: tuple[int, int, int], tokens: int
+) -> None:
+    assert target_size(width, height, QWEN3_SETTINGS) == expected
+    assert grid(width, height, QWEN3_SETTINGS) == shape
+    assert image_tokens(shape, QWEN3_SETTINGS) == tokens
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, QWEN3_SETTINGS], ids=["qwen2.5", "qwen3"])
+@given(width=st.integers(28, 4000), height=st.integers(28, 4000))
+def test_size_is_that_of_transformers(settings: ImageSettings, width: int, height: int) -> None:
+    theirs = smart_resize(height, width, settings.side, settings.min_pixels, settings.max_pixels)
+    assert target_size(width, height, settings) == theirs[::-1]
 
 
 def test_a_ribbon_is_refused() -> None:
@@ -89,6 +115,20 @@ def test_patches_are_those_of_transformers(width: int, height: int, palette: boo
     ours = patchify(screenshot(image), SETTINGS)
     assert ours.dtype == np.float32
     assert tuple(theirs["image_grid_thw"][0]) == grid(width, height, SETTINGS)
+    np.testing.assert_allclose(ours, theirs["pixel_values"], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("width", "height"), [(320, 224), (300, 333), (50, 41)])
+def test_patches_of_qwen3_are_those_of_transformers(width: int, height: int) -> None:
+    processor = Qwen2VLImageProcessorPil(
+        size={"shortest_edge": 65536, "longest_edge": 16777216}, patch_size=16,
+        image_mean=[0.5, 0.5, 0.5], image_std=[0.5, 0.5, 0.5],
+    )  # fmt: skip
+    image = noise(width, height)
+    theirs = processor(images=[image], return_tensors="np")
+    ours = patchify(screenshot(image), QWEN3_SETTINGS)
+    assert tuple(theirs["image_grid_thw"][0]) == grid(width, height, QWEN3_SETTINGS)
+    assert ours.shape[1] == 3 * 2 * 16 * 16
     np.testing.assert_allclose(ours, theirs["pixel_values"], atol=1e-6, rtol=0)
 
 
@@ -128,14 +168,20 @@ def test_settings_come_from_the_model_folder(tmp_path: Path) -> None:
     assert ImageSettings.from_folder(tmp_path).max_pixels == 12845056
 
 
-def test_settings_in_the_newer_form(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [("shortest_edge", "longest_edge"), ("min_pixels", "max_pixels")])
+@pytest.mark.parametrize("whole_processor", [False, True])
+def test_settings_in_newer_forms(names: tuple[str, str], whole_processor: bool, tmp_path: Path) -> None:
     newer = {key: value for key, value in PREPROCESSOR.items() if not key.endswith("_pixels")}
-    newer["size"] = {"shortest_edge": 3136, "longest_edge": 2116800}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(newer))
+    newer["size"] = dict(zip(names, (3136, 2116800), strict=True))
+    if whole_processor:
+        content = {"image_processor": newer, "processor_class": "Qwen3VLProcessor"}
+        (tmp_path / "processor_config.json").write_text(json.dumps(content))
+    else:
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(newer))
     assert ImageSettings.from_folder(tmp_path) == SETTINGS
 
 
-@pytest.mark.parametrize("content", [None, "{}", "not json"])
+@pytest.mark.parametrize("content", [None, "{}", "not json", "[]", '{"size": 3}'])
 def test_a_folder_without_settings_is_the_users_error(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "preprocessor_config.json").write_text(content)

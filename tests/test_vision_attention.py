@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,10 +11,17 @@ import torch
 from transformers import Qwen2_5_VLConfig
 from transformers import Qwen2_5_VLForConditionalGeneration as Model
 
-from arpo.models import vision_attention
+from arpo.models import families, vision_attention
+from arpo.models.families import VisionLanguageModel
 from arpo.models.vision_attention import Segments, install
+from tiny_vlm import tiny_qwen3
 
 PATCH_VALUES = 3 * 2 * 14 * 14
+GRIDS = {
+    "equal": [[1, 12, 16], [1, 12, 16]],
+    "mixed": [[1, 12, 16], [1, 6, 20], [1, 12, 16], [1, 2, 2]],
+}
+LAYERS: tuple[list[int], ...] = ([0, 1, 2], [1], [])  # of Qwen2.5-VL's tower, which attend to whole images
 
 
 def two_models(full_attention_layers: list[int]) -> tuple[Model, Model]:
@@ -36,29 +44,62 @@ def two_models(full_attention_layers: list[int]) -> tuple[Model, Model]:
     return stock, grouped
 
 
-def encode(model: Model, pixels: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
-    features: torch.Tensor = model.model.visual(pixels, grid_thw=grids).pooler_output
-    return features
+def two_of_qwen3() -> tuple[VisionLanguageModel, VisionLanguageModel]:
+    stock = tiny_qwen3(stock=True)
+    grouped = copy.deepcopy(stock)
+    install(grouped)
+    return stock, grouped
 
 
-@pytest.mark.parametrize("full_attention_layers", [[0, 1, 2], [1], []])
-@pytest.mark.parametrize(
-    "grids",
-    [[[1, 12, 16], [1, 12, 16]], [[1, 12, 16], [1, 6, 20], [1, 12, 16], [1, 2, 2]]],
-    ids=["equal", "mixed"],
-)
-def test_values_and_gradients_equal_stock(full_attention_layers: list[int], grids: list[list[int]]) -> None:
-    stock, grouped = two_models(full_attention_layers)
+def encode(model: VisionLanguageModel, pixels: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
+    """The tower's features, those of all depths one beside the other."""
+    output = model.model.visual(pixels, grid_thw=grids)
+    return torch.cat([output.pooler_output, *getattr(output, "deepstack_features", ())], -1)
+
+
+def pixels_for(model: VisionLanguageModel, grids: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     grids_N3 = torch.tensor(grids)
-    pixels = torch.randn(int(grids_N3.prod(-1).sum()), PATCH_VALUES)
+    values = model.model.visual.patch_embed.proj.weight[0].numel()
+    return torch.randn(int(grids_N3.prod(-1).sum()), values), grids_N3
+
+
+def same_gradients(
+    stock: VisionLanguageModel, grouped: VisionLanguageModel, grids: list[list[int]], values_within: float
+) -> None:
+    pixels, grids_N3 = pixels_for(stock, grids)
     expected, actual = encode(stock, pixels, grids_N3), encode(grouped, pixels, grids_N3)
-    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(actual, expected, atol=values_within, rtol=0)
 
     weights = torch.randn_like(expected)
     for features in (expected, actual):
         (features * weights).sum().backward()
     for mine, theirs in zip(grouped.model.visual.parameters(), stock.model.visual.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("full_attention_layers", LAYERS)
+@pytest.mark.parametrize("grids", GRIDS.values(), ids=GRIDS)
+def test_values_and_gradients_equal_stock(full_attention_layers: list[int], grids: list[list[int]]) -> None:
+    same_gradients(*two_models(full_attention_layers), grids, 1e-6)
+
+
+@pytest.mark.parametrize("grids", GRIDS.values(), ids=GRIDS)
+def test_qwen3_gives_stock_values_and_gradients_at_every_depth(grids: list[list[int]]) -> None:
+    same_gradients(*two_of_qwen3(), grids, 1e-5)
+
+
+@pytest.mark.parametrize("grids", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize(
+    "models", [*(lambda layers=layers: two_models(layers) for layers in LAYERS), two_of_qwen3]
+)
+def test_attention_is_stock_bit_for_bit(
+    models: Callable[[], tuple[VisionLanguageModel, VisionLanguageModel]], grids: list[list[int]]
+) -> None:
+    stock, grouped = models()
+    del grouped.model.visual.patch_embed.forward  # the convolution itself: as a product it rounds otherwise
+    pixels, grids_N3 = pixels_for(stock, grids)
+    with torch.no_grad():
+        assert torch.equal(encode(grouped, pixels, grids_N3), encode(stock, pixels, grids_N3))
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
@@ -74,17 +115,37 @@ def counting(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
     return calls
 
 
-def test_layouts_are_made_once_per_set_of_grids(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("models", [lambda: two_models([1]), two_of_qwen3], ids=["qwen2.5", "qwen3"])
+def test_layouts_are_made_once_per_set_of_grids(
+    models: Callable[[], tuple[VisionLanguageModel, VisionLanguageModel]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = counting(monkeypatch, "_layout")
-    _, grouped = two_models([1])
-    one, other = torch.tensor([[1, 4, 4]]), torch.tensor([[1, 4, 8]])
-    for grids in (one, other, one, one.clone()):
-        encode(grouped, torch.randn(int(grids.prod()), PATCH_VALUES), grids)
+    _, grouped = models()
+    one, other = [[1, 4, 4]], [[1, 4, 8]]
+    for grids in (one, other, one, one):
+        encode(grouped, *pixels_for(grouped, grids))
     assert len(made) == 2
 
 
+def test_the_tower_reads_learned_positions_where_the_layout_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock, grouped = two_of_qwen3()
+    looked_up = families.get_vision_interpolation_indices_and_weights
+
+    def weightless(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        indices, weights = looked_up(*args, **kwargs)
+        return indices, torch.zeros_like(weights)
+
+    monkeypatch.setattr(families, "get_vision_interpolation_indices_and_weights", weightless)
+    pixels, grids = pixels_for(stock, GRIDS["mixed"])
+    with torch.no_grad():
+        found = encode(grouped, pixels, grids)
+        assert (found - encode(stock, pixels, grids)).abs().max() > 0.1
+        stock.model.visual.pos_embed.weight.zero_()
+        torch.testing.assert_close(found, encode(stock, pixels, grids), atol=1e-5, rtol=0)
+
+
 def test_the_number_of_attention_calls_does_not_grow_with_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = counting(monkeypatch, "scaled_dot_product_attention")
+    calls = counting(monkeypatch, "_attend_equal")
     _, grouped = two_models([1])
     for images in (1, 9):
         calls.clear()

@@ -1,27 +1,103 @@
-"""A very small Qwen2.5-VL with fresh weights, pictures for it, and plain transformers to compare with."""
+"""Very small models of both families with fresh weights, and pictures; plain transformers to compare with."""
 
 from __future__ import annotations
 
 import io
+import json
+import math
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from transformers import Qwen2_5_VLForConditionalGeneration
+from tokenizers import Tokenizer
+from transformers import Qwen2_5_VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from arpo import vision
+from arpo.models.families import VisionLanguageModel
 from arpo.models.loading import prepare
-from arpo.models.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
+from arpo.models.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
 from arpo.models.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from arpo.rendering import Renderer
 from arpo.types import Completion, Message, Prompt, Sampling, Screenshot
+from arpo.vision import ImageSettings
 
 TOKENIZER = build_tokenizer(ACTION_PHRASES, ["open", "save", "file", "the"], 20)
+QWEN2_5, QWEN3 = "qwen2_5_vl", "qwen3_vl"
+FAMILIES = (QWEN2_5, QWEN3)
+QWEN3_SETTINGS = ImageSettings(
+    patch_size=16,
+    merge_size=2,
+    temporal_patch_size=2,
+    min_pixels=4096,
+    max_pixels=2116800,
+    mean=(0.5, 0.5, 0.5),
+    std=(0.5, 0.5, 0.5),
+)
+SETTINGS = {QWEN2_5: IMAGE_SETTINGS, QWEN3: QWEN3_SETTINGS}
 
 
-def tiny_renderer() -> Renderer:
-    return Renderer(TOKENIZER, IMAGE_SETTINGS)
+def tiny_renderer(family: str = QWEN2_5) -> Renderer:
+    return Renderer(TOKENIZER, SETTINGS[family])
+
+
+def tiny_of(family: str, seed: int = 0, *, stock: bool = False) -> VisionLanguageModel:
+    """`stock` leaves transformers' own attention in place."""
+    return tiny_model(seed, stock=stock) if family == QWEN2_5 else tiny_qwen3(seed, stock=stock)
+
+
+def tiny_qwen3(
+    seed: int = 0, *, stock: bool = False, tokenizer: Tokenizer = TOKENIZER, tied: bool = False
+) -> Qwen3VLForConditionalGeneration:
+    """Three levels of deep features, heads wider than the hidden size says, two of them to each key head."""
+    with torch.random.fork_rng(devices=[]):
+        model = Qwen3VLForConditionalGeneration(qwen3_config(tokenizer, tied)).float()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            if weight.dim() >= 2:
+                weight.copy_(noise / math.sqrt(weight[0].numel()))
+            else:
+                weight.add_(0.2 * noise)
+    return model.eval() if stock else prepare(model)
+
+
+def qwen3_config(tokenizer: Tokenizer, tied: bool) -> Qwen3VLConfig:
+    ids = special_ids(tokenizer)
+    return Qwen3VLConfig(
+        text_config={
+            "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 64, "intermediate_size": 96,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24,
+            "rope_theta": 5e6,
+            "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 4, 4]},
+            "bos_token_id": None, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"],
+        },
+        vision_config={
+            "model_type": "qwen3_vl", "depth": 4, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2,
+            "out_hidden_size": 64, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1, 3],
+        },
+        image_token_id=ids["<|image_pad|>"], video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"], vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=tied,
+    )  # fmt: skip
+
+
+def save_folder(model: Any, folder: Path, tokenizer: Tokenizer = TOKENIZER) -> Path:
+    """A Hugging Face folder of either family, in float32, with the image settings as the hub has them."""
+    family = model.config.model_type
+    save_model_folder(model, tokenizer, folder, dtype=torch.float32, settings=SETTINGS[family])
+    if family == QWEN3:
+        settings = {
+            "image_processor_type": "Qwen2VLImageProcessorFast", "processor_class": "Qwen3VLProcessor",
+            "patch_size": 16, "merge_size": 2, "temporal_patch_size": 2,
+            "size": {"shortest_edge": 4096, "longest_edge": 2116800},
+            "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+        }  # fmt: skip
+        (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return folder
 
 
 def tiny_model(seed: int = 0, *, stock: bool = False) -> Qwen2_5_VLForConditionalGeneration:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import ClassVar
+
+import pytest
 
 from arpo.actions import Action
 from arpo.config import Config
 from arpo.envs.base import Env
 from arpo.envs.desk.env import DeskEnv
+from arpo.envs.pool import EnvPool, Places
 from arpo.recipe import load_config
 from arpo.testing import FailingEnv, LyingEnv, Times
 from arpo.types import StepResult
@@ -83,3 +87,15 @@ def small_config(folder: Path, train: Sequence[str], *overrides: str, env: str =
         "store.tensorboard": "false",
     }
     return load_config("desk", [*(f"--{key}={value}" for key, value in settings.items()), *overrides])
+
+
+def osworld_config(
+    patch: pytest.MonkeyPatch, folder: Path, apps: Mapping[str, str], *overrides: str
+) -> Config:
+    """Under the name of osworld the same small desktops; each task says which application it needs."""
+    pool = json.loads((files("arpo") / "envs/desk/tasks/pool.json").read_text("utf-8"))
+    tasks = [task | {"related_apps": [apps[task["id"]]]} for task in pool if task["id"] in apps]
+    (folder / "osworld.json").write_text(json.dumps(tasks), "utf-8")
+    patch.setattr("arpo.assembly.open_pool", lambda config: EnvPool(Places(Scripted, 1), config.env))
+    settings = ("--env.name=osworld", f"--tasks.train={folder / 'osworld.json'}", "--tasks.heldout=")
+    return small_config(folder, [A], *settings, *overrides)

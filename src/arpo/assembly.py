@@ -1,4 +1,4 @@
-"""From a recipe to the parts that play: model, renderer, engine and environments, in this process."""
+"""From a recipe to the parts that play and learn: model, renderer, engine, environments, learner."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import torch
 from arpo.config import Config
 from arpo.conversation import load_template
 from arpo.engines.hf import HFEngine
-from arpo.envs.pool import EnvPool
-from arpo.envs.resolve import resolve_env
-from arpo.models.loading import load_model, resolve_model
+from arpo.envs.resolve import open_pool
+from arpo.learner.base import Learner
+from arpo.learner.local import LocalLearner
+from arpo.learner.sharded import ShardedLearner
+from arpo.models.loading import check_fit, load_model, load_renderer
+from arpo.models.trainable import base_of, choose_trained
 from arpo.rendering import Renderer
 from arpo.rollout import Agent
 from arpo.scheduler import Scheduler
@@ -31,16 +34,25 @@ class Ensemble:
 def assemble(config: Config) -> Ensemble:
     """Load the model and open the engine and the environments that the recipe names."""
     torch.set_num_threads(config.run.threads or os.cpu_count() or 1)
-    factory = resolve_env(config.env)
+    pool = open_pool(config)
     template = load_template(config.model.prompt)
-    folder = resolve_model(config.model.path)
-    model = load_model(folder, config.model.dtype, config.model.device)
-    renderer = Renderer.from_folder(folder, config.model.min_pixels, config.model.max_pixels)
+    renderer = load_renderer(config.model)
+    model = load_model(config.model, config.run.seed)
+    check_fit(model, renderer)
     engine = HFEngine(model, renderer, slots=config.env.parallel)
     scheduler = Scheduler(
-        pool=EnvPool(factory, config.env),
+        pool=pool,
         agent=Agent(engine=engine, renderer=renderer, template=template),
         settings=config.rollout,
         seed=config.run.seed,
     )
     return Ensemble(model=model, renderer=renderer, scheduler=scheduler)
+
+
+def open_learner(ensemble: Ensemble, config: Config) -> Learner:
+    """The learner of the model that plays, in this process or, with optim.ranks, in others besides."""
+    model = ensemble.model
+    choose_trained(model, config.model, config.run.seed)
+    if config.optim.ranks > 1:
+        return ShardedLearner(model, ensemble.renderer, config)
+    return LocalLearner(model, ensemble.renderer, config, base_of(model) if config.loss.kl else None)

@@ -1,4 +1,4 @@
-"""Trajectories as plain JSON values and back, exactly.
+"""Trajectories and training samples as plain JSON values and back, exactly.
 
 Screenshots are named by their sha256, actions by their class and fields. No pickle; a class that a file names
 is looked up among the actions and nowhere else. Runs of one token id, as an image's slots, are written once.
@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, get_args
 
 from arpo.actions import Action, Direction, Hotkey, Point, Scroll
-from arpo.types import Completion, Screenshot, StopReason, Trajectory, Turn
+from arpo.types import Completion, Sample, Screenshot, StopReason, Trajectory, Turn
 
 ACTIONS: Mapping[str, type[Action]] = {kind.__name__: kind for kind in get_args(Action)}
 SHORTEST_RUN = 4
@@ -57,6 +57,30 @@ def screenshot_names(value: Mapping[str, Any]) -> list[str]:
     """The same names in the same order, from the JSON form."""
     names = [name for turn in value["turns"] for name in (*turn["images"], turn["screenshot"])]
     return list(dict.fromkeys([*names, value["final"]]))
+
+
+def sample_to_json(sample: Sample) -> dict[str, Any]:
+    return {
+        "token_ids": ids_to_json(sample.token_ids),
+        "mask": ids_to_json([int(sampled) for sampled in sample.mask]),
+        "images": [image.sha256 for image in sample.images],
+        "behaviour_logprobs": list(sample.behaviour_logprobs),
+        "advantage": sample.advantage,
+        "weight": sample.weight,
+        "replayed": sample.replayed,
+    }
+
+
+def sample_from_json(value: Mapping[str, Any], screenshots: Mapping[str, Screenshot]) -> Sample:
+    return Sample(
+        token_ids=ids_from_json(value["token_ids"]),
+        mask=tuple(map(bool, ids_from_json(value["mask"]))),
+        images=tuple(screenshots[name] for name in value["images"]),
+        behaviour_logprobs=tuple(value["behaviour_logprobs"]),
+        advantage=value["advantage"],
+        weight=value["weight"],
+        replayed=value["replayed"],
+    )
 
 
 def action_to_json(action: Action) -> dict[str, Any]:

@@ -48,6 +48,15 @@ class ModelConfig:
     path: str = setting("base", '"base": the shipped tiny model; else a Hugging Face directory')
     dtype: Literal["float32", "bfloat16"] = setting("float32", "of the weights while training")
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: a GPU if there is one")
+    weights: Literal["load", "random"] = setting("load", "random: from config.json alone, for benchmarks")
+    train: Literal["all", "language", "lora"] = setting(
+        "all", "language: the vision tower is frozen; lora: adapters on language and merger layers"
+    )
+    lora_rank: int = setting(32, "of the adapters' matrices", low=1)
+    lora_alpha: float = setting(64.0, "adapters are scaled by this over their rank", above=0)
+    features_megabytes: int = setting(
+        4096, "of main memory for what a frozen vision tower made of screenshots", low=0
+    )
     prompt: str = setting("desk", '"desk", a file, or package.module:ATTRIBUTE that holds the template')
     min_pixels: int = setting(3136, "smaller screenshots are enlarged to this", low=784)
     max_pixels: int = setting(2116800, "larger screenshots are reduced to this", low=784)
@@ -57,19 +66,41 @@ class ModelConfig:
 class TasksConfig:
     train: str = setting("desk:32", '"desk:NAME" (shipped), a task file, or a folder in OSWorld\'s layout')
     heldout: str = setting("desk:heldout", "tasks that are evaluated and never trained on")
+    examples: str = setting("", "where a list {domain: [id, …]} finds its tasks; empty: examples/ beside it")
+    domains: str = setting("", "only tasks of these domains, separated by commas; empty: all")
+    ids: str = setting("", "only tasks with these ids, separated by commas; empty: all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvConfig:
-    name: str = setting("desk", '"desk", or module:Class of your own')
-    width: int = setting(224, "of the screen, in pixels", low=28)
-    height: int = setting(168, "of the screen, in pixels", low=28)
+    name: str = setting("desk", '"desk", "osworld", or module:Class of your own')
+    hosts: str = setting("", "addresses of environment hosts, separated by commas; empty: on this machine")
+    width: int = setting(224, "of the screen of desk and osworld, in pixels", low=28)
+    height: int = setting(168, "of the screen of desk and osworld, in pixels", low=28)
     parallel: int = setting(32, "environments at once", low=1)
     start_seconds: float = setting(60.0, "a start that takes longer has failed", above=0)
     step_seconds: float = setting(60.0, "a step that takes longer has failed", above=0)
     evaluate_seconds: float = setting(60.0, "a verdict that takes longer has failed", above=0)
     attempts: int = setting(3, "tries of one episode, each in a fresh environment", low=1)
     quarantine_after: int = setting(3, "failed episodes in a row after which a task is set aside", low=1)
+    listen: str = setting("127.0.0.1:8700", "where an environment host listens; elsewhere it wants a token")
+    lease_seconds: float = setting(
+        900.0, "an episode that nobody calls for so long is given up by its host", above=0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OSWorldConfig:
+    provider: str = setting("local", '"local": a light sandbox; else "docker" or another of desktop-env\'s')
+    python: str = setting(".venv-osworld/bin/python", "the interpreter that has desktop-env (`make osworld`)")
+    cache: str = setting("osworld-cache", "folder of downloaded files, filled by `arpo osworld fetch-cache`")
+    network: str = setting("off", '"off", "on", or a file with the ids of tasks that are allowed it')
+    downloads: int = setting(8, "of `arpo osworld fetch-cache` at once", low=1)
+    download_seconds: float = setting(60.0, "a download that stands still for longer has failed", above=0)
+    pause: float = setting(2.0, "seconds between an action and its picture, on virtual machines", low=0)
+    home_megabytes: int = setting(512, "what one local desktop may write", low=64)
+    machine: str = setting("", "the virtual machine's path or id, for providers that need one")
+    region: str = setting("", "of a cloud provider")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +156,19 @@ class OptimConfig:
     weight_decay: float = setting(0.01, "AdamW's weight decay", low=0)
     beta1: float = setting(0.9, "AdamW's", low=0, below=1)
     beta2: float = setting(0.99, "AdamW's", low=0, below=1)
+    moments: Literal["float32", "bfloat16"] = setting("float32", "of AdamW's two moments")
+    rounding: Literal["stochastic", "nearest"] = setting(
+        "stochastic", "of bfloat16 weights and moments; nearest loses updates below 1/256 of a weight"
+    )
     grad_norm: float = setting(1.0, "gradients are clipped to this norm", above=0)
     warmup_updates: int = setting(2, "the learning rate rises over this many updates", low=0)
     tokens_per_microbatch: int = setting(
         4096, "packed together; changes memory and speed, not the gradient", low=1
     )
+    ranks: int = setting(
+        1, "processes that share weights and samples among them, each with a GPU of its own", low=1
+    )
+    rank_seconds: float = setting(600.0, "ranks that wait longer than this for another one fail", above=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +177,31 @@ class EvalConfig:
     temperature: float = setting(0.6, "of sampling in evaluation; 0: the likeliest token", low=0)
     rollouts: int = setting(4, "per training task", low=1)
     heldout_rollouts: int = setting(1, "per held-out task", low=1)
+    tasks: str = setting(
+        "evaluation_examples/test_all.json", "what `arpo eval osworld` plays, as tasks.train"
+    )
+    results: str = setting("results", "the folder in which `arpo eval osworld` writes OSWorld's layout")
+    trials: str = setting("0", "its trials by name, separated by commas; in each, every task is played once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    endpoints: str = setting(
+        "http://127.0.0.1:8000/v1",
+        "OpenAI-compatible servers of one model, separated by commas; 9000-9007 as port: one on each",
+    )
+    model: str = setting("ui-tars", "the name under which they serve it")
+    top_p: float = setting(1.0, "only the likeliest tokens that together weigh so much", above=0, high=1)
+    frequency_penalty: float = setting(0.0, "for repeated tokens; OSWorld's own agent has 1", low=-2, high=2)
+    stop: str = setting("", "an answer ends at this text; empty: where the model ends it")
+    special_tokens: bool = setting(
+        True, "ask for <|box_start|> and such in answers; OpenAI itself refuses to"
+    )
+    coordinates: Literal["pixels", "thousandths"] = setting(
+        "pixels", "of the picture as the model sees it, or thousandths of its sides (UI-TARS before 1.5)"
+    )
+    seconds: float = setting(300.0, "a request that takes longer has failed", above=0)
+    attempts: int = setting(8, "tries of one request, with growing pauses, over all servers", low=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,12 +241,14 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     tasks: TasksConfig = field(default_factory=TasksConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
+    osworld: OSWorldConfig = field(default_factory=OSWorldConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
     screen: ScreenConfig = field(default_factory=ScreenConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)

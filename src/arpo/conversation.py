@@ -5,8 +5,10 @@ The window is policy and lives here; what the messages look like as tokens does 
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,6 +38,11 @@ def load_template(spec: str) -> PromptTemplate:
     attribute of the same module or by the words themselves:
 
         ui_tars.prompt:COMPUTER_USE_DOUBAO,language=English
+
+    A package that another interpreter has is named by its file, which is read and not run; * in the path
+    stands for what is not known of it:
+
+        .venv-osworld/lib/python3.*/site-packages/mm_agents/prompts.py:UITARS_USR_PROMPT_THOUGHT,language=English
     """
     if spec == "desk":
         return DESK
@@ -44,8 +51,10 @@ def load_template(spec: str) -> PromptTemplate:
             user = Path(spec).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"prompt {spec!r}: cannot be read as UTF-8 text: {error}") from error
-    elif re.fullmatch(r"[\w.]+:\w+(,\w+=[^,]*)*", spec):
-        user = _from_package(spec)
+    elif named := re.fullmatch(r"(.+\.py|[\w.]+):(\w+)((?:,\w+=[^,]*)*)", spec):
+        source, attribute, fills = named.groups()
+        texts = _texts_of_file(source, spec) if source.endswith(".py") else _texts_of_module(source, spec)
+        user = _filled(texts, attribute, fills, spec)
     else:
         raise UserError(f"prompt {spec!r}: neither 'desk', nor a file, nor package.module:ATTRIBUTE")
     places = set(PLACEHOLDER.findall(user))
@@ -56,22 +65,42 @@ def load_template(spec: str) -> PromptTemplate:
     return PromptTemplate(system=QWEN_SYSTEM, user=user)
 
 
-def _from_package(spec: str) -> str:
-    target, *fills = spec.split(",")
-    name, attribute = target.split(":")
+def _texts_of_module(name: str, spec: str) -> dict[str, str]:
     try:
         module = importlib.import_module(name)
     except Exception as error:  # importing runs the module, which may raise anything
         raise UserError(
             f"prompt {spec!r}: {name} cannot be imported ({error}); is its package installed?"
         ) from error
-    text = getattr(module, attribute, None)
-    if not isinstance(text, str):
-        raise UserError(f"prompt {spec!r}: {name} has no text {attribute}")
-    for fill in fills:
-        place, value = fill.split("=", 1)
-        found = getattr(module, value, None)
-        text = text.replace("{" + place + "}", found if isinstance(found, str) else value)
+    return {attribute: text for attribute, text in vars(module).items() if isinstance(text, str)}
+
+
+def _texts_of_file(pattern: str, spec: str) -> dict[str, str]:
+    """The texts that a Python file's own lines give names to: NAME = "…"."""
+    root = Path(pattern).anchor
+    found = sorted(Path(root or ".").glob(pattern.removeprefix(root)))
+    if not found:
+        raise UserError(f"prompt {spec!r}: there is no file {pattern}; is its package installed there?")
+    try:
+        module = ast.parse(found[0].read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UserError(f"prompt {spec!r}: {found[0]} cannot be read as Python: {error}") from error
+    return {
+        target.id: line.value.value
+        for line in module.body
+        if isinstance(line, ast.Assign) and isinstance(line.value, ast.Constant)
+        for target in line.targets
+        if isinstance(target, ast.Name) and isinstance(line.value.value, str)
+    }
+
+
+def _filled(texts: Mapping[str, str], attribute: str, fills: str, spec: str) -> str:
+    if attribute not in texts:
+        raise UserError(f"prompt {spec!r}: {spec.partition(':')[0]} has no text {attribute}")
+    text = texts[attribute]
+    for fill in fills.split(",")[1:]:
+        place, _, value = fill.partition("=")
+        text = text.replace("{" + place + "}", texts.get(value, value))
     return text
 
 

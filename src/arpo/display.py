@@ -6,8 +6,10 @@ A display is told things and decides nothing. Its clock makes the rates and the 
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
 from rich.console import Console, Group
@@ -28,6 +30,17 @@ SHOWN = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How far one part of an evaluation is. Failed episodes are among those that ended, not those played."""
+
+    name: str
+    total: int
+    ended: int
+    played: int
+    successes: float
+
+
 class Display(Protocol):
     def begin(self, title: str, total_episodes: int, done: int = 0) -> None:
         """A phase begins: training or an evaluation. `done` episodes were carried out by an earlier life."""
@@ -38,6 +51,10 @@ class Display(Protocol):
     def batch(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def evaluation(self, name: str, successes: float, episodes: int) -> None: ...
+
+    def standings(self, standings: Sequence[Standing]) -> None:
+        """How far each part is; told again whenever one of them changed."""
+        ...
 
     def note(self, text: str) -> None: ...
 
@@ -59,6 +76,9 @@ class NullDisplay:
         pass
 
     def evaluation(self, name: str, successes: float, episodes: int) -> None:
+        pass
+
+    def standings(self, standings: Sequence[Standing]) -> None:
         pass
 
     def note(self, text: str) -> None:
@@ -90,10 +110,11 @@ class Pace:
 
 
 class PlainDisplay:
-    """One line for each thing worth a line; an evaluation's progress every tenth part."""
+    """One line for each thing worth a line; of an evaluation, every tenth part and the end of each domain."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
+        self._ended: set[str] = set()
         self._title, self._pace = "", Pace(0, 0, clock)
 
     def begin(self, title: str, total_episodes: int, done: int = 0) -> None:
@@ -114,6 +135,12 @@ class PlainDisplay:
 
     def evaluation(self, name: str, successes: float, episodes: int) -> None:
         self.note(f"{name}: {rate_text(successes, episodes)}")
+
+    def standings(self, standings: Sequence[Standing]) -> None:
+        for part in standings:
+            if part.ended == part.total and part.name not in self._ended:
+                self._ended.add(part.name)
+                self.note(f"{part.name}: {rate_text(part.successes, part.played)}")
 
     def note(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
@@ -167,6 +194,15 @@ class LiveDisplay:
     def evaluation(self, name: str, successes: float, episodes: int) -> None:
         self.note(f"{name}: {rate_text(successes, episodes)}")
 
+    def standings(self, standings: Sequence[Standing]) -> None:
+        table = Table(box=None, show_edge=False, padding=(0, 2))
+        for label in ("", "done", "success"):
+            table.add_column(label, justify="right" if label else "left", header_style="dim")
+        for part in standings:
+            done = f"{part.ended}/{part.total}"
+            table.add_row(part.name, done, rate_text(part.successes, part.played) if part.played else "")
+        self._numbers = table
+
     def note(self, text: str) -> None:
         self._console.print(text, markup=False)
 
@@ -214,7 +250,8 @@ def success_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     for tasks, label in (("train", "training tasks"), ("heldout", "held-out tasks")):
         before, after = (summary.get("success", {}).get(when, {}).get(tasks) for when in ("base", "final"))
         texts = [_rate_of(summary, when, tasks) for when in ("base", "final")]
-        change = "" if before is None or after is None else f"{100 * (after - before):+.1f} points"
+        known = all(rate is not None and not math.isnan(rate) for rate in (before, after))
+        change = f"{100 * (after - before):+.1f} points" if known else ""
         rows.append((label, texts[0], texts[1], change))
     return rows
 

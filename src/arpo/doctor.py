@@ -13,14 +13,17 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from arpo.config import Config
 from arpo.errors import UserError
 
-REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "Pillow", "rich", "tensorboardX")
+REQUIRED = (
+    *("torch", "transformers", "tokenizers", "safetensors", "numpy", "Pillow", "rich", "tensorboardX"),
+    "aiohttp",
+)
 OPTIONAL = {"wandb": "metrics on Weights & Biases: pip install 'arpo[wandb]'"}
 
 
@@ -113,9 +116,9 @@ def _base_model() -> str:
     from arpo.models.card import fingerprint, read_fingerprint
     from arpo.models.loading import load_model, resolve_model
 
-    settings = Config().model
-    folder = resolve_model(settings.path)
-    model = load_model(folder, settings.dtype, "cpu")
+    config = Config()
+    folder = resolve_model(config.model.path)
+    model = load_model(replace(config.model, device="cpu"), config.run.seed)
     if read_fingerprint(folder) != fingerprint():
         raise UserError("was trained on other screens, tokens or prompts than those of this package")
     return f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters"
@@ -129,7 +132,7 @@ def _desk() -> str:
     tasks = load_tasks(config.tasks.train)
 
     async def look() -> tuple[int, int]:
-        env = resolve_env(config.env)()
+        env = resolve_env(config)()
         observation = await env.start(tasks[0])
         await env.evaluate()
         await env.close()

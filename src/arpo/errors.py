@@ -36,6 +36,10 @@ class EngineError(ArpoFault):
     """The inference engine raised or died."""
 
 
+class ContextTooLong(EngineError):
+    """Prompt and answer do not fit into the model's context: a limit, which ends an episode, not a fault."""
+
+
 @asynccontextmanager
 async def boundary(fault: type[ArpoFault], where: str, seconds: float | None = None) -> AsyncIterator[None]:
     """Attribute whatever escapes from the block to `where`; with `seconds`, also its taking too long.

@@ -15,14 +15,17 @@ from typing import Any
 from arpo.assembly import assemble
 from arpo.config import Config
 from arpo.display import Display, open_display
+from arpo.envs.osworld.needs import REMEDY, runnable
 from arpo.envs.pool import Quarantined
 from arpo.errors import UserError
-from arpo.scheduler import Outcome, Scheduler
+from arpo.scheduler import Outcome, Scheduler, reason
 from arpo.store import write_atomically
-from arpo.tasks import check_disjoint, load_tasks
-from arpo.types import Failure, Group, Task
+from arpo.tasks import check_disjoint, choose, load_tasks
+from arpo.types import Group, Task
 
 SETS = ("train", "heldout")
+SKIPPED = "skipped.json"  # in a run's folder
+TOLD = 3  # of the tasks that cannot run; a file has all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +75,11 @@ async def evaluate_sets(
 ) -> dict[str, list[Group]]:
     """The training and the held-out tasks, each with its own number of rollouts."""
     rollouts = {"train": config.eval.rollouts, "heldout": config.eval.heldout_rollouts}
-    groups = {}
+    groups: dict[str, list[Group]] = {}
     for which, tasks in sets.items():
+        if not tasks:
+            groups[which] = []
+            continue
         display.begin(f"evaluating, {which} tasks", len(tasks) * rollouts[which])
         groups[which] = await evaluate(
             scheduler,
@@ -104,29 +110,80 @@ def tell_failures(groups: Sequence[Group], display: Display) -> None:
     display.note(told)
 
 
-def reason(failure: Failure) -> str:
-    """task pool-001, step: RuntimeError: the screen went dark"""
-    first_line = failure.message.partition("\n")[0]
-    return f"task {failure.task_id}, {failure.where}: {first_line[:200]}"
-
-
 def load_sets(config: Config) -> dict[str, tuple[Task, ...]]:
-    sets = {"train": load_tasks(config.tasks.train), "heldout": load_tasks(config.tasks.heldout)}
-    check_disjoint(sets["train"], sets["heldout"])
+    """What the recipe names and chooses; with an empty tasks.heldout nothing is held out."""
+    settings = config.tasks
+    train = load_tasks(settings.train, settings.examples)
+    heldout = load_tasks(settings.heldout, settings.examples) if settings.heldout else ()
+    check_disjoint(train, heldout)
+    chosen = {task.id for task in choose([*train, *heldout], settings)}
+    sets = {
+        which: tuple(task for task in tasks if task.id in chosen)
+        for which, tasks in zip(SETS, (train, heldout), strict=True)
+    }
+    if not sets["train"]:
+        raise UserError("tasks.domains, tasks.ids: only held-out tasks are left: choose training tasks too")
     return sets
+
+
+def playable(
+    config: Config, sets: Mapping[str, Sequence[Task]]
+) -> tuple[dict[str, tuple[Task, ...]], dict[str, str]]:
+    """The sets without the tasks that cannot run here; and why those cannot, by id."""
+    kept: dict[str, tuple[Task, ...]] = {}
+    reasons: dict[str, str] = {}
+    for which, tasks in sets.items():
+        kept[which], others = runnable(tasks, config)
+        if others and not kept[which]:
+            raise UserError(
+                f"none of the {len(tasks)} {which} tasks can run here; the first, {others[0][0].id}: "
+                f"{others[0][1]}; {REMEDY}"
+            )
+        reasons |= {task.id: reason for task, reason in others}
+    return kept, reasons
+
+
+def sets_of_run(config: Config, folder: Path, begun: bool, display: Display) -> dict[str, tuple[Task, ...]]:
+    """The tasks of a training run. One that has begun keeps its tasks: its place in them is a number."""
+    sets, skipped = playable(config, load_sets(config))
+    path = folder / SKIPPED
+    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if begun and (changed := sorted(before.keys() ^ skipped.keys())):
+        raise UserError(
+            f"{path}: other tasks can run here than when this run began, {changed[0]} for one: make it as it "
+            "was (osworld.cache, osworld.network), or give the run a --run.dir of its own"
+        )
+    write_skipped(path, skipped, display)
+    return sets
+
+
+def write_skipped(path: Path, reasons: Mapping[str, str], display: Display) -> None:
+    """Leave the reasons in a file of their own, where there are any."""
+    path.unlink(missing_ok=True)
+    if reasons:
+        write_atomically(path, json.dumps(reasons, indent=1) + "\n")
+    tell_skipped(reasons, path, display)
+
+
+def tell_skipped(reasons: Mapping[str, str], where: Path, display: Display) -> None:
+    if reasons:
+        display.note(f"{len(reasons)} tasks cannot run here and are left out; all of them are in {where}:")
+        for task, reason in list(reasons.items())[:TOLD]:
+            display.note(f"  {task}: {reason}")
 
 
 def run_evaluation(config: Config, out: Path) -> int:
     """`arpo eval`: measure the recipe's model on its tasks and write the counts."""
-    sets = load_sets(config)
+    sets, skipped = playable(config, load_sets(config))
     make_room(out)
     display = open_display(sys.stdout)
     try:
+        tell_skipped(skipped, out, display)
         ensemble = assemble(config)
         groups = asyncio.run(evaluate_sets(ensemble.scheduler, config, sets, "eval", display))
     finally:
         display.close()
-    write_atomically(out, json.dumps(_record(config, groups), indent=1) + "\n")
+    write_atomically(out, json.dumps(_record(config, groups) | {"skipped": skipped}, indent=1) + "\n")
     print(f"written to {out}")
     return 0
 

@@ -1,4 +1,4 @@
-"""Samples to micro-batches, bounded by their padded tokens. Nothing is cut, nothing left out."""
+"""Samples to ranks and micro-batches, bounded by their padded tokens. Nothing is cut, nothing left out."""
 
 from __future__ import annotations
 
@@ -24,3 +24,28 @@ def pack(samples: Sequence[Sample], max_tokens: int) -> tuple[Microbatch, ...]:
         microbatches.append(tuple(by_length[:fits]))
         by_length = by_length[fits:]
     return tuple(microbatches)
+
+
+def deal(samples: Sequence[Sample], ranks: int, max_tokens: int) -> tuple[tuple[Microbatch, ...], ...]:
+    """The micro-batches of each rank, as many for one as for another: where a rank has none left, empty ones.
+
+    Lengths 5, 2, 3, 1 over two ranks with 5 tokens: (5), (1) and (3), (2).
+    """
+    shares = balance([len(sample.token_ids) for sample in samples], ranks)
+    packed = [pack([samples[place] for place in share], max_tokens) for share in shares]
+    most = max(map(len, packed))
+    return tuple(part + ((),) * (most - len(part)) for part in packed)
+
+
+def balance(sizes: Sequence[int], parts: int) -> tuple[tuple[int, ...], ...]:
+    """Which of the sizes go to each part: the largest first, each to the part that holds least so far.
+
+    Sizes 5, 2, 3, 1 over two parts: 5 and 1, 3 and 2; by their places, (0, 3) and (2, 1).
+    """
+    shares: list[list[int]] = [[] for _ in range(parts)]
+    loads = [0] * parts
+    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+        part = loads.index(min(loads))
+        shares[part].append(place)
+        loads[part] += sizes[place]
+    return tuple(map(tuple, shares))

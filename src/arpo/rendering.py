@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,16 @@ MARKS = re.compile(r"(<\|(?:object_ref|box|quad)_(?:start|end)\|>)")
 class Rendered:
     token_ids: tuple[int, ...]
     images: tuple[Screenshot, ...]  # one for each image slot, in order
+
+
+class PromptRenderer(Protocol):
+    """What an episode needs to know of a model: how it is shown things, and in which pixels it answers."""
+
+    def render(self, messages: Sequence[Message]) -> Rendered: ...
+
+    def continuation(self, message: Message) -> Rendered: ...
+
+    def model_size(self, screenshot: Screenshot) -> tuple[int, int]: ...
 
 
 class Renderer:
@@ -145,6 +156,34 @@ class Renderer:
         for grid, first, count in zip(grids, firsts, counts, strict=True):
             positions[:, first : first + count] = line[first] + _spread(grid, self.settings.merge_size)
         return positions
+
+
+class ChatRenderer:
+    """For a model behind a server that takes messages and makes its own tokens: pictures, and no tokens.
+
+    `coordinates` "thousandths": the model answers in 0..1000 along both sides.
+    """
+
+    def __init__(self, min_pixels: int, max_pixels: int, coordinates: str) -> None:
+        self._settings = ImageSettings(  # Qwen2.5-VL's, of which only those for the size are read
+            patch_size=14,
+            merge_size=2,
+            temporal_patch_size=2,
+            min_pixels=min_pixels,
+            max_pixels=max_pixels,
+            mean=(0.0, 0.0, 0.0),
+            std=(1.0, 1.0, 1.0),
+        )
+        self._thousandths = coordinates == "thousandths"
+
+    def render(self, messages: Sequence[Message]) -> Rendered:
+        return _rendered((), messages)
+
+    def continuation(self, message: Message) -> Rendered:
+        return _rendered((), [message])
+
+    def model_size(self, screenshot: Screenshot) -> tuple[int, int]:
+        return (1000, 1000) if self._thousandths else vision.target_size(*screenshot.size, self._settings)
 
 
 def _rendered(token_ids: tuple[int, ...], messages: Sequence[Message]) -> Rendered:

@@ -15,9 +15,9 @@ from arpo.config import RolloutConfig
 from arpo.conversation import Conversation, PromptTemplate
 from arpo.engines.base import Engine
 from arpo.envs.base import Env
-from arpo.errors import EngineError, UserError, boundary
+from arpo.errors import ContextTooLong, EngineError, UserError, boundary
 from arpo.parsing import ParseError, parse
-from arpo.rendering import Rendered, Renderer
+from arpo.rendering import PromptRenderer, Rendered
 from arpo.types import Completion, Prompt, Sampling, StopReason, Task, Trajectory, Turn
 
 
@@ -26,7 +26,7 @@ class Agent:
     """Who plays: the engine that samples, and how it is shown a task."""
 
     engine: Engine
-    renderer: Renderer
+    renderer: PromptRenderer
     template: PromptTemplate
 
 
@@ -54,12 +54,6 @@ async def _play(
         restart = conversation.slid or not turns
         context = _context(agent.renderer, conversation, restart)
         sequence = context if restart else _joined(sequence, context)
-        if not _fits(sequence, settings):
-            if not turns:
-                raise UserError(_too_small(sequence, settings))
-            stop = StopReason.MAX_STEPS
-            break
-
         prompt = Prompt(
             episode_id=episode_id,
             token_ids=sequence.token_ids,
@@ -71,12 +65,17 @@ async def _play(
             max_tokens=settings.max_answer_tokens,
             seed=draw_seed(seed, task.id, episode_id, len(turns)),
         )
-        async with boundary(EngineError, "generate"):
-            completion = await agent.engine.generate(prompt, sampling)
+        try:
+            completion = await _answer(agent.engine, prompt, sampling, settings)
+        except ContextTooLong as limit:
+            if not turns:
+                raise UserError(limit.message) from limit
+            stop = StopReason.MAX_STEPS
+            break
         conversation = conversation.answer(completion)
         sequence = _joined(sequence, Rendered(token_ids=completion.token_ids, images=()))
 
-        actions, error = _understood(completion, agent.renderer.model_size(view), view.size)
+        actions, error = _understood(completion, agent.renderer.model_size(view), view.size, settings)
         turns.append(
             Turn(
                 screenshot=view,
@@ -112,7 +111,17 @@ def draw_seed(seed: int, task_id: str, episode_id: str, turn: int) -> int:
     return int.from_bytes(hashlib.sha256(place.encode()).digest()[:8], "big") >> 1
 
 
-def _context(renderer: Renderer, conversation: Conversation, restart: bool) -> Rendered:
+async def _answer(engine: Engine, prompt: Prompt, sampling: Sampling, settings: RolloutConfig) -> Completion:
+    """A prompt without tokens is measured by the server that makes them."""
+    need = len(prompt.token_ids) + sampling.max_tokens
+    if need > settings.max_context_tokens:
+        limit = f"rollout.max_context_tokens = {settings.max_context_tokens}"
+        raise ContextTooLong("generate", f"{limit}: the first answer alone needs {need}")
+    async with boundary(EngineError, "generate"):
+        return await engine.generate(prompt, sampling)
+
+
+def _context(renderer: PromptRenderer, conversation: Conversation, restart: bool) -> Rendered:
     """What the model is shown between its last answer and its next."""
     messages = conversation.messages()
     return renderer.render(messages) if restart else renderer.continuation(messages[-1])
@@ -122,21 +131,15 @@ def _joined(sequence: Rendered, more: Rendered) -> Rendered:
     return Rendered(token_ids=sequence.token_ids + more.token_ids, images=sequence.images + more.images)
 
 
-def _fits(sequence: Rendered, settings: RolloutConfig) -> bool:
-    return len(sequence.token_ids) + settings.max_answer_tokens <= settings.max_context_tokens
-
-
-def _too_small(sequence: Rendered, settings: RolloutConfig) -> str:
-    need = len(sequence.token_ids) + settings.max_answer_tokens
-    return f"rollout.max_context_tokens = {settings.max_context_tokens}: the first answer alone needs {need}"
-
-
 def _understood(
-    completion: Completion, model_size: tuple[int, int], screen_size: tuple[int, int]
+    completion: Completion,
+    model_size: tuple[int, int],
+    screen_size: tuple[int, int],
+    settings: RolloutConfig,
 ) -> tuple[tuple[Action, ...], str]:
     """The answer's actions in pixels of the screen, or why there are none."""
     if completion.finish == "length":
-        return (), f"the answer was cut at {len(completion.token_ids)} tokens"
+        return (), f"the answer was cut at {settings.max_answer_tokens} tokens"
     try:
         actions = up_to_terminal(parse(completion.text).actions)
     except ParseError as error:

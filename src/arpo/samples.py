@@ -2,7 +2,8 @@
 
 A sample's weight holds the objective's whole normalisation, so a loss is a plain weighted sum over tokens and
 its gradient does not depend on how samples are packed or spread. A group is never split across updates.
-Groups without signal are counted, and never become samples. What was sampled is trained as it is.
+Groups without signal are counted, and never become samples. What was sampled is trained as it is; text that
+came without tokens is refused.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 
 from arpo.advantages import advantages, has_signal
 from arpo.config import LossConfig
+from arpo.errors import UserError
 from arpo.rewards import reward
 from arpo.types import Group, Sample, Screenshot, Trajectory
 
@@ -49,6 +51,7 @@ def samples_of(
     `token_budget` is the most that one episode may sample, the divisor of aggregation "constant"; `success`
     the score from which an episode counts as one. An update none of whose groups has signal is empty.
     """
+    _refuse_text(groups)
     in_order = sorted(groups, key=lambda group: group.index)
     scored = [_score(group, loss) for group in in_order if len(group.trajectories) >= 2]
     updates = tuple(
@@ -56,6 +59,16 @@ def samples_of(
         for start in range(0, len(scored), tasks_per_update)
     )
     return updates, _stats(groups, scored, success)
+
+
+def _refuse_text(groups: Sequence[Group]) -> None:
+    """What a text server answered has no tokens, and its words are never tokenised again."""
+    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
+        if not all(turn.completion.token_ids for turn in trajectory.turns):
+            raise UserError(
+                f"episode {trajectory.episode_id}: an answer in it has no tokens, as those of a text server: "
+                "such episodes are for evaluation; train with an engine that gives tokens"
+            )
 
 
 def split_by_signal(groups: Sequence[Group], loss: LossConfig) -> tuple[list[Group], list[Group]]:

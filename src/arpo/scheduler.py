@@ -63,6 +63,12 @@ class Scheduler:
         return await self.pool.run(task, episode_id, episode)
 
 
+def reason(failure: Failure) -> str:
+    """task pool-001, step: RuntimeError: the screen went dark"""
+    first_line = failure.message.partition("\n")[0]
+    return f"task {failure.task_id}, {failure.where}: {first_line[:200]}"
+
+
 def _group(index: int, task: Task, outcomes: Sequence[Outcome]) -> Group:
     return Group(
         index=index,

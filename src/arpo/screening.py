@@ -17,22 +17,26 @@ from arpo.assembly import assemble
 from arpo.config import Config
 from arpo.display import Display, open_display
 from arpo.errors import UserError
-from arpo.evaluate import evaluate, make_room, reason
-from arpo.scheduler import Outcome
+from arpo.evaluate import SKIPPED, evaluate, make_room, playable, write_skipped
+from arpo.scheduler import Outcome, reason
 from arpo.store import write_atomically
-from arpo.tasks import SHIPPED, Count, keep, load_tasks, selection
+from arpo.tasks import Count, choose, is_shipped, keep, load_tasks, selection
 from arpo.types import Failure, Task, Trajectory
 
 
 def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_always: bool) -> int:
     """`arpo screen`: count successes of every task, then write those worth training on."""
-    pool = {task.id: task for task in load_tasks(tasks)}
+    examples = config.tasks.examples
+    pool = {task.id: task for task in choose(load_tasks(tasks, examples), config.tasks)}
+    _, skipped = playable(config, {"named": tuple(pool.values())})
     make_room(out)
     progress = out.with_name(f"{out.name}.progress.jsonl")
     counts = _read_progress(progress, terms(config, rollouts), pool)
     display = open_display(sys.stdout)
     try:
-        if left := {place: task for place, task in enumerate(pool.values()) if task.id not in counts}:
+        write_skipped(out.with_name(f"{out.name}.{SKIPPED}"), skipped, display)
+        done = counts.keys() | skipped.keys()
+        if left := {place: task for place, task in enumerate(pool.values()) if task.id not in done}:
             counts |= asyncio.run(_screen(config, left, rollouts, progress, display))
         in_order = {name: counts[name] for name in pool if name in counts}
         kept = keep(in_order, drop_always=drop_always)
@@ -40,8 +44,9 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
             raise UserError(f"{tasks}: no task could be run in {config.env.name}: try `arpo check-env`")
         if not kept:
             raise UserError(f"{tasks}: no task was solved in {rollouts} rollouts: screen a better model")
-        source = tasks if tasks.startswith(SHIPPED) else os.path.relpath(tasks, out.resolve().parent)
-        write_atomically(out, selection(source, kept))
+        folder = out.resolve().parent
+        source = tasks if is_shipped(tasks) else os.path.relpath(tasks, folder)
+        write_atomically(out, selection(source, kept, examples and os.path.relpath(examples, folder)))
         for line in _describe(in_order, kept, rollouts, len(pool)):
             display.note(line)
     finally:

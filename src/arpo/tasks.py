@@ -1,14 +1,15 @@
-"""Task lists: loading them, keeping those that screening found learnable, and the order of each epoch.
+"""Task lists: loading them, choosing from them, keeping what screening found learnable, the order of epochs.
 
 A source is one of
-- "desk:NAME": a list shipped with the embedded desktop;
+- "desk:NAME" or "desktop:NAME": a list shipped with the embedded desktop, or for real ones;
 - a JSON file with a list of tasks in OSWorld's schema;
 - a JSON file {"source": SOURCE, "tasks": {id: {"successes": 5, "rollouts": 16}}}: a selection, as screening
-  writes it. A path in SOURCE is relative to the selection's folder;
-- a JSON file {domain: [id, …]} beside OSWorld's folder examples/<domain>/<id>.json, or the folder that holds
-  both (its test_all.json is read).
+  writes it, if need be with "examples". Its paths are relative to its own folder;
+- a JSON file {domain: [id, …]} beside OSWorld's folder examples/<domain>/<id>.json (or with that folder named
+  as `examples`), or the folder that holds both (its test_all.json is read).
 
-Everything wrong is a `UserError` that names the file, the place and the remedy. Nothing is skipped silently.
+Everything wrong is a `UserError` that names the file, the place and the remedy. Nothing is skipped silently,
+and no name in a list leads out of the folder that it is looked for in.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from arpo.config import TasksConfig
 from arpo.errors import UserError
-from arpo.types import Task
+from arpo.recipe import nearest
+from arpo.types import Json, Task
 
-SHIPPED = "desk:"
+SHIPPED = {"desk:": "desk", "desktop:": "osworld"}  # the prefix, and whose folder tasks/ holds the lists
 OPTIONAL = {
     "config": [],
     "snapshot": "",
@@ -42,9 +45,41 @@ class Count:
     rollouts: int
 
 
-def load_tasks(source: str) -> tuple[Task, ...]:
+def load_tasks(source: str, examples: str = "") -> tuple[Task, ...]:
     """The tasks of a source, in its order: at least one, no id twice."""
-    return _load(source, Path(), ())
+    return _load(source, Path(), Path(examples) if examples else None, ())
+
+
+def choose(tasks: Sequence[Task], settings: TasksConfig) -> tuple[Task, ...]:
+    """The tasks of the domains and with the ids that the settings name; where they name none, all."""
+    domains, ids = _names(settings.domains), _names(settings.ids)
+    there = sorted({task.domain for task in tasks})
+    for domain in domains:
+        if domain not in there:
+            raise UserError(f"tasks.domains: no task of {domain!r}; there are: {', '.join(there)}")
+    there = sorted(task.id for task in tasks)
+    for name in ids:
+        if name not in there:
+            some = f" (there are {len(there)}: {', '.join(there[:3])}, …)"
+            raise UserError(f"tasks.ids: no task {name!r}{nearest(name, there) or some}")
+    chosen = [t for t in tasks if (not domains or t.domain in domains) and (not ids or t.id in ids)]
+    if not chosen:
+        raise UserError("tasks.ids: none of these tasks is of tasks.domains: leave one of the two out")
+    return tuple(chosen)
+
+
+def is_shipped(source: str) -> bool:
+    return source.startswith(tuple(SHIPPED))
+
+
+def climbs(path: str) -> bool:
+    """Whether a path leads out of the folder that it is to be looked for in, or to that folder itself.
+
+    >>> climbs("os/a.json"), climbs("../a.json"), climbs("/a.json"), climbs(".")
+    (False, True, True, True)
+    """
+    parts = path.replace("\\", "/").split("/")
+    return parts[0] == "" or ".." in parts or set(parts) <= {"", "."} or "\0" in path
 
 
 def keep(counts: Mapping[str, Count], *, drop_always: bool) -> dict[str, Count]:
@@ -56,10 +91,11 @@ def keep(counts: Mapping[str, Count], *, drop_always: bool) -> dict[str, Count]:
     }
 
 
-def selection(source: str, kept: Mapping[str, Count]) -> str:
-    """The text of a selection file. Where `source` is a path, it must be relative to that file's folder."""
+def selection(source: str, kept: Mapping[str, Count], examples: str = "") -> str:
+    """The text of a selection file. Paths must be relative to that file's folder."""
     tasks = {task: {"successes": n.successes, "rollouts": n.rollouts} for task, n in kept.items()}
-    return json.dumps({"source": source, "tasks": tasks}, indent=1, ensure_ascii=False) + "\n"
+    content = {"source": source} | ({"examples": examples} if examples else {}) | {"tasks": tasks}
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def epoch_order(tasks: Sequence[Task], seed: int, epoch: int) -> tuple[Task, ...]:
@@ -86,9 +122,14 @@ def _content(task: Task) -> str:
     return json.dumps([task.instruction, task.config], sort_keys=True)
 
 
-def _load(source: str, folder: Path, trail: tuple[str, ...]) -> tuple[Task, ...]:
+def _names(text: str) -> list[str]:
+    """ "chrome, os" -> ["chrome", "os"]"""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _load(source: str, folder: Path, examples: Path | None, trail: tuple[str, ...]) -> tuple[Task, ...]:
     """`folder` is what a relative path starts from, `trail` the selections that led here."""
-    file = _shipped(source) if source.startswith(SHIPPED) else _on_disk(folder / source)
+    file = _shipped(source) if is_shipped(source) else _on_disk(folder / source)
     if str(file) in trail:
         raise UserError(f"{file}: this selection leads back to itself: name a task list as its 'source'")
     content = _read_json(file)
@@ -97,32 +138,36 @@ def _load(source: str, folder: Path, trail: tuple[str, ...]) -> tuple[Task, ...]
             tasks = [_task(entry, f"{file}: entry {n}") for n, entry in enumerate(content)]
         case {"source": str(inner), "tasks": dict(counts)}:
             parent = file.parent if isinstance(file, Path) else Path()
-            tasks = _selected(_load(inner, parent, (*trail, str(file))), inner, counts, str(file))
-        case dict() if isinstance(file, Path) and (file.parent / "examples").is_dir():
-            tasks = list(_indexed(content, file))
+            if "examples" in content:
+                examples = parent / _field(content, "examples", str, str(file))
+            tasks = _selected(_load(inner, parent, examples, (*trail, str(file))), inner, counts, str(file))
+        case dict() if examples or (isinstance(file, Path) and (file.parent / "examples").is_dir()):
+            tasks = list(_indexed(content, str(file), examples or Path(str(file)).parent / "examples"))
         case _:
             raise UserError(
                 f"{file}: must be a list of tasks, or a selection {{'source': …, 'tasks': {{id: counts}}}}, "
-                "or {domain: [id, …]} beside a folder examples/"
+                "or {domain: [id, …]} beside a folder examples/ (or with tasks.examples)"
             )
     return _checked(tasks, str(file))
 
 
 def _shipped(source: str) -> Traversable:
-    lists = files("arpo") / "envs" / "desk" / "tasks"
-    names = sorted(file.name for file in lists.iterdir()) if lists.is_dir() else []
-    wanted = source.removeprefix(SHIPPED) + ".json"
-    if wanted not in names:
-        known = ", ".join(SHIPPED + name.removesuffix(".json") for name in names if name.endswith(".json"))
+    prefix = next(prefix for prefix in SHIPPED if source.startswith(prefix))
+    lists = files("arpo") / "envs" / SHIPPED[prefix] / "tasks"
+    there = [file.name for file in lists.iterdir()] if lists.is_dir() else []
+    names = sorted(name.removesuffix(".json") for name in there if name.endswith(".json"))
+    if source.removeprefix(prefix) not in names:
+        known = ", ".join(prefix + name for name in names)
         raise UserError(f"{source}: no such shipped task list; there are: {known or 'none'}")
-    return lists / wanted
+    return lists / f"{source.removeprefix(prefix)}.json"
 
 
 def _on_disk(path: Path) -> Path:
     file = path / "test_all.json" if path.is_dir() else path
     if not file.is_file():
         remedy = "a folder of tasks holds test_all.json and examples/" if path.is_dir() else "check the path"
-        raise UserError(f"{file}: no such task file: {remedy}, or use a shipped list (desk:NAME)")
+        shipped = " or ".join(f"{prefix}NAME" for prefix in SHIPPED)
+        raise UserError(f"{file}: no such task file: {remedy}, or use a shipped list ({shipped})")
     return file
 
 
@@ -139,17 +184,23 @@ def _read_json(file: Traversable) -> Any:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from error
 
 
-def _indexed(index: Mapping[str, Any], file: Path) -> Iterator[Task]:
+def _indexed(index: Mapping[str, Any], place: str, examples: Path) -> Iterator[Task]:
+    if not examples.is_dir():
+        raise UserError(
+            f"{place}: its tasks are looked for in {examples}: no such folder: set tasks.examples"
+        )
     for domain, ids in index.items():
         if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
-            raise UserError(f"{file}: {domain!r}: must be a list of task ids")
+            raise UserError(f"{place}: {domain!r}: must be a list of task ids")
         for name in ids:
-            path = file.parent / "examples" / domain / f"{name}.json"
+            if climbs(domain) or climbs(name):
+                raise UserError(f"{place}: {domain!r}: {name!r} leads out of {examples}: use plain names")
+            path = examples / domain / f"{name}.json"
             if not path.is_file():
                 raise UserError(
-                    f"{file}: {domain!r}: task {name!r} has no file {path}: add it, or remove the id"
+                    f"{place}: {domain!r}: task {name!r} has no file {path}: add it, or remove the id"
                 )
-            task = _task(_read_json(path), str(path))
+            task = _task(_read_json(path), str(path), domain)
             if task.id != name:
                 raise UserError(f"{path}: id is {task.id!r}: make it the file's name, {name!r}")
             yield task
@@ -178,21 +229,51 @@ def _checked(tasks: Sequence[Task], place: str) -> tuple[Task, ...]:
     return tuple(tasks)
 
 
-def _task(entry: Any, place: str) -> Task:
+def _task(entry: Any, place: str, domain: str = "") -> Task:
     name = _field(entry, "id", str, place)
     place = f"{place} (id {name!r})"
     entry = OPTIONAL | entry
-    config = _field(entry, "config", list, place)
-    if not all(isinstance(step, dict) for step in config):
-        raise UserError(f"{place}: key 'config': every step must be an object {{type, parameters}}")
+    apps = tuple(map(str, _field(entry, "related_apps", list, place)))
+    domain = domain or _field({"domain": apps[0] if apps else ""} | entry, "domain", str, place)
+    if climbs(name) or (domain and climbs(domain)):
+        raise UserError(f"{place}: id and domain name files of the task's own: no path that leads elsewhere")
     return Task(
         id=name,
         instruction=_field(entry, "instruction", str, place),
         snapshot=_field(entry, "snapshot", str, place),
-        config=tuple(config),
-        evaluator=_field(entry, "evaluator", dict, place),
-        related_apps=tuple(map(str, _field(entry, "related_apps", list, place))),
+        config=_steps(entry, "config", place),
+        evaluator=_evaluator(_field(entry, "evaluator", dict, place), place),
+        related_apps=apps,
+        domain=domain,
     )
+
+
+def _steps(entry: Mapping[str, Any], key: str, place: str) -> tuple[Json, ...]:
+    steps = _field(entry, key, list, place)
+    if not all(isinstance(step, dict) for step in steps):
+        raise UserError(f"{place}: key {key!r}: every step must be an object {{type, parameters}}")
+    return tuple(steps)
+
+
+def _evaluator(evaluator: Json, place: str) -> Json:
+    """What any judge of OSWorld's schema relies on; an environment may ask for more, or for less."""
+    place = f"{place}: key 'evaluator'"
+    if "postconfig" in evaluator:
+        _steps(evaluator, "postconfig", place)
+    if evaluator.get("conj", "and") not in ("and", "or"):
+        raise UserError(f'{place}: key \'conj\' must be "and" or "or", not {_shown(evaluator["conj"])}')
+    func = evaluator.get("func", "")
+    if isinstance(func, str):
+        return evaluator
+    if not isinstance(func, list) or not func or not all(isinstance(name, str) for name in func):
+        raise UserError(f"{place}: key 'func' must be a name or a list of names, not {_shown(func)}")
+    for key in ("result", "expected", "options"):
+        value = evaluator.get(key) or func
+        if not isinstance(value, list) or len(value) != len(func):
+            raise UserError(
+                f"{place}: key {key!r} must be a list of {len(func)}, one for each name in 'func'"
+            )
+    return evaluator
 
 
 def _field(entry: Any, key: str, kind: type, place: str) -> Any:
@@ -202,5 +283,9 @@ def _field(entry: Any, key: str, kind: type, place: str) -> Any:
         raise UserError(f"{place}: key {key!r} is missing: add it, {KINDS[kind]}")
     value = entry[key]
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise UserError(f"{place}: key {key!r} must be {KINDS[kind]}, not {json.dumps(value)[:40]}")
+        raise UserError(f"{place}: key {key!r} must be {KINDS[kind]}, not {_shown(value)}")
     return value
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:40]

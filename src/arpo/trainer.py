@@ -7,7 +7,6 @@ is written after it is cut off again on resume, so a run that was killed ends li
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import math
 import shutil
@@ -25,13 +24,12 @@ from statistics import fmean
 from typing import Any
 
 from arpo import checkpoint
-from arpo.assembly import assemble
+from arpo.assembly import assemble, open_learner
 from arpo.config import Config
 from arpo.display import Display, open_display
 from arpo.errors import UserError
-from arpo.evaluate import SETS, Score, evaluate_sets, load_sets, tell_failures
+from arpo.evaluate import SETS, Score, evaluate_sets, sets_of_run, tell_failures
 from arpo.learner.base import Batch, Metrics
-from arpo.learner.local import LocalLearner
 from arpo.models.export import export_model
 from arpo.recipe import load_config
 from arpo.replay import ReplayBuffer
@@ -48,6 +46,10 @@ MAY_CHANGE = (
     "store.",
     "run.dir",
     "run.threads",
+    "model.features_megabytes",
+    "optim.rank",
+    "env.hosts",
+    "env.listen",
 )  # keys that a run may go on with another value of
 
 
@@ -70,16 +72,15 @@ class Trainer:
 
     def __init__(self, config: Config, store: Store, display: Display) -> None:
         self.config, self.store, self.display = config, store, display
-        self.sets = load_sets(config)
+        self._checkpoints = store.folder / checkpoint.CHECKPOINTS
+        self.sets = sets_of_run(config, store.folder, self._checkpoints.is_dir(), display)
         ensemble = assemble(config)
         self.scheduler = ensemble.scheduler
-        base = copy.deepcopy(ensemble.model) if config.loss.kl else None
-        self.learner = LocalLearner(ensemble.model, ensemble.renderer, config, base)
+        self.learner = open_learner(ensemble, config)
         self.replay = ReplayBuffer(config.replay)
         self.progress = Progress()
         self.timing = Timing()
         self.stopping = False
-        self._checkpoints = store.folder / checkpoint.CHECKPOINTS
         # What the replay buffers of the checkpoints on the disk name: pruning leaves it alone.
         self._named: deque[set[str]] = deque(maxlen=config.store.keep_checkpoints)
         self._resume()
@@ -356,7 +357,7 @@ def run_training(config: Config) -> int:
             trainer.stopping = True
             display.note("finishing this batch, then saving; Ctrl-C again to stop at once")
 
-        with stops_gently(stop), closing(trainer.tracker):
+        with stops_gently(stop), closing(trainer.tracker), closing(trainer.learner):
             done = asyncio.run(trainer.train())
         if not done:
             display.note(f"saved after batch {trainer.progress.batch}; the same command goes on from there")
@@ -399,5 +400,5 @@ def _finish(trainer: Trainer, display: Display) -> None:
     trainer.store.write_summary(summary)
     display.summary(summary)
     shutil.rmtree(folder / MODEL, ignore_errors=True)
-    export_model(folder, folder / MODEL, trainer.config.model.dtype)
+    export_model(folder, folder / MODEL, trainer.config.model.dtype, merged=True)
     display.note(f"model:  {folder / MODEL}")

@@ -27,6 +27,7 @@ class Task:
     config: tuple[Json, ...]
     evaluator: Json
     related_apps: tuple[str, ...] = ()
+    domain: str = ""  # the heading that a list gives it
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,10 @@ from arpo.types import Screenshot
 Grid = tuple[int, int, int]  # (1, rows of patches, columns of patches)
 
 CONFIG_NAME = "preprocessor_config.json"
+NEWER_NAME, NEWER_KEY = (
+    "processor_config.json",
+    "image_processor",
+)  # as transformers 5 saves a whole processor
 MAX_ASPECT_RATIO = 200
 
 
@@ -45,21 +49,24 @@ class ImageSettings:
     ) -> ImageSettings:
         """Read a model folder; `min_pixels` and `max_pixels` replace its own limits."""
         path = Path(folder) / CONFIG_NAME
+        if not path.is_file() and (newer := Path(folder) / NEWER_NAME).is_file():
+            path = newer
         try:
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            size = found.get("size") or {}
+            read = json.loads(path.read_text(encoding="utf-8"))
+            found: dict[str, Any] = read[NEWER_KEY] if path.name == NEWER_NAME else read
+            limits = (found.get("size") or {}) | found  # their place and their names have changed over time
             return cls(
                 patch_size=found["patch_size"],
                 merge_size=found["merge_size"],
                 temporal_patch_size=found["temporal_patch_size"],
-                min_pixels=min_pixels or found.get("min_pixels") or size["shortest_edge"],
-                max_pixels=max_pixels or found.get("max_pixels") or size["longest_edge"],
+                min_pixels=min_pixels or limits.get("min_pixels") or limits["shortest_edge"],
+                max_pixels=max_pixels or limits.get("max_pixels") or limits["longest_edge"],
                 mean=tuple(found["image_mean"]),
                 std=tuple(found["image_std"]),
             )
         except FileNotFoundError:
             raise UserError(f"{path}: not found; a model folder needs its image settings") from None
-        except (KeyError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise UserError(f"{path}: not the image settings of a Qwen-VL model ({error!r})") from error
 
     @property
@@ -101,12 +108,17 @@ def image_tokens(grid: Grid, settings: ImageSettings) -> int:
 
 def patchify(screenshot: Screenshot, settings: ImageSettings) -> NDArray[np.float32]:
     """The patches of one screenshot, [rows * columns, channels * temporal * patch * patch]."""
+    return patchify_pixels(pixels(screenshot, settings)[None], settings)[0]
+
+
+def pixels(screenshot: Screenshot, settings: ImageSettings) -> NDArray[np.uint8]:
+    """One screenshot at the size that the model sees: [height, width, 3]."""
     with Image.open(io.BytesIO(screenshot.png)) as image:
         picture = image.convert("RGB")
     size = target_size(*picture.size, settings)
     if picture.size != size:
         picture = picture.resize(size, Image.Resampling.BICUBIC)
-    return patchify_pixels(np.asarray(picture)[None], settings)[0]
+    return np.array(picture)
 
 
 @overload

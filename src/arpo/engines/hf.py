@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import Qwen2_5_VLForConditionalGeneration
 
 from arpo import vision
 from arpo.engines.base import Weights
 from arpo.engines.sampling import sample, uniforms
 from arpo.errors import EngineError
-from arpo.models.forward import TokenRow, embed_rows, features_by_name, hidden_states
+from arpo.models.families import VisionLanguageModel
+from arpo.models.forward import Deepstack, TokenRow, embed_rows, features_by_name, hidden_states
 from arpo.models.kv_cache import SlotCache
 from arpo.rendering import Renderer
 from arpo.types import Completion, Prompt, Sampling, Screenshot
@@ -79,7 +79,7 @@ class HFEngine:
     """`slots` is how many episodes are kept at once; requests of others wait for one to be released."""
 
     def __init__(
-        self, model: Qwen2_5_VLForConditionalGeneration, renderer: Renderer, *, version: int = 0, slots: int
+        self, model: VisionLanguageModel, renderer: Renderer, *, version: int = 0, slots: int
     ) -> None:
         self._model = model
         self._renderer = renderer
@@ -92,7 +92,9 @@ class HFEngine:
         self._reset()
 
     def _reset(self) -> None:
-        self._cache = SlotCache(self._model.config, self._slots, self._model.dtype, self._model.device)
+        self._cache = SlotCache(
+            self._model.config.text_config, self._slots, self._model.dtype, self._model.device
+        )
         self._episodes: OrderedDict[str, _Episode] = OrderedDict()  # the longest unused first
         self._features: OrderedDict[str, Tensor] = OrderedDict()
         self._lengths, self._tokens, self._positions = np.zeros((3, self._slots), dtype=np.int64)
@@ -220,9 +222,14 @@ class HFEngine:
         """Run the new tokens of these requests; logits after the last of each."""
         rows = [one.request.row.after(one.start) for one in batch]
         features = self._image_features([image for one in batch for image in one.images])
-        _, embeds_BTD, positions_3BT = embed_rows(self._model, rows, features, self._renderer.pad_id)
-        slots_B = [one.episode.slot for one in batch]
-        hidden_BTD = self._hidden(slots_B, [one.start for one in batch], embeds_BTD, positions_3BT)
+        embedded = embed_rows(self._model, rows, features, self._renderer.pad_id)
+        hidden_BTD = self._hidden(
+            [one.episode.slot for one in batch],
+            [one.start for one in batch],
+            embedded.embeds_BTD,
+            embedded.positions_3BT,
+            embedded.deepstack,
+        )
         for one, row in zip(batch, rows, strict=True):
             one.episode.tokens.extend(row.token_ids)
             one.episode.images.extend(image.sha256 for image in one.images)
@@ -250,7 +257,7 @@ class HFEngine:
         positions_B1 = torch.tensor(self._positions[slots_B][:, None], device=self._model.device)
         embeds_B1D = self._model.model.language_model.embed_tokens(tokens_B1)
         starts_B = self._lengths[slots_B].tolist()
-        hidden_B1D = self._hidden(slots_B, starts_B, embeds_B1D, positions_B1.expand(3, -1, -1))
+        hidden_B1D = self._hidden(slots_B, starts_B, embeds_B1D, positions_B1.expand(3, -1, -1), None)
         for slot in running:
             self._episodes[self._running[slot].prompt.episode_id].tokens.append(int(self._tokens[slot]))
         self._lengths[running] += 1
@@ -259,10 +266,15 @@ class HFEngine:
         return logits_BV
 
     def _hidden(
-        self, slots_B: list[int], starts_B: list[int], embeds_BTD: Tensor, positions_3BT: Tensor
+        self,
+        slots_B: list[int],
+        starts_B: list[int],
+        embeds_BTD: Tensor,
+        positions_3BT: Tensor,
+        deepstack: Deepstack | None,
     ) -> Tensor:
         cached = self._cache.step(slots_B, starts_B, embeds_BTD.shape[1])
-        return hidden_states(self._model, embeds_BTD, positions_3BT, cached.mask(), cached)
+        return hidden_states(self._model, embeds_BTD, positions_3BT, cached.mask(), cached, deepstack)
 
     def _image_features(self, images: Sequence[Screenshot]) -> list[Tensor]:
         """Features of these screenshots in order; the model sees only those that it has not seen lately."""

@@ -1,4 +1,4 @@
-"""The environment protocol: four calls, one task, one episode.
+"""The environment protocol: four calls, one task, one episode; and where environments come from.
 
 An Env is single use. It acts on typed actions in the pixels of the screenshots that it shows, judges the
 final state itself, and raises when something is broken; it never returns a reward for a fault.
@@ -7,6 +7,7 @@ final state itself, and raises when something is broken; it never returns a rewa
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from arpo.actions import Action
@@ -28,3 +29,13 @@ class Env(Protocol):
 
 
 EnvFactory = Callable[[], Env]
+
+
+class EnvSource(Protocol):
+    def lease(self) -> AbstractAsyncContextManager[Env]:
+        """Wait for a place and give a fresh environment in it; at the end the place is free again.
+
+        Whoever leases closes the environment before the lease ends, because a fault in closing is theirs
+        to count. EnvError where none can be had.
+        """
+        ...

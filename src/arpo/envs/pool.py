@@ -1,7 +1,8 @@
-"""Leases of single-use environments: so many at once, every call timed, every one closed.
+"""Episodes in leased, single-use environments: every call timed, every environment closed.
 
 An episode that fails is tried again in a fresh environment; a task whose episodes keep failing is set aside.
-What comes out is a trajectory or a Failure. No fault is ever given a score here.
+What comes out is a trajectory or a Failure. No fault is ever given a score here. Where environments come from
+is a source's business: `Places` makes them in this process, so many at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from PIL import Image
 
 from arpo.actions import Action
 from arpo.config import EnvConfig
-from arpo.envs.base import Env, EnvFactory
+from arpo.envs.base import Env, EnvFactory, EnvSource
 from arpo.errors import ArpoFault, EnvError, boundary
 from arpo.types import Failure, Observation, StepResult, Task, Trajectory
 
@@ -59,14 +60,43 @@ class GuardedEnv:
             await self._env.close()
 
 
+class Turns:
+    """So many at once. asyncio's semaphore serves one loop; a run may have several, one after another."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._free = asyncio.Semaphore(most)
+
+    def __call__(self) -> asyncio.Semaphore:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._free = loop, asyncio.Semaphore(self._most)
+        return self._free
+
+
+class Places:
+    """The source of environments in this process: `parallel` at once, each made when it has a place."""
+
+    def __init__(self, factory: EnvFactory, parallel: int) -> None:
+        self._factory = factory
+        self._turns = Turns(parallel)
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncIterator[Env]:
+        async with self._turns():
+            async with boundary(EnvError, "start"):
+                env = self._factory()
+            yield env
+
+
 class EnvPool:
     """`faults` counts every fault as "where:kind", also of attempts that a later one made good."""
 
-    def __init__(self, factory: EnvFactory, config: EnvConfig) -> None:
+    def __init__(self, source: EnvSource, config: EnvConfig) -> None:
         self.faults: Counter[str] = Counter()
-        self._factory = factory
+        self._source = source
         self._config = config
-        self._free = asyncio.Semaphore(config.parallel)
         self._failed_in_a_row: Counter[str] = Counter()
 
     @property
@@ -84,15 +114,17 @@ class EnvPool:
     async def run(self, task: Task, episode_id: str, episode: Episode) -> Trajectory | Failure:
         """Carry out one episode, in as many fresh environments as it may take.
 
-        Waits for one of `parallel` places, before each attempt anew.
+        Waits for a place of the source, before each attempt anew; by then the task may be set aside.
         """
+        set_aside = _failure(task, episode_id, Quarantined("start", _SET_ASIDE), attempts=0)
         for _ in range(self._config.attempts):
+            if task.id in self.quarantined:
+                return set_aside
             try:
-                async with self._free:
+                async with self._leased() as env:
                     if task.id in self.quarantined:
-                        return _failure(task, episode_id, Quarantined("start", _SET_ASIDE), attempts=0)
-                    async with self._lease() as env:
-                        trajectory = await episode(env)
+                        return set_aside
+                    trajectory = await episode(env)
             except ArpoFault as error:
                 self._count(error)
                 fault = error
@@ -104,16 +136,16 @@ class EnvPool:
         return _failure(task, episode_id, fault, self._config.attempts)
 
     @asynccontextmanager
-    async def _lease(self) -> AsyncIterator[Env]:
-        async with boundary(EnvError, "start"):
-            env = GuardedEnv(self._factory(), self._config)
-        try:
-            yield env
-        finally:
+    async def _leased(self) -> AsyncIterator[Env]:
+        async with self._source.lease() as leased:
+            env = GuardedEnv(leased, self._config)
             try:
-                await env.close()
-            except EnvError as fault:
-                self._count(fault)
+                yield env
+            finally:
+                try:
+                    await env.close()
+                except EnvError as fault:
+                    self._count(fault)
 
     def _count(self, fault: ArpoFault) -> None:
         self.faults[f"{fault.where}:{type(fault).__name__}"] += 1

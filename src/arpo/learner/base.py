@@ -28,3 +28,6 @@ class Learner(Protocol):
     def save(self, folder: Path) -> None: ...
 
     def load(self, folder: Path) -> None: ...
+
+    def close(self) -> None:
+        """Let go of what it holds beyond this process."""

@@ -2,38 +2,38 @@
 
 An update is one pass over its samples in micro-batches, one clipped gradient, one AdamW step (decay on
 matrices alone: norms and biases are left free), after a linear warm-up at a constant rate. A step whose loss
-or gradient is not finite is skipped and counted. It knows no tasks and draws no random number. `train` does
-not give way to the event loop: at the end of a batch nobody else has work.
+or gradient is not finite is skipped and counted. What is trained is what requires a gradient: the rest is not
+saved, only recognised. It knows no tasks and draws no random number, unless bfloat16 is rounded by chance.
+`train` does not give way to the event loop: at the end of a batch nobody else has work.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from arpo.config import Config, OptimConfig
 from arpo.engines.base import Weights
-from arpo.errors import UserError
+from arpo.learner.adamw import RoundingAdamW, clip_gradients
 from arpo.learner.base import Batch, Metrics
+from arpo.learner.saved import ADAM_SLOTS, OPTIMISER, WEIGHTS, Saved, write_counters
 from arpo.losses import Tokens, TokenSums, kl_loss, policy_loss
 from arpo.models.forward import sampled_logprobs
+from arpo.models.loading import DTYPES
+from arpo.models.lora import adapters_off
 from arpo.packing import Microbatch, pack
 from arpo.rendering import Renderer
 
-WEIGHTS, OPTIMISER, COUNTERS = "weights.safetensors", "optimiser.safetensors", "learner.json"
-ADAM_SLOTS = ("step", "exp_avg", "exp_avg_sq")
-
 
 class LocalLearner:
-    """`base` is a frozen copy of the model that training began with; the KL term alone needs it."""
+    """`base`, for the KL term, is what training began with: a copy, or the model itself less its adapters."""
 
     def __init__(
         self, model: nn.Module, renderer: Renderer, config: Config, base: nn.Module | None = None
@@ -43,8 +43,8 @@ class LocalLearner:
         self._base = base if config.loss.kl else None
         self._renderer = renderer
         self._config = config
-        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._optimiser = _adamw(self._parameters.values(), config.optim)
+        self._parameters, starts = self._trained(model)
+        self._optimiser = _adamw(self._parameters.values(), config.optim, config.run.seed, starts)
         self._version = 0
         self._steps = 0
         self._skipped = 0
@@ -52,16 +52,21 @@ class LocalLearner:
     def weights(self) -> Weights:
         return Weights(version=self._version, handle=self._model)
 
+    def close(self) -> None:
+        """Nothing here outlives the process."""
+
     async def train(self, batch: Batch) -> Metrics:
-        """Every update of the batch against one π_old, then one version more, even if no sample was left."""
         max_tokens = self._config.optim.tokens_per_microbatch
-        updates = [pack(update, max_tokens) for update in batch.updates if update]
+        return self._train_packed([pack(update, max_tokens) for update in batch.updates if update])
+
+    def _train_packed(self, updates: Sequence[Sequence[Microbatch]]) -> Metrics:
+        """Every update of the batch against one π_old, then one version more, even if no sample was left."""
         # Until the first step π_θ is π_old: only later updates need its log-probabilities from beforehand.
         old_logps_UM = [
             [self._logprobs(self._model, microbatch) for microbatch in update] if index else None
             for index, update in enumerate(updates)
         ]
-        tally = _Tally(samples=sum(map(len, batch.updates)))
+        tally = _Tally(samples=sum(len(microbatch) for update in updates for microbatch in update))
         for update, old_logps_M in zip(updates, old_logps_UM, strict=True):
             self._update(update, old_logps_M, tally)
         self._version += 1
@@ -73,10 +78,11 @@ class LocalLearner:
         total, sums = 0.0, TokenSums()
         for index, microbatch in enumerate(update):
             loss, these = self._loss(microbatch, None if old_logps_M is None else old_logps_M[index])
-            loss.backward()
+            self._backward(loss)
             total += loss.item()
             sums += these
-        norm = nn.utils.clip_grad_norm_(self._parameters.values(), self._config.optim.grad_norm).item()
+        total, sums = self._added_up(total, sums)
+        norm = self._clip()
         if math.isfinite(total) and math.isfinite(norm):
             self._steps += 1
             for group in self._optimiser.param_groups:
@@ -89,18 +95,45 @@ class LocalLearner:
         self._optimiser.zero_grad()
 
     def _loss(self, microbatch: Microbatch, old_logp_T: Tensor | None) -> tuple[Tensor, TokenSums]:
-        temperature = self._config.rollout.temperature
-        logp_T, entropy_T = sampled_logprobs(self._model, microbatch, self._renderer, temperature)
+        base_logp_T = self._base_logprobs(microbatch)
+        logp_T, entropy_T = self._sampled(self._model, microbatch)
         tokens = _tokens(microbatch, logp_T, entropy_T, logp_T.detach() if old_logp_T is None else old_logp_T)
         loss, sums = policy_loss(tokens, self._config.loss, self._config.replay.ratio)
-        if self._base is None:
+        if base_logp_T is None:
             return loss, sums
-        kl, kl_sums = kl_loss(tokens, self._logprobs(self._base, microbatch))
+        kl, kl_sums = kl_loss(tokens, base_logp_T)
         return loss + self._config.loss.kl * kl, sums + kl_sums
 
+    def _base_logprobs(self, microbatch: Microbatch) -> Tensor | None:
+        if self._base is None:
+            return None
+        with adapters_off(self._base):
+            return self._logprobs(self._base, microbatch)
+
     @torch.no_grad()
-    def _logprobs(self, model: nn.Module, microbatch: Microbatch) -> Tensor:
-        return sampled_logprobs(model, microbatch, self._renderer, self._config.rollout.temperature)[0]
+    def _logprobs(self, model: Any, microbatch: Microbatch) -> Tensor:
+        return self._sampled(model, microbatch)[0]
+
+    # What one of several ranks does in another way (`sharded`), from here to `_clip`.
+
+    def _trained(self, model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[nn.Parameter, int]]:
+        """What the optimiser steps here, by name; and where in its parameter each begins that is a part."""
+        return {name: p for name, p in model.named_parameters() if p.requires_grad}, {}
+
+    def _sampled(self, model: Any, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
+        return sampled_logprobs(model, microbatch, self._renderer, self._config.rollout.temperature)
+
+    def _backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def _added_up(self, loss: float, sums: TokenSums) -> tuple[float, TokenSums]:
+        return loss, sums
+
+    def _clip(self) -> float:
+        return clip_gradients(self._parameters.values(), self._config.optim.grad_norm)
+
+    def counters(self) -> dict[str, int]:
+        return {"version": self._version, "steps": self._steps, "skipped": self._skipped}
 
     def _rate(self) -> float:
         """The learning rate of the step that is number `_steps`, from 1."""
@@ -108,7 +141,7 @@ class LocalLearner:
         return self._config.optim.lr * min(1.0, self._steps / max(1, warmup))
 
     def save(self, folder: Path) -> None:
-        """Weights, optimiser and counters: all that the next `train` depends on."""
+        """What is trained, its optimiser, counters, and how to know the rest again."""
         folder.mkdir(parents=True, exist_ok=True)
         slots = {
             f"{name}/{slot}": self._optimiser.state[parameter][slot].contiguous()
@@ -118,42 +151,24 @@ class LocalLearner:
         }
         save_file({name: p.detach().contiguous() for name, p in self._parameters.items()}, folder / WEIGHTS)
         save_file(slots, folder / OPTIMISER)
-        counters = {"version": self._version, "steps": self._steps, "skipped": self._skipped}
-        (folder / COUNTERS).write_text(json.dumps(counters) + "\n", encoding="utf-8")
+        write_counters(folder, self._model, **self.counters())
 
     def load(self, folder: Path) -> None:
         """Go on from what `save` wrote. The model is filled in place, so whoever holds it sees the change."""
-        try:
-            weights, slots = load_file(folder / WEIGHTS), load_file(folder / OPTIMISER)
-            counters = json.loads((folder / COUNTERS).read_text(encoding="utf-8"))
-            version, steps, skipped = (int(counters[key]) for key in ("version", "steps", "skipped"))
-            self._check_shapes(weights)
-            self._fill(weights, slots)
-        except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise UserError(f"{folder}: not a checkpoint of this model, or a damaged one: {error}") from error
-        self._version, self._steps, self._skipped = version, steps, skipped
-
-    def _check_shapes(self, weights: Mapping[str, Tensor]) -> None:
-        wanted = {name: p.shape for name, p in self._parameters.items()}
-        found = {name: weight.shape for name, weight in weights.items()}
-        differing = sorted(
-            name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)
-        )
-        if differing:
-            name = differing[0]
-            raise ValueError(
-                f"{name} is {found.get(name, 'missing')}, not {wanted.get(name, 'in the model')}"
-            )
+        saved = Saved.read(folder, self._model)
+        self._fill(saved)
+        self._version, self._steps, self._skipped = saved.version, saved.steps, saved.skipped
 
     @torch.no_grad()
-    def _fill(self, weights: Mapping[str, Tensor], slots: Mapping[str, Tensor]) -> None:
+    def _fill(self, saved: Saved) -> None:
         self._optimiser.state.clear()
         for name, parameter in self._parameters.items():
-            parameter.copy_(weights[name])
-            if f"{name}/step" in slots:
-                step, *moments = (slots[f"{name}/{slot}"] for slot in ADAM_SLOTS)
-                moved = [step, *(moment.to(parameter.device) for moment in moments)]
-                self._optimiser.state[parameter] = dict(zip(ADAM_SLOTS, moved, strict=True))
+            parameter.copy_(saved.weights[name])
+        for name in saved.stepped:
+            parameter = self._parameters[name]
+            step, *moments = (saved.slots[f"{name}/{slot}"] for slot in ADAM_SLOTS)
+            moved = [step, *(moment.to(parameter.device) for moment in moments)]
+            self._optimiser.state[parameter] = dict(zip(ADAM_SLOTS, moved, strict=True))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -197,21 +212,36 @@ def _mean(total: float, count: int) -> float:
     return total / count if count else 0.0
 
 
-def _adamw(parameters: Iterable[nn.Parameter], optim: OptimConfig) -> torch.optim.AdamW:
+def _adamw(
+    parameters: Iterable[nn.Parameter], optim: OptimConfig, seed: int, starts: Mapping[nn.Parameter, int]
+) -> torch.optim.Optimizer:
     parameters = list(parameters)
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": optim.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2))
+    betas = (optim.beta1, optim.beta2)
+    if optim.moments == "float32" and all(p.dtype == torch.float32 for p in parameters):
+        return torch.optim.AdamW(groups, lr=optim.lr, betas=betas)
+    moments, stochastic = DTYPES[optim.moments], optim.rounding == "stochastic"
+    return RoundingAdamW(
+        groups,
+        lr=optim.lr,
+        betas=betas,
+        moments=moments,
+        stochastic=stochastic,
+        seed=seed,
+        starts=starts,
+    )
 
 
 def _tokens(microbatch: Microbatch, logp_T: Tensor, entropy_T: Tensor, old_logp_T: Tensor) -> Tokens:
-    counts = [len(sample.behaviour_logprobs) for sample in microbatch]
+    lengths = [len(sample.behaviour_logprobs) for sample in microbatch]
+    counts = torch.tensor(lengths, dtype=torch.int64, device=logp_T.device)
 
     def spread(values: Sequence[float]) -> Tensor:
         """One value for each sample, repeated for each of its sampled tokens."""
-        return logp_T.new_tensor(values).repeat_interleave(torch.tensor(counts, device=logp_T.device))
+        return logp_T.new_tensor(values).repeat_interleave(counts)
 
     behaviour = [logprob for sample in microbatch for logprob in sample.behaviour_logprobs]
     return Tokens(

@@ -7,44 +7,65 @@ where a sampled token is predicted. Nothing here holds state.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from transformers import Qwen2_5_VLForConditionalGeneration
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from arpo import vision
+from arpo.models.families import VisionLanguageModel, family_of
+from arpo.models.features import kept_features
+from arpo.models.recompute import recomputing
 from arpo.rendering import Renderer
 from arpo.types import Sample, Screenshot
 
+MOST_LOGITS = 2**28  # in float32 and in several copies, these are some gigabytes
+
 
 def encode_images(
-    model: Qwen2_5_VLForConditionalGeneration, screenshots: Sequence[Screenshot], renderer: Renderer
+    model: VisionLanguageModel, screenshots: Sequence[Screenshot], renderer: Renderer
 ) -> Tensor:
-    """Features of the screenshots' image tokens, one after the other: [sum of tokens, width]."""
+    """Features of the screenshots' image tokens, one after the other: [sum of tokens, levels, width]."""
     visual = model.model.visual
-    patches = torch.from_numpy(
-        np.concatenate([vision.patchify(shot, renderer.settings) for shot in screenshots])
-    )
     grids = torch.tensor([renderer.grid(shot) for shot in screenshots])
-    pixels = patches.to(visual.device, visual.dtype)
-    features: Tensor = visual(pixels, grid_thw=grids.to(visual.device)).pooler_output
-    return features
+    pixels = _patches(screenshots, renderer, visual.device).to(visual.dtype)
+    return family_of(model).image_features(visual(pixels, grid_thw=grids.to(visual.device)))
+
+
+def _patches(screenshots: Sequence[Screenshot], renderer: Renderer, device: torch.device) -> Tensor:
+    """The patches of all screenshots, one after the other. A GPU gets pixels and makes patches itself."""
+    settings = renderer.settings
+    if device.type == "cpu":
+        return torch.from_numpy(np.concatenate([vision.patchify(shot, settings) for shot in screenshots]))
+    with ThreadPoolExecutor() as threads:  # unpacking a picture leaves the interpreter free
+        pictures = list(threads.map(partial(vision.pixels, settings=settings), screenshots))
+    return torch.cat(
+        [vision.patchify_pixels(torch.from_numpy(each).to(device)[None], settings)[0] for each in pictures]
+    )
 
 
 def features_by_name(
-    model: Qwen2_5_VLForConditionalGeneration, screenshots: Iterable[Screenshot], renderer: Renderer
+    model: VisionLanguageModel, screenshots: Iterable[Screenshot], renderer: Renderer
 ) -> dict[str, Tensor]:
     """Features of each distinct screenshot, by its sha256; each is encoded once, all in one batch."""
     distinct = {shot.sha256: shot for shot in screenshots}
     if not distinct:
         return {}
     counts = [vision.image_tokens(renderer.grid(shot), renderer.settings) for shot in distinct.values()]
-    features_ND = encode_images(model, list(distinct.values()), renderer)
-    return dict(zip(distinct, features_ND.split(counts), strict=True))
+    encode, visual = partial(encode_images, model, renderer=renderer), model.model.visual
+    if hasattr(visual, "feature_cache"):  # then it is frozen
+        features_NLD = kept_features(visual, distinct, encode)
+    else:
+        features_NLD = encode(list(distinct.values()))
+    return dict(zip(distinct, features_NLD.split(counts), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +85,15 @@ class TokenRow:
             positions_3T=renderer.positions(token_ids, grids),
         )
 
+    @classmethod
+    def joined(cls, rows: Sequence[TokenRow]) -> TokenRow:
+        """Several sequences, one after the other; each keeps its own positions."""
+        return cls(
+            token_ids=list(chain.from_iterable(row.token_ids for row in rows)),
+            slots_T=np.concatenate([row.slots_T for row in rows]),
+            positions_3T=np.concatenate([row.positions_3T for row in rows], 1),
+        )
+
     def after(self, start: int) -> TokenRow:
         return TokenRow(
             token_ids=self.token_ids[start:],
@@ -72,13 +102,28 @@ class TokenRow:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deepstack:
+    """Levels of image features that the first language layers add, each after its own layer, at the slots."""
+
+    slots_BT: Tensor
+    features_NLD: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedded:
+    """Rows as the language model takes them, padded on the right."""
+
+    tokens_BT: Tensor
+    embeds_BTD: Tensor
+    positions_3BT: Tensor
+    deepstack: Deepstack | None  # a model with one level of features has none
+
+
 def embed_rows(
-    model: Qwen2_5_VLForConditionalGeneration,
-    rows: Sequence[TokenRow],
-    features: Sequence[Tensor],
-    pad_id: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(tokens_BT, embeds_BTD, positions_3BT), padded on the right; image features fill the slots in order."""
+    model: VisionLanguageModel, rows: Sequence[TokenRow], features: Sequence[Tensor], pad_id: int
+) -> Embedded:
+    """Image features, [tokens, levels, width] of each image, fill the slots in order."""
     width = max(len(row.token_ids) for row in rows)
     tokens_BT = np.full((len(rows), width), pad_id, dtype=np.int64)
     slots_BT = np.zeros((len(rows), width), dtype=bool)
@@ -92,56 +137,102 @@ def embed_rows(
         torch.from_numpy(array).to(model.device) for array in (tokens_BT, slots_BT, positions_3BT)
     )
     embeds_BTD: Tensor = model.model.language_model.embed_tokens(tokens)
+    deepstack = None
     if features:
-        embeds_BTD = embeds_BTD.masked_scatter(
-            slots[..., None], torch.cat(list(features)).to(embeds_BTD.dtype)
-        )
-    return tokens, embeds_BTD, positions
+        features_NLD = torch.cat(list(features)).to(embeds_BTD.dtype)
+        embeds_BTD = embeds_BTD.masked_scatter(slots[..., None], features_NLD[:, 0])
+        if features_NLD.shape[1] > 1:
+            deepstack = Deepstack(slots_BT=slots, features_NLD=features_NLD[:, 1:])
+    return Embedded(tokens_BT=tokens, embeds_BTD=embeds_BTD, positions_3BT=positions, deepstack=deepstack)
 
 
 def hidden_states(
-    model: Qwen2_5_VLForConditionalGeneration,
+    model: VisionLanguageModel,
     embeds_BTD: Tensor,
     positions_3BT: Tensor,
     mask: Tensor | None = None,
     cache: Any = None,
+    deepstack: Deepstack | None = None,
+    lengths: tuple[int, ...] | None = None,
 ) -> Tensor:
-    """The last hidden states. Without a mask attention is causal; with a cache it needs one."""
+    """The last hidden states. Without a mask attention is causal; with a cache it needs one.
+
+    `lengths`: of the sequences that are packed into one row.
+    """
+    deeper: dict[str, Any] = {} if lengths is None else {"lengths": lengths}
+    if deepstack is not None:
+        levels = list(deepstack.features_NLD.unbind(1))
+        deeper |= {"visual_pos_masks": deepstack.slots_BT, "deepstack_visual_embeds": levels}
     output = model.model.language_model(
         inputs_embeds=embeds_BTD,
         position_ids=positions_3BT,
-        attention_mask={"full_attention": mask},
+        attention_mask=family_of(model).attention_mask(mask),
         past_key_values=cache,
         use_cache=False,
+        **deeper,
     )
     hidden_BTD: Tensor = output.last_hidden_state
     return hidden_BTD
 
 
 def sampled_logprobs(
-    model: Qwen2_5_VLForConditionalGeneration,
+    model: VisionLanguageModel,
     samples: Sequence[Sample],
     renderer: Renderer,
     temperature: float,
+    *,
+    packed: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(log-probability, entropy) of every sampled token, at the temperature of sampling, in sample order.
 
-    Sequences are padded on the right, where a causal model never looks. The entropy carries no gradient.
+    Sequences are packed into one row, or padded on the right, where a causal model never looks; without a
+    choice, whichever the model's device is faster at. The entropy carries no gradient.
     """
     assert temperature > 0, "greedy answers have no log-probabilities to train on"
+    assert not any(sample.mask[0] for sample in samples), "a sequence's first token is predicted by nothing"
+    on_gpu = model.device.type == "cuda"
+    packed = on_gpu if packed is None else packed
     rows = [TokenRow.of(sample.token_ids, sample.images, renderer) for sample in samples]
+    lengths = tuple(len(row.token_ids) for row in rows) if packed else None
     shown = [shot for sample in samples for shot in sample.images]
-    by_name = features_by_name(model, shown, renderer)
-    features = [by_name[shot.sha256] for shot in shown]
-    tokens_BT, embeds_BTD, positions_3BT = embed_rows(model, rows, features, renderer.pad_id)
-    sampled_BT = torch.zeros_like(tokens_BT, dtype=torch.bool)
-    for index, sample in enumerate(samples):
-        sampled_BT[index, : len(sample.mask)] = torch.tensor(sample.mask, device=model.device)
-    assert not sampled_BT[:, 0].any(), "the first token of a sequence is predicted by nothing"
-
-    hidden_BTD = hidden_states(model, embeds_BTD, positions_3BT)
+    sampled_BT = _padded([sample.mask for sample in samples], packed).to(model.device)
+    with recomputing(model) if on_gpu and torch.is_grad_enabled() else nullcontext():
+        by_name = features_by_name(model, shown, renderer)
+        features = [by_name[shot.sha256] for shot in shown]
+        batch = embed_rows(model, [TokenRow.joined(rows)] if packed else rows, features, renderer.pad_id)
+        hidden_BTD = hidden_states(
+            model, batch.embeds_BTD, batch.positions_3BT, deepstack=batch.deepstack, lengths=lengths
+        )
     hidden_ND = hidden_BTD[:, :-1][sampled_BT[:, 1:]]
-    logps_NV = (model.lm_head(hidden_ND).float() / temperature).log_softmax(-1)
+    return _token_logprobs(model.lm_head, hidden_ND, batch.tokens_BT[sampled_BT], temperature)
+
+
+def _padded(masks: Sequence[Sequence[bool]], packed: bool) -> Tensor:
+    if packed:
+        return torch.tensor([list(chain.from_iterable(masks))])
+    width = max(map(len, masks))
+    return torch.tensor([[*mask, *[False] * (width - len(mask))] for mask in masks])
+
+
+def _token_logprobs(
+    head: nn.Linear, hidden_ND: Tensor, tokens_N: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Of so few tokens at a time that their logits stay small; the backward pass makes them again."""
+    rows = max(1, MOST_LOGITS // head.weight.shape[0])
+    if len(hidden_ND) <= rows:
+        return _logprobs_at_once(head, hidden_ND, tokens_N, temperature)
+    parts = [
+        checkpoint(_logprobs_at_once, head, hidden, tokens, temperature, use_reentrant=False)
+        for hidden, tokens in zip(hidden_ND.split(rows), tokens_N.split(rows), strict=True)
+    ]
+    logp_N, entropy_N = (torch.cat(each) for each in zip(*parts, strict=True))
+    return logp_N, entropy_N
+
+
+def _logprobs_at_once(
+    head: nn.Linear, hidden_ND: Tensor, tokens_N: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    logps_NV = (head(hidden_ND).float() / temperature).log_softmax(-1)
     with torch.no_grad():
         entropy_N = -(logps_NV.exp() * logps_NV).sum(-1)
-    return logps_NV.gather(-1, tokens_BT[sampled_BT][:, None])[:, 0], entropy_N
+    return logps_NV.gather(-1, tokens_N[:, None])[:, 0], entropy_N

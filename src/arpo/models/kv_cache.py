@@ -8,20 +8,21 @@ tokens go.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Qwen2_5_VLConfig
+
+from arpo.models.families import head_width
 
 _ROUND = 16  # attended lengths are multiples of this, so that masks stay aligned
 
 
 class SlotCache:
-    def __init__(
-        self, config: Qwen2_5_VLConfig, slots: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        text = config.text_config
-        width = text.hidden_size // text.num_attention_heads
+    """`text` is the language model's configuration."""
+
+    def __init__(self, text: Any, slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        width = head_width(text)
         empty = torch.zeros((slots, text.num_key_value_heads, 0, width), dtype=dtype, device=device)
         self.keys = [empty] * text.num_hidden_layers
         self.values = [empty] * text.num_hidden_layers

@@ -1,7 +1,7 @@
 """From a name in a recipe to a model that is ready to sample and to train.
 
-Safetensors only: nothing is unpickled and nothing is downloaded. What is not a complete Qwen2.5-VL folder is
-refused with the place and the remedy.
+Safetensors only: nothing is unpickled or downloaded, and no code of a folder is run. What is not a whole
+Qwen2.5-VL or Qwen3-VL folder is refused with the place and the remedy, if possible before gigabytes are read.
 """
 
 from __future__ import annotations
@@ -9,17 +9,24 @@ from __future__ import annotations
 import json
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import Qwen2_5_VLForConditionalGeneration
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.utils import logging
 
+from arpo.config import ModelConfig
 from arpo.errors import UserError
-from arpo.models import text_attention, vision_attention
+from arpo.models import pointwise, text_attention, vision_attention
+from arpo.models.families import FAMILIES, VisionLanguageModel
+from arpo.rendering import Renderer
 
-MODEL_TYPE = "qwen2_5_vl"
-logging.disable_progress_bar()  # a tiny model's is noise, and would cut through the live display
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+logging.disable_progress_bar()  # a tiny model's is noise, and would cut through the live display
+logging.set_verbosity_error()  # what the library would warn about a folder is an error of ours
 
 
 def resolve_model(path: str) -> Path:
@@ -40,49 +47,161 @@ def resolve_device(device: str) -> str:
     return device
 
 
-def load_model(folder: Path, dtype: str, device: str) -> Qwen2_5_VLForConditionalGeneration:
-    """A model in evaluation mode with its vision attention grouped; `device` may be "auto"."""
-    if dtype not in DTYPES:
-        raise UserError(f"model.dtype = {dtype!r}: use one of {', '.join(DTYPES)}")
-    _check_folder(folder)
-    try:
-        model, report = Qwen2_5_VLForConditionalGeneration.from_pretrained(
-            folder,
-            dtype=DTYPES[dtype],
-            attn_implementation="sdpa",
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except Exception as error:  # whatever the library says about a damaged folder is about this folder
-        raise UserError(f"{folder}: the model cannot be loaded ({type(error).__name__}: {error})") from error
-    if wrong := sorted({*report["missing_keys"], *report["unexpected_keys"]}):
-        raise UserError(f"{folder}: weights do not fit config.json, {len(wrong)} of them, first {wrong[0]}")
-    return prepare(model.to(resolve_device(device)))
+def load_renderer(settings: ModelConfig) -> Renderer:
+    """The renderer of the recipe's model. Cheap: what is no model folder is refused here already."""
+    folder = resolve_model(settings.path)
+    read_config(folder)
+    return Renderer.from_folder(folder, settings.min_pixels, settings.max_pixels)
 
 
-def prepare(model: Qwen2_5_VLForConditionalGeneration) -> Qwen2_5_VLForConditionalGeneration:
-    """Give a model, however it was made, the fast attention of both towers; evaluation mode."""
+def load_model(settings: ModelConfig, seed: int) -> VisionLanguageModel:
+    """The recipe's model, prepared. `seed` decides random weights, on each kind of device others."""
+    if settings.dtype not in DTYPES:
+        raise UserError(f"model.dtype = {settings.dtype!r}: use one of {', '.join(DTYPES)}")
+    folder, dtype = resolve_model(settings.path), DTYPES[settings.dtype]
+    device = torch.device(resolve_device(settings.device))
+    config = read_config(folder)
+    if settings.weights == "random":
+        return prepare(_random_model(config, dtype, device, seed))
+    check_weights(folder)
+    return prepare(_stored_model(folder, config, dtype).to(device))
+
+
+def hollow_model(settings: ModelConfig) -> VisionLanguageModel:
+    """The recipe's model, prepared, on the device "meta": its layout without memory or values."""
+    config, dtype = read_config(resolve_model(settings.path)), DTYPES[settings.dtype]
+    return prepare(_random_model(config, dtype, torch.device("meta"), seed=0))
+
+
+def prepare(model: VisionLanguageModel) -> VisionLanguageModel:
+    """Give a model, however it was made, fast attention; on a GPU also fused norms and gates."""
     text_attention.install(model)
     vision_attention.install(model)
+    if model.device.type == "cuda":
+        pointwise.install(model, compiled=True)
     return model.eval()
 
 
-def _check_folder(folder: Path) -> None:
-    config = folder / "config.json"
-    if not config.is_file():
-        raise UserError(f"{config}: not found; model.path needs 'base' or a Hugging Face model folder")
+def read_config(folder: Path) -> Any:
+    """The configuration of a supported model, as transformers has it."""
+    path = folder / "config.json"
+    if not folder.is_dir():
+        reason = "is no folder" if folder.exists() else "not found"
+        raise UserError(f"{folder}: {reason}; model.path needs 'base' or a Hugging Face model folder")
+    if not path.is_file():
+        raise UserError(f"{path}: not found; model.path needs 'base' or a Hugging Face model folder")
+    found = _read_object(path)
+    if (model_type := found.get("model_type")) not in FAMILIES:
+        kind = "a mixture of experts" if "moe" in str(model_type) else "another kind of model"
+        raise UserError(
+            f"{path}: model_type is {model_type!r}, {kind}; supported are {' and '.join(FAMILIES)}"
+        )
+    if "quantization_config" in found:
+        raise UserError(
+            f"{path}: quantised weights cannot be trained; use the model that they were made from"
+        )
     try:
-        found = json.loads(config.read_text(encoding="utf-8"))
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever the library says about a configuration is about this one
+        raise UserError(f"{path}: not a configuration of {model_type} ({_in_one_line(error)})") from error
+    if "sliding_attention" in (getattr(config.text_config, "layer_types", None) or ()):
+        raise UserError(f"{path}: sliding-window attention is not supported; use a model without it")
+    return config
+
+
+def check_weights(folder: Path) -> None:
+    """Every file of weights is there and whole."""
+    for path in _weight_files(folder):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise UserError(
+                f"{path}: not a whole safetensors file ({_in_one_line(error)}); download it again"
+            ) from error
+
+
+def check_fit(model: VisionLanguageModel, renderer: Renderer) -> None:
+    """The tokenizer and the image settings of a folder are those of its model."""
+    tower, settings = model.config.vision_config, renderer.settings
+    wanted = [tower.patch_size, tower.spatial_merge_size, tower.temporal_patch_size]
+    found = [settings.patch_size, settings.merge_size, settings.temporal_patch_size]
+    if found != wanted:
+        raise UserError(
+            f"the model wants patch, merge and temporal sizes of {wanted}, the image settings say {found}: "
+            "use the files of one model folder"
+        )
+    if renderer.vocab_size > (rows := model.config.text_config.vocab_size):
+        raise UserError(
+            f"the model knows {rows} tokens, the tokenizer has {renderer.vocab_size}: "
+            "use the files of one model folder"
+        )
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    index = folder / INDEX
+    if index.is_file():
+        shards = _read_object(index).get("weight_map")
+        if not isinstance(shards, dict) or not shards:
+            raise UserError(f"{index}: has no weight_map; download it again")
+        files = sorted({folder / str(name) for name in shards.values()})
+        if missing := [path for path in files if not path.is_file()]:
+            raise UserError(
+                f"{index}: {len(missing)} of {len(files)} files that it names are not there, "
+                f"first {missing[0].name}; download them"
+            )
+        return files
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
+    why = f"only pickled weights ({others[0]}), which are never opened" if others else "no weights"
+    raise UserError(f"{folder}: {why}; a model needs {WEIGHTS}, or {INDEX} and the files that it names")
+
+
+def _stored_model(folder: Path, config: Any, dtype: torch.dtype) -> Any:
+    try:
+        model, report = AutoModelForImageTextToText.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # they are in the report, and refused here
+            output_loading_info=True,
+        )
+    except Exception as error:  # whatever the library says about a damaged folder is about this folder
+        reason = f"{type(error).__name__}: {_in_one_line(error)}"
+        raise UserError(f"{folder}: the model cannot be loaded ({reason})") from error
+    misshapen = {name: (list(found), list(wanted)) for name, found, wanted in report["mismatched_keys"]}
+    wrong = sorted({*misshapen, *report["missing_keys"], *report["unexpected_keys"]})
+    if wrong:
+        shapes = " is {}, not {}".format(*misshapen[wrong[0]]) if wrong[0] in misshapen else ""
+        raise UserError(
+            f"{folder}: weights do not fit config.json, {len(wrong)} of them, first {wrong[0]}{shapes}"
+        )
+    return model
+
+
+def _random_model(config: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
+    """Made where it will live, in the precision it will have; draws of others are left as they are."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+        torch.manual_seed(seed)
+        return AutoModelForImageTextToText.from_config(
+            config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+        )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{config}: not JSON ({error})") from error
+        raise UserError(f"{path}: not JSON ({error})") from error
     if not isinstance(found, dict):
-        raise UserError(f"{config}: must be an object, not {type(found).__name__}")
-    if (model_type := found.get("model_type")) != MODEL_TYPE:
-        raise UserError(f"{config}: model_type is {model_type!r}; only {MODEL_TYPE!r} models are supported")
-    if "sliding_attention" in (found.get("text_config", found).get("layer_types") or ()):
-        raise UserError(f"{config}: sliding-window attention is not supported; use a model without it")
-    if not any(folder.glob("*.safetensors")):
-        pickled = sorted(path.name for suffix in ("bin", "pt", "pth") for path in folder.glob(f"*.{suffix}"))
-        why = f"only pickled weights ({pickled[0]}), which are never opened" if pickled else "no weights"
-        raise UserError(f"{folder}: {why}; save the model as safetensors")
+        raise UserError(f"{path}: must be an object, not {type(found).__name__}")
+    return found
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

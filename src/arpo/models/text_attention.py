@@ -2,48 +2,57 @@
 
 transformers repeats keys and values for each query head whenever there is a mask, which in decoding moves
 more memory than everything else. Here the query heads of one key head are folded into its queries instead.
-`install` changes one model instance, through the library's own registry of attention functions.
+Sequences packed into one row attend each to itself alone. `install` changes one model instance, through the
+library's own registry of attention functions.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, Qwen2_5_VLForConditionalGeneration
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLAttention
+
+from arpo.models.attention import attention
+from arpo.models.families import VisionLanguageModel
 
 NAME = "arpo_folded"
 
 
-def install(model: Qwen2_5_VLForConditionalGeneration) -> None:
+def install(model: VisionLanguageModel) -> None:
     AttentionInterface.register(NAME, folded_attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     model.model.language_model.config._attn_implementation = NAME
 
 
 def folded_attention(
-    module: Qwen2_5_VLAttention,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
+    lengths: tuple[int, ...] | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Query [B, heads, T, width], key and value [B, key heads, L, width]; without a mask it is causal."""
+    """Query [B, heads, T, width], key and value [B, key heads, L, width]; without a mask it is causal.
+
+    `lengths` are those of the sequences that one row holds, one after the other.
+    """
     groups, width = module.num_key_value_groups, query.shape[2]
     if attention_mask is None:
         # The CPU's fused kernel takes no shared heads, and the fallback costs more than the copies.
         if groups > 1 and query.device.type == "cpu":
             key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         shared = key.shape[1] != query.shape[1]
-        mixed = scaled_dot_product_attention(
-            query, key, value, is_causal=width > 1, scale=scaling, enable_gqa=shared
-        )
+        parts = zip(*(x.split(lengths or x.shape[2], 2) for x in (query, key, value)), strict=True)
+        causal = [attention(*part, is_causal=width > 1, scale=scaling, enable_gqa=shared) for part in parts]
+        mixed = causal[0] if len(causal) == 1 else torch.cat(causal, 2)
     else:
         mask = attention_mask.repeat(1, 1, groups, 1) if width > 1 and groups > 1 else attention_mask
         folded = query.unflatten(1, (-1, groups)).flatten(2, 3)
-        mixed = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+        mixed = attention(folded, key, value, attn_mask=mask, scale=scaling)
         mixed = mixed.unflatten(2, (groups, width)).flatten(1, 2)
     return mixed.transpose(1, 2).contiguous(), None

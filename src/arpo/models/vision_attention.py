@@ -3,8 +3,8 @@
 Stock transformers calls attention once for each window (or image) of a packed batch. Windows come in a
 handful of lengths, so here those of one length are one batched call; and the patch embedding, a convolution
 over inputs of its kernel's size, is one matrix product. What depends on the image grids alone (window order,
-rotary tables, segment lengths) is made once for each set of grids. `install` changes one model instance; the
-library's classes, the weights and the results stay as they are.
+rotary tables, segment lengths, places among learned positions) is made once for each set of grids. `install`
+changes one model instance; the library's classes, the weights and the results stay as they are.
 """
 
 from __future__ import annotations
@@ -16,18 +16,13 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import linear, scaled_dot_product_attention
-from transformers import Qwen2_5_VLForConditionalGeneration
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
-    Qwen2_5_VisionPatchEmbed,
-    Qwen2_5_VLVisionAttention,
-    apply_rotary_pos_emb_vision,
-)
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
-    Qwen2_5_VisionTransformerPretrainedModel as VisionTower,
-)
-from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids, get_vision_window_index
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
+from transformers.vision_utils import get_vision_position_ids
+
+from arpo.models import attention as kernels
+from arpo.models.families import IMAGE_BOUNDS, WINDOW_BOUNDS, Family, VisionLanguageModel, family_of
 
 _LAYOUTS_KEPT = 32
 
@@ -62,24 +57,23 @@ class Layout:
     """Everything that the vision tower derives from the grids of one batch of images."""
 
     arguments: dict[str, Any]  # what the library's forward takes ready-made
-    images: Segments
-    windows: Segments
+    segments: dict[str, Segments]  # by the argument that bounds them
 
 
-def install(model: Qwen2_5_VLForConditionalGeneration) -> None:
+def install(model: VisionLanguageModel) -> None:
     """Give this instance's vision tower the grouped attention. Installing twice changes nothing."""
-    visual = model.model.visual
+    visual, family = model.model.visual, family_of(model)
     if "forward" in vars(visual.rotary_pos_emb):
         return
     layouts: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
 
     def with_layout(
-        visual: VisionTower, args: tuple[Any, ...], kwargs: dict[str, Any]
+        visual: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
         grid_thw = kwargs["grid_thw"] if "grid_thw" in kwargs else args[1]
         key = (grid_thw.device, *map(tuple, grid_thw.tolist()))
         if key not in layouts:
-            layouts[key] = _layout(visual, grid_thw)
+            layouts[key] = _layout(visual, family, grid_thw)
         layouts.move_to_end(key)
         if len(layouts) > _LAYOUTS_KEPT:
             layouts.popitem(last=False)
@@ -90,38 +84,29 @@ def install(model: Qwen2_5_VLForConditionalGeneration) -> None:
     visual.register_forward_pre_hook(with_layout, with_kwargs=True)
     visual.patch_embed.forward = partial(_embed_patches, visual.patch_embed)
     for index, block in enumerate(visual.blocks):
-        windowed = index not in visual.fullatt_block_indexes
-        block.attn.forward = partial(_attend, block.attn, windowed)
+        block.attn.forward = partial(_attend, block.attn, family.bounds(visual, index))
 
 
-def _layout(visual: VisionTower, grid_thw: Tensor) -> Layout:
+def _layout(visual: Any, family: Family, grid_thw: Tensor) -> Layout:
     make_rotary = type(visual.rotary_pos_emb).forward  # this instance's own forward only hands tables on
-    merge = visual.spatial_merge_size
-    position_ids = get_vision_position_ids(grid_thw, merge)
-    image_bounds = get_vision_cu_seqlens(grid_thw)
-    window_index, window_bounds = get_vision_window_index(
-        grid_thw, spatial_merge_size=merge, window_size=visual.window_size, patch_size=visual.patch_size
-    )
+    position_ids = get_vision_position_ids(grid_thw, visual.spatial_merge_size)
+    arguments = family.tower_arguments(visual, grid_thw)
+    bounds = {name: arguments[name] for name in (IMAGE_BOUNDS, WINDOW_BOUNDS) if name in arguments}
     return Layout(
-        arguments={
-            "position_ids": make_rotary(visual.rotary_pos_emb, position_ids, position_ids),
-            "cu_seqlens": image_bounds,
-            "window_index": window_index.to(grid_thw.device),
-            "cu_window_seqlens": window_bounds,
-        },
-        images=Segments.of(image_bounds),
-        windows=Segments.of(window_bounds),
+        arguments=arguments
+        | {"position_ids": make_rotary(visual.rotary_pos_emb, position_ids, position_ids)},
+        segments={name: Segments.of(edges) for name, edges in bounds.items()},
     )
 
 
-def _embed_patches(patch_embed: Qwen2_5_VisionPatchEmbed, patches_NP: Tensor) -> Tensor:
+def _embed_patches(patch_embed: Any, patches_NP: Tensor) -> Tensor:
     weight: Tensor = patch_embed.proj.weight
-    return linear(patches_NP.to(weight.dtype), weight.flatten(1))
+    return linear(patches_NP.to(weight.dtype), weight.flatten(1), patch_embed.proj.bias)
 
 
 def _attend(
-    attention: Qwen2_5_VLVisionAttention,
-    windowed: bool,
+    attention: Any,
+    bounds: str,
     hidden_ND: Tensor,
     *,
     position_embeddings: tuple[Tensor, Tensor],
@@ -132,7 +117,7 @@ def _attend(
     total = hidden_ND.shape[0]
     query, key, value = attention.qkv(hidden_ND).reshape(total, 3, attention.num_heads, -1).unbind(1)
     query, key = apply_rotary_pos_emb_vision(query, key, *position_embeddings)
-    segments = layout.windows if windowed else layout.images
+    segments = layout.segments[bounds]
     if len(segments.counts) == 1:
         mixed = _attend_equal(attention, query, key, value, segments.counts[0][0])
     else:
@@ -143,13 +128,12 @@ def _attend(
             for (length, _), q, k, v in zip(segments.counts, *grouped, strict=True)
         ]
         mixed = torch.cat(parts)[segments.inverse]
-    return attention.proj(mixed)
+    projected: Tensor = attention.proj(mixed)
+    return projected
 
 
-def _attend_equal(
-    attention: Qwen2_5_VLVisionAttention, query: Tensor, key: Tensor, value: Tensor, length: int
-) -> Tensor:
+def _attend_equal(attention: Any, query: Tensor, key: Tensor, value: Tensor, length: int) -> Tensor:
     """Attention within consecutive segments of one length: one batched call."""
     query, key, value = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (query, key, value))
-    mixed = scaled_dot_product_attention(query, key, value, scale=attention.scaling)
+    mixed = kernels.attention(query, key, value, scale=attention.scaling)
     return mixed.transpose(1, 2).flatten(0, 1).flatten(1)

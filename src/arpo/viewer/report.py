@@ -144,7 +144,7 @@ def _instructions(config: Config) -> dict[str, str]:
     found: dict[str, str] = {}
     for source in (config.tasks.train, config.tasks.heldout):
         try:
-            found.update((task.id, task.instruction) for task in load_tasks(source))
+            found.update((task.id, task.instruction) for task in load_tasks(source, config.tasks.examples))
         except UserError:
             continue
     return found

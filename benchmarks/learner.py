@@ -1,0 +1,288 @@
+"""Seconds of learning from one trajectory: plain transformers, ours, and what arithmetic alone would take.
+
+With a GPU, a 7B model of random weights learns from trajectories of 1, 5 and 15 screenshots of 1920x1080 in
+bfloat16: whole, and by LoRA. Without one, the shipped tiny model learns from Desk's small ones. Plain
+transformers has gradient checkpointing, a fused AdamW and logits at sampled tokens alone, since with all of
+them it does not fit. Each trajectory is learned from three times, and the last is measured. Prints one JSON
+line for each kind of trajectory; `ratio` is plain over ours.
+
+    python benchmarks/learner.py [--screenshots 1,5,15] [--train all,lora] [--no-plain]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration
+
+from arpo import vision
+from arpo.config import Config, ModelConfig, OptimConfig
+from arpo.learner.base import Batch
+from arpo.learner.local import LocalLearner
+from arpo.models.forward import TokenRow
+from arpo.models.loading import load_model, load_renderer, resolve_model
+from arpo.models.memory import GIB, Shape, shape_of
+from arpo.models.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
+from arpo.models.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
+from arpo.models.trainable import choose_trained
+from arpo.rendering import Renderer
+from arpo.types import Message, Sample, Screenshot
+
+REPEATS = 3
+LEARNING_RATE = 1e-6
+PROMPT_TOKENS, ANSWER_TOKENS = 400, 150
+SEVEN_B = {
+    "text_config": {
+        "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 128000,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+    },
+    "vision_config": {
+        "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16,
+        "out_hidden_size": 3584, "fullatt_block_indexes": [7, 15, 23, 31], "window_size": 112,
+    },
+}  # fmt: skip
+
+
+def seven_b(folder: Path) -> Path:
+    """A folder with the configuration of a 7B model, a small tokenizer, and no weights."""
+    tokenizer = build_tokenizer(ACTION_PHRASES, ["open", "save"], 20)
+    small = new_tiny_model(tiny_config(tokenizer.get_vocab_size(), special_ids(tokenizer)), 0)
+    save_model_folder(small, tokenizer, folder)
+    config = json.loads((folder / "config.json").read_text())
+    for part, values in SEVEN_B.items():
+        config[part] |= values
+    config["tie_word_embeddings"] = False
+    config["text_config"].pop("layer_types", None)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def picture(number: int, size: tuple[int, int]) -> Screenshot:
+    """Windows and lines of text, as a desktop has them; each number gives another."""
+    import io
+
+    image = Image.new("RGB", size, (44, 93, 124))
+    draw = ImageDraw.Draw(image)
+    width, height = size
+    for window in range(3):
+        left, top = (37 * number + 151 * window) % (width // 2), (53 * number + 97 * window) % (height // 2)
+        draw.rectangle((left, top, left + width // 3, top + height // 3), (240, 240, 236), (90, 90, 90))
+        for line in range(top + 8, top + height // 3 - 8, 14):
+            draw.line((left + 8, line, left + 8 + (line * 7 + number) % (width // 4), line), (60, 60, 60), 5)
+    png = io.BytesIO()
+    image.save(png, "PNG")
+    return Screenshot.of(png.getvalue())
+
+
+def trajectory(renderer: Renderer, screenshots: int, size: tuple[int, int], first: int) -> Sample:
+    tokens: list[int] = []
+    mask: list[bool] = []
+    shots = [picture(first + number, size) for number in range(screenshots)]
+
+    def add(ids: list[int], sampled: bool) -> None:
+        tokens.extend(ids)
+        mask.extend([sampled] * len(ids))
+
+    words = list(range(30, 90))
+    add((words * 100)[:PROMPT_TOKENS], False)
+    for shot in shots:
+        add(list(renderer.continuation(Message(role="user", screenshot=shot)).token_ids), False)
+        add((words * 10)[:ANSWER_TOKENS], True)
+    return Sample(
+        token_ids=tuple(tokens),
+        mask=tuple(mask),
+        images=tuple(shots),
+        behaviour_logprobs=(-4.0,) * sum(mask),
+        advantage=1.0,
+        weight=1.0 / sum(mask),
+        replayed=False,
+    )
+
+
+def timed(learn: Callable[[], None], device: str) -> tuple[float, float]:
+    """(seconds, peak GiB) of the last of some; the first ones compile and allocate."""
+    seconds = 0.0
+    for _ in range(REPEATS):
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        learn()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - began
+    return seconds, torch.cuda.max_memory_allocated() / GIB if device == "cuda" else 0.0
+
+
+def plain(folder: Path, samples: list[Sample], renderer: Renderer, config: Config) -> Callable[[], None]:
+    """One step of plain transformers, as one would write it."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.model.dtype]
+    layout = AutoConfig.from_pretrained(folder)
+    with torch.device(device):
+        model: Any = Qwen2_5_VLForConditionalGeneration._from_config(
+            layout, dtype=dtype, attn_implementation="sdpa"
+        )
+    model.train()
+    if device == "cuda":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=device == "cuda")
+
+    def logprobs(sample: Sample) -> Tensor:
+        tokens = torch.tensor([sample.token_ids], device=device)
+        patches = [torch.from_numpy(vision.patchify(shot, renderer.settings)) for shot in sample.images]
+        positions = TokenRow.of(sample.token_ids, sample.images, renderer).positions_3T
+        hidden = model.model(
+            input_ids=tokens,
+            position_ids=torch.from_numpy(positions)[:, None].to(device),
+            pixel_values=torch.cat(patches).to(device, dtype),
+            image_grid_thw=torch.tensor([renderer.grid(shot) for shot in sample.images], device=device),
+            mm_token_type_ids=(tokens == renderer.image_token_id).int(),
+            use_cache=False,
+        ).last_hidden_state
+        sampled = torch.tensor(sample.mask[1:], device=device)
+        logps = model.lm_head(hidden[0, :-1][sampled]).float().log_softmax(-1)
+        return logps.gather(-1, tokens[0, 1:][sampled][:, None])[:, 0]
+
+    def learn() -> None:
+        for sample in samples:
+            logp = logprobs(sample)
+            loss = -(sample.weight * (logp - logp.detach()).exp() * sample.advantage).sum()
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+
+    return learn
+
+
+def ours(samples: list[Sample], renderer: Renderer, config: Config) -> tuple[Callable[[], None], Shape]:
+    model = load_model(config.model, seed=0)
+    shape = shape_of(model, config.model.lora_rank)
+    choose_trained(model, config.model, seed=0)
+    learner = LocalLearner(model, renderer, config)
+    batch = Batch(updates=(tuple(samples),))
+
+    def learn() -> None:
+        if hasattr(model.model.visual, "feature_cache"):  # every trajectory has pictures never seen before
+            choose_cache_anew(model, config)
+        metrics = asyncio.run(learner.train(batch))
+        assert metrics["skipped"] == 0
+
+    return learn, shape
+
+
+def choose_cache_anew(model: Any, config: Config) -> None:
+    model.model.visual.feature_cache = type(model.model.visual.feature_cache)(config.model.features_megabytes)
+
+
+def measured_flops() -> float:
+    """Of a large bfloat16 product, a second."""
+    left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    for _ in range(3):
+        left @ right
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(20):
+        left @ right
+    torch.cuda.synchronize()
+    return 20 * 2 * 8192**3 / (time.perf_counter() - began)
+
+
+def needed_flops(shape: Shape, sample: Sample, renderer: Renderer, train: str) -> float:
+    """Products of one forward and one backward pass, with nothing made twice."""
+    tokens, sampled = len(sample.token_ids), sum(sample.mask)
+    grids = [renderer.grid(shot) for shot in sample.images]
+    patches = [rows * columns for _, rows, columns in grids]
+    embeddings = 2 * shape.vocabulary * shape.hidden
+    language = 2 * (shape.language - embeddings) * tokens + 2 * shape.vocabulary * shape.hidden * sampled
+    language += 2 * tokens**2 * shape.heads * shape.layers
+    tower = 2 * shape.vision * sum(patches)
+    tower += sum(4 * count**2 * shape.vision_hidden for count in patches) * shape.vision_layers // 8
+    # Backward: inputs and weights. LoRA has no gradient of weights, and none of the tower.
+    return {"all": 3 * (language + tower), "language": 3 * language + tower, "lora": 2 * language + tower}[
+        train
+    ]
+
+
+def free() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--screenshots", default="1,5,15", help="of one trajectory (%(default)s)")
+    parser.add_argument("--train", default="all,lora", help="all, language, lora (%(default)s)")
+    parser.add_argument("--plain", action=argparse.BooleanOptionalAction, default=True, help="measure it too")
+    options = parser.parse_args()
+    gpu = torch.cuda.is_available()
+    device = "cuda" if gpu else "cpu"
+    floor_rate = measured_flops() if gpu else 0.0
+    with tempfile.TemporaryDirectory() as place:
+        folder = seven_b(Path(place)) if gpu else resolve_model("base")
+        settings = ModelConfig(
+            path=str(folder),
+            weights="random" if gpu else "load",
+            dtype="bfloat16" if gpu else "float32",
+            min_pixels=IMAGE_SETTINGS.min_pixels,
+            max_pixels=IMAGE_SETTINGS.max_pixels,
+        )
+        optim = OptimConfig(
+            lr=LEARNING_RATE, moments="bfloat16" if gpu else "float32", tokens_per_microbatch=65536
+        )
+        renderer = load_renderer(settings)
+        size, count = ((1920, 1080), 1) if gpu else ((224, 168), 8)
+        for screenshots in map(int, options.screenshots.split(",")):
+            samples = [trajectory(renderer, screenshots, size, 100 * n) for n in range(count)]
+            plain_seconds = None
+            if options.plain:
+                learn = plain(folder, samples, renderer, replace(Config(), model=settings))
+                plain_seconds = timed(learn, device)[0]
+                del learn
+                free()
+            for train in options.train.split(","):
+                config = replace(Config(), model=replace(settings, train=train), optim=optim)
+                learn, shape = ours(samples, renderer, config)
+                seconds, peak = timed(learn, device)
+                del learn
+                free()
+                flops = sum(needed_flops(shape, sample, renderer, train) for sample in samples)
+                print(
+                    json.dumps(
+                        {
+                            "device": torch.cuda.get_device_name() if gpu else "cpu",
+                            "screenshots": screenshots,
+                            "tokens": sum(len(sample.token_ids) for sample in samples),
+                            "train": train,
+                            "seconds": round(seconds, 3),
+                            "plain_seconds": plain_seconds and round(plain_seconds, 3),
+                            "ratio": plain_seconds and round(plain_seconds / seconds, 2),
+                            "floor_seconds": round(flops / floor_rate, 2) if gpu else None,
+                            "over_floor": round(seconds * floor_rate / flops, 2) if gpu else None,
+                            "peak_gib": round(peak, 1) if gpu else None,
+                        }
+                    ),
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

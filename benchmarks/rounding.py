@@ -1,0 +1,110 @@
+"""What is left of small updates in bfloat16: rounded to the nearest, rounded by chance, and in float32.
+
+The learner itself, on a tiny model with fresh weights, makes a few made-up answers likelier. Their mean
+log-probability is measured with the weights as they then are, in float32. One JSON line: what each way has
+gained, in nats a token, and as a share of what float32 gained:
+
+    python benchmarks/rounding.py --lr 1e-6 --updates 200
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import io
+import json
+from random import Random
+from typing import Any
+
+import torch
+from PIL import Image
+
+from arpo.config import Config, OptimConfig
+from arpo.learner.base import Batch
+from arpo.learner.local import LocalLearner
+from arpo.models.forward import sampled_logprobs
+from arpo.models.loading import DTYPES, prepare
+from arpo.models.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
+from arpo.models.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
+from arpo.rendering import Renderer
+from arpo.types import Message, Sample, Screenshot
+
+TOKENIZER = build_tokenizer(ACTION_PHRASES, ["save", "the", "file"], 300)
+WAYS: dict[str, dict[str, Any]] = {  # the type of the weights, and settings of the optimiser
+    "float32": {"dtype": "float32"},
+    "by chance": {"dtype": "bfloat16", "rounding": "stochastic", "moments": "float32"},
+    "by chance, moments too": {"dtype": "bfloat16", "rounding": "stochastic", "moments": "bfloat16"},
+    "nearest": {"dtype": "bfloat16", "rounding": "nearest", "moments": "float32"},
+}
+
+
+def samples(renderer: Renderer, count: int) -> tuple[Sample, ...]:
+    """A plain screen each, and an answer at random that is to become likelier."""
+    rng = Random(0)
+    made = []
+    for _ in range(count):
+        png = io.BytesIO()
+        Image.new("RGB", (112, 84), tuple(rng.randrange(256) for _ in range(3))).save(png, "PNG")
+        look = Message(role="user", text="save the file", screenshot=Screenshot.of(png.getvalue()))
+        rendered = renderer.render([look])
+        answer = [rng.randrange(20, 250) for _ in range(16)]
+        made.append(
+            Sample(
+                token_ids=(*rendered.token_ids, *answer),
+                mask=(*[False] * len(rendered.token_ids), *[True] * len(answer)),
+                images=rendered.images,
+                behaviour_logprobs=(-5.0,) * len(answer),
+                advantage=1.0,
+                weight=1 / (count * len(answer)),
+                replayed=False,
+            )
+        )
+    return tuple(made)
+
+
+@torch.no_grad()
+def likelihood(model: Any, renderer: Renderer, batch: tuple[Sample, ...]) -> float:
+    exact = copy.deepcopy(model).float()
+    return sampled_logprobs(exact, batch, renderer, 1.0)[0].mean().item()
+
+
+def measure(way: dict[str, Any], renderer: Renderer, arguments: argparse.Namespace) -> float:
+    """How much likelier the answers have become."""
+    optim = {key: value for key, value in way.items() if key != "dtype"}
+    config = Config(
+        optim=OptimConfig(lr=arguments.lr, beta2=0.999, warmup_updates=0, grad_norm=1e9, **optim),
+    )
+    batch = samples(renderer, arguments.samples)
+    model = new_tiny_model(tiny_config(renderer.vocab_size, special_ids(TOKENIZER)), seed=0)
+    with torch.no_grad():
+        for parameter in model.parameters():  # all ways begin with the same numbers
+            parameter.data = parameter.data.bfloat16().to(DTYPES[way["dtype"]])
+    learner = LocalLearner(prepare(model), renderer, config)
+    before = likelihood(model, renderer, batch)
+    for _ in range(arguments.updates):
+        asyncio.run(learner.train(Batch(updates=(batch,))))
+    return likelihood(model, renderer, batch) - before
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--lr", type=float, default=1e-6)
+    parser.add_argument("--updates", type=int, default=200)
+    parser.add_argument("--samples", type=int, default=4)
+    arguments = parser.parse_args()
+    renderer = Renderer(TOKENIZER, IMAGE_SETTINGS)
+    gained = {name: measure(way, renderer, arguments) for name, way in WAYS.items()}
+    report = {
+        "benchmark": "rounding",
+        **vars(arguments),
+        "gained": {name: round(gain, 5) for name, gain in gained.items()},
+        "ratio": {name: round(gain / gained["float32"], 3) for name, gain in gained.items()},
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,302 @@
+"""Any OpenAI-compatible vision server as an engine: messages in, text out, for evaluation.
+
+Several servers of one model share the work. The requests of an episode stay on one of them, whose prefix
+cache knows it; a new episode goes to the one with the fewest. A server that fails or hangs is set aside for a
+while that grows, and its episodes go on elsewhere. What comes from here has no tokens, so it can never be
+trained. The key is given by the caller, and goes nowhere but into the header.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from arpo.config import ServerConfig
+from arpo.engines.base import Weights
+from arpo.errors import ContextTooLong, EngineError, UserError
+from arpo.recipe import nearest
+from arpo.types import Completion, Message, Prompt, Sampling, Screenshot
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds that a server is set aside: doubled each time
+_CONNECT_SECONDS = 10.0
+_BUSY = (408, 409, 425, 429)
+_NO_SUCH_ROUTE = (404, 405, 501)
+_TOO_LONG = re.compile(
+    r"context.?(length|size|window)|max\w*.?(model|input|sequence).?len|(prompt|input)\S* (is )?too long",
+    re.IGNORECASE,
+)
+_END_MARKS = ("<|im_end|>", "<|endoftext|>")
+
+
+class _Passing(Exception):
+    """A fault that the next try may not meet. `pause`: what the server asked for, if it did."""
+
+    def __init__(self, message: str, pause: float | None = None) -> None:
+        super().__init__(message)
+        self.pause = pause
+
+
+@dataclass(slots=True, eq=False)
+class _Server:
+    url: str
+    episodes: set[str] = field(default_factory=set)
+    failed: int = 0  # times in a row that it was set aside
+    until: float = 0.0  # when it is tried again
+
+
+class OpenAIEngine:
+    """`async with OpenAIEngine(…)`: its connections are closed at the end."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        key: str,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._sleep, self._clock = sleep, clock
+        self._servers = [_Server(url) for url in endpoints(config.endpoints)]
+        self._pictures: dict[str, dict[str, str]] = {}  # of each episode, by the screenshot's name
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            headers={**self._headers, "Content-Type": "application/json"},
+            timeout=aiohttp.ClientTimeout(total=self._config.seconds, sock_connect=_CONNECT_SECONDS),
+            connector=aiohttp.TCPConnector(limit=0),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def probe(self) -> list[str]:
+        """Ask every server which models it has; what a person should know of the answers.
+
+        It is the user's mistake where no server answers, where the key is refused, or where one that lists
+        its models does not have ours.
+        """
+        answers = await asyncio.gather(*(self._models(server) for server in self._servers))
+        silent = [text for text in answers if isinstance(text, str)]
+        if len(silent) == len(self._servers):
+            raise UserError(f"no server answers: {silent[0]}; start one, or name another with --endpoint")
+        model = self._config.model
+        for server, models in zip(self._servers, answers, strict=True):
+            if isinstance(models, list) and models and model not in models:
+                raise UserError(f"{server.url}: serves no model {model!r}{nearest(model, models)}")
+        if not silent:
+            return []
+        left = len(self._servers) - len(silent)
+        return [f"{len(silent)} of {len(self._servers)} servers do not answer, {left} do: {silent[0]}"]
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Completion:
+        """Waits for a server, and where one fails for the next, as often as `attempts` says."""
+        body = json.dumps(self._request(prompt, sampling)).encode()
+        fault = _Passing("not tried")
+        for _ in range(self._config.attempts):
+            server = self._server_of(prompt.episode_id)
+            if (pause := server.until - self._clock()) > 0:
+                await self._sleep(pause)
+            began = self._clock()
+            try:
+                completion = await self._ask(server, body)
+            except _Passing as passing:
+                self._set_aside(server, began, passing.pause)
+                fault = passing
+            else:
+                server.failed = 0
+                return completion
+        raise EngineError("generate", f"{fault} (tried {self._config.attempts} times)")
+
+    async def release(self, episode_id: str) -> None:
+        self._pictures.pop(episode_id, None)
+        for server in self._servers:
+            server.episodes.discard(episode_id)
+
+    async def load(self, weights: Weights) -> None:
+        raise EngineError("load", "a server's weights are its own; it takes none from here")
+
+    def _server_of(self, episode_id: str) -> _Server:
+        """The episode's own; if that is set aside, the least busy that is not, or the first to be back."""
+        own = next((server for server in self._servers if episode_id in server.episodes), None)
+        now = self._clock()
+        if own is not None and own.until <= now:
+            return own
+        chosen = min(self._servers, key=lambda server: (max(0.0, server.until - now), len(server.episodes)))
+        if own is not None:
+            own.episodes.discard(episode_id)
+        chosen.episodes.add(episode_id)
+        return chosen
+
+    def _set_aside(self, server: _Server, began: float, pause: float | None) -> None:
+        """Requests that were under way together, as those of a server that died, count once."""
+        if began < server.until:
+            return
+        grown = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**server.failed)
+        server.failed += 1
+        server.until = self._clock() + min(_LONGEST_PAUSE, grown if pause is None else pause)
+
+    def _request(self, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
+        settings = self._config
+        return {
+            "model": settings.model,
+            "messages": self._messages(prompt),
+            "temperature": sampling.temperature,
+            "top_p": settings.top_p,
+            "max_tokens": sampling.max_tokens,
+            "seed": sampling.seed,
+            **({"stop": settings.stop} if settings.stop else {}),
+            **({"frequency_penalty": settings.frequency_penalty} if settings.frequency_penalty else {}),
+            **({"skip_special_tokens": False} if settings.special_tokens else {}),
+        }
+
+    def _messages(self, prompt: Prompt) -> list[dict[str, Any]]:
+        """Each picture is encoded once in an episode; those that left the window are forgotten."""
+        known = self._pictures.get(prompt.episode_id, {})
+        shown = {m.screenshot.sha256: m.screenshot for m in prompt.messages if m.screenshot is not None}
+        pictures = {name: known.get(name) or _data_url(shot) for name, shot in shown.items()}
+        self._pictures[prompt.episode_id] = pictures
+        return [_message(message, pictures) for message in prompt.messages]
+
+    async def _ask(self, server: _Server, body: bytes) -> Completion:
+        status, text, pause = await self._exchange("POST", f"{server.url}/chat/completions", body)
+        if status == 200:
+            return _completion(server.url, text)
+        told = f"{server.url}: status {status}: {_first_line(text)}"
+        if status in _BUSY or status >= 500:
+            raise _Passing(told, pause)
+        if _TOO_LONG.search(text):
+            raise ContextTooLong(
+                "generate",
+                f"{told}; the conversation does not fit: serve the model with a larger context, or lower "
+                "rollout.max_images (--max-trajectory-length) or rollout.max_answer_tokens (--max-tokens)",
+            )
+        if "skip_special_tokens" in text:
+            told += "; set --server.special_tokens false for servers that do not know it"
+        raise EngineError("generate", told)
+
+    async def _models(self, server: _Server) -> list[str] | str:
+        """The models of a server, none where it does not list them; or why it does not answer."""
+        began = self._clock()
+        try:
+            status, text, _ = await self._exchange("GET", f"{server.url}/models", None, _CONNECT_SECONDS)
+        except _Passing as passing:
+            self._set_aside(server, began, None)
+            return str(passing)
+        if status in (401, 403):
+            raise UserError(
+                f"{server.url}: status {status}: {_first_line(text)}; set OPENAI_API_KEY to its key"
+            )
+        if status in _NO_SUCH_ROUTE:
+            return []
+        if status != 200:
+            self._set_aside(server, began, None)
+            return f"{server.url}: status {status}: {_first_line(text)}"
+        try:
+            return [str(model["id"]) for model in json.loads(text)["data"]]
+        except (ValueError, KeyError, TypeError):
+            return f"{server.url}: /models did not answer as an OpenAI-compatible server does"
+
+    async def _exchange(
+        self, method: str, url: str, body: bytes | None, seconds: float | None = None
+    ) -> tuple[int, str, float | None]:
+        """Status, text, and the pause that was asked for."""
+        assert self._session is not None, "the engine is used inside `async with`"
+        timeout = aiohttp.ClientTimeout(total=seconds or self._config.seconds, sock_connect=_CONNECT_SECONDS)
+        try:
+            async with self._session.request(method, url, data=body, timeout=timeout) as response:
+                text = (await response.read()).decode("utf-8", "replace")
+                return response.status, text, _seconds(response.headers.get("Retry-After"))
+        except aiohttp.ConnectionTimeoutError as error:
+            raise _Passing(f"{url}: no connection within {_CONNECT_SECONDS:g} s") from error
+        except TimeoutError as error:
+            raise _Passing(f"{url}: no answer within {timeout.total:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise _Passing(f"{url}: {type(error).__name__}: {error}") from error
+
+
+def endpoints(text: str) -> tuple[str, ...]:
+    """The addresses that a setting names.
+
+    >>> endpoints("http://a:9000-9001/v1, http://b:8000")
+    ('http://a:9000/v1', 'http://a:9001/v1', 'http://b:8000/v1')
+    """
+    found: dict[str, None] = {}
+    for address in filter(None, (part.strip() for part in text.split(","))):
+        named = re.fullmatch(r"(https?://[^/\s:]+|https?://\[[^]]+\])(?::(\d+)(?:-(\d+))?)?(/\S*)?", address)
+        if named is None:
+            raise UserError(
+                f"server.endpoints: {address!r} is not an address such as http://127.0.0.1:8000/v1"
+            )
+        host, first, last, path = named.groups()
+        path = (path or "").rstrip("/").removesuffix("/chat/completions") or "/v1"
+        ports = range(int(first), int(last or first) + 1) if first else ()
+        if first and (not ports or ports[-1] > 65535):
+            raise UserError(f"server.endpoints: {address!r}: there are no such ports")
+        found |= dict.fromkeys([f"{host}:{port}{path}" for port in ports] or [f"{host}{path}"])
+    if not found:
+        raise UserError("server.endpoints: names no server: give one with --endpoint")
+    return tuple(found)
+
+
+def _data_url(screenshot: Screenshot) -> str:
+    return f"data:image/png;base64,{base64.b64encode(screenshot.png).decode()}"
+
+
+def _message(message: Message, pictures: Mapping[str, str]) -> dict[str, Any]:
+    if message.screenshot is None:
+        return {"role": message.role, "content": message.text}
+    picture = {"type": "image_url", "image_url": {"url": pictures[message.screenshot.sha256]}}
+    words = [{"type": "text", "text": message.text}] if message.text else []
+    return {"role": message.role, "content": [*words, picture]}
+
+
+def _completion(url: str, text: str) -> Completion:
+    try:
+        choice = json.loads(text)["choices"][0]
+        answer = choice["message"]["content"] or ""
+        finish = choice.get("finish_reason")
+        if not isinstance(answer, str) or finish in ("abort", "error"):
+            raise ValueError(f"finish_reason {finish!r}")
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise _Passing(f"{url}: status 200, but no answer in it: {_first_line(text)}") from error
+    for mark in _END_MARKS:
+        answer = answer.removesuffix(mark)
+    return Completion(
+        token_ids=(),
+        logprobs=(),
+        text=answer,
+        finish="length" if finish == "length" else "stop",
+        policy_version=0,
+    )
+
+
+def _first_line(text: str) -> str:
+    """The first line of what a server says of a fault, in whichever form it says it."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    for key in ("error", "message", "detail"):
+        value = value.get(key, value) if isinstance(value, dict) else value
+    line = next(iter(str(value).strip().splitlines()), "")
+    return line[:300] or "no text"
+
+
+def _seconds(header: str | None) -> float | None:
+    return float(header) if header and re.fullmatch(r"\d+(\.\d+)?", header) else None

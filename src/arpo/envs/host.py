@@ -1,0 +1,358 @@
+"""`arpo env-host`: the environments of one factory, served to other processes by the protocol of `wire.py`.
+
+So many slots, one environment in each. Every call is timed as in a pool of its own; an environment that hangs
+is closed and its slot is free again, and so is the slot of an episode that nobody calls any more. It listens
+on this machine only, unless there is a token, and then answers nobody without it. What is not in the protocol
+is refused by a typed error; no traceback leaves the house.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import json
+import logging
+import os
+import re
+import secrets
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from arpo import __version__
+from arpo.config import Config, EnvConfig
+from arpo.envs import wire
+from arpo.envs.base import EnvFactory
+from arpo.envs.pool import GuardedEnv
+from arpo.envs.resolve import resolve_env
+from arpo.envs.wire import BadRequest, NoFreeSlot, NoSuchEpisode, OutOfTurn, WrongToken
+from arpo.errors import EnvError, EnvTimeout, UserError, boundary
+from arpo.types import Screenshot
+
+RETRY_SECONDS = 1
+LAST_ANSWERS_SECONDS = 1.0  # what calls under way may still take when the host ends
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    host: str
+    port: int  # 0: any that is free
+
+    @classmethod
+    def read(cls, text: str) -> Listen:
+        """ "127.0.0.1:8700", "[::1]:0" """
+        host, _, port = text.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not (host and re.fullmatch(r"[0-9]{1,5}", port) and int(port) < 65536):
+            raise UserError(f"env.listen = {text!r}: write HOST:PORT, as in 127.0.0.1:8700")
+        return cls(host=host, port=int(port))
+
+    def checked(self, token: str | None) -> Listen:
+        if token is None and not is_loopback(self.host):
+            raise UserError(
+                f"env.listen: {self.host} can be reached from other machines: set {wire.TOKEN}, here and "
+                f"where the callers run, to {wire.SHORTEST_TOKEN} secret letters or more, or use 127.0.0.1"
+            )
+        return self
+
+
+def is_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
+
+
+@dataclass(slots=True)
+class _Episode:
+    timer: asyncio.TimerHandle  # gives it up
+    env: GuardedEnv | None = None
+    call: asyncio.Task[Any] | None = None  # the one under way
+    sent: set[str] = field(default_factory=set)  # names of the pictures that the caller has
+
+
+class Host:
+    """The slots and the episodes in them; `application` is how they are reached."""
+
+    def __init__(self, factory: EnvFactory, config: EnvConfig, token: str | None) -> None:
+        self._factory = factory
+        self._config = config
+        self._token = token
+        self._episodes: dict[str, _Episode] = {}
+        self._closing: dict[str, asyncio.Task[None]] = {}
+
+    def application(self) -> web.Application:
+        application = web.Application(middlewares=[self._answer], client_max_size=wire.MOST_REQUEST_BYTES)
+        application.add_routes(
+            [
+                web.get("/health", self._health),
+                web.post("/episodes", self._take),
+                web.post("/episodes/{episode}/start", self._start),
+                web.post("/episodes/{episode}/step", self._step),
+                web.post("/episodes/{episode}/evaluate", self._evaluate),
+                web.delete("/episodes/{episode}", self._delete),
+            ]
+        )
+        return application
+
+    async def close(self) -> None:
+        """Close every environment."""
+        for name in list(self._episodes):
+            self._close(name)
+        if self._closing:
+            await asyncio.wait(list(self._closing.values()))
+
+    @property
+    def _free(self) -> int:
+        return self._config.parallel - len(self._episodes) - len(self._closing)
+
+    @web.middleware
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """The boundary: whatever a caller sends and whatever breaks, the answer is of the protocol."""
+        try:
+            self._admit(request)
+            return await handler(request)
+        except EnvError as fault:
+            return _refusal(wire.status_of(fault), fault)
+        except web.HTTPException as error:
+            return _refusal(
+                error.status, BadRequest("host", f"{request.method} {request.path}: {error.reason}")
+            )
+        except Exception as error:
+            _log.exception("%s %s", request.method, request.path)
+            return _refusal(500, EnvError("host", f"{type(error).__name__}: {error}"))
+
+    def _admit(self, request: web.Request) -> None:
+        if self._token is None:
+            # Else a page in a browser of this machine could call us by a name of its own.
+            if not is_loopback(request.url.host or ""):
+                raise WrongToken("host", f"without {wire.TOKEN} a host is called by 127.0.0.1 or localhost")
+            return
+        shown = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(shown, f"Bearer {self._token}".encode()):
+            raise WrongToken("host", f"wrong or no token: {wire.TOKEN} must be the host's")
+
+    async def _health(self, request: web.Request) -> web.Response:
+        config = self._config
+        health = wire.Health(
+            env=config.name,
+            screen=wire.screen_of(config),
+            slots=config.parallel,
+            free=self._free,
+            version=__version__,
+        )
+        return web.json_response(wire.health_to_json(health))
+
+    async def _take(self, request: web.Request) -> web.Response:
+        """A slot, and an episode in it that has not begun: one that does not begin is soon given up."""
+        await _body(request, "start")
+        if self._free <= 0:
+            raise NoFreeSlot("start", f"all {self._config.parallel} slots are taken")
+        name = secrets.token_hex(16)
+        self._episodes[name] = _Episode(self._timer(name, self._config.start_seconds))
+        return web.Response(status=201, headers={wire.EPISODE: name})
+
+    async def _start(self, request: web.Request) -> web.Response:
+        [content] = await _body(request, "start", "task")
+        task = wire.task_from_json(content, "start")
+
+        async def start(episode: _Episode) -> web.Response:
+            if episode.env is not None:
+                raise OutOfTurn("start", "the episode has begun already")
+            async with boundary(EnvError, "start"):
+                made = self._factory()
+            episode.env = GuardedEnv(made, self._config)
+            return _picture(episode, (await episode.env.start(task)).screenshot)
+
+        return await self._call(request, "start", start)
+
+    async def _step(self, request: web.Request) -> web.Response:
+        [content] = await _body(request, "step", "actions")
+        actions = wire.actions_from_json(content, "step")
+
+        async def step(episode: _Episode) -> web.Response:
+            result = await _begun(episode, "step").step(actions)
+            answer = _picture(episode, result.observation.screenshot)
+            answer.headers[wire.TERMINATED] = json.dumps(result.terminated)
+            return answer
+
+        return await self._call(request, "step", step)
+
+    async def _evaluate(self, request: web.Request) -> web.Response:
+        await _body(request, "evaluate")
+
+        async def evaluate(episode: _Episode) -> web.Response:
+            return web.json_response({"score": await _begun(episode, "evaluate").evaluate()})
+
+        return await self._call(request, "evaluate", evaluate)
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        """Also while a call is under way, which then ends; waits until the slot is free."""
+        name = request.match_info["episode"]
+        if name in self._episodes:
+            self._close(name)
+        if name not in self._closing:
+            raise NoSuchEpisode("close", "no such episode: it was closed before")
+        await asyncio.shield(self._closing[name])
+        return web.Response(status=204)
+
+    async def _call(
+        self, request: web.Request, where: str, work: Callable[[_Episode], Coroutine[Any, Any, web.Response]]
+    ) -> web.Response:
+        """One call of an episode at a time; while it lasts, its lease does not run out."""
+        name = request.match_info["episode"]
+        if name not in self._episodes:
+            limit = f"{self._config.lease_seconds:g} s without a call"
+            raise NoSuchEpisode(where, f"no such episode: it was closed, or given up after {limit}")
+        episode = self._episodes[name]
+        if episode.call is not None:
+            raise OutOfTurn(where, "another call of this episode is under way")
+        episode.timer.cancel()
+        episode.call = asyncio.create_task(work(episode))
+        try:
+            return await episode.call
+        except EnvTimeout:
+            self._close(name)
+            raise
+        except asyncio.CancelledError:
+            if (own := asyncio.current_task()) is None or own.cancelling():
+                raise
+            raise NoSuchEpisode(where, "the episode was closed meanwhile") from None
+        finally:
+            episode.call = None
+            if name in self._episodes:
+                episode.timer = self._timer(name, self._config.lease_seconds)
+
+    def _timer(self, name: str, seconds: float) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(seconds, self._close, name)
+
+    def _close(self, name: str) -> None:
+        """End the episode; its slot is free when its environment is closed."""
+        if (episode := self._episodes.pop(name, None)) is None:
+            return
+        episode.timer.cancel()
+
+        def closed(task: asyncio.Task[None]) -> None:
+            del self._closing[name]
+            if not task.cancelled() and (fault := task.exception()):
+                _log.warning("episode %s: %s", name, fault)
+
+        self._closing[name] = asyncio.create_task(self._end(episode))
+        self._closing[name].add_done_callback(closed)
+
+    async def _end(self, episode: _Episode) -> None:
+        if episode.call is not None:
+            episode.call.cancel()
+            await asyncio.wait([episode.call], timeout=self._config.step_seconds)
+        if episode.env is not None:
+            await episode.env.close()
+
+
+@asynccontextmanager
+async def hosting(
+    factory: EnvFactory, config: EnvConfig, *, token: str | None, listen: Listen
+) -> AsyncIterator[str]:
+    """A host that listens while the block lasts; its address. At the end every environment is closed."""
+    host = Host(factory, config, token)
+    runner = web.AppRunner(host.application(), access_log=None, shutdown_timeout=LAST_ANSWERS_SECONDS)
+    try:
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, listen.host, listen.port).start()
+        except OSError as error:
+            raise UserError(f"env.listen = {listen.host}:{listen.port}: {error.strerror}") from error
+        name = f"[{listen.host}]" if ":" in listen.host else listen.host
+        yield f"http://{name}:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+        await host.close()
+
+
+def run_host(config: Config, ready_file: Path | None, with_parent: bool) -> int:
+    """`arpo env-host`: serve until SIGINT or SIGTERM, or until stdin ends where that is asked for."""
+    lifeline = _Lifeline()
+    if with_parent:
+        lifeline.watch(patience=2 * config.env.step_seconds)
+    token = wire.read_token(os.environ)
+    listen = Listen.read(config.env.listen).checked(token)
+    factory = resolve_env(config)
+
+    async def serve() -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        lifeline.end = lambda: loop.call_soon_threadsafe(ended.set)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, ended.set)
+        async with hosting(factory, config.env, token=token, listen=listen) as address:
+            print(f"{config.env.name}: {config.env.parallel} slots at {address}", flush=True)
+            if ready_file is not None:
+                _write_ready(ready_file, address)
+            await ended.wait()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)  # a second one ends us at once
+
+    asyncio.run(serve())
+    return 0
+
+
+class _Lifeline:
+    """Our stdin, whose other end is held by who started us: when it ends they are gone, however they went."""
+
+    def __init__(self) -> None:
+        self.end: Callable[[], object] = lambda: os._exit(1)
+
+    def watch(self, patience: float) -> None:
+        """Call `end` then. An environment that blocks this process keeps it alive for `patience` seconds."""
+
+        def wait() -> None:
+            while os.read(0, 4096):
+                pass
+            self.end()
+            time.sleep(patience)
+            os._exit(1)
+
+        threading.Thread(target=wait, daemon=True).start()
+
+
+def _write_ready(path: Path, address: str) -> None:
+    beside = path.with_name(f".{path.name}.tmp")
+    beside.write_text(json.dumps({"address": address}), "utf-8")
+    os.replace(beside, path)
+
+
+async def _body(request: web.Request, where: str, *names: str) -> list[Any]:
+    """The values of the body, an object with exactly these keys.
+
+    Its declared type must be JSON: that is what a page in a browser cannot send to a stranger.
+    """
+    if request.content_type != "application/json":
+        raise BadRequest(where, f"the body must be application/json, not {request.content_type}")
+    return wire.members(wire.read_json(await request.read(), where), names, where, "body")
+
+
+def _begun(episode: _Episode, where: str) -> GuardedEnv:
+    if episode.env is None:
+        raise OutOfTurn(where, "the episode has not begun")
+    return episode.env
+
+
+def _picture(episode: _Episode, screenshot: Screenshot) -> web.Response:
+    headers = {"ETag": f'"{screenshot.sha256}"'}
+    if screenshot.sha256 in episode.sent:
+        return web.Response(status=204, headers=headers)
+    episode.sent.add(screenshot.sha256)
+    return web.Response(body=screenshot.png, content_type="image/png", headers=headers)
+
+
+def _refusal(status: int, fault: EnvError) -> web.Response:
+    headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(fault, NoFreeSlot) else {}
+    return web.json_response(wire.fault_to_json(fault), status=status, headers=headers)

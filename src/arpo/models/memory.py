@@ -1,0 +1,186 @@
+"""What a recipe will need of a GPU's memory, told before anything is loaded.
+
+Weights, gradients and moments are counted exactly, from the model's configuration alone. Activations are
+those of the longest sequence that the recipe allows, with what `recompute` keeps; real ones are shorter.
+Nothing is allocated here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from arpo import vision
+from arpo.config import Config
+from arpo.errors import UserError
+from arpo.models.loading import resolve_model
+from arpo.models.lora import ADAPTED
+from arpo.vision import ImageSettings
+
+BYTES = {"float32": 4, "bfloat16": 2}
+GIB = 2**30
+RESERVE = 4 * GIB  # the libraries' own, and what the allocator cannot use
+LOGIT_ROWS = 1024  # logits are made for so many tokens at a time, in float32, a few copies of each
+LOGIT_COPIES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The numbers of a model that decide its memory."""
+
+    vision: int  # parameters
+    language: int
+    adapters: int  # parameters of LoRA at the recipe's rank
+    layers: int
+    hidden: int
+    heads: int  # width of all query heads together
+    keys: int  # width of all key heads together
+    intermediate: int
+    vocabulary: int
+    vision_layers: int
+    vision_hidden: int
+    vision_intermediate: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Bytes by what needs them. `sequence` is the number of tokens that activations are counted for."""
+
+    weights: int
+    base_model: int
+    gradients: int
+    moments: int
+    activations: int
+    rollouts: int
+    reserve: int
+    sequence: int
+
+    @property
+    def parts(self) -> dict[str, int]:
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "sequence"}
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+
+def read_shape(folder: Path, lora_rank: int) -> Shape:
+    """From config.json: the model is laid out without memory, and measured."""
+    try:
+        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+        with torch.device("meta"):
+            model: Any = AutoModelForImageTextToText.from_config(config)
+    except Exception as error:  # whatever the library says about a folder is about this folder
+        raise UserError(f"{folder}: no model configuration that can be read ({error})") from error
+    return shape_of(model, lora_rank)
+
+
+def shape_of(model: Any, lora_rank: int) -> Shape:
+    text, tower = model.config.text_config, model.config.vision_config
+    in_vision = sum(p.numel() for p in model.model.visual.parameters())
+    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    adapted = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and ADAPTED.search(f".{name}.")
+    ]
+    return Shape(
+        vision=in_vision,
+        language=sum(p.numel() for p in model.parameters()) - in_vision,
+        adapters=sum(lora_rank * (layer.in_features + layer.out_features) for layer in adapted),
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        heads=head * text.num_attention_heads,
+        keys=head * text.num_key_value_heads,
+        intermediate=text.intermediate_size,
+        vocabulary=text.vocab_size,
+        vision_layers=tower.depth,
+        vision_hidden=tower.hidden_size,
+        vision_intermediate=tower.intermediate_size,
+    )
+
+
+def plan(config: Config) -> Plan:
+    folder = resolve_model(config.model.path)
+    shape = read_shape(folder, config.model.lora_rank)
+    settings = ImageSettings.from_folder(folder, config.model.min_pixels, config.model.max_pixels)
+    grid = vision.grid(config.env.width, config.env.height, settings)
+    patches = math.prod(grid) * config.rollout.max_images
+    sequence = min(
+        config.rollout.max_context_tokens,
+        vision.image_tokens(grid, settings) * config.rollout.max_images
+        + config.rollout.max_answer_tokens * config.rollout.max_steps,
+    )
+    return memory(shape, config, sequence=sequence, patches=patches)
+
+
+def memory(shape: Shape, config: Config, *, sequence: int, patches: int) -> Plan:
+    """The plan for one trajectory of `sequence` tokens and `patches` of its screenshots."""
+    width = BYTES[config.model.dtype]
+    everything = shape.vision + shape.language
+    trained = {"all": everything, "language": shape.language, "lora": shape.adapters}[config.model.train]
+    lora = config.model.train == "lora"
+    tokens = max(sequence, config.optim.tokens_per_microbatch)
+    return Plan(
+        weights=width * everything + (4 * shape.adapters if lora else 0),
+        base_model=width * everything if config.loss.kl and not lora else 0,
+        gradients=trained * (4 if lora else width),
+        moments=2 * trained * (4 if lora else BYTES[config.optim.moments]),
+        activations=_activations(shape, width, tokens, patches if config.model.train == "all" else 0),
+        rollouts=config.env.parallel * sequence * 2 * shape.keys * shape.layers * width,
+        reserve=RESERVE,
+        sequence=sequence,
+    )
+
+
+def _activations(shape: Shape, width: int, tokens: int, patches: int) -> int:
+    """What is kept for the backward pass, and the block that is being made again."""
+    kept = width * tokens * shape.layers * (shape.hidden + shape.heads)
+    kept += width * patches * shape.vision_layers * shape.vision_hidden
+    layer = layer_values(shape, tokens)
+    block = patches * (8 * shape.vision_hidden + 3 * shape.vision_intermediate)
+    logits = 4 * LOGIT_COPIES * LOGIT_ROWS * shape.vocabulary
+    return kept + 2 * width * max(layer, block) + logits
+
+
+def layer_values(shape: Shape, tokens: int) -> int:
+    """How many values a layer of the language model keeps when nothing in it is made again."""
+    return tokens * (4 * shape.hidden + 2 * shape.heads + 2 * shape.keys + 3 * shape.intermediate)
+
+
+def advice(plan: Plan, config: Config, room: int) -> str:
+    """What to change when the plan does not fit into `room` bytes; nothing when it does."""
+    if plan.total <= room:
+        return ""
+    remedies = []
+    if config.model.dtype == "float32" and config.model.path != "base":
+        remedies.append("--model.dtype bfloat16")
+    if config.model.train != "lora":
+        if config.optim.moments == "float32":
+            remedies.append("--optim.moments bfloat16")
+        remedies.append("--model.train lora")
+    if plan.rollouts > room // 4:
+        remedies.append(
+            f"--env.parallel {max(1, config.env.parallel // 4)} (each keeps its own attention cache)"
+        )
+    if plan.activations > room // 4:
+        remedies.append("fewer screenshots (--rollout.max_images) or smaller ones (--model.max_pixels)")
+    return "; ".join(remedies) or "a larger GPU"
+
+
+def describe(plan: Plan, config: Config, room: int | None) -> list[str]:
+    """Lines for a person: each part in GiB, the sum, whether it fits, and what to change if not."""
+    lines = [
+        f"{name.replace('_', ' '):>12} {size / GIB:8.1f} GiB" for name, size in plan.parts.items() if size
+    ]
+    lines.append(f"{'in all':>12} {plan.total / GIB:8.1f} GiB, for sequences of {plan.sequence:,} tokens")
+    if room is None:
+        return [*lines, "no GPU here: this is what one would need"]
+    if not (remedy := advice(plan, config, room)):
+        return [*lines, f"fits into the {room / GIB:.0f} GiB of this GPU"]
+    return [*lines, f"does not fit into the {room / GIB:.0f} GiB of this GPU: try {remedy}"]

@@ -1,0 +1,125 @@
+"""`arpo train` on two ranks, as one types it: the run is that on one, also stopped, killed, gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kill_at import Ended, arpo
+
+TASKS = {
+    "train": ("desk:pool", "pool-001", "pool-010", "pool-013", "pool-021"),
+    "heldout": ("desk:heldout", "heldout-006"),
+}
+RANK = b"arpo.learner.sharded"
+SMALL = """
+    --run.threads 1 --train.epochs 2 --train.tasks_per_batch 2 --train.tasks_per_update 1
+    --rollout.group_size 4 --rollout.max_steps 2 --rollout.temperature 1.5 --rollout.max_answer_tokens 24
+    --loss.kl 0.1 --optim.lr 1e-3 --optim.tokens_per_microbatch 300 --store.tensorboard false
+    --eval.every 0 --eval.rollouts 1 --eval.heldout_rollouts 1
+"""
+
+
+def run(folder: Path, name: str, ranks: int, **moment: Any) -> Ended:
+    """To its end, after which no rank may be left."""
+    words = [*SMALL.split(), "--run.dir", str(folder / name), "--optim.ranks", str(ranks)]
+    for which, (source, *ids) in TASKS.items():
+        chosen = {"source": source, "tasks": {task: {"successes": 0, "rollouts": 0} for task in ids}}
+        (folder / f"{which}.json").write_text(json.dumps(chosen), "utf-8")
+        words += [f"--tasks.{which}", str(folder / f"{which}.json")]
+    ended = arpo(folder / f"{name}.log", "train", *words, **moment)
+    assert wait_until(lambda: not orphans()), "a rank has outlived its run"
+    return ended
+
+
+def rank_processes() -> dict[int, int]:
+    """{process: its parent} of all ranks on this machine, of other tests too."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and RANK in command_of(int(entry.name)):
+            status = (entry / "stat").read_text()
+            found[int(entry.name)] = int(status.rpartition(")")[2].split()[1])
+    return found
+
+
+def command_of(process: int) -> bytes:
+    """Of the dead, whether fetched or not, there is none."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def orphans() -> set[int]:
+    """Ranks whose run is gone: whoever takes care of them now is no Python."""
+    return {rank for rank, parent in rank_processes().items() if b"python" not in command_of(parent)}
+
+
+def wait_until(happened: Any, seconds: float = 60.0) -> bool:
+    end = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def kill_rank(log: Path) -> None:
+    """As soon as there is one, of the run that writes this log."""
+
+    def ranks() -> list[int]:
+        return [rank for rank, run in rank_processes().items() if Path(f"/proc/{run}/fd/1").resolve() == log]
+
+    assert wait_until(ranks)
+    os.kill(ranks()[0], signal.SIGKILL)
+
+
+def metrics(folder: Path, name: str) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text("utf-8").splitlines()]
+
+
+def same(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> bool:
+    return len(ours) == len(theirs) and all(
+        one == pytest.approx(other, rel=1e-3, abs=1e-5) for one, other in zip(ours, theirs, strict=True)
+    )
+
+
+def test_a_run_passes_between_two_ranks_and_one_and_ends_as_on_one(tmp_path: Path) -> None:
+    """Stopped on two after two batches, killed on one while it saves the third, and ended on two."""
+    alone = run(tmp_path, "alone", 1)
+    assert alone.code == 0, alone.output
+    wanted = metrics(tmp_path, "alone")
+    assert [line["step"] for line in wanted] == [0, 1, 2, 3, 4]
+    assert min(line["grad_norm"] for line in wanted[1:]) > 0.1 and wanted[4]["base_kl"] > 1e-5
+
+    stopped = run(tmp_path, "both", 2, at="in a rollout", signals=(signal.SIGINT,))
+    assert stopped.code == 130, stopped.output
+    assert same(metrics(tmp_path, "both"), wanted[:3])
+    learned = tmp_path / "both" / "checkpoints" / "step-000002" / "learner"
+    assert {path.stem for path in learned.glob("weights*")} == {"weights-0", "weights-1"}
+    killed = run(tmp_path, "both", 1, at="before the checkpoint's rename")
+    assert killed.code == -signal.SIGKILL, killed.output
+    ended = run(tmp_path, "both", 2)
+    assert ended.code == 0, ended.output
+    assert "after batch 2" in ended.output
+    assert same(metrics(tmp_path, "both"), wanted)
+    assert (tmp_path / "both" / "model" / "model.safetensors").is_file()
+
+
+def test_a_killed_run_leaves_no_rank_and_a_lost_rank_no_run(tmp_path: Path) -> None:
+    killed = run(tmp_path, "run", 2, at="after the learning")
+    assert killed.code == -signal.SIGKILL, killed.output
+
+    kill = threading.Thread(target=kill_rank, args=(tmp_path / "run.log",))
+    kill.start()
+    lost = run(tmp_path, "run", 2)
+    kill.join()
+    assert lost.code == 2
+    said = "arpo: error: rank 1 of the learner was ended by SIGKILL; the same command goes on"
+    assert said in lost.output and "Traceback" not in lost.output

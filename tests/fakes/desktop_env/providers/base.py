@@ -1,0 +1,3 @@
+class Provider:
+    def __init__(self, region=None):
+        self.region = region

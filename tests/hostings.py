@@ -1,0 +1,74 @@
+"""Environment hosts for tests: in this process, and as the command in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from arpo.config import EnvConfig
+from arpo.envs.base import EnvFactory
+from arpo.envs.host import Listen, hosting
+from arpo.envs.remote import Hosts, hosts_of
+
+FAKE = "arpo.testing:FakeEnv"
+ANY_PORT = Listen(host="127.0.0.1", port=0)
+
+
+@asynccontextmanager
+async def hosted(factory: EnvFactory, settings: EnvConfig, token: str | None = None) -> AsyncIterator[str]:
+    async with hosting(factory, settings, token=token, listen=ANY_PORT) as address:
+        yield address
+
+
+def at(settings: EnvConfig, *addresses: str) -> Hosts:
+    return hosts_of(replace(settings, hosts=",".join(addresses)))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to that")
+
+
+class HostCommand:
+    """`arpo env-host …`, started when this returns; it may be ended roughly and started anew."""
+
+    def __init__(self, folder: Path, *words: str, stdin: int = subprocess.DEVNULL) -> None:
+        ready = folder / "ready.json"
+        ready.unlink(missing_ok=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "arpo", "env-host", *words, "--ready-file", str(ready)],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while not ready.exists():
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.02)
+        self.address: str = json.loads(ready.read_text("utf-8"))["address"]
+
+    @property
+    def port(self) -> str:
+        return self.address.rpartition(":")[2]
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr."""
+        if self.process.poll() is None:
+            self.send(number)
+        said, complained = self.process.communicate(timeout=60)
+        return self.process.returncode, said, complained

@@ -1,0 +1,34 @@
+"""A real environment host for the tests: a process of its own, under the interpreter that has desktop-env."""
+
+import shutil
+
+import pytest
+from places import PYTHON
+
+from arpo.config import Config, EnvConfig, OSWorldConfig
+from arpo.envs.own_host import OwnHost
+from arpo.envs.remote import Hosts, RemoteHost
+
+
+@pytest.fixture(scope="session")
+def host_config(tmp_path_factory):
+    for thing, missing in (
+        ("bubblewrap", shutil.which("bwrap") is None),
+        ("desktop-env", not PYTHON.exists()),
+    ):
+        if missing:
+            pytest.skip(f"{thing} is not installed: make osworld")
+    env = EnvConfig(
+        name="osworld", width=1920, height=1080, parallel=2, start_seconds=120, evaluate_seconds=120
+    )
+    cache = tmp_path_factory.mktemp("cache")
+    return Config(env=env, osworld=OSWorldConfig(python=str(PYTHON), cache=str(cache)))
+
+
+@pytest.fixture(scope="session")
+def hosts(host_config):
+    """Where desktops are leased, two at once."""
+    host = OwnHost(host_config)
+    host.wait(host_config.env.start_seconds)
+    yield Hosts([RemoteHost("the tests' host", host.address, host.token)], host_config.env)
+    host.close()

@@ -1,0 +1,255 @@
+"""The light desktop at work: real applications, and input and pictures through OSWorld's guest protocol."""
+
+import io
+import json
+import os
+import urllib.request
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from guests import SETTINGS, booted
+from PIL import Image
+
+from arpo.actions import Type
+from arpo.envs.osworld.sandbox import GUEST_PACKAGES
+from arpo.envs.pyautogui import program
+
+pytestmark = pytest.mark.skipif(
+    not Path(os.environ[GUEST_PACKAGES]).is_dir(), reason="the light desktop is not installed: make osworld"
+)
+
+COMPONENT = "{https://accessibility.ubuntu.example.org/ns/component}"
+PRINTABLE = "".join(map(chr, range(32, 127)))
+FOREIGN = "Äpfel & Öl, naïve façade – “ça va?” 5 € ≤ 7 £; привет, 你好，世界 🙂"
+
+
+@pytest.fixture
+def guest():
+    with booted() as running:
+        yield running
+
+
+@pytest.fixture
+def terminal(guest):
+    guest.launch("gnome-terminal")
+    return guest
+
+
+def titles(guest):
+    listed = guest.output("wmctrl -l").splitlines()
+    return [line.split(None, 3)[3] for line in listed if "N/A" not in line]
+
+
+def size(png):
+    return Image.open(io.BytesIO(png)).size
+
+
+def screen_of_terminal(guest):
+    """(left, top) of the terminal's text."""
+    tree = ElementTree.fromstring(json.loads(guest.ask("/accessibility")[1])["AT"])
+    (element,) = tree.iter("terminal")
+    left, top = element.attrib[f"{COMPONENT}screencoord"].strip("()").split(",")
+    return int(left), int(top)
+
+
+def selected(guest):
+    return guest.run("xclip -out -selection primary")["output"]
+
+
+def test_a_picture_has_the_screens_size_and_shows_the_cursor(guest):
+    guest.play("pyautogui.moveTo(600, 500)")
+    there = Image.open(io.BytesIO(guest.picture())).convert("RGB")
+    guest.play("pyautogui.moveTo(900, 300)")
+    away = Image.open(io.BytesIO(guest.picture())).convert("RGB")
+    assert there.size == (SETTINGS.width, SETTINGS.height)
+    around = (590, 490, 630, 530)
+    assert there.crop(around).tobytes() != away.crop(around).tobytes()
+    assert away.crop(around).tobytes() == away.crop((190, 490, 230, 530)).tobytes()
+    assert json.loads(guest.ask("/cursor_position")[1]) == [900, 300]
+    assert json.loads(guest.ask("/screen_size", {})[1]) == {
+        "width": SETTINGS.width,
+        "height": SETTINGS.height,
+    }
+
+
+def test_nothing_done_means_the_same_picture(guest):
+    assert guest.picture() == guest.picture()
+
+
+def test_other_sizes_of_screen():
+    with booted(type(SETTINGS)(width=641, height=479, home_megabytes=64, network=False)) as guest:
+        assert size(guest.picture()) == (641, 479)
+
+
+@pytest.mark.parametrize("text", [PRINTABLE, FOREIGN])
+def test_text_is_typed_exactly(terminal, text):
+    terminal.play("pyautogui.write('cat > typed'); pyautogui.press('enter')")
+    answer = terminal.play(f"pyautogui.write({text!r}); pyautogui.press('enter')")
+    assert (answer["status"], answer["error"], answer["returncode"]) == ("success", "", 0)
+    terminal.play("pyautogui.hotkey('ctrl', 'd')")
+    terminal.picture()
+    assert terminal.file("/home/user/typed") == (200, f"{text}\n".encode())
+
+
+def test_what_a_model_types_arrives_also_where_pasting_would_not(terminal):
+    text = "echo 'naïve: 漢字 < > €' > typed"
+    terminal.play(program([Type(text=text, submit=True)]))
+    terminal.picture()
+    assert terminal.file("/home/user/typed") == (200, "naïve: 漢字 < > €\n".encode())
+
+
+def test_many_different_characters_in_one_text(terminal):
+    text = "".join(map(chr, range(0x4E00, 0x4E00 + 60)))
+    terminal.play(f"pyautogui.write({f'echo {text} > typed'!r}); pyautogui.press('enter')")
+    terminal.picture()
+    assert terminal.file("/home/user/typed") == (200, f"{text}\n".encode())
+
+
+def test_an_unknown_key_is_passed_over_and_named(guest):
+    answer = guest.play("pyautogui.press('hyper')")
+    assert (answer["status"], answer["error"]) == ("success", "unknown key 'hyper', passed over")
+
+
+def test_a_program_that_is_no_plain_input_runs_as_python(guest):
+    guest.play("pyautogui.moveTo(123, 45)")
+    assert guest.play("print(pyautogui.position())")["output"] == "Point(x=123, y=45)\n"
+    assert guest.play("import platform; print(platform.system())") == {
+        "status": "success", "output": "Linux\n", "error": "", "returncode": 0
+    }  # fmt: skip
+    assert guest.play("1 / 0")["returncode"] == 1
+
+
+def test_the_clipboard(guest):
+    guest.play("import pyperclip; pyperclip.copy('pasté')")
+    assert guest.output("xclip -out -selection clipboard") == "pasté"
+    assert guest.play("import pyperclip; print(pyperclip.paste())")["output"] == "pasté\n"
+
+
+def test_double_click_drag_and_single_clicks(terminal):
+    terminal.play("pyautogui.write(\"PS1=; clear; echo alpha beta gamma\"); pyautogui.press('enter')")
+    terminal.picture()
+    left, top = screen_of_terminal(terminal)
+    word = f"{left + 15}, {top + 10}"
+    terminal.play(f"pyautogui.click({word})")
+    terminal.play(f"pyautogui.click({word})")
+    assert selected(terminal) == ""
+    terminal.play(f"pyautogui.doubleClick({word})")
+    terminal.picture()
+    assert selected(terminal) == "alpha"
+    terminal.play(
+        f"pyautogui.moveTo({left + 2}, {top + 10}); pyautogui.dragTo({left + 500}, {top + 10}, 0.3)"
+    )
+    terminal.picture()
+    assert selected(terminal).strip() == "alpha beta gamma"
+
+
+def test_the_wheel_scrolls(terminal):
+    terminal.play("pyautogui.write('seq 1 500'); pyautogui.press('enter')")
+    terminal.picture()
+    left, top = screen_of_terminal(terminal)
+    below = terminal.picture()
+    terminal.play(f"pyautogui.scroll(5, {left + 50}, {top + 50})")
+    assert terminal.picture() != below
+    terminal.play("pyautogui.scroll(-50)")
+    terminal.play("pyautogui.moveTo(5, 5)")
+    text = json.loads(terminal.ask("/terminal")[1])["output"]
+    assert "\n499\n500\n" in text
+
+
+def test_the_terminal_is_read_only_where_it_is_in_front(terminal):
+    terminal.play("pyautogui.write('echo grün'); pyautogui.press('enter')")
+    terminal.picture()
+    assert "\ngrün\n" in json.loads(terminal.ask("/terminal")[1])["output"]
+    terminal.launch("gedit")
+    assert json.loads(terminal.ask("/terminal")[1]) == {"output": None, "status": "success"}
+
+
+def test_the_keys_and_the_dock_open_a_terminal(guest):
+    guest.play(
+        "pyautogui.hotkey('ctrl', 'alt', 't'); pyautogui.write('touch typed'); pyautogui.press('enter')"
+    )
+    guest.picture()
+    assert guest.file("/home/user/typed") == (200, b"")
+
+
+@pytest.mark.parametrize(
+    ("command", "title"),
+    [
+        (("libreoffice", "--calc"), "Untitled 1 - LibreOffice Calc"),
+        (("libreoffice", "--writer"), "Untitled 1 - LibreOffice Writer"),
+        (("gimp",), "GNU Image Manipulation Program"),
+        (("vlc",), "VLC media player"),
+        (("nautilus",), "Home"),
+        (("google-chrome",), "New Tab - Chromium"),
+    ],
+)
+def test_applications_come_up_alone_and_at_once(guest, command, title):
+    """No tips, no questions, no tour: the application's window and nothing else."""
+    empty = guest.picture()
+    guest.launch(*command)
+    shown = guest.picture()
+    assert titles(guest) == [title]
+    assert shown != empty
+
+
+def test_windows_are_found_by_the_names_that_tasks_use(guest):
+    guest.launch("gnome-terminal")
+    guest.launch("google-chrome")
+    assert guest.ask("/setup/activate_window", {"window_name": "Terminal"})[0] == 200
+    guest.picture()
+    assert json.loads(guest.ask("/terminal")[1])["output"] is not None
+    assert guest.ask("/setup/activate_window", {"window_name": "Google Chrome"})[0] == 200
+    guest.picture()
+    assert json.loads(guest.ask("/terminal")[1])["output"] is None
+    assert guest.ask("/setup/close_window", {"window_name": "Terminal", "strict": True})[0] == 200
+    guest.picture()
+    assert titles(guest) == ["New Tab - Chromium"]
+
+
+def test_files_open_in_their_applications(guest):
+    guest.run("echo hello > ~/Desktop/note.txt; printf 'a,b\\n1,2\\n' > /tmp/t.csv")
+    guest.run("soffice --headless --convert-to xlsx --outdir ~/Desktop /tmp/t.csv")
+    assert guest.ask("/setup/open_file", {"path": "~/Desktop/note.txt"})[0] == 200
+    assert guest.ask("/setup/open_file", {"path": "/home/user/Desktop/t.xlsx"})[0] == 200
+    assert titles(guest) == ["note.txt (~/Desktop) - gedit", "t.xlsx - LibreOffice Calc"]
+    assert guest.ask("/setup/open_file", {"path": "~/Desktop/none.txt"})[0] == 404
+
+
+def test_the_browsers_and_the_players_ports_lead_inside(guest):
+    guest.launch("google-chrome", "--remote-debugging-port=1337")
+    guest.launch("socat", "tcp-listen:9222,fork", "tcp:localhost:1337")
+    guest.run("timeout 10 sh -c 'until curl -s localhost:9222/json/version; do sleep 0.1; done'")
+    with urllib.request.urlopen(
+        f"http://127.0.0.1:{guest.sandbox.ports.chromium}/json/version", timeout=20
+    ) as got:
+        assert json.load(got)["Browser"].startswith("Chrome/")
+    assert (
+        guest.run("pkill chrome; timeout 10 sh -c 'while pgrep -x chrome; do sleep 0.1; done'")["returncode"]
+        == 0
+    )
+    assert guest.file("/home/user/.config/google-chrome/Default/Preferences")[0] == 200
+    guest.launch("vlc")
+    request = urllib.request.Request(f"http://127.0.0.1:{guest.sandbox.ports.vlc}/requests/status.xml")
+    request.add_header("Authorization", "Basic OnBhc3N3b3Jk")
+    with urllib.request.urlopen(request, timeout=20) as got:
+        assert b"<state>stopped</state>" in got.read()
+
+
+def test_settings_of_the_desktop_last(guest):
+    assert guest.output("gsettings set org.gnome.desktop.session idle-delay 300; gsettings get "
+                        "org.gnome.desktop.session idle-delay") == "uint32 300\n"  # fmt: skip
+    assert "-0500" in guest.output("timedatectl") or "-0400" in guest.output("timedatectl")
+    guest.output("echo password | sudo -S timedatectl set-timezone UTC")
+    assert guest.output("timedatectl").splitlines()[3] == "                Time zone: UTC (UTC, +0000)"
+    assert guest.output("date +%z") == "+0000\n"
+    assert guest.run("timedatectl set-timezone Nowhere")["returncode"] == 1
+
+
+def test_a_wallpaper_is_shown_and_given_back(guest):
+    guest.run(
+        "python3 -c \"from PIL import Image; Image.new('RGB', (40, 30), (200, 10, 20)).save('red.png')\""
+    )
+    assert guest.ask("/setup/change_wallpaper", {"path": "/home/user/red.png"})[0] == 200
+    assert Image.open(io.BytesIO(guest.picture())).convert("RGB").getpixel((300, 700)) == (200, 10, 20)
+    assert guest.ask("/wallpaper", {}) == guest.file("/home/user/red.png")

@@ -1,0 +1,37 @@
+"""Our own desktop tasks on light desktops, through a host: solved they score 1, left alone 0."""
+
+import asyncio
+
+import pytest
+from player import score
+from solvers import own
+
+from arpo.envs.check import check_env
+from arpo.envs.osworld.needs import missing
+from arpo.envs.remote import Leased, patient
+from arpo.tasks import check_disjoint, load_tasks
+
+TRAIN, HELDOUT = load_tasks("desktop:ten"), load_tasks("desktop:heldout")
+TASKS = {task.id: task for task in (*TRAIN, *HELDOUT)}
+
+
+def test_every_task_has_a_solution_and_needs_nothing_from_outside(host_config):
+    assert own.SOLUTIONS.keys() == TASKS.keys()
+    assert [missing(task, host_config.osworld) for task in TASKS.values()] == [None] * len(TASKS)
+    check_disjoint(TRAIN, HELDOUT)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_solved_it_scores_1_and_left_alone_0(name, hosts):
+    assert asyncio.run(score(hosts, TASKS[name], own.SOLUTIONS[name])) == 1.0
+    assert asyncio.run(score(hosts, TASKS[name], [])) == 0.0
+
+
+def test_the_infeasible_one_is_not_solved_by_saying_so(hosts):
+    assert asyncio.run(score(hosts, TASKS["vlc-translate"], ["finished()"])) == 0.0
+
+
+def test_desktops_on_a_host_pass_the_conformance_suite(hosts, host_config):
+    tasks = [TASKS["terminal-archive"], TASKS["files-rename"]]
+    checks = asyncio.run(check_env(lambda: Leased(hosts), tasks, patient(host_config.env)))
+    assert [str(check) for check in checks if check.required and not check.ok] == []

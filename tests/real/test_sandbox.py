@@ -1,0 +1,275 @@
+"""The walls of a light desktop: what can not be reached from it, and what is left of it when it ends."""
+
+import contextlib
+import http.server
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from guests import BOOT_SECONDS, SETTINGS, booted
+from places import ROOT
+
+from arpo.envs.osworld.sandbox import GUEST_PACKAGES, LOG_BYTES, Sandbox
+from arpo.errors import EnvError, EnvTimeout, UserError
+
+sys.path.append(str(ROOT / "tests"))
+from processes import descendants, parents, wait_until
+
+pytestmark = pytest.mark.skipif(
+    not Path(os.environ[GUEST_PACKAGES]).is_dir(), reason="the light desktop is not installed: make osworld"
+)
+
+
+@pytest.fixture(scope="module")
+def guest():
+    with booted() as running:
+        yield running
+
+
+def refused(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=10).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def memory():
+    """Bytes that this process occupies."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_wrong_token_is_refused(guest):
+    assert guest.ask("/screenshot", token="wrong")[0] == 401
+    assert guest.ask("/execute", {"command": ["true"]}, token="wrong")[0] == 401
+
+
+def test_it_is_the_user_of_a_machine_of_its_own(guest):
+    assert guest.output("id -un; hostname; echo $HOME; pwd; whoami; sudo id -u").split() == [
+        "user", "user-virtual-machine", "/home/user", "/home/user", "user", "1000"
+    ]  # fmt: skip
+    assert guest.output("ls /home").split() == ["user"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/root",
+        "/work",
+        str(ROOT),
+        str(Path.home()),
+        "/etc/shadow",
+        "/etc/sudoers",
+        "/etc/ssh",
+        "/etc/ssl/private",
+    ],
+)
+def test_what_is_the_hosts_alone_is_not_there(guest, path):
+    assert guest.run(f"test -e '{path}'")["returncode"] == 1
+
+
+def test_a_file_of_the_host_can_not_be_asked_for(guest, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("mine")
+    assert guest.file(str(secret))[0] == 404
+    assert guest.file(f"/proc/1/root{secret}")[0] == 404
+    assert guest.file("/home/user/../../../../root/.bashrc")[0] == 404
+
+
+def test_nothing_of_the_host_can_be_written(guest):
+    for folder in (
+        "/",
+        "/usr",
+        "/usr/bin",
+        "/etc",
+        "/dev",
+        "/opt/arpo",
+        "/opt/arpo/packages",
+        "/proc/sys/kernel",
+    ):
+        assert guest.run(f"touch {folder}/mark")["returncode"] != 0, folder
+
+
+def test_the_hosts_environment_does_not_leak(guest):
+    names = {line.partition("=")[0] for line in guest.output("env").splitlines()}
+    assert (
+        names & {"ARPO_GUEST_PACKAGES", "VIRTUAL_ENV", "PYTEST_CURRENT_TEST", "OLDPWD", "ARPO_HOST_TOKEN"}
+        == set()
+    )
+    assert guest.sandbox.token not in guest.output(
+        "env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null || true"
+    )
+
+
+def test_it_sees_its_own_processes_only(guest):
+    assert str(os.getpid()) not in guest.output("ps -e -o args").split()
+    assert "pytest" not in guest.output("ps -e -o args")
+
+
+def test_the_network_can_not_be_reached(guest):
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    reach = "python3 -c 'import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)'"
+    assert guest.run(f"{reach} 127.0.0.1 {port}")["returncode"] == 1
+    assert "Network is unreachable" in guest.run(f"{reach} 192.0.2.1 80")["error"]
+    assert guest.output(
+        "ls /sys/class/net 2>/dev/null; cat /proc/net/dev | tail -n +3 | cut -d: -f1"
+    ).split() == ["lo"]
+    listening.close()
+
+
+def test_a_full_disk_hurts_nobody():
+    with booted(replace(SETTINGS, home_megabytes=64)) as guest:
+        answer = guest.run(
+            "head -c 200000000 /dev/zero > ~/fill; head -c 200000000 /dev/zero > /tmp/fill; sync"
+        )
+        assert answer["error"].count("No space left on device") == 2
+        assert guest.output("du -m ~/fill").split()[0] in {"63", "64"}
+        assert guest.picture().startswith(b"\x89PNG")
+        body = b'--b\r\nContent-Disposition: form-data; name="file_path"\r\n\r\n/home/user/x\r\n--b--\r\n'
+        assert guest.ask("/setup/upload", body)[0] == 400
+        assert guest.run("rm ~/fill /tmp/fill && echo gone")["output"] == "gone\n"
+
+
+def test_a_flood_of_output_is_read_and_dropped():
+    with booted() as guest:
+        before = memory()
+        guest.launch("sh", "-c", "yes flood | head -c 200000000; yes flood | head -c 200000000 >&2; sleep 60")
+        assert wait_until(lambda: guest.run("pgrep -x yes")["returncode"] == 1, 60.0)
+        assert memory() - before < 20 * LOG_BYTES + 50_000_000
+        answer = guest.run("yes line | head -c 50000000")
+        assert len(answer["output"]) < 2**20 + 100
+        assert "bytes more were dropped" in answer["output"]
+        assert guest.picture().startswith(b"\x89PNG")
+
+
+def test_close_leaves_no_process_no_file_and_no_port():
+    temporary = set(os.listdir(tempfile.gettempdir()))
+    before = descendants(os.getpid())
+    with booted() as guest:
+        guest.launch("gnome-terminal")
+        guest.run("touch /tmp/mark ~/mark; setsid sleep 1000 & setsid nohup sleep 1000 >/dev/null 2>&1 &")
+        assert len(descendants(os.getpid()) - before) > 5
+        ports = guest.sandbox.ports
+        guest.sandbox.close()
+        assert descendants(os.getpid()) - before == set()
+        assert set(os.listdir(tempfile.gettempdir())) - temporary == set()
+        assert [refused(port) for port in (ports.server, ports.chromium, ports.vlc)] == [True] * 3
+        guest.sandbox.close()
+
+
+@pytest.mark.parametrize("victims", ["-f [a]rpo.envs", "-x Xvfb"])
+def test_a_guest_that_kills_its_server_or_its_screen_ends_whole(victims):
+    before = descendants(os.getpid())
+    with booted() as guest:
+        with pytest.raises(OSError):
+            guest.run(f"pkill -9 {victims}; sleep 60")
+        assert wait_until(lambda: refused(guest.sandbox.ports.server))
+        assert wait_until(lambda: descendants(os.getpid()) - before == set())
+
+
+def test_a_guest_that_is_killed_from_outside_can_still_be_closed():
+    before = descendants(os.getpid())
+    with booted() as guest:
+        for process in descendants(os.getpid()) - before:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        assert wait_until(lambda: refused(guest.sandbox.ports.server))
+    assert descendants(os.getpid()) - before == set()
+
+
+def test_a_killed_parent_takes_its_guest_along():
+    code = (
+        "import sys, time; sys.path[:0] = [{!r}, {!r}]\n"
+        "from guests import booted\n"
+        "with booted() as guest: print(guest.sandbox.ports.server, flush=True); time.sleep(600)"
+    ).format(str(ROOT / "src"), str(Path(__file__).parent))
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    port = int(parent.stdout.readline())
+    family = descendants(parent.pid)
+    assert len(family) > 3
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert wait_until(lambda: not family & set(parents()))
+    assert refused(port)
+
+
+def test_a_guest_that_does_not_come_up_in_time_is_a_typed_failure():
+    before = descendants(os.getpid())
+    sandbox = Sandbox(SETTINGS)
+    with pytest.raises(EnvTimeout, match="start: the guest did not come up in time"):
+        sandbox.boot(0.0)
+    assert descendants(os.getpid()) - before == set()
+
+
+def test_a_guest_that_dies_at_its_start_is_heard():
+    sandbox = Sandbox(replace(SETTINGS, width=0, height=0))
+    with pytest.raises(EnvError, match=r"the guest ended while it started; its last words: (?s:.*)Xvfb"):
+        sandbox.boot(BOOT_SECONDS)
+
+
+def test_missing_packages_are_the_users_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv(GUEST_PACKAGES, str(tmp_path / "none"))
+    with pytest.raises(UserError, match="make osworld"):
+        Sandbox(SETTINGS).boot(BOOT_SECONDS)
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="bubblewrap"):
+        Sandbox(SETTINGS).boot(BOOT_SECONDS)
+
+
+def test_desktops_side_by_side_share_nothing():
+    with booted() as one, booted() as two:
+        one.run("echo one > /tmp/who; echo one > ~/who; setsid python3 -m http.server 8123 >/dev/null 2>&1 &")
+        assert wait_until(lambda: one.run("curl -s localhost:8123")["returncode"] == 0)
+        assert two.run("curl -s localhost:8123")["returncode"] != 0
+        assert two.run("cat /tmp/who ~/who")["output"] == ""
+        assert "http.server" not in two.output("ps -e -o args")
+        assert one.sandbox.token != two.sandbox.token
+        assert two.ask("/platform", token=one.sandbox.token)[0] == 401
+
+
+def host_address():
+    """An address of this machine that is not its loopback; None where it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return None
+        return probe.getsockname()[0]
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/dev/net/tun"), reason="there is no /dev/net/tun for a user-mode network"
+)
+def test_a_network_that_is_asked_for_reaches_out_but_not_to_our_loopback():
+    address = host_address()
+    if address is None:
+        pytest.skip("this machine has no address but its loopback's")
+    handler = http.server.SimpleHTTPRequestHandler
+    with (
+        http.server.ThreadingHTTPServer(("0.0.0.0", 0), handler) as server,
+        booted(replace(SETTINGS, network=True)) as guest,
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        status = "curl --silent --max-time 5 --output /dev/null --write-out '%{{http_code}}' http://{}:{}"
+        assert guest.run(status.format(address, server.server_port))["output"] == "200"
+        assert guest.run(status.format("10.0.2.2", server.server_port))["output"] == "000"
+        server.shutdown()
+    assert wait_until(lambda: "slirp4netns" not in {_name(process) for process in descendants(os.getpid())})
+
+
+def _name(process):
+    try:
+        return Path(f"/proc/{process}/comm").read_text().strip()
+    except OSError:
+        return ""

@@ -141,10 +141,10 @@ def test_each_distinct_screenshot_is_encoded_once(monkeypatch: pytest.MonkeyPatc
     encoded: list[Screenshot] = []
 
     def counting(
-        model: VisionLanguageModel, screenshots: Sequence[Screenshot], renderer: Renderer
+        model: VisionLanguageModel, screenshots: Sequence[Screenshot], renderer: Renderer, pictures: None
     ) -> torch.Tensor:
         encoded.extend(screenshots)
-        return encode_images(model, screenshots, renderer)
+        return encode_images(model, screenshots, renderer, pictures)
 
     monkeypatch.setattr(forward, "encode_images", counting)
     sampled_logprobs(tiny_model(), SAMPLES, RENDERER, 1.0)

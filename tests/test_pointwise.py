@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
+from arpo.models import pointwise
 from arpo.models.pointwise import gated_product, install, normalised
 from tiny_vlm import tiny_model
 
@@ -76,7 +77,8 @@ def test_every_norm_and_gated_layer_is_fused() -> None:
     assert left == ["model.visual.merger.mlp"]  # an ungated pair of layers
 
 
-def test_compiled_parts_agree_with_plain_ones() -> None:
+def test_compiled_parts_agree_with_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pointwise, "LARGE", 0)
     torch.manual_seed(0)
     model, hidden = Gated(bias=True), torch.randn(5, 6)
     wanted = gradients(model, hidden)

@@ -139,9 +139,11 @@ def _env_host(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _doctor(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    from arpo.doctor import run_doctor
+    from arpo.doctor import run_doctor, run_memory
 
-    return run_doctor()
+    if options.recipe is None:
+        return run_doctor()
+    return run_memory(load_config(options.recipe, overrides))
 
 
 def _check_env(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -339,8 +341,14 @@ arpo train osworld_local --env.hosts http://desktops-1:8700,http://desktops-2:87
         name="doctor",
         run=_doctor,
         purpose="say what works on this machine, what is missing and how to get it",
-        lesson="Tries the processor, a GPU, the base model, the desktop and the disk. Changes nothing.",
-        example="arpo doctor",
+        lesson="""\
+Tries the processor, a GPU, the base model, the desktops and the disk. Changes nothing. With --recipe it says
+instead what that recipe's model will need of a GPU's memory, and what to change if it does not fit.""",
+        example="""\
+arpo doctor
+arpo doctor --recipe osworld_full --model.path /models/UI-TARS-1.5-7B --model.train lora""",
+        arguments=(("--recipe", {"metavar": "RECIPE", "help": "a TOML file or a shipped recipe"}),),
+        settings=True,
     ),
     Command(
         name="osworld",

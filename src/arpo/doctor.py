@@ -12,6 +12,7 @@ import platform
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +25,7 @@ REQUIRED = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "Pillow", "rich", "tensorboardX"),
     "aiohttp",
 )
+BOOT_SECONDS = 60.0
 OPTIONAL = {"wandb": "metrics on Weights & Biases: pip install 'arpo[wandb]'"}
 
 
@@ -51,6 +53,19 @@ def run_doctor(say: Callable[[str], None] = print) -> int:
     return 0 if fit else 1
 
 
+def run_memory(config: Config, say: Callable[[str], None] = print) -> int:
+    """Say what the recipe's model will need of a GPU, and what to change if it does not fit."""
+    import torch
+
+    from arpo.models.memory import describe, plan
+
+    room = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+    needed = plan(config)
+    for line in describe(needed, config, room):
+        say(line)
+    return 0 if room is None or needed.total <= room else 1
+
+
 def findings() -> list[Finding]:
     return [
         _python(),
@@ -61,6 +76,7 @@ def findings() -> list[Finding]:
         _try("GPU", _gpu, "not needed for the desk recipe; large models need one", needed=False),
         _try("base model", _base_model, "arpo pretrain --help says how it is made"),
         _try("desk", _desk, "reinstall this package"),
+        _try("real desktops", _real_desktops, "make osworld, on Debian or Ubuntu", needed=False),
         _try("disk", _disk, "choose a folder that you may write to: --run.dir"),
     ]
 
@@ -140,6 +156,20 @@ def _desk() -> str:
 
     width, height = asyncio.run(look())
     return f"{len(tasks)} tasks in {config.tasks.train}, screens of {width}x{height}"
+
+
+def _real_desktops() -> str:
+    from arpo.envs.osworld.sandbox import GUEST_PACKAGES, Sandbox, SandboxSettings
+
+    python = Path(Config().osworld.python).absolute()
+    if not python.is_file():
+        raise UserError(f"{Config().osworld.python} is not there")
+    os.environ.setdefault(GUEST_PACKAGES, str(python.parents[1] / "guest-packages"))
+    began = time.monotonic()
+    sandbox = Sandbox(SandboxSettings(width=640, height=480, home_megabytes=64, network=False))
+    sandbox.boot(BOOT_SECONDS)
+    sandbox.close()
+    return f"a light desktop boots and closes in {time.monotonic() - began:.1f} s"
 
 
 def _disk() -> str:

@@ -62,7 +62,6 @@ def test_it_is_the_user_of_a_machine_of_its_own(guest):
     "path",
     [
         "/root",
-        "/work",
         str(ROOT),
         str(Path.home()),
         "/etc/shadow",
@@ -150,8 +149,9 @@ def test_a_flood_of_output_is_read_and_dropped():
         assert guest.picture().startswith(b"\x89PNG")
 
 
-def test_close_leaves_no_process_no_file_and_no_port():
-    temporary = set(os.listdir(tempfile.gettempdir()))
+def test_close_leaves_no_process_no_file_and_no_port(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     before = descendants(os.getpid())
     with booted() as guest:
         guest.launch("gnome-terminal")
@@ -160,7 +160,7 @@ def test_close_leaves_no_process_no_file_and_no_port():
         ports = guest.sandbox.ports
         guest.sandbox.close()
         assert descendants(os.getpid()) - before == set()
-        assert set(os.listdir(tempfile.gettempdir())) - temporary == set()
+        assert list(tmp_path.iterdir()) == []
         assert [refused(port) for port in (ports.server, ports.chromium, ports.vlc)] == [True] * 3
         guest.sandbox.close()
 

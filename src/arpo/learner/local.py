@@ -28,6 +28,7 @@ from arpo.losses import Tokens, TokenSums, kl_loss, policy_loss
 from arpo.models.forward import sampled_logprobs
 from arpo.models.loading import DTYPES
 from arpo.models.lora import adapters_off
+from arpo.models.pictures import Pictures
 from arpo.packing import Microbatch, pack
 from arpo.rendering import Renderer
 
@@ -45,6 +46,7 @@ class LocalLearner:
         self._config = config
         self._parameters, starts = self._trained(model)
         self._optimiser = _adamw(self._parameters.values(), config.optim, config.run.seed, starts)
+        self._pictures = Pictures(renderer.settings) if _on_gpu(model) else None
         self._version = 0
         self._steps = 0
         self._skipped = 0
@@ -77,6 +79,7 @@ class LocalLearner:
     ) -> None:
         total, sums = 0.0, TokenSums()
         for index, microbatch in enumerate(update):
+            self._look_ahead(update[index : index + 2])
             loss, these = self._loss(microbatch, None if old_logps_M is None else old_logps_M[index])
             self._backward(loss)
             total += loss.item()
@@ -104,6 +107,15 @@ class LocalLearner:
         kl, kl_sums = kl_loss(tokens, base_logp_T)
         return loss + self._config.loss.kl * kl, sums + kl_sums
 
+    def _look_ahead(self, microbatches: Sequence[Microbatch]) -> None:
+        """Have the pictures of these unpacked, but for those that a frozen tower remembers."""
+        if self._pictures is None:
+            return
+        model: Any = self._model
+        remembered = getattr(model.model.visual, "feature_cache", ())
+        shown = (shot for microbatch in microbatches for sample in microbatch for shot in sample.images)
+        self._pictures.expect(shot for shot in shown if shot.sha256 not in remembered)
+
     def _base_logprobs(self, microbatch: Microbatch) -> Tensor | None:
         if self._base is None:
             return None
@@ -121,7 +133,8 @@ class LocalLearner:
         return {name: p for name, p in model.named_parameters() if p.requires_grad}, {}
 
     def _sampled(self, model: Any, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
-        return sampled_logprobs(model, microbatch, self._renderer, self._config.rollout.temperature)
+        temperature = self._config.rollout.temperature
+        return sampled_logprobs(model, microbatch, self._renderer, temperature, pictures=self._pictures)
 
     def _backward(self, loss: Tensor) -> None:
         loss.backward()
@@ -206,6 +219,10 @@ class _Tally:
             "updates": float(steps),
             "skipped": float(self.skipped),
         }
+
+
+def _on_gpu(model: nn.Module) -> bool:
+    return next(model.parameters()).is_cuda
 
 
 def _mean(total: float, count: int) -> float:

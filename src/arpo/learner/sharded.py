@@ -38,7 +38,8 @@ from arpo.learner.saved import ADAM_SLOTS, OPTIMISER, WEIGHTS, Saved, part_of, w
 from arpo.losses import TokenSums
 from arpo.models.families import VisionLanguageModel
 from arpo.models.forward import sampled_logprobs
-from arpo.models.loading import DTYPES, hollow_model, resolve_model
+from arpo.models.loading import DTYPES, hollow_model, load_renderer
+from arpo.models.pictures import Pictures
 from arpo.models.trainable import choose_trained
 from arpo.packing import Microbatch, balance, deal
 from arpo.recipe import load_config
@@ -113,11 +114,10 @@ class Shard(LocalLearner):
     ) -> None:
         """Rank 0 gives the `whole` model, and all others take their parts of its values."""
         self._rank, self._device = rank, device_of(rank, config)
-        model = divided_model(config, self._device, whole)
-        base: Any = None
-        if config.loss.kl:
-            adapted = config.model.train == "lora"
-            base = model if adapted else divided_model(config, self._device, whole).requires_grad_(False)
+        model = divided_model(config, self._device, whole, whole)
+        base = model
+        if config.loss.kl and config.model.train != "lora":
+            base = divided_model(config, self._device, whole, model).requires_grad_(False)
         super().__init__(model, renderer, config, base)
 
     def train_share(self, order: Train) -> Metrics:
@@ -175,7 +175,8 @@ class Shard(LocalLearner):
         return own, {own[name]: _start(shard, self._rank) for name, shard in self._shards.items()}
 
     def _sampled(self, model: Any, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
-        logp_T, entropy_T = model(microbatch, self._renderer, self._config.rollout.temperature)
+        temperature = self._config.rollout.temperature
+        logp_T, entropy_T = model(microbatch, self._renderer, temperature, self._pictures)
         return logp_T, entropy_T
 
     def _backward(self, loss: Tensor) -> None:
@@ -204,17 +205,20 @@ class Shard(LocalLearner):
         return norm.item()
 
 
-def divided_model(config: Config, device: torch.device, whole: VisionLanguageModel | None) -> Any:
+def divided_model(
+    config: Config, device: torch.device, whole: VisionLanguageModel | None, seer: VisionLanguageModel | None
+) -> Any:
     """The recipe's model with this rank's part of each tensor, its values taken from rank 0's `whole` one.
 
     Called on samples it gives what `sampled_logprobs` does: FSDP gathers around a module's own call alone.
+    What a frozen tower sees it shares with the `seer`, whose tower is the same.
     """
     model: Any = hollow_model(config.model)
     choose_trained(model, config.model, config.run.seed)
     visual, layers = model.model.visual, model.model.language_model.layers
     frozen_tower = hasattr(visual, "feature_cache")
-    if frozen_tower and whole is not None:
-        visual.feature_cache = whole.model.visual.feature_cache
+    if frozen_tower and seer is not None:
+        visual.feature_cache = seer.model.visual.feature_cache
     model.forward = partial(_forward, model)
     shard = partial(
         fully_shard,
@@ -232,13 +236,18 @@ def divided_model(config: Config, device: torch.device, whole: VisionLanguageMod
 
 
 def _forward(
-    model: VisionLanguageModel, microbatch: Microbatch, renderer: Renderer, temperature: float
+    model: VisionLanguageModel,
+    microbatch: Microbatch,
+    renderer: Renderer,
+    temperature: float,
+    pictures: Pictures | None,
 ) -> tuple[Tensor, Tensor]:
     """A filler stands in where no sample shows a picture: both towers run on every rank or on none."""
+    logprobs = partial(sampled_logprobs, model, renderer=renderer, temperature=temperature, pictures=pictures)
     if any(sample.images for sample in microbatch):
-        logp_T, entropy_T = sampled_logprobs(model, microbatch, renderer, temperature)
+        logp_T, entropy_T = logprobs(microbatch)
         return logp_T.clone(), entropy_T  # FSDP wants no view
-    logp_T, entropy_T = sampled_logprobs(model, [*microbatch, filler(renderer)], renderer, temperature)
+    logp_T, entropy_T = logprobs([*microbatch, filler(renderer)])
     return logp_T[:-1] + 0 * logp_T[-1], entropy_T[:-1].clone()
 
 
@@ -259,7 +268,7 @@ def filler(renderer: Renderer) -> Sample:
 
 
 def _materialise(module: nn.Module, device: torch.device) -> None:
-    """Memory for what has none yet, unit by unit: no rank ever holds the whole model at once."""
+    """Memory for what has none yet: unit by unit, so that no rank ever needs it for the whole model."""
     for part in module.modules():
         own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         if any(tensor.is_meta for tensor in own):
@@ -313,9 +322,7 @@ def _work(config: Config, rank: int, orders: Iterator[Order]) -> None:
     """What each rank but 0 does."""
     threads = config.run.threads or os.cpu_count() or 1
     torch.set_num_threads(max(1, threads // config.optim.ranks))
-    model = config.model
-    renderer = Renderer.from_folder(resolve_model(model.path), model.min_pixels, model.max_pixels)
-    shard = Shard(renderer, config, rank, whole=None)
+    shard = Shard(load_renderer(config.model), config, rank, whole=None)
     for order in orders:
         match order:
             case Train():

@@ -27,6 +27,9 @@ class FeatureCache:
         self._size = 0
         self._kept: OrderedDict[str, Tensor] = OrderedDict()
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._kept
+
     def get(self, name: str) -> Tensor | None:
         if name in self._kept:
             self._kept.move_to_end(name)

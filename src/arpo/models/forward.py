@@ -7,8 +7,7 @@ where a sampled token is predicted. Nothing here holds state.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -23,6 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from arpo import vision
 from arpo.models.families import VisionLanguageModel, family_of
 from arpo.models.features import kept_features
+from arpo.models.memory import spare_layers
+from arpo.models.pictures import Pictures
 from arpo.models.recompute import recomputing
 from arpo.rendering import Renderer
 from arpo.types import Sample, Screenshot
@@ -31,36 +32,46 @@ MOST_LOGITS = 2**28  # in float32 and in several copies, these are some gigabyte
 
 
 def encode_images(
-    model: VisionLanguageModel, screenshots: Sequence[Screenshot], renderer: Renderer
+    model: VisionLanguageModel,
+    screenshots: Sequence[Screenshot],
+    renderer: Renderer,
+    pictures: Pictures | None = None,
 ) -> Tensor:
     """Features of the screenshots' image tokens, one after the other: [sum of tokens, levels, width]."""
     visual = model.model.visual
     grids = torch.tensor([renderer.grid(shot) for shot in screenshots])
-    pixels = _patches(screenshots, renderer, visual.device).to(visual.dtype)
+    pixels = _patches(screenshots, renderer, visual.device, pictures).to(visual.dtype)
     return family_of(model).image_features(visual(pixels, grid_thw=grids.to(visual.device)))
 
 
-def _patches(screenshots: Sequence[Screenshot], renderer: Renderer, device: torch.device) -> Tensor:
+def _patches(
+    screenshots: Sequence[Screenshot], renderer: Renderer, device: torch.device, pictures: Pictures | None
+) -> Tensor:
     """The patches of all screenshots, one after the other. A GPU gets pixels and makes patches itself."""
     settings = renderer.settings
     if device.type == "cpu":
         return torch.from_numpy(np.concatenate([vision.patchify(shot, settings) for shot in screenshots]))
-    with ThreadPoolExecutor() as threads:  # unpacking a picture leaves the interpreter free
-        pictures = list(threads.map(partial(vision.pixels, settings=settings), screenshots))
+    if pictures is None:
+        pixels = [vision.pixels(shot, settings) for shot in screenshots]
+    else:
+        pixels = pictures.take(screenshots)
     return torch.cat(
-        [vision.patchify_pixels(torch.from_numpy(each).to(device)[None], settings)[0] for each in pictures]
+        [vision.patchify_pixels(torch.from_numpy(each).to(device)[None], settings)[0] for each in pixels]
     )
 
 
 def features_by_name(
-    model: VisionLanguageModel, screenshots: Iterable[Screenshot], renderer: Renderer
+    model: VisionLanguageModel,
+    screenshots: Iterable[Screenshot],
+    renderer: Renderer,
+    pictures: Pictures | None = None,
 ) -> dict[str, Tensor]:
     """Features of each distinct screenshot, by its sha256; each is encoded once, all in one batch."""
     distinct = {shot.sha256: shot for shot in screenshots}
     if not distinct:
         return {}
     counts = [vision.image_tokens(renderer.grid(shot), renderer.settings) for shot in distinct.values()]
-    encode, visual = partial(encode_images, model, renderer=renderer), model.model.visual
+    encode, visual = partial(encode_images, model, renderer=renderer, pictures=pictures), model.model.visual
     if hasattr(visual, "feature_cache"):  # then it is frozen
         features_NLD = kept_features(visual, distinct, encode)
     else:
@@ -182,6 +193,7 @@ def sampled_logprobs(
     temperature: float,
     *,
     packed: bool | None = None,
+    pictures: Pictures | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(log-probability, entropy) of every sampled token, at the temperature of sampling, in sample order.
 
@@ -196,8 +208,8 @@ def sampled_logprobs(
     lengths = tuple(len(row.token_ids) for row in rows) if packed else None
     shown = [shot for sample in samples for shot in sample.images]
     sampled_BT = _padded([sample.mask for sample in samples], packed).to(model.device)
-    with recomputing(model) if on_gpu and torch.is_grad_enabled() else nullcontext():
-        by_name = features_by_name(model, shown, renderer)
+    with _keeping_what_fits(model, samples, renderer) if on_gpu else nullcontext():
+        by_name = features_by_name(model, shown, renderer, pictures)
         features = [by_name[shot.sha256] for shot in shown]
         batch = embed_rows(model, [TokenRow.joined(rows)] if packed else rows, features, renderer.pad_id)
         hidden_BTD = hidden_states(
@@ -205,6 +217,18 @@ def sampled_logprobs(
         )
     hidden_ND = hidden_BTD[:, :-1][sampled_BT[:, 1:]]
     return _token_logprobs(model.lm_head, hidden_ND, batch.tokens_BT[sampled_BT], temperature)
+
+
+def _keeping_what_fits(
+    model: VisionLanguageModel, samples: Sequence[Sample], renderer: Renderer
+) -> AbstractContextManager[None]:
+    """A forward pass that is to be followed by a backward one keeps as much as the GPU has room for."""
+    if not torch.is_grad_enabled():
+        return nullcontext()
+    grids = {shot.sha256: renderer.grid(shot) for sample in samples for shot in sample.images}
+    tokens = sum(len(sample.token_ids) for sample in samples)
+    patches = sum(rows * columns for _, rows, columns in grids.values())
+    return recomputing(model, whole_layers=spare_layers(model, tokens, patches))
 
 
 def _padded(masks: Sequence[Sequence[bool]], packed: bool) -> Tensor:

@@ -70,7 +70,10 @@ def load_model(settings: ModelConfig, seed: int) -> VisionLanguageModel:
 def hollow_model(settings: ModelConfig) -> VisionLanguageModel:
     """The recipe's model, prepared, on the device "meta": its layout without memory or values."""
     config, dtype = read_config(resolve_model(settings.path)), DTYPES[settings.dtype]
-    return prepare(_random_model(config, dtype, torch.device("meta"), seed=0))
+    model = prepare(_random_model(config, dtype, torch.device("meta"), seed=0))
+    if resolve_device(settings.device) != "cpu":
+        pointwise.install(model, compiled=True)
+    return model
 
 
 def prepare(model: VisionLanguageModel) -> VisionLanguageModel:

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForImageTextToText
 
 from arpo import vision
 from arpo.config import Config
-from arpo.errors import UserError
-from arpo.models.loading import resolve_model
+from arpo.models.families import head_width
+from arpo.models.loading import read_config, resolve_model
 from arpo.models.lora import ADAPTED
 from arpo.vision import ImageSettings
 
@@ -71,19 +72,15 @@ class Plan:
 
 def read_shape(folder: Path, lora_rank: int) -> Shape:
     """From config.json: the model is laid out without memory, and measured."""
-    try:
-        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
-        with torch.device("meta"):
-            model: Any = AutoModelForImageTextToText.from_config(config)
-    except Exception as error:  # whatever the library says about a folder is about this folder
-        raise UserError(f"{folder}: no model configuration that can be read ({error})") from error
-    return shape_of(model, lora_rank)
+    config = read_config(folder)
+    with torch.device("meta"):
+        return shape_of(AutoModelForImageTextToText.from_config(config), lora_rank)
 
 
 def shape_of(model: Any, lora_rank: int) -> Shape:
     text, tower = model.config.text_config, model.config.vision_config
     in_vision = sum(p.numel() for p in model.model.visual.parameters())
-    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    head = head_width(text)
     adapted = [
         module
         for name, module in model.named_modules()
@@ -151,6 +148,22 @@ def _activations(shape: Shape, width: int, tokens: int, patches: int) -> int:
 def layer_values(shape: Shape, tokens: int) -> int:
     """How many values a layer of the language model keeps when nothing in it is made again."""
     return tokens * (4 * shape.hidden + 2 * shape.heads + 2 * shape.keys + 3 * shape.intermediate)
+
+
+def spare_layers(model: Any, tokens: int, patches: int) -> int:
+    """How many layers of the language model can keep everything in what the GPU has left for a backward pass.
+
+    None where weights are divided among several GPUs: they are gathered when needed, so memory is not known.
+    """
+    parameters = list(model.parameters())
+    if any(isinstance(parameter, DTensor) for parameter in parameters):
+        return 0
+    shape, width = shape_of(model, lora_rank=1), parameters[0].element_size()
+    tower = any(parameter.requires_grad for parameter in model.model.visual.parameters())
+    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    coming = sum(p.nbytes for p in parameters if p.requires_grad and p.grad is None)
+    spare = free - RESERVE - coming - _activations(shape, width, tokens, patches if tower else 0)
+    return max(0, min(shape.layers, int(spare // (width * layer_values(shape, tokens)))))
 
 
 def advice(plan: Plan, config: Config, room: int) -> str:

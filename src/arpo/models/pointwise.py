@@ -7,6 +7,7 @@ slower: zeros make it one, and change no result. `install` changes one model ins
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -15,15 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, silu
 from transformers.activations import SiLUActivation
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 
 ALIGNED = 8  # values of two bytes that make up the sixteen that a GPU's tensor cores read at once
 
 LARGE = 2**20  # values
+ROTARY = "apply_rotary_pos_emb"
 
 
 def install(model: nn.Module, *, compiled: bool) -> None:
     """Fuse the norms and gated layers of this instance. Without `compiled` the same steps run one by one."""
     norm, gated = (_compiled_where_large(f) if compiled else f for f in (normalised, gated_product))
+    if compiled:
+        _compile_rotary(model)
     for module in model.modules():
         if _is_norm(module):
             module.forward = partial(_norm_forward, module, norm)
@@ -42,13 +47,30 @@ def gated_product(gate: Tensor, up: Tensor) -> Tensor:
     return silu(gate) * up
 
 
+def _compile_rotary(model: Any) -> None:
+    """Of the language model's attention, whose module finds it by name. A library without it is left be."""
+    for module in model.modules():
+        library = sys.modules[type(module).__module__]
+        rotate = getattr(library, ROTARY, None)
+        if rotate is not None and not hasattr(rotate, "plain"):
+            chosen = _compiled_where_large(rotate)
+            chosen.plain = rotate  # type: ignore[attr-defined]
+            setattr(library, ROTARY, chosen)
+
+
+def rotated(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
+    """The vision tower's rotary positions; on a GPU in one pass."""
+    rotate: Callable[..., Any] = apply_rotary_pos_emb_vision
+    return (_compiled_where_large(rotate) if query.is_cuda else rotate)(query, key, cosine, sine)
+
+
 @cache
-def _compiled_where_large(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _compiled_where_large(function: Callable[..., Any]) -> Callable[..., Any]:
     """One compilation for all lengths; the few tokens of a decoding step are not worth its overhead."""
     compiled = torch.compile(function, dynamic=True)
 
-    def chosen(hidden: Tensor, *others: Any) -> Tensor:
-        return (compiled if hidden.numel() >= LARGE else function)(hidden, *others)
+    def chosen(hidden: Tensor, *others: Any, **named: Any) -> Any:
+        return (compiled if hidden.numel() >= LARGE else function)(hidden, *others, **named)
 
     return chosen
 

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 from transformers.vision_utils import get_vision_position_ids
 
 from arpo.models import attention as kernels
 from arpo.models.families import IMAGE_BOUNDS, WINDOW_BOUNDS, Family, VisionLanguageModel, family_of
+from arpo.models.pointwise import rotated
 
 _LAYOUTS_KEPT = 32
 
@@ -116,20 +116,36 @@ def _attend(
     """The attention module's forward: query, key, value; rotary; one call per segment length; projection."""
     total = hidden_ND.shape[0]
     query, key, value = attention.qkv(hidden_ND).reshape(total, 3, attention.num_heads, -1).unbind(1)
-    query, key = apply_rotary_pos_emb_vision(query, key, *position_embeddings)
+    query, key = rotated(query, key, *position_embeddings)
     segments = layout.segments[bounds]
     if len(segments.counts) == 1:
         mixed = _attend_equal(attention, query, key, value, segments.counts[0][0])
     else:
         sizes = [length * count for length, count in segments.counts]
-        grouped = [x[segments.order].split(sizes) for x in (query, key, value)]
+        grouped = [
+            _Reordered.apply(x, segments.order, segments.inverse).split(sizes) for x in (query, key, value)
+        ]
         parts = [
             _attend_equal(attention, q, k, v, length)
             for (length, _), q, k, v in zip(segments.counts, *grouped, strict=True)
         ]
-        mixed = torch.cat(parts)[segments.inverse]
+        mixed = _Reordered.apply(torch.cat(parts), segments.inverse, segments.order)
     projected: Tensor = attention.proj(mixed)
     return projected
+
+
+class _Reordered(torch.autograd.Function):
+    """Rows in another order, each named once: so that the gradient is a plain look-up too."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return rows[order]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (inverse,) = ctx.saved_tensors
+        return gradients[0][inverse], None, None
 
 
 def _attend_equal(attention: Any, query: Tensor, key: Tensor, value: Tensor, length: int) -> Tensor:

@@ -16,7 +16,7 @@ SOLUTIONS = {
         "click(start_box='(1237,713)')",
         Look(650, 650, 900, 710),
     ],
-    # a folder on the bookmarks bar
+    # a folder on the bookmarks bar; Chrome writes its bookmarks 2.5 s later, and not when it is killed
     "2ad9387a": [
         "hotkey(key='ctrl shift o')",
         Look(80, 140, 320, 240),
@@ -26,6 +26,7 @@ SOLUTIONS = {
         Look(700, 350, 950, 700),
         "type(content='Favorites\\n')",
         Look(700, 350, 950, 700),
+        *["wait()"] * 3,
     ],
     # another name of the profile
     "2ae9ba84": [

@@ -5,14 +5,14 @@ from player import Look
 # The menu "Edit": its second entry that begins with P.
 PREFERENCES = [
     "hotkey(key='alt e')",
-    Look(240, 150, 600, 800),
+    Look(130, 60, 450, 720),
     "type(content='pp\\n')",
     Look(800, 350, 1380, 400),
 ]
 
 SOLUTIONS = {
     # no dock
-    "d52d6308": ["wait()", "hotkey(key='tab')", Look(205, 160, 380, 880)],
+    "d52d6308": ["hotkey(key='tab')", Look(70, 50, 250, 600)],
     # 100 undo steps
     "7b7617bd": [
         *PREFERENCES,

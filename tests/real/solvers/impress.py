@@ -12,8 +12,6 @@ SOLUTIONS = {
     ],
     # auto-save every three minutes
     "2cd43775": [
-        "hotkey(key='esc')",
-        Look(600, 235, 1400, 250),
         "hotkey(key='alt f12')",
         Look(600, 235, 1400, 260),
         "click(start_box='(520,576)')",

@@ -10,9 +10,9 @@ SAVED = ["hotkey(key='ctrl s')", Look(160, 50, 200, 78)]
 # GIMP's menu "File", and in it "Overwrite"; then its title says so.
 OVERWRITTEN = [
     "hotkey(key='alt f')",
-    Look(200, 150, 500, 500),
+    Look(110, 50, 390, 600),
     "type(content='w')",
-    Look(440, 104, 960, 116),
+    Look(700, 2, 1260, 18),
 ]
 
 SOLUTIONS = {
@@ -53,12 +53,12 @@ SOLUTIONS = {
     ],
     "gimp-scale": [
         "hotkey(key='alt i')",
-        Look(400, 150, 700, 500),
+        Look(330, 50, 540, 650),
         "type(content='s')",
-        Look(480, 340, 860, 680),
+        Look(810, 400, 1180, 440),
         "type(content='240\\t')",
         "hotkey(key='alt s')",
-        Look(480, 340, 860, 680),
+        Look(810, 400, 1180, 440),
         *OVERWRITTEN,
     ],
     "vlc-play": [
@@ -106,11 +106,11 @@ SOLUTIONS = {
     "writer-sign": ["hotkey(key='ctrl end')", "type(content='\\nSigned: Clara Holm')", *SAVED],
     "gimp-mirror": [
         "hotkey(key='alt i')",
-        Look(400, 150, 700, 500),
+        Look(330, 50, 540, 650),
         "type(content='t')",
-        Look(710, 300, 950, 450),
+        Look(560, 170, 850, 280),
         "type(content='h')",
-        Look(710, 300, 950, 450),
+        Look(560, 170, 850, 280),
         *OVERWRITTEN,
     ],
 }

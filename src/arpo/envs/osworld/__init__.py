@@ -1,1 +1,1 @@
-"""OSWorld: real applications, real tasks and their real evaluators, in a light sandbox or a virtual machine."""
+"""OSWorld: real applications, tasks and evaluators, in a light sandbox or a virtual machine."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import secrets
 import select
@@ -144,8 +145,7 @@ class Sandbox:
                 pass_fds=[up_network, gone, network, owner],
             )
         self._ends.callback(_end, slirp)
-        readable, _, _ = select.select([up], [], [], max(0.0, deadline - time.monotonic()))
-        if not readable or not os.read(up, 1):
+        if not _is_readable(up, deadline) or not os.read(up, 1):
             raise EnvError("start", "slirp4netns gives the guest no network; it needs /dev/net/tun")
 
     def _pipe(self, guest_ends: contextlib.ExitStack) -> tuple[int, int]:
@@ -238,8 +238,7 @@ def _first_process(info: int) -> int | None:
 
 
 def _wait_until_ready(ready: int, deadline: float, words: _Log) -> None:
-    readable, _, _ = select.select([ready], [], [], max(0.0, deadline - time.monotonic()))
-    if not readable:
+    if not _is_readable(ready, deadline):
         raise EnvTimeout("start", f"the guest did not come up in time{words.tail()}")
     if not os.read(ready, 1):
         words.join()
@@ -255,8 +254,16 @@ def _end_all(first: int) -> None:
     """End the first process of the sandbox; the kernel ends all others before that one is gone."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(first, signal.SIGKILL)
-    select.select([first], [], [])
+    _is_readable(first, math.inf)
     os.close(first)
+
+
+def _is_readable(descriptor: int, deadline: float) -> bool:
+    """Wait until there is something to read, or an end, but not beyond the deadline."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    left = None if math.isinf(deadline) else max(0.0, deadline - time.monotonic()) * 1000
+    return bool(poll.poll(left))
 
 
 def _arguments(settings: SandboxSettings, info: int) -> list[str]:

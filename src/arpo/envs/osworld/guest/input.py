@@ -73,6 +73,8 @@ class Input:
                 if not isinstance(act, _UNSEEN):
                     self._screen.touch()
             self._display.sync()
+            if not all(isinstance(act, Sleep) for act in acts):
+                self._screen.touch()
             return complaints
 
     def _outwait_layout(self) -> None:

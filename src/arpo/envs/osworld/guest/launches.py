@@ -1,7 +1,8 @@
 """Launches: starting applications, and waiting for their windows in place of a guessed sleep.
 
 Of a known application a window is expected: the launch returns when it is there, when the program has ended,
-or when it has taken too long. A command of any other name returns at once.
+or when it has taken too long. A command that ends others returns when they are gone. A command of any other
+name returns at once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ APPLICATIONS = {
     "google-chrome", "google-chrome-stable", "libreoffice", "localc", "loimpress", "lowriter", "nautilus",
     "soffice", "thunderbird", "vlc", "xterm",
 }  # fmt: skip
+ENDERS = {"killall", "pkill"}
 WINDOW_SECONDS = 30.0
+END_SECONDS = 10.0
 _PAINT_SECONDS = (
     3.0  # from a new window, or from the end of a program that handed over, to a finished picture
 )
@@ -37,16 +40,32 @@ class Launches:
         self._screen = screen
 
     def launch(self, command: Words, shell: bool) -> None:
-        before = {window.id for window in self._windows.all()}
+        before = self._ids()
         process = start(command, shell)
         if program(command) in APPLICATIONS:
             deadline = time.monotonic() + WINDOW_SECONDS
             while not self._shown(before) and process.poll() is None and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
+                before &= self._ids()  # the number of a window that is gone may be given again
+        elif program(command) in ENDERS:
+            _wait_for_ends(split(command, False)[1:], process)
         self._screen.touch(_PAINT_SECONDS)
+
+    def _ids(self) -> set[int]:
+        return {window.id for window in self._windows.all()}
 
     def _shown(self, before: set[int]) -> bool:
         return any(not window.passing for window in self._windows.all(before))
+
+
+def _wait_for_ends(chosen: Words, process: subprocess.Popen[bytes]) -> None:
+    """Until all that was told to end has: it may have settings to write, which who comes next shall read."""
+    process.wait()
+    deadline = time.monotonic() + END_SECONDS
+    while time.monotonic() < deadline:
+        if subprocess.call(["pgrep", *chosen], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+            return
+        time.sleep(_POLL_SECONDS)
 
 
 def start(command: Words, shell: bool) -> subprocess.Popen[bytes]:

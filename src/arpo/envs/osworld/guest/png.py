@@ -1,8 +1,8 @@
 """Pictures of one screen as PNG, by the standard library alone, and fast.
 
 The picture is packed in bands of rows, each on its own, and only bands that have changed since the last one
-are packed again: a step changes few. Rows are not filtered, which takes half the time and makes screens hardly
-larger.
+are packed again: a step changes few. Rows are not filtered, which takes half the time and makes screens
+hardly larger.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Session:
         subprocess.Popen(["openbox"])
 
     def start_dock(self) -> None:
-        """After the window manager: without one it would sleep for a second before it looks again."""
+        """When the window manager is up: else it would sleep for a second before it looks again."""
         subprocess.Popen(["tint2"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

@@ -71,7 +71,9 @@ class Windows:
             self._display.sync()
 
     def wait_for_manager(self, seconds: float) -> bool:
-        return self._wait(seconds, lambda: bool(self._property(self._root, "_NET_SUPPORTING_WM_CHECK")))
+        """Until the window manager has said all that a dock asks for."""
+        marks = ("_NET_SUPPORTING_WM_CHECK", "_NET_NUMBER_OF_DESKTOPS")
+        return self._wait(seconds, lambda: all(self._property(self._root, mark) for mark in marks))
 
     def all(self, except_ids: Set[int] = frozenset()) -> list[Window]:
         """Every managed window, the oldest first."""

@@ -25,7 +25,7 @@ test: lint ## check style and types, run all tests; ARGS="-k replay" selects som
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
 
 test-real: $(DEV) $(OSWORLD) ## run the tests on real desktops; FULL=1 runs all of them, which takes long
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real $(if $(FULL),,-m "not full") $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/real $(if $(FULL),,-m "not full") $(ARGS)
 
 osworld: $(OSWORLD) ## install real desktops: Debian packages (root or sudo), and desktop-env in .venv-osworld
 

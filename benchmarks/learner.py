@@ -101,7 +101,7 @@ def trajectory(renderer: Renderer, screenshots: int, size: tuple[int, int], firs
     add((words * 100)[:PROMPT_TOKENS], False)
     for shot in shots:
         add(list(renderer.continuation(Message(role="user", screenshot=shot)).token_ids), False)
-        add((words * 10)[:ANSWER_TOKENS], True)
+        add((words * 100)[:ANSWER_TOKENS], True)
     return Sample(
         token_ids=tuple(tokens),
         mask=tuple(mask),

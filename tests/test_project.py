@@ -19,6 +19,7 @@ PAGES = (
     "docs/recipes.md",
     "docs/results.md",
     "docs/osworld.md",
+    "docs/performance.md",
 )
 PICTURES_AND_WEIGHTS = (".png", ".safetensors", ".xlsx", ".docx", ".odp")
 MOST_LINES = 450

@@ -142,7 +142,7 @@ def test_ctrl_c_finishes_the_batch_and_a_second_one_does_not(runs: Runs, tmp_pat
     run = tmp_path / "run"
     stopped = runs.train(run, at="in a rollout", signals=(signal.SIGINT, signal.SIGINT))
     assert stopped.code == 130
-    assert stopped.output.endswith("arpo: stopped; train, screen and pretrain go on with the same command\n")
+    assert "arpo: stopped; train, screen, pretrain and eval osworld go on" in stopped.output
     assert metrics(run) == metrics(runs.reference)[:2]
 
     stopped = runs.train(run, at="in a rollout", signals=(signal.SIGINT,))

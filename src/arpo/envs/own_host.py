@@ -30,6 +30,7 @@ from arpo.recipe import to_toml
 RECIPE, READY = "recipe.toml", "ready.json"
 LINES_KEPT = 20
 _LOOK_AGAIN = 0.05
+_SECRETS = ("OPENAI_API_KEY", "WANDB_API_KEY", "HF_TOKEN")  # no business of a desktop's host
 _NAME = "the environment host of this run"
 
 
@@ -102,7 +103,10 @@ class HostProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env={**os.environ, wire.TOKEN: token},
+            env={
+                **{name: value for name, value in os.environ.items() if name not in _SECRETS},
+                wire.TOKEN: token,
+            },
             start_new_session=True,  # Ctrl-C is for us: a run that stops gently still needs its desktops
         )
         self._reader = threading.Thread(target=_keep_tail, args=(self._process, self._tail), daemon=True)

@@ -33,6 +33,7 @@ def resolve_env(config: Config) -> EnvFactory:
         def make_osworld() -> Env:
             return OSWorldEnv(config.osworld, config.env)
 
+        make_osworld()  # what cannot work is told now, not by every episode
         return make_osworld
     return _imported(config.env.name)
 

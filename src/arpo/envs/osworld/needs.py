@@ -45,6 +45,11 @@ OTHER_NAMES = {
     "writer": "libreoffice_writer",
 }
 NOT_ON_THE_LOCAL_DESKTOP = {"vs_code": "VS Code", "thunderbird": "Thunderbird"}
+# Tasks whose verdict on the local desktop is 1 whatever is done.
+SOLVED_FROM_THE_START = {
+    "99146c54-4f37-4ab8-9327-5f3291665e1e": "today's Chromium writes by itself what its verdict looks for",
+    "937087b6-f668-4ba6-9110-60682ee33441": "VLC is the local desktop's only video player",
+}
 
 LIVE_STEPS = {"login", "googledrive"}
 # They open a page, or read the address bar or the page that it leads to.
@@ -201,6 +206,8 @@ def _not_offered(task: Task, settings: OSWorldConfig) -> str | None:
     need = needs(task)
     if settings.provider != LOCAL:
         return None
+    if task.id in SOLVED_FROM_THE_START:
+        return f"would be solved from the start: {SOLVED_FROM_THE_START[task.id]}"
     for application, title in NOT_ON_THE_LOCAL_DESKTOP.items():
         if application in need.applications:
             return f"needs {title}, which the local desktop does not have"

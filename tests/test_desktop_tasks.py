@@ -6,7 +6,7 @@ from arpo.config import OSWorldConfig
 from arpo.envs.osworld.needs import SHIPPED, missing, needs
 from arpo.tasks import check_disjoint, load_tasks
 
-TRAIN, HELDOUT = load_tasks("desktop:ten"), load_tasks("desktop:heldout")
+TRAIN, HELDOUT = load_tasks("desktop:train"), load_tasks("desktop:heldout")
 FOLDER = files("arpo") / "envs" / "osworld" / "tasks" / "files"
 LARGEST = 20_000
 

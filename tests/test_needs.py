@@ -252,7 +252,7 @@ def test_nothing_is_staged_outside(tmp_path: Path) -> None:
 
 def test_shipped_files_are_never_missing_and_stay_in_their_folder(tmp_path: Path) -> None:
     assert missing(task(download("arpo:poem.txt")), settings(tmp_path)) is None
-    for name in ("arpo:no such file", "arpo:../ten.json", "arpo:/etc/hostname"):
+    for name in ("arpo:no such file", "arpo:../train.json", "arpo:/etc/hostname"):
         with pytest.raises(UserError, match=f"{name}: no such file is shipped"):
             stage(task(download(name)), tmp_path, tmp_path / "into")
 

@@ -269,7 +269,7 @@ def test_the_published_command() -> None:
         ("--domain os", "tasks.domains", "os"),
         ("--domain all", "tasks.domains", ""),
         ("--test_config_base_dir evaluation_examples/", "tasks.examples", "evaluation_examples/examples"),
-        ("--tasks desktop:ten", "eval.tasks", "desktop:ten"),
+        ("--tasks desktop:train", "eval.tasks", "desktop:train"),
         ("--trial-id 0 --trial-id 1", "eval.trials", "0,1"),
         ("--provider_name docker", "osworld.provider", "docker"),
         ("--path_to_vm vm.vmx", "osworld.machine", "vm.vmx"),

@@ -249,7 +249,7 @@ tried again. Then the success of each domain is printed with its 95% interval, p
 same settings, what failed and what was skipped; summary.json beside the trials holds the same. Exit code 1
 if episodes failed. A key, where the servers want one, is taken from OPENAI_API_KEY alone.""",
         example="""\
-arpo eval osworld --endpoint http://127.0.0.1:8000/v1 --model ui-tars --tasks desktop:ten
+arpo eval osworld --endpoint http://127.0.0.1:8000/v1 --model ui-tars --tasks desktop:train
 arpo eval osworld --headless --observation_type screenshot --max_steps 15 --max_trajectory_length 15 \\
     --temperature 0.6 --model ui-tars --action_space pyautogui --num_envs 8 --result_dir ./results/ \\
     --test_all_meta_path ./evaluation_examples/test_all.json --trial-id 0 --server_ip http://127.0.0.1""",

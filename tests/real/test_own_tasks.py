@@ -10,7 +10,7 @@ from arpo.envs.check import check_env
 from arpo.envs.remote import Leased, patient
 from arpo.tasks import load_tasks
 
-TASKS = {task.id: task for name in ("ten", "heldout") for task in load_tasks(f"desktop:{name}")}
+TASKS = {task.id: task for name in ("train", "heldout") for task in load_tasks(f"desktop:{name}")}
 
 
 def test_every_task_has_a_solution():

@@ -5,7 +5,8 @@ from player import Look
 from solvers import in_terminal
 
 # LibreOffice's button for saving looks different when there is nothing to save.
-SAVED = ["hotkey(key='ctrl s')", Look(160, 50, 200, 78)]
+CHANGED = Look(160, 50, 200, 78)
+SAVED = ["hotkey(key='ctrl s')", CHANGED]
 
 # GIMP's menu "File", and in it "Overwrite"; then its title says so.
 OVERWRITTEN = [
@@ -103,7 +104,7 @@ SOLUTIONS = {
         Look(340, 305, 400, 318),
         *SAVED,
     ],
-    "writer-sign": ["hotkey(key='ctrl end')", "type(content='\\nSigned: Clara Holm')", *SAVED],
+    "writer-sign": ["hotkey(key='ctrl end')", "type(content='\\nSigned: Clara Holm')", CHANGED, *SAVED],
     "gimp-mirror": [
         "hotkey(key='alt i')",
         Look(330, 50, 540, 650),

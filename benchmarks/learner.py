@@ -3,8 +3,10 @@
 With a GPU, a 7B model of random weights learns from trajectories of 1, 5 and 15 screenshots of 1920x1080 in
 bfloat16: whole, and by LoRA. Without one, the shipped tiny model learns from Desk's small ones. Plain
 transformers has gradient checkpointing, a fused AdamW and logits at sampled tokens alone, since with all of
-them it does not fit. Each trajectory is learned from three times, and the last is measured. Prints one JSON
-line for each kind of trajectory; `ratio` is plain over ours.
+them it does not fit; for LoRA it has the adapters of the PEFT library, beside the same layers, of the same
+rank, in float32 under autocast, and without that library it is not measured. Ours learns from each trajectory
+three times, plain transformers twice, and the last time is measured. Prints one JSON line for each kind of
+trajectory; `ratio` is plain over ours.
 
     python benchmarks/learner.py [--screenshots 1,5,15] [--train all,lora] [--no-plain]
 """
@@ -15,6 +17,7 @@ import argparse
 import asyncio
 import gc
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,6 +36,7 @@ from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
 from arpo.models.forward import TokenRow
 from arpo.models.loading import load_model, load_renderer, resolve_model
+from arpo.models.lora import ADAPTED
 from arpo.models.memory import GIB, Shape, shape_of
 from arpo.models.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
 from arpo.models.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
@@ -40,7 +44,7 @@ from arpo.models.trainable import choose_trained
 from arpo.rendering import Renderer
 from arpo.types import Message, Sample, Screenshot
 
-REPEATS = 3
+REPEATS, PLAIN_REPEATS = 3, 2  # the first ones compile and allocate
 LEARNING_RATE = 1e-6
 PROMPT_TOKENS, ANSWER_TOKENS = 400, 150
 SEVEN_B = {
@@ -113,10 +117,10 @@ def trajectory(renderer: Renderer, screenshots: int, size: tuple[int, int], firs
     )
 
 
-def timed(learn: Callable[[], None], device: str) -> tuple[float, float]:
-    """(seconds, peak GiB) of the last of some; the first ones compile and allocate."""
+def timed(learn: Callable[[], None], device: str, repeats: int) -> tuple[float, float]:
+    """(seconds, peak GiB) of the last of some."""
     seconds = 0.0
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
             torch.cuda.synchronize()
@@ -140,7 +144,10 @@ def plain(folder: Path, samples: list[Sample], renderer: Renderer, config: Confi
     model.train()
     if device == "cuda":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=device == "cuda")
+    plainly_choose_trained(model, config.model)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=LEARNING_RATE, fused=device == "cuda")
+    mixed = torch.autocast(device, torch.bfloat16, enabled=any(p.dtype != dtype for p in trained))
 
     def logprobs(sample: Sample) -> Tensor:
         tokens = torch.tensor([sample.token_ids], device=device)
@@ -160,14 +167,42 @@ def plain(folder: Path, samples: list[Sample], renderer: Renderer, config: Confi
 
     def learn() -> None:
         for sample in samples:
-            logp = logprobs(sample)
+            with mixed:
+                logp = logprobs(sample)
             loss = -(sample.weight * (logp - logp.detach()).exp() * sample.advantage).sum()
             loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimiser.step()
         optimiser.zero_grad()
 
     return learn
+
+
+def plainly_choose_trained(model: Any, settings: ModelConfig) -> None:
+    """Freeze what is not trained; for LoRA, put PEFT's adapters where ours would be."""
+    if settings.train == "language":
+        model.model.visual.requires_grad_(False)
+    if settings.train == "lora":
+        import peft
+
+        linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+        adapters = peft.LoraConfig(
+            r=settings.lora_rank,
+            lora_alpha=settings.lora_alpha,
+            target_modules=[name for name in linear if ADAPTED.search(f".{name}.")],
+        )
+        peft.get_peft_model(model, adapters)  # in place; what it returns is a wrapping
+
+
+def plain_seconds(folder: Path, samples: list[Sample], renderer: Renderer, config: Config) -> float | None:
+    """None, and a word on the standard error, where a library is missing that plain transformers needs."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        learn = plain(folder, samples, renderer, config)
+    except ModuleNotFoundError as missing:
+        print(f"{missing.name} is not installed: plain LoRA is not measured", file=sys.stderr, flush=True)
+        return None
+    return timed(learn, device, PLAIN_REPEATS)[0]
 
 
 def ours(samples: list[Sample], renderer: Renderer, config: Config) -> tuple[Callable[[], None], Shape]:
@@ -252,16 +287,12 @@ def main() -> None:
         size, count = ((1920, 1080), 1) if gpu else ((224, 168), 8)
         for screenshots in map(int, options.screenshots.split(",")):
             samples = [trajectory(renderer, screenshots, size, 100 * n) for n in range(count)]
-            plain_seconds = None
-            if options.plain:
-                learn = plain(folder, samples, renderer, replace(Config(), model=settings))
-                plain_seconds = timed(learn, device)[0]
-                del learn
-                free()
             for train in options.train.split(","):
                 config = replace(Config(), model=replace(settings, train=train), optim=optim)
+                plain_time = plain_seconds(folder, samples, renderer, config) if options.plain else None
+                free()
                 learn, shape = ours(samples, renderer, config)
-                seconds, peak = timed(learn, device)
+                seconds, peak = timed(learn, device, REPEATS)
                 del learn
                 free()
                 flops = sum(needed_flops(shape, sample, renderer, train) for sample in samples)
@@ -273,8 +304,8 @@ def main() -> None:
                             "tokens": sum(len(sample.token_ids) for sample in samples),
                             "train": train,
                             "seconds": round(seconds, 3),
-                            "plain_seconds": plain_seconds and round(plain_seconds, 3),
-                            "ratio": plain_seconds and round(plain_seconds / seconds, 2),
+                            "plain_seconds": plain_time and round(plain_time, 3),
+                            "ratio": plain_time and round(plain_time / seconds, 2),
                             "floor_seconds": round(flops / floor_rate, 2) if gpu else None,
                             "over_floor": round(seconds * floor_rate / flops, 2) if gpu else None,
                             "peak_gib": round(peak, 1) if gpu else None,

@@ -29,6 +29,11 @@ def test_the_parts_are_those_of_the_recipe(tmp_path: Path) -> None:
     assert ensemble.scheduler.agent.template == load_template("desk")
 
 
+def test_places_are_read_in_the_recipes_coordinates(tmp_path: Path) -> None:
+    config = small_config(tmp_path, [A], "--model.coordinates=thousandths")
+    assert assemble(config).scheduler.agent.coordinates == "thousandths"
+
+
 def test_the_ensemble_plays_with_the_model_that_a_learner_fills(tmp_path: Path) -> None:
     Scripted.play({})
     config = small_config(tmp_path, [A], "--rollout.max_steps=2", env="Scripted")

@@ -4,7 +4,7 @@ import pytest
 
 from arpo.config import BadSetting, Config, LossConfig, RolloutConfig, TrainConfig
 from arpo.errors import UserError
-from arpo.recipe import describe, keys, load_config, to_toml
+from arpo.recipe import describe, keys, load_config, shipped_recipes, to_toml
 
 
 def refusal(recipe, *overrides):
@@ -36,13 +36,16 @@ def test_a_negative_number_is_a_value():
     assert "loss.kl: is -1.0, must be >= 0" in refusal(None, "--loss.kl", "-1")
 
 
-RECIPES = ("desk", "osworld_local", "osworld_eval", "osworld_full", "osworld_subset32")
-
-
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", shipped_recipes())
 def test_shipped_recipes_are_valid_and_round_trip(name, tmp_path):
     config = load_config(name)
     assert load_config(recipe(tmp_path, to_toml(config))) == config
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_recipes() if name.startswith("ablations/")])
+def test_an_ablation_is_the_published_method_but_for_one_setting(name):
+    paper, ablation = to_toml(load_config("paper")), to_toml(load_config(name))
+    assert len(set(ablation.splitlines()) - set(paper.splitlines())) == 1
 
 
 def test_the_published_run():
@@ -117,6 +120,7 @@ def test_wrong_values(tmp_path, line, reason):
         (["--train.tasks_per_batch", "32", "--train.tasks_per_update", "5"], "train.tasks_per_update"),
         (["--train.tasks_per_batch", "8", "--train.tasks_per_update", "16"], "train.tasks_per_update"),
         (["--tasks.heldout", "desk:32", "--tasks.train", "desk:32"], "tasks.heldout"),
+        (["--env.partial", "0.6"], "env.partial"),
         (["--model.min_pixels", "5000", "--model.max_pixels", "4000"], "model.min_pixels"),
         (["--rollout.max_answer_tokens", "4096"], "rollout.max_answer_tokens"),
         (["--train.dynamic_sampling", "true", "--replay.enabled", "true"], "train.dynamic_sampling"),
@@ -149,3 +153,31 @@ def test_every_key_has_help_and_is_listed():
         assert key.help, key.name
         assert f"--{key.name} " in listing
     assert '--loss.ratio "recompute"  (recompute | behaviour | truncated)' in listing
+
+
+def test_a_recipe_stands_on_another(tmp_path):
+    (tmp_path / "under.toml").write_text("[loss]\nkl = 0.1\nclip_low = 0.05\n[optim]\nlr = 1e-3\n", "utf-8")
+    config = load_config(
+        recipe(tmp_path, 'extends = "under.toml"\n[loss]\nkl = 0.3\n'), ["--optim.lr", "2e-3"]
+    )
+    assert (config.loss.kl, config.loss.clip_low, config.optim.lr) == (0.3, 0.05, 2e-3)
+
+
+def test_a_recipe_stands_on_a_shipped_one(tmp_path):
+    config = load_config(recipe(tmp_path, 'extends = "desk"\n[replay]\nenabled = false\n'))
+    assert config == replace(load_config("desk"), replay=replace(Config().replay, enabled=False))
+
+
+def test_what_a_recipe_cannot_stand_on(tmp_path):
+    path = recipe(tmp_path, 'extends = "mine.toml"\n')
+    assert refusal(path) == f"{path}: extends: leads back to {path}: a recipe cannot stand on itself"
+    path = recipe(tmp_path, "extends = 3\n")
+    assert refusal(path) == f"{path}: extends: is 3, must be the name of a recipe, or its file"
+    path = recipe(tmp_path, 'extends = "deks"\n')
+    assert "deks: no such recipe file" in refusal(path) and "did you mean desk?" in refusal(path)
+
+
+def test_a_refusal_names_the_recipe_that_said_it(tmp_path):
+    under = tmp_path / "under.toml"
+    under.write_text("[loss]\nkl = -1\n", "utf-8")
+    assert refusal(recipe(tmp_path, 'extends = "under.toml"\n')) == f"{under}: loss.kl: is -1.0, must be >= 0"

@@ -35,12 +35,13 @@ from arpo.actions import (
     Wait,
     scale,
 )
-from arpo.config import EnvConfig
+from arpo.config import Config, EnvConfig
 from arpo.envs.check import check_env
 from arpo.envs.desk.canvas import PALETTE
-from arpo.envs.desk.env import DeskEnv, set_up
+from arpo.envs.desk.env import DeskEnv, act, judge, set_up, way_gone
 from arpo.envs.desk.goals import FAMILIES, INFEASIBLE
 from arpo.envs.desk.invent import invent_task, rng_for
+from arpo.envs.resolve import resolve_env
 from arpo.errors import EnvError
 from arpo.types import Screenshot, Task
 from desks import WORLD, solution, task_of, titles
@@ -154,6 +155,51 @@ def test_a_wrong_file_deleted_costs_the_task() -> None:
     assert asyncio.run(play(DeskEnv(), task, [(report, *delete)]))[1] == 1.0
     assert asyncio.run(play(DeskEnv(), task, [(budget, *delete)]))[1] == 0.0
     assert asyncio.run(play(DeskEnv(), task, [(report, *delete), (report, *delete)]))[1] == 0.0
+
+
+def test_an_unfinished_goal_is_worth_part_of_the_way_by_option() -> None:
+    # Two leaves are to change: a file goes, and the volume is another.
+    files, conf = {**WORLD["files"], "": {"budget": "bread"}}, {**WORLD["conf"], "Volume": 50}
+    task = plain_task("File", files=files, conf=conf)
+    report, budget = Click(point=Point(80, 77)), Click(point=Point(80, 91))
+    delete = (Hotkey(keys=("delete",)), Hotkey(keys=("enter",)))
+
+    def verdict(*actions: Action, partial: float = 0.4) -> float:
+        env = resolve_env(Config(env=EnvConfig(partial=partial)))()
+        assert isinstance(env, DeskEnv)
+        return asyncio.run(play(env, task, [actions]))[1]
+
+    assert verdict(report, *delete) == 0.4 * 0.5
+    assert verdict(report, *delete, partial=0.0) == 0.0
+    assert verdict(report, *delete, Fail()) == 0.0
+    assert verdict(Wait()) == 0.0  # nothing done
+    assert verdict(budget, *delete) == 0.0  # three leaves away, and two at first
+    solved = {**WORLD, "files": files, "conf": conf}
+    assert judge(task, solved, None) == way_gone(task, solved, None) == 1.0
+    changed_too = {**solved, "calc": {**WORLD["calc"], "D4": 1}}
+    assert (judge(task, changed_too, None), way_gone(task, changed_too, None)) == (0.0, 0.5)
+
+
+def test_the_way_is_measured_in_leaves() -> None:
+    old, moved = {"poem": "tea"}, {"Work": {}, "Old": {"poem": "tea"}, "": WORLD["files"][""]}
+    task = plain_task(files=moved)  # Work/poem goes, Work is empty; Old is not, Old/poem comes: four leaves
+    copied = {**WORLD, "files": {**WORLD["files"], "Old": old}}
+    assert way_gone(task, copied, None) == 0.5
+    assert way_gone(plain_task(), copied, None) == 0.0  # nothing was asked for
+    infeasible = replace(task, evaluator={"func": "infeasible"})
+    assert way_gone(infeasible, copied, None) == 0.0
+
+
+def test_the_way_leads_from_0_to_the_goal_on_every_kind_of_task() -> None:
+    for family in (name for name in FAMILIES if name not in INFEASIBLE):
+        task = invented(family)
+        desktop, ways = set_up(task), []
+        for _, action in solution(task):
+            ways.append(way_gone(task, desktop.world, None))
+            assert 0 <= ways[-1] < 1 or judge(task, desktop.world, None) == 1
+            act(desktop, action)
+        assert ways[0] == 0, family
+        assert way_gone(task, desktop.world, None) == judge(task, desktop.world, None) == 1, family
 
 
 def test_the_other_actions() -> None:

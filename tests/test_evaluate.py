@@ -45,7 +45,7 @@ def test_tasks_are_played_as_often_and_as_cold_as_asked_for() -> None:
     settings = RolloutConfig(group_size=2, temperature=1.0)
     scheduler = Scheduler(
         pool=EnvPool(Places(FakeEnv, 4), EnvConfig()),
-        agent=Agent(engine=engine, renderer=RENDERER, template=TEMPLATE),
+        agent=Agent(engine=engine, renderer=RENDERER, template=TEMPLATE, coordinates="pixels"),
         settings=settings,
         seed=0,
     )

@@ -15,7 +15,7 @@ FLOORS = (
     "__init__ actions config errors keys parsing recipe types",
     "advantages codec conversation estimates losses packing rendering replay rewards samples tasks vision",
     "checkpoint display engines envs learner models pack store testing tracking",
-    "assembly evaluate osworld_eval rollout scheduler screening trainer",
+    "assembly compare evaluate osworld_eval rollout scheduler screening trainer",
     "__main__ cli doctor published_flags viewer",
 )
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms.split()}

@@ -116,3 +116,9 @@ def test_the_screened_list_is_of_tasks_that_were_solved_at_least_once() -> None:
     assert 0.5 <= rate <= 0.75
     assert 0.2 <= rate * len(counts) / 369 <= 0.3
     assert {name: counts[name] for name in chosen["tasks"]} == chosen["tasks"]
+
+
+def test_the_list_of_128_is_the_start_of_the_screened_one() -> None:
+    screened, chosen = read("screened"), read("128")
+    assert list(chosen["tasks"].items()) == list(screened["tasks"].items())[:128]
+    assert chosen["source"] == screened["source"]

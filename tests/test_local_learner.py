@@ -129,7 +129,7 @@ def plain_loss(
         if sigma == 0:
             continue
         for i, t in enumerate(one.trajectories):
-            replayed = one.rescue is not None and one.rescue.index == i
+            replayed = any(rescue.index == i for rescue in one.rescues)
             # for its token sequences alone: neither weight nor advantage is looked at
             alone = group(t, trajectory(1 - t.score))
             sequences = updates_of([alone])[0][: sum(each.restart for each in t.turns)]

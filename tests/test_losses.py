@@ -194,7 +194,7 @@ def plain_objective(
                 "constant": len(counted) * len(one.trajectories) * token_budget,
             }[loss.aggregation]
             advantage = (rewards[i] - mean) / sigma
-            replayed = one.rescue is not None and one.rescue.index == i
+            replayed = any(rescue.index == i for rescue in one.rescues)
             mode = replay_ratio if replayed else loss.ratio
             for s in t.turns:
                 before = s.context[-1]
@@ -270,7 +270,7 @@ def test_the_whole_objective_agrees_with_a_plain_one(
         "kl": kl,
     }
     groups, three = batch_of_groups(), policies()
-    assert groups[1].rescue is not None
+    assert len(groups[1].rescues) == 1
     loss = LossConfig(**settings)
     plain = plain_objective(groups, three, loss, replay_ratio, token_budget=30)
     (plain_gradient,) = torch.autograd.grad(plain, three[0])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from aiohttp import web
 
+from arpo.actions import Click, Point
 from arpo.config import RolloutConfig, ServerConfig
 from arpo.engines.base import Weights
 from arpo.engines.openai import OpenAIEngine, endpoints
@@ -277,12 +278,15 @@ def test_a_context_that_is_too_long_is_told_with_the_remedy(message: str) -> Non
     assert len(server.requests) == 1
 
 
-def play(server_url: str, **changes: Any) -> tuple[Trajectory, FakeEnv]:
+def play(
+    server_url: str, coordinates: Literal["pixels", "thousandths"] = "pixels"
+) -> tuple[Trajectory, FakeEnv]:
     env = FakeEnv(score=lambda actions: 0.5, size=(1920, 1080))
 
     async def episode() -> Trajectory:
-        async with engine(server_url, **changes) as playing:
-            agent = Agent(engine=playing, renderer=ChatRenderer(3136, 2116800, "pixels"), template=TEMPLATE)
+        async with engine(server_url) as playing:
+            renderer = ChatRenderer(3136, 2116800)
+            agent = Agent(engine=playing, renderer=renderer, template=TEMPLATE, coordinates=coordinates)
             settings = RolloutConfig(max_steps=3, max_images=2, temperature=0.6)
             return await run_episode(task("t"), env, agent, episode_id="e", settings=settings, seed=0)
 
@@ -321,10 +325,13 @@ def test_an_answer_that_was_cut_is_the_models_failure() -> None:
 
 
 def test_a_model_that_answers_in_thousandths() -> None:
-    renderer = ChatRenderer(3136, 2116800, "thousandths")
-    assert renderer.model_size(screenshot(0, (1920, 1080))) == (1000, 1000)
-    pixels = ChatRenderer(3136, 2116800, "pixels")
-    assert pixels.model_size(screenshot(0, (1920, 1080))) == (1932, 1092)
+    assert ChatRenderer(3136, 2116800).model_size(screenshot(0, (1920, 1080))) == (1932, 1092)
+    with serving(script("Action: click(start_box='(500,250)')", DONE)) as server:
+        _, in_thousandths = play(server.url, "thousandths")
+    with serving(script("Action: click(start_box='(500,250)')", DONE)) as server:
+        _, in_pixels = play(server.url)
+    assert in_thousandths.steps[0] == (Click(point=Point(960, 270)),)
+    assert in_pixels.steps[0] == (Click(point=Point(497, 247)),)  # 500 of 1932, 250 of 1092
 
 
 def test_weights_do_not_go_to_a_server() -> None:

@@ -119,6 +119,22 @@ def test_trials_are_played_counted_and_not_played_twice(
     assert arguments["eval"]["trials"] == "a,b"
 
 
+def test_thousandths_are_carried_out_in_pixels_and_are_another_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def click(request: web.Request, body: dict[str, Any], number: int) -> web.StreamResponse:
+        return says("Action: click(start_box='(500,250)')")
+
+    Scripted.play({})
+    with serving(click) as server:
+        words = command(server.url, tmp_path, [A], "--model.coordinates", "thousandths")
+        assert main(words) == 0
+        [steps] = trial(tmp_path).rglob("traj.jsonl")
+        assert "pyautogui.click(112, 42" in steps.read_text("utf-8")  # of a screen of 224x168
+        other = refusal(capsys, *command(server.url, tmp_path, [A]))
+    assert "coordinates 'thousandths', now 'pixels'" in other
+
+
 def test_each_trial_draws_for_itself(tmp_path: Path) -> None:
     Scripted.play({})
     with serving(done) as server:

@@ -115,7 +115,9 @@ def test_episodes_are_the_same_wherever_they_are_played():
         return [CLICK, WAIT, DONE][sampling.seed % 3]
 
     async def batch(pool):
-        agent = Agent(engine=scripted(by_the_draw), renderer=RENDERER, template=TEMPLATE)
+        agent = Agent(
+            engine=scripted(by_the_draw), renderer=RENDERER, template=TEMPLATE, coordinates="pixels"
+        )
         return await Scheduler(pool=pool, agent=agent, settings=settings, seed=0).run(
             "0", tasks, lambda *_: None
         )

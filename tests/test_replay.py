@@ -1,14 +1,31 @@
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from arpo.config import ReplayConfig
 from arpo.replay import ReplayBuffer
-from trajectories import group, scored, trajectory
+from arpo.types import Group, Trajectory
+from trajectories import group, scored, trajectory, turn
 
 
 def buffer(**settings: Any) -> ReplayBuffer:
     return ReplayBuffer(ReplayConfig(**settings))
+
+
+def walk(score: float, turns: int, *, name: str, version: int = 0) -> Trajectory:
+    """An episode of so many turns."""
+    steps = [turn([1], [2], restart=place == 0, version=version) for place in range(turns)]
+    return trajectory(score, *steps, name=name)
+
+
+def taken(rescued: Group) -> list[tuple[int, str]]:
+    """The places that were taken, and by whom."""
+    return [(rescue.index, rescue.stored_episode) for rescue in rescued.rescues]
 
 
 def test_an_all_failed_group_gets_one_stored_success_of_its_task() -> None:
@@ -18,11 +35,11 @@ def test_an_all_failed_group_gets_one_stored_success_of_its_task() -> None:
 
     (rescued,) = replay.rescue([failed], Random(0), version=5)
 
-    assert rescued.rescue is not None
-    place = rescued.rescue.index
-    assert rescued.rescue.replaced_episode == f"t-7-{place}"
-    assert rescued.rescue.stored_episode == "t-0-0"
-    assert rescued.rescue.age == 2
+    (rescue,) = rescued.rescues
+    place = rescue.index
+    assert rescue.replaced_episode == f"t-7-{place}"
+    assert rescue.stored_episode == "t-0-0"
+    assert rescue.age == 2
     assert rescued.trajectories[place].score == 1
     others = [i for i in range(3) if i != place]
     assert [rescued.trajectories[i] for i in others] == [failed.trajectories[i] for i in others]
@@ -44,15 +61,15 @@ def test_successes_are_stored_only_after_their_own_group_was_looked_at() -> None
         scored(0, 0, task="t", index=2),
     ]
     before, success, after = replay.rescue(groups, Random(0), version=0)
-    assert before.rescue is None and success.rescue is None
-    assert after.rescue is not None and after.rescue.stored_episode == "t-1-0"
+    assert before.rescues == success.rescues == ()
+    assert [rescue.stored_episode for rescue in after.rescues] == ["t-1-0"]
 
 
 def test_groups_are_taken_by_index_not_by_arrival() -> None:
     groups = [scored(0, 0, index=2), scored(0, 0, index=0), scored(1, 0, index=1)]
     rescued = buffer().rescue(groups, Random(0), version=0)
     assert [one.index for one in rescued] == [0, 1, 2]
-    assert [one.rescue is not None for one in rescued] == [False, False, True]
+    assert [len(one.rescues) for one in rescued] == [0, 0, 1]
 
 
 def test_what_is_stored_reaches_the_threshold_and_is_well_formed() -> None:
@@ -118,8 +135,8 @@ def test_place_and_success_are_both_drawn_evenly() -> None:
     draws: Counter[tuple[int, str]] = Counter()
     for _ in range(1800):
         (rescued,) = replay.rescue([scored(0, 0, index=1)], rng, version=1)
-        assert rescued.rescue is not None
-        draws[rescued.rescue.index, rescued.rescue.stored_episode] += 1
+        (rescue,) = rescued.rescues
+        draws[rescue.index, rescue.stored_episode] += 1
     assert len(draws) == 6
     assert all(240 < count < 360 for count in draws.values())
 
@@ -137,3 +154,135 @@ def test_the_same_generator_gives_the_same_rescue_also_from_a_restored_buffer() 
     assert restored.state() == replay.state() == {"t": ["t-0-1", "t-0-2", "t-0-3"], "u": ["u-1-0"]}
     failed = [scored(0, 0, 0, task="t", index=5), scored(0, 0, task="u", index=6)]
     assert replay.rescue(failed, Random("7/5"), 2) == restored.rescue(failed, Random("7/5"), 2)
+
+
+def one_for_one(
+    stored: Sequence[str], groups: Sequence[Group], rng: Random
+) -> list[tuple[int, tuple[int, str] | None]]:
+    """The published rule, said once more: (group, (place, stored success)), the place drawn first."""
+    held, rescued = list(stored), []
+    for one in groups:
+        record = None
+        if held and len(one.trajectories) > 1 and not any(t.score >= 0.5 for t in one.trajectories):
+            place = rng.randrange(len(one.trajectories))
+            record = place, held[rng.randrange(len(held))]
+        rescued.append((one.index, record))
+        held = [*held, *(t.episode_id for t in one.trajectories if t.score >= 0.5)][-8:]
+    return rescued
+
+
+@given(
+    batches=st.lists(
+        st.lists(st.lists(st.sampled_from([0, 0, 0, 0.4, 1]), max_size=4), max_size=5), max_size=4
+    ),
+    seed=st.integers(0, 9),
+)
+def test_the_defaults_are_the_published_rule(batches: list[list[list[float]]], seed: int) -> None:
+    replay, held = buffer(), list[str]()
+    for version, batch in enumerate(batches):
+        groups = [
+            group(
+                *(trajectory(score, name=f"{version}-{index}-{n}") for n, score in enumerate(scores)),
+                index=index,
+            )
+            for index, scores in enumerate(batch)
+        ]
+        expected = one_for_one(held, groups, Random(seed))
+        found = replay.rescue(groups, Random(seed), version)
+        assert [(one.index, taken(one)) for one in found] == [(i, [r] if r else []) for i, r in expected]
+        held = replay.state().get("t", [])
+
+
+def test_a_group_with_rare_successes_is_rescued_too_and_keeps_them() -> None:
+    replay = buffer(rare=0.25)
+    replay.rescue([scored(1, task="t")], Random(0), version=0)
+    scores = (0, 1, 0, 0, 0, 1, 0, 0)  # 2 of 8
+    for seed in range(20):
+        (rescued,) = replay.rescue([scored(*scores, index=1)], Random(seed), version=1)
+        ((place, _),) = taken(rescued)
+        assert scores[place] == 0
+        assert [t.score for t in rescued.trajectories] == [
+            1 if n == place else score for n, score in enumerate(scores)
+        ]
+    three_of_8 = scored(0, 1, 0, 1, 0, 1, 0, 0, index=2)
+    assert replay.rescue([three_of_8], Random(0), version=2) == [three_of_8]
+
+
+def test_the_last_failure_of_a_group_stays() -> None:
+    replay = buffer(rare=0.9, injections=5)
+    replay.rescue([scored(1, 1, 1, 1, 1)], Random(0), version=0)
+    groups = [
+        scored(1, 0, index=1),
+        scored(1, 1, 0, index=2),
+        scored(1, 1, index=3),
+        scored(0, 0, 0, index=4),
+    ]
+    *left_alone, failed = replay.rescue(groups, Random(0), version=1)
+    assert left_alone == groups[:3]
+    assert sorted(t.score for t in failed.trajectories) == [0, 1, 1]
+
+
+def test_several_stored_successes_each_once() -> None:
+    replay = buffer(injections=3)
+    replay.rescue([scored(1, 1, 0)], Random(0), version=0)
+    for seed in range(20):
+        replay = buffer(injections=3)
+        replay.rescue([scored(1, 1, 0)], Random(0), version=0)
+        (rescued,) = replay.rescue([scored(*[0] * 8, index=1)], Random(seed), version=4)
+        places, successes = zip(*taken(rescued), strict=True)
+        assert sorted(successes) == ["t-0-0", "t-0-1"]  # there are no more than two
+        assert len(set(places)) == 2
+        assert [rescued.trajectories[place].episode_id for place in places] == list(successes)
+        assert [rescue.replaced_episode for rescue in rescued.rescues] == [f"t-1-{n}" for n in places]
+        assert [rescue.age for rescue in rescued.rescues] == [4, 4]
+    replay.rescue([scored(1, 1, 1, index=2)], Random(0), version=4)
+    (rescued,) = replay.rescue([scored(*[0] * 8, index=3)], Random(0), version=5)
+    assert len(rescued.rescues) == 3
+
+
+@pytest.mark.parametrize(("victim", "places"), [("longest", [1, 3]), ("shortest", [0, 4])])
+def test_the_failure_that_gives_way_may_be_chosen_by_its_length(victim: str, places: list[int]) -> None:
+    replay = buffer(victim=victim, injections=2)
+    replay.rescue([scored(1, 1)], Random(0), version=0)
+    turns = (1, 5, 3, 5, 2)
+    failed = group(*(walk(0.0, count, name=f"f{count}") for count in turns))
+    for seed in range(5):
+        (rescued,) = replay.rescue([failed], Random(seed), version=1)
+        assert [place for place, _ in taken(rescued)] == places
+
+
+@pytest.mark.parametrize(("pick", "names"), [("newest", ["d", "c", "b"]), ("shortest", ["c", "b", "d"])])
+def test_the_success_that_takes_its_place_may_be_chosen(pick: str, names: list[str]) -> None:
+    replay = buffer(pick=pick, injections=3)
+    turns = {"a": 4, "b": 2, "c": 2, "d": 3}
+    replay.rescue(
+        [group(*(walk(1.0, count, name=name) for name, count in turns.items()))], Random(0), version=0
+    )
+    for seed in range(5):
+        (rescued,) = replay.rescue([scored(0, 0, 0, 0, 0)], Random(seed), version=1)
+        assert [name for _, name in taken(rescued)] == names
+
+
+def test_old_successes_are_forgotten_when_the_buffer_is_looked_at() -> None:
+    replay = buffer(max_age=2)
+    replay.rescue([scored(1, task="t", version=1)], Random(0), version=1)
+    replay.rescue(
+        [scored(1, task="t", index=1, version=2), scored(1, task="u", version=1)], Random(0), version=2
+    )
+    replay.rescue([], Random(0), version=3)
+    assert replay.state() == {"t": ["t-0-0", "t-1-0"], "u": ["u-0-0"]}
+    rescued = replay.rescue([scored(0, 0, task="t"), scored(0, 0, task="u", index=1)], Random(0), version=4)
+    assert [[rescue.age for rescue in one.rescues] for one in rescued] == [[2], []]
+    assert replay.state() == {"t": ["t-1-0"]}
+
+
+def test_a_restored_buffer_forgets_as_the_one_that_was_saved() -> None:
+    replay, restored = buffer(max_age=2, capacity=2), buffer(max_age=2, capacity=2)
+    first, second = scored(1, version=1), scored(1, index=1, version=3)
+    replay.rescue([first], Random(0), version=1)
+    replay.rescue([second], Random(0), version=3)
+    held = {t.episode_id: t for one in (first, second) for t in one.trajectories}
+    restored.restore(held[name] for ids in replay.state().values() for name in ids)
+    batch = [scored(0, 0, index=2), scored(1, index=3, version=4), scored(1, index=4, version=4)]
+    assert replay.rescue(batch, Random(5), 4) == restored.rescue(batch, Random(5), 4)
+    assert replay.state() == restored.state() == {"t": ["t-3-0", "t-4-0"]}

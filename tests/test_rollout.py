@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from arpo.actions import CallUser, Click, Fail, Finished, Point, Type, Wait
+from arpo.actions import CallUser, Click, Drag, Fail, Finished, Point, Type, Wait
 from arpo.config import RolloutConfig
 from arpo.errors import EngineError, UserError
 from arpo.rollout import Agent, draw_seed, run_episode
@@ -17,8 +17,10 @@ def settings(**changes):
     )
 
 
-def play(script, env=None, engine=None, **changes):
-    agent = Agent(engine=engine or scripted(script), renderer=RENDERER, template=TEMPLATE)
+def play(script, env=None, engine=None, coordinates="pixels", **changes):
+    agent = Agent(
+        engine=engine or scripted(script), renderer=RENDERER, template=TEMPLATE, coordinates=coordinates
+    )
     run = run_episode(
         task("t"), env or FakeEnv(), agent, episode_id="0-0-0", settings=settings(**changes), seed=3
     )
@@ -73,6 +75,18 @@ def test_places_are_scaled_once_from_the_models_pixels_to_the_screens():
     assert RENDERER.model_size(screenshot(0, (112, 112))) == (56, 56)
     play([CLICK, DONE], env)
     assert env.steps[0] == (Click(point=Point(56, 28)),)
+
+
+def test_thousandths_are_of_the_screens_sides_whatever_the_model_sees_of_it():
+    """500/1000 of 1920 is 960, 250/1000 of 1080 is 270; 1000 is the last pixel; a move has two places."""
+    env = FakeEnv(size=(1920, 1080))
+    drag = "Action: drag(start_box='(10,333)', end_box='(999,1000)')"
+    play(["Action: click(start_box='(500,250)')", drag, DONE], env, coordinates="thousandths")
+    assert env.steps[0] == (Click(point=Point(960, 270)),)
+    assert env.steps[1] == (Drag(start=Point(19, 360), end=Point(1918, 1079)),)
+    play(["Action: click(start_box='(28,14)')", DONE], pixels := FakeEnv(size=(1920, 1080)))
+    assert RENDERER.model_size(screenshot(0, (1920, 1080))) == (56, 28)
+    assert pixels.steps[0] == (Click(point=Point(960, 540)),)
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,9 @@ def test_a_group_rescued_by_replay_end_to_end() -> None:
     (rescued,) = buffer.rescue([failed], Random(1), version=6)
     (update,), stats = samples([rescued])
 
-    assert rescued.rescue is not None and rescued.rescue.age == 4
-    place = rescued.rescue.index
+    (rescue,) = rescued.rescues
+    assert rescue.age == 4
+    place = rescue.index
     assert [sample.replayed for sample in update] == [i == place for i in range(8)]
     assert [round(sample.advantage, 2) for sample in update] == [
         2.65 if i == place else -0.38 for i in range(8)
@@ -145,6 +146,25 @@ def test_dynamic_sampling_drops_what_teaches_nothing() -> None:
     )
     groups = [dead, live, solved, partial, lone]
     assert split_by_signal(groups, LossConfig()) == ([live, partial], [dead, solved, lone])
+
+
+def test_two_stored_successes_beside_one_of_the_groups_own() -> None:
+    buffer = ReplayBuffer(ReplayConfig(rare=0.25, injections=2))
+    buffer.rescue([scored(1, 1, version=2)], Random(0), version=2)
+    rare, failed, solved = scored(1, 0, 0, 0, index=1), scored(0, 0, 0, index=2), scored(1, 1, index=3)
+
+    groups = buffer.rescue([rare, failed, solved], Random(1), version=6)
+    (update,), stats = samples(groups)
+
+    injected = [{rescue.index for rescue in one.rescues} for one in groups]
+    assert [len(places) for places in injected] == [2, 2, 0]
+    assert [sample.replayed for sample in update] == [n in injected[0] for n in range(4)] + [
+        n in injected[1] for n in range(3)
+    ]
+    assert [round(sample.advantage, 2) for sample in update[:4]] == [
+        -1.73 if n and n not in injected[0] else 0.58 for n in range(4)
+    ]
+    assert stats == GroupStats(total=3, too_small=0, without_signal=1, rescued=2, all_success=1, all_fail=1)
 
 
 def test_estimators_reach_the_samples() -> None:

@@ -19,7 +19,7 @@ TASKS = [(1, task("b")), (0, task("a")), (2, task("c"))]
 def scheduler(engine, factory=FakeEnv, attempts=1, parallel=4):
     config = EnvConfig(parallel=parallel, attempts=attempts, quarantine_after=99)
     pool = EnvPool(Places(factory, parallel), config)
-    agent = Agent(engine=engine, renderer=RENDERER, template=TEMPLATE)
+    agent = Agent(engine=engine, renderer=RENDERER, template=TEMPLATE, coordinates="pixels")
     return Scheduler(pool=pool, agent=agent, settings=SETTINGS, seed=0)
 
 

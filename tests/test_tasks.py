@@ -6,9 +6,21 @@ from typing import Any
 
 import pytest
 
-from arpo.config import TasksConfig
+from arpo.config import Config, TasksConfig, TrainConfig
 from arpo.errors import UserError
-from arpo.tasks import Count, check_disjoint, choose, climbs, epoch_order, keep, load_tasks, selection
+from arpo.tasks import (
+    Count,
+    Curriculum,
+    check_disjoint,
+    choose,
+    climbs,
+    curriculum_of,
+    epoch_order,
+    keep,
+    load_counts,
+    load_tasks,
+    selection,
+)
 from arpo.types import Task
 from upstream import FOLDER, VERIFIED, needs_upstream
 
@@ -284,6 +296,98 @@ def test_each_epoch_is_a_shuffle_of_its_own_that_seed_and_number_decide() -> Non
     # written down: a change of this order would break the resumption of every stored run
     assert "".join(orders[0, 0]) == "eadhcbgf"
     assert names(pool) == list("abcdefgh")
+
+
+def counted(**successes: int) -> dict[str, Count]:
+    return {name: Count(successes=count, rollouts=16) for name, count in successes.items()}
+
+
+def test_the_counts_of_a_selection(tmp_path: Path) -> None:
+    pool = write(tmp_path / "pool.json", [entry(name) for name in "abc"])
+    assert load_counts(pool) == {}
+    kept = write(tmp_path / "kept.json", selection("pool.json", counted(c=16, a=5)))
+    assert list(load_counts(kept).items()) == list(counted(c=16, a=5).items())
+    again = write(tmp_path / "again.json", selection("kept.json", {"a": Count(successes=1, rollouts=2)}))
+    assert load_counts(again) == {"a": Count(successes=1, rollouts=2)}
+    unknown = write(tmp_path / "unknown.json", selection("pool.json", counted(d=1)))
+    with pytest.raises(UserError, match=r"task 'd' is not in 'pool\.json'"):
+        load_counts(unknown)
+
+
+def test_the_shipped_selections_have_counts_and_the_pool_has_none() -> None:
+    for source in ("desk:32", "desk:128", "desk:screened"):
+        counts = load_counts(source)
+        assert list(counts) == names(load_tasks(source))
+        assert all(0 < count.successes <= count.rollouts == 16 for count in counts.values())
+    assert load_counts("desk:pool") == {}
+
+
+def test_a_rate_of_screening_is_never_0_nor_1() -> None:
+    assert Count(successes=0, rollouts=16).rate == 0.5 / 17
+    assert Count(successes=8, rollouts=16).rate == 0.5
+    assert Count(successes=1, rollouts=1).rate == 0.75
+
+
+def test_no_curriculum_is_the_plain_shuffle() -> None:
+    plain = Curriculum(kind="none", passes=3, counts={})
+    pool = tasks(*"abcdefgh")
+    for epoch in range(3):
+        assert plain.order(pool, 5, epoch) == epoch_order(pool, 5, epoch)
+
+
+def test_tasks_of_middle_difficulty_come_more_often() -> None:
+    # Weights 0.0785, 0.3, 0.3, 0.0785, together 0.757: of four draws b and c have 1.585 each, a and d 0.415.
+    middle = Curriculum(kind="middle", passes=2000, counts=counted(a=0, b=8, c=8, d=16))
+    pool, drawn = tasks(*"abcd"), Counter[str]()
+    for epoch in range(2000):
+        order = names(middle.order(pool, 0, epoch))
+        assert len(order) == 4
+        times = Counter(order)
+        assert all(times[name] in (1, 2) for name in "bc") and all(times[name] in (0, 1) for name in "ad")
+        drawn += times
+    assert all(abs(drawn[name] / 2000 - 1.585) < 0.04 for name in "bc")
+    assert all(abs(drawn[name] / 2000 - 0.415) < 0.04 for name in "ad")
+    assert middle.order(pool, 0, 7) == middle.order(pool, 0, 7) != middle.order(pool, 1, 7)
+    assert len({tuple(names(middle.order(pool, 0, epoch))) for epoch in range(50)}) > 20
+
+
+def test_the_hardest_set_to_draw_from_repeats_a_task_at_most_four_times() -> None:
+    hard = Curriculum(kind="middle", passes=1, counts=counted(a=8, **{f"t{n}": 0 for n in range(127)}))
+    pool = tasks("a", *(f"t{n}" for n in range(127)))
+    times = [Counter(names(hard.order(pool, 0, epoch))) for epoch in range(50)]
+    assert {count["a"] for count in times} == {3, 4}  # 128 x 0.3 / (0.3 + 127 x 0.0785) = 3.74
+    assert all(count.total() == 128 for count in times)
+
+
+def test_easy_tasks_come_first() -> None:
+    successes = dict(zip("abcdefgh", (0, 15, 3, 16, 8, 1, 12, 2), strict=True))
+    easy = Curriculum(kind="easy_first", passes=6, counts=counted(**successes))
+    passes = [Counter(names(easy.order(tasks(*"abcdefgh"), 0, epoch))) for epoch in range(6)]
+    assert passes[0] == passes[1] == Counter("dbge" * 2)
+    for dealt in passes[2:4]:
+        assert set(dealt) == set("dbgech") and dealt.total() == 8 and max(dealt.values()) == 2
+    assert passes[4] == passes[5] == Counter("abcdefgh")
+    order = names(easy.order(tasks(*"abcdefgh"), 0, 0))
+    assert set(order[:4]) == set(order[4:]) == set("dbge")
+
+
+def test_an_odd_number_of_tasks_and_a_single_pass() -> None:
+    easy = Curriculum(kind="easy_first", passes=1, counts=counted(a=1, b=2, c=3))
+    assert Counter(names(easy.order(tasks(*"abc"), 0, 0))).keys() == {"b", "c"}
+    alone = Curriculum(kind="middle", passes=1, counts=counted(a=1))
+    assert names(alone.order(tasks("a"), 0, 0)) == ["a"]
+
+
+def test_a_curriculum_wants_counts() -> None:
+    def recipe(source: str, kind: Any) -> Config:
+        return Config(tasks=TasksConfig(train=source), train=TrainConfig(curriculum=kind, epochs=9))
+
+    assert curriculum_of(recipe("desk:pool", "none")) == Curriculum(kind="none", passes=9, counts={})
+    found = curriculum_of(recipe("desk:32", "middle"))
+    assert (found.kind, found.passes, len(found.counts)) == ("middle", 9, 32)
+    remedy = r"desk:pool has no screening counts: .* `arpo screen --tasks desk:pool --out kept\.json`"
+    with pytest.raises(UserError, match=remedy):
+        curriculum_of(recipe("desk:pool", "easy_first"))
 
 
 def test_training_and_held_out_tasks_share_nothing() -> None:

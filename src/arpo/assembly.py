@@ -40,9 +40,10 @@ def assemble(config: Config) -> Ensemble:
     model = load_model(config.model, config.run.seed)
     check_fit(model, renderer)
     engine = HFEngine(model, renderer, slots=config.env.parallel)
+    agent = Agent(engine=engine, renderer=renderer, template=template, coordinates=config.model.coordinates)
     scheduler = Scheduler(
         pool=pool,
-        agent=Agent(engine=engine, renderer=renderer, template=template),
+        agent=agent,
         settings=config.rollout,
         seed=config.run.seed,
     )

@@ -60,12 +60,16 @@ class ModelConfig:
     prompt: str = setting("desk", '"desk", a file, or package.module:ATTRIBUTE that holds the template')
     min_pixels: int = setting(3136, "smaller screenshots are enlarged to this", low=784)
     max_pixels: int = setting(2116800, "larger screenshots are reduced to this", low=784)
+    coordinates: Literal["pixels", "thousandths"] = setting(
+        "pixels", "it answers in pixels of what it sees, or thousandths (Qwen3-VL, UI-TARS before 1.5)"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TasksConfig:
     train: str = setting("desk:32", '"desk:NAME" (shipped), a task file, or a folder in OSWorld\'s layout')
     heldout: str = setting("desk:heldout", "tasks that are evaluated and never trained on")
+    overall: str = setting("", "tasks that are evaluated before and after, trained on or not; empty: none")
     examples: str = setting("", "where a list {domain: [id, …]} finds its tasks; empty: examples/ beside it")
     domains: str = setting("", "only tasks of these domains, separated by commas; empty: all")
     ids: str = setting("", "only tasks with these ids, separated by commas; empty: all")
@@ -82,6 +86,9 @@ class EnvConfig:
     step_seconds: float = setting(60.0, "a step that takes longer has failed", above=0)
     evaluate_seconds: float = setting(60.0, "a verdict that takes longer has failed", above=0)
     attempts: int = setting(3, "tries of one episode, each in a fresh environment", low=1)
+    partial: float = setting(
+        0.0, "desk: what the way towards an unfinished goal is worth at most; 0: nothing", low=0, below=1
+    )
     quarantine_after: int = setting(3, "failed episodes in a row after which a task is set aside", low=1)
     listen: str = setting("127.0.0.1:8700", "where an environment host listens; elsewhere it wants a token")
     lease_seconds: float = setting(
@@ -115,9 +122,15 @@ class RolloutConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
+    method: Literal["online", "rft", "dpo", "kto"] = setting(
+        "online", "online: GRPO and its kin; the others learn from stored episodes (offline.source)"
+    )
     epochs: int = setting(30, "passes over the training tasks", low=1)
     tasks_per_batch: int = setting(32, "groups that are rolled out with one policy", low=1)
     tasks_per_update: int = setting(32, "groups that one optimiser step averages over", low=1)
+    curriculum: Literal["none", "middle", "easy_first"] = setting(
+        "none", "by screening counts: tasks of middle difficulty more often, or easy tasks in early passes"
+    )
     dynamic_sampling: bool = setting(False, "DS-GRPO: replace groups without signal by fresh ones")
     dynamic_attempts: int = setting(4, "at most this many rounds of extra groups a batch", low=1)
 
@@ -145,9 +158,30 @@ class ReplayConfig:
     )
     capacity: int = setting(8, "successes kept for each task, first in first out", low=1)
     threshold: float = setting(0.5, "a score from here on is a success", above=0, high=1)
+    rare: float = setting(0.0, "a group with at most this share of successes is rescued", low=0, below=1)
+    injections: int = setting(1, "stored successes that a rescued group gets at most", low=1)
+    victim: Literal["random", "longest", "shortest"] = setting(
+        "random", "which failed episode of the group gives way"
+    )
+    pick: Literal["random", "newest", "shortest"] = setting("random", "which stored success takes its place")
+    max_age: int = setting(0, "successes older than so many versions are forgotten; 0: never", low=0)
     ratio: Literal["recompute", "behaviour", "truncated"] = setting(
         "recompute", "the policy that replayed episodes are measured against"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineConfig:
+    source: str = setting("", "a folder of stored episodes: `arpo collect` wrote it, or a run")
+    passes: int = setting(4, "over what the method makes of them", low=1)
+    batch: int = setting(64, "trajectories of one update; of DPO, half as many pairs", low=2)
+    pairs: int = setting(8, "DPO: of a success and a failure of one task, at most, in one pass", low=1)
+    beta: float = setting(0.1, "DPO and KTO: how closely the base model is kept to", above=0)
+    length: Literal["sum", "mean"] = setting(
+        "sum", "DPO and KTO: a trajectory's log-probability, over its sampled tokens"
+    )
+    desirable: float = setting(1.0, "KTO: weight of successes", low=0)
+    undesirable: float = setting(1.0, "KTO: weight of failures", low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +211,7 @@ class EvalConfig:
     temperature: float = setting(0.6, "of sampling in evaluation; 0: the likeliest token", low=0)
     rollouts: int = setting(4, "per training task", low=1)
     heldout_rollouts: int = setting(1, "per held-out task", low=1)
+    overall_rollouts: int = setting(1, "per task of tasks.overall", low=1)
     tasks: str = setting(
         "evaluation_examples/test_all.json", "what `arpo eval osworld` plays, as tasks.train"
     )
@@ -196,9 +231,6 @@ class ServerConfig:
     stop: str = setting("", "an answer ends at this text; empty: where the model ends it")
     special_tokens: bool = setting(
         True, "ask for <|box_start|> and such in answers; OpenAI itself refuses to"
-    )
-    coordinates: Literal["pixels", "thousandths"] = setting(
-        "pixels", "of the picture as the model sees it, or thousandths of its sides (UI-TARS before 1.5)"
     )
     seconds: float = setting(300.0, "a request that takes longer has failed", above=0)
     attempts: int = setting(8, "tries of one request, with growing pauses, over all servers", low=1)
@@ -246,6 +278,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
+    offline: OfflineConfig = field(default_factory=OfflineConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
@@ -294,6 +327,12 @@ def _check_combinations(config: Config) -> None:
             "rollout.max_answer_tokens",
             f"is {rollout.max_answer_tokens}, must leave room for the prompt in "
             f"rollout.max_context_tokens ({rollout.max_context_tokens})",
+        )
+    if config.env.partial > config.replay.threshold:
+        raise BadSetting(
+            "env.partial",
+            f"is {config.env.partial}, must be <= replay.threshold ({config.replay.threshold}): "
+            "an unfinished goal is no success",
         )
     if train.dynamic_sampling and config.replay.enabled:
         raise BadSetting(

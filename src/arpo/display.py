@@ -243,11 +243,15 @@ def duration(seconds: float) -> str:
 def success_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     """("training tasks", "25.0% (128/512)", "61.3% (314/512)", "+36.3 points") for each set of tasks.
 
-    summary["success"][when][tasks] is a fraction, for when in base and final, tasks in train and heldout;
-    summary["counts"], if there, holds [successes, episodes] in the same shape.
+    summary["success"][when][tasks] is a fraction, for when in base and final, tasks in train and heldout, and
+    overall where there is such a set; summary["counts"], if there, holds [successes, episodes] in the same
+    shape.
     """
     rows = []
-    for tasks, label in (("train", "training tasks"), ("heldout", "held-out tasks")):
+    labels = {"train": "training tasks", "heldout": "held-out tasks", "overall": "all tasks"}
+    if "overall" not in summary.get("success", {}).get("base", {}):
+        del labels["overall"]
+    for tasks, label in labels.items():
         before, after = (summary.get("success", {}).get(when, {}).get(tasks) for when in ("base", "final"))
         texts = [_rate_of(summary, when, tasks) for when in ("base", "final")]
         known = all(rate is not None and not math.isnan(rate) for rate in (before, after))

@@ -54,16 +54,27 @@ def run_doctor(say: Callable[[str], None] = print) -> int:
 
 
 def run_memory(config: Config, say: Callable[[str], None] = print) -> int:
-    """Say what the recipe's model will need of a GPU, and what to change if it does not fit."""
+    """Say what the recipe's model will need of a GPU, and what to change if it does not fit.
+
+    A folder that could not be loaded is refused first.
+    """
     import torch
 
-    from arpo.models.memory import describe, plan
+    from arpo.learner.ranks import device_of
+    from arpo.models.loading import check_weights, load_renderer, resolve_model
+    from arpo.models.memory import describe, memory, read_work
 
+    load_renderer(config.model)
+    if config.model.weights == "load":
+        check_weights(resolve_model(config.model.path))
     room = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
-    needed = plan(config)
-    for line in describe(needed, config, room):
+    work = read_work(config)
+    for line in describe(work, config, room):
         say(line)
-    return 0 if room is None or needed.total <= room else 1
+    if room is None:
+        return 0
+    device_of(0, config)
+    return 0 if memory(work, config).total <= room else 1
 
 
 def findings() -> list[Finding]:

@@ -23,7 +23,8 @@ from arpo.store import write_atomically
 from arpo.tasks import check_disjoint, choose, load_tasks
 from arpo.types import Group, Task
 
-SETS = ("train", "heldout")
+OVERALL = "overall"  # may share tasks with the others; is played before and after training alone
+SETS = ("train", "heldout", OVERALL)
 SKIPPED = "skipped.json"  # in a run's folder
 TOLD = 3  # of the tasks that cannot run; a file has all of them
 
@@ -73,8 +74,10 @@ async def evaluate(
 async def evaluate_sets(
     scheduler: Scheduler, config: Config, sets: Mapping[str, Sequence[Task]], name: str, display: Display
 ) -> dict[str, list[Group]]:
-    """The training and the held-out tasks, each with its own number of rollouts."""
-    rollouts = {"train": config.eval.rollouts, "heldout": config.eval.heldout_rollouts}
+    """Each set of tasks with its own number of rollouts."""
+    settings = config.eval
+    counts = (settings.rollouts, settings.heldout_rollouts, settings.overall_rollouts)
+    rollouts = dict(zip(SETS, counts, strict=True))
     groups: dict[str, list[Group]] = {}
     for which, tasks in sets.items():
         if not tasks:
@@ -111,19 +114,19 @@ def tell_failures(groups: Sequence[Group], display: Display) -> None:
 
 
 def load_sets(config: Config) -> dict[str, tuple[Task, ...]]:
-    """What the recipe names and chooses; with an empty tasks.heldout nothing is held out."""
+    """What the recipe names and chooses: nothing need be held out, and without tasks.overall is no such set."""
     settings = config.tasks
-    train = load_tasks(settings.train, settings.examples)
-    heldout = load_tasks(settings.heldout, settings.examples) if settings.heldout else ()
-    check_disjoint(train, heldout)
-    chosen = {task.id for task in choose([*train, *heldout], settings)}
-    sets = {
-        which: tuple(task for task in tasks if task.id in chosen)
-        for which, tasks in zip(SETS, (train, heldout), strict=True)
+    sources = (settings.train, settings.heldout, settings.overall)
+    named = {
+        which: load_tasks(source, settings.examples) if source else ()
+        for which, source in zip(SETS, sources, strict=True)
     }
+    check_disjoint(named["train"], named["heldout"])
+    chosen = {task.id for task in choose([task for tasks in named.values() for task in tasks], settings)}
+    sets = {which: tuple(task for task in tasks if task.id in chosen) for which, tasks in named.items()}
     if not sets["train"]:
         raise UserError("tasks.domains, tasks.ids: only held-out tasks are left: choose training tasks too")
-    return sets
+    return sets if sets[OVERALL] else {which: tasks for which, tasks in sets.items() if which != OVERALL}
 
 
 def playable(
@@ -205,8 +208,8 @@ def make_room(out: Path) -> None:
 
 def _record(config: Config, groups: Mapping[str, Sequence[Group]]) -> dict[str, Any]:
     record: dict[str, Any] = {"model": config.model.path, "temperature": config.eval.temperature}
-    for which in SETS:
-        score = Score.of(groups[which])
+    for which, played in groups.items():
+        score = Score.of(played)
         record[which] = {
             "success": score.rate if score.episodes else None,
             "successes": score.successes,

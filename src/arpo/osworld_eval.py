@@ -69,6 +69,7 @@ def terms(config: Config) -> dict[str, Any]:
     return {
         "model": config.server.model,
         "prompt": config.model.prompt,
+        "coordinates": config.model.coordinates,
         "temperature": config.eval.temperature,
         "top_p": config.server.top_p,
         "frequency_penalty": config.server.frequency_penalty,
@@ -99,13 +100,15 @@ def _play_what_is_left(config: Config, tasks: Sequence[Task], skipped: int, tria
 
 async def _play(config: Config, left: Sequence[tuple[Trial, Task]], progress: _Progress) -> None:
     """All at once, as many as there are environments; the first error that is the user's ends it."""
-    renderer = ChatRenderer(config.model.min_pixels, config.model.max_pixels, config.server.coordinates)
+    renderer = ChatRenderer(config.model.min_pixels, config.model.max_pixels)
     template = load_template(config.model.prompt)
     async with OpenAIEngine(config.server, os.environ.get("OPENAI_API_KEY", "")) as engine:
         for note in await engine.probe():
             progress.display.note(note)
         pool = open_pool(config)
-        agent = Agent(engine=engine, renderer=renderer, template=template)
+        agent = Agent(
+            engine=engine, renderer=renderer, template=template, coordinates=config.model.coordinates
+        )
         try:
             async with asyncio.TaskGroup() as running:
                 for trial, task in left:

@@ -1,7 +1,8 @@
 """Recipes: TOML and dotted overrides in, a `Config` out, and back.
 
-What the tree does not know is refused with the place, the reason and the nearest right name. Nothing is
-guessed: a text is not a number, and 1 is not true.
+A recipe may stand on another one: `extends = "paper"`, before its first section, takes that one's settings
+and changes those that follow. What the tree does not know is refused with the place, the reason and the
+nearest right name. Nothing is guessed: a text is not a number, and 1 is not true.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from arpo.config import BadSetting, Config
 from arpo.errors import UserError
+
+_SHIPPED = Path(str(files("arpo"))) / "recipes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +58,8 @@ def load_config(recipe: Path | str | None = None, overrides: Sequence[str] = ())
     settings: dict[str, tuple[Any, str]] = {}  # dotted key -> value, where it was said
     place = "command line"
     if recipe is not None:
-        path = find_recipe(recipe)
-        place = str(path)
-        settings.update((name, (value, place)) for name, value in _read_toml(path))
+        place = str(find_recipe(recipe))
+        settings.update(_read_recipe(recipe, ()))
     settings.update((name, (value, "command line")) for name, value in _read_overrides(overrides))
     try:
         return _build({name: value for name, (value, _) in settings.items()})
@@ -66,15 +68,19 @@ def load_config(recipe: Path | str | None = None, overrides: Sequence[str] = ())
 
 
 def find_recipe(recipe: Path | str) -> Path:
-    shipped = Path(str(files("arpo"))) / "recipes"
     if Path(recipe).is_file():
         return Path(recipe)
-    if (named := shipped / f"{recipe}.toml").is_file():
-        return named
-    names = sorted(path.stem for path in shipped.glob("*.toml"))
+    names = shipped_recipes()
+    if str(recipe) in names:
+        return _SHIPPED / f"{recipe}.toml"
     raise UserError(
         f"{recipe}: no such recipe file, and no shipped recipe of that name{nearest(str(recipe), names)}"
     )
+
+
+def shipped_recipes() -> list[str]:
+    """Their names, those in folders as "paper/grpo"."""
+    return sorted(path.relative_to(_SHIPPED).with_suffix("").as_posix() for path in _SHIPPED.rglob("*.toml"))
 
 
 def to_toml(config: Config) -> str:
@@ -101,11 +107,33 @@ def describe() -> str:
     return "\n".join(lines[1:])
 
 
-def _read_toml(path: Path) -> Iterator[tuple[str, Any]]:
+def _read_recipe(recipe: Path | str, trail: tuple[Path, ...]) -> dict[str, tuple[Any, str]]:
+    """Its settings with the file that said each, on top of those of the recipe that it extends.
+
+    `trail` are the recipes that led here.
+    """
+    path = find_recipe(recipe)
+    if path in trail:
+        raise UserError(f"{trail[-1]}: extends: leads back to {path}: a recipe cannot stand on itself")
+    document = _read_toml(path)
+    under = document.pop("extends", None)
+    if under is not None and not isinstance(under, str):
+        raise UserError(f"{path}: extends: is {under!r}, must be the name of a recipe, or its file")
+    settings: dict[str, tuple[Any, str]] = {}
+    if under is not None:
+        beside = path.parent / under
+        settings = _read_recipe(beside if beside.is_file() else under, (*trail, path))
+    return settings | {name: (value, str(path)) for name, value in _settings(document, path)}
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UserError(f"{path}: cannot be read as TOML: {error}") from None
+
+
+def _settings(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Any]]:
     known = {key.name: key for key in keys()}
     sections = [section.name for section in fields(Config)]
     for section, table in document.items():

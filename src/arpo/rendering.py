@@ -39,7 +39,7 @@ class Rendered:
 
 
 class PromptRenderer(Protocol):
-    """What an episode needs to know of a model: how it is shown things, and in which pixels it answers."""
+    """What an episode needs to know of a model: how it is shown things, and in how many pixels."""
 
     def render(self, messages: Sequence[Message]) -> Rendered: ...
 
@@ -123,7 +123,7 @@ class Renderer:
         return (ids[START], *self.encode(f"{message.role}\n{message.text}"), *picture, ids[END])
 
     def model_size(self, screenshot: Screenshot) -> tuple[int, int]:
-        """(width, height) of the screenshot as the model sees it: the pixels its answers are written in."""
+        """(width, height) of the screenshot as the model sees it."""
         return vision.target_size(*screenshot.size, self.settings)
 
     def grid(self, screenshot: Screenshot) -> Grid:
@@ -159,12 +159,9 @@ class Renderer:
 
 
 class ChatRenderer:
-    """For a model behind a server that takes messages and makes its own tokens: pictures, and no tokens.
+    """For a model behind a server that takes messages and makes its own tokens: pictures, and no tokens."""
 
-    `coordinates` "thousandths": the model answers in 0..1000 along both sides.
-    """
-
-    def __init__(self, min_pixels: int, max_pixels: int, coordinates: str) -> None:
+    def __init__(self, min_pixels: int, max_pixels: int) -> None:
         self._settings = ImageSettings(  # Qwen2.5-VL's, of which only those for the size are read
             patch_size=14,
             merge_size=2,
@@ -174,7 +171,6 @@ class ChatRenderer:
             mean=(0.0, 0.0, 0.0),
             std=(1.0, 1.0, 1.0),
         )
-        self._thousandths = coordinates == "thousandths"
 
     def render(self, messages: Sequence[Message]) -> Rendered:
         return _rendered((), messages)
@@ -183,7 +179,7 @@ class ChatRenderer:
         return _rendered((), [message])
 
     def model_size(self, screenshot: Screenshot) -> tuple[int, int]:
-        return (1000, 1000) if self._thousandths else vision.target_size(*screenshot.size, self._settings)
+        return vision.target_size(*screenshot.size, self._settings)
 
 
 def _rendered(token_ids: tuple[int, ...], messages: Sequence[Message]) -> Rendered:

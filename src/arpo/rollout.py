@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Literal
 
 from arpo.actions import Action, CallUser, Fail, Finished, scale, up_to_terminal
 from arpo.config import RolloutConfig
@@ -18,16 +19,21 @@ from arpo.envs.base import Env
 from arpo.errors import ContextTooLong, EngineError, UserError, boundary
 from arpo.parsing import ParseError, parse
 from arpo.rendering import PromptRenderer, Rendered
-from arpo.types import Completion, Prompt, Sampling, StopReason, Task, Trajectory, Turn
+from arpo.types import Completion, Prompt, Sampling, Screenshot, StopReason, Task, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """Who plays: the engine that samples, and how it is shown a task."""
+    """Who plays: the engine that samples, how it is shown a task, and in what it answers where to click."""
 
     engine: Engine
     renderer: PromptRenderer
     template: PromptTemplate
+    coordinates: Literal["pixels", "thousandths"]
+
+    def answer_size(self, screenshot: Screenshot) -> tuple[int, int]:
+        """The width and height of a screenshot in the units of the answers to it."""
+        return (1000, 1000) if self.coordinates == "thousandths" else self.renderer.model_size(screenshot)
 
 
 async def run_episode(
@@ -75,7 +81,7 @@ async def _play(
         conversation = conversation.answer(completion)
         sequence = _joined(sequence, Rendered(token_ids=completion.token_ids, images=()))
 
-        actions, error = _understood(completion, agent.renderer.model_size(view), view.size, settings)
+        actions, error = _understood(completion, agent.answer_size(view), view.size, settings)
         turns.append(
             Turn(
                 screenshot=view,
@@ -133,7 +139,7 @@ def _joined(sequence: Rendered, more: Rendered) -> Rendered:
 
 def _understood(
     completion: Completion,
-    model_size: tuple[int, int],
+    answer_size: tuple[int, int],
     screen_size: tuple[int, int],
     settings: RolloutConfig,
 ) -> tuple[tuple[Action, ...], str]:
@@ -144,7 +150,7 @@ def _understood(
         actions = up_to_terminal(parse(completion.text).actions)
     except ParseError as error:
         return (), str(error)
-    return tuple(scale(action, model_size, screen_size) for action in actions), ""
+    return tuple(scale(action, answer_size, screen_size) for action in actions), ""
 
 
 def _stop(actions: tuple[Action, ...], terminated: bool, last: bool) -> StopReason | None:

@@ -22,12 +22,12 @@ Updates = tuple[tuple[Sample, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStats:
-    """What became of a batch's groups. A rescued group counts as all-failed: so its own episodes were."""
+    """What became of a batch's groups. All successes and all failures are those of a group's own episodes."""
 
     total: int
     too_small: int  # failures left fewer than two episodes: no part in the update
     without_signal: int  # every reward the same, after replay
-    rescued: int
+    rescued: int  # got at least one stored success
     all_success: int
     all_fail: int
 
@@ -94,14 +94,14 @@ def _update_samples(scored: Sequence[_Scored], loss: LossConfig, token_budget: i
     counted_tokens = sum(one.sampled_tokens for one in counted)
     for one in filter(lambda one: one.live, scored):
         trajectories = one.group.trajectories
+        injected = {rescue.index for rescue in one.group.rescues}
         for index, (trajectory, advantage) in enumerate(zip(trajectories, one.advantages_G, strict=True)):
             divisor = {
                 "sequence": len(counted) * len(trajectories) * trajectory.sampled_tokens,
                 "token": counted_tokens,
                 "constant": len(counted) * len(trajectories) * token_budget,
             }[loss.aggregation]
-            replayed = one.group.rescue is not None and one.group.rescue.index == index
-            yield from _trajectory_samples(trajectory, advantage, 1.0 / divisor, replayed)
+            yield from _trajectory_samples(trajectory, advantage, 1.0 / divisor, index in injected)
 
 
 @dataclass(slots=True)
@@ -138,17 +138,21 @@ def _trajectory_samples(
 
 
 def _stats(groups: Sequence[Group], scored: Sequence[_Scored], success: float) -> GroupStats:
-    successes = [
-        [trajectory.score >= success for trajectory in one.group.trajectories]
-        for one in scored
-        if one.group.rescue is None
-    ]
-    rescued = len(scored) - len(successes)
+    own = [_own_successes(one.group, success) for one in scored]
     return GroupStats(
         total=len(groups),
         too_small=len(groups) - len(scored),
         without_signal=sum(not one.live for one in scored),
-        rescued=rescued,
-        all_success=sum(map(all, successes)),
-        all_fail=rescued + sum(not any(group) for group in successes),
+        rescued=sum(bool(one.group.rescues) for one in scored),
+        all_success=sum(map(all, own)),
+        all_fail=sum(not any(group) for group in own),
     )
+
+
+def _own_successes(group: Group, success: float) -> list[bool]:
+    """Of each episode, whether it was one; what gave way to a stored success was not."""
+    injected = {rescue.index for rescue in group.rescues}
+    return [
+        trajectory.score >= success and index not in injected
+        for index, trajectory in enumerate(group.trajectories)
+    ]

@@ -2,6 +2,7 @@
 
     recipe.toml         the resolved recipe
     metrics.jsonl       numbers that a repeated run gives again, bit for bit
+    evaluations.jsonl   every evaluation, each verdict by its task
     timing.jsonl        times and rates
     failures.jsonl      episodes that could not be carried out
     trajectories.jsonl  every episode, its screenshots by name
@@ -30,13 +31,14 @@ from arpo.pack import ScreenshotPack
 from arpo.recipe import to_toml
 from arpo.types import Failure, Trajectory
 
-METRICS, TIMING, FAILURES, TRAJECTORIES = (
+METRICS, EVALUATIONS, TIMING, FAILURES, TRAJECTORIES = (
     "metrics.jsonl",
+    "evaluations.jsonl",
     "timing.jsonl",
     "failures.jsonl",
     "trajectories.jsonl",
 )
-LOGS = (METRICS, TIMING, FAILURES, TRAJECTORIES)
+LOGS = (METRICS, EVALUATIONS, TIMING, FAILURES, TRAJECTORIES)
 PACK, RECIPE, SUMMARY = "screenshots.pack", "recipe.toml", "summary.json"
 _ID_PREFIX = b'{"episode_id":'
 
@@ -108,6 +110,9 @@ class Store(StoreReader):
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         self._append(METRICS, _finite({"step": step, **metrics}))
+
+    def log_evaluation(self, evaluation: Mapping[str, Any]) -> None:
+        self._append(EVALUATIONS, evaluation)
 
     def log_timing(self, step: int, timing: Mapping[str, float]) -> None:
         self._append(TIMING, _finite({"step": step, **timing}))

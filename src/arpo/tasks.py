@@ -15,15 +15,18 @@ and no name in a list leads out of the folder that it is looked for in.
 from __future__ import annotations
 
 import json
+import math
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from itertools import accumulate
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
-from arpo.config import TasksConfig
+from arpo.config import Config, TasksConfig
 from arpo.errors import UserError
 from arpo.recipe import nearest
 from arpo.types import Json, Task
@@ -44,10 +47,27 @@ class Count:
     successes: int
     rollouts: int
 
+    @property
+    def rate(self) -> float:
+        """The share of successes, half a success among one more rollout added: 0 of 16 is not never."""
+        return (self.successes + 0.5) / (self.rollouts + 1)
+
 
 def load_tasks(source: str, examples: str = "") -> tuple[Task, ...]:
     """The tasks of a source, in its order: at least one, no id twice."""
     return _load(source, Path(), Path(examples) if examples else None, ())
+
+
+def load_counts(source: str, examples: str = "") -> dict[str, Count]:
+    """What screening counted for each task of a selection, in its order; of any other source, nothing."""
+    load_tasks(source, examples)  # refuses what is wrong with it
+    match _read_json(_find(source, Path())):
+        case {"source": str(), "tasks": dict(counts)}:
+            return {
+                name: Count(successes=count["successes"], rollouts=count["rollouts"])
+                for name, count in counts.items()
+            }
+    return {}
 
 
 def choose(tasks: Sequence[Task], settings: TasksConfig) -> tuple[Task, ...]:
@@ -101,8 +121,73 @@ def selection(source: str, kept: Mapping[str, Count], examples: str = "") -> str
 def epoch_order(tasks: Sequence[Task], seed: int, epoch: int) -> tuple[Task, ...]:
     """A shuffle that (seed, epoch) alone decides: a resumed run needs no generator's state."""
     order = list(tasks)
-    Random(f"tasks/{seed}/{epoch}").shuffle(order)
+    _rng(seed, epoch).shuffle(order)
     return tuple(order)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curriculum:
+    """Which tasks each pass over them holds. Every pass has as many as there are tasks.
+
+    none: each task once.
+    middle: a task weighs p(1 − p) + 0.05, p being its rate in screening. Along the weights of the shuffled
+        tasks, as many draws are made as there are tasks, at even steps from a random start: a task comes as
+        often as its share of the weight says, rounded up or down. Of 16 rollouts, 8 weigh 0.3 and 16 or none
+        0.079, so no task comes more than four times.
+    easy_first: in the first third of the passes the easier half, in the second the easier three quarters,
+        then all; shuffled and dealt over and over until the pass is full.
+    """
+
+    kind: Literal["none", "middle", "easy_first"]
+    passes: int
+    counts: Mapping[str, Count]
+
+    def order(self, tasks: Sequence[Task], seed: int, epoch: int) -> tuple[Task, ...]:
+        """The tasks of one pass, which (seed, epoch) alone decides."""
+        match self.kind:
+            case "none":
+                return epoch_order(tasks, seed, epoch)
+            case "middle":
+                return self._middle(tasks, _rng(seed, epoch))
+            case "easy_first":
+                return self._easy_first(tasks, _rng(seed, epoch), epoch)
+
+    def _middle(self, tasks: Sequence[Task], rng: Random) -> tuple[Task, ...]:
+        order = list(tasks)
+        rng.shuffle(order)
+        rates = [self.counts[task.id].rate for task in order]
+        reached = list(accumulate(rate * (1 - rate) + 0.05 for rate in rates))
+        step, start = reached[-1] / len(order), rng.random()
+        places = [bisect_right(reached, (start + draw) * step) for draw in range(len(order))]
+        drawn = [order[min(place, len(order) - 1)] for place in places]  # the last sum may be rounded down
+        rng.shuffle(drawn)
+        return tuple(drawn)
+
+    def _easy_first(self, tasks: Sequence[Task], rng: Random, epoch: int) -> tuple[Task, ...]:
+        by_ease = sorted(tasks, key=lambda task: -self.counts[task.id].rate)
+        share = (0.5, 0.75, 1.0)[min(2, 3 * epoch // self.passes)]
+        part = by_ease[: math.ceil(share * len(by_ease))]
+        dealt: list[Task] = []
+        while len(dealt) < len(tasks):
+            rng.shuffle(part)
+            dealt += part
+        return tuple(dealt[: len(tasks)])
+
+
+def curriculum_of(config: Config) -> Curriculum:
+    """The recipe's, with the counts of tasks.train; refused where that source has none."""
+    kind, source = config.train.curriculum, config.tasks.train
+    counts = load_counts(source, config.tasks.examples) if kind != "none" else {}
+    if kind != "none" and not counts:
+        raise UserError(
+            f"train.curriculum = {kind!r}: {source} has no screening counts: make a list that has, with "
+            f"`arpo screen --tasks {source} --out kept.json`, and name it as tasks.train"
+        )
+    return Curriculum(kind=kind, passes=config.train.epochs, counts=counts)
+
+
+def _rng(seed: int, epoch: int) -> Random:
+    return Random(f"tasks/{seed}/{epoch}")
 
 
 def check_disjoint(train: Sequence[Task], heldout: Sequence[Task]) -> None:
@@ -129,7 +214,7 @@ def _names(text: str) -> list[str]:
 
 def _load(source: str, folder: Path, examples: Path | None, trail: tuple[str, ...]) -> tuple[Task, ...]:
     """`folder` is what a relative path starts from, `trail` the selections that led here."""
-    file = _shipped(source) if is_shipped(source) else _on_disk(folder / source)
+    file = _find(source, folder)
     if str(file) in trail:
         raise UserError(f"{file}: this selection leads back to itself: name a task list as its 'source'")
     content = _read_json(file)
@@ -149,6 +234,10 @@ def _load(source: str, folder: Path, examples: Path | None, trail: tuple[str, ..
                 "or {domain: [id, …]} beside a folder examples/ (or with tasks.examples)"
             )
     return _checked(tasks, str(file))
+
+
+def _find(source: str, folder: Path) -> Traversable:
+    return _shipped(source) if is_shipped(source) else _on_disk(folder / source)
 
 
 def _shipped(source: str) -> Traversable:

@@ -36,7 +36,7 @@ from arpo.replay import ReplayBuffer
 from arpo.rewards import reward
 from arpo.samples import GroupStats, Updates, samples_of, split_by_signal
 from arpo.store import RECIPE, Store
-from arpo.tasks import epoch_order
+from arpo.tasks import curriculum_of
 from arpo.tracking import open_tracker
 from arpo.types import Group, Task
 
@@ -73,6 +73,7 @@ class Trainer:
     def __init__(self, config: Config, store: Store, display: Display) -> None:
         self.config, self.store, self.display = config, store, display
         self._checkpoints = store.folder / checkpoint.CHECKPOINTS
+        self.curriculum = curriculum_of(config)
         self.sets = sets_of_run(config, store.folder, self._checkpoints.is_dir(), display)
         ensemble = assemble(config)
         self.scheduler = ensemble.scheduler
@@ -118,7 +119,7 @@ class Trainer:
         train, start = self.sets["train"], self.progress.tasks
         end = min(start + count, self._total_tasks)
         epochs = {place // len(train) for place in range(start, end)}
-        orders = {epoch: epoch_order(train, self.config.run.seed, epoch) for epoch in epochs}
+        orders = {epoch: self.curriculum.order(train, self.config.run.seed, epoch) for epoch in epochs}
         self.progress.tasks = end
         return [orders[place // len(train)][place % len(train)] for place in range(start, end)]
 
@@ -201,12 +202,12 @@ class Trainer:
     ) -> dict[str, float]:
         """What was played, the episodes that replay then replaced included; and what became of it."""
         fresh = [trajectory for group in played for trajectory in group.trajectories]
-        ages = [group.rescue.age for group in groups if group.rescue is not None]
+        ages = [rescue.age for group in groups for rescue in group.rescues]
         weight = self.config.loss.format_weight
         return {
             "episodes": self.progress.episodes,
             "failures": self.progress.failures,
-            "success": _mean(trajectory.score for trajectory in fresh),
+            "success": _mean(trajectory.score >= self.config.replay.threshold for trajectory in fresh),
             "reward": _mean(reward(trajectory, weight) for trajectory in fresh),
             "steps": _mean(len(trajectory.turns) for trajectory in fresh),
             "malformed": _mean(trajectory.malformed for trajectory in fresh),

@@ -171,7 +171,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescue:
-    """What replay did to a group: which place was taken, by which stored success, how many versions old."""
+    """One place of a group that replay took: whose it was, which stored success has it, its age in versions."""
 
     index: int
     replaced_episode: str
@@ -181,13 +181,13 @@ class Rescue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The episodes of one task in one batch. Failures leave it smaller; `rescue` tells what replay did."""
+    """The episodes of one task in one batch. Failures leave it smaller; `rescues` tell what replay did."""
 
     index: int  # place in the batch
     task_id: str
     trajectories: tuple[Trajectory, ...]
     failures: tuple[Failure, ...] = ()
-    rescue: Rescue | None = None
+    rescues: tuple[Rescue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

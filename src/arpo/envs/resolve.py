@@ -24,7 +24,7 @@ def resolve_env(config: Config) -> EnvFactory:
         from arpo.envs.desk.env import DeskEnv
 
         def make_desk() -> Env:
-            return DeskEnv(config.env.width, config.env.height)
+            return DeskEnv(config.env.width, config.env.height, config.env.partial)
 
         return make_desk
     if config.env.name == "osworld":

@@ -24,6 +24,7 @@ from arpo.rendering import Renderer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WORTH_COMPILING = 512  # the width from which fused parts win back the half minute that they take to compile
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 logging.disable_progress_bar()  # a tiny model's is noise, and would cut through the live display
 logging.set_verbosity_error()  # what the library would warn about a folder is an error of ours
@@ -72,7 +73,7 @@ def hollow_model(settings: ModelConfig) -> VisionLanguageModel:
     config, dtype = read_config(resolve_model(settings.path)), DTYPES[settings.dtype]
     model = prepare(_random_model(config, dtype, torch.device("meta"), seed=0))
     if resolve_device(settings.device) != "cpu":
-        pointwise.install(model, compiled=True)
+        _fuse(model)
     return model
 
 
@@ -81,8 +82,13 @@ def prepare(model: VisionLanguageModel) -> VisionLanguageModel:
     text_attention.install(model)
     vision_attention.install(model)
     if model.device.type == "cuda":
-        pointwise.install(model, compiled=True)
+        _fuse(model)
     return model.eval()
+
+
+def _fuse(model: VisionLanguageModel) -> None:
+    if model.config.text_config.hidden_size >= WORTH_COMPILING:
+        pointwise.install(model, compiled=True)
 
 
 def read_config(folder: Path) -> Any:

@@ -20,7 +20,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_
 
 ALIGNED = 8  # values of two bytes that make up the sixteen that a GPU's tensor cores read at once
 
-LARGE = 2**20  # values
+LARGE = 2**23  # values: one screenshot of a 7B model has more, some hundreds of a tiny model's less
 ROTARY = "apply_rotary_pos_emb"
 
 

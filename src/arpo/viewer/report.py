@@ -26,7 +26,11 @@ SHOWN_OF_A_KIND = 3  # episodes: the first and the last so many successes, and f
 
 # title, metrics and their labels, whether they are fractions
 CHARTS: tuple[tuple[str, Mapping[str, str], bool], ...] = (
-    ("Success in evaluation", {"eval_train": "training tasks", "eval_heldout": "held-out tasks"}, True),
+    (
+        "Success in evaluation",
+        {"eval_train": "training tasks", "eval_heldout": "held-out tasks", "eval_overall": "all tasks"},
+        True,
+    ),
     ("Success while training", {"success": "success"}, True),
     ("Reward", {"reward": "mean"}, False),
     ("Groups", {"rescued": "rescued by replay", "without_signal": "without signal"}, False),

@@ -1,12 +1,15 @@
 """Desk as an environment: tasks in OSWorld's schema, typed actions in, screenshots out, a verdict at the end.
 
-The verdict looks at the world alone, never at the path. A task that Desk cannot read is an `EnvError`.
+The verdict looks at the world alone, never at the path. By option an unfinished goal is worth part of the way
+towards it, which is for learning, not for measuring. A task that Desk cannot read is an `EnvError`.
 """
 
 from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -73,11 +76,49 @@ def judge(task: Task, world: World, last: Action | None) -> float:
             raise EnvError("evaluate", f"task {task.id}: Desk has no evaluator {func!r}")
 
 
-class DeskEnv:
-    """One episode on the embedded desktop, drawn at the size given."""
+def way_gone(task: Task, world: World, last: Action | None) -> float:
+    """The share of what had to change that has; 0 for what was given up, is infeasible or has moved away.
 
-    def __init__(self, width: int = UNITS_WIDE, height: int = UNITS_HIGH) -> None:
-        self.width, self.height = width, height
+    It is 1 − d/d0: d counts the leaves in which the world differs from what the task asks for, d0 those in
+    which it did at first.
+    """
+    match task.evaluator:
+        case {"func": "desk_state", "expected": {"rules": changed}} if not isinstance(last, Fail):
+            initial = task.config[0]["parameters"]
+            target = {**initial, **changed}
+            at_first = _differences(initial, target)
+            return max(0.0, 1 - _differences(world, target) / at_first) if at_first else 0.0
+        case _:
+            return 0.0
+
+
+def _differences(one: World, other: World) -> int:
+    """In how many leaves, of either, two worlds differ: {"a": [1, 2]} and {"a": [1], "b": 3} in two."""
+    mine, theirs = dict(_leaves(one, ())), dict(_leaves(other, ()))
+    return sum(
+        path not in mine or path not in theirs or mine[path] != theirs[path]
+        for path in mine.keys() | theirs.keys()
+    )
+
+
+def _leaves(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Every value that holds no other, with the keys that lead to it; an empty folder or list is one too."""
+    match value:
+        case dict() if value:
+            for key, inner in value.items():
+                yield from _leaves(inner, (*path, key))
+        case list() if value:
+            for place, inner in enumerate(value):
+                yield from _leaves(inner, (*path, place))
+        case _:
+            yield path, value
+
+
+class DeskEnv:
+    """One episode on the embedded desktop, drawn at the size given; `partial` is what the way is worth."""
+
+    def __init__(self, width: int = UNITS_WIDE, height: int = UNITS_HIGH, partial: float = 0.0) -> None:
+        self.width, self.height, self._partial = width, height, partial
         self._last: Action | None = None
         self._seen: Canvas | None = None
 
@@ -93,7 +134,8 @@ class DeskEnv:
         return StepResult(observation=self._look())
 
     async def evaluate(self) -> float:
-        return judge(self.task, self.desktop.world, self._last)
+        ended = self.task, self.desktop.world, self._last
+        return judge(*ended) or self._partial * way_gone(*ended)
 
     async def close(self) -> None:
         """Nothing outlives the object."""

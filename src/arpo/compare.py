@@ -1,0 +1,307 @@
+"""Recipes over seeds: every run a process and a folder of its own, as if it had been typed by hand.
+
+    OUT/NAME/seed-0/       what `arpo train` leaves; what it said is in seed-0.log beside it
+    OUT/collected/seed-0/  the base model's episodes, for methods that learn from stored ones
+
+Nothing is trained or counted here: this starts processes, several at once, and waits for them. A run that has
+its summary is not started again; any other goes on from its last checkpoint. One that fails does not hold up
+the others. What came out is read by `viewer/comparison.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from arpo.config import Config
+from arpo.display import Display, duration, open_display
+from arpo.errors import UserError
+from arpo.recipe import keys, load_config
+from arpo.store import METRICS, RECIPE, SUMMARY
+
+BASE, COLLECTED = "base", "collected"  # a row of the table and a folder: no recipe's names
+OURS = ("run.dir", "run.seed")
+SHARED = ("model", "tasks", "env", "rollout")  # sections in which methods must agree to share episodes
+MAY_DIFFER = ("run.", "store.", "offline.source")  # settings that do not change what a finished run found
+LOOK_AGAIN = 1.0  # seconds between two looks at how far the runs are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One recipe of the comparison, with the settings that are given for all."""
+
+    name: str
+    recipe: str
+    config: Config
+
+    @property
+    def needs_episodes(self) -> bool:
+        return self.config.train.method != "online" and not self.config.offline.source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One process: a run, or a collection of episodes that runs of the same seed wait for."""
+
+    title: str
+    command: str
+    recipe: str
+    settings: tuple[str, ...]
+    config: Config  # what recipe and settings come to
+    waits_for: str = ""  # the title of another
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.run.dir)
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def plays(self) -> bool:
+        """Whether it rolls out episodes to learn from, and not only to be evaluated."""
+        return self.command == "collect" or self.config.train.method == "online"
+
+    @property
+    def words(self) -> list[str]:
+        return [sys.executable, "-m", "arpo", self.command, self.recipe, *self.settings]
+
+
+def methods_of(recipes: Sequence[str], settings: Sequence[str]) -> list[Method]:
+    """Each recipe under the name of its row: "paper/grpo" is paper-grpo, a file is called by its stem."""
+    methods: dict[str, Method] = {}
+    for recipe in recipes:
+        name = name_of(recipe)
+        if name in (BASE, COLLECTED):
+            raise UserError(f"{recipe}: {name!r} is taken in a comparison: give the recipe another name")
+        if name in methods:
+            raise UserError(f"{recipe}: {methods[name].recipe} is called {name!r} too: rename one of them")
+        methods[name] = Method(name=name, recipe=recipe, config=load_config(recipe, settings))
+    for key in OURS:
+        if any(word.partition("=")[0] == f"--{key}" for word in settings):
+            raise UserError(
+                f"--{key}: every run of a comparison has its own: leave it out, use --out, --seeds"
+            )
+    return list(methods.values())
+
+
+def name_of(recipe: str) -> str:
+    path = Path(recipe)
+    return path.stem if path.is_file() or path.suffix == ".toml" else recipe.replace("/", "-")
+
+
+def plan(
+    methods: Sequence[Method], seeds: int, out: Path, settings: Sequence[str], threads: int
+) -> list[Job]:
+    """All runs, seed by seed, so that what is done early is of every method. 0 threads: as recipes say."""
+    offline = [method for method in methods if method.needs_episodes]
+    for method in offline[1:]:
+        _check_shared(offline[0], method)
+    jobs = []
+    for seed in range(seeds):
+        source = out / COLLECTED / f"seed-{seed}"
+        if offline:
+            jobs.append(_job("collect", offline[0], COLLECTED, seed, source, settings, threads))
+        for method in methods:
+            folder = out / method.name / f"seed-{seed}"
+            own = [*settings, *(["--offline.source", str(source)] if method in offline else [])]
+            job = _job("train", method, method.name, seed, folder, own, threads)
+            jobs.append(replace(job, waits_for=jobs_title(COLLECTED, seed) if method in offline else ""))
+    return jobs
+
+
+def jobs_title(name: str, seed: int) -> str:
+    return f"{name}, seed {seed}"
+
+
+def _job(
+    command: str, method: Method, name: str, seed: int, folder: Path, settings: Sequence[str], threads: int
+) -> Job:
+    own = [*settings, "--run.dir", str(folder), "--run.seed", str(seed)]
+    if threads and not method.config.run.threads:
+        own += ["--run.threads", str(threads)]
+    return Job(
+        title=jobs_title(name, seed),
+        command=command,
+        recipe=method.recipe,
+        settings=tuple(own),
+        config=load_config(method.recipe, own),
+    )
+
+
+def _check_shared(one: Method, other: Method) -> None:
+    """Episodes are collected once for all methods that learn from stored ones."""
+    shared = ("train.epochs", *(f"{section}." for section in SHARED))
+    differing = [key for key in changed(one.config, other.config) if key.startswith(shared)]
+    if differing:
+        raise UserError(
+            f"{other.recipe}: has another {', '.join(differing)} than {one.recipe}, and both learn from the "
+            "same collected episodes: make them agree, or give each its offline.source"
+        )
+
+
+def changed(one: Config, other: Config) -> list[str]:
+    """The settings in which two recipes differ."""
+
+    def value(config: Config, name: str) -> object:
+        section, _, key = name.partition(".")
+        return getattr(getattr(config, section), key)
+
+    return [key.name for key in keys() if value(one, key.name) != value(other, key.name)]
+
+
+def is_finished(job: Job) -> bool:
+    """Whether the run is there with its summary. One of other settings is refused: it would be no answer."""
+    if not (job.folder / SUMMARY).is_file():
+        return False
+    before = load_config(job.folder / RECIPE)
+    others = [key for key in changed(before, job.config) if not key.startswith(MAY_DIFFER)]
+    if others:
+        raise UserError(
+            f"{job.folder}: this run was finished with another {', '.join(others)}: give the comparison an "
+            "--out of its own, or remove the folder"
+        )
+    return True
+
+
+def budget(config: Config) -> int:
+    """The episodes that a run plays while it trains. Refuses task lists that no run could use."""
+    from arpo.evaluate import load_sets  # loads torch, which a report alone does without
+
+    return config.train.epochs * len(load_sets(config)["train"]) * config.rollout.group_size
+
+
+class Runner:
+    """Carries out jobs, several at once, and passes Ctrl-C on to them."""
+
+    def __init__(self, jobs_at_once: int, display: Display) -> None:
+        self.stopping = False
+        self._display = display
+        self._slots = asyncio.Semaphore(jobs_at_once)
+        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._seen: dict[str, int] = {}  # episodes of each job that the bar knows of
+
+    async def carry_out(self, jobs: Sequence[Job]) -> list[str]:
+        """The titles of those that are not done in the end."""
+        done = {job.title for job in jobs if is_finished(job)}
+        budgets = {job.title: budget(job.config) for job in jobs if job.plays}
+        self._seen = {job.title: _episodes(job.folder) for job in jobs if job.plays}
+        self._display.begin("comparing", sum(budgets.values()), sum(self._seen.values()))
+        ends: dict[str, asyncio.Task[bool]] = {}
+        for job in jobs:
+            if job.title not in done:
+                first = ends.get(job.waits_for)
+                ends[job.title] = asyncio.create_task(self._carry_out(job, first))
+        watch = asyncio.create_task(self._watch(jobs))
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, self._stop)
+        try:
+            ended = await asyncio.gather(*ends.values())
+        finally:
+            watch.cancel()
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(signum)
+        return [title for title, well in zip(ends, ended, strict=True) if not well]
+
+    async def _carry_out(self, job: Job, first: asyncio.Task[bool] | None) -> bool:
+        """Whether it ended well. Waits for what it needs, then for a free place."""
+        if first is not None and not await first:
+            if not self.stopping:
+                self._display.note(f"{job.title}: left out, since {job.waits_for} failed")
+            return False
+        async with self._slots:
+            if self.stopping:
+                return False
+            self._display.note(f"{job.title}: {'goes on' if (job.folder / METRICS).is_file() else 'begins'}")
+            code = await self._process(job)
+        if code == 0:
+            self._display.note(f"{job.title}: done{_found(job)}")
+        elif not self.stopping:
+            self._display.note(f"{job.title}: failed: {last_line(job.log)}; all of it is in {job.log}")
+        return code == 0
+
+    async def _process(self, job: Job) -> int:
+        """Its exit code. It has a session of its own: Ctrl-C is for us, who pass it on once."""
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        with job.log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *job.words, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._running[job.title] = process
+        if self.stopping:
+            process.send_signal(signal.SIGINT)
+        try:
+            return await process.wait()
+        finally:
+            del self._running[job.title]
+
+    def _stop(self) -> None:
+        if not self.stopping:
+            self._display.note(
+                "stopping: the runs finish their batch and save; Ctrl-C again stops them at once"
+            )
+        self.stopping = True
+        for process in self._running.values():
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+
+    async def _watch(self, jobs: Sequence[Job]) -> None:
+        """Move the bar by what the runs have written; goes on until it is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_AGAIN)
+            for job in jobs:
+                if job.title in self._seen:
+                    played = _episodes(job.folder)
+                    for _ in range(played - self._seen[job.title]):
+                        self._display.episode_done()
+                    self._seen[job.title] = max(played, self._seen[job.title])
+
+
+def _episodes(folder: Path) -> int:
+    """How many the run has played, by the last of its metrics that is whole."""
+    with suppress(FileNotFoundError):
+        lines = (folder / METRICS).read_bytes().split(b"\n")[:-1]
+        return int(json.loads(lines[-1]).get("episodes", 0)) if lines else 0
+    return 0
+
+
+def _found(job: Job) -> str:
+    """What a finished run has to say in one line: ", training tasks 61.3%, held-out tasks 47.0%, 4:30"."""
+    summary = json.loads((job.folder / SUMMARY).read_text("utf-8"))
+    final = summary.get("success", {}).get("final", {})
+    rates = [f", {which} {rate:.1%}" for which, rate in final.items() if rate is not None]
+    return "".join(rates) + f", {duration(summary['seconds'])}"
+
+
+def last_line(log: Path) -> str:
+    lines = log.read_text("utf-8", "replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+def run_comparison(
+    recipes: Sequence[str], seeds: int, jobs_at_once: int, out: Path, settings: Sequence[str]
+) -> int:
+    """`arpo compare`: carry out what is not done yet; 0 if all is, 1 if something failed, 130 if stopped."""
+    threads = max(1, len(os.sched_getaffinity(0)) // jobs_at_once) if jobs_at_once > 1 else 0
+    jobs = plan(methods_of(recipes, settings), seeds, out, settings, threads)
+    display = open_display(sys.stdout)
+    runner = Runner(jobs_at_once, display)
+    try:
+        left = asyncio.run(runner.carry_out(jobs))
+        if runner.stopping:
+            display.note(f"{len(left)} of {len(jobs)} runs are left; the same command goes on")
+            return 130
+        if left:
+            display.note(f"{len(left)} of {len(jobs)} runs failed; the same command tries them again")
+        return 1 if left else 0
+    finally:
+        display.close()

@@ -11,9 +11,11 @@ OSWORLD_VENV := .venv-osworld
 OSWORLD := $(OSWORLD_VENV)/.installed
 OSWORLD_PIP := $(OSWORLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps
 GUEST := src/arpo/envs/osworld
+VLLM_VENV := .venv-vllm
+VLLM := $(VLLM_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-real osworld lint format clean
+.PHONY: help train compare test test-real test-vllm osworld vllm lint format clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,13 +23,21 @@ help: ## show this
 train: $(RUNTIME) ## teach the tiny model on the embedded desktop; ARGS="--run.seed 1" sets more
 	$(BIN)/arpo train desk $(ARGS)
 
+compare: $(RUNTIME) ## the published comparison, over three seeds; ARGS="--jobs 2" runs two at once
+	$(BIN)/arpo compare paper paper/grpo paper/ds_grpo paper/rft paper/dpo paper/kto --seeds 3 --out runs/compare $(ARGS)
+
 test: lint ## check style and types, run all tests; ARGS="-k replay" selects some
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
 
 test-real: $(DEV) $(OSWORLD) ## run the tests on real desktops; FULL=1 runs all of them, which takes long
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/real $(if $(FULL),,-m "not full") $(ARGS)
 
+test-vllm: $(DEV) $(VLLM) ## run the tests that load exported models in vLLM, on the CPU
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/vllm $(ARGS)
+
 osworld: $(OSWORLD) ## install real desktops: Debian packages (root or sudo), and desktop-env in .venv-osworld
+
+vllm: $(VLLM) ## install vLLM for CPUs in .venv-vllm, 2.5 GB
 
 lint: $(DEV) ## check style and types only
 	$(BIN)/ruff format --check
@@ -39,7 +49,7 @@ format: $(DEV) ## rewrite the code in the house style
 	$(BIN)/ruff check --fix
 
 clean: ## remove what was installed and cached; runs/ stays
-	rm -rf $(VENV) $(OSWORLD_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OSWORLD_VENV) $(VLLM_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip is what a half-made environment lacks, so its presence stands for the whole.
@@ -67,4 +77,11 @@ $(OSWORLD): requirements-osworld.txt requirements-guest.txt $(GUEST)/guest/packa
 	$(OSWORLD_PIP) --no-build-isolation --editable .
 	$(OSWORLD_PIP) --target $(OSWORLD_VENV)/guest-packages --requirement requirements-guest.txt
 	$(OSWORLD_VENV)/bin/python -m arpo.envs.osworld.warm
+	@touch $@
+
+$(VLLM): requirements-vllm.txt tests/vllm/mend_torchvision.py
+	@echo "Installing into $(VLLM_VENV); this takes some minutes, once."
+	$(PYTHON) -m venv --clear $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-vllm.txt
+	$(VLLM_VENV)/bin/python tests/vllm/mend_torchvision.py
 	@touch $@

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from arpo import doctor
-from arpo.cli import COMMANDS, main, split_overrides
+from arpo.cli import main, split_overrides
+from arpo.commands import COMMANDS
 from arpo.config import Config, EnvConfig
 from arpo.envs.resolve import resolve_env
 from arpo.errors import UserError

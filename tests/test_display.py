@@ -150,6 +150,13 @@ def test_where_nothing_was_held_out_there_is_no_change_to_show() -> None:
     ]
 
 
+def test_a_third_set_of_tasks_has_a_row_where_there_is_one() -> None:
+    rates = {"train": 0.5, "heldout": 0.25}
+    summary = {"success": {"base": rates | {"overall": 0.2}, "final": rates | {"overall": 0.3}}}
+    assert success_rows(summary)[2] == ("all tasks", "20.0%", "30.0%", "+10.0 points")
+    assert len(success_rows({"success": {"base": rates, "final": rates}})) == 2
+
+
 def standing(name, ended, successes, played=None):
     return Standing(
         name=name, total=4, ended=ended, played=ended if played is None else played, successes=successes

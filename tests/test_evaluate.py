@@ -13,13 +13,13 @@ import verdicts
 from arpo.config import EnvConfig, RolloutConfig
 from arpo.envs.pool import EnvPool, Places
 from arpo.errors import UserError
-from arpo.evaluate import Score, evaluate, load_sets, make_room, run_evaluation
+from arpo.evaluate import Score, evaluate, load_sets, make_room, run_evaluation, without_partial
 from arpo.rollout import Agent
 from arpo.scheduler import Scheduler
 from arpo.testing import FakeEnv, Times, task
 from players import CLICK, DONE, RENDERER, TEMPLATE, scripted
 from trajectories import group, scored, trajectory
-from verdicts import HELDOUT, A, B, C, Scripted, osworld_config, small_config
+from verdicts import HELDOUT, A, B, C, Scripted, osworld_config, select, small_config
 
 
 def test_a_score_counts_verdicts_and_failures() -> None:
@@ -32,6 +32,12 @@ def test_a_score_counts_verdicts_and_failures() -> None:
     )
     assert score.by_task == {"a": (1.0, 0.0), "b": (0.5,), "c": ()}
     assert (score.successes, score.episodes, score.failures, score.rate) == (1.5, 3, 3, 0.5)
+
+
+def test_part_of_the_way_is_worth_nothing_where_it_is_measured() -> None:
+    played = scored(1, 0.4, 0.1, 0)
+    assert Score.of([without_partial(played, 0.4)]).by_task == {"t": (1, 0, 0, 0)}
+    assert without_partial(played, 0.0) == played
 
 
 def test_what_could_not_be_carried_out_has_no_rate() -> None:
@@ -139,6 +145,33 @@ def test_tasks_are_chosen_from_both_sets(tmp_path: Path) -> None:
         chosen(f"--tasks.ids={HELDOUT}")
     with pytest.raises(UserError, match=r"tasks.ids: no task 'pool-999'"):
         chosen("--tasks.ids=pool-999")
+
+
+def test_a_third_set_may_share_tasks_with_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Scripted.play({A: [1, 0, 1], B: [0, 1], HELDOUT: [1]})
+    overall = select(tmp_path / "overall.json", "desk:pool", [A, B])
+    config = small_config(tmp_path, [A], f"--tasks.overall={overall}", "--eval.overall_rollouts=2")
+    assert {which: len(tasks) for which, tasks in load_sets(config).items()} == {
+        "train": 1,
+        "heldout": 1,
+        "overall": 2,
+    }
+    assert run_evaluation(config, tmp_path / "scores.json") == 0
+    written = json.loads((tmp_path / "scores.json").read_text("utf-8"))
+    assert written["train"]["tasks"] == {A: [1.0]}
+    assert {task: sorted(scores) for task, scores in written["overall"]["tasks"].items()} == {
+        A: [0.0, 1.0],
+        B: [0.0, 1.0],
+    }
+    assert "eval, overall tasks: 50.0% (2/4)" in capsys.readouterr().out
+
+
+def test_where_no_task_of_the_third_set_is_chosen_there_is_none(tmp_path: Path) -> None:
+    overall = select(tmp_path / "overall.json", "desk:pool", [B])
+    config = small_config(tmp_path, [A], f"--tasks.overall={overall}", f"--tasks.ids={A}")
+    assert load_sets(config).keys() == {"train", "heldout"}
 
 
 def test_tasks_that_cannot_run_are_left_out_and_told_with_the_reason(

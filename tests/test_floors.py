@@ -13,10 +13,11 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 FLOORS = (
     "__init__ actions config errors keys parsing recipe types",
-    "advantages codec conversation estimates losses packing rendering replay rewards samples tasks vision",
+    "advantages codec conversation estimates losses packing preference rendering replay "
+    "rewards samples tasks vision",
     "checkpoint display engines envs learner models pack store testing tracking",
-    "assembly compare evaluate osworld_eval rollout scheduler screening trainer",
-    "__main__ cli doctor published_flags viewer",
+    "assembly collect compare evaluate offline osworld_eval rollout run scheduler screening trainer",
+    "__main__ cli commands doctor published_flags viewer",
 )
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms.split()}
 

@@ -15,9 +15,11 @@ from arpo.errors import EngineError
 from arpo.models.forward import sampled_logprobs
 from arpo.rendering import Renderer
 from arpo.types import Completion, Message, Prompt, Sample
+from devices import DEVICES
 from tiny_vlm import (
     FAMILIES,
     QWEN2_5,
+    QWEN3,
     first_prompt,
     next_prompt,
     sampling,
@@ -84,15 +86,21 @@ def sample_of(played: Turns) -> Sample:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_learner_gives_the_same_log_probabilities(family: str) -> None:
-    model, renderer = tiny_of(family), RENDERERS[family]
-    episodes = play_all(HFEngine(model, renderer, slots=5), range(5), family=family)
-    samples = [sample_of(played) for played in episodes]
-    logp_N, _ = sampled_logprobs(model, samples, renderer, 1.0)
-    engine_N = torch.tensor([logp for sample in samples for logp in sample.behaviour_logprobs])
-    assert len(engine_N) > 60
-    torch.testing.assert_close(engine_N, logp_N.detach(), atol=1e-5, rtol=0)
+def test_the_learner_gives_the_same_log_probabilities(family: str, device: str) -> None:
+    """Also after the weights have changed in place, and with other lengths: nothing recorded is stale."""
+    model, renderer = tiny_of(family).to(device), RENDERERS[family]
+    engine = HFEngine(model, renderer, slots=5)
+    for names in (range(5), range(5, 9)):
+        samples = [sample_of(played) for played in play_all(engine, names, family=family)]
+        logp_N, _ = sampled_logprobs(model, samples, renderer, 1.0)
+        engine_N = torch.tensor([logp for sample in samples for logp in sample.behaviour_logprobs])
+        assert len(engine_N) > 50
+        torch.testing.assert_close(engine_N, logp_N.detach().cpu(), atol=1e-5, rtol=0)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.9)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -305,8 +313,9 @@ def test_loading_is_refused_while_requests_are_unfinished() -> None:
         asyncio.run(engine.load(Weights(version=1, handle="folder")))
 
 
-def test_an_error_reaches_every_caller_and_the_engine_lives_on() -> None:
-    model = tiny_model()
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_error_reaches_every_caller_and_the_engine_lives_on(device: str) -> None:
+    model = tiny_model().to(device)
     engine = HFEngine(model, RENDERER, slots=2)
     norm = model.model.language_model.norm.weight
 
@@ -323,6 +332,21 @@ def test_an_error_reaches_every_caller_and_the_engine_lives_on() -> None:
     with torch.no_grad():
         norm.copy_(sound)
     assert all(isinstance(played, list) for played in asyncio.run(ask_three()))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_nan_that_comes_with_a_sampled_token_is_an_error(device: str) -> None:
+    """Every token that the prompt does not have is embedded as NaN: it is read without harm, decoded not."""
+    model, renderer = tiny_of(QWEN3).to(device), RENDERERS[QWEN3]
+    engine = HFEngine(model, renderer, slots=1)
+    prompt = first_prompt(renderer, "one", screenshot(0))
+    others = sorted(set(range(renderer.vocab_size)) - set(prompt.token_ids))
+    with torch.no_grad():
+        model.model.language_model.embed_tokens.weight[others] = float("nan")
+    assert len(asyncio.run(engine.generate(prompt, sampling(1, 1))).token_ids) == 1
+    again = first_prompt(renderer, "two", screenshot(0))
+    with pytest.raises(EngineError, match="FloatingPointError: the model's logits are not finite"):
+        asyncio.run(engine.generate(again, sampling(1, 40)))
 
 
 def test_a_prompt_that_does_not_fit_its_images_fails_alone() -> None:

@@ -154,7 +154,7 @@ def test_each_rank_is_told_what_it_needs() -> None:
     assert f"  whole copy {2 * PARAMETERS / GIB:8.1f} GiB" in lines
     assert lines[-3] == f"      in all {sizes.total / GIB:8.1f} GiB, for sequences of 43,045 tokens"
     assert lines[-2] == (
-        "this is rank 0, which also samples; each of the other 3 needs "
+        "this is rank 0 of 4, which also samples; every other one needs "
         f"{sizes.other_ranks / GIB:.1f} GiB of a GPU of its own"
     )
     assert not any("rank" in line or "copy" in line for line in describe(LONG, changed(FULL), None))

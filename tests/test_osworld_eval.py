@@ -167,7 +167,8 @@ def test_stopped_or_killed_the_same_command_goes_on(tmp_path: Path, blow: signal
         assert process.returncode == (130 if blow == signal.SIGINT else -9)
         if blow == signal.SIGINT:
             assert said == (
-                "arpo: stopped; train, screen, pretrain and eval osworld go on with the same command\n"
+                "arpo: stopped; train, collect, screen, pretrain and eval osworld go on with the same "
+                "command\n"
             )
         (before,) = trial(tmp_path).glob("*/*/result.txt")
         when = before.stat().st_mtime_ns

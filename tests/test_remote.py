@@ -21,11 +21,12 @@ from arpo.envs.remote import Hosts, Leased, RemoteHost, hosts_of, patient
 from arpo.envs.resolve import open_factory, open_pool
 from arpo.errors import EnvError, UserError
 from arpo.rollout import Agent
+from arpo.run import claim
 from arpo.scheduler import Scheduler
 from arpo.store import Store
 from arpo.tasks import load_tasks
 from arpo.testing import FakeEnv, failing, hanging, screenshot, task
-from arpo.trainer import claim, run_training
+from arpo.trainer import run_training
 from arpo.types import Failure, StopReason, Trajectory
 from desks import solution
 from hostings import FAKE, HostCommand, at, hosted

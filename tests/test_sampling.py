@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from arpo.engines.sampling import sample, uniforms
+from devices import DEVICES
 
 LOGITS = torch.tensor([0.5, 0.25, 0.25]).log()
 
@@ -51,9 +52,15 @@ def test_rows_have_their_own_temperature_and_draw() -> None:
     assert token_B.tolist() == [2, 0, 0]
 
 
-def test_logits_that_are_not_finite_are_an_error() -> None:
-    with pytest.raises(FloatingPointError):
-        sample(torch.tensor([[0.0, math.nan]]), torch.ones(1), torch.zeros(1))
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_are_not_finite_are_an_error(bad: float, temperature: float, device: str) -> None:
+    """Also of one row among sound ones."""
+    logits_BV = torch.tensor([[0.0, 1.0], [0.0, bad]], device=device)
+    numbers_B = torch.zeros(2, device=device)
+    with pytest.raises(FloatingPointError, match="the model's logits are not finite"):
+        sample(logits_BV, numbers_B + temperature, numbers_B)
 
 
 def test_the_seed_alone_decides_the_numbers() -> None:

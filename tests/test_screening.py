@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,15 @@ from arpo.screening import run_screening
 from arpo.tasks import load_tasks
 from verdicts import A, B, C, D, Scripted, osworld_config, select, small_config
 
-HOW = {"of": 2, "model": "base", "temperature": 1.0, "env": "verdicts:Scripted", "seed": 0}
+HOW = {
+    "of": 2,
+    "model": "base",
+    "temperature": 1.0,
+    "max_steps": 1,
+    "threshold": 0.5,
+    "env": "verdicts:Scripted",
+    "seed": 0,
+}
 
 
 class Stopped(BaseException):
@@ -58,14 +67,52 @@ def test_tasks_with_a_success_are_kept_with_their_counts(
     assert screen(tmp_path, out) == 0
     assert kept(out) == {A: (2, 2), C: (1, 2), D: (1, 2)}
     assert [task.id for task in load_tasks(str(out))] == [A, C, D]
-    assert sorted(path.name for path in out.parent.iterdir()) == ["kept.json"]
+    assert sorted(path.name for path in out.parent.iterdir()) == ["kept.json", "kept.json.report.json"]
     said = capsys.readouterr().out.splitlines()
-    assert said[-4:] == [
+    assert said[-8:] == [
         "solved 50.0% of all rollouts, 66.7% on the 3 tasks that are kept",
-        "dropped: 1 never solved, 0 always solved, 0 could not be run",
-        "tasks by successes: 0: 1, 1: 2, 2: 1",
+        "dropped: 1 never solved, 0 always solved, 0 failed, 0 cannot run here",
+        "tasks by successes in 2 rollouts:",
+        "0 ████████████████████ 1",
+        "1 ████████████████████████████████████████ 2",
+        "2 ████████████████████ 1",
+        f"what became of each task: {out}.report.json",
         f"written to {out}",
     ]
+
+
+def reported(out: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(out.with_name(f"{out.name}.report.json").read_text("utf-8"))
+    return report
+
+
+def test_the_report_says_what_became_of_every_task(tmp_path: Path) -> None:
+    Scripted.play({B: [1, 1], C: [0, 1], D: [0.4, 0]})
+    out = tmp_path / "kept.json"
+    assert screen(tmp_path, out, env="Fragile", drop_always=True) == 0
+    assert reported(out) == {
+        "terms": {"source": str(tmp_path / "train.json"), **HOW, "env": "verdicts:Fragile"},
+        "totals": {
+            "tasks": 4,
+            "kept": 1,
+            "dropped": {"never solved": 1, "always solved": 1, "failed": 1, "cannot run here": 0},
+            "rollouts": 6,
+            "solved": 0.5,
+            "solved_of_kept": 0.5,
+        },
+        "histogram": [1, 1, 1],
+        "tasks": {
+            A: {
+                "successes": 0,
+                "rollouts": 0,
+                "kept": False,
+                "reason": f"failed: task {A}, step: RuntimeError: the screen went dark",
+            },
+            B: {"successes": 2, "rollouts": 2, "kept": False, "reason": "always solved: screen.drop_always"},
+            C: {"successes": 1, "rollouts": 2, "kept": True},
+            D: {"successes": 0, "rollouts": 2, "kept": False, "reason": "never solved"},
+        },
+    }
 
 
 def test_tasks_that_are_always_solved_are_dropped_by_option(tmp_path: Path) -> None:
@@ -82,7 +129,7 @@ def test_what_could_not_be_run_is_not_a_failure_of_the_model(
     assert kept(tmp_path / "kept.json") == {B: (1, 2)}
     said = capsys.readouterr().out
     assert "solved 16.7% of all rollouts" in said  # 1 of the 6 of B, C and D
-    assert "dropped: 2 never solved, 0 always solved, 1 could not be run" in said
+    assert "dropped: 2 never solved, 0 always solved, 1 failed, 0 cannot run here" in said
 
 
 def test_a_screening_that_was_stopped_goes_on(
@@ -124,23 +171,26 @@ def test_a_task_is_played_the_same_whatever_was_played_before(tmp_path: Path) ->
 
     async def places(scheduler: object, tasks: list[tuple[int, object]], **named: object) -> None:
         played.append([index for index, _ in tasks])
+        raise Stopped
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(screening, "evaluate", places)
         progress = tmp_path / "kept.json.progress.jsonl"
         progress.write_text(json.dumps({"id": B, "successes": 1, "rollouts": 2, **HOW}) + "\n")
-        screen(tmp_path, tmp_path / "kept.json")
+        with pytest.raises(Stopped):
+            screen(tmp_path, tmp_path / "kept.json")
     assert played == [[0, 2, 3]]
 
 
 def test_the_progress_of_another_screening_is_refused(tmp_path: Path) -> None:
     progress = tmp_path / "kept.json.progress.jsonl"
-    of_16, elsewhere, of_another_model = (
+    of_16, elsewhere, of_another_model, of_longer_episodes = (
         {"id": A, "successes": 1, "rollouts": 16, **HOW, "of": 16},
         {"id": "x", "successes": 1, "rollouts": 2, **HOW},
         {"id": A, "successes": 1, "rollouts": 2, **HOW, "model": "exported"},
+        {"id": A, "successes": 1, "rollouts": 2, **HOW, "max_steps": 15},
     )
-    for other in (of_16, elsewhere, of_another_model):
+    for other in (of_16, elsewhere, of_another_model, of_longer_episodes):
         progress.write_text(json.dumps(other) + "\n")
         with pytest.raises(UserError, match="is of another screening: remove it, or choose another --out"):
             screen(tmp_path, tmp_path / "kept.json")
@@ -153,6 +203,16 @@ def test_nothing_solved_is_an_error_and_the_counts_stay(tmp_path: Path) -> None:
         screen(tmp_path, tmp_path / "kept.json")
     assert not (tmp_path / "kept.json").exists()
     assert (tmp_path / "kept.json.progress.jsonl").read_text("utf-8").count('"successes": 0') == 4
+    assert reported(tmp_path / "kept.json")["histogram"] == [4, 0, 0]
+
+
+def test_nothing_left_by_the_option_is_an_error_too(tmp_path: Path) -> None:
+    Scripted.play({A: [1, 1]})
+    with pytest.raises(UserError, match="each task was solved always or never: screen without drop_always"):
+        screen(tmp_path, tmp_path / "kept.json", drop_always=True)
+    Scripted.play({})  # what was counted is not played again
+    assert screen(tmp_path, tmp_path / "kept.json") == 0
+    assert kept(tmp_path / "kept.json") == {A: (2, 2)}
 
 
 def test_the_source_is_found_from_the_selections_folder(
@@ -192,7 +252,13 @@ def test_tasks_that_cannot_run_are_not_played_and_not_counted_as_unsolved(
     assert skipped == {A: "needs VS Code, which the local desktop does not have"}
     said = capsys.readouterr().out
     assert "1 tasks cannot run here and are left out" in said
-    assert "dropped: 1 never solved, 0 always solved, 1 could not be run" in said
+    assert "dropped: 1 never solved, 0 always solved, 0 failed, 1 cannot run here" in said
+    assert reported(out)["tasks"][A] == {
+        "successes": 0,
+        "rollouts": 0,
+        "kept": False,
+        "reason": "cannot run here: needs VS Code, which the local desktop does not have",
+    }
 
 
 def test_a_list_whose_tasks_lie_elsewhere_is_screened_and_loaded_again(

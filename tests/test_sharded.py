@@ -28,7 +28,7 @@ from arpo.config import Config, LossConfig, ModelConfig, OptimConfig, ReplayConf
 from arpo.errors import UserError
 from arpo.learner.base import Batch, Learner
 from arpo.learner.local import LocalLearner
-from arpo.learner.ranks import End, Load, Order, Save, Train, read_order, write_order
+from arpo.learner.ranks import End, Judge, Load, Order, Save, Train, read_order, write_order
 from arpo.learner.sharded import ShardedLearner, filler
 from arpo.models.loading import load_model
 from arpo.models.trainable import base_of, choose_trained
@@ -93,7 +93,8 @@ def renderer_of(config: Config) -> Renderer:
 def alone(config: Config) -> LocalLearner:
     model = load_model(config.model, config.run.seed)
     choose_trained(model, config.model, config.run.seed)
-    return LocalLearner(model, renderer_of(config), config, base_of(model) if config.loss.kl else None)
+    base = base_of(model) if config.compares_with_base else None
+    return LocalLearner(model, renderer_of(config), config, base)
 
 
 @contextmanager
@@ -138,6 +139,10 @@ def test_ranks_learn_what_one_process_learns(family: str, settings: dict[str, An
         handle = several.weights().handle
         measured, wanted = train(several, *given), train(one, *given)
         assert several.weights().version == 4 and several.weights().handle is handle
+        judged = [*first.updates[0], *second.updates[1]]
+        for base in (False, True)[: 1 + recipe.compares_with_base]:
+            found, right = (asyncio.run(each.logprobs(judged, base=base)) for each in (several, one))
+            assert found == pytest.approx(right, rel=1e-4)
     for ours, theirs in zip(measured, wanted, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
     assert [line["skipped"] for line in measured] == [0, 1, 0, 0]
@@ -293,6 +298,7 @@ def test_orders_arrive_as_they_were_given() -> None:
     twice = (same, replace(same, advantage=math.inf, replayed=True))
     orders: list[Order] = [
         Train(updates=[[twice, ()], [(), (sample(rng, renderer),)]]),
+        Judge(updates=[[twice]], base=True, first=2, count=4),
         Save(folder="/somewhere/ü"),
         Load(version=3, steps=2, skipped=1, taken={"layer.weight": 2.0}),
         End(),
@@ -302,7 +308,7 @@ def test_orders_arrive_as_they_were_given() -> None:
     stream = io.BytesIO(b"".join(sent))
     assert [read_order(stream) for _ in orders] == orders
     assert read_order(stream) is None
-    assert json.loads(sent[1][8:])["do"] == "Save"
+    assert json.loads(sent[2][8:])["do"] == "Save"
 
 
 def test_the_filler_is_one_small_picture_and_one_token() -> None:

@@ -300,6 +300,8 @@ def test_metrics_recipe_and_summary(tmp_path):
     store.write_recipe(Config())
     store.log_metrics(1, {"loss": 0.1 + 0.2, "entropy": math.nan})
     store.add_failure(failure(0))
+    store.log_evaluation({"step": 2, "sets": {"train": {"a": (1.0, 0.5)}}})
+    assert list(store.read_log("evaluations.jsonl")) == [{"step": 2, "sets": {"train": {"a": [1.0, 0.5]}}}]
     assert store.read_summary() == {}
     store.write_summary({"success": {"base": {"train": 0.25, "heldout": math.nan}}})
     assert load_config(tmp_path / "recipe.toml") == Config()

@@ -23,12 +23,13 @@ from arpo.errors import UserError
 from arpo.evaluate import load_sets
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
+from arpo.run import Timing, claim, stops_gently
 from arpo.samples import samples_of
 from arpo.store import Store, StoreReader
 from arpo.tasks import epoch_order
 from arpo.testing import Times
-from arpo.trainer import Timing, Trainer, claim, run_training, stops_gently
-from verdicts import HELDOUT, A, B, C, D, Scripted, osworld_config, small_config
+from arpo.trainer import Trainer, run_training
+from verdicts import HELDOUT, A, B, C, D, Scripted, osworld_config, select, small_config
 
 HOT = ("--rollout.temperature=3", "--rollout.max_answer_tokens=16")  # so that no two answers are the same
 
@@ -74,6 +75,30 @@ def test_replay_rescues_a_group_in_which_all_failed(tmp_path: Path) -> None:
     }
     assert (summary["episodes"], summary["failures"], summary["seed"]) == (8, 0, 0)
     assert trainer.progress.counts["final"] == {"train": (1.0, 2), "heldout": (0.0, 1)}
+
+
+def test_every_evaluation_is_written_down_by_task(tmp_path: Path) -> None:
+    # A: the base evaluation of both sets; two episodes, an evaluation; two episodes, the final evaluations.
+    Scripted.play({A: [0, 1, 1, 0, 1, 1, 1, 1, 1], B: [1, 0.5], HELDOUT: [0, 1]})
+    overall = select(tmp_path / "overall.json", "desk:pool", [A, B])
+    settings = (f"--tasks.overall={overall}", "--eval.every=1", "--train.epochs=2")
+    config = small_config(tmp_path, [A], *settings, "--train.tasks_per_batch=1", "--train.tasks_per_update=1")
+    trainer = train(config)
+    base, between, final = lines(config, "evaluations.jsonl")
+    assert base == {
+        "step": 0,
+        "episodes": 0,
+        "landmark": "base",
+        "sets": {"train": {A: [0.0]}, "heldout": {HELDOUT: [0.0]}, "overall": {A: [1.0], B: [1.0]}},
+        "failures": {"train": 0, "heldout": 0, "overall": 0},
+    }
+    assert (between["step"], between["episodes"], between["landmark"]) == (1, 2, "")
+    assert between["sets"] == {"train": {A: [1.0]}, "heldout": {HELDOUT: [1.0]}}
+    assert (final["step"], final["episodes"], final["landmark"]) == (2, 4, "final")
+    assert final["sets"]["overall"] == {A: [1.0], B: [0.5]}
+    assert trainer.summary()["success"]["final"] == {"train": 1.0, "heldout": 0.0, "overall": 0.75}
+    assert trainer.progress.counts["base"]["overall"] == (2.0, 2)
+    assert [line.get("eval_overall") for line in lines(config, "metrics.jsonl")] == [1.0, None, 0.75]
 
 
 def test_without_replay_it_is_exactly_grpo(tmp_path: Path) -> None:
@@ -151,6 +176,47 @@ def test_every_epoch_has_every_task_and_the_last_batch_may_be_smaller(tmp_path: 
         *("eval0-train-0-0", "eval0-train-1-0", "eval0-train-2-0", "eval0-heldout-0-0"),
         *("eval2-train-0-0", "eval2-train-1-0", "eval2-train-2-0", "eval2-heldout-0-0"),
     ]
+
+
+def test_a_batch_may_hold_a_task_twice(tmp_path: Path) -> None:
+    # A is of middle difficulty, so that two or three of four groups are A's, in one batch.
+    config = small_config(tmp_path, [A, B, C, D], "--train.curriculum=middle", "--train.tasks_per_batch=4")
+    counts = {task: {"successes": 8 if task == A else 0, "rollouts": 16} for task in (A, B, C, D)}
+    Path(config.tasks.train).write_text(json.dumps({"source": "desk:pool", "tasks": counts}), "utf-8")
+    Scripted.play({A: [0, 1, 0]})  # the base evaluation; the first group; then failures
+    trainer = train(config)
+    played = [t for t in lines(config, "trajectories.jsonl") if t["episode_id"].startswith("batch0")]
+    tasks = [episode["task_id"] for episode in played[::2]]
+    assert len(tasks) == 4 and tasks.count(A) in (2, 3)
+    assert [episode["task_id"] for episode in played[1::2]] == tasks
+    assert [episode["episode_id"] for episode in played] == [
+        f"batch0-{n}-{m}" for n in range(4) for m in (0, 1)
+    ]
+    # What one group of A solved rescues the others that come after it in the batch.
+    first = tasks.index(A)
+    assert trainer.replay.state() == {A: [f"batch0-{first}-0"]}
+    (metrics,) = lines(config, "metrics.jsonl")[1:]
+    assert metrics["rescued"] == tasks.count(A) - 1
+    assert (metrics["groups"], metrics["all_fail"], metrics["replay_age"]) == (4, 3, 0.0)
+
+
+def test_a_curriculum_without_counts_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+    config = small_config(tmp_path, [A], "--train.curriculum=middle", "--tasks.train=desk:pool")
+    with pytest.raises(UserError, match="desk:pool has no screening counts"):
+        train(config)
+    assert lines(config, "metrics.jsonl") == lines(config, "trajectories.jsonl") == []
+
+
+def test_part_of_the_way_is_a_reward_and_no_success(tmp_path: Path) -> None:
+    # The base evaluation, the two episodes of the batch, the final evaluation.
+    Scripted.play({A: [0.2, 0.4, 0.0, 1.0], B: [0.2, 1.0, 0.2, 0.4]})
+    config = small_config(tmp_path, [A, B], "--env.partial=0.4")
+    trainer = train(config)
+    base, batch = lines(config, "metrics.jsonl")
+    assert (base["eval_train"], batch["eval_train"]) == (0.0, 0.5)
+    assert (batch["success"], batch["reward"]) == (0.25, pytest.approx(0.4))
+    assert (batch["without_signal"], batch["all_fail"], batch["replay_size"]) == (0, 1, 1)
+    assert list(trainer.replay.state()) == [B]
 
 
 def test_the_base_model_of_the_kl_term_outlives_a_stop(tmp_path: Path) -> None:
@@ -315,7 +381,7 @@ def test_the_first_signal_asks_and_the_second_interrupts() -> None:
 
 def test_stages_are_timed_until_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((0.0, 2.0, 2.0, 5.0, 5.0, 6.0, 0.0, 4.0))
-    monkeypatch.setattr("arpo.trainer.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("arpo.run.time.monotonic", lambda: next(clock))
     timing = Timing()
     for stage in ("rollout", "learn", "rollout"):
         with timing.stage(stage):

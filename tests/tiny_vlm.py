@@ -49,11 +49,16 @@ def tiny_of(family: str, seed: int = 0, *, stock: bool = False) -> VisionLanguag
 
 
 def tiny_qwen3(
-    seed: int = 0, *, stock: bool = False, tokenizer: Tokenizer = TOKENIZER, tied: bool = False
+    seed: int = 0,
+    *,
+    stock: bool = False,
+    tokenizer: Tokenizer = TOKENIZER,
+    tied: bool = False,
+    head: int = 24,
 ) -> Qwen3VLForConditionalGeneration:
     """Three levels of deep features, heads wider than the hidden size says, two of them to each key head."""
     with torch.random.fork_rng(devices=[]):
-        model = Qwen3VLForConditionalGeneration(qwen3_config(tokenizer, tied)).float()
+        model = Qwen3VLForConditionalGeneration(qwen3_config(tokenizer, tied, head)).float()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
@@ -65,14 +70,18 @@ def tiny_qwen3(
     return model.eval() if stock else prepare(model)
 
 
-def qwen3_config(tokenizer: Tokenizer, tied: bool) -> Qwen3VLConfig:
+def qwen3_config(tokenizer: Tokenizer, tied: bool, head: int = 24) -> Qwen3VLConfig:
     ids = special_ids(tokenizer)
+    sixth = head // 6
     return Qwen3VLConfig(
         text_config={
             "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 64, "intermediate_size": 96,
-            "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head,
             "rope_theta": 5e6,
-            "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 4, 4]},
+            "rope_scaling": {
+                "rope_type": "default", "mrope_interleaved": True,
+                "mrope_section": [head // 2 - 2 * sixth, sixth, sixth],
+            },
             "bos_token_id": None, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"],
         },
         vision_config={

@@ -56,4 +56,5 @@ def open_learner(ensemble: Ensemble, config: Config) -> Learner:
     choose_trained(model, config.model, config.run.seed)
     if config.optim.ranks > 1:
         return ShardedLearner(model, ensemble.renderer, config)
-    return LocalLearner(model, ensemble.renderer, config, base_of(model) if config.loss.kl else None)
+    base = base_of(model) if config.compares_with_base else None
+    return LocalLearner(model, ensemble.renderer, config, base)

@@ -1,7 +1,8 @@
 """Recipes over seeds: every run a process and a folder of its own, as if it had been typed by hand.
 
     OUT/NAME/seed-0/       what `arpo train` leaves; what it said is in seed-0.log beside it
-    OUT/collected/seed-0/  the base model's episodes, for methods that learn from stored ones
+    OUT/collected/seed-0/  the base model's episodes, for methods that learn from stored ones; seed-0.json
+                           beside it says how long that took
 
 Nothing is trained or counted here: this starts processes, several at once, and waits for them. A run that has
 its summary is not started again; any other goes on from its last checkpoint. One that fails does not hold up
@@ -15,16 +16,18 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from arpo.config import Config
 from arpo.display import Display, duration, open_display
 from arpo.errors import UserError
 from arpo.recipe import keys, load_config
-from arpo.store import METRICS, RECIPE, SUMMARY
+from arpo.store import METRICS, RECIPE, SUMMARY, write_atomically
 
 BASE, COLLECTED = "base", "collected"  # a row of the table and a folder: no recipe's names
 OURS = ("run.dir", "run.seed")
@@ -66,9 +69,18 @@ class Job:
         return self.folder.with_name(f"{self.folder.name}.log")
 
     @property
+    def collects(self) -> bool:
+        return self.command == "collect"
+
+    @property
+    def result(self) -> Path:
+        """The file that tells how it ended; of a collection we write it ourselves."""
+        return self.folder.with_suffix(".json") if self.collects else self.folder / SUMMARY
+
+    @property
     def plays(self) -> bool:
         """Whether it rolls out episodes to learn from, and not only to be evaluated."""
-        return self.command == "collect" or self.config.train.method == "online"
+        return self.collects or self.config.train.method == "online"
 
     @property
     def words(self) -> list[str]:
@@ -150,17 +162,17 @@ def _check_shared(one: Method, other: Method) -> None:
 
 def changed(one: Config, other: Config) -> list[str]:
     """The settings in which two recipes differ."""
-
-    def value(config: Config, name: str) -> object:
-        section, _, key = name.partition(".")
-        return getattr(getattr(config, section), key)
-
     return [key.name for key in keys() if value(one, key.name) != value(other, key.name)]
 
 
+def value(config: Config, name: str) -> str | float:
+    section, _, key = name.partition(".")
+    return getattr(getattr(config, section), key)
+
+
 def is_finished(job: Job) -> bool:
-    """Whether the run is there with its summary. One of other settings is refused: it would be no answer."""
-    if not (job.folder / SUMMARY).is_file():
+    """Whether the run is there with its result. One of other settings is refused: it would be no answer."""
+    if not job.result.is_file() or (job.collects and not _collection(job.result)["ended"]):
         return False
     before = load_config(job.folder / RECIPE)
     others = [key for key in changed(before, job.config) if not key.startswith(MAY_DIFFER)]
@@ -185,47 +197,64 @@ class Runner:
     def __init__(self, jobs_at_once: int, display: Display) -> None:
         self.stopping = False
         self._display = display
-        self._slots = asyncio.Semaphore(jobs_at_once)
-        self._running: dict[str, asyncio.subprocess.Process] = {}
-        self._seen: dict[str, int] = {}  # episodes of each job that the bar knows of
+        self._at_once = jobs_at_once
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._budgets: dict[str, int] = {}  # episodes of each job that plays any
+        self._seen: dict[str, int] = {}  # those of them that the bar knows of
 
     async def carry_out(self, jobs: Sequence[Job]) -> list[str]:
         """The titles of those that are not done in the end."""
-        done = {job.title for job in jobs if is_finished(job)}
-        budgets = {job.title: budget(job.config) for job in jobs if job.plays}
-        self._seen = {job.title: _episodes(job.folder) for job in jobs if job.plays}
-        self._display.begin("comparing", sum(budgets.values()), sum(self._seen.values()))
-        ends: dict[str, asyncio.Task[bool]] = {}
-        for job in jobs:
-            if job.title not in done:
-                first = ends.get(job.waits_for)
-                ends[job.title] = asyncio.create_task(self._carry_out(job, first))
-        watch = asyncio.create_task(self._watch(jobs))
+        left = [job for job in jobs if not is_finished(job)]
+        self._budgets = {job.title: budget(job.config) for job in jobs if job.plays}
+        self._seen = dict(self._budgets) | {job.title: _episodes(job.folder) for job in left if job.plays}
+        self._display.begin("comparing", sum(self._budgets.values()), sum(self._seen.values()))
+        watch = asyncio.create_task(self._watch(left))
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, self._stop)
         try:
-            ended = await asyncio.gather(*ends.values())
+            return await self._in_order(left)
         finally:
             watch.cancel()
             for signum in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(signum)
-        return [title for title, well in zip(ends, ended, strict=True) if not well]
 
-    async def _carry_out(self, job: Job, first: asyncio.Task[bool] | None) -> bool:
-        """Whether it ended well. Waits for what it needs, then for a free place."""
-        if first is not None and not await first:
-            if not self.stopping:
-                self._display.note(f"{job.title}: left out, since {job.waits_for} failed")
-            return False
-        async with self._slots:
-            if self.stopping:
-                return False
-            self._display.note(f"{job.title}: {'goes on' if (job.folder / METRICS).is_file() else 'begins'}")
-            code = await self._process(job)
+    async def _in_order(self, jobs: Sequence[Job]) -> list[str]:
+        """Whenever a place is free, the first job takes it that waits for no other."""
+        waiting = {job.title: job for job in jobs}
+        running: dict[asyncio.Task[bool], str] = {}
+        failed: list[str] = []
+        while waiting or running:
+            for title, job in list(waiting.items()):
+                needed = job.waits_for
+                if self.stopping:
+                    failed.append(waiting.pop(title).title)
+                elif needed in failed:
+                    self._display.note(f"{title}: left out, since {needed} failed")
+                    failed.append(waiting.pop(title).title)
+                elif len(running) < self._at_once and needed not in (*waiting, *running.values()):
+                    running[asyncio.create_task(self._run(waiting.pop(title)))] = title
+            if running:
+                ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    title = running.pop(task)
+                    failed += [] if task.result() else [title]
+        return failed
+
+    async def _run(self, job: Job) -> bool:
+        """Whether it ended well."""
+        self._display.note(f"{job.title}: {'goes on' if (job.folder / RECIPE).is_file() else 'begins'}")
+        began = time.monotonic()
+        code = await self._process(job)
+        if job.collects:
+            seconds = _collection(job.result)["seconds"] + time.monotonic() - began
+            write_atomically(job.result, json.dumps({"seconds": seconds, "ended": code == 0}) + "\n")
         if code == 0:
+            self._advance(job, self._budgets.get(job.title, 0))
             self._display.note(f"{job.title}: done{_found(job)}")
-        elif not self.stopping:
+        elif self.stopping:
+            self._display.note(f"{job.title}: stopped")
+        else:
             self._display.note(f"{job.title}: failed: {last_line(job.log)}; all of it is in {job.log}")
         return code == 0
 
@@ -236,13 +265,13 @@ class Runner:
             process = await asyncio.create_subprocess_exec(
                 *job.words, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        self._running[job.title] = process
+        self._processes[job.title] = process
         if self.stopping:
             process.send_signal(signal.SIGINT)
         try:
             return await process.wait()
         finally:
-            del self._running[job.title]
+            del self._processes[job.title]
 
     def _stop(self) -> None:
         if not self.stopping:
@@ -250,7 +279,7 @@ class Runner:
                 "stopping: the runs finish their batch and save; Ctrl-C again stops them at once"
             )
         self.stopping = True
-        for process in self._running.values():
+        for process in self._processes.values():
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGINT)
 
@@ -259,11 +288,12 @@ class Runner:
         while True:
             await asyncio.sleep(LOOK_AGAIN)
             for job in jobs:
-                if job.title in self._seen:
-                    played = _episodes(job.folder)
-                    for _ in range(played - self._seen[job.title]):
-                        self._display.episode_done()
-                    self._seen[job.title] = max(played, self._seen[job.title])
+                self._advance(job, _episodes(job.folder))
+
+    def _advance(self, job: Job, played: int) -> None:
+        for _ in range(played - self._seen.get(job.title, played)):
+            self._display.episode_done()
+            self._seen[job.title] += 1
 
 
 def _episodes(folder: Path) -> int:
@@ -274,9 +304,14 @@ def _episodes(folder: Path) -> int:
     return 0
 
 
+def _collection(result: Path) -> dict[str, Any]:
+    """How long the collection took in all its lives, and whether it has ended."""
+    return json.loads(result.read_text("utf-8")) if result.is_file() else {"seconds": 0.0, "ended": False}
+
+
 def _found(job: Job) -> str:
     """What a finished run has to say in one line: ", training tasks 61.3%, held-out tasks 47.0%, 4:30"."""
-    summary = json.loads((job.folder / SUMMARY).read_text("utf-8"))
+    summary = json.loads(job.result.read_text("utf-8"))
     final = summary.get("success", {}).get("final", {})
     rates = [f", {which} {rate:.1%}" for which, rate in final.items() if rate is not None]
     return "".join(rates) + f", {duration(summary['seconds'])}"
@@ -297,7 +332,7 @@ def run_comparison(
     runner = Runner(jobs_at_once, display)
     try:
         left = asyncio.run(runner.carry_out(jobs))
-        if runner.stopping:
+        if runner.stopping and left:
             display.note(f"{len(left)} of {len(jobs)} runs are left; the same command goes on")
             return 130
         if left:

@@ -87,7 +87,10 @@ class EnvConfig:
     evaluate_seconds: float = setting(60.0, "a verdict that takes longer has failed", above=0)
     attempts: int = setting(3, "tries of one episode, each in a fresh environment", low=1)
     partial: float = setting(
-        0.0, "desk: what the way towards an unfinished goal is worth at most; 0: nothing", low=0, below=1
+        0.0,
+        "desk: what the way to an unfinished goal is worth at most, in training; 0: nothing",
+        low=0,
+        below=1,
     )
     quarantine_after: int = setting(3, "failed episodes in a row after which a task is set aside", low=1)
     listen: str = setting("127.0.0.1:8700", "where an environment host listens; elsewhere it wants a token")
@@ -180,8 +183,8 @@ class OfflineConfig:
     length: Literal["sum", "mean"] = setting(
         "sum", "DPO and KTO: a trajectory's log-probability, over its sampled tokens"
     )
-    desirable: float = setting(1.0, "KTO: weight of successes", low=0)
-    undesirable: float = setting(1.0, "KTO: weight of failures", low=0)
+    desirable: float = setting(1.0, "KTO: weight of all successes together, however many", low=0)
+    undesirable: float = setting(1.0, "KTO: weight of all failures together, however many", low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +294,11 @@ class Config:
             _check_ranges(section.name, getattr(self, section.name))
         _check_combinations(self)
 
+    @property
+    def compares_with_base(self) -> bool:
+        """Whether the base model is needed beside the one that is trained."""
+        return self.loss.kl > 0 or self.train.method in ("dpo", "kto")
+
 
 def _check_ranges(section: str, settings: Any) -> None:
     for entry in fields(settings):
@@ -317,6 +325,8 @@ def _check_combinations(config: Config) -> None:
         )
     if tasks.train == tasks.heldout:
         raise BadSetting("tasks.heldout", f"is tasks.train ({tasks.train!r}), held-out tasks must be others")
+    if train.method != "online" and config.loss.ratio != "recompute":
+        raise BadSetting("loss.ratio", f"is {config.loss.ratio}, train.method = {train.method} has no ratio")
     if config.model.min_pixels > config.model.max_pixels:
         raise BadSetting(
             "model.min_pixels",

@@ -74,7 +74,7 @@ async def evaluate(
 async def evaluate_sets(
     scheduler: Scheduler, config: Config, sets: Mapping[str, Sequence[Task]], name: str, display: Display
 ) -> dict[str, list[Group]]:
-    """Each set of tasks with its own number of rollouts."""
+    """Each set of tasks with its own number of rollouts; part of the way is worth nothing here."""
     settings = config.eval
     counts = (settings.rollouts, settings.heldout_rollouts, settings.overall_rollouts)
     rollouts = dict(zip(SETS, counts, strict=True))
@@ -84,7 +84,7 @@ async def evaluate_sets(
             groups[which] = []
             continue
         display.begin(f"evaluating, {which} tasks", len(tasks) * rollouts[which])
-        groups[which] = await evaluate(
+        played = await evaluate(
             scheduler,
             list(enumerate(tasks)),
             name=f"{name}-{which}",
@@ -92,10 +92,20 @@ async def evaluate_sets(
             temperature=config.eval.temperature,
             on_episode=lambda *_: display.episode_done(),
         )
+        groups[which] = [without_partial(group, config.env.partial) for group in played]
         score = Score.of(groups[which])
         display.evaluation(f"{name}, {which} tasks", score.successes, score.episodes)
         tell_failures(groups[which], display)
     return groups
+
+
+def without_partial(group: Group, partial: float) -> Group:
+    """Scores as they are without env.partial, which is for learning: a goal is reached, or it is not."""
+    reached = tuple(
+        trajectory if trajectory.score > partial else replace(trajectory, score=0.0)
+        for trajectory in group.trajectories
+    )
+    return replace(group, trajectories=reached)
 
 
 def tell_failures(groups: Sequence[Group], display: Display) -> None:
@@ -114,7 +124,7 @@ def tell_failures(groups: Sequence[Group], display: Display) -> None:
 
 
 def load_sets(config: Config) -> dict[str, tuple[Task, ...]]:
-    """What the recipe names and chooses: nothing need be held out, and without tasks.overall is no such set."""
+    """What the recipe names and chooses. Nothing need be held out; an empty tasks.overall is no set."""
     settings = config.tasks
     sources = (settings.train, settings.heldout, settings.overall)
     named = {

@@ -49,20 +49,44 @@ def dpo(gains: Sequence[float], beta: float) -> Verdict:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """KTO's λ_D and λ_U."""
+
+    desirable: float
+    undesirable: float
+
+    @classmethod
+    def of(cls, successes: int, failures: int, settings: OfflineConfig) -> Balance:
+        """So that all successes together weigh offline.desirable, and all failures offline.undesirable.
+
+        133 successes and 379 failures, at 1 and 1: λ_D = 1.925, λ_U = 0.675. Where a kind is missing, as set.
+        """
+        half = (successes + failures) / 2
+        return cls(
+            desirable=settings.desirable * (half / successes if successes and failures else 1.0),
+            undesirable=settings.undesirable * (half / failures if successes and failures else 1.0),
+        )
+
+
 def kto(
-    gains: Sequence[float], desirable: Sequence[bool], mismatched: Sequence[float], settings: OfflineConfig
+    gains: Sequence[float],
+    desirable: Sequence[bool],
+    mismatched: Sequence[float],
+    beta: float,
+    balance: Balance,
 ) -> Verdict:
-    """Mean of λ_D (1 − σ(β(Δ − z₀))) over successes and λ_U (1 − σ(β(z₀ − Δ))) over failures.
+    """Mean over all of λ_D (1 − σ(β(Δ − z₀))) for successes and λ_U (1 − σ(β(z₀ − Δ))) for failures.
 
     z₀ = max(0, mean Δ of the mismatched trajectories) is a constant: no gradient goes through it.
     """
     z0 = max(0.0, fmean(mismatched)) if mismatched else 0.0
     terms, coefficients = [], []
     for gain, wanted in zip(gains, desirable, strict=True):
-        sign, weight = (1.0, settings.desirable) if wanted else (-1.0, settings.undesirable)
-        value = _sigmoid(sign * settings.beta * (gain - z0))
+        sign, weight = (1.0, balance.desirable) if wanted else (-1.0, balance.undesirable)
+        value = _sigmoid(sign * beta * (gain - z0))
         terms.append(weight * (1 - value))
-        coefficients.append(-sign * weight * settings.beta * value * (1 - value) / len(gains))
+        coefficients.append(-sign * weight * beta * value * (1 - value) / len(gains))
     by_kind = {
         kind: [gain for gain, wanted in zip(gains, desirable, strict=True) if wanted == kind]
         for kind in (True, False)

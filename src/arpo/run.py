@@ -1,4 +1,4 @@
-"""What every training run has, online or offline: its folder, its parts, evaluation, checkpoints, the summary.
+"""What every training run has, online or offline: its folder, its parts, evaluation, checkpoints, summary.
 
 A run is a folder. Everything that the next batch depends on is in its newest checkpoint, and everything that
 is written after it is cut off again on resume, so a run that was killed ends like one that was not. How a
@@ -62,11 +62,6 @@ class Run(ABC):
     """One run in one process, from its folder. A loop has set up what is its own before this is."""
 
     def __init__(self, config: Config, store: Store, display: Display, beginning: Progress) -> None:
-        if collected(store):
-            raise UserError(
-                f"{store.folder}: holds collected episodes: give the run a --run.dir of its own; it learns from "
-                "them with --offline.source"
-            )
         self.config, self.store, self.display = config, store, display
         self._checkpoints = store.folder / checkpoint.CHECKPOINTS
         self.sets = sets_of_run(config, store.folder, self._checkpoints.is_dir(), display)
@@ -189,8 +184,8 @@ class Run(ABC):
         """Refuse an end that lies behind the run: its summary would be of another one, or missing."""
         if done > total or (done == total and "final" not in self.progress.success):
             raise UserError(
-                f"{key} = {total:g}: the run in {self.store.folder} has gone through {done:g} already; give it "
-                "more, or a --run.dir of its own"
+                f"{key} = {total:g}: the run in {self.store.folder} has gone through {done:g} already; give "
+                "it more, or a --run.dir of its own"
             )
 
     def summary(self) -> dict[str, Any]:
@@ -220,7 +215,7 @@ class Timing:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - start
 
     def taken(self, played: int) -> dict[str, float]:
-        """The seconds of the stages; where episodes were rolled out in one, how many a second. Begins anew."""
+        """The seconds of the stages and, if there was a rollout, its episodes a second; begins anew."""
         seconds, self._seconds = self._seconds, {}
         rate = {"episodes_per_second": played / seconds["rollout"]} if "rollout" in seconds else {}
         return seconds | rate
@@ -249,9 +244,18 @@ def collected(store: Store) -> list[str]:
 
 
 def claim(store: Store, config: Config) -> None:
+    """Take the folder for a training run of this recipe, or refuse it."""
+    if collected(store):
+        raise UserError(
+            f"{store.folder}: holds collected episodes: give the run a --run.dir of its own; it learns from "
+            "them with --offline.source"
+        )
+    write_recipe(store, config, begun=(store.folder / checkpoint.CHECKPOINTS).is_dir())
+
+
+def write_recipe(store: Store, config: Config, *, begun: bool) -> None:
     """Write the recipe; where the run in this folder has begun, make sure that it is of the same one."""
     path = store.folder / RECIPE
-    begun = (store.folder / checkpoint.CHECKPOINTS).is_dir() or collected(store)
     if begun and path.is_file():
         before = _settings(load_config(path))
         changed = [

@@ -101,7 +101,7 @@ def _update_samples(scored: Sequence[_Scored], loss: LossConfig, token_budget: i
                 "token": counted_tokens,
                 "constant": len(counted) * len(trajectories) * token_budget,
             }[loss.aggregation]
-            yield from _trajectory_samples(trajectory, advantage, 1.0 / divisor, index in injected)
+            yield from trajectory_samples(trajectory, advantage, 1.0 / divisor, index in injected)
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class _Sequence:
     logprobs: list[float] = field(default_factory=list)
 
 
-def _trajectory_samples(
+def trajectory_samples(
     trajectory: Trajectory, advantage: float, weight: float, replayed: bool
 ) -> Iterator[Sample]:
     """One sample while turns continue each other; another from each turn at which the sequence began anew."""

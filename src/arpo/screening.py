@@ -81,7 +81,7 @@ class Screening:
     def report(self) -> dict[str, Any]:
         """What OUT.report.json says."""
         kept = self.kept
-        rows = {}
+        rows: dict[str, dict[str, Any]] = {}
         for task in self.tasks:
             count = self.counts.get(task, Count(successes=0, rollouts=0))
             rows[task] = {"successes": count.successes, "rollouts": count.rollouts, "kept": task in kept}
@@ -141,7 +141,7 @@ def _refuse_nothing(screening: Screening, tasks: str, env: str) -> None:
         rollouts = screening.terms["of"]
         raise UserError(f"{tasks}: no task was solved in {rollouts} rollouts: screen a better model")
     if not screening.kept:
-        raise UserError(f"{tasks}: every task was solved every time: screen without screen.drop_always")
+        raise UserError(f"{tasks}: each task was solved always or never: screen without drop_always")
 
 
 async def _screen(

@@ -171,7 +171,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescue:
-    """One place of a group that replay took: whose it was, which stored success has it, its age in versions."""
+    """One place of a group that replay took: from whom, for which stored success, how many versions old."""
 
     index: int
     replaced_episode: str

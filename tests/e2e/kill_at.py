@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["arpo.trainer", "arpo.viewer.report", "tensorboardX"])
+FORKS.set_forkserver_preload(["arpo.trainer", "arpo.collect", "arpo.viewer.report", "tensorboardX"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ def _command(log: Path, words: Sequence[str], at: str, signals: Sequence[int]) -
             os.kill(os.getpid(), number)
 
     if at:
-        MOMENTS[at](strike)
+        (MOMENTS | OFFLINE_MOMENTS)[at](strike)
     sys.exit(main(words))
 
 
@@ -130,6 +130,30 @@ def _after_the_learning(strike: Strike) -> None:
     _before(Trainer, "_finish_batch", lambda trainer, *_: strike() if trainer.progress.batch == 1 else None)
 
 
+def _after_an_update(strike: Strike) -> None:
+    """With the weights of the second offline update in memory."""
+    from arpo.offline import OfflineTrainer
+
+    def finishes(trainer: OfflineTrainer, *_: Any) -> None:
+        if trainer.progress.batch == 1:
+            strike()
+
+    _before(OfflineTrainer, "_finish_update", finishes)
+
+
+def _half_an_episode(strike: Strike) -> None:
+    """With the screenshots of the fifth episode stored and half of its line."""
+    from arpo.store import TRAJECTORIES, Store
+
+    def append(store: Store, name: str, record: dict[str, Any]) -> None:
+        if name == TRAJECTORIES and len(store.episode_ids()) == 4:
+            with (store.folder / name).open("ab") as file:
+                file.write(b'{"episode_id":"collect-')
+            strike()
+
+    _before(Store, "_append", append)
+
+
 def _at_the_end(strike: Strike) -> None:
     """With the last checkpoint and the summary there, and the model not."""
     from arpo import trainer
@@ -148,4 +172,8 @@ MOMENTS: dict[str, Callable[[Strike], None]] = {
     "in the checkpoint": _half_a_checkpoint,
     "before the checkpoint's rename": _before_the_rename,
     "at the end": _at_the_end,
+}
+OFFLINE_MOMENTS: dict[str, Callable[[Strike], None]] = {
+    "after an update": _after_an_update,
+    "in a line of a collection": _half_an_episode,
 }

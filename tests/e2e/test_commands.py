@@ -52,8 +52,9 @@ def test_train_leaves_what_it_promises(run: Path) -> None:
     assert summary["groups"].keys() == {"total", "without_signal", "rescued"}
     assert (summary["episodes"], summary["groups"]["total"], summary["failures"]) == (4, 2, 0)
     assert sorted(path.name for path in run.iterdir() if not path.name.startswith(".")) == [
-        *("checkpoints", "failures.jsonl", "metrics.jsonl", "model", "recipe.toml", "report.html"),
-        *("screenshots.pack", "summary.json", "tensorboard", "timing.jsonl", "trajectories.jsonl"),
+        *("checkpoints", "evaluations.jsonl", "failures.jsonl", "metrics.jsonl", "model", "recipe.toml"),
+        *("report.html", "screenshots.pack", "summary.json", "tensorboard", "timing.jsonl"),
+        "trajectories.jsonl",
     ]
 
 

@@ -23,6 +23,7 @@ TASKS = {
 }
 SAME = (
     "metrics.jsonl",
+    "evaluations.jsonl",
     "trajectories.jsonl",
     "failures.jsonl",
     "screenshots.pack",
@@ -142,7 +143,7 @@ def test_ctrl_c_finishes_the_batch_and_a_second_one_does_not(runs: Runs, tmp_pat
     run = tmp_path / "run"
     stopped = runs.train(run, at="in a rollout", signals=(signal.SIGINT, signal.SIGINT))
     assert stopped.code == 130
-    assert "arpo: stopped; train, screen, pretrain and eval osworld go on" in stopped.output
+    assert "arpo: stopped; train, collect, screen, pretrain and eval osworld go on" in stopped.output
     assert metrics(run) == metrics(runs.reference)[:2]
 
     stopped = runs.train(run, at="in a rollout", signals=(signal.SIGINT,))

@@ -1,8 +1,8 @@
 """Run once by `make vllm`, under its interpreter: a torchvision built for GPUs beside a torch that is not.
 
-vLLM needs torchvision, and the usual package index has it built for GPUs only. Its compiled operators cannot be
-loaded beside the CPU's torch. It allows for that, except for two which it describes to torch in any case, and
-torch knows nothing of them. Here they are declared, for every process of the environment; nobody calls them.
+vLLM needs torchvision, which the usual package index has built for GPUs only. Its compiled operators cannot
+be loaded beside the CPU's torch. It allows for that, except for two which it describes to torch in any case,
+and torch knows nothing of them. Here they are declared, for every process of the environment.
 """
 
 from importlib.util import find_spec
@@ -12,7 +12,7 @@ DECLARATIONS = """
 
 if not _has_ops():
     for _name in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{_name}", "(Tensor dets, Tensor scores, float threshold) -> Tensor")
+        torch.library.define(f"torchvision::{_name}", "(Tensor boxes, Tensor scores, float share) -> Tensor")
 """
 
 

@@ -1,28 +1,24 @@
 """Run under vLLM's own interpreter, which has nothing of this project: what a model says of given tokens.
 
-python score.py REQUEST ANSWER, two JSON files. The request: a model's `folder`; `adapters`, PEFT folders with "" for
-the plain model; `texts`, token ids with one placeholder for each image, and the images as base64 PNG; `chats`, messages
-as the chat route takes them. The answer: the `scores` of each adapter, the tokens of each text with the log-probability
-of all but the first; and the tokens of each of the `chats`. Everything runs in this process, and nothing listens.
+python score.py REQUEST ANSWER, two JSON files. The request: a model's `folder`; `adapters`, PEFT folders, and
+"" for the model without any; `processor`, options of what resizes images; `texts`, token ids with one
+placeholder for each image, and the images as base64 PNG; `chats`, messages as the chat route takes them. The
+answer: `scores`, for each adapter the tokens of each text with the log-probability of all but the first; and
+the tokens of each of the `chats`.
 """
 
 import base64
 import io
 import json
-import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process, so no ports
-os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # gigabytes
-os.environ["TORCH_COMPILE_DISABLE"] = "1"  # needs no compiler, and is quicker for a few texts
-os.environ["VLLM_NO_USAGE_STATS"] = "1"
-os.environ["HF_HUB_OFFLINE"] = "1"
-
 from PIL import Image
-from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+from vllm.entrypoints.llm import LLM  # type: ignore[import-not-found]
 from vllm.lora.request import LoRARequest  # type: ignore[import-not-found]
+from vllm.sampling_params import SamplingParams  # type: ignore[import-not-found]
 
 ONE_TOKEN = SamplingParams(max_tokens=1, prompt_logprobs=0)
 
@@ -35,8 +31,10 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         enforce_eager=True,
         max_num_seqs=2,
         limit_mm_per_prompt={"image": 8, "video": 0},
+        mm_processor_kwargs=request["processor"],
         enable_lora=any(adapters),
-        enable_tower_connector_lora=any(adapters),
+        enable_tower_connector_lora=any(adapters),  # else the mergers' adapters are left out, silently
+        lora_target_modules=adapted_layers(filter(None, adapters)) or None,
     )
     prompts = [
         {"prompt_token_ids": text["token_ids"], "multi_modal_data": {"image": pictures(text["images"])}}
@@ -48,6 +46,18 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         scores.append([scored(found) for found in model.generate(prompts, ONE_TOKEN, lora_request=adapter)])
     chats = [model.chat(messages, ONE_TOKEN)[0].prompt_token_ids for messages in request["chats"]]
     return {"scores": scores, "chats": chats}
+
+
+def adapted_layers(folders: Iterable[str]) -> list[str]:
+    """As vLLM names them. Not told, it wraps the output layer too, and then scores no prompt."""
+    configs = (json.loads((Path(folder) / "adapter_config.json").read_text("utf-8")) for folder in folders)
+    return sorted({vllm_name(name) for config in configs for name in config["target_modules"]})
+
+
+def vllm_name(layer: str) -> str:
+    """The last part of a name stands for all layers that have it; a number would stand for too many."""
+    last = layer.rpartition(".")[2]
+    return layer.removeprefix("model.") if last.isdigit() else last
 
 
 def pictures(encoded: list[str]) -> list[Image.Image]:

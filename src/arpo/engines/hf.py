@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from arpo import vision
 from arpo.engines.base import Weights
+from arpo.engines.graphs import DecodeGraphs
 from arpo.engines.sampling import sample, uniforms
 from arpo.errors import EngineError
 from arpo.models.families import VisionLanguageModel
@@ -89,12 +90,17 @@ class HFEngine:
         self._waiting: list[_Request] = []
         self._running: dict[int, _Request] = {}  # by slot
         self._driver: asyncio.Task[None] | None = None
+        self._graphs: DecodeGraphs | None = None
         self._reset()
 
-    def _reset(self) -> None:
-        self._cache = SlotCache(
-            self._model.config.text_config, self._slots, self._model.dtype, self._model.device
-        )
+    def _reset(self, spoilt: bool = False) -> None:
+        """Hold nothing. Recorded graphs know the cache by its place, so it stays unless it may hold NaNs."""
+        if self._graphs is None or spoilt:
+            self._cache = SlotCache(
+                self._model.config.text_config, self._slots, self._model.dtype, self._model.device
+            )
+            on_gpu = self._model.device.type == "cuda"
+            self._graphs = DecodeGraphs(self._model, self._cache) if on_gpu else None
         self._episodes: OrderedDict[str, _Episode] = OrderedDict()  # the longest unused first
         self._features: OrderedDict[str, Tensor] = OrderedDict()
         self._lengths, self._tokens, self._positions = np.zeros((3, self._slots), dtype=np.int64)
@@ -178,7 +184,7 @@ class HFEngine:
             self._waiting, self._running = [], {}
             if not isinstance(error, Exception):
                 raise  # cancelled between two steps: what is cached is still sound
-            self._reset()
+            self._reset(spoilt=True)
 
     async def _gather(self) -> None:
         """Let episodes whose answers are ready act and ask again: their requests then share one prefill."""
@@ -250,6 +256,8 @@ class HFEngine:
         what that writes lies beyond their length.
         """
         running = sorted(self._running)
+        if self._graphs is not None:
+            return self._replay(self._graphs, running)
         slots_B = list(range(running[0], running[-1] + 1))
         if len(slots_B) > 2 * len(running):
             slots_B = running
@@ -258,12 +266,21 @@ class HFEngine:
         embeds_B1D = self._model.model.language_model.embed_tokens(tokens_B1)
         starts_B = self._lengths[slots_B].tolist()
         hidden_B1D = self._hidden(slots_B, starts_B, embeds_B1D, positions_B1.expand(3, -1, -1), None)
-        for slot in running:
-            self._episodes[self._running[slot].prompt.episode_id].tokens.append(int(self._tokens[slot]))
-        self._lengths[running] += 1
+        self._decoded(running)
         places = [slot - slots_B[0] for slot in running] if len(slots_B) > len(running) else slice(None)
         logits_BV: Tensor = self._model.lm_head(hidden_B1D[places, 0])
         return logits_BV
+
+    def _replay(self, graphs: DecodeGraphs, running: list[int]) -> Tensor:
+        inputs_3S = np.stack((self._tokens, self._positions, self._lengths))
+        logits_SV = graphs.logits(inputs_3S, running[-1] + 1, int(self._lengths[running].max()))
+        self._decoded(running)
+        return logits_SV[running]
+
+    def _decoded(self, running: list[int]) -> None:
+        for slot in running:
+            self._episodes[self._running[slot].prompt.episode_id].tokens.append(int(self._tokens[slot]))
+        self._lengths[running] += 1
 
     def _hidden(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +22,10 @@ class Batch:
 
 class Learner(Protocol):
     async def train(self, batch: Batch) -> Metrics: ...
+
+    async def logprobs(self, samples: Sequence[Sample], *, base: bool) -> list[float]:
+        """log π of what was sampled, summed over each sample; of the policy, or of the base model."""
+        ...
 
     def weights(self) -> Weights: ...
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,18 @@ from arpo.models.lora import adapters_off
 from arpo.models.pictures import Pictures
 from arpo.packing import Microbatch, pack
 from arpo.rendering import Renderer
+from arpo.types import Sample
 
 
 class LocalLearner:
-    """`base`, for the KL term, is what training began with: a copy, or the model itself less its adapters."""
+    """`base` is what training began with, to compare with: a copy, or the model itself less its adapters."""
 
     def __init__(
         self, model: nn.Module, renderer: Renderer, config: Config, base: nn.Module | None = None
     ) -> None:
-        assert base is not None or not config.loss.kl, "a KL term needs the base model"
+        assert base is not None or not config.compares_with_base, "the loss needs the base model"
         self._model = model.eval()  # no dropout: π_old and π_θ are functions of the weights alone
-        self._base = base if config.loss.kl else None
+        self._base = base
         self._renderer = renderer
         self._config = config
         self._parameters, starts = self._trained(model)
@@ -60,6 +62,20 @@ class LocalLearner:
     async def train(self, batch: Batch) -> Metrics:
         max_tokens = self._config.optim.tokens_per_microbatch
         return self._train_packed([pack(update, max_tokens) for update in batch.updates if update])
+
+    async def logprobs(self, samples: Sequence[Sample], *, base: bool) -> list[float]:
+        microbatches = pack(samples, self._config.optim.tokens_per_microbatch)
+        return in_order(samples, chain(*microbatches), self._sums(microbatches, base))
+
+    def _sums(self, microbatches: Sequence[Microbatch], base: bool) -> list[float]:
+        """log π of each sample, one micro-batch after the other."""
+        sums: list[float] = []
+        for index, microbatch in enumerate(microbatches):
+            self._look_ahead(microbatches[index : index + 2])
+            logp_T = self._base_logprobs(microbatch) if base else self._logprobs(self._model, microbatch)
+            parts = logp_T.double().split([len(sample.behaviour_logprobs) for sample in microbatch])
+            sums += [part.sum().item() for part in parts]
+        return sums
 
     def _train_packed(self, updates: Sequence[Sequence[Microbatch]]) -> Metrics:
         """Every update of the batch against one π_old, then one version more, even if no sample was left."""
@@ -98,7 +114,7 @@ class LocalLearner:
         self._optimiser.zero_grad()
 
     def _loss(self, microbatch: Microbatch, old_logp_T: Tensor | None) -> tuple[Tensor, TokenSums]:
-        base_logp_T = self._base_logprobs(microbatch)
+        base_logp_T = self._base_logprobs(microbatch) if self._config.loss.kl else None
         logp_T, entropy_T = self._sampled(self._model, microbatch)
         tokens = _tokens(microbatch, logp_T, entropy_T, logp_T.detach() if old_logp_T is None else old_logp_T)
         loss, sums = policy_loss(tokens, self._config.loss, self._config.replay.ratio)
@@ -116,9 +132,8 @@ class LocalLearner:
         shown = (shot for microbatch in microbatches for sample in microbatch for shot in sample.images)
         self._pictures.expect(shot for shot in shown if shot.sha256 not in remembered)
 
-    def _base_logprobs(self, microbatch: Microbatch) -> Tensor | None:
-        if self._base is None:
-            return None
+    def _base_logprobs(self, microbatch: Microbatch) -> Tensor:
+        assert self._base is not None
         with adapters_off(self._base):
             return self._logprobs(self._base, microbatch)
 
@@ -219,6 +234,12 @@ class _Tally:
             "updates": float(steps),
             "skipped": float(self.skipped),
         }
+
+
+def in_order(samples: Sequence[Sample], dealt: Iterable[Sample], values: Iterable[float]) -> list[float]:
+    """What was found for the samples in the order in which they were dealt, in their own."""
+    found = {id(sample): value for sample, value in zip(dealt, values, strict=True)}
+    return [found[id(sample)] for sample in samples]
 
 
 def _on_gpu(model: nn.Module) -> bool:

@@ -25,12 +25,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, get_args
 
 import torch
 import torch.distributed as dist
@@ -58,6 +58,16 @@ class Train:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Judge:
+    """Find the log-probabilities of this rank's samples: among all `count` of them, those from `first` on."""
+
+    updates: Sequence[Sequence[Microbatch]]  # one
+    base: bool
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
     folder: str
 
@@ -77,22 +87,21 @@ class End:
     pass
 
 
-Order = Train | Save | Load | End
-ORDERS: Mapping[str, type[Save | Load | End]] = {kind.__name__: kind for kind in (Save, Load, End)}
+Order = Train | Judge | Save | Load | End
+ORDERS: Mapping[str, type[Order]] = {kind.__name__: kind for kind in get_args(Order)}
 
 
 def write_order(order: Order) -> Iterator[bytes]:
     """Eight bytes that say how long the JSON is, the JSON, and the screenshots whose sizes it lists."""
     shots: dict[str, bytes] = {}
-    if isinstance(order, Train):
+    value: dict[str, Any] = {entry.name: getattr(order, entry.name) for entry in fields(order)}
+    if isinstance(order, Train | Judge):
         samples = [sample for update in order.updates for microbatch in update for sample in microbatch]
         shots = {shot.sha256: shot.png for sample in samples for shot in sample.images}
-        value: Any = [
+        value["updates"] = [
             [[sample_to_json(sample) for sample in microbatch] for microbatch in update]
             for update in order.updates
         ]
-    else:
-        value = asdict(order)
     sizes = {name: len(png) for name, png in shots.items()}
     head = json.dumps({"do": type(order).__name__, "with": value, "screenshots": sizes}).encode()
     yield len(head).to_bytes(8)
@@ -106,14 +115,13 @@ def read_order(stream: IO[bytes]) -> Order | None:
         return None
     head = json.loads(stream.read(int.from_bytes(length)))
     shots = {name: Screenshot(stream.read(size), name) for name, size in head["screenshots"].items()}
-    if head["do"] != Train.__name__:
-        return ORDERS[head["do"]](**head["with"])
-    return Train(
-        updates=[
+    value = head["with"]
+    if "updates" in value:
+        value["updates"] = [
             [tuple(sample_from_json(sample, shots) for sample in microbatch) for microbatch in update]
-            for update in head["with"]
+            for update in value["updates"]
         ]
-    )
+    return ORDERS[head["do"]](**value)
 
 
 def device_of(rank: int, config: Config) -> torch.device:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -32,8 +32,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from arpo.config import Config
 from arpo.engines.base import Weights
 from arpo.learner.base import Batch, Metrics
-from arpo.learner.local import LocalLearner
-from arpo.learner.ranks import Load, Order, Ranks, Save, Train, device_of, serve
+from arpo.learner.local import LocalLearner, in_order
+from arpo.learner.ranks import Judge, Load, Order, Ranks, Save, Train, device_of, serve
 from arpo.learner.saved import ADAM_SLOTS, OPTIMISER, WEIGHTS, Saved, part_of, write_counters
 from arpo.losses import TokenSums
 from arpo.models.families import VisionLanguageModel
@@ -80,6 +80,19 @@ class ShardedLearner:
             self._shard.gather_into(self._model)
         return {**metrics, "samples": float(sum(map(len, batch.updates)))}
 
+    async def logprobs(self, samples: Sequence[Sample], *, base: bool) -> list[float]:
+        optim = self._config.optim
+        shares = deal(samples, optim.ranks, optim.tokens_per_microbatch)
+        sizes = [sum(map(len, share)) for share in shares]
+        orders = [
+            Judge(updates=[share], base=base, first=sum(sizes[:rank]), count=len(samples))
+            for rank, share in enumerate(shares)
+        ]
+        with self._ranks.together():
+            self._ranks.tell(orders[1:])
+            found = self._shard.judge_share(orders[0])
+        return in_order(samples, chain(*chain(*shares)), found)
+
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         order = Save(folder=str(folder.resolve()))
@@ -116,12 +129,20 @@ class Shard(LocalLearner):
         self._rank, self._device = rank, device_of(rank, config)
         model = divided_model(config, self._device, whole, whole)
         base = model
-        if config.loss.kl and config.model.train != "lora":
+        if config.compares_with_base and config.model.train != "lora":
             base = divided_model(config, self._device, whole, model).requires_grad_(False)
         super().__init__(model, renderer, config, base)
 
     def train_share(self, order: Train) -> Metrics:
         return self._train_packed(order.updates)
+
+    def judge_share(self, order: Judge) -> list[float]:
+        """What all ranks found, one after the other."""
+        found = torch.zeros(order.count, dtype=torch.float64, device=self._device)
+        own = self._sums(order.updates[0], order.base)
+        found[order.first : order.first + len(own)] = found.new_tensor(own)
+        dist.all_reduce(found)
+        return found.tolist()
 
     @torch.no_grad()
     def gather_into(self, whole: VisionLanguageModel | None) -> None:
@@ -328,6 +349,8 @@ def _work(config: Config, rank: int, orders: Iterator[Order]) -> None:
             case Train():
                 shard.train_share(order)
                 shard.gather_into(None)
+            case Judge():
+                shard.judge_share(order)
             case Save():
                 shard.save(Path(order.folder))
             case Load():

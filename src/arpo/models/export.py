@@ -74,7 +74,7 @@ def _write_adapters(model: Any, settings: ModelConfig, out: Path, dtype: torch.d
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": settings.path,
+        "base_model_name_or_path": str(resolve_model(settings.path)),
         "r": settings.lora_rank,
         "lora_alpha": settings.lora_alpha,
         "lora_dropout": 0.0,

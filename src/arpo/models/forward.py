@@ -6,7 +6,7 @@ where a sampled token is predicted. Nothing here holds state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,8 @@ from arpo.rendering import Renderer
 from arpo.types import Sample, Screenshot
 
 MOST_LOGITS = 2**28  # in float32 and in several copies, these are some gigabytes
+MOST_PIXELS = 2**24  # values that are cut into patches at once
+LONG = 1024  # tokens from which on a sequence is worth an attention call of its own
 
 
 def encode_images(
@@ -56,8 +58,24 @@ def _patches(
     else:
         pixels = pictures.take(screenshots)
     return torch.cat(
-        [vision.patchify_pixels(torch.from_numpy(each).to(device)[None], settings)[0] for each in pixels]
+        [
+            vision.patchify_pixels(torch.from_numpy(np.stack(alike)).to(device), settings).flatten(0, 1)
+            for alike in _alike(pixels)
+        ]
     )
+
+
+def _alike(pictures: Sequence[NDArray[np.uint8]]) -> Iterator[list[NDArray[np.uint8]]]:
+    """The pictures in order, neighbours of one size together, as far as they are not large."""
+    together: list[NDArray[np.uint8]] = []
+    for picture in pictures:
+        if together and (
+            picture.shape != together[0].shape or picture.size * (len(together) + 1) > MOST_PIXELS
+        ):
+            yield together
+            together = []
+        together.append(picture)
+    yield together
 
 
 def features_by_name(
@@ -198,12 +216,13 @@ def sampled_logprobs(
     """(log-probability, entropy) of every sampled token, at the temperature of sampling, in sample order.
 
     Sequences are packed into one row, or padded on the right, where a causal model never looks; without a
-    choice, whichever the model's device is faster at. The entropy carries no gradient.
+    choice, long ones on a GPU are packed. The entropy carries no gradient.
     """
     assert temperature > 0, "greedy answers have no log-probabilities to train on"
     assert not any(sample.mask[0] for sample in samples), "a sequence's first token is predicted by nothing"
     on_gpu = model.device.type == "cuda"
-    packed = on_gpu if packed is None else packed
+    if packed is None:
+        packed = on_gpu and sum(len(sample.token_ids) for sample in samples) >= LONG * len(samples)
     rows = [TokenRow.of(sample.token_ids, sample.images, renderer) for sample in samples]
     lengths = tuple(len(row.token_ids) for row in rows) if packed else None
     shown = [shot for sample in samples for shot in sample.images]

@@ -24,6 +24,7 @@ class SlotCache:
     def __init__(self, text: Any, slots: int, dtype: torch.dtype, device: torch.device) -> None:
         width = head_width(text)
         empty = torch.zeros((slots, text.num_key_value_heads, 0, width), dtype=dtype, device=device)
+        self.slots = slots
         self.keys = [empty] * text.num_hidden_layers
         self.values = [empty] * text.num_hidden_layers
 

@@ -153,7 +153,7 @@ def memory(work: Work, config: Config) -> Plan:
     base = _share(width * trained, ranks) + (width * (tower + shape.outside) if ranks > 1 else 0)
     return Plan(
         weights=width * tower + _share(width * (everything - tower) + adapters, ranks),
-        base_model=base if config.loss.kl and not lora else 0,
+        base_model=base if config.compares_with_base and not lora else 0,
         gradients=_share(trained * (4 if lora else width), ranks),
         moments=_share(2 * trained * (4 if lora else BYTES[config.optim.moments]), ranks),
         gathered=_gathered(shape, width, lora) if ranks > 1 else 0,
@@ -255,7 +255,7 @@ def describe(work: Work, config: Config, room: int | None) -> list[str]:
     lines.append(f"{'in all':>12} {plan.total / GIB:8.1f} GiB, for sequences of {work.sequence:,} tokens")
     if ranks > 1:
         lines.append(
-            f"this is rank 0, which also samples; each of the other {ranks - 1} needs "
+            f"this is rank 0 of {ranks}, which also samples; every other one needs "
             f"{plan.other_ranks / GIB:.1f} GiB of a GPU of its own"
         )
     if room is None:

@@ -56,7 +56,13 @@ class Estimate:
 
 
 def line_chart(
-    title: str, series: Sequence[Series], *, percent: bool = False, over: str = "step", size: Size = SMALL
+    title: str,
+    series: Sequence[Series],
+    *,
+    percent: bool = False,
+    over: str = "step",
+    size: Size = SMALL,
+    from_zero: bool = True,
 ) -> str:
     """A figure: one coloured line for each series, and the last value of each in the legend."""
     drawn = [(index, one) for index, one in enumerate(series) if one.points]
@@ -65,7 +71,7 @@ def line_chart(
     x_low, x_high = _range([x for _, one in drawn for x, _ in one.points])
     heights = [y for _, one in drawn for _, y in one.points]
     heights += [y for _, one in drawn for _, low, high in one.band for y in (low, high)]
-    ticks = _ticks(heights)
+    ticks = _ticks([0.0, *heights] if from_zero else heights)
     y_low, y_high = ticks[0], ticks[-1]
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -78,7 +84,7 @@ def line_chart(
     parts = _grid(ticks, place, x_low, size, percent)
     for value, anchor in ((x_low, "start"), (x_high, "end")):
         x, _ = place(value, y_low)
-        name = "" if over == "step" or anchor == "start" else f" {over}s"
+        name = "" if over == "step" or anchor == "start" else f" {escape(over)}s"
         parts.append(
             f'<text x="{x:.1f}" y="{size.height - 6}" text-anchor="{anchor}">{value:,.10g}{name}</text>'
         )
@@ -95,7 +101,7 @@ def bar_chart(title: str, groups: Sequence[str], bars: Sequence[Bars], *, size: 
     tops = [value[2] for _, one in drawn for value in one.values if value]
     if not tops:
         return ""
-    ticks = _ticks(tops)
+    ticks = _ticks([0.0, *tops])
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = LEFT + x / len(groups) * (size.width - LEFT - RIGHT)
@@ -164,7 +170,8 @@ def share_chart(
     for row, (name, values) in enumerate(rows):
         y, x = TOP / 2 + ROW * row, float(label)
         parts.append(
-            f'<text class="name" x="{label - 10}" y="{y + ROW / 2 + 3.5:.1f}" text-anchor="end">{escape(name)}</text>'
+            f'<text class="name" x="{label - 10}" y="{y + ROW / 2 + 3.5:.1f}" text-anchor="end">'
+            f"{escape(name)}</text>"
         )
         for index, (part, value) in enumerate(zip(parts_of, values, strict=True)):
             share = value / sum(values)
@@ -251,8 +258,8 @@ def _bar(
 
 
 def _ticks(values: Sequence[float]) -> list[float]:
-    """Round numbers that hold 0 and all the values between them: (0.1, 0.5) -> 0, 0.2, 0.4, 0.6."""
-    low, high = _range([0.0, *values])
+    """Round numbers that hold all the values between them: (0, 0.5) -> 0, 0.2, 0.4, 0.6."""
+    low, high = _range(values)
     least = (high - low) / 4
     size = 10 ** math.floor(math.log10(least))
     step = next(factor * size for factor in (1, 2, 5, 10) if factor * size >= least)

@@ -82,7 +82,8 @@ def write_report(run_folder: Path) -> Path:
 
 
 def _subtitle(config: Config, summary: Mapping[str, Any]) -> str:
-    method = "GRPO with replay" if config.replay.enabled else "GRPO without replay"
+    online = "GRPO with replay" if config.replay.enabled else "GRPO without replay"
+    method = online if config.train.method == "online" else config.train.method.upper()
     state = "" if summary else ", not finished yet"
     return f"{method}, {config.tasks.train}, model {config.model.path}, seed {config.run.seed}{state}"
 
@@ -146,7 +147,7 @@ def choose(scores: Mapping[str, float], threshold: float) -> list[str]:
 def _instructions(config: Config) -> dict[str, str]:
     """What each task asked for; where the task files are gone, the report does without."""
     found: dict[str, str] = {}
-    for source in (config.tasks.train, config.tasks.heldout):
+    for source in (config.tasks.train, config.tasks.heldout, config.tasks.overall):
         try:
             found.update((task.id, task.instruction) for task in load_tasks(source, config.tasks.examples))
         except UserError:

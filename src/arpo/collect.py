@@ -1,0 +1,90 @@
+"""Episodes of the training tasks by one model as it is, into a folder to learn from offline (`offline`).
+
+As many as an online run of the same recipe would play. Each is stored when it ends, so a collection that was
+stopped in any way goes on with what is missing; an episode that failed is counted, and stays what it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from arpo import checkpoint
+from arpo.assembly import assemble
+from arpo.config import Config
+from arpo.display import Display, open_display
+from arpo.errors import UserError
+from arpo.evaluate import evaluate, sets_of_run, tell_failures
+from arpo.run import COLLECTED, write_recipe
+from arpo.scheduler import Outcome
+from arpo.store import FAILURES, TRAJECTORIES, Store
+from arpo.types import Task, Trajectory
+
+
+def run_collection(config: Config) -> int:
+    """`arpo collect`: begin the collection in run.dir or go on with it, and say what it holds."""
+    store = Store(Path(config.run.dir))
+    display = open_display(sys.stdout)
+    try:
+        if (store.folder / checkpoint.CHECKPOINTS).is_dir():
+            raise UserError(f"{store.folder}: holds a training run: collect into a --run.dir of its own")
+        begun = bool(_ended(store))
+        write_recipe(store, config, begun=begun)
+        tasks = sets_of_run(config, store.folder, begun, display)["train"]
+        asyncio.run(_collect(config, tasks, store, display))
+        display.note(_describe(store, config.replay.threshold))
+        return 0
+    finally:
+        display.close()
+        store.close()
+
+
+async def _collect(config: Config, tasks: Sequence[Task], store: Store, display: Display) -> None:
+    """Each pass over the tasks plays every one of them group_size times; episodes are numbered through."""
+    copies = config.rollout.group_size
+    places = [task for _ in range(config.train.epochs) for task in tasks for _ in range(copies)]
+    ended = _ended(store)
+    left = [(n, task) for n, task in enumerate(places) if f"{COLLECTED}-{n}-0" not in ended]
+    if not left:
+        return
+    scheduler = assemble(config).scheduler
+    display.begin("collecting", len(places), len(places) - len(left))
+
+    def on_episode(index: int, outcome: Outcome) -> None:
+        display.episode_done()
+        if isinstance(outcome, Trajectory):
+            store.add_trajectory(outcome)
+
+    at_once = config.train.tasks_per_batch * copies  # as many as an online run holds in memory
+    for start in range(0, len(left), at_once):
+        groups = await evaluate(
+            scheduler,
+            left[start : start + at_once],
+            name=COLLECTED,
+            rollouts=1,
+            temperature=config.rollout.temperature,
+            on_episode=on_episode,
+        )
+        tell_failures(groups, display)
+        for failure in (failure for group in groups for failure in group.failures):
+            store.add_failure(failure)
+
+
+def _ended(store: Store) -> set[str]:
+    return {*store.episode_ids(), *(failure["episode_id"] for failure in store.read_log(FAILURES))}
+
+
+def _describe(store: Store, threshold: float) -> str:
+    """512 episodes, 143 successes; 19 of 32 tasks were both solved and not"""
+    outcomes: dict[str, list[bool]] = {}
+    for record in store.read_log(TRAJECTORIES):
+        success = record["score"] >= threshold and not record["malformed"]
+        outcomes.setdefault(record["task_id"], []).append(success)
+    episodes, successes = (sum(map(count, outcomes.values())) for count in (len, sum))
+    both = sum(any(each) and not all(each) for each in outcomes.values())
+    return (
+        f"{store.folder}: {episodes} episodes, {successes} successes; {both} of {len(outcomes)} tasks were "
+        "both solved and not"
+    )

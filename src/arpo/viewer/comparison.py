@@ -1,0 +1,145 @@
+"""A comparison's folder, read and written up: compare.md, compare.json and compare.html.
+
+Of each run it needs recipe.toml, metrics.jsonl, timing.jsonl, evaluations.jsonl and, once it has ended,
+summary.json: no checkpoints and no episodes, so a folder can be brought from elsewhere without them. Runs
+that have not ended give their curves and are named as missing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from arpo.compare import BASE, COLLECTED, name_of
+from arpo.errors import UserError
+from arpo.recipe import load_config, nearest
+from arpo.store import EVALUATIONS, METRICS, RECIPE, SUMMARY, TIMING, write_atomically
+from arpo.tasks import Count, load_counts
+from arpo.viewer.comparison_numbers import STAGES, Comparison, Evaluation, Run, Tally, compare
+from arpo.viewer.comparison_page import page
+from arpo.viewer.comparison_text import markdown
+
+TEXT, DATA, PAGE = "compare.md", "compare.json", "compare.html"
+KEPT = ("step", "episodes", "success", "groups", "without_signal", "rescued", "replay_age")  # of a batch
+STAGE_OF = {stage: stage for stage in STAGES} | {"judge": "learn"}  # lines of timing.jsonl
+
+
+def write_comparison(out: Path, recipes: Sequence[str], seeds: int | None, against: str | None) -> Path:
+    """Write the three files from what is in `out`, and return the page's path.
+
+    No recipes: all that are there; no number of seeds: as many as there are; no reference: the first recipe.
+    """
+    if not out.is_dir():
+        raise UserError(f"{out}: no such folder: `arpo compare RECIPE … --out {out}` makes it")
+    there = sorted({path.parent.name for path in _folders(out)})
+    methods = [name_of(recipe) for recipe in recipes] or there
+    if not methods:
+        raise UserError(f"{out}: no runs in it: `arpo compare RECIPE … --out {out}` makes them")
+    reference = _reference(against, methods)
+    folders = [folder for folder in _folders(out) if folder.parent.name in methods]
+    if seeds is None:
+        if not folders:
+            raise UserError(f"{out}: no runs of {', '.join(methods)} in it; there are: {', '.join(there)}")
+        seeds = 1 + max(map(_seed, folders))
+    runs = [read_run(folder) for folder in folders if _seed(folder) < seeds]
+    comparison = compare(runs, methods, seeds, reference, _counts(runs))
+    write_atomically(out / DATA, data(comparison, runs))
+    write_atomically(out / TEXT, markdown(comparison, runs))
+    write_atomically(out / PAGE, page(comparison, runs))
+    return out / PAGE
+
+
+def _reference(against: str | None, methods: Sequence[str]) -> str:
+    reference = methods[0] if against is None else name_of(against)
+    if reference not in (BASE, *methods):
+        raise UserError(f"--against {against}: is not compared here{nearest(reference, [BASE, *methods])}")
+    return reference
+
+
+def _folders(out: Path) -> list[Path]:
+    """The runs' folders by method and seed; collected episodes are not among them."""
+    found = [path.parent for path in out.glob(f"*/seed-*/{RECIPE}") if path.parent.parent.name != COLLECTED]
+    return sorted(found, key=lambda folder: (folder.parent.name, _seed(folder)))
+
+
+def _seed(folder: Path) -> int:
+    text = folder.name.removeprefix("seed-")
+    if not text.isdecimal():
+        raise UserError(f"{folder}: is not of a comparison: its runs are called seed-0, seed-1, …")
+    return int(text)
+
+
+def read_run(folder: Path) -> Run:
+    config = load_config(folder / RECIPE)
+    summary = _read_json(folder / SUMMARY)
+    batches = [line for line in read_lines(folder / METRICS) if line["step"] > 0]
+    evaluations = [_evaluation(line, config.replay.threshold) for line in read_lines(folder / EVALUATIONS)]
+    stages: dict[str, float] = {}
+    for line in read_lines(folder / TIMING):
+        for name, stage in STAGE_OF.items():
+            stages[stage] = stages.get(stage, 0.0) + line.get(name, 0.0)
+    stored = config.train.method != "online"
+    collected = _read_json(folder.parents[1] / COLLECTED / f"{folder.name}.json") if stored else {}
+    return Run(
+        method=folder.parent.name,
+        seed=_seed(folder),
+        config=config,
+        episodes=summary.get("episodes", max((line.get("episodes", 0) for line in batches), default=0)),
+        seconds=summary.get("seconds", 0.0) + collected.get("seconds", 0.0),
+        ended=bool(summary) and any(one.landmark == "final" for one in evaluations),
+        batches=tuple({name: line.get(name) for name in KEPT} for line in batches),
+        stages=stages,
+        evaluations=tuple(evaluations),
+    )
+
+
+def _evaluation(line: Mapping[str, Any], threshold: float) -> Evaluation:
+    return Evaluation(
+        step=line["step"],
+        episodes=line["episodes"],
+        landmark=line["landmark"],
+        tallies={
+            which: {task: _tally(scores, threshold) for task, scores in by_task.items()}
+            for which, by_task in line["sets"].items()
+        },
+    )
+
+
+def _tally(scores: Sequence[float], threshold: float) -> Tally:
+    return sum(score >= threshold for score in scores), len(scores)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Of a .jsonl file that may not be there yet; a last line that is not whole yet is left out."""
+    if path.is_file():
+        with path.open("rb") as file:
+            yield from (json.loads(line) for line in file if line.endswith(b"\n"))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+
+
+def _counts(runs: Sequence[Run]) -> dict[str, Count]:
+    """What screening counted for the training tasks; where their file is gone, the report does without."""
+    found: dict[str, Count] = {}
+    for tasks in {run.config.tasks for run in runs}:
+        try:
+            found |= load_counts(tasks.train, tasks.examples)
+        except UserError:
+            continue
+    return found
+
+
+def data(comparison: Comparison, runs: Sequence[Run]) -> str:
+    """All numbers of the comparison, and of every run what they were made of, a run to a line.
+
+    Tallies are [solved, rollouts] by task.
+    """
+    whole = asdict(comparison)
+    of_runs = ",\n".join(f"  {json.dumps(asdict(run))}" for run in runs)
+    parts = [f' "{name}": {json.dumps(value, ensure_ascii=False)}' for name, value in whole.items()]
+    return "{\n" + ",\n".join([*parts, f' "runs": [\n{of_runs}\n ]']) + "\n}\n"

@@ -1,0 +1,74 @@
+"""Charts put things where they belong, keep their colours, and escape what they are told."""
+
+import re
+
+from arpo.viewer.charts import (
+    LARGE,
+    Bars,
+    Estimate,
+    Series,
+    bar_chart,
+    interval_chart,
+    line_chart,
+    share_chart,
+)
+
+
+def test_a_band_goes_along_its_upper_edge_and_back_along_the_lower() -> None:
+    series = Series(label="a", points=[(0, 0.5), (10, 1.0)], band=[(0, 0.0, 1.0), (10, 1.0, 1.0)])
+    chart = line_chart("t", [series], percent=True)
+    found = re.search(r'polygon class="band s0" points="([^"]*)"', chart)
+    assert found is not None and found[1] == "54.0,12.0 348.0,12.0 348.0,12.0 54.0,166.0"
+
+
+def test_a_series_keeps_its_colour_where_another_has_no_points() -> None:
+    chart = line_chart("t", [Series(label="a", points=[]), Series(label="b", points=[(0, 1.0)])])
+    assert '<g class="s1">' in chart and "s0" not in chart
+
+
+def test_an_axis_may_leave_zero_out() -> None:
+    series = [Series(label="a", points=[(0, 0.61), (1, 0.79)])]
+    assert ">0%<" in line_chart("t", series, percent=True)
+    fitted = line_chart("t", series, percent=True, from_zero=False)
+    assert ">60%<" in fitted and ">0%<" not in fitted
+
+
+def test_bars_stand_on_the_axis_and_reach_their_mean() -> None:
+    chart = bar_chart("t", ["x", "y"], [Bars(label="a", values=[(1.0, 0.5, 1.0), None])])
+    bars = re.findall(r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)"', chart)
+    wide = (LARGE.width - 54 - 12) / 2  # of a group
+    assert bars == [(f"{54 + 0.1 * wide:.1f}", "12.0", f"{0.8 * wide - 1:.1f}", f"{LARGE.height - 36:.1f}")]
+    assert chart.count("whisker") == 1
+    assert bar_chart("t", ["x"], [Bars(label="a", values=[None])]) == ""
+
+
+def test_an_estimate_stands_on_its_intervals() -> None:
+    one = Estimate(label="a", mean=0.05, thick=(0.0, 0.1), thin=None, colour=3)
+    chart = interval_chart("t", [one])
+    lines = re.findall(r'<line class="(\w+)" x1="([\d.]+)" x2="([\d.]+)"', chart)
+    thick = next((low, high) for kind, low, high in lines if kind == "thick")
+    zero = next(low for kind, low, _ in lines if kind == "zero")
+    dot = re.search(r'cx="([\d.]+)"', chart)
+    assert thick[0] == zero and dot is not None
+    assert abs(float(dot[1]) - (float(thick[0]) + float(thick[1])) / 2) < 0.11
+    assert 'class="s3"' in chart and "thin" not in chart and "+5 points" in chart
+
+
+def test_shares_fill_the_row() -> None:
+    chart = share_chart("t", ["a", "b"], [("x", [3.0, 1.0]), ("y", [0.0, 0.0])])
+    widths = [float(width) for width in re.findall(r'<rect class="p\d" [^>]*width="([\d.]+)"', chart)]
+    assert widths == [(LARGE.width - 162) * 0.75, (LARGE.width - 162) * 0.25]
+    assert ">75%<" in chart and ">y<" not in chart
+    assert share_chart("t", ["a"], []) == ""
+
+
+def test_what_charts_are_told_is_escaped() -> None:
+    evil = "<script>&\"'"
+    charts = [
+        line_chart(evil, [Series(label=evil, points=[(0, 1.0)])], over=evil),
+        bar_chart(evil, [evil], [Bars(label=evil, values=[(1.0, 1.0, 1.0)])]),
+        interval_chart(evil, [Estimate(label=evil, mean=0.1, thick=None, thin=(0.0, 0.2), colour=0)]),
+        share_chart(evil, [evil], [(evil, [1.0])]),
+    ]
+    for chart in charts:
+        assert "<script" not in chart and "&lt;script&gt;&amp;" in chart

@@ -101,7 +101,7 @@ def test_changed_settings_and_the_budget() -> None:
     one = load_config("paper")
     assert changed(one, load_config("paper/ds_grpo")) == ["train.dynamic_sampling", "replay.enabled"]
     assert changed(Config(), Config()) == []
-    assert budget(one) == 6 * 128 * 8
+    assert budget(one) == 4 * 128 * 8
 
 
 def test_the_last_line_of_a_log(tmp_path: Path) -> None:

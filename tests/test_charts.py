@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from arpo.viewer.charts import (
     LARGE,
     Bars,
@@ -57,9 +59,23 @@ def test_an_estimate_stands_on_its_intervals() -> None:
 def test_shares_fill_the_row() -> None:
     chart = share_chart("t", ["a", "b"], [("x", [3.0, 1.0]), ("y", [0.0, 0.0])])
     widths = [float(width) for width in re.findall(r'<rect class="p\d" [^>]*width="([\d.]+)"', chart)]
-    assert widths == [(LARGE.width - 162) * 0.75, (LARGE.width - 162) * 0.25]
+    room = LARGE.width - 17 - 12  # beside a name of one letter
+    assert widths == pytest.approx([room * 0.75, room * 0.25], abs=0.06)
     assert ">75%<" in chart and ">y<" not in chart
     assert share_chart("t", ["a"], []) == ""
+
+
+def test_a_name_has_the_room_it_needs_and_one_too_long_is_cut_in_the_middle() -> None:
+    name = "ablations-curriculum_middle"
+
+    def names(label: str) -> list[tuple[str, str, str]]:
+        estimate = Estimate(label=label, mean=0.05, thick=None, thin=(0.0, 0.1), colour=0)
+        charts = interval_chart("t", [estimate]) + share_chart("t", ["a"], [(label, [1.0])])
+        return re.findall(r'<text class="name" x="(\d+)"[^>]*>([^<]*)<title>([^<]*)</title>', charts)
+
+    assert names(name) == [(str(7 * len(name)), name, name)] * 2  # 7 for each letter, left of where it ends
+    long = "a" * 30 + "z" * 30
+    assert names(long) == [("270", "a" * 18 + "…" + "z" * 18, long)] * 2
 
 
 def test_what_charts_are_told_is_escaped() -> None:

@@ -74,6 +74,15 @@ def test_methods_that_share_episodes_must_agree_on_them(tmp_path: Path) -> None:
         planned(tmp_path, recipes=["paper/rft", str(tmp_path / "other.toml")])
 
 
+def test_a_file_is_no_place_for_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "o").write_text("mine")
+    words = ["compare", "desk", "--seeds", "1", "--out", str(tmp_path / "o")]
+    assert main(words) == 2
+    assert "seed-0.log: cannot be written: Not a directory: choose another --out" in capsys.readouterr().err
+    assert main([*words, "--report"]) == 2
+    assert f"{tmp_path / 'o'}: no such folder" in capsys.readouterr().err
+
+
 def test_a_finished_run_of_other_settings_is_no_answer(tmp_path: Path) -> None:
     job = planned(tmp_path, recipes=["desk"])[0]
     assert not is_finished(job)
@@ -95,6 +104,10 @@ def test_a_collection_is_finished_when_it_says_so(tmp_path: Path) -> None:
     for ended in (False, True):
         job.result.write_text(f'{{"seconds": 3.0, "ended": {str(ended).lower()}}}')
         assert is_finished(job) == ended
+    for_dpo = planned(tmp_path, recipes=["paper/dpo", "paper/rft"])[0]
+    assert for_dpo.recipe != job.recipe and is_finished(for_dpo)  # whichever method it was played for
+    with pytest.raises(UserError, match=r"seed-0: this run was finished with another rollout.group_size"):
+        is_finished(planned(tmp_path, "--rollout.group_size", "4")[0])
 
 
 def test_changed_settings_and_the_budget() -> None:
@@ -122,6 +135,8 @@ MISTAKES = {
     "compare desk --seeds 1 --out o --tasks.train desk:none": "desk:none: no such shipped task list",
     "compare --report --out o --train.epochs 2": "--train.epochs: --report runs nothing",
     "compare --report --out o": "o: no such folder",
+    "compare desk --seeds 1 --jobs 0 --out o": "'0' is not a number from 1 on",
+    "compare desk --seeds 1 --out o --against dsek": "dsek: is not compared here (did you mean desk?)",
 }
 
 

@@ -97,7 +97,8 @@ def test_one_seed_has_no_interval_over_seeds(tmp_path: Path) -> None:
     write_comparison(tmp_path, ["arpo", "grpo"], 1, None)
     content = json.loads((tmp_path / "compare.json").read_text("utf-8"))
     assert [one["student"] for one in content["differences"]] == [None] * 4
-    assert "One seed gives none" in (tmp_path / "compare.md").read_text("utf-8")
+    text = (tmp_path / "compare.md").read_text("utf-8")
+    assert "| grpo | 2 training tasks | −50.0 | – | −50.0 to −50.0 | 0.50 |" in text
 
 
 def test_tasks_that_one_side_could_not_play_are_left_out_of_the_difference() -> None:
@@ -252,6 +253,61 @@ def test_the_page_stands_alone_and_names_are_never_markup(tmp_path: Path) -> Non
     assert "\\|" in (tmp_path / "compare.md").read_text("utf-8")
 
 
+def test_rows_come_as_they_are_named_else_after_the_one_that_is_asked_for(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        write_run(tmp_path / name / "seed-0", told(4, 1, 1))
+
+    def rows(recipes: list[str], against: str | None) -> tuple[str, list[str]]:
+        write_comparison(tmp_path, recipes, None, against)
+        content = json.loads((tmp_path / "compare.json").read_text("utf-8"))
+        return content["reference"], [row["name"] for row in content["rows"]]
+
+    assert rows(["c", "a", "c"], None) == ("c", ["base", "c", "a"])
+    assert rows(["c", "a"], "a") == ("a", ["base", "c", "a"])
+    assert rows([], "b") == ("b", ["base", "b", "a", "c"])
+    assert rows([], None) == ("base", ["base", "a", "b", "c"])
+
+
+def test_recipes_are_told_by_what_they_do_otherwise_than_the_reference(tmp_path: Path) -> None:
+    other = replace(NEW, replay=replace(NEW.replay, capacity=1))
+    write_run(tmp_path / "a" / "seed-0", replace(told(4, 1, 1), config=other))
+    write_run(tmp_path / "b" / "seed-0", told(4, 1, 1))
+    write_run(tmp_path / "c" / "seed-0", told(4, 1, 1))
+    for against, expected in (
+        ("b", "otherwise than b.\n\n- a: replay.capacity = 1\n- c: nothing\n"),
+        ("base", "otherwise than a.\n\n- b: replay.capacity = 8\n- c: replay.capacity = 8\n"),
+    ):
+        write_comparison(tmp_path, [], None, against)
+        assert (tmp_path / "compare.md").read_text("utf-8").endswith(expected)
+
+
+def test_methods_with_different_models_have_no_base_model(tmp_path: Path) -> None:
+    other = replace(NEW, model=replace(NEW.model, path="elsewhere"))
+    write_run(tmp_path / "arpo" / "seed-0", told(4, 1, 1))
+    write_run(tmp_path / "grpo" / "seed-0", replace(told(2, 1, 1), config=other))
+    comparison = read(tmp_path)
+    assert row(comparison, "base").success == {}
+    assert {one.method for one in comparison.differences} == {"arpo"}
+
+
+def test_damage_and_what_is_foreign_are_named(tmp_path: Path) -> None:
+    write_two(tmp_path)
+    write_run(tmp_path / "base" / "seed-0", told(4, 1, 1))  # our own name: no method of this comparison
+    (tmp_path / "notes.txt").write_text("mine")
+    foreign = tmp_path / "other" / "seed-old"
+    foreign.mkdir(parents=True)
+    (foreign / "recipe.toml").write_text("")
+    write_comparison(tmp_path, ["arpo", "grpo"], None, None)
+    with pytest.raises(UserError, match=r"seed-old: is not called seed-0, seed-1, … .*: move it away"):
+        write_comparison(tmp_path, [], None, None)
+    (tmp_path / "arpo" / "seed-1" / "summary.json").write_text('{"episodes": ')
+    with pytest.raises(UserError, match=r"seed-1/summary\.json: damaged, not a JSON object"):
+        write_comparison(tmp_path, ["arpo", "grpo"], None, None)
+    (tmp_path / "arpo" / "seed-0" / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match=r"arpo/seed-0: a record in it has no 'step': bring its files back"):
+        write_comparison(tmp_path, ["arpo", "grpo"], None, None)
+
+
 def test_what_is_no_comparison_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no runs in it: `arpo compare RECIPE"):
         write_comparison(tmp_path, [], None, None)
@@ -259,6 +315,6 @@ def test_what_is_no_comparison_is_refused(tmp_path: Path) -> None:
         write_comparison(tmp_path / "x", [], None, None)
     write_two(tmp_path)
     with pytest.raises(UserError, match=r"no runs of desk in it; there are: arpo, grpo"):
-        write_comparison(tmp_path, ["desk"], None, None)
+        write_comparison(tmp_path, ["arpo", "desk"], None, None)
     with pytest.raises(UserError, match=r"--against gpro: is not compared here \(did you mean grpo\?\)"):
         write_comparison(tmp_path, [], None, "gpro")

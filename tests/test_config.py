@@ -121,6 +121,7 @@ def test_wrong_values(tmp_path, line, reason):
         (["--train.tasks_per_batch", "8", "--train.tasks_per_update", "16"], "train.tasks_per_update"),
         (["--tasks.heldout", "desk:32", "--tasks.train", "desk:32"], "tasks.heldout"),
         (["--env.partial", "0.6"], "env.partial"),
+        (["--env.partial", "0.1", "--env.name", "osworld"], "env.partial"),
         (["--model.min_pixels", "5000", "--model.max_pixels", "4000"], "model.min_pixels"),
         (["--rollout.max_answer_tokens", "4096"], "rollout.max_answer_tokens"),
         (["--train.dynamic_sampling", "true", "--replay.enabled", "true"], "train.dynamic_sampling"),

@@ -116,6 +116,7 @@ def test_the_bootstrap_holds_the_mean_of_rows_and_columns_at_least_as_often_as_i
         ([1.0, 1.0, 1.0, -1.0], 10 / 16),  # |sum| >= 2: all but the six with two of each sign
         ([0.0, 0.0, 1.0], 1.0),
         ([0.1, 0.2, 0.3], 2 / 8),  # whatever the order of adding does to the last digit
+        ([-0.7, -0.2, 0.3, 0.6], 1.0),  # also where the sum is 0 but for that digit
     ],
 )
 def test_the_sign_flip_test_by_all_signs(differences: list[float], p: float) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from arpo.collect import run_collection
-from arpo.config import BadSetting, Config
+from arpo.config import BadSetting, Config, LossConfig, TrainConfig
 from arpo.display import NullDisplay
 from arpo.errors import UserError
-from arpo.offline import OfflineTrainer, open_source
+from arpo.offline import ONLINE_METRICS, OfflineTrainer, open_source
 from arpo.store import Store, StoreReader
 from arpo.trainer import run_training
+from arpo.types import Failure
 from trajectories import trajectory, turn
 from verdicts import A, B, C, D, Scripted, small_config
 
@@ -63,7 +64,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return collect(tmp_path_factory.mktemp("collected"), [A, B, C, D])
 
 
-def test_a_collection_is_the_recipes_whole_budget(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_collection_is_the_recipes_whole_budget(source: Path) -> None:
     stored = StoreReader(source)
     assert sorted(stored.episode_ids()) == sorted(f"collect-{number}-0" for number in range(16))
     tasks = [stored.load_trajectory(f"collect-{number}-0").task_id for number in range(16)]
@@ -84,6 +85,10 @@ def test_a_collection_says_what_it_holds_and_grows_with_its_epochs(
     assert said[-1] == f"{folder}: 12 episodes, 7 successes; 2 of 2 tasks were both solved and not"
     with pytest.raises(UserError, match=r"has another rollout\.temperature: give this one a --run\.dir"):
         collect(tmp_path, [A, B], "--rollout.temperature=2")
+    with pytest.raises(
+        UserError, match=r"not of these 8, collect-10-0 for one: give train\.epochs as before"
+    ):
+        collect(tmp_path, [A, B])
 
 
 def test_failed_episodes_of_a_collection_are_counted_and_not_played_again(
@@ -97,7 +102,11 @@ def test_failed_episodes_of_a_collection_are_counted_and_not_played_again(
         assert run_collection(config) == 0
         assert [failure["task_id"] for failure in lines(config, "failures.jsonl")] == [A] * 4
         assert len(lines(config, "trajectories.jsonl")) == 4
-    assert "collecting: 8 episodes, " not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "collecting: 8 episodes, " not in out
+    assert "run: 4 episodes, 2 successes, 4 could not be played; 1 of 1 tasks were both solved" in out
+    learned = train(offline(tmp_path, "rft", Path(config.run.dir), [A, B], "--offline.passes=1"))
+    assert (learned.summary()["episodes"], learned.summary()["failures"]) == (4, 4)
 
 
 def test_where_nothing_can_be_played_the_same_command_tries_again(tmp_path: Path) -> None:
@@ -130,6 +139,7 @@ def test_each_method_takes_what_it_can_learn_from(source: Path, tmp_path: Path) 
         _, *updates = lines(config, "metrics.jsonl")
         assert len(updates) == 2 * len(sizes[method])
         assert {update["episodes"] for update in updates} == {16}
+        assert not ONLINE_METRICS & set().union(*updates) - {"loss"}
         assert trainer.summary()["episodes"] == 16 and trainer.summary()["groups"] == {}
         assert [line["landmark"] for line in lines(config, "evaluations.jsonl")] == ["base", "final"]
     # Seven successes; one pair each of A and B; all sixteen, in updates as equal as may be.
@@ -206,10 +216,14 @@ def test_what_cannot_be_trained_on_is_left_out_and_told(source: Path, tmp_path: 
     store.add_trajectory(replace(whole, episode_id="other", task_id=B))
     store.add_trajectory(replace(whole, episode_id="eval3-train-0-0"))
     store.prune(["collect-0-0", "other"])
+    for name, task in (("collect-9-0", A), ("eval3-train-0-1", A), ("collect-8-0", B)):
+        failure = Failure(episode_id=name, task_id=task, kind="E", where="step", message="", attempts=1)
+        store.add_failure(failure)
     store.close()
     display, mixed = Notes(), f"{tmp_path}/mixed: 1 episodes are left out:"
     found = open_source(offline(tmp_path, "rft", tmp_path / "mixed", [A]), display)
-    assert (found.played, found.successes, found.failures) == (3, {A: ["collect-0-0"]}, {})
+    assert (found.played, found.failed) == (3, 1)
+    assert (found.successes, found.failures) == ({A: ["collect-0-0"]}, {})
     assert display.notes == [
         f"{mixed} they are of other tasks",
         f"{mixed} answers in them have no tokens, as those of a text server",
@@ -241,7 +255,14 @@ def test_a_source_with_nothing_to_learn_is_refused(source: Path, tmp_path: Path)
     assert "do not fit the model" in refused("rft", source, [A], "--model.max_pixels=20000")
 
 
-def test_no_ratio_can_be_asked_for_where_there_is_none() -> None:
-    with pytest.raises(BadSetting, match=r"loss\.ratio: is behaviour, train\.method = dpo has no ratio"):
-        load = Config()
-        replace(load, train=replace(load.train, method="dpo"), loss=replace(load.loss, ratio="behaviour"))
+@pytest.mark.parametrize(
+    ("loss", "refused"),
+    [
+        (LossConfig(ratio="behaviour"), r"loss\.ratio: is behaviour, train\.method = dpo has no ratio"),
+        (LossConfig(kl=0.1), r"loss\.kl: is 0\.1, must be 0 with train\.method = dpo"),
+    ],
+)
+def test_what_only_the_policys_own_episodes_allow_is_refused(loss: LossConfig, refused: str) -> None:
+    assert Config(loss=loss).loss == loss
+    with pytest.raises(BadSetting, match=refused):
+        Config(train=TrainConfig(method="dpo"), loss=loss)

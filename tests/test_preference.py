@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from arpo.config import Config, LossConfig, OfflineConfig, OptimConfig, RolloutConfig, TrainConfig
+from arpo.config import Config, OfflineConfig, OptimConfig, RolloutConfig, TrainConfig
 from arpo.learner.local import LocalLearner
 from arpo.offline import batch_of, judge
 from arpo.packing import pack
@@ -105,14 +104,18 @@ def test_every_success_meets_a_failure_of_its_own_task() -> None:
 
 
 def test_a_mismatched_trajectory_has_another_tasks_beginning() -> None:
-    one = trajectory(1.0, turn([1, 2], [3], restart=True), turn([4], [5]), name="x", task="a")
-    two = trajectory(0.0, turn([6, 7, 8], [9], restart=True), name="y", task="b")
-    three = trajectory(0.0, turn([6], [9], restart=True), name="z", task="b")
+    ours, theirs = screenshot(1, 56, 56), screenshot(2, 56, 56)
+    began = turn([1, 2], [3], restart=True, images=[ours])
+    one = trajectory(1.0, began, turn([4], [5], images=[ours]), name="x", task="a")
+    two = trajectory(0.0, turn([6, 7, 8], [9], restart=True, images=[theirs]), name="y", task="b")
+    three = trajectory(0.0, turn([6], [9], restart=True, images=[theirs]), name="z", task="b")
     first, second, third = mismatched([one, two, three], Random(0))
-    assert first.turns[0].context in {(6, 7, 8), (6,)}
+    begun = {((6, 7, 8), (theirs,)), ((6,), (theirs,))}
+    assert (first.turns[0].context, first.turns[0].images) in begun and first.turns[0].restart
     assert [each.completion for each in first.turns] == [each.completion for each in one.turns]
     assert first.turns[1] == one.turns[1]
-    assert second.turns[0].context == third.turns[0].context == (1, 2)
+    for each in (second, third):
+        assert (each.turns[0].context, each.turns[0].images) == ((1, 2), (ours,))
     assert mismatched([two, three], Random(0)) == []
 
 
@@ -121,7 +124,6 @@ def test_advantage_and_weight_make_the_coefficient() -> None:
     short = trajectory(0.0, turn([1], [2, 3], restart=True), name="y")
     for length, wanted in (("sum", (0.5, 0.5, -0.25)), ("mean", (0.125, 0.125, -0.125))):
         samples = list(samples_for([long, short], [-0.5, 0.25], length))
-        assert [sample.weight for sample in samples] == [1 / 8, 1 / 8, 1 / 4]
         pulls = [sample.weight * sample.advantage for sample in samples]
         assert pulls == pytest.approx(wanted)
         assert not any(sample.replayed for sample in samples)
@@ -151,11 +153,10 @@ def stored() -> list[Trajectory]:
     ]
 
 
-def recipe(method: str, length: str = "sum", kl: float = 0.0) -> Config:
+def recipe(method: str, length: str) -> Config:
     return Config(
         train=TrainConfig(method=method),  # type: ignore[arg-type]
         offline=OfflineConfig(beta=0.3, length=length),  # type: ignore[arg-type]
-        loss=LossConfig(kl=kl),
         rollout=RolloutConfig(temperature=0.8),
         optim=OptimConfig(
             lr=1e-3, warmup_updates=0, weight_decay=0.0, grad_norm=1e9, tokens_per_microbatch=60
@@ -240,18 +241,3 @@ def test_the_learner_descends_the_very_loss(method: str, length: str, tmp_path: 
         found = 10 * slots[f"{name}/exp_avg"]
         assert torch.allclose(found, gradient, rtol=1e-3, atol=1e-5 * norm.item()), name
     assert metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
-
-
-def test_a_kl_term_is_the_mean_over_trajectories_of_their_means(tmp_path: Path) -> None:
-    """So it weighs as much beside a loss of sums as beside one of means."""
-    moved = {}
-    for length in ("sum", "mean"):
-        config = recipe("dpo", length, kl=0.5)
-        ours, given = learner(config), stored()
-        verdict = asyncio.run(judge(ours, config, given, [], BALANCE, Random(0)))
-        none = replace(verdict, coefficients=(0.0,) * len(given))
-        asyncio.run(ours.train(batch_of(config, given, none)))
-        ours.save(tmp_path / length)
-        moved[length] = load_file(tmp_path / length / "optimiser.safetensors")
-    assert all(torch.equal(moved["sum"][name], moved["mean"][name]) for name in moved["sum"])
-    assert max(slot.abs().max() for name, slot in moved["sum"].items() if name.endswith("/exp_avg")) > 0

@@ -14,7 +14,7 @@ from arpo.codec import action_from_json, action_to_json, ids_from_json, ids_to_j
 from arpo.config import Config
 from arpo.errors import UserError
 from arpo.recipe import load_config
-from arpo.store import LOGS, PACK, TRAJECTORIES, Store, StoreReader
+from arpo.store import LOGS, PACK, TRAJECTORIES, Store, StoreReader, read_json, read_lines
 from arpo.types import Completion, Failure, Screenshot, StopReason, Trajectory, Turn
 
 ALL_ACTIONS = (
@@ -293,6 +293,17 @@ def test_one_writer_at_a_time_and_readers_beside_it(tmp_path):
 def test_a_reader_needs_a_run_folder(tmp_path):
     with pytest.raises(UserError, match="not a run folder"):
         StoreReader(tmp_path)
+
+
+@pytest.mark.parametrize("line", [b'{"step":', b"3", b"\xff\xfe"])
+def test_a_damaged_record_is_named_by_its_place(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step":1}\n' + line + b'\n{"torn')
+    with pytest.raises(UserError, match=r"metrics\.jsonl: line 2: damaged, not .*: bring it back, or remove"):
+        list(read_lines(path))
+    path.write_bytes(line)
+    with pytest.raises(UserError, match=r"metrics\.jsonl: damaged, not"):
+        read_json(path)
 
 
 def test_metrics_recipe_and_summary(tmp_path):

@@ -366,6 +366,16 @@ def test_a_folder_belongs_to_one_recipe_once_it_has_a_checkpoint(tmp_path: Path)
     store.close()
 
 
+def test_a_run_that_began_with_easy_tasks_keeps_its_number_of_epochs(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    easy = ("--tasks.train=desk:32", "--train.curriculum=easy_first")
+    claim(store, small_config(tmp_path, [A], *easy, "--train.epochs=3"))
+    (tmp_path / CHECKPOINTS).mkdir()
+    with pytest.raises(UserError, match=r"has another train\.epochs: give this one a --run\.dir of its own"):
+        claim(store, small_config(tmp_path, [A], *easy, "--train.epochs=4"))
+    store.close()
+
+
 def test_the_first_signal_asks_and_the_second_interrupts() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -17,6 +17,7 @@ from arpo.config import Config
 from arpo.display import Display, open_display
 from arpo.errors import UserError
 from arpo.evaluate import evaluate, sets_of_run, tell_failures
+from arpo.rewards import is_example
 from arpo.run import COLLECTED, write_recipe
 from arpo.scheduler import Outcome
 from arpo.store import FAILURES, TRAJECTORIES, Store
@@ -45,8 +46,13 @@ async def _collect(config: Config, tasks: Sequence[Task], store: Store, display:
     """Each pass over the tasks plays every one of them group_size times; episodes are numbered through."""
     copies = config.rollout.group_size
     places = [task for _ in range(config.train.epochs) for task in tasks for _ in range(copies)]
-    ended = _ended(store)
-    left = [(n, task) for n, task in enumerate(places) if f"{COLLECTED}-{n}-0" not in ended]
+    names, ended = [f"{COLLECTED}-{number}-0" for number in range(len(places))], _ended(store)
+    if others := sorted(ended.difference(names)):
+        raise UserError(
+            f"{store.folder}: holds episodes that are not of these {len(places)}, {others[0]} for one: give "
+            "train.epochs as before or more, or collect into a --run.dir of its own"
+        )
+    left = [(number, task) for number, task in enumerate(places) if names[number] not in ended]
     if not left:
         return
     scheduler = assemble(config).scheduler
@@ -77,14 +83,16 @@ def _ended(store: Store) -> set[str]:
 
 
 def _describe(store: Store, threshold: float) -> str:
-    """512 episodes, 143 successes; 19 of 32 tasks were both solved and not"""
+    """512 episodes, 143 successes, 3 could not be played; 19 of 32 tasks were both solved and not"""
     outcomes: dict[str, list[bool]] = {}
     for record in store.read_log(TRAJECTORIES):
-        success = record["score"] >= threshold and not record["malformed"]
+        success = is_example(record["score"], record["malformed"], threshold)
         outcomes.setdefault(record["task_id"], []).append(success)
     episodes, successes = (sum(map(count, outcomes.values())) for count in (len, sum))
     both = sum(any(each) and not all(each) for each in outcomes.values())
+    failed = sum(1 for _ in store.read_log(FAILURES))
     return (
-        f"{store.folder}: {episodes} episodes, {successes} successes; {both} of {len(outcomes)} tasks were "
-        "both solved and not"
+        f"{store.folder}: {episodes} episodes, {successes} successes"
+        + (f", {failed} could not be played" if failed else "")
+        + f"; {both} of {len(outcomes)} tasks were both solved and not"
     )

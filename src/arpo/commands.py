@@ -90,7 +90,9 @@ def _compare(options: argparse.Namespace, overrides: Sequence[str]) -> int:
             raise UserError("name recipes to compare and the number of --seeds, or ask for --report alone")
         from arpo.compare import run_comparison
 
-        code = run_comparison(options.recipes, options.seeds, options.jobs, options.out, overrides)
+        code = run_comparison(
+            options.recipes, options.seeds, options.jobs, options.out, options.against, overrides
+        )
     if code != 130:
         print(write_comparison(options.out, options.recipes, options.seeds, options.against))
     return code
@@ -306,9 +308,9 @@ Every recipe is trained with the seeds 0 to N-1, each run in OUT/NAME/seed-S wit
 are given to all. Methods that learn from stored episodes get those that the base model plays for them first
 (OUT/collected). Then OUT gets compare.html, compare.md and compare.json: a table of success on training,
 all and held-out tasks, learning curves, success by difficulty, times, and every method against one of them
-with what could be luck: over seeds, over tasks, over both. Ctrl-C lets the runs save; stopped or killed, the
-same command goes on, and what has ended is not run again. Exit code 1 if a run failed: the others are
-reported all the same, and it is named.""",
+with what could be luck: over seeds, over tasks, over both. Ctrl-C lets the runs save; killed, it takes them
+with it. The same command goes on then, and what has ended is not run again. Exit code 1 if a run failed: the
+others are reported all the same, and it is named.""",
         example="""\
 arpo compare desk my-recipe.toml --seeds 3 --out runs/mine
 arpo compare paper paper/grpo paper/rft --seeds 3 --jobs 2 --against paper/grpo --train.epochs 3
@@ -322,7 +324,7 @@ arpo compare --report --out runs/mine""",
                 "--against",
                 {
                     "metavar": "NAME",
-                    "help": "what the others are measured by, or base; else the first recipe",
+                    "help": "what the others are measured by, or base; else the first recipe named",
                 },
             ),
             ("--report", {"action": "store_true", "help": "run nothing: write up what there is in OUT"}),

@@ -6,12 +6,13 @@
 
 Nothing is trained or counted here: this starts processes, several at once, and waits for them. A run that has
 its summary is not started again; any other goes on from its last checkpoint. One that fails does not hold up
-the others. What came out is read by `viewer/comparison.py`.
+the others, and all end with this process, however it ends. What came out is read by `viewer/comparison.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import signal
@@ -21,19 +22,21 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 from arpo.config import Config
 from arpo.display import Display, duration, open_display
 from arpo.errors import UserError
-from arpo.recipe import keys, load_config
-from arpo.store import METRICS, RECIPE, SUMMARY, write_atomically
+from arpo.recipe import keys, load_config, nearest
+from arpo.store import METRICS, RECIPE, SUMMARY, read_json, write_atomically
 
 BASE, COLLECTED = "base", "collected"  # a row of the table and a folder: no recipe's names
 OURS = ("run.dir", "run.seed")
-SHARED = ("model", "tasks", "env", "rollout")  # sections in which methods must agree to share episodes
+SHARED = ("train.epochs", "model.", "tasks.", "env.", "rollout.")  # what methods that share episodes agree on
 MAY_DIFFER = ("run.", "store.", "offline.source")  # settings that do not change what a finished run found
 LOOK_AGAIN = 1.0  # seconds between two looks at how far the runs are
+PR_SET_PDEATHSIG = 1  # of prctl: the signal that a process gets when its parent ends
+LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +113,14 @@ def name_of(recipe: str) -> str:
     return path.stem if path.is_file() or path.suffix == ".toml" else recipe.replace("/", "-")
 
 
+def reference_of(against: str | None, names: Sequence[str]) -> str:
+    """The row that the others are measured by: the one that is asked for, else the first."""
+    reference = names[0] if against is None else name_of(against)
+    if reference not in names:
+        raise UserError(f"--against {against}: is not compared here{nearest(reference, names)}")
+    return reference
+
+
 def plan(
     methods: Sequence[Method], seeds: int, out: Path, settings: Sequence[str], threads: int
 ) -> list[Job]:
@@ -151,8 +162,7 @@ def _job(
 
 def _check_shared(one: Method, other: Method) -> None:
     """Episodes are collected once for all methods that learn from stored ones."""
-    shared = ("train.epochs", *(f"{section}." for section in SHARED))
-    differing = [key for key in changed(one.config, other.config) if key.startswith(shared)]
+    differing = [key for key in changed(one.config, other.config) if key.startswith(SHARED)]
     if differing:
         raise UserError(
             f"{other.recipe}: has another {', '.join(differing)} than {one.recipe}, and both learn from the "
@@ -172,10 +182,14 @@ def value(config: Config, name: str) -> str | float:
 
 def is_finished(job: Job) -> bool:
     """Whether the run is there with its result. One of other settings is refused: it would be no answer."""
-    if not job.result.is_file() or (job.collects and not _collection(job.result)["ended"]):
+    if not job.result.is_file() or not read_json(job.result).get("ended", True):
         return False
     before = load_config(job.folder / RECIPE)
-    others = [key for key in changed(before, job.config) if not key.startswith(MAY_DIFFER)]
+    others = changed(before, job.config)
+    if job.collects:
+        others = [key for key in others if key.startswith(SHARED)]
+    else:
+        others = [key for key in others if not key.startswith(MAY_DIFFER)]
     if others:
         raise UserError(
             f"{job.folder}: this run was finished with another {', '.join(others)}: give the comparison an "
@@ -247,7 +261,7 @@ class Runner:
         began = time.monotonic()
         code = await self._process(job)
         if job.collects:
-            seconds = _collection(job.result)["seconds"] + time.monotonic() - began
+            seconds = read_json(job.result).get("seconds", 0.0) + time.monotonic() - began
             write_atomically(job.result, json.dumps({"seconds": seconds, "ended": code == 0}) + "\n")
         if code == 0:
             self._advance(job, self._budgets.get(job.title, 0))
@@ -260,10 +274,14 @@ class Runner:
 
     async def _process(self, job: Job) -> int:
         """Its exit code. It has a session of its own: Ctrl-C is for us, who pass it on once."""
-        job.log.parent.mkdir(parents=True, exist_ok=True)
-        with job.log.open("ab") as log:
+        with _open_log(job.log) as log:
             process = await asyncio.create_subprocess_exec(
-                *job.words, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                *job.words,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         self._processes[job.title] = process
         if self.stopping:
@@ -296,22 +314,30 @@ class Runner:
             self._seen[job.title] += 1
 
 
+def _open_log(path: Path) -> BinaryIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}: choose another --out") from None
+
+
+def _end_with_parent() -> None:
+    """In the new process: be killed when this one ends in whatever way, or the run would keep its lock."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _episodes(folder: Path) -> int:
-    """How many the run has played, by the last of its metrics that is whole."""
-    with suppress(FileNotFoundError):
+    """How many the run has played, by the last of its metrics; unreadable ones are not the bar's business."""
+    with suppress(OSError, ValueError):
         lines = (folder / METRICS).read_bytes().split(b"\n")[:-1]
         return int(json.loads(lines[-1]).get("episodes", 0)) if lines else 0
     return 0
 
 
-def _collection(result: Path) -> dict[str, Any]:
-    """How long the collection took in all its lives, and whether it has ended."""
-    return json.loads(result.read_text("utf-8")) if result.is_file() else {"seconds": 0.0, "ended": False}
-
-
 def _found(job: Job) -> str:
-    """What a finished run has to say in one line: ", training tasks 61.3%, held-out tasks 47.0%, 4:30"."""
-    summary = json.loads(job.result.read_text("utf-8"))
+    """What a finished run has to say in one line: ", train 61.3%, heldout 47.0%, 4:30"."""
+    summary = read_json(job.result)
     final = summary.get("success", {}).get("final", {})
     rates = [f", {which} {rate:.1%}" for which, rate in final.items() if rate is not None]
     return "".join(rates) + f", {duration(summary['seconds'])}"
@@ -323,11 +349,18 @@ def last_line(log: Path) -> str:
 
 
 def run_comparison(
-    recipes: Sequence[str], seeds: int, jobs_at_once: int, out: Path, settings: Sequence[str]
+    recipes: Sequence[str],
+    seeds: int,
+    jobs_at_once: int,
+    out: Path,
+    against: str | None,
+    settings: Sequence[str],
 ) -> int:
     """`arpo compare`: carry out what is not done yet; 0 if all is, 1 if something failed, 130 if stopped."""
     threads = max(1, len(os.sched_getaffinity(0)) // jobs_at_once) if jobs_at_once > 1 else 0
-    jobs = plan(methods_of(recipes, settings), seeds, out, settings, threads)
+    methods = methods_of(recipes, settings)
+    reference_of(against, [*(method.name for method in methods), BASE])  # refused now, not after the runs
+    jobs = plan(methods, seeds, out, settings, threads)
     display = open_display(sys.stdout)
     runner = Runner(jobs_at_once, display)
     try:

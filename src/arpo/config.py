@@ -327,6 +327,12 @@ def _check_combinations(config: Config) -> None:
         raise BadSetting("tasks.heldout", f"is tasks.train ({tasks.train!r}), held-out tasks must be others")
     if train.method != "online" and config.loss.ratio != "recompute":
         raise BadSetting("loss.ratio", f"is {config.loss.ratio}, train.method = {train.method} has no ratio")
+    if train.method != "online" and config.loss.kl:
+        raise BadSetting(
+            "loss.kl",
+            f"is {config.loss.kl}, must be 0 with train.method = {train.method}: the term is estimated from "
+            "answers of the policy itself, and stored ones are not",
+        )
     if config.model.min_pixels > config.model.max_pixels:
         raise BadSetting(
             "model.min_pixels",
@@ -337,6 +343,10 @@ def _check_combinations(config: Config) -> None:
             "rollout.max_answer_tokens",
             f"is {rollout.max_answer_tokens}, must leave room for the prompt in "
             f"rollout.max_context_tokens ({rollout.max_context_tokens})",
+        )
+    if config.env.partial and config.env.name != "desk":
+        raise BadSetting(
+            "env.partial", f"is {config.env.partial}, but only desk knows part of the way: set 0"
         )
     if config.env.partial > config.replay.threshold:
         raise BadSetting(

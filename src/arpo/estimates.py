@@ -114,7 +114,8 @@ def sign_flip_p(differences: Sequence[float], rng: Random, draws: int) -> float:
     """
     values_T = np.asarray(differences, dtype=np.float64)
     count = len(values_T)
-    seen = abs(values_T.sum()) * (1 - 1e-9)  # the same numbers in another order add up to a little less
+    rounding = 1e-9 * np.abs(values_T).sum()  # the same numbers in another order add up to a little less
+    seen = abs(values_T.sum()) - rounding
     if count <= EXACT_UP_TO:
         flips = (np.arange(2**count)[:, None] >> np.arange(count)) & 1
         return float(_reach(flips, values_T, seen) / 2**count)

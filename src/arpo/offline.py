@@ -8,9 +8,10 @@ their update comes. A batch is one update, and who is in it is keyed by (seed, p
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from random import Random
@@ -25,12 +26,17 @@ from arpo.learner.base import Batch, Learner, Metrics
 from arpo.models.loading import load_renderer
 from arpo.preference import Balance, Verdict, dpo, kto, mismatched, pairs, rft, samples_for
 from arpo.rendering import Renderer
-from arpo.run import Progress, Run
+from arpo.rewards import is_example
+from arpo.run import EVALUATED, Progress, Run
 from arpo.samples import trajectory_samples
-from arpo.store import TRAJECTORIES, Store, StoreReader
+from arpo.store import FAILURES, TRAJECTORIES, Store, StoreReader
 from arpo.types import Trajectory
 
-EVALUATED = re.compile(r"eval\d+-")  # how the names of episodes begin that a run was measured by
+OF_OTHER_TASKS = "they are of other tasks"
+WITHOUT_TOKENS = "answers in them have no tokens, as those of a text server"
+PRUNED = "pruning has freed their screenshots"
+# What the learner says of the surrogate, and of tokens that the engine has sampled just now.
+ONLINE_METRICS = {"loss", "ratio", "clip_fraction", "kl", "base_kl", "logprob_gap", "engine_kl"}
 
 Unit = tuple[str, ...]  # episodes that stay together: one, or of DPO a success and a failure
 
@@ -39,11 +45,13 @@ Unit = tuple[str, ...]  # episodes that stay together: one, or of DPO a success 
 class Source:
     """The stored episodes of the training tasks: names by task, tasks and names in alphabetical order.
 
-    `played` counts also those that cannot be trained on: they too were part of the budget.
+    `played` counts also those that cannot be trained on: they too were part of the budget. `failed` could not
+    be carried out.
     """
 
     reader: StoreReader
     played: int
+    failed: int
     successes: Mapping[str, Sequence[str]]
     failures: Mapping[str, Sequence[str]]
 
@@ -64,7 +72,7 @@ class OfflineTrainer(Run):
 
     def __init__(self, config: Config, store: Store, display: Display) -> None:
         self.source = open_source(config, display)
-        beginning = Progress(episodes=self.source.played)
+        beginning = Progress(episodes=self.source.played, failures=self.source.failed)
         super().__init__(config, store, display, beginning)
 
     async def train(self) -> bool:
@@ -83,7 +91,11 @@ class OfflineTrainer(Run):
 
     @property
     def _total(self) -> int:
-        return self.config.offline.passes * len(self._updates(0))
+        return self.config.offline.passes * self._updates_a_pass
+
+    @cached_property
+    def _updates_a_pass(self) -> int:
+        return len(self._updates(0))
 
     def _updates(self, number: int) -> list[list[Unit]]:
         """The updates of a pass, as equal in size as may be; every pass has as many."""
@@ -102,7 +114,7 @@ class OfflineTrainer(Run):
 
     def _take(self) -> list[Trajectory]:
         """The trajectories of the next update; of DPO a success and its failure follow each other."""
-        number, place = divmod(self.progress.batch, len(self._updates(0)))
+        number, place = divmod(self.progress.batch, self._updates_a_pass)
         return [self.source.reader.load_trajectory(name) for name in chain(*self._updates(number)[place])]
 
     def _wanted(self, trajectories: Sequence[Trajectory]) -> list[bool]:
@@ -123,10 +135,13 @@ class OfflineTrainer(Run):
         self.progress.batch += 1
         for _ in range(trajectories):
             self.display.episode_done()
-        metrics = {"episodes": self.progress.episodes, "failures": self.progress.failures}
-        await self._end_batch(
-            {**metrics, **learned, **verdict.metrics}, played=0, done=self.progress.batch >= self._total
-        )
+        metrics = {
+            "episodes": self.progress.episodes,
+            "failures": self.progress.failures,
+            **{name: value for name, value in learned.items() if name not in ONLINE_METRICS},
+            **verdict.metrics,
+        }
+        await self._end_batch(metrics, played=0, done=self.progress.batch >= self._total)
 
     def _show(self) -> None:
         updates = [self._updates(number) for number in range(self.config.offline.passes)]
@@ -144,7 +159,7 @@ class OfflineTrainer(Run):
                 f"offline.source: {self.source.reader.folder} holds other episodes than when this run began: "
                 "give it those, or begin again in a --run.dir of its own"
             )
-        passes = self.progress.batch / len(self._updates(0))
+        passes = self.progress.batch / self._updates_a_pass
         self._refuse_less("offline.passes", passes, self.config.offline.passes)
 
 
@@ -223,33 +238,51 @@ def open_source(config: Config, display: Display) -> Source:
 def _read(config: Config, reader: StoreReader, display: Display) -> Source:
     """Sort its episodes by task and verdict, and tell what is left out."""
     known = set(reader.episode_ids())  # it may grow meanwhile
-    records = [record for record in reader.read_log(TRAJECTORIES) if record["episode_id"] in known]
-    played = [record for record in records if not EVALUATED.match(record["episode_id"])]
     tasks = {task.id for task in load_sets(config)["train"]}
-    ours = [record for record in played if record["task_id"] in tasks]
-    if not ours:
-        raise UserError(
-            f"{reader.folder}: none of its {len(played)} episodes is of the tasks of tasks.train "
-            f"({config.tasks.train}): collect with the same tasks"
-        )
-    with_tokens = [
-        record for record in ours if all(turn["completion"]["token_ids"] for turn in record["turns"])
-    ]
-    whole = [record for record in with_tokens if reader.has_screenshots(record)]
-    for count, why in (
-        (len(played) - len(ours), "they are of other tasks"),
-        (len(ours) - len(with_tokens), "answers in them have no tokens, as those of a text server"),
-        (len(with_tokens) - len(whole), "pruning has freed their screenshots"),
-    ):
-        if count:
-            display.note(f"{reader.folder}: {count} episodes are left out: {why}")
+    threshold = config.replay.threshold
+    counts: Counter[str] = Counter()
     successes: dict[str, list[str]] = {}
     failures: dict[str, list[str]] = {}
-    for record in sorted(whole, key=lambda record: (record["task_id"], record["episode_id"])):
-        success = record["score"] >= config.replay.threshold and not record["malformed"]
-        kind = successes if success else failures
-        kind.setdefault(record["task_id"], []).append(record["episode_id"])
-    return Source(reader=reader, played=len(ours), successes=successes, failures=failures)
+    for record in reader.read_log(TRAJECTORIES):
+        name, task = record["episode_id"], record["task_id"]
+        if name in known and not name.startswith(EVALUATED):
+            obstacle = _obstacle(record, tasks, reader)
+            counts[obstacle] += 1
+            if not obstacle:
+                success = is_example(record["score"], record["malformed"], threshold)
+                (successes if success else failures).setdefault(task, []).append(name)
+    played = counts.total() - counts[OF_OTHER_TASKS]
+    if not played:
+        raise UserError(
+            f"{reader.folder}: none of its {counts.total()} episodes is of the tasks of tasks.train "
+            f"({config.tasks.train}): collect with the same tasks"
+        )
+    for why in (OF_OTHER_TASKS, WITHOUT_TOKENS, PRUNED):
+        if counts[why]:
+            display.note(f"{reader.folder}: {counts[why]} episodes are left out: {why}")
+    return Source(
+        reader=reader,
+        played=played,
+        failed=sum(
+            failure["task_id"] in tasks and not failure["episode_id"].startswith(EVALUATED)
+            for failure in reader.read_log(FAILURES)
+        ),
+        successes=_in_order(successes),
+        failures=_in_order(failures),
+    )
+
+
+def _obstacle(record: Mapping[str, Any], tasks: Set[str], reader: StoreReader) -> str:
+    """Why an episode cannot be trained on; empty where it can."""
+    if record["task_id"] not in tasks:
+        return OF_OTHER_TASKS
+    if not all(turn["completion"]["token_ids"] for turn in record["turns"]):
+        return WITHOUT_TOKENS
+    return "" if reader.has_screenshots(record) else PRUNED
+
+
+def _in_order(names: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    return {task: sorted(names[task]) for task in sorted(names)}
 
 
 def _check_fit(trajectory: Trajectory, renderer: Renderer, folder: Path) -> None:

@@ -138,14 +138,10 @@ def mismatched(trajectories: Sequence[Trajectory], rng: Random) -> list[Trajecto
 def samples_for(
     trajectories: Sequence[Trajectory], coefficients: Sequence[float], length: str
 ) -> Iterator[Sample]:
-    """The samples of one update whose objective has −Σ coefficient · ∂Δ as its gradient.
-
-    Each token weighs as in the mean over trajectories of the mean over tokens, as the KL term wants it.
-    """
+    """The samples of one update whose objective has −Σ coefficient · ∂Δ as its gradient."""
     for trajectory, coefficient in zip(trajectories, coefficients, strict=True):
-        weight = 1.0 / (len(trajectories) * trajectory.sampled_tokens)
-        per_token = coefficient / trajectory.sampled_tokens if length == "mean" else coefficient
-        yield from trajectory_samples(trajectory, -per_token / weight, weight, replayed=False)
+        weight = 1.0 / trajectory.sampled_tokens if length == "mean" else 1.0
+        yield from trajectory_samples(trajectory, -coefficient, weight, replayed=False)
 
 
 def _sigmoid(x: float) -> float:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from random import Random
 
 from arpo.config import ReplayConfig
+from arpo.rewards import is_example
 from arpo.types import Group, Rescue, Trajectory
 
 
@@ -87,7 +88,7 @@ class ReplayBuffer:
 
     def _store(self, trajectories: Iterable[Trajectory]) -> None:
         for trajectory in trajectories:
-            if self._succeeded(trajectory) and not trajectory.malformed:
+            if is_example(trajectory.score, trajectory.malformed, self._config.threshold):
                 empty: deque[Trajectory] = deque(maxlen=self._config.capacity)
                 self._stored.setdefault(trajectory.task_id, empty).append(trajectory)
 

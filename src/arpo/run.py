@@ -30,6 +30,7 @@ from arpo.tracking import open_tracker
 
 STATE = "state.json"
 COLLECTED = "collect"  # what the names of collected episodes begin with
+EVALUATED = "eval"  # and of those that a run was measured by
 MAY_CHANGE = (
     "train.epochs",
     "offline.passes",
@@ -118,7 +119,7 @@ class Run(ABC):
 
     async def _evaluate(self, landmark: str) -> dict[str, float]:
         """Measure the sets of tasks, keep one episode of each task; a landmark enters the summary."""
-        name = f"eval{self.progress.batch}"
+        name = f"{EVALUATED}{self.progress.batch}"
         sets = {which: tasks for which, tasks in self.sets.items() if landmark or which != OVERALL}
         with self.timing.stage("evaluate"):
             groups = await evaluate_sets(self.scheduler, self.config, sets, name, self.display)
@@ -261,7 +262,7 @@ def write_recipe(store: Store, config: Config, *, begun: bool) -> None:
         changed = [
             key
             for key, value in _settings(config).items()
-            if before[key] != value and not key.startswith(MAY_CHANGE)
+            if before[key] != value and not _may_change(key, config)
         ]
         if changed:
             raise UserError(
@@ -269,6 +270,12 @@ def write_recipe(store: Store, config: Config, *, begun: bool) -> None:
                 "of its own, or remove the folder to begin again"
             )
     store.write_recipe(config)
+
+
+def _may_change(key: str, config: Config) -> bool:
+    """Whether a run may go on with another value. Easy tasks come first by the number of epochs: it stays."""
+    decides_tasks = key == "train.epochs" and config.train.curriculum == "easy_first"
+    return key.startswith(MAY_CHANGE) and not decides_tasks
 
 
 def _settings(config: Config) -> dict[str, Any]:

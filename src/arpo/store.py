@@ -57,16 +57,12 @@ class StoreReader:
         return list(self._lines)
 
     def read_log(self, name: str) -> Iterator[dict[str, Any]]:
-        """The records of one of the .jsonl files; a last line that is not whole yet is left out."""
-        path = self.folder / name
-        if path.is_file():
-            with path.open("rb") as file:
-                yield from (json.loads(line) for line in file if line.endswith(b"\n"))
+        """The records of one of the .jsonl files."""
+        return read_lines(self.folder / name)
 
     def read_summary(self) -> dict[str, Any]:
         """Empty until the run has ended."""
-        path = self.folder / SUMMARY
-        return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        return read_json(self.folder / SUMMARY)
 
     def load_trajectory(self, episode_id: str) -> Trajectory:
         value = self._read(episode_id)
@@ -167,6 +163,30 @@ class Store(StoreReader):
         line = json.dumps(record, separators=(",", ":")) + "\n"
         self._logs[name].write(line.encode())
         self._logs[name].flush()
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Of a .jsonl file that may not be there yet; a last line that is not whole yet is left out."""
+    if path.is_file():
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.endswith(b"\n"):
+                    yield _record(line, f"{path}: line {number}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Empty where there is no such file."""
+    return _record(path.read_bytes(), str(path)) if path.is_file() else {}
+
+
+def _record(text: bytes, place: str) -> dict[str, Any]:
+    try:
+        record = json.loads(text)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise UserError(f"{place}: damaged, not a JSON object: bring it back, or remove its run")
+    return record
 
 
 def write_atomically(path: Path, text: str) -> None:

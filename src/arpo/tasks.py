@@ -143,7 +143,7 @@ class Curriculum:
     counts: Mapping[str, Count]
 
     def order(self, tasks: Sequence[Task], seed: int, epoch: int) -> tuple[Task, ...]:
-        """The tasks of one pass, which (seed, epoch) alone decides."""
+        """The tasks of one pass, which (seed, epoch) alone decides; of easy_first, with `passes`."""
         match self.kind:
             case "none":
                 return epoch_order(tasks, seed, epoch)

@@ -1,7 +1,8 @@
-"""`arpo compare` with real runs: from nothing, stopped and called again, and with a run that fails."""
+"""`arpo compare` with real runs: from nothing, stopped and called again, killed, and with one that fails."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import signal
@@ -35,6 +36,8 @@ heldout_rollouts = 1
 epochs = 3
 tasks_per_batch = 2
 tasks_per_update = 2
+[loss]
+kl = 0.0
 """
 RECIPES = {
     "arpo.toml": ARPO,
@@ -141,3 +144,15 @@ def test_stopped_it_saves_and_the_same_command_ends_as_if_it_never_was(folder: P
     assert code == 0 and "arpo, seed 0: goes on\n" in said
     for name in SAME:
         assert (run / name).read_bytes() == (folder / "out" / "arpo" / "seed-0" / name).read_bytes(), name
+
+
+def test_killed_it_takes_its_runs_with_it(folder: Path) -> None:
+    run = folder / "killed" / "arpo" / "seed-0"
+    process = begin(folder, "arpo.toml", "--seeds", "1", "--out", "killed")
+    while process.poll() is None and not (run / "recipe.toml").is_file():  # until the run has its lock
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    with (run / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as soon as the run's process has ended
+    assert not (run / "summary.json").exists()  # that one would have gone on to its end

@@ -1,4 +1,4 @@
-"""Collect, then learn offline: whatever was killed and called again ends like what never was, bit for bit."""
+"""A killed collection goes on until it has every episode once; a killed run ends like one that never was."""
 
 from __future__ import annotations
 

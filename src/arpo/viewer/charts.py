@@ -13,6 +13,7 @@ from html import escape
 
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 12, 24
 ROW = 26  # the height of a row of intervals or shares
+LETTER = 7  # about the width of a letter of a row's name
 
 Points = Sequence[tuple[float, float]]
 Band = Sequence[tuple[float, float, float]]  # x, low, high
@@ -126,7 +127,7 @@ def interval_chart(title: str, estimates: Sequence[Estimate], *, width: int = LA
     ends = [0.0, *(one.mean for one in estimates)]
     ends += [end for one in estimates for interval in (one.thick, one.thin) if interval for end in interval]
     ticks = _ticks(ends)
-    label = 150
+    label = _names_width([one.label for one in estimates], width)
     size = Size(width=width, height=ROW * len(estimates) + TOP + BOTTOM)
 
     def across(value: float) -> float:
@@ -141,8 +142,7 @@ def interval_chart(title: str, estimates: Sequence[Estimate], *, width: int = LA
         parts.append(f'<text x="{x:.1f}" y="{size.height - 6}" text-anchor="middle">{_signed(value)}</text>')
     for row, one in enumerate(estimates):
         y = TOP + ROW * (row + 0.5)
-        parts.append(f'<text class="name" x="{label - 10}" y="{y + 3.5:.1f}" text-anchor="end">')
-        parts.append(f'{escape(one.label)}</text><g class="s{one.colour}">')
+        parts += [_name(one.label, label, y), f'<g class="s{one.colour}">']
         for interval, kind in ((one.thin, "thin"), (one.thick, "thick")):
             if interval:
                 low, high = map(across, interval)
@@ -165,14 +165,12 @@ def share_chart(
     rows = [(name, values) for name, values in rows if sum(values) > 0]
     if not rows:
         return ""
-    label, size = 150, Size(width=width, height=ROW * len(rows) + TOP)
+    label = _names_width([name for name, _ in rows], width)
+    size = Size(width=width, height=ROW * len(rows) + TOP)
     parts = []
     for row, (name, values) in enumerate(rows):
         y, x = TOP / 2 + ROW * row, float(label)
-        parts.append(
-            f'<text class="name" x="{label - 10}" y="{y + ROW / 2 + 3.5:.1f}" text-anchor="end">'
-            f"{escape(name)}</text>"
-        )
+        parts.append(_name(name, label, y + ROW / 2))
         for index, (part, value) in enumerate(zip(parts_of, values, strict=True)):
             share = value / sum(values)
             length = share * (width - label - RIGHT)
@@ -198,6 +196,22 @@ def _signed(value: float) -> str:
     """A difference of fractions in points: 0.05 -> +5, -0.125 -> −12.5"""
     points = round(100 * value, 6)
     return f"{points:+.3g}".replace("-", "−") if points else "0"
+
+
+def _names_width(names: Sequence[str], width: int) -> int:
+    """What the names of rows take of a chart's width: as much as they need, at most half of it."""
+    return min(10 + LETTER * max(map(len, names)), width // 2)
+
+
+def _name(name: str, width: int, middle: float) -> str:
+    """The name of a row; one that is too long is cut in the middle, and whole where it is pointed at."""
+    fits = (width - 10) // LETTER
+    half = (fits - 1) // 2
+    shown = name if len(name) <= fits else f"{name[:half]}…{name[-half:]}"
+    return (
+        f'<text class="name" x="{width - 10}" y="{middle + 3.5:.1f}" text-anchor="end">{escape(shown)}'
+        f"<title>{escape(name)}</title></text>"
+    )
 
 
 def _figure(title: str, parts: Sequence[str], size: Size, legend: Sequence[tuple[str, str, str]]) -> str:

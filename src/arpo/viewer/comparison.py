@@ -1,22 +1,32 @@
 """A comparison's folder, read and written up: compare.md, compare.json and compare.html.
 
 Of each run it needs recipe.toml, metrics.jsonl, timing.jsonl, evaluations.jsonl and, once it has ended,
-summary.json: no checkpoints and no episodes, so a folder can be brought from elsewhere without them. Runs
-that have not ended give their curves and are named as missing.
+summary.json; of collected episodes seed-S.json, or their time is not counted. It needs no checkpoints and no
+episodes, so a folder can be brought from elsewhere without them. Runs that have not ended give their curves
+and are named as missing.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from arpo.compare import BASE, COLLECTED, name_of
+from arpo.compare import BASE, COLLECTED, name_of, reference_of
 from arpo.errors import UserError
-from arpo.recipe import load_config, nearest
-from arpo.store import EVALUATIONS, METRICS, RECIPE, SUMMARY, TIMING, write_atomically
+from arpo.recipe import load_config
+from arpo.store import (
+    EVALUATIONS,
+    METRICS,
+    RECIPE,
+    SUMMARY,
+    TIMING,
+    read_json,
+    read_lines,
+    write_atomically,
+)
 from arpo.tasks import Count, load_counts
 from arpo.viewer.comparison_numbers import STAGES, Comparison, Evaluation, Run, Tally, compare
 from arpo.viewer.comparison_page import page
@@ -30,20 +40,24 @@ STAGE_OF = {stage: stage for stage in STAGES} | {"judge": "learn"}  # lines of t
 def write_comparison(out: Path, recipes: Sequence[str], seeds: int | None, against: str | None) -> Path:
     """Write the three files from what is in `out`, and return the page's path.
 
-    No recipes: all that are there; no number of seeds: as many as there are; no reference: the first recipe.
+    Recipes in the order in which they are named; where none are, all that are there, the reference first.
+    No number of seeds: as many as there are. No reference: the first recipe named, else the base model.
     """
     if not out.is_dir():
-        raise UserError(f"{out}: no such folder: `arpo compare RECIPE … --out {out}` makes it")
-    there = sorted({path.parent.name for path in _folders(out)})
-    methods = [name_of(recipe) for recipe in recipes] or there
-    if not methods:
+        raise UserError(f"{out}: no such folder: `arpo compare RECIPE … --out FOLDER` makes it")
+    folders = _folders(out)
+    there = sorted({folder.parent.name for folder in folders})
+    named = list(dict.fromkeys(map(name_of, recipes)))
+    if not named and not there:
         raise UserError(f"{out}: no runs in it: `arpo compare RECIPE … --out {out}` makes them")
-    reference = _reference(against, methods)
-    folders = [folder for folder in _folders(out) if folder.parent.name in methods]
+    reference = reference_of(against, [*named, BASE] if named else [BASE, *there])
+    methods = named or sorted(there, key=lambda name: (name != reference, name))
+    folders = [folder for folder in folders if folder.parent.name in methods]
     if seeds is None:
-        if not folders:
-            raise UserError(f"{out}: no runs of {', '.join(methods)} in it; there are: {', '.join(there)}")
+        if lost := [name for name in methods if name not in there]:
+            raise UserError(f"{out}: no runs of {', '.join(lost)} in it; there are: {', '.join(there)}")
         seeds = 1 + max(map(_seed, folders))
+    folders.sort(key=lambda folder: (methods.index(folder.parent.name), _seed(folder)))
     runs = [read_run(folder) for folder in folders if _seed(folder) < seeds]
     comparison = compare(runs, methods, seeds, reference, _counts(runs))
     write_atomically(out / DATA, data(comparison, runs))
@@ -52,29 +66,31 @@ def write_comparison(out: Path, recipes: Sequence[str], seeds: int | None, again
     return out / PAGE
 
 
-def _reference(against: str | None, methods: Sequence[str]) -> str:
-    reference = methods[0] if against is None else name_of(against)
-    if reference not in (BASE, *methods):
-        raise UserError(f"--against {against}: is not compared here{nearest(reference, [BASE, *methods])}")
-    return reference
-
-
 def _folders(out: Path) -> list[Path]:
-    """The runs' folders by method and seed; collected episodes are not among them."""
-    found = [path.parent for path in out.glob(f"*/seed-*/{RECIPE}") if path.parent.parent.name != COLLECTED]
-    return sorted(found, key=lambda folder: (folder.parent.name, _seed(folder)))
+    """The runs' folders; collected episodes are not among them."""
+    found = [path.parent for path in out.glob(f"*/seed-*/{RECIPE}")]
+    return [folder for folder in found if folder.parent.name not in (BASE, COLLECTED)]
 
 
 def _seed(folder: Path) -> int:
     text = folder.name.removeprefix("seed-")
     if not text.isdecimal():
-        raise UserError(f"{folder}: is not of a comparison: its runs are called seed-0, seed-1, …")
+        raise UserError(f"{folder}: is not called seed-0, seed-1, … as a comparison's runs are: move it away")
     return int(text)
 
 
 def read_run(folder: Path) -> Run:
+    try:
+        return _run(folder)
+    except KeyError as error:
+        raise UserError(
+            f"{folder}: a record in it has no {error}: bring its files back, or remove it"
+        ) from None
+
+
+def _run(folder: Path) -> Run:
     config = load_config(folder / RECIPE)
-    summary = _read_json(folder / SUMMARY)
+    summary = read_json(folder / SUMMARY)
     batches = [line for line in read_lines(folder / METRICS) if line["step"] > 0]
     evaluations = [_evaluation(line, config.replay.threshold) for line in read_lines(folder / EVALUATIONS)]
     stages: dict[str, float] = {}
@@ -82,7 +98,7 @@ def read_run(folder: Path) -> Run:
         for name, stage in STAGE_OF.items():
             stages[stage] = stages.get(stage, 0.0) + line.get(name, 0.0)
     stored = config.train.method != "online"
-    collected = _read_json(folder.parents[1] / COLLECTED / f"{folder.name}.json") if stored else {}
+    collected = read_json(folder.parents[1] / COLLECTED / f"{folder.name}.json") if stored else {}
     return Run(
         method=folder.parent.name,
         seed=_seed(folder),
@@ -112,21 +128,10 @@ def _tally(scores: Sequence[float], threshold: float) -> Tally:
     return sum(score >= threshold for score in scores), len(scores)
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Of a .jsonl file that may not be there yet; a last line that is not whole yet is left out."""
-    if path.is_file():
-        with path.open("rb") as file:
-            yield from (json.loads(line) for line in file if line.endswith(b"\n"))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
-
-
 def _counts(runs: Sequence[Run]) -> dict[str, Count]:
     """What screening counted for the training tasks; where their file is gone, the report does without."""
     found: dict[str, Count] = {}
-    for tasks in {run.config.tasks for run in runs}:
+    for tasks in dict.fromkeys(run.config.tasks for run in runs):
         try:
             found |= load_counts(tasks.train, tasks.examples)
         except UserError:

@@ -142,12 +142,15 @@ def rate(tallies: Tallies) -> float | None:
     return fmean(shares) if shares else None
 
 
-def pooled(runs: Iterable[Run]) -> dict[int, dict[str, dict[str, Tally]]]:
+def pooled(runs: Sequence[Run]) -> dict[int, dict[str, dict[str, Tally]]]:
     """The base model's tallies by seed, set and task, over the base evaluations of all methods.
 
-    Methods of one seed measure it with the same draws, so more of them do not make it more exact.
+    Methods of one seed measure it with the same draws, so more of them do not make it more exact. Methods
+    that begin with different models have no base model to speak of: nothing is told of it.
     """
     total: dict[int, dict[str, dict[str, Tally]]] = {}
+    if len({run.config.model.path for run in runs}) > 1:
+        return total
     for run in runs:
         for which, tallies in run.landmark(BASE).items():
             of_set = total.setdefault(run.seed, {}).setdefault(which, {})

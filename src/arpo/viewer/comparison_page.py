@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from arpo.compare import BASE
 from arpo.viewer.charts import (
     LARGE,
     Bars,
@@ -33,15 +32,15 @@ from arpo.viewer.comparison_text import (
     heading,
     missing_words,
     name_shown,
+    recipes_told,
     sets_shown,
-    settings_of,
     success_table,
     time_table,
 )
-from arpo.viewer.style import CSS
+from arpo.viewer.style import document
 
 EVALUATED = ("train", "heldout", "sampled")  # curves whose differences are small beside their height
-# The base model is grey; methods follow, and beyond these their lines are dashed.
+# The base model is grey; methods follow, and beyond these the same again, dashed, hollow and pale.
 LIGHT = ("#2563a8", "#c2571a", "#2f8f5b", "#7d4fb0", "#b83258", "#12868f", "#96780f", "#7a5a44")
 DARK = ("#6ea8e6", "#e59a5f", "#6cc492", "#b995e6", "#ec7f9f", "#5cc3cb", "#d3b54a", "#c3a58f")
 OWN_CSS = """
@@ -70,21 +69,14 @@ dt { font-weight: 600; } dd { margin: 0; } @media (max-width: 44rem) { dl { grid
 code { font: .85em ui-monospace, monospace; }
 """
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>{css}</style></head><body>
-<h1>{title}</h1><p class="dim">{subtitle}</p>{missing}
+BODY = """{missing}
 <h2>Success</h2>{success}<p class="dim lead">{success_words}</p>
 {differences}
 <h2>Curves</h2><p class="dim lead">{curve_words} Bands reach from the lowest seed to the highest.</p>
 <div class="charts wide">{curves}</div>
 {difficulty}
 <h2>Time</h2><div class="charts wide">{shares}</div>{time}<p class="dim lead">{time_words}</p>
-<h2>Recipes</h2><p class="dim">Every method by what it does otherwise than the first.</p>{recipes}
-</body></html>
+{recipes}
 """
 
 DIFFERENCES = """<h2>Against {reference}</h2><ul class="lead">{findings}</ul>
@@ -96,10 +88,7 @@ DIFFERENCES = """<h2>Against {reference}</h2><ul class="lead">{findings}</ul>
 def page(comparison: Comparison, runs: Sequence[Run]) -> str:
     names = [row.name for row in comparison.rows]
     missing = missing_words(comparison)
-    return PAGE.format(
-        title=escape(f"Comparison: {', '.join(name for name in names if name != BASE)}"),
-        css=CSS + OWN_CSS + _colours(len(names)),
-        subtitle=escape(heading(comparison, runs)),
+    body = BODY.format(
         missing=f'<p class="warn">{escape(missing)}</p>' if missing else "",
         success=_table(success_table(comparison), names, names),
         success_words=escape(SUCCESS_WORDS),
@@ -112,6 +101,8 @@ def page(comparison: Comparison, runs: Sequence[Run]) -> str:
         time_words=escape(TIME_WORDS),
         recipes=_recipes(comparison, runs),
     )
+    title = f"Comparison of {len(names) - 1} recipes" if len(names) > 2 else f"{names[1]} and the base model"
+    return document(title, heading(runs), body, OWN_CSS + _colours(len(names)))
 
 
 def _colours(count: int) -> str:
@@ -121,11 +112,14 @@ def _colours(count: int) -> str:
         chosen = [grey, *(palette[index % len(palette)] for index in range(count - 1))]
         return "".join(f".s{index} {{ color: {colour}; }} " for index, colour in enumerate(chosen))
 
-    dashed = "".join(
-        f".s{index} polyline {{ stroke-dasharray: 5 4; }} " for index in range(len(LIGHT) + 1, count)
+    again = "".join(
+        f".s{index} polyline {{ stroke-dasharray: 5 4; }} .s{index} rect {{ opacity: .5; }} "
+        f'.wide .key.s{index}::before {{ content: "○"; }} '
+        f"td .dot.s{index} {{ background: none; border: .15rem solid; }} "
+        for index in range(len(LIGHT) + 1, count)
     )
     dark = f"@media (prefers-color-scheme: dark) {{ {rules(DARK, '#8b929e')} }}"
-    return f"{rules(LIGHT, '#8a909c')}\n{dark}\n{dashed}"
+    return f"{rules(LIGHT, '#8a909c')}\n{dark}\n{again}"
 
 
 def _table(table: Table, of_rows: Sequence[str], names: Sequence[str], kind: str = "") -> str:
@@ -215,8 +209,8 @@ def _shares(comparison: Comparison) -> str:
 
 
 def _recipes(comparison: Comparison, runs: Sequence[Run]) -> str:
-    said = [
-        f"<dt>{escape(name)}</dt><dd>{f'<code>{escape(words)}</code>' if words else 'the first'}</dd>"
-        for name, words in settings_of(comparison, runs).items()
-    ]
-    return f"<dl>{''.join(said)}</dl>"
+    words, told = recipes_told(comparison, runs)
+    said = "".join(
+        f"<dt>{escape(name)}</dt><dd><code>{escape(settings)}</code></dd>" for name, settings in told.items()
+    )
+    return f'<h2>Recipes</h2><p class="dim">{escape(words)}</p><dl>{said}</dl>' if told else ""

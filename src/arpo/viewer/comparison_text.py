@@ -39,7 +39,7 @@ HOW_TO_READ = (
         "Over tasks and seeds",
         "would it be there on other tasks of this kind, and with other seeds? The 95% interval of a "
         f"bootstrap that draws both again, {DRAWS:,} times. Of two or three seeds it sees too little of "
-        "their luck: trust the wider of the two intervals.",
+        "their luck, of one nothing: trust the wider of the two intervals.",
     ),
     (
         "p over tasks",
@@ -55,9 +55,10 @@ HOW_TO_READ = (
     ),
 )
 SUCCESS_WORDS = (
-    "Success in percent: mean ± standard deviation over seeds, and every seed. The base model is measured by "
-    "the first evaluation of each run. Episodes are those that are learned from; time is that of one run, "
-    "and where stored episodes are learned from, of their collection too."
+    "Success in percent: mean ± standard deviation over seeds, and every seed. Of one seed it is the mean "
+    "over tasks of the share of rollouts solved. The base model is measured by the first evaluation of each "
+    "run. Episodes are those that are learned from; time is that of one run, and where stored episodes are "
+    "learned from, of their collection too."
 )
 CURVE_WORDS = (
     "Over the episodes played to learn from: the mean over seeds. Evaluations are fresh rollouts; the rest "
@@ -255,21 +256,26 @@ def missing_words(comparison: Comparison) -> str:
     return f"Not in these figures, since they have not ended: {named}."
 
 
-def settings_of(comparison: Comparison, runs: Sequence[Run]) -> dict[str, str]:
-    """What each method does otherwise than the first, by its settings."""
+def recipes_told(comparison: Comparison, runs: Sequence[Run]) -> tuple[str, dict[str, str]]:
+    """What each method does otherwise than the reference, by its settings; and a sentence that says so.
+
+    Where the reference is the base model, the first method stands in for it.
+    """
     of_runs = {run.method: run.config for run in runs}
     configs = {row.name: of_runs[row.name] for row in comparison.rows if row.name in of_runs}
-    said = {}
-    for name, config in configs.items():
-        keys = [
-            key for key in changed(next(iter(configs.values())), config) if not key.startswith(MAY_DIFFER)
-        ]
-        said[name] = ", ".join(f"{key} = {json.dumps(value(config, key))}" for key in keys)
-    return said
+    if len(configs) < 2:
+        return "", {}
+    usual = comparison.reference if comparison.reference in configs else next(iter(configs))
+    told = {}
+    for name in (name for name in configs if name != usual):
+        keys = [key for key in changed(configs[usual], configs[name]) if not key.startswith(MAY_DIFFER)]
+        said = ", ".join(f"{key} = {json.dumps(value(configs[name], key))}" for key in keys)
+        told[name] = said or "nothing"
+    return f"What each method does otherwise than {usual}.", told
 
 
-def heading(comparison: Comparison, runs: Sequence[Run]) -> str:
-    """Model, tasks, seeds and budget, as far as all methods share them."""
+def heading(runs: Sequence[Run]) -> str:
+    """Model and tasks, as far as all methods share them, and the number of seeds."""
 
     def shared(values: set[str]) -> str:
         return values.pop() if len(values) == 1 else "several"
@@ -281,7 +287,7 @@ def heading(comparison: Comparison, runs: Sequence[Run]) -> str:
 
 
 def markdown(comparison: Comparison, runs: Sequence[Run]) -> str:
-    parts = ["# Comparison", f"{heading(comparison, runs)}. {SUCCESS_WORDS}", missing_words(comparison)]
+    parts = ["# Comparison", f"{heading(runs)}. {SUCCESS_WORDS}", missing_words(comparison)]
     parts += [_table(success_table(comparison))]
     if comparison.differences:
         parts += [f"## Against {name_shown(comparison.reference)}", _list(findings(comparison))]
@@ -293,10 +299,10 @@ def markdown(comparison: Comparison, runs: Sequence[Run]) -> str:
     for what, title in CURVES_SHOWN.items():
         if comparison.curves[what]:
             parts += [f"{title}:", _table(curve_table(comparison.curves[what], share=what in SHARES))]
-    parts += ["## Time", _table(time_table(comparison)), TIME_WORDS, "## Recipes"]
-    parts += [
-        _list([f"{name}: {words or 'the first'}" for name, words in settings_of(comparison, runs).items()])
-    ]
+    parts += ["## Time", _table(time_table(comparison)), TIME_WORDS]
+    words, told = recipes_told(comparison, runs)
+    if told:
+        parts += ["## Recipes", words, _list([f"{name}: {settings}" for name, settings in told.items()])]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

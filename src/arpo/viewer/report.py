@@ -19,7 +19,7 @@ from arpo.store import METRICS, RECIPE, TRAJECTORIES, StoreReader, write_atomica
 from arpo.tasks import load_tasks
 from arpo.viewer.charts import Series, line_chart
 from arpo.viewer.episodes import episode_html
-from arpo.viewer.style import CSS
+from arpo.viewer.style import document
 
 REPORT = "report.html"
 SHOWN_OF_A_KIND = 3  # episodes: the first and the last so many successes, and failures
@@ -40,18 +40,11 @@ CHARTS: tuple[tuple[str, Mapping[str, str], bool], ...] = (
     ("Log-probability gap, engine and learner", {"logprob_gap": "mean"}, False),
 )
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>{css}</style></head><body>
-<h1>{title}</h1><p class="dim">{subtitle}</p>
+BODY = """
 <h2>Success before and after</h2><div class="tables">{tables}</div>
 <h2>Curves <span class="dim">over the batches</span></h2><div class="charts">{charts}</div>{more}
 <h2>Episodes <span class="dim">first and last, solved and not</span></h2>{episodes}
 <h2>Recipe</h2><details><summary>Every setting of this run</summary><pre>{recipe}</pre></details>
-</body></html>
 """
 
 
@@ -64,10 +57,7 @@ def write_report(run_folder: Path) -> Path:
     config = load_config(recipe_path)
     metrics = list(store.read_log(METRICS))
     summary = store.read_summary()
-    page = PAGE.format(
-        title=escape(f"ARPO run {run_folder.resolve().name}"),
-        css=CSS,
-        subtitle=escape(_subtitle(config, summary)),
+    body = BODY.format(
         tables=_table(("", "before", "after", "change"), success_rows(summary))
         + _table((), total_rows(summary)),
         charts="".join(_chart(metrics, title, names, percent) for title, names, percent in CHARTS),
@@ -76,6 +66,7 @@ def write_report(run_folder: Path) -> Path:
         recipe=escape(recipe_path.read_text("utf-8")),
     )
     store.close()
+    page = document(f"ARPO run {run_folder.resolve().name}", _subtitle(config, summary), body)
     # A model's text may hold half of a surrogate pair, which no file can.
     write_atomically(run_folder / REPORT, page.encode("utf-8", "replace").decode("utf-8"))
     return run_folder / REPORT

@@ -1,4 +1,15 @@
-"""How the report looks, in light and in dark."""
+"""The frame of a page, and how it looks in light and in dark. Its policy forbids any script."""
+
+from html import escape
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>{css}</style></head><body>
+<h1>{title}</h1><p class="dim">{subtitle}</p>{body}</body></html>
+"""
 
 CSS = """
 :root { color-scheme: light dark; --ink: #1d2230; --dim: #6b7280; --page: #fbfbf9; --card: #fff;
@@ -58,3 +69,8 @@ pre { margin: 0; padding: .5rem .7rem; background: var(--page); border: 1px soli
   border-radius: 6px;
   font: .82rem/1.45 ui-monospace, monospace; white-space: pre-wrap; }
 """
+
+
+def document(title: str, subtitle: str, body: str, css: str = "") -> str:
+    """A whole page. Title and subtitle are plain text, `body` is markup; `css` is added to what all have."""
+    return PAGE.format(title=escape(title), subtitle=escape(subtitle), body=body, css=CSS + css)

@@ -210,10 +210,10 @@ def test_a_curriculum_without_counts_is_refused_before_anything_is_played(tmp_pa
 def test_part_of_the_way_is_a_reward_and_no_success(tmp_path: Path) -> None:
     # The base evaluation, the two episodes of the batch, the final evaluation.
     Scripted.play({A: [0.2, 0.4, 0.0, 1.0], B: [0.2, 1.0, 0.2, 0.4]})
-    config = small_config(tmp_path, [A, B], "--env.partial=0.4")
+    config = small_config(tmp_path, [A, B])
     trainer = train(config)
     base, batch = lines(config, "metrics.jsonl")
-    assert (base["eval_train"], batch["eval_train"]) == (0.0, 0.5)
+    assert (base["eval_train"], batch["eval_train"]) == (pytest.approx(0.2), pytest.approx(0.7))
     assert (batch["success"], batch["reward"]) == (0.25, pytest.approx(0.4))
     assert (batch["without_signal"], batch["all_fail"], batch["replay_size"]) == (0, 1, 1)
     assert list(trainer.replay.state()) == [B]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +15,7 @@ from arpo.offline import ONLINE_METRICS, OfflineTrainer, open_source
 from arpo.store import Store, StoreReader
 from arpo.trainer import run_training
 from arpo.types import Failure
+from trained import lines, to_the_end
 from trajectories import trajectory, turn
 from verdicts import A, B, C, D, Scripted, small_config
 
@@ -44,17 +42,7 @@ def offline(folder: Path, method: str, source: Path, tasks: list[str], *override
 
 
 def train(config: Config) -> OfflineTrainer:
-    store = Store(Path(config.run.dir))
-    try:
-        trainer = OfflineTrainer(config, store, NullDisplay())
-        assert asyncio.run(trainer.train())
-        return trainer
-    finally:
-        store.close()
-
-
-def lines(config: Config, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (Path(config.run.dir) / name).read_text("utf-8").splitlines()]
+    return to_the_end(OfflineTrainer, config)
 
 
 @pytest.fixture(scope="module")

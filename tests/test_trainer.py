@@ -8,7 +8,6 @@ import signal
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ import verdicts
 from arpo.assembly import assemble
 from arpo.checkpoint import CHECKPOINTS
 from arpo.config import Config
-from arpo.display import NullDisplay
 from arpo.errors import UserError
 from arpo.evaluate import load_sets
 from arpo.learner.base import Batch
@@ -29,6 +27,7 @@ from arpo.store import Store, StoreReader
 from arpo.tasks import epoch_order
 from arpo.testing import Times
 from arpo.trainer import Trainer, run_training
+from trained import lines, to_the_end
 from verdicts import HELDOUT, A, B, C, D, Scripted, osworld_config, select, small_config
 
 HOT = ("--rollout.temperature=3", "--rollout.max_answer_tokens=16")  # so that no two answers are the same
@@ -36,17 +35,7 @@ HOT = ("--rollout.temperature=3", "--rollout.max_answer_tokens=16")  # so that n
 
 def train(config: Config) -> Trainer:
     """Begin or go on, to the end."""
-    store = Store(Path(config.run.dir))
-    try:
-        trainer = Trainer(config, store, NullDisplay())
-        assert asyncio.run(trainer.train())
-        return trainer
-    finally:
-        store.close()
-
-
-def lines(config: Config, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (Path(config.run.dir) / name).read_text("utf-8").splitlines()]
+    return to_the_end(Trainer, config)
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:

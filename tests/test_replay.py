@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arpo.config import ReplayConfig
+from arpo.recipe import load_config
 from arpo.replay import ReplayBuffer
 from arpo.types import Group, Trajectory
 from trajectories import group, scored, trajectory, turn
+
+PAPER = load_config("paper")
 
 
 def buffer(**settings: Any) -> ReplayBuffer:
@@ -177,8 +180,8 @@ def one_for_one(
     ),
     seed=st.integers(0, 9),
 )
-def test_the_defaults_are_the_published_rule(batches: list[list[list[float]]], seed: int) -> None:
-    replay, held = buffer(), list[str]()
+def test_the_paper_recipe_has_the_published_rule(batches: list[list[list[float]]], seed: int) -> None:
+    replay, held = ReplayBuffer(PAPER.replay), list[str]()
     for version, batch in enumerate(batches):
         groups = [
             group(
@@ -194,7 +197,7 @@ def test_the_defaults_are_the_published_rule(batches: list[list[list[float]]], s
 
 
 def test_a_group_with_rare_successes_is_rescued_too_and_keeps_them() -> None:
-    replay = buffer(rare=0.25)
+    replay = buffer()  # at most a quarter
     replay.rescue([scored(1, task="t")], Random(0), version=0)
     scores = (0, 1, 0, 0, 0, 1, 0, 0)  # 2 of 8
     for seed in range(20):

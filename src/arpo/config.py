@@ -156,12 +156,12 @@ class LossConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayConfig:
-    enabled: bool = setting(
-        True, "an all-failed group gets one stored success of its task; false: plain GRPO"
-    )
+    enabled: bool = setting(True, "a group of failures gets a stored success of its task; false: plain GRPO")
     capacity: int = setting(8, "successes kept for each task, first in first out", low=1)
     threshold: float = setting(0.5, "a score from here on is a success", above=0, high=1)
-    rare: float = setting(0.0, "a group with at most this share of successes is rescued", low=0, below=1)
+    rare: float = setting(
+        0.25, "a group with at most this share of successes is rescued; 0: only if all failed", low=0, below=1
+    )
     injections: int = setting(1, "stored successes that a rescued group gets at most", low=1)
     victim: Literal["random", "longest", "shortest"] = setting(
         "random", "which failed episode of the group gives way"

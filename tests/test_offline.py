@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from arpo.collect import run_collection
-from arpo.config import BadSetting, Config, LossConfig, TrainConfig
+from arpo.config import Config
 from arpo.display import NullDisplay
 from arpo.errors import UserError
 from arpo.offline import ONLINE_METRICS, OfflineTrainer, open_source
+from arpo.recipe import load_config
 from arpo.store import Store, StoreReader
 from arpo.trainer import run_training
 from arpo.types import Failure
@@ -77,6 +79,7 @@ def test_a_collection_says_what_it_holds_and_grows_with_its_epochs(
         UserError, match=r"not of these 8, collect-10-0 for one: give train\.epochs as before"
     ):
         collect(tmp_path, [A, B])
+    assert load_config(folder / "recipe.toml").train.epochs == 3
 
 
 def test_failed_episodes_of_a_collection_are_counted_and_not_played_again(
@@ -244,13 +247,16 @@ def test_a_source_with_nothing_to_learn_is_refused(source: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("loss", "refused"),
+    ("setting", "refused"),
     [
-        (LossConfig(ratio="behaviour"), r"loss\.ratio: is behaviour, train\.method = dpo has no ratio"),
-        (LossConfig(kl=0.1), r"loss\.kl: is 0\.1, must be 0 with train\.method = dpo"),
+        ("--loss.ratio=behaviour", "loss.ratio: is behaviour, must be recompute with train.method = dpo"),
+        ("--loss.kl=0.1", "loss.kl: is 0.1, must be 0 with train.method = dpo"),
+        ("--train.curriculum=middle", "train.curriculum: is middle, must be none with train.method = dpo"),
+        ("--train.dynamic_sampling=true", "train.dynamic_sampling: must be false with train.method = dpo"),
     ],
 )
-def test_what_only_the_policys_own_episodes_allow_is_refused(loss: LossConfig, refused: str) -> None:
-    assert Config(loss=loss).loss == loss
-    with pytest.raises(BadSetting, match=refused):
-        Config(train=TrainConfig(method="dpo"), loss=loss)
+def test_what_only_the_policys_own_episodes_allow_is_refused(setting: str, refused: str) -> None:
+    online = ["--replay.enabled=false", setting]
+    load_config(None, online)
+    with pytest.raises(UserError, match=re.escape(refused)):
+        load_config(None, [*online, "--train.method=dpo"])

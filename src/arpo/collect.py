@@ -18,7 +18,7 @@ from arpo.display import Display, open_display
 from arpo.errors import UserError
 from arpo.evaluate import evaluate, sets_of_run, tell_failures
 from arpo.rewards import is_example
-from arpo.run import COLLECTED, write_recipe
+from arpo.run import COLLECTED, check_recipe
 from arpo.scheduler import Outcome
 from arpo.store import FAILURES, TRAJECTORIES, Store
 from arpo.types import Task, Trajectory
@@ -31,10 +31,19 @@ def run_collection(config: Config) -> int:
     try:
         if (store.folder / checkpoint.CHECKPOINTS).is_dir():
             raise UserError(f"{store.folder}: holds a training run: collect into a --run.dir of its own")
-        begun = bool(_ended(store))
-        write_recipe(store, config, begun=begun)
-        tasks = sets_of_run(config, store.folder, begun, display)["train"]
-        asyncio.run(_collect(config, tasks, store, display))
+        ended = _ended(store)
+        if ended:
+            check_recipe(store, config)
+        places = _places(config, sets_of_run(config, store.folder, bool(ended), display)["train"])
+        if others := sorted(ended - places.keys()):
+            raise UserError(
+                f"{store.folder}: holds episodes that are not of these {len(places)}, {others[0]} for one: "
+                "give train.epochs as before or more, or collect into a --run.dir of its own"
+            )
+        store.write_recipe(config)
+        left = [(number, task) for number, (name, task) in enumerate(places.items()) if name not in ended]
+        if left:
+            asyncio.run(_collect(config, left, len(places), store, display))
         display.note(_describe(store, config.replay.threshold))
         return 0
     finally:
@@ -42,28 +51,26 @@ def run_collection(config: Config) -> int:
         store.close()
 
 
-async def _collect(config: Config, tasks: Sequence[Task], store: Store, display: Display) -> None:
-    """Each pass over the tasks plays every one of them group_size times; episodes are numbered through."""
-    copies = config.rollout.group_size
-    places = [task for _ in range(config.train.epochs) for task in tasks for _ in range(copies)]
-    names, ended = [f"{COLLECTED}-{number}-0" for number in range(len(places))], _ended(store)
-    if others := sorted(ended.difference(names)):
-        raise UserError(
-            f"{store.folder}: holds episodes that are not of these {len(places)}, {others[0]} for one: give "
-            "train.epochs as before or more, or collect into a --run.dir of its own"
-        )
-    left = [(number, task) for number, task in enumerate(places) if names[number] not in ended]
-    if not left:
-        return
+def _places(config: Config, tasks: Sequence[Task]) -> dict[str, Task]:
+    """Every episode's name and task: each pass over the tasks plays every one of them group_size times."""
+    epochs, copies = config.train.epochs, config.rollout.group_size
+    played = [task for _ in range(epochs) for task in tasks for _ in range(copies)]
+    return {f"{COLLECTED}-{number}-0": task for number, task in enumerate(played)}
+
+
+async def _collect(
+    config: Config, left: Sequence[tuple[int, Task]], of: int, store: Store, display: Display
+) -> None:
     scheduler = assemble(config).scheduler
-    display.begin("collecting", len(places), len(places) - len(left))
+    display.begin("collecting", of, of - len(left))
 
     def on_episode(index: int, outcome: Outcome) -> None:
         display.episode_done()
         if isinstance(outcome, Trajectory):
             store.add_trajectory(outcome)
 
-    at_once = config.train.tasks_per_batch * copies  # as many as an online run holds in memory
+    # As many at once as an online run holds in memory.
+    at_once = config.train.tasks_per_batch * config.rollout.group_size
     for start in range(0, len(left), at_once):
         groups = await evaluate(
             scheduler,

@@ -314,6 +314,28 @@ def _holds(value: float, relation: str, bound: float) -> bool:
     return {">=": value >= bound, ">": value > bound, "<=": value <= bound, "<": value < bound}[relation]
 
 
+def _check_offline(config: Config) -> None:
+    """What is for runs that play their own episodes, and would do nothing or harm without them."""
+    without = f"with train.method = {config.train.method}"
+    if config.loss.ratio != "recompute":
+        raise BadSetting(
+            "loss.ratio", f"is {config.loss.ratio}, must be recompute {without}: it has no ratio"
+        )
+    if config.loss.kl:
+        raise BadSetting(
+            "loss.kl",
+            f"is {config.loss.kl}, must be 0 {without}: the term is estimated from answers of the policy "
+            "itself, and stored ones are not",
+        )
+    if config.train.curriculum != "none":
+        raise BadSetting(
+            "train.curriculum",
+            f"is {config.train.curriculum}, must be none {without}: it says which tasks to play",
+        )
+    if config.train.dynamic_sampling:
+        raise BadSetting("train.dynamic_sampling", f"must be false {without}: it says which tasks to play")
+
+
 def _check_combinations(config: Config) -> None:
     """What each setting allows alone but not together."""
     train, rollout, tasks = config.train, config.rollout, config.tasks
@@ -325,14 +347,8 @@ def _check_combinations(config: Config) -> None:
         )
     if tasks.train == tasks.heldout:
         raise BadSetting("tasks.heldout", f"is tasks.train ({tasks.train!r}), held-out tasks must be others")
-    if train.method != "online" and config.loss.ratio != "recompute":
-        raise BadSetting("loss.ratio", f"is {config.loss.ratio}, train.method = {train.method} has no ratio")
-    if train.method != "online" and config.loss.kl:
-        raise BadSetting(
-            "loss.kl",
-            f"is {config.loss.kl}, must be 0 with train.method = {train.method}: the term is estimated from "
-            "answers of the policy itself, and stored ones are not",
-        )
+    if train.method != "online":
+        _check_offline(config)
     if config.model.min_pixels > config.model.max_pixels:
         raise BadSetting(
             "model.min_pixels",

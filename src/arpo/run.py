@@ -251,13 +251,15 @@ def claim(store: Store, config: Config) -> None:
             f"{store.folder}: holds collected episodes: give the run a --run.dir of its own; it learns from "
             "them with --offline.source"
         )
-    write_recipe(store, config, begun=(store.folder / checkpoint.CHECKPOINTS).is_dir())
+    if (store.folder / checkpoint.CHECKPOINTS).is_dir():
+        check_recipe(store, config)
+    store.write_recipe(config)
 
 
-def write_recipe(store: Store, config: Config, *, begun: bool) -> None:
-    """Write the recipe; where the run in this folder has begun, make sure that it is of the same one."""
+def check_recipe(store: Store, config: Config) -> None:
+    """What has begun in this folder is of this recipe, or is refused."""
     path = store.folder / RECIPE
-    if begun and path.is_file():
+    if path.is_file():
         before = _settings(load_config(path))
         changed = [
             key
@@ -269,7 +271,6 @@ def write_recipe(store: Store, config: Config, *, begun: bool) -> None:
                 f"{path}: the run in this folder has another {', '.join(changed)}: give this one a --run.dir "
                 "of its own, or remove the folder to begin again"
             )
-    store.write_recipe(config)
 
 
 def _may_change(key: str, config: Config) -> bool:

@@ -80,6 +80,8 @@ def test_a_collection_says_what_it_holds_and_grows_with_its_epochs(
     ):
         collect(tmp_path, [A, B])
     assert load_config(folder / "recipe.toml").train.epochs == 3
+    played = [record["episodes"] for record in StoreReader(folder).read_log("metrics.jsonl")]
+    assert (played[-1], played) == (12, sorted(played))
 
 
 def test_failed_episodes_of_a_collection_are_counted_and_not_played_again(

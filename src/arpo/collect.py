@@ -83,6 +83,8 @@ async def _collect(
         tell_failures(groups, display)
         for failure in (failure for group in groups for failure in group.failures):
             store.add_failure(failure)
+        done = of - len(left) + min(start + at_once, len(left))
+        store.log_metrics(-(-done // at_once), {"episodes": done})  # `arpo compare` follows it
 
 
 def _ended(store: Store) -> set[str]:

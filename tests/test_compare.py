@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from arpo.cli import main
-from arpo.compare import budget, changed, is_finished, last_line, methods_of, plan
+from arpo.compare import budget, is_finished, last_line, methods_of, plan
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.recipe import load_config, to_toml
+from arpo.recipe import changed, load_config, to_toml
 
 PAPER = ["paper", "paper/grpo", "paper/rft", "paper/dpo"]
 

@@ -70,7 +70,10 @@ def test_one_checkpoint_in_half_precision(run, tmp_path):
 
 
 def test_a_model_folder(run, tmp_path):
+    for name in ("pytorch_model.bin", "modeling_other.py"):
+        (run / "base-model" / name).write_bytes(b"old weights, foreign code")
     exported = weights(export_model(run / "base-model", tmp_path / "out", "float32", merged=True))
+    assert {path.suffix for path in (tmp_path / "out").iterdir()}.isdisjoint({".bin", ".py"})
     began = new_model(0).half().float().state_dict()
     assert all(torch.equal(exported[name], began[name]) for name in began)
 

@@ -174,7 +174,8 @@ def test_more_passes_go_on_where_fewer_ended(source: Path, tmp_path: Path, metho
     ]
     fewer = offline(tmp_path / "parts", method, source, [A, B, C, D], *settings, "--offline.passes=1")
     with pytest.raises(UserError, match=r"offline.passes = 1: the run in .* has gone through 2 already"):
-        train(fewer)
+        run_training(fewer)
+    assert not (Path(fewer.run.dir) / "recipe.toml").exists()  # what is refused is not written down
 
 
 def test_a_run_goes_on_with_the_episodes_that_it_began_with(source: Path, tmp_path: Path) -> None:

@@ -20,6 +20,11 @@ HOW = {
     "model": "base",
     "temperature": 1.0,
     "max_steps": 1,
+    "max_images": 15,
+    "max_answer_tokens": 64,
+    "max_pixels": 2116800,
+    "prompt": "desk",
+    "screen": "224x168",
     "threshold": 0.5,
     "env": "verdicts:Scripted",
     "seed": 0,
@@ -184,13 +189,14 @@ def test_a_task_is_played_the_same_whatever_was_played_before(tmp_path: Path) ->
 
 def test_the_progress_of_another_screening_is_refused(tmp_path: Path) -> None:
     progress = tmp_path / "kept.json.progress.jsonl"
-    of_16, elsewhere, of_another_model, of_longer_episodes = (
+    of_16, elsewhere, of_another_model, of_longer_episodes, of_smaller_pictures = (
         {"id": A, "successes": 1, "rollouts": 16, **HOW, "of": 16},
         {"id": "x", "successes": 1, "rollouts": 2, **HOW},
         {"id": A, "successes": 1, "rollouts": 2, **HOW, "model": "exported"},
         {"id": A, "successes": 1, "rollouts": 2, **HOW, "max_steps": 15},
+        {"id": A, "successes": 1, "rollouts": 2, **HOW, "max_pixels": 4000},
     )
-    for other in (of_16, elsewhere, of_another_model, of_longer_episodes):
+    for other in (of_16, elsewhere, of_another_model, of_longer_episodes, of_smaller_pictures):
         progress.write_text(json.dumps(other) + "\n")
         with pytest.raises(UserError, match="is of another screening: remove it, or choose another --out"):
             screen(tmp_path, tmp_path / "kept.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from collections import Counter
 from functools import partial
@@ -312,6 +313,19 @@ def test_a_run_in_which_nothing_can_be_played_stops_and_says_why(tmp_path: Path)
     assert lines(config, "metrics.jsonl") == []
 
 
+def test_skipped_updates_are_told_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Scripted.play({A: [0, 1, 0, 1, 0]})  # the base evaluation, then two groups
+    settings = ("--train.epochs=2", "--loss.kl=1e38", "--optim.lr=0.1", "--optim.warmup_updates=0")
+    one_by_one = ("--train.tasks_per_batch=1", "--train.tasks_per_update=1")
+    config = small_config(tmp_path, [A], *settings, *one_by_one, *HOT)
+    assert run_training(config) == 0
+    assert [line["skipped"] for line in lines(config, "metrics.jsonl")[1:]] == [0, 1]
+    out = capsys.readouterr().out
+    assert "1 of 1 updates were skipped: their loss or their gradient was no finite number" in out
+    assert re.search(r"updates skipped +1", out)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))["skipped_updates"] == 1
+
+
 def test_pruning_frees_screenshots_that_replay_does_not_need_and_changes_nothing_else(tmp_path: Path) -> None:
     script = {A: [1, 0, 1, 0, 0, 0, 0, 1], B: [0, 0, 0, 0, 0, 1, 0, 0]}
     ends = []
@@ -341,9 +355,9 @@ def test_a_heldout_task_that_is_trained_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_belongs_to_one_recipe_once_it_has_a_checkpoint(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    claim(store, Config())
-    faster = small_config(tmp_path, [A])
-    claim(store, faster)
+    store.write_recipe(Config())
+    claim(store, small_config(tmp_path, [A]))
+    store.write_recipe(small_config(tmp_path, [A]))
     (tmp_path / CHECKPOINTS).mkdir()
     may_change = ("--train.epochs=9", "--run.threads=2", "--store.keep_checkpoints=7", "--run.dir=elsewhere")
     claim(store, small_config(tmp_path, [A], *may_change))
@@ -351,14 +365,13 @@ def test_a_folder_belongs_to_one_recipe_once_it_has_a_checkpoint(tmp_path: Path)
         UserError, match=r"has another loss\.kl, optim\.lr: give this one a --run\.dir of its own"
     ):
         claim(store, small_config(tmp_path, [A], "--optim.lr=1", "--loss.kl=1"))
-    assert "epochs = 9" in (tmp_path / "recipe.toml").read_text("utf-8")
     store.close()
 
 
 def test_a_run_that_began_with_easy_tasks_keeps_its_number_of_epochs(tmp_path: Path) -> None:
     store = Store(tmp_path)
     easy = ("--tasks.train=desk:32", "--train.curriculum=easy_first")
-    claim(store, small_config(tmp_path, [A], *easy, "--train.epochs=3"))
+    store.write_recipe(small_config(tmp_path, [A], *easy, "--train.epochs=3"))
     (tmp_path / CHECKPOINTS).mkdir()
     with pytest.raises(UserError, match=r"has another train\.epochs: give this one a --run\.dir of its own"):
         claim(store, small_config(tmp_path, [A], *easy, "--train.epochs=4"))

@@ -27,7 +27,7 @@ from typing import BinaryIO
 from arpo.config import Config
 from arpo.display import Display, duration, open_display
 from arpo.errors import UserError
-from arpo.recipe import keys, load_config, nearest
+from arpo.recipe import changed, load_config, nearest
 from arpo.store import METRICS, RECIPE, SUMMARY, read_json, write_atomically
 
 BASE, COLLECTED = "base", "collected"  # a row of the table and a folder: no recipe's names
@@ -168,16 +168,6 @@ def _check_shared(one: Method, other: Method) -> None:
             f"{other.recipe}: has another {', '.join(differing)} than {one.recipe}, and both learn from the "
             "same collected episodes: make them agree, or give each its offline.source"
         )
-
-
-def changed(one: Config, other: Config) -> list[str]:
-    """The settings in which two recipes differ."""
-    return [key.name for key in keys() if value(one, key.name) != value(other, key.name)]
-
-
-def value(config: Config, name: str) -> str | float:
-    section, _, key = name.partition(".")
-    return getattr(getattr(config, section), key)
 
 
 def is_finished(job: Job) -> bool:

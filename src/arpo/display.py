@@ -276,6 +276,7 @@ def total_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("groups without signal", groups.get("without_signal")),
         ("groups rescued by replay", groups.get("rescued")),
         ("failed episodes", summary.get("failures")),
+        ("updates skipped", summary.get("skipped_updates") or None),
     ]
     texts = [(label, str(value)) for label, value in rows if value is not None]
     if summary.get("seconds") is not None:

@@ -50,6 +50,16 @@ def keys() -> Iterator[Key]:
             )
 
 
+def changed(one: Config, other: Config) -> list[str]:
+    """The settings in which two recipes differ."""
+    return [key.name for key in keys() if value(one, key.name) != value(other, key.name)]
+
+
+def value(config: Config, name: str) -> str | float:
+    section, _, key = name.partition(".")
+    return getattr(getattr(config, section), key)
+
+
 def load_config(recipe: Path | str | None = None, overrides: Sequence[str] = ()) -> Config:
     """Read a recipe (a path, or the name of a shipped one; None: all defaults), then apply the overrides.
 

@@ -24,7 +24,7 @@ from arpo.display import Display
 from arpo.errors import UserError
 from arpo.evaluate import OVERALL, Score, evaluate_sets, sets_of_run
 from arpo.learner.base import Batch, Metrics
-from arpo.recipe import load_config
+from arpo.recipe import changed, load_config
 from arpo.store import RECIPE, Store
 from arpo.tracking import open_tracker
 
@@ -53,6 +53,7 @@ class Progress:
     tasks: int = 0  # taken from the stream of epochs
     episodes: int = 0
     failures: int = 0
+    skipped: int = 0  # updates
     groups: dict[str, int] = field(default_factory=dict)
     success: dict[str, dict[str, float]] = field(default_factory=dict)  # base and final, each set of tasks
     counts: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
@@ -101,6 +102,12 @@ class Run(ABC):
         with self.timing.stage("learn"):
             metrics = await self.learner.train(batch)
             await self.scheduler.agent.engine.load(self.learner.weights())
+        if skipped := int(metrics["skipped"]):
+            self.progress.skipped += skipped
+            self.display.note(
+                f"{skipped} of {skipped + int(metrics['updates'])} updates were skipped: their loss or their "
+                "gradient was no finite number; if it goes on, lower optim.lr or loss.kl"
+            )
         return metrics
 
     async def _end_batch(self, metrics: Mapping[str, float], *, played: int, done: bool) -> None:
@@ -199,6 +206,7 @@ class Run(ABC):
             "counts": progress.counts,
             "groups": progress.groups,
             "failures": progress.failures,
+            "skipped_updates": progress.skipped,
             "seconds": progress.seconds,
         }
 
@@ -245,7 +253,7 @@ def collected(store: Store) -> list[str]:
 
 
 def claim(store: Store, config: Config) -> None:
-    """Take the folder for a training run of this recipe, or refuse it."""
+    """Refuse a folder that holds something else than a training run of this recipe."""
     if collected(store):
         raise UserError(
             f"{store.folder}: holds collected episodes: give the run a --run.dir of its own; it learns from "
@@ -253,22 +261,16 @@ def claim(store: Store, config: Config) -> None:
         )
     if (store.folder / checkpoint.CHECKPOINTS).is_dir():
         check_recipe(store, config)
-    store.write_recipe(config)
 
 
 def check_recipe(store: Store, config: Config) -> None:
     """What has begun in this folder is of this recipe, or is refused."""
     path = store.folder / RECIPE
     if path.is_file():
-        before = _settings(load_config(path))
-        changed = [
-            key
-            for key, value in _settings(config).items()
-            if before[key] != value and not _may_change(key, config)
-        ]
-        if changed:
+        others = [key for key in changed(load_config(path), config) if not _may_change(key, config)]
+        if others:
             raise UserError(
-                f"{path}: the run in this folder has another {', '.join(changed)}: give this one a --run.dir "
+                f"{path}: the run in this folder has another {', '.join(others)}: give this one a --run.dir "
                 "of its own, or remove the folder to begin again"
             )
 
@@ -277,9 +279,3 @@ def _may_change(key: str, config: Config) -> bool:
     """Whether a run may go on with another value. Easy tasks come first by the number of epochs: it stays."""
     decides_tasks = key == "train.epochs" and config.train.curriculum == "easy_first"
     return key.startswith(MAY_CHANGE) and not decides_tasks
-
-
-def _settings(config: Config) -> dict[str, Any]:
-    return {
-        f"{section}.{key}": value for section, keys in asdict(config).items() for key, value in keys.items()
-    }

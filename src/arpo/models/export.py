@@ -28,7 +28,8 @@ from arpo.models.trainable import choose_trained, frozen_fingerprint
 from arpo.recipe import load_config
 from arpo.store import RECIPE
 
-OTHERS = (".safetensors", ".md")  # weights, and the card that is about those weights
+# Weights, the card that is about them, and what we neither run nor unpickle.
+OTHERS = (".safetensors", ".md", ".bin", ".pt", ".pth", ".py")
 ADAPTERS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 

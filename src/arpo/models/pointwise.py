@@ -2,7 +2,8 @@
 
 Stock norms and activations read and write every value several times, in float32; compiled, each is one pass.
 A hidden width that is no multiple of eight (the vision tower's 3,420) makes a GPU's products three times
-slower: zeros make it one, and change no result. `install` changes one model instance; its weights stay.
+slower: zeros make it one, and change no result. `install` changes one model instance, whose weights stay;
+only the language model's rotary function, which transformers finds by name, is changed for the process.
 """
 
 from __future__ import annotations

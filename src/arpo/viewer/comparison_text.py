@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from arpo.compare import BASE, MAY_DIFFER, changed, value
+from arpo.compare import BASE, MAY_DIFFER
 from arpo.display import duration
+from arpo.recipe import changed, value
 from arpo.viewer.comparison_numbers import (
     DRAWS,
     SETS,

@@ -23,8 +23,11 @@ help: ## show this
 train: $(RUNTIME) ## teach the tiny model on the embedded desktop; ARGS="--run.seed 1" sets more
 	$(BIN)/arpo train desk $(ARGS)
 
-compare: $(RUNTIME) ## the published comparison, over three seeds; ARGS="--jobs 2" runs two at once
-	$(BIN)/arpo compare paper paper/grpo paper/ds_grpo paper/rft paper/dpo paper/kto --seeds 3 --out runs/compare $(ARGS)
+compare: $(RUNTIME) ## the published comparison, three seeds, a night on two cores; ARGS="--jobs 2" runs two at once
+	$(BIN)/arpo compare paper paper/grpo paper/ds_grpo paper/rft paper/dpo paper/kto \
+		--against paper/grpo --seeds 3 --out runs/groups-of-8 $(ARGS)
+	$(BIN)/arpo compare paper paper/grpo paper/ds_grpo \
+		--against paper/grpo --seeds 3 --out runs/groups-of-2 --rollout.group_size 2 --train.epochs 16 $(ARGS)
 
 test: lint ## check style and types, run all tests; ARGS="-k replay" selects some
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)

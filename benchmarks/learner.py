@@ -5,10 +5,11 @@ bfloat16: whole, and by LoRA. Without one, the shipped tiny model learns from De
 transformers has gradient checkpointing, a fused AdamW and logits at sampled tokens alone, since with all of
 them it does not fit; for LoRA it has the adapters of the PEFT library, beside the same layers, of the same
 rank, in float32 under autocast, and without that library it is not measured. Ours learns from each trajectory
-three times, plain transformers twice, and the last time is measured. Prints one JSON line for each kind of
+three times, plain transformers twice, and the last time is measured: first all plain ones, since ours changes
+transformers' rotary function for the process. Prints one JSON line for each kind of
 trajectory; `ratio` is plain over ours.
 
-    python benchmarks/learner.py [--screenshots 1,5,15] [--train all,lora] [--no-plain]
+    python benchmarks/learner.py [--screenshots 1,5,15] [--train all,lora] [--answer-tokens 150] [--no-plain]
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from arpo.types import Message, Sample, Screenshot
 
 REPEATS, PLAIN_REPEATS = 3, 2  # the first ones compile and allocate
 LEARNING_RATE = 1e-6
-PROMPT_TOKENS, ANSWER_TOKENS = 400, 150
+PROMPT_TOKENS = 400
 SEVEN_B = {
     "text_config": {
         "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
@@ -92,7 +93,9 @@ def picture(number: int, size: tuple[int, int]) -> Screenshot:
     return Screenshot.of(png.getvalue())
 
 
-def trajectory(renderer: Renderer, screenshots: int, size: tuple[int, int], first: int) -> Sample:
+def trajectory(
+    renderer: Renderer, screenshots: int, answer: int, size: tuple[int, int], first: int
+) -> Sample:
     tokens: list[int] = []
     mask: list[bool] = []
     shots = [picture(first + number, size) for number in range(screenshots)]
@@ -105,7 +108,7 @@ def trajectory(renderer: Renderer, screenshots: int, size: tuple[int, int], firs
     add((words * 100)[:PROMPT_TOKENS], False)
     for shot in shots:
         add(list(renderer.continuation(Message(role="user", screenshot=shot)).token_ids), False)
-        add((words * 100)[:ANSWER_TOKENS], True)
+        add((words * 100)[:answer], True)
     return Sample(
         token_ids=tuple(tokens),
         mask=tuple(mask),
@@ -266,6 +269,7 @@ def main() -> None:
     )
     parser.add_argument("--screenshots", default="1,5,15", help="of one trajectory (%(default)s)")
     parser.add_argument("--train", default="all,lora", help="all, language, lora (%(default)s)")
+    parser.add_argument("--answer-tokens", type=int, default=150, help="to each screenshot (%(default)s)")
     parser.add_argument("--plain", action=argparse.BooleanOptionalAction, default=True, help="measure it too")
     options = parser.parse_args()
     gpu = torch.cuda.is_available()
@@ -285,34 +289,46 @@ def main() -> None:
         )
         renderer = load_renderer(settings)
         size, count = ((1920, 1080), 1) if gpu else ((224, 168), 8)
-        for screenshots in map(int, options.screenshots.split(",")):
-            samples = [trajectory(renderer, screenshots, size, 100 * n) for n in range(count)]
-            for train in options.train.split(","):
-                config = replace(Config(), model=replace(settings, train=train), optim=optim)
-                plain_time = plain_seconds(folder, samples, renderer, config) if options.plain else None
-                free()
-                learn, shape = ours(samples, renderer, config)
-                seconds, peak = timed(learn, device, REPEATS)
-                del learn
-                free()
-                flops = sum(needed_flops(shape, sample, renderer, train) for sample in samples)
-                print(
-                    json.dumps(
-                        {
-                            "device": torch.cuda.get_device_name() if gpu else "cpu",
-                            "screenshots": screenshots,
-                            "tokens": sum(len(sample.token_ids) for sample in samples),
-                            "train": train,
-                            "seconds": round(seconds, 3),
-                            "plain_seconds": plain_time and round(plain_time, 3),
-                            "ratio": plain_time and round(plain_time / seconds, 2),
-                            "floor_seconds": round(flops / floor_rate, 2) if gpu else None,
-                            "over_floor": round(seconds * floor_rate / flops, 2) if gpu else None,
-                            "peak_gib": round(peak, 1) if gpu else None,
-                        }
-                    ),
-                    flush=True,
-                )
+        kinds = [
+            (screenshots, replace(Config(), model=replace(settings, train=train), optim=optim))
+            for screenshots in map(int, options.screenshots.split(","))
+            for train in options.train.split(",")
+        ]
+        given = {
+            screenshots: [
+                trajectory(renderer, screenshots, options.answer_tokens, size, 100 * n) for n in range(count)
+            ]
+            for screenshots, _ in kinds
+        }
+        plain_times: list[float | None] = []
+        for screenshots, config in kinds:
+            measured = plain_seconds(folder, given[screenshots], renderer, config) if options.plain else None
+            plain_times.append(measured)
+            free()
+        for (screenshots, config), plain_time in zip(kinds, plain_times, strict=True):
+            samples, train = given[screenshots], config.model.train
+            learn, shape = ours(samples, renderer, config)
+            seconds, peak = timed(learn, device, REPEATS)
+            del learn
+            free()
+            flops = sum(needed_flops(shape, sample, renderer, train) for sample in samples)
+            print(
+                json.dumps(
+                    {
+                        "device": torch.cuda.get_device_name() if gpu else "cpu",
+                        "screenshots": screenshots,
+                        "tokens": sum(len(sample.token_ids) for sample in samples),
+                        "train": train,
+                        "seconds": round(seconds, 3),
+                        "plain_seconds": plain_time and round(plain_time, 3),
+                        "ratio": plain_time and round(plain_time / seconds, 2),
+                        "floor_seconds": round(flops / floor_rate, 2) if gpu else None,
+                        "over_floor": round(seconds * floor_rate / flops, 2) if gpu else None,
+                        "peak_gib": round(peak, 1) if gpu else None,
+                    }
+                ),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

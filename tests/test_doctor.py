@@ -90,3 +90,17 @@ def test_several_ranks_are_told_apart(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["doctor", "--recipe", "desk", "--optim.ranks", "2", "--model.device", "cpu"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("this is rank 0 of 2, which also samples; every other") for line in lines)
+
+
+def test_a_recipe_is_planned_for_a_gpu_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--recipe", "desk", "--gpu", "16", "--optim.ranks", "8"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "fits into a GPU of 16 GiB"
+    assert main(["doctor", "--recipe", "desk", "--gpu", "4"]) == 1
+    assert "a larger one is needed" in capsys.readouterr().out
+
+
+def test_a_gpu_is_planned_for_with_a_recipe_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--gpu", "80"]) == 2
+    assert capsys.readouterr().err == "arpo: error: --gpu: plans for a recipe; name it with --recipe\n"
+    assert main(["doctor", "--recipe", "desk", "--gpu", "much"]) == 2
+    assert "'much' is not a number from 1 on" in capsys.readouterr().err

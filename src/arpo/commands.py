@@ -118,9 +118,11 @@ def _env_host(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 def _doctor(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from arpo.doctor import run_doctor, run_memory
 
-    if options.recipe is None:
-        return run_doctor()
-    return run_memory(load_config(options.recipe, overrides))
+    if options.recipe is not None:
+        return run_memory(load_config(options.recipe, overrides), options.gpu)
+    if options.gpu is not None:
+        raise UserError("--gpu: plans for a recipe; name it with --recipe")
+    return run_doctor()
 
 
 def _check_env(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -313,7 +315,7 @@ with it. The same command goes on then, and what has ended is not run again. Exi
 others are reported all the same, and it is named.""",
         example="""\
 arpo compare desk my-recipe.toml --seeds 3 --out runs/mine
-arpo compare paper paper/grpo paper/rft --seeds 3 --jobs 2 --against paper/grpo --train.epochs 3
+arpo compare paper paper/grpo --seeds 3 --jobs 2 --out runs/paper --against paper/grpo --train.epochs 3
 arpo compare --report --out runs/mine""",
         arguments=(
             ("recipes", {"nargs": "*", "metavar": "RECIPE", "help": "TOML files or shipped recipes"}),
@@ -370,11 +372,25 @@ arpo train osworld_local --env.hosts http://desktops-1:8700,http://desktops-2:87
         purpose="say what works on this machine, what is missing and how to get it",
         lesson="""\
 Tries the processor, a GPU, the base model, the desktops and the disk. Changes nothing. With --recipe it says
-instead what that recipe's model will need of a GPU's memory, and what to change if it does not fit.""",
+instead what that recipe's model will need of a GPU's memory; if that is too much, with which settings it
+would fit, and which of them change what is learned. --gpu plans for another GPU than the one here, or where
+there is none; with --model.weights random the model's folder needs no weights for it. Exit code 1 if the
+recipe does not fit.""",
         example="""\
 arpo doctor
-arpo doctor --recipe osworld_full --model.path /models/UI-TARS-1.5-7B --model.train lora""",
-        arguments=(("--recipe", {"metavar": "RECIPE", "help": "a TOML file or a shipped recipe"}),),
+arpo doctor --recipe osworld_full --model.path /models/UI-TARS-1.5-7B --model.train lora
+arpo doctor --recipe osworld_subset32 --model.path /models/UI-TARS-1.5-7B --gpu 80""",
+        arguments=(
+            ("--recipe", {"metavar": "RECIPE", "help": "a TOML file or a shipped recipe"}),
+            (
+                "--gpu",
+                {
+                    "type": _count,
+                    "metavar": "GIB",
+                    "help": "memory of the GPU to plan for; else the one here",
+                },
+            ),
+        ),
         settings=True,
     ),
     Command(

@@ -53,28 +53,33 @@ def run_doctor(say: Callable[[str], None] = print) -> int:
     return 0 if fit else 1
 
 
-def run_memory(config: Config, say: Callable[[str], None] = print) -> int:
+def run_memory(config: Config, gpu: int | None, say: Callable[[str], None] = print) -> int:
     """Say what the recipe's model will need of a GPU, and what to change if it does not fit.
 
-    A folder that could not be loaded is refused first.
+    The GPU is one of `gpu` GiB, or the one here. A folder that could not be loaded is refused first.
     """
     import torch
 
     from arpo.learner.ranks import device_of
     from arpo.models.loading import check_weights, load_renderer, resolve_model
-    from arpo.models.memory import describe, memory, read_work
+    from arpo.models.memory import GIB, describe, memory, read_facts
 
     load_renderer(config.model)
     if config.model.weights == "load":
         check_weights(resolve_model(config.model.path))
-    room = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
-    work = read_work(config)
-    for line in describe(work, config, room):
+    room = None
+    if gpu is not None:
+        room = gpu * GIB
+    elif torch.cuda.is_available():
+        room = torch.cuda.get_device_properties(0).total_memory
+    facts = read_facts(config)
+    for line in describe(facts, config, room):
         say(line)
     if room is None:
         return 0
-    device_of(0, config)
-    return 0 if memory(work, config).total <= room else 1
+    if gpu is None:
+        device_of(0, config)
+    return 0 if memory(facts, config).total <= room else 1
 
 
 def findings() -> list[Finding]:

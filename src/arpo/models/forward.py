@@ -22,13 +22,12 @@ from torch.utils.checkpoint import checkpoint
 from arpo import vision
 from arpo.models.families import VisionLanguageModel, family_of
 from arpo.models.features import kept_features
-from arpo.models.memory import spare_layers
+from arpo.models.memory import MOST_LOGITS, spare_layers
 from arpo.models.pictures import Pictures
 from arpo.models.recompute import recomputing
 from arpo.rendering import Renderer
 from arpo.types import Sample, Screenshot
 
-MOST_LOGITS = 2**28  # in float32 and in several copies, these are some gigabytes
 MOST_PIXELS = 2**24  # values that are cut into patches at once
 LONG = 1024  # tokens from which on a sequence is worth an attention call of its own
 

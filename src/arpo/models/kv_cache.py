@@ -18,6 +18,11 @@ from arpo.models.families import head_width
 _ROUND = 16  # attended lengths are multiples of this, so that masks stay aligned
 
 
+def places(tokens: int) -> int:
+    """How many a slot has for this many tokens: a cache grows by doubling."""
+    return max(_ROUND, 1 << (tokens - 1).bit_length())
+
+
 class SlotCache:
     """`text` is the language model's configuration."""
 
@@ -33,14 +38,16 @@ class SlotCache:
         return self.keys[0].shape[2]
 
     def reserve(self, tokens: int) -> None:
-        """Room for this many tokens in every slot, by doubling; zeros: masked NaNs are still NaNs."""
+        """Room for this many tokens in every slot; zeros: masked NaNs are still NaNs.
+
+        One layer after the other, so that never all are there twice.
+        """
         if tokens <= self.capacity:
             return
-        grown = max(_ROUND, 1 << (tokens - 1).bit_length())
-        self.keys, self.values = (
-            [torch.nn.functional.pad(old, (0, 0, 0, grown - self.capacity)) for old in tensors]
-            for tensors in (self.keys, self.values)
-        )
+        more = places(tokens) - self.capacity
+        for tensors in (self.keys, self.values):
+            for layer, old in enumerate(tensors):
+                tensors[layer] = torch.nn.functional.pad(old, (0, 0, 0, more))
 
     def step(self, slots_B: Sequence[int], starts_B: Sequence[int], width: int) -> CacheStep:
         """The next `width` tokens of these slots, each slot's from its own start on."""

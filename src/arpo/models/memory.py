@@ -3,12 +3,14 @@
 Weights, gradients and moments are counted exactly, from the model's configuration alone. Activations are
 those of the longest sequence that the recipe allows, with what `recompute` keeps; real ones are shorter.
 Of several ranks each has a GPU: what they share among them is divided, and rank 0 needs most, since it also
-samples, with a whole model of its own. Nothing is allocated here.
+samples, with a whole model of its own. Where a recipe does not fit, settings are looked for with which it
+does. Nothing is allocated here.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,16 +22,25 @@ from transformers import AutoModelForImageTextToText
 from arpo import vision
 from arpo.config import Config
 from arpo.models.families import head_width
+from arpo.models.kv_cache import places
 from arpo.models.loading import read_config, resolve_model
 from arpo.models.lora import ADAPTED
+from arpo.recipe import value
 from arpo.vision import ImageSettings
 
 BYTES = {"float32": 4, "bfloat16": 2}
 GIB = 2**30
 RESERVE = 4 * GIB  # the libraries' own, and what the allocator cannot use
-LOGIT_ROWS = 1024  # logits are made for so many tokens at a time, in float32, a few copies of each
+MOST_LOGITS = 2**28  # that are made at once, in float32; with their copies, some gigabytes
 LOGIT_COPIES = 4
+PROMPT_TOKENS = 1024  # of all words that are neither answers nor screenshots
+SHORT_ANSWER = 512  # tokens: a thought and an action still fit
+LEGIBLE = 2**19  # pixels, below which a desktop's text cannot be read
 RANKS = (1, 2, 4, 8)  # as many GPUs as one machine has
+LORA_RATE = 1e-4  # adapters want a higher learning rate than weights
+LEARNS_OTHERWISE = ("model.train", "model.max_pixels", "rollout.")  # beginnings of keys; others cost time
+
+Change = dict[str, Any]  # settings by their dotted keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +68,20 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What a recipe puts on a GPU: a model, and the tokens and patches of its longest trajectory."""
+class Facts:
+    """What a model's folder says of it: the numbers of its weights, and how it wants its images."""
 
     shape: Shape
-    sequence: int
-    patches: int
+    images: ImageSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The most that a recipe puts on a GPU at once."""
+
+    sequence: int  # tokens of the longest trajectory
+    tokens: int  # of a micro-batch
+    patches: int  # of its screenshots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,23 +145,38 @@ def shape_of(model: Any, lora_rank: int) -> Shape:
     )
 
 
-def read_work(config: Config) -> Work:
+def read_facts(config: Config) -> Facts:
     folder = resolve_model(config.model.path)
-    shape = read_shape(folder, config.model.lora_rank)
-    settings = ImageSettings.from_folder(folder, config.model.min_pixels, config.model.max_pixels)
-    grid = vision.grid(config.env.width, config.env.height, settings)
-    patches = math.prod(grid) * config.rollout.max_images
-    sequence = min(
-        config.rollout.max_context_tokens,
-        vision.image_tokens(grid, settings) * config.rollout.max_images
-        + config.rollout.max_answer_tokens * config.rollout.max_steps,
+    return Facts(
+        shape=read_shape(folder, config.model.lora_rank),
+        images=ImageSettings.from_folder(folder, config.model.min_pixels, config.model.max_pixels),
     )
-    return Work(shape=shape, sequence=sequence, patches=patches)
 
 
-def memory(work: Work, config: Config) -> Plan:
-    """The plan for one trajectory at a time. A frozen tower is not divided among ranks: each has a copy."""
-    shape, width, ranks = work.shape, BYTES[config.model.dtype], config.optim.ranks
+def work_of(facts: Facts, config: Config) -> Work:
+    """A micro-batch has one trajectory that is longer than it should be, or several that are short."""
+    rollout, most = config.rollout, config.optim.tokens_per_microbatch
+    patches, tokens = _screen(facts, config)
+    answers = rollout.max_answer_tokens * rollout.max_steps
+    sequence = min(rollout.max_context_tokens, PROMPT_TOKENS + tokens * rollout.max_images + answers)
+    return Work(
+        sequence=sequence,
+        tokens=max(sequence, most),
+        patches=patches * max(rollout.max_images, most // tokens),
+    )
+
+
+def _screen(facts: Facts, config: Config) -> tuple[int, int]:
+    """The patches of one screenshot, and its tokens."""
+    settings = replace(facts.images, min_pixels=config.model.min_pixels, max_pixels=config.model.max_pixels)
+    grid = vision.grid(config.env.width, config.env.height, settings)
+    return math.prod(grid), vision.image_tokens(grid, settings)
+
+
+def memory(facts: Facts, config: Config) -> Plan:
+    """What the recipe needs at most. A frozen tower is not divided among ranks: each has a copy."""
+    shape, work = facts.shape, work_of(facts, config)
+    width, ranks = BYTES[config.model.dtype], config.optim.ranks
     train, lora = config.model.train, config.model.train == "lora"
     everything = shape.vision + shape.language
     trained = {"all": everything, "language": shape.language, "lora": shape.adapters}[train]
@@ -157,14 +191,9 @@ def memory(work: Work, config: Config) -> Plan:
         gradients=_share(trained * (4 if lora else width), ranks),
         moments=_share(2 * trained * (4 if lora else BYTES[config.optim.moments]), ranks),
         gathered=_gathered(shape, width, lora) if ranks > 1 else 0,
-        activations=_activations(
-            shape,
-            width,
-            max(work.sequence, config.optim.tokens_per_microbatch),
-            work.patches if train == "all" else 0,
-        ),
+        activations=_activations(shape, width, work.tokens, work.patches if train == "all" else 0),
         whole_copy=width * everything + adapters if ranks > 1 else 0,
-        rollouts=config.env.parallel * work.sequence * 2 * shape.keys * shape.layers * width,
+        rollouts=config.env.parallel * places(work.sequence) * 2 * shape.keys * shape.layers * width,
         reserve=RESERVE,
     )
 
@@ -188,7 +217,7 @@ def _activations(shape: Shape, width: int, tokens: int, patches: int) -> int:
     kept += width * patches * shape.vision_layers * shape.vision_hidden
     layer = layer_values(shape, tokens)
     block = patches * (8 * shape.vision_hidden + 3 * shape.vision_intermediate)
-    logits = 4 * LOGIT_COPIES * LOGIT_ROWS * shape.vocabulary
+    logits = 4 * LOGIT_COPIES * min(MOST_LOGITS, tokens * shape.vocabulary)
     return kept + 2 * width * max(layer, block) + logits
 
 
@@ -213,53 +242,104 @@ def spare_layers(model: Any, tokens: int, patches: int) -> int:
     return max(0, min(shape.layers, int(spare // (width * layer_values(shape, tokens)))))
 
 
-def advice(work: Work, config: Config, room: int) -> str:
-    """What to change when the plan does not fit into `room` bytes; nothing when it does."""
-    plan = memory(work, config)
-    if plan.total <= room:
-        return ""
-    remedies = []
-    if config.model.dtype == "float32" and config.model.path != "base":
-        remedies.append("--model.dtype bfloat16")
-    if config.model.train != "lora":
-        if config.optim.moments == "float32":
-            remedies.append("--optim.moments bfloat16")
-        remedies.append("--model.train lora")
-    if (ranks := _better_ranks(work, config, room)) != config.optim.ranks:
-        remedies.append(f"--optim.ranks {ranks} (each with a GPU)" if ranks > 1 else "--optim.ranks 1")
-    if plan.rollouts > room // 4:
-        remedies.append(
-            f"--env.parallel {max(1, config.env.parallel // 4)} (each keeps its own attention cache)"
-        )
-    if plan.activations > room // 4:
-        remedies.append("fewer screenshots (--rollout.max_images) or smaller ones (--model.max_pixels)")
-    return "; ".join(remedies) or "a larger GPU"
+def fitting(facts: Facts, config: Config, room: int) -> Change:
+    """Few and harmless settings with which the recipe fits into `room` bytes; else those that need least.
+
+    Changes are taken in the order of `_ladders` until it fits, also those that help only with later ones.
+    Then they are taken back as far as can be, the most harmful first.
+    """
+    ladders = _ladders(facts, config)
+
+    def need(changes: Iterable[Change]) -> int:
+        return memory(facts, with_changes(config, _together(changes))).total
+
+    taken: list[Change] = []
+    for ladder in ladders:
+        taken.append({})
+        for change in ladder:
+            if room < need(taken) >= need([*taken[:-1], change]):
+                taken[-1] = change
+    enough = max(room, need(taken))
+    for rung in reversed(range(len(taken))):
+        for change in ({}, *ladders[rung]):
+            less = [*taken[:rung], change, *taken[rung + 1 :]]
+            if need(less) <= enough:
+                taken = less
+                break
+    return {key: new for key, new in _together(taken).items() if new != value(config, key)}
 
 
-def _better_ranks(work: Work, config: Config, room: int) -> int:
-    """The fewest ranks that fit, else those that need least; as many as there are, if others need no less."""
-    totals = {
-        ranks: memory(work, replace(config, optim=replace(config.optim, ranks=ranks))).total
-        for ranks in (config.optim.ranks, *RANKS)
-    }
-    fitting = [ranks for ranks in RANKS if totals[ranks] <= room]
-    return min(fitting) if fitting else min(totals, key=lambda ranks: totals[ranks])
+def _ladders(facts: Facts, config: Config) -> list[list[Change]]:
+    """What could be changed, the least harmful first; of each, one step after the other."""
+    model, rollout, optim = config.model, config.rollout, config.optim
+    lora: Change = {"model.train": "lora", "optim.ranks": 1, "optim.lr": max(optim.lr, LORA_RATE)}
+    less_trained: list[Change] = [{"model.train": "language"}, lora]
+    fewer_screens = range(rollout.max_images - 1, 0, -1)
+    short = {"rollout.max_answer_tokens": min(SHORT_ANSWER, rollout.max_answer_tokens)}
+    first_turn = PROMPT_TOKENS + _screen(facts, config)[1] + SHORT_ANSWER
+    contexts = _halved("rollout.max_context_tokens", rollout.max_context_tokens, first_turn)
+    return [
+        [{"model.dtype": "bfloat16"}],
+        [{"optim.moments": "bfloat16"}],
+        _halved("optim.tokens_per_microbatch", optim.tokens_per_microbatch, PROMPT_TOKENS),
+        _halved("env.parallel", config.env.parallel, 1),
+        [{"optim.ranks": ranks} for ranks in RANKS],
+        _halved("rollout.max_answer_tokens", rollout.max_answer_tokens, SHORT_ANSWER),
+        less_trained[("all", "language", "lora").index(model.train) :],
+        [{"rollout.max_images": screens} for screens in fewer_screens],
+        _halved("model.max_pixels", model.max_pixels, max(model.min_pixels, LEGIBLE)),
+        [short | context for context in contexts],
+    ]
 
 
-def describe(work: Work, config: Config, room: int | None) -> list[str]:
+def _halved(key: str, value: int, least: int) -> list[Change]:
+    halves = []
+    while (value := value // 2) >= least:
+        halves.append({key: value})
+    return halves
+
+
+def _together(changes: Iterable[Change]) -> Change:
+    return {key: value for change in changes for key, value in change.items()}
+
+
+def with_changes(config: Config, change: Change) -> Config:
+    for key, new in change.items():
+        section, name = key.split(".")
+        part: Change = {section: replace(getattr(config, section), **{name: new})}
+        config = replace(config, **part)
+    return config
+
+
+def advice(facts: Facts, config: Config, room: int) -> list[str]:
+    """Lines that say what to change when the plan does not fit into `room` bytes; none when it does."""
+    if memory(facts, config).total <= room:
+        return []
+    change = fitting(facts, config, room)
+    better = with_changes(config, change)
+    need, ranks = memory(facts, better).total, better.optim.ranks
+    size = f"{need / GIB:.1f} GiB" + (f" of each of {ranks} GPUs" if ranks > 1 else "")
+    so = "it needs" if need <= room else "a larger one is needed: the least found is"
+    settings = " ".join(f"--{key} {value}" for key, value in change.items())
+    lines = [f"does not fit into a GPU of {room / GIB:.0f} GiB; {so} {size} with"]
+    lines.append(f"    {settings or 'the settings as they are'}")
+    if other := [key for key in change if key.startswith(LEARNS_OTHERWISE)]:
+        lines.append(f"which changes what is learned ({', '.join(other)})")
+    return lines
+
+
+def describe(facts: Facts, config: Config, room: int | None) -> list[str]:
     """Lines for a person: each part in GiB, the sums, whether it fits, and what to change if not."""
-    plan, ranks = memory(work, config), config.optim.ranks
+    plan, ranks, tokens = memory(facts, config), config.optim.ranks, work_of(facts, config).sequence
     lines = [
         f"{name.replace('_', ' '):>12} {size / GIB:8.1f} GiB" for name, size in plan.parts.items() if size
     ]
-    lines.append(f"{'in all':>12} {plan.total / GIB:8.1f} GiB, for sequences of {work.sequence:,} tokens")
+    lines.append(f"{'in all':>12} {plan.total / GIB:8.1f} GiB, for sequences of {tokens:,} tokens")
     if ranks > 1:
         lines.append(
             f"this is rank 0 of {ranks}, which also samples; every other one needs "
             f"{plan.other_ranks / GIB:.1f} GiB of a GPU of its own"
         )
     if room is None:
-        return [*lines, "no GPU here: this is what one would need"]
-    if not (remedy := advice(work, config, room)):
-        return [*lines, f"fits into the {room / GIB:.0f} GiB of this GPU"]
-    return [*lines, f"does not fit into the {room / GIB:.0f} GiB of this GPU: try {remedy}"]
+        return [*lines, "no GPU here: this is what one would need; --gpu 80 plans for one of 80 GiB"]
+    return [*lines, *(advice(facts, config, room) or [f"fits into a GPU of {room / GIB:.0f} GiB"])]

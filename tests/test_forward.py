@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import pytest
 import torch
 
-from arpo.models import forward
+from arpo.models import attention, forward, pointwise, vision_attention
 from arpo.models.families import VisionLanguageModel
 from arpo.models.forward import TokenRow, embed_rows, encode_images, features_by_name, sampled_logprobs
+from arpo.models.loading import prepare
+from arpo.models.tiny import new_tiny_model, tiny_config
+from arpo.models.tokenizer import special_ids
 from arpo.rendering import Renderer
 from arpo.types import Sample, Screenshot
+from devices import DEVICES
 from tiny_vlm import (
     FAMILIES,
     QWEN2_5,
     QWEN3,
+    TOKENIZER,
     first_prompt,
     screenshot,
     stock_inputs,
@@ -59,7 +65,8 @@ SAMPLES = mixed_samples(QWEN2_5)
 def stock_logprobs(
     model: VisionLanguageModel, renderer: Renderer, sample: Sample, temperature: float
 ) -> torch.Tensor:
-    inputs = stock_inputs(renderer, sample.token_ids, sample.images)
+    made = stock_inputs(renderer, sample.token_ids, sample.images)
+    inputs = {name: tensor.to(model.device) for name, tensor in made.items()}
     inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
     logps = (model(**inputs).logits[0, :-1].float() / temperature).log_softmax(-1)
     tokens, mask = torch.tensor(sample.token_ids[1:]), torch.tensor(sample.mask[1:])
@@ -72,19 +79,76 @@ def test_values_and_gradients_equal_plain_transformers(
     family: str, dtype: torch.dtype, temperature: float
 ) -> None:
     ours, stock = tiny_of(family).to(dtype), tiny_of(family, stock=True).to(dtype)
-    samples, renderer = mixed_samples(family), RENDERERS[family]
+    samples = mixed_samples(family)
+    assert sum(sum(sample.mask) for sample in samples) == 17
+    check_against_stock(ours, stock, samples, RENDERERS[family], temperature)
+
+
+def check_against_stock(
+    ours: VisionLanguageModel,
+    stock: VisionLanguageModel,
+    samples: Sequence[Sample],
+    renderer: Renderer,
+    temperature: float = 1.0,
+) -> None:
+    """Values, and the gradients of all parameters."""
     logp_N, entropy_N = sampled_logprobs(ours, samples, renderer, temperature)
     expected_N = torch.cat([stock_logprobs(stock, renderer, sample, temperature) for sample in samples])
-    assert logp_N.shape == entropy_N.shape == (17,)
+    assert logp_N.shape == entropy_N.shape
     torch.testing.assert_close(logp_N, expected_N, atol=1e-5, rtol=0)
-
-    weights = torch.linspace(-1, 1, 17)
+    weights = torch.linspace(-1, 1, len(logp_N))
     (logp_N * weights).sum().backward()
     (expected_N * weights).sum().backward()
-    close = 1e-4 if dtype == torch.float32 else 1e-6
+    close = 1e-4 if ours.dtype == torch.float32 else 1e-6
     for (name, mine), theirs in zip(ours.named_parameters(), stock.parameters(), strict=True):
         assert theirs.grad.abs().max() > 0, name
         torch.testing.assert_close(mine.grad, theirs.grad, atol=close, rtol=close, msg=name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_parts_equal_plain_transformers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms, gates and both towers' rotary positions, as a GPU has them."""
+    ours, stock = tiny_of(family), tiny_of(family, stock=True)
+    library = sys.modules[type(stock).__module__]
+    monkeypatch.setattr(library, pointwise.ROTARY, getattr(library, pointwise.ROTARY))  # put back afterwards
+    monkeypatch.setattr(pointwise, "LARGE", 0)
+    plainly = pointwise.apply_rotary_pos_emb_vision
+    monkeypatch.setattr(vision_attention, "rotated", pointwise._compiled_where_large(plainly))
+    samples, renderer = mixed_samples(family), RENDERERS[family]
+    pointwise.install(ours, compiled=True)
+    logp_N, _ = sampled_logprobs(ours, samples, renderer, 1.0)
+    (logp_N * torch.linspace(-1, 1, len(logp_N))).sum().backward()
+    monkeypatch.undo()
+    expected_N = torch.cat([stock_logprobs(stock, renderer, sample, 1.0) for sample in samples])
+    torch.testing.assert_close(logp_N, expected_N, atol=1e-5, rtol=0)
+    (expected_N * torch.linspace(-1, 1, len(logp_N))).sum().backward()
+    for (name, mine), theirs in zip(ours.named_parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-4, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_long_sequences_in_bfloat16_are_those_of_plain_transformers_in_float32(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wide and long enough for all that a GPU has: compiled parts, the fastest attention, kept activations."""
+    monkeypatch.setattr(pointwise, "LARGE", 2**16)
+    shape = tiny_config(
+        TOKENIZER.get_vocab_size(), special_ids(TOKENIZER), hidden=512, layers=2, vision_layers=2
+    )
+    stock = new_tiny_model(shape, seed=0).to(device, torch.bfloat16).float().eval()
+    ours = prepare(new_tiny_model(shape, seed=0).to(device, torch.bfloat16))
+    big = [screenshot(seed, 560, 560) for seed in (1, 2, 3)]
+    samples = (sample_of(big, [40, 30, 50]), sample_of([big[2], big[0], screenshot(4, 560, 448)], [9, 8, 7]))
+    assert all(len(sample.token_ids) > max(forward.LONG, attention.LONG) for sample in samples)
+    logp_N, _ = sampled_logprobs(ours, samples, RENDERER, 1.0, packed=True)
+    expected_N = torch.cat([stock_logprobs(stock, RENDERER, sample, 1.0) for sample in samples])
+    torch.testing.assert_close(logp_N, expected_N, atol=0.05, rtol=0.02)
+    weights = torch.linspace(-1, 1, len(logp_N), device=device)
+    (logp_N * weights).sum().backward()
+    (expected_N * weights).sum().backward()
+    for (name, mine), theirs in zip(ours.named_parameters(), stock.parameters(), strict=True):
+        alike = torch.cosine_similarity(mine.grad.float().flatten(), theirs.grad.flatten(), dim=0)
+        assert alike > 0.99, (name, alike)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -99,10 +163,7 @@ def test_several_images_in_one_turn(family: str) -> None:
         token_ids=tokens, mask=(False,) * (len(tokens) - 2) + (True, True), images=shots,
         behaviour_logprobs=(0.0, 0.0), advantage=1.0, weight=1.0, replayed=False,
     )  # fmt: skip
-    with torch.no_grad():
-        logp_N, _ = sampled_logprobs(tiny_of(family), [sample], renderer, 1.0)
-        expected_N = stock_logprobs(tiny_of(family, stock=True), renderer, sample, 1.0)
-    torch.testing.assert_close(logp_N, expected_N, atol=1e-5, rtol=0)
+    check_against_stock(tiny_of(family), tiny_of(family, stock=True), [sample], renderer)
 
 
 def test_deep_features_reach_the_layers_of_one_family_only() -> None:

@@ -264,7 +264,7 @@ def test_a_batch_without_samples_is_a_version_and_nothing_else() -> None:
 def test_a_step_that_is_not_finite_is_skipped_and_counted(
     update: Update, poison: dict[str, Any], dtype: torch.dtype, device: str
 ) -> None:
-    """On a GPU with compiled parts and kept attention; only there sums may come in another order."""
+    """On a GPU sums may come in another order."""
     one, clean = (
         LocalLearner(prepare(new_model().to(device, dtype)), RENDERER, config(tokens_per_microbatch=100))
         for _ in range(2)

@@ -130,7 +130,7 @@ def test_compiled_parts_equal_plain_transformers(family: str, monkeypatch: pytes
 def test_long_sequences_in_bfloat16_are_those_of_plain_transformers_in_float32(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wide and long enough for all that a GPU has: compiled parts, the fastest attention, kept activations."""
+    """Wide and long enough for all that a GPU has: compiled parts, fast attention, kept activations."""
     monkeypatch.setattr(pointwise, "LARGE", 2**16)
     shape = tiny_config(
         TOKENIZER.get_vocab_size(), special_ids(TOKENIZER), hidden=512, layers=2, vision_layers=2

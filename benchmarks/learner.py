@@ -284,9 +284,9 @@ def main() -> None:
             min_pixels=IMAGE_SETTINGS.min_pixels,
             max_pixels=IMAGE_SETTINGS.max_pixels,
         )
-        optim = OptimConfig(
-            lr=LEARNING_RATE, moments="bfloat16" if gpu else "float32", tokens_per_microbatch=65536
-        )
+        optim = OptimConfig(lr=LEARNING_RATE)
+        if gpu:
+            optim = replace(optim, moments="bfloat16", tokens_per_microbatch=65536)
         renderer = load_renderer(settings)
         size, count = ((1920, 1080), 1) if gpu else ((224, 168), 8)
         kinds = [

@@ -231,7 +231,7 @@ class Ranks:
         end = time.monotonic() + patience
         while True:
             if lost := [rank for rank in self._others if not rank.is_alive]:
-                first = min(lost, key=lambda rank: rank.silent_since())
+                first = min(lost, key=lambda rank: (not rank.was_killed, rank.silent_since()))
                 raise UserError(first.obituary) from cause
             if time.monotonic() >= end:
                 return
@@ -263,6 +263,11 @@ class _Rank:
     @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
+
+    @property
+    def was_killed(self) -> bool:
+        """By whoever ran out of memory or patience: no rank ends so because it has lost another."""
+        return self._process.poll() == -signal.SIGKILL
 
     def silent_since(self) -> float:
         """When it ended, if it did: those that it leaves waiting fail after it."""

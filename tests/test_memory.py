@@ -31,8 +31,8 @@ from arpo.models.memory import (
     read_shape,
     work_of,
 )
+from arpo.models.tiny import IMAGE_SETTINGS
 from arpo.recipe import load_config
-from arpo.vision import ImageSettings
 
 SEVEN_B = Shape(
     vision=676_550_144,
@@ -51,16 +51,7 @@ SEVEN_B = Shape(
 )
 PARAMETERS = 676_550_144 + 7_615_616_512
 OUTSIDE = 2 * 152064 * 3584 + 3584  # embeddings, head and the last norm
-IMAGES = ImageSettings(
-    patch_size=14,
-    merge_size=2,
-    temporal_patch_size=2,
-    min_pixels=3136,
-    max_pixels=2_116_800,
-    mean=(0.5, 0.5, 0.5),
-    std=(0.5, 0.5, 0.5),
-)
-FACTS = Facts(shape=SEVEN_B, images=IMAGES)
+FACTS = Facts(shape=SEVEN_B, images=IMAGE_SETTINGS)
 SETTINGS = ["--rollout.max_answer_tokens", "150", "--optim.moments", "bfloat16"]
 FULL = load_config("osworld_full", SETTINGS)
 SEQUENCE = 1024 + 15 * (2691 + 150)  # words, and 15 screenshots of 1932x1092 with their answers

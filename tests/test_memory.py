@@ -158,7 +158,7 @@ def test_a_rollout_is_planned_with_the_places_that_its_cache_will_have(seven_b: 
 def test_logits_are_planned_as_many_as_are_made_at_once() -> None:
     config = changed(FULL, train="lora")
     few, many = (
-        memory(Facts(shape=replace(SEVEN_B, vocabulary=size), images=IMAGES), config).activations
+        memory(Facts(shape=replace(SEVEN_B, vocabulary=size), images=IMAGE_SETTINGS), config).activations
         for size in (1, 152064)
     )
     assert many - few == 4 * 4 * (MOST_LOGITS - SEQUENCE)

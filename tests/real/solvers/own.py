@@ -83,6 +83,7 @@ SOLUTIONS = {
     "terminal-archive": in_terminal("tar -C Documents -czf Desktop/trip.tar.gz trip\n"),
     "files-rename": [
         "click(start_box='(884,395)')",
+        Look(1210, 790, 1430, 808),  # F2 is lost until the selection is told there
         "hotkey(key='f2')",
         Look(710, 600, 1070, 680),
         "hotkey(key='ctrl a')",

@@ -6,16 +6,20 @@ import asyncio
 import copy
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 
+from arpo.engines import hf
 from arpo.engines.base import Weights
+from arpo.engines.graphs import DecodeGraphs, keys_for
 from arpo.engines.hf import HFEngine
 from arpo.errors import EngineError
 from arpo.models.forward import sampled_logprobs
+from arpo.models.kv_cache import SlotCache
 from arpo.rendering import Renderer
 from arpo.types import Completion, Message, Prompt, Sample
-from devices import DEVICES
+from devices import DEVICES, NEEDS_A_GPU
 from tiny_vlm import (
     FAMILIES,
     QWEN2_5,
@@ -101,6 +105,49 @@ def test_the_learner_gives_the_same_log_probabilities(family: str, device: str) 
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(0.9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_too_long_for_one_pass_is_run_in_parts(
+    family: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of them end within a picture, which has 12 tokens."""
+    model, renderer = tiny_of(family).to(device), RENDERERS[family]
+    [(prompt, whole)] = play_all(HFEngine(model, renderer, slots=1), [2], turns=1, family=family)[0]
+    passes: list[int] = []
+    monkeypatch.setattr(hf, "_PREFILL_TOKENS", 5)
+    model.model.language_model.register_forward_pre_hook(
+        lambda _, __, kwargs: passes.append(kwargs["inputs_embeds"].shape[1]), with_kwargs=True
+    )
+    [(_, parts)] = play_all(HFEngine(model, renderer, slots=1), [2], turns=1, family=family)[0]
+    read = passes[: -(-len(prompt.token_ids) // 5)]
+    assert sum(read) == len(prompt.token_ids)
+    assert max(read) == 5
+    assert parts.token_ids == whole.token_ids
+    assert parts.logprobs == pytest.approx(whole.logprobs, abs=1e-5)
+
+
+@NEEDS_A_GPU
+def test_recorded_graphs_compute_in_the_same_memory() -> None:
+    model = tiny_model().to("cuda")
+    cache = SlotCache(model.config.text_config, 4, model.dtype, model.device)
+    cache.reserve(8192)
+    graphs = DecodeGraphs(model, cache)
+    tokens_3S = np.zeros((3, 4), dtype=np.int64)
+    graphs.logits(tokens_3S, 4, 8000)
+    before = torch.cuda.memory_reserved()
+    for length in range(100, 8000, 100):
+        graphs.logits(tokens_3S, 4, length)
+    assert torch.cuda.memory_reserved() - before < 2**25
+
+
+def test_few_numbers_of_keys_are_recorded_and_little_is_attended_to_in_vain() -> None:
+    pairs = {1: 128, 128: 128, 129: 256, 2049: 2176, 4097: 4352, 43151: 45056, 65536: 65536}
+    assert {tokens: keys_for(tokens) for tokens in pairs} == pairs
+    numbers = [keys_for(tokens) for tokens in range(1, 65537)]
+    assert len(set(numbers)) == 96
+    assert all(tokens <= keys < tokens + max(128, tokens / 16) for tokens, keys in enumerate(numbers, 1))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

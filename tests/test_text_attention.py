@@ -9,6 +9,7 @@ import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from arpo.models.text_attention import folded_attention
+from devices import NEEDS_A_GPU
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
@@ -27,3 +28,16 @@ def test_equal_to_transformers(key_heads: int, new: int, seen: int, masked: bool
         results.append((mixed, key.grad, value.grad))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@NEEDS_A_GPU
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_of_long_sequences_are_never_all_in_memory(dtype: torch.dtype) -> None:
+    """Query heads share keys, which not every fused kernel takes; 8,192 tokens have a gigabyte of scores."""
+    module = SimpleNamespace(num_key_value_groups=2, is_causal=True)
+    query = torch.randn(1, 4, 8192, 32, dtype=dtype, device="cuda", requires_grad=True)
+    key, value = (torch.randn(1, 2, 8192, 32, dtype=dtype, device="cuda") for _ in range(2))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    folded_attention(module, query, key, value, None, scaling=0.3)[0].sum().backward()
+    assert torch.cuda.max_memory_allocated() - before < 2**27

@@ -200,7 +200,7 @@ class OptimConfig:
     grad_norm: float = setting(1.0, "gradients are clipped to this norm", above=0)
     warmup_updates: int = setting(2, "the learning rate rises over this many updates", low=0)
     tokens_per_microbatch: int = setting(
-        4096, "packed together; changes memory and speed, not the gradient", low=1
+        4096, "packed together; changes memory and speed, the gradient by rounding alone", low=1
     )
     ranks: int = setting(
         1, "processes that share weights and samples among them, each with a GPU of its own", low=1

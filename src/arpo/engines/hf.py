@@ -12,7 +12,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -25,14 +25,14 @@ from arpo.engines.graphs import DecodeGraphs
 from arpo.engines.sampling import sample, uniforms
 from arpo.errors import EngineError
 from arpo.models.families import VisionLanguageModel
-from arpo.models.forward import Deepstack, TokenRow, embed_rows, features_by_name, hidden_states
+from arpo.models.forward import Embedded, TokenRow, embed_rows, features_by_name, hidden_states
 from arpo.models.kv_cache import SlotCache
 from arpo.rendering import Renderer
 from arpo.types import Completion, Prompt, Sampling, Screenshot
 
 _PATIENCE = 3  # passes of the event loop without a new request before the next step begins
 _GATHER = 4  # a prefill waits until one request has gathered for so many that are decoding
-_PREFILL_TOKENS = 8192  # padded tokens of one prefill
+_PREFILL_TOKENS = 8192  # of one pass, with padding: its mask is so many times all tokens before
 _FEATURES_KEPT = 32768  # image tokens whose features are remembered
 
 
@@ -229,13 +229,9 @@ class HFEngine:
         rows = [one.request.row.after(one.start) for one in batch]
         features = self._image_features([image for one in batch for image in one.images])
         embedded = embed_rows(self._model, rows, features, self._renderer.pad_id)
-        hidden_BTD = self._hidden(
-            [one.episode.slot for one in batch],
-            [one.start for one in batch],
-            embedded.embeds_BTD,
-            embedded.positions_3BT,
-            embedded.deepstack,
-        )
+        slots_B = [one.episode.slot for one in batch]
+        starts_B, widths_B = [one.start for one in batch], [one.width for one in batch]
+        hidden_BTD = self._hidden(slots_B, starts_B, widths_B, embedded)
         for one, row in zip(batch, rows, strict=True):
             one.episode.tokens.extend(row.token_ids)
             one.episode.images.extend(image.sha256 for image in one.images)
@@ -243,10 +239,32 @@ class HFEngine:
             self._positions[one.episode.slot] = row.positions_3T[:, -1].max()
             self.stats.prefilled_tokens += one.width
         last_BD = torch.stack(
-            [hidden_TD[one.width - 1] for one, hidden_TD in zip(batch, hidden_BTD, strict=True)]
+            [hidden_TD[width - 1] for width, hidden_TD in zip(widths_B, hidden_BTD, strict=True)]
         )
         logits_BV: Tensor = self._model.lm_head(last_BD)
         return logits_BV
+
+    def _hidden(
+        self, slots_B: list[int], starts_B: list[int], widths_B: list[int], embedded: Embedded
+    ) -> Tensor:
+        """Hidden states of new tokens. A row that is too long for one pass is alone, and run in parts."""
+        if max(widths_B) > _PREFILL_TOKENS:
+            (start,), (width,) = starts_B, widths_B
+            edges = [*range(0, width, _PREFILL_TOKENS), width]
+            parts = [
+                self._hidden(slots_B, [start + first], [end - first], embedded.between(first, end))
+                for first, end in pairwise(edges)
+            ]
+            return torch.cat(parts, 1)
+        cached = self._cache.step(slots_B, starts_B, widths_B)
+        return hidden_states(
+            self._model,
+            embedded.embeds_BTD,
+            embedded.positions_3BT,
+            cached.mask(),
+            cached,
+            embedded.deepstack,
+        )
 
     @torch.no_grad()
     def _decode(self) -> Tensor:
@@ -265,7 +283,9 @@ class HFEngine:
         positions_B1 = torch.tensor(self._positions[slots_B][:, None], device=self._model.device)
         embeds_B1D = self._model.model.language_model.embed_tokens(tokens_B1)
         starts_B = self._lengths[slots_B].tolist()
-        hidden_B1D = self._hidden(slots_B, starts_B, embeds_B1D, positions_B1.expand(3, -1, -1), None)
+        cached = self._cache.step(slots_B, starts_B, [1] * len(slots_B))
+        positions_3B1 = positions_B1.expand(3, -1, -1)
+        hidden_B1D = hidden_states(self._model, embeds_B1D, positions_3B1, cached.mask(), cached)
         self._decoded(running)
         places = [slot - slots_B[0] for slot in running] if len(slots_B) > len(running) else slice(None)
         logits_BV: Tensor = self._model.lm_head(hidden_B1D[places, 0])
@@ -281,17 +301,6 @@ class HFEngine:
         for slot in running:
             self._episodes[self._running[slot].prompt.episode_id].tokens.append(int(self._tokens[slot]))
         self._lengths[running] += 1
-
-    def _hidden(
-        self,
-        slots_B: list[int],
-        starts_B: list[int],
-        embeds_BTD: Tensor,
-        positions_3BT: Tensor,
-        deepstack: Deepstack | None,
-    ) -> Tensor:
-        cached = self._cache.step(slots_B, starts_B, embeds_BTD.shape[1])
-        return hidden_states(self._model, embeds_BTD, positions_3BT, cached.mask(), cached, deepstack)
 
     def _image_features(self, images: Sequence[Screenshot]) -> list[Tensor]:
         """Features of these screenshots in order; the model sees only those that it has not seen lately."""

@@ -17,14 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from arpo import vision
 from arpo.models.families import VisionLanguageModel, family_of
 from arpo.models.features import kept_features
 from arpo.models.memory import MOST_LOGITS, spare_layers
 from arpo.models.pictures import Pictures
-from arpo.models.recompute import recomputing
+from arpo.models.recompute import again, recomputing
 from arpo.rendering import Renderer
 from arpo.types import Sample, Screenshot
 
@@ -147,6 +146,20 @@ class Embedded:
     positions_3BT: Tensor
     deepstack: Deepstack | None  # a model with one level of features has none
 
+    def between(self, first: int, end: int) -> Embedded:
+        """These tokens of a single row."""
+        deepstack = self.deepstack
+        if deepstack is not None:
+            before, slots_1T = int(deepstack.slots_BT[:, :first].sum()), deepstack.slots_BT[:, first:end]
+            features_NLD = deepstack.features_NLD[before : before + int(slots_1T.sum())]
+            deepstack = Deepstack(slots_BT=slots_1T, features_NLD=features_NLD)
+        return Embedded(
+            tokens_BT=self.tokens_BT[:, first:end],
+            embeds_BTD=self.embeds_BTD[:, first:end],
+            positions_3BT=self.positions_3BT[:, :, first:end],
+            deepstack=deepstack,
+        )
+
 
 def embed_rows(
     model: VisionLanguageModel, rows: Sequence[TokenRow], features: Sequence[Tensor], pad_id: int
@@ -226,7 +239,8 @@ def sampled_logprobs(
     lengths = tuple(len(row.token_ids) for row in rows) if packed else None
     shown = [shot for sample in samples for shot in sample.images]
     sampled_BT = _padded([sample.mask for sample in samples], packed).to(model.device)
-    with _keeping_what_fits(model, samples, renderer) if on_gpu else nullcontext():
+    tokens = sampled_BT.numel()  # with what is padded
+    with _keeping_what_fits(model, tokens, shown, renderer) if on_gpu else nullcontext():
         by_name = features_by_name(model, shown, renderer, pictures)
         features = [by_name[shot.sha256] for shot in shown]
         batch = embed_rows(model, [TokenRow.joined(rows)] if packed else rows, features, renderer.pad_id)
@@ -238,13 +252,12 @@ def sampled_logprobs(
 
 
 def _keeping_what_fits(
-    model: VisionLanguageModel, samples: Sequence[Sample], renderer: Renderer
+    model: VisionLanguageModel, tokens: int, shown: Sequence[Screenshot], renderer: Renderer
 ) -> AbstractContextManager[None]:
     """A forward pass that is to be followed by a backward one keeps as much as the GPU has room for."""
     if not torch.is_grad_enabled():
         return nullcontext()
-    grids = {shot.sha256: renderer.grid(shot) for sample in samples for shot in sample.images}
-    tokens = sum(len(sample.token_ids) for sample in samples)
+    grids = {shot.sha256: renderer.grid(shot) for shot in shown}
     patches = sum(rows * columns for _, rows, columns in grids.values())
     return recomputing(model, whole_layers=spare_layers(model, tokens, patches))
 
@@ -264,7 +277,7 @@ def _token_logprobs(
     if len(hidden_ND) <= rows:
         return _logprobs_at_once(head, hidden_ND, tokens_N, temperature)
     parts = [
-        checkpoint(_logprobs_at_once, head, hidden, tokens, temperature, use_reentrant=False)
+        again(_logprobs_at_once, head, hidden, tokens, temperature)
         for hidden, tokens in zip(hidden_ND.split(rows), tokens_N.split(rows), strict=True)
     ]
     logp_N, entropy_N = (torch.cat(each) for each in zip(*parts, strict=True))

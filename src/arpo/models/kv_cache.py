@@ -49,19 +49,23 @@ class SlotCache:
             for layer, old in enumerate(tensors):
                 tensors[layer] = torch.nn.functional.pad(old, (0, 0, 0, more))
 
-    def step(self, slots_B: Sequence[int], starts_B: Sequence[int], width: int) -> CacheStep:
-        """The next `width` tokens of these slots, each slot's from its own start on."""
-        device = self.keys[0].device
-        longest = max(starts_B) + width
-        self.reserve(longest)
+    def step(self, slots_B: Sequence[int], starts_B: Sequence[int], widths_B: Sequence[int]) -> CacheStep:
+        """The next tokens of these slots, so many of each from its own start on, padded to one width.
+
+        The cache grows for tokens, not for padding: what of that would lie beyond its end goes to the last
+        place, which is nobody's.
+        """
+        device, width = self.keys[0].device, max(widths_B)
+        self.reserve(1 + max(start + count for start, count in zip(starts_B, widths_B, strict=True)))
         first, consecutive = slots_B[0], list(slots_B) == list(range(slots_B[0], slots_B[0] + len(slots_B)))
         index_B = torch.tensor(slots_B, device=device)
         places_BT = torch.tensor(starts_B, device=device)[:, None] + torch.arange(width, device=device)
+        longest = max(starts_B) + width
         return CacheStep(
             self,
             rows=slice(first, first + len(slots_B)) if consecutive else index_B,
             index_B1=index_B[:, None],
-            places_BT=places_BT,
+            places_BT=places_BT.clamp(max=self.capacity - 1),
             length=min(-(-longest // _ROUND) * _ROUND, self.capacity),
         )
 

@@ -21,7 +21,7 @@ from transformers import AutoModelForImageTextToText
 
 from arpo import vision
 from arpo.config import Config
-from arpo.models.families import head_width
+from arpo.models.families import IMAGE_BOUNDS, family_of, head_width
 from arpo.models.kv_cache import places
 from arpo.models.loading import read_config, resolve_model
 from arpo.models.lora import ADAPTED
@@ -31,7 +31,7 @@ from arpo.vision import ImageSettings
 BYTES = {"float32": 4, "bfloat16": 2}
 GIB = 2**30
 RESERVE = 4 * GIB  # the libraries' own, and what the allocator cannot use
-MOST_LOGITS = 2**28  # that are made at once, in float32; with their copies, some gigabytes
+MOST_LOGITS = 2**26  # that are made at once, in float32; with their copies, a gigabyte
 LOGIT_COPIES = 4
 PROMPT_TOKENS = 1024  # of all words that are neither answers nor screenshots
 SHORT_ANSWER = 512  # tokens: a thought and an action still fit
@@ -58,6 +58,7 @@ class Shape:
     intermediate: int
     vocabulary: int
     vision_layers: int
+    vision_whole: int  # layers of the vision tower that attend to all of a picture
     vision_hidden: int
     vision_intermediate: int
 
@@ -121,7 +122,8 @@ def read_shape(folder: Path, lora_rank: int) -> Shape:
 
 def shape_of(model: Any, lora_rank: int) -> Shape:
     text, tower = model.config.text_config, model.config.vision_config
-    in_vision = sum(p.numel() for p in model.model.visual.parameters())
+    visual, family = model.model.visual, family_of(model)
+    in_vision = sum(p.numel() for p in visual.parameters())
     head = head_width(text)
     adapted = [
         module
@@ -140,6 +142,7 @@ def shape_of(model: Any, lora_rank: int) -> Shape:
         intermediate=text.intermediate_size,
         vocabulary=text.vocab_size,
         vision_layers=tower.depth,
+        vision_whole=sum(family.bounds(visual, layer) == IMAGE_BOUNDS for layer in range(tower.depth)),
         vision_hidden=tower.hidden_size,
         vision_intermediate=tower.intermediate_size,
     )
@@ -189,7 +192,7 @@ def memory(facts: Facts, config: Config) -> Plan:
         weights=width * tower + _share(width * (everything - tower) + adapters, ranks),
         base_model=base if config.compares_with_base and not lora else 0,
         gradients=_share(trained * (4 if lora else width), ranks),
-        moments=_share(2 * trained * (4 if lora else BYTES[config.optim.moments]), ranks),
+        moments=_share(2 * trained * BYTES[config.optim.moments], ranks),
         gathered=_gathered(shape, width, lora) if ranks > 1 else 0,
         activations=_activations(shape, width, work.tokens, work.patches if train == "all" else 0),
         whole_copy=width * everything + adapters if ranks > 1 else 0,
@@ -214,7 +217,7 @@ def _gathered(shape: Shape, width: int, lora: bool) -> int:
 def _activations(shape: Shape, width: int, tokens: int, patches: int) -> int:
     """What is kept for the backward pass, and the block that is being made again."""
     kept = width * tokens * shape.layers * (shape.hidden + shape.heads)
-    kept += width * patches * shape.vision_layers * shape.vision_hidden
+    kept += width * patches * (shape.vision_layers + shape.vision_whole) * shape.vision_hidden
     layer = layer_values(shape, tokens)
     block = patches * (8 * shape.vision_hidden + 3 * shape.vision_intermediate)
     logits = 4 * LOGIT_COPIES * min(MOST_LOGITS, tokens * shape.vocabulary)

@@ -26,6 +26,10 @@ _ATTENTION = {
 }
 
 
+# Nothing in the model draws random numbers, so their state need not be put back.
+again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+
+
 @contextmanager
 def recomputing(model: Any, *, whole_layers: int = 0) -> Iterator[None]:
     """Forward passes within it keep little; the first `whole_layers` of the language model keep everything.
@@ -35,7 +39,7 @@ def recomputing(model: Any, *, whole_layers: int = 0) -> Iterator[None]:
     blocks = [*model.model.visual.blocks, *model.model.language_model.layers[whole_layers:]]
     keep = partial(create_selective_checkpoint_contexts, _kept)
     for block in blocks:
-        block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False, context_fn=keep)
+        block._gradient_checkpointing_func = partial(again, context_fn=keep)
         block.gradient_checkpointing = block.training = True
     try:
         yield

@@ -43,8 +43,8 @@ def folded_attention(
     """
     groups, width = module.num_key_value_groups, query.shape[2]
     if attention_mask is None:
-        # The CPU's fused kernel takes no shared heads, and the fallback costs more than the copies.
-        if groups > 1 and query.device.type == "cpu":
+        # No fused kernel takes shared heads in float32, nor any of a CPU's; the fallback keeps all scores.
+        if groups > 1 and (query.dtype == torch.float32 or query.device.type == "cpu"):
             key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         shared = key.shape[1] != query.shape[1]
         parts = zip(*(x.split(lengths or x.shape[2], 2) for x in (query, key, value)), strict=True)

@@ -24,7 +24,7 @@ from arpo.models import attention as kernels
 from arpo.models.families import IMAGE_BOUNDS, WINDOW_BOUNDS, Family, VisionLanguageModel, family_of
 from arpo.models.pointwise import rotated
 
-_LAYOUTS_KEPT = 32
+_PATCHES_KEPT = 2**18  # whose layouts are remembered: some 200 megabytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,7 @@ class Layout:
 
     arguments: dict[str, Any]  # what the library's forward takes ready-made
     segments: dict[str, Segments]  # by the argument that bounds them
+    patches: int
 
 
 def install(model: VisionLanguageModel) -> None:
@@ -75,7 +76,7 @@ def install(model: VisionLanguageModel) -> None:
         if key not in layouts:
             layouts[key] = _layout(visual, family, grid_thw)
         layouts.move_to_end(key)
-        if len(layouts) > _LAYOUTS_KEPT:
+        while len(layouts) > 1 and sum(layout.patches for layout in layouts.values()) > _PATCHES_KEPT:
             layouts.popitem(last=False)
         return args, {**kwargs, **layouts[key].arguments, "layout": layouts[key]}
 
@@ -96,6 +97,7 @@ def _layout(visual: Any, family: Family, grid_thw: Tensor) -> Layout:
         arguments=arguments
         | {"position_ids": make_rotary(visual.rotary_pos_emb, position_ids, position_ids)},
         segments={name: Segments.of(edges) for name, edges in bounds.items()},
+        patches=len(position_ids),
     )
 
 

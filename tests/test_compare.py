@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from arpo.compare import budget, is_finished, last_line, methods_of, plan
 from arpo.config import Config
 from arpo.errors import UserError
 from arpo.recipe import changed, load_config, to_toml
+from arpo.store import lock
 
 PAPER = ["paper", "paper/grpo", "paper/rft", "paper/dpo"]
 
@@ -78,9 +80,19 @@ def test_a_file_is_no_place_for_a_comparison(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "o").write_text("mine")
     words = ["compare", "desk", "--seeds", "1", "--out", str(tmp_path / "o")]
     assert main(words) == 2
-    assert "seed-0.log: cannot be written: Not a directory: choose another --out" in capsys.readouterr().err
+    assert "o: the comparison's folder cannot be written: File exists: choose another --out" in (
+        capsys.readouterr().err
+    )
     assert main([*words, "--report"]) == 2
     assert f"{tmp_path / 'o'}: no such folder" in capsys.readouterr().err
+
+
+def test_two_processes_do_not_share_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    held = lock(tmp_path / "o", "comparison", "--out")
+    assert main(["compare", "desk", "--seeds", "1", "--out", str(tmp_path / "o")]) == 2
+    assert "o: another process is writing this comparison; choose another --out" in capsys.readouterr().err
+    os.close(held)
+    assert [path.name for path in (tmp_path / "o").iterdir()] == [".lock"]
 
 
 def test_a_finished_run_of_other_settings_is_no_answer(tmp_path: Path) -> None:
@@ -102,7 +114,7 @@ def test_a_collection_is_finished_when_it_says_so(tmp_path: Path) -> None:
     job.folder.mkdir(parents=True)
     (job.folder / "recipe.toml").write_text(to_toml(job.config))
     for ended in (False, True):
-        job.result.write_text(f'{{"seconds": 3.0, "ended": {str(ended).lower()}}}')
+        job.result.write_text(f'{{"ended": {str(ended).lower()}}}')
         assert is_finished(job) == ended
     for_dpo = planned(tmp_path, recipes=["paper/dpo", "paper/rft"])[0]
     assert for_dpo.recipe != job.recipe and is_finished(for_dpo)  # whichever method it was played for

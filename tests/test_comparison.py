@@ -34,7 +34,7 @@ NEW = Config(tasks=replace(Config().tasks, train="no-such-list.json"))
 def final(a: int, b: int, h: int) -> Scores:
     """So many of 4, 2 and 2 rollouts solved."""
     return {
-        "train": {"a": [1] * a + [0] * (4 - a), "b": [0.5] * b + [0.4] * (2 - b)},
+        "train": {"a": [1] * a + [0] * (4 - a), "b": [1] * b + [0] * (2 - b)},
         "heldout": {"h": [1] * h + [0] * (2 - h)},
     }
 
@@ -65,7 +65,7 @@ def test_the_table(tmp_path: Path) -> None:
     write_two(tmp_path)
     comparison = read(tmp_path)
     arpo = row(comparison, "arpo")
-    # Each task counts alike, and a score of replay.threshold is solved: (4/4 + 1/2) / 2, (4/4 + 2/2) / 2.
+    # Each task counts alike: (4/4 + 1/2) / 2, (4/4 + 2/2) / 2.
     assert arpo.success["train"].seeds == {0: 0.75, 1: 1.0}
     assert (arpo.success["train"].mean, arpo.success["train"].sd) == (0.875, pytest.approx(0.25 / 2**0.5))
     assert arpo.success["heldout"].mean == 0.75 and "overall" not in arpo.success
@@ -156,11 +156,17 @@ def test_the_curves_of_a_run(tmp_path: Path) -> None:
     assert [point.mean for point in curves["replay_age"]] == [3.0, 3.0]  # batches without a rescue have none
 
 
+def test_scores_count_as_they_are(tmp_path: Path) -> None:
+    """As in the run's own summary, whatever replay would call a success."""
+    write_run(tmp_path / "seed-0", replace(told(4, 2, 1), final={"train": {"a": [0.6, 0.6], "b": [0.1, 1]}}))
+    assert rate(read_run(tmp_path / "seed-0").landmark("final")["train"]) == pytest.approx((0.6 + 0.55) / 2)
+
+
 def test_what_learns_from_stored_episodes_has_two_points(tmp_path: Path) -> None:
     stored = replace(NEW, train=replace(NEW.train, method="rft"))
     write_run(tmp_path / "rft" / "seed-0", replace(told(4, 2, 1, between=BASE), config=stored))
-    (tmp_path / "collected").mkdir()
-    (tmp_path / "collected" / "seed-0.json").write_text('{"seconds": 50.0, "ended": true}')
+    (tmp_path / "collected" / "seed-0").mkdir(parents=True)
+    (tmp_path / "collected" / "seed-0" / "timing.jsonl").write_text('{"rollout": 30.0}\n{"rollout": 20.0}\n')
     run = read_run(tmp_path / "rft" / "seed-0")
     assert run.seconds == 150.0
     points = compare([run], ["rft"], 1, "rft", {}).curves["train"]["rft"]
@@ -168,15 +174,15 @@ def test_what_learns_from_stored_episodes_has_two_points(tmp_path: Path) -> None
 
 
 def test_tasks_by_difficulty() -> None:
-    counts = {
-        "never": Count(successes=0, rollouts=16),
-        "hard": Count(successes=3, rollouts=16),
-        "half": Count(successes=4, rollouts=8),
-        "often": Count(successes=9, rollouts=16),
-        "always": Count(successes=4, rollouts=4),
-        "unplayed": Count(successes=0, rollouts=0),
+    solved = {
+        "never": (0, 16),
+        "hard": (3, 16),
+        "half": (3.5, 8),
+        "often": (9, 16),
+        "always": (4, 4),
+        "unplayed": (0, 0),
     }
-    assert by_difficulty([*counts, "unknown"], counts) == {
+    assert by_difficulty([*solved, "unknown"], solved) == {
         "never": ("never",),
         "1–3 of 16": ("hard",),
         "4–8 of 16": ("half",),
@@ -303,6 +309,9 @@ def test_damage_and_what_is_foreign_are_named(tmp_path: Path) -> None:
     (tmp_path / "arpo" / "seed-1" / "summary.json").write_text('{"episodes": ')
     with pytest.raises(UserError, match=r"seed-1/summary\.json: damaged, not a JSON object"):
         write_comparison(tmp_path, ["arpo", "grpo"], None, None)
+    (tmp_path / "arpo" / "seed-0" / "metrics.jsonl").write_text('{"step": "a"}\n')
+    with pytest.raises(UserError, match=r"arpo/seed-0: a record in it is damaged \('>' not supported"):
+        read_run(tmp_path / "arpo" / "seed-0")
     (tmp_path / "arpo" / "seed-0" / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match=r"arpo/seed-0: a record in it has no 'step': bring its files back"):
         write_comparison(tmp_path, ["arpo", "grpo"], None, None)

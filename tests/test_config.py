@@ -97,6 +97,7 @@ def test_refusals_name_the_file_and_the_key(tmp_path):
         ("[run]\nseed = true", "run.seed: is True, must be a whole number"),
         ("[replay]\nenabled = 1", "replay.enabled: is 1, must be true or false"),
         ("[run]\ndir = 3", "run.dir: is 3, must be a text"),
+        ('[run]\ndir = ""', "run.dir: is empty, must name the folder that the run writes into"),
         ("[run.dir]\nx = 3", "run.dir: is {'x': 3}, must be a text"),
         ("[optim]\nlr = inf", "optim.lr: is inf, must be a finite number"),
         ("[loss]\nclip_low = 1", "loss.clip_low: is 1.0, must be < 1"),
@@ -175,7 +176,13 @@ def test_what_a_recipe_cannot_stand_on(tmp_path):
     path = recipe(tmp_path, "extends = 3\n")
     assert refusal(path) == f"{path}: extends: is 3, must be the name of a recipe, or its file"
     path = recipe(tmp_path, 'extends = "deks"\n')
-    assert "deks: no such recipe file" in refusal(path) and "did you mean desk?" in refusal(path)
+    assert refusal(path).startswith(f"{path}: extends: deks: no such recipe file")
+    assert refusal(path).endswith("(did you mean desk?)")
+    path = recipe(tmp_path, f'extends = "../{tmp_path.name}/mine.toml"\n')
+    again = f"{tmp_path}/../{tmp_path.name}/mine.toml"
+    assert refusal(path) == f"{path}: extends: leads back to {again}: a recipe cannot stand on itself"
+    path = recipe(tmp_path, '[train]\nextends = "desk"\n')
+    assert refusal(path) == f"{path}: train.extends: no such key: put extends before the first section"
 
 
 def test_a_refusal_names_the_recipe_that_said_it(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,7 @@ def test_a_collection_says_what_it_holds_and_grows_with_its_epochs(
     said = capsys.readouterr().out.splitlines()
     assert "collecting: 12 episodes, 8 done before" in said
     assert said[-1] == f"{folder}: 12 episodes, 7 successes; 2 of 2 tasks were both solved and not"
+    collect(tmp_path, [A, B], "--train.epochs=3", "--train.method=dpo", "--optim.lr=1")  # no episode changes
     with pytest.raises(UserError, match=r"has another rollout\.temperature: give this one a --run\.dir"):
         collect(tmp_path, [A, B], "--rollout.temperature=2")
     with pytest.raises(
@@ -82,6 +84,7 @@ def test_a_collection_says_what_it_holds_and_grows_with_its_epochs(
     assert load_config(folder / "recipe.toml").train.epochs == 3
     played = [record["episodes"] for record in StoreReader(folder).read_log("metrics.jsonl")]
     assert (played[-1], played) == (12, sorted(played))
+    assert all(record["rollout"] > 0 for record in StoreReader(folder).read_log("timing.jsonl"))
 
 
 def test_failed_episodes_of_a_collection_are_counted_and_not_played_again(
@@ -221,7 +224,23 @@ def test_what_cannot_be_trained_on_is_left_out_and_told(source: Path, tmp_path: 
     assert display.notes == [
         f"{mixed} they are of other tasks",
         f"{mixed} answers in them have no tokens, as those of a text server",
-        f"{mixed} pruning has freed their screenshots",
+        f"{mixed} their screenshots are not in screenshots.pack (pruned, or the file was cut)",
+    ]
+
+
+def test_episodes_whose_screenshots_were_cut_off_are_left_out_and_told(source: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "cut")
+    store.add_trajectory(StoreReader(source).load_trajectory("collect-0-0"))
+    store.add_trajectory(trajectory(1.0, name="cut", task=A))
+    store.close()
+    pack = tmp_path / "cut" / "screenshots.pack"
+    os.truncate(pack, pack.stat().st_size - 1)
+    display = Notes()
+    found = open_source(offline(tmp_path, "rft", tmp_path / "cut", [A]), display)
+    assert found.successes == {A: ["collect-0-0"]}
+    assert display.notes == [
+        f"{tmp_path}/cut: 1 episodes are left out: "
+        "their screenshots are not in screenshots.pack (pruned, or the file was cut)"
     ]
 
 

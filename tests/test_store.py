@@ -235,7 +235,7 @@ def test_files_shorter_than_the_checkpoint_saw_are_refused(tmp_path):
         whole = (tmp_path / name).read_bytes()
         os.truncate(tmp_path / name, len(whole) - 1)
         broken = Store(tmp_path)
-        with pytest.raises(UserError, match=name):
+        with pytest.raises(UserError, match=f"{name}: .*: bring the file back, or begin another run.dir"):
             broken.rewind(offsets)
         broken.close()
         (tmp_path / name).write_bytes(whole)
@@ -248,7 +248,7 @@ def test_a_flipped_bit_is_noticed(tmp_path):
     damaged = bytearray((tmp_path / PACK).read_bytes())
     damaged[-1] ^= 1
     (tmp_path / PACK).write_bytes(damaged)
-    with pytest.raises(UserError, match="is damaged"):
+    with pytest.raises(UserError, match=r"is damaged, at byte \d+: bring the file back, or remove its run"):
         StoreReader(tmp_path).load_trajectory("a")
 
 

@@ -313,6 +313,26 @@ def test_a_run_in_which_nothing_can_be_played_stops_and_says_why(tmp_path: Path)
     assert lines(config, "metrics.jsonl") == []
 
 
+def test_a_run_that_goes_on_after_its_end_has_no_summary_until_it_ends_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Scripted.play({})
+    summary = tmp_path / "run" / "summary.json"
+    assert run_training(small_config(tmp_path, [A], "--train.epochs=1")) == 0
+    first = json.loads(summary.read_text("utf-8"))
+
+    async def stopped(trainer: Trainer) -> bool:
+        return False
+
+    longer = small_config(tmp_path, [A], "--train.epochs=2")
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "train", stopped)
+        assert run_training(longer) == 130
+    assert not summary.exists()
+    assert run_training(longer) == 0
+    assert json.loads(summary.read_text("utf-8"))["episodes"] == 2 * first["episodes"]
+
+
 def test_skipped_updates_are_told_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Scripted.play({A: [0, 1, 0, 1, 0]})  # the base evaluation, then two groups
     settings = ("--train.epochs=2", "--loss.kl=1e38", "--optim.lr=0.1", "--optim.warmup_updates=0")

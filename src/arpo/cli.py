@@ -41,14 +41,24 @@ def _run(argv: Sequence[str]) -> int:
     words, overrides = split_overrides(argv)
     if words[:2] == ["eval", "osworld"]:
         words[:2] = ["eval osworld"]
+    names = [command.name for command in COMMANDS]
+    if words and not words[0].startswith("-") and words[0] not in names:
+        raise UserError(f"{words[0]!r}: no such command{nearest(words[0], names)}")
     options, unknown = _parser().parse_known_args(words)
-    if unknown:
-        names = [f"--{key.name}" for key in keys()]
-        raise UserError(f"{unknown[0]}: no such option{nearest(unknown[0], names)}")
     command: Command = options.command
+    if unknown:
+        raise UserError(_unexpected(unknown[0], command))
     if overrides and not command.settings:
         raise UserError(f"{overrides[0]}: arpo {command.name} takes no settings")
     return command.run(options, overrides)
+
+
+def _unexpected(word: str, command: Command) -> str:
+    if not word.startswith("-"):
+        return f"{word!r}: unexpected word (see: arpo {command.name} --help)"
+    flags = [name for names, _ in command.arguments for name in names.split() if name.startswith("-")]
+    settings = [f"--{key.name}" for key in keys()] if command.settings else []
+    return f"{word}: no such option{nearest(word.partition('=')[0], [*flags, '--help', *settings])}"
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from arpo import checkpoint
 from arpo.assembly import assemble
-from arpo.config import Config
+from arpo.config import INCIDENTAL, LEARNING, Config
 from arpo.display import Display, open_display
 from arpo.errors import UserError
 from arpo.evaluate import evaluate, sets_of_run, tell_failures
 from arpo.rewards import is_example
-from arpo.run import COLLECTED, check_recipe
+from arpo.run import COLLECTED, Timing, check_recipe
 from arpo.scheduler import Outcome
 from arpo.store import FAILURES, TRAJECTORIES, Store
 from arpo.types import Task, Trajectory
@@ -33,7 +33,7 @@ def run_collection(config: Config) -> int:
             raise UserError(f"{store.folder}: holds a training run: collect into a --run.dir of its own")
         ended = _ended(store)
         if ended:
-            check_recipe(store, config)
+            check_recipe(store, config, lambda key: key.startswith((*INCIDENTAL, *LEARNING)))
         places = _places(config, sets_of_run(config, store.folder, bool(ended), display)["train"])
         if others := sorted(ended - places.keys()):
             raise UserError(
@@ -70,21 +70,24 @@ async def _collect(
             store.add_trajectory(outcome)
 
     # As many at once as an online run holds in memory.
-    at_once = config.train.tasks_per_batch * config.rollout.group_size
+    at_once, timing = config.train.tasks_per_batch * config.rollout.group_size, Timing()
     for start in range(0, len(left), at_once):
-        groups = await evaluate(
-            scheduler,
-            left[start : start + at_once],
-            name=COLLECTED,
-            rollouts=1,
-            temperature=config.rollout.temperature,
-            on_episode=on_episode,
-        )
+        with timing.stage("rollout"):
+            groups = await evaluate(
+                scheduler,
+                left[start : start + at_once],
+                name=COLLECTED,
+                rollouts=1,
+                temperature=config.rollout.temperature,
+                on_episode=on_episode,
+            )
         tell_failures(groups, display)
         for failure in (failure for group in groups for failure in group.failures):
             store.add_failure(failure)
         done = of - len(left) + min(start + at_once, len(left))
-        store.log_metrics(-(-done // at_once), {"episodes": done})  # `arpo compare` follows it
+        step = -(-done // at_once)
+        store.log_metrics(step, {"episodes": done})  # `arpo compare` follows it
+        store.log_timing(step, timing.taken(len(groups)))
 
 
 def _ended(store: Store) -> set[str]:

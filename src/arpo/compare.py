@@ -2,7 +2,7 @@
 
     OUT/NAME/seed-0/       what `arpo train` leaves; what it said is in seed-0.log beside it
     OUT/collected/seed-0/  the base model's episodes, for methods that learn from stored ones; seed-0.json
-                           beside it says how long that took
+                           beside it says whether all are there
 
 Nothing is trained or counted here: this starts processes, several at once, and waits for them. A run that has
 its summary is not started again; any other goes on from its last checkpoint. One that fails does not hold up
@@ -17,23 +17,21 @@ import json
 import os
 import signal
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from arpo.config import Config
+from arpo.config import INCIDENTAL, LEARNING, Config
 from arpo.display import Display, duration, open_display
 from arpo.errors import UserError
 from arpo.recipe import changed, load_config, nearest
-from arpo.store import METRICS, RECIPE, SUMMARY, read_json, write_atomically
+from arpo.store import METRICS, RECIPE, SUMMARY, TIMING, lock, read_json, read_lines, write_atomically
 
 BASE, COLLECTED = "base", "collected"  # a row of the table and a folder: no recipe's names
 OURS = ("run.dir", "run.seed")
-SHARED = ("train.epochs", "model.", "tasks.", "env.", "rollout.")  # what methods that share episodes agree on
-MAY_DIFFER = ("run.", "store.", "offline.source")  # settings that do not change what a finished run found
+MAY_DIFFER = (*INCIDENTAL, "run.", "optim.tokens_per_microbatch")  # no more than rounding depends on these
 LOOK_AGAIN = 1.0  # seconds between two looks at how far the runs are
 PR_SET_PDEATHSIG = 1  # of prctl: the signal that a process gets when its parent ends
 LIBC = ctypes.CDLL(None)
@@ -162,12 +160,16 @@ def _job(
 
 def _check_shared(one: Method, other: Method) -> None:
     """Episodes are collected once for all methods that learn from stored ones."""
-    differing = [key for key in changed(one.config, other.config) if key.startswith(SHARED)]
+    differing = [key for key in changed(one.config, other.config) if _decides_episodes(key)]
     if differing:
         raise UserError(
             f"{other.recipe}: has another {', '.join(differing)} than {one.recipe}, and both learn from the "
             "same collected episodes: make them agree, or give each its offline.source"
         )
+
+
+def _decides_episodes(key: str) -> bool:
+    return key == "train.epochs" or not key.startswith((*MAY_DIFFER, *LEARNING))
 
 
 def is_finished(job: Job) -> bool:
@@ -177,7 +179,7 @@ def is_finished(job: Job) -> bool:
     before = load_config(job.folder / RECIPE)
     others = changed(before, job.config)
     if job.collects:
-        others = [key for key in others if key.startswith(SHARED)]
+        others = [key for key in others if _decides_episodes(key)]
     else:
         others = [key for key in others if not key.startswith(MAY_DIFFER)]
     if others:
@@ -198,18 +200,17 @@ def budget(config: Config) -> int:
 class Runner:
     """Carries out jobs, several at once, and passes Ctrl-C on to them."""
 
-    def __init__(self, jobs_at_once: int, display: Display) -> None:
+    def __init__(self, jobs_at_once: int, budgets: Mapping[str, int], display: Display) -> None:
         self.stopping = False
         self._display = display
         self._at_once = jobs_at_once
         self._processes: dict[str, asyncio.subprocess.Process] = {}
-        self._budgets: dict[str, int] = {}  # episodes of each job that plays any
+        self._budgets = budgets  # episodes of each job that plays any
         self._seen: dict[str, int] = {}  # those of them that the bar knows of
 
     async def carry_out(self, jobs: Sequence[Job]) -> list[str]:
         """The titles of those that are not done in the end."""
         left = [job for job in jobs if not is_finished(job)]
-        self._budgets = {job.title: budget(job.config) for job in jobs if job.plays}
         self._seen = dict(self._budgets) | {job.title: _episodes(job.folder) for job in left if job.plays}
         self._display.begin("comparing", sum(self._budgets.values()), sum(self._seen.values()))
         watch = asyncio.create_task(self._watch(left))
@@ -248,11 +249,9 @@ class Runner:
     async def _run(self, job: Job) -> bool:
         """Whether it ended well."""
         self._display.note(f"{job.title}: {'goes on' if (job.folder / RECIPE).is_file() else 'begins'}")
-        began = time.monotonic()
         code = await self._process(job)
         if job.collects:
-            seconds = read_json(job.result).get("seconds", 0.0) + time.monotonic() - began
-            write_atomically(job.result, json.dumps({"seconds": seconds, "ended": code == 0}) + "\n")
+            write_atomically(job.result, json.dumps({"ended": code == 0}) + "\n")
         if code == 0:
             self._advance(job, self._budgets.get(job.title, 0))
             self._display.note(f"{job.title}: done{_found(job)}")
@@ -314,7 +313,8 @@ def _open_log(path: Path) -> BinaryIO:
 
 def _end_with_parent() -> None:
     """In the new process: be killed when this one ends in whatever way, or the run would keep its lock."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform == "linux":
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _episodes(folder: Path) -> int:
@@ -330,7 +330,12 @@ def _found(job: Job) -> str:
     summary = read_json(job.result)
     final = summary.get("success", {}).get("final", {})
     rates = [f", {which} {rate:.1%}" for which, rate in final.items() if rate is not None]
-    return "".join(rates) + f", {duration(summary['seconds'])}"
+    seconds = seconds_of_collection(job.folder) if job.collects else summary["seconds"]
+    return "".join(rates) + f", {duration(seconds)}"
+
+
+def seconds_of_collection(folder: Path) -> float:
+    return sum(line.get("rollout", 0.0) for line in read_lines(folder / TIMING))
 
 
 def last_line(log: Path) -> str:
@@ -347,12 +352,14 @@ def run_comparison(
     settings: Sequence[str],
 ) -> int:
     """`arpo compare`: carry out what is not done yet; 0 if all is, 1 if something failed, 130 if stopped."""
-    threads = max(1, len(os.sched_getaffinity(0)) // jobs_at_once) if jobs_at_once > 1 else 0
+    threads = max(1, _cores() // jobs_at_once) if jobs_at_once > 1 else 0
     methods = methods_of(recipes, settings)
     reference_of(against, [*(method.name for method in methods), BASE])  # refused now, not after the runs
     jobs = plan(methods, seeds, out, settings, threads)
+    budgets = {job.title: budget(job.config) for job in jobs if job.plays}
+    claimed = lock(out, "comparison", "--out")
     display = open_display(sys.stdout)
-    runner = Runner(jobs_at_once, display)
+    runner = Runner(jobs_at_once, budgets, display)
     try:
         left = asyncio.run(runner.carry_out(jobs))
         if runner.stopping and left:
@@ -363,3 +370,9 @@ def run_comparison(
         return 1 if left else 0
     finally:
         display.close()
+        os.close(claimed)
+
+
+def _cores() -> int:
+    """Those that this process may use, where that can be told."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

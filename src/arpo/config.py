@@ -270,6 +270,21 @@ class PretrainConfig:
     minutes: float = setting(0.0, "stop after so long, to go on later with the same command; 0: never", low=0)
 
 
+# Beginnings of settings' names: of those that change nothing in what a run finds, and of those that change
+# nothing in what a model plays.
+INCIDENTAL = (
+    "run.dir",
+    "run.threads",
+    "store.",
+    "offline.source",
+    "model.features_megabytes",
+    "optim.rank",
+    "env.hosts",
+    "env.listen",
+)
+LEARNING = ("train.", "loss.", "replay.", "offline.", "optim.", "eval.", "screen.", "pretrain.")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     run: RunConfig = field(default_factory=RunConfig)
@@ -292,6 +307,8 @@ class Config:
     def __post_init__(self) -> None:
         for section in fields(self):
             _check_ranges(section.name, getattr(self, section.name))
+        if not self.run.dir:
+            raise BadSetting("run.dir", "is empty, must name the folder that the run writes into")
         _check_combinations(self)
 
     @property

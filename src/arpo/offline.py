@@ -29,12 +29,12 @@ from arpo.rendering import Renderer
 from arpo.rewards import is_example
 from arpo.run import EVALUATED, Progress, Run
 from arpo.samples import trajectory_samples
-from arpo.store import FAILURES, TRAJECTORIES, Store, StoreReader
+from arpo.store import FAILURES, PACK, TRAJECTORIES, Store, StoreReader
 from arpo.types import Trajectory
 
 OF_OTHER_TASKS = "they are of other tasks"
 WITHOUT_TOKENS = "answers in them have no tokens, as those of a text server"
-PRUNED = "pruning has freed their screenshots"
+WITHOUT_SCREENSHOTS = f"their screenshots are not in {PACK} (pruned, or the file was cut)"
 # What the learner says of the surrogate, and of tokens that the engine has sampled just now.
 ONLINE_METRICS = {"loss", "ratio", "clip_fraction", "kl", "base_kl", "logprob_gap", "engine_kl"}
 
@@ -257,7 +257,7 @@ def _read(config: Config, reader: StoreReader, display: Display) -> Source:
             f"{reader.folder}: none of its {counts.total()} episodes is of the tasks of tasks.train "
             f"({config.tasks.train}): collect with the same tasks"
         )
-    for why in (OF_OTHER_TASKS, WITHOUT_TOKENS, PRUNED):
+    for why in (OF_OTHER_TASKS, WITHOUT_TOKENS, WITHOUT_SCREENSHOTS):
         if counts[why]:
             display.note(f"{reader.folder}: {counts[why]} episodes are left out: {why}")
     return Source(
@@ -278,7 +278,7 @@ def _obstacle(record: Mapping[str, Any], tasks: Set[str], reader: StoreReader) -
         return OF_OTHER_TASKS
     if not all(turn["completion"]["token_ids"] for turn in record["turns"]):
         return WITHOUT_TOKENS
-    return "" if reader.has_screenshots(record) else PRUNED
+    return "" if reader.has_screenshots(record) else WITHOUT_SCREENSHOTS
 
 
 def _in_order(names: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

@@ -111,7 +111,8 @@ class ScreenshotPack:
         """Go back to the pack as it was when it had this size."""
         if size and size not in (record.end for record in self._records):
             raise UserError(
-                f"{self._path}: is damaged: no record ends at byte {size}, which the checkpoint names"
+                f"{self._path}: is damaged: no record ends at byte {size}, which the checkpoint names: "
+                "bring the file back, or begin another run.dir"
             )
         self._file.truncate(size)
         self._file.close()
@@ -179,7 +180,10 @@ class ScreenshotPack:
     def _payload(self, record: _Record) -> bytes:
         payload = os.pread(self._file.fileno(), record.size, record.payload)
         if zlib.crc32(payload) != record.crc:
-            raise UserError(f"{self._path}: screenshot {record.name} is damaged, at byte {record.offset}")
+            raise UserError(
+                f"{self._path}: screenshot {record.name} is damaged, at byte {record.offset}: "
+                "bring the file back, or remove its run"
+            )
         return payload
 
     def _screenshot(self, record: _Record, decoded: dict[str, np.ndarray]) -> Screenshot:

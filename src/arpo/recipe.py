@@ -68,8 +68,9 @@ def load_config(recipe: Path | str | None = None, overrides: Sequence[str] = ())
     settings: dict[str, tuple[Any, str]] = {}  # dotted key -> value, where it was said
     place = "command line"
     if recipe is not None:
-        place = str(find_recipe(recipe))
-        settings.update(_read_recipe(recipe, ()))
+        path = find_recipe(recipe)
+        place = str(path)
+        settings.update(_read_recipe(path, ()))
     settings.update((name, (value, "command line")) for name, value in _read_overrides(overrides))
     try:
         return _build({name: value for name, (value, _) in settings.items()})
@@ -117,13 +118,12 @@ def describe() -> str:
     return "\n".join(lines[1:])
 
 
-def _read_recipe(recipe: Path | str, trail: tuple[Path, ...]) -> dict[str, tuple[Any, str]]:
+def _read_recipe(path: Path, trail: tuple[Path, ...]) -> dict[str, tuple[Any, str]]:
     """Its settings with the file that said each, on top of those of the recipe that it extends.
 
     `trail` are the recipes that led here.
     """
-    path = find_recipe(recipe)
-    if path in trail:
+    if any(path.samefile(other) for other in trail):
         raise UserError(f"{trail[-1]}: extends: leads back to {path}: a recipe cannot stand on itself")
     document = _read_toml(path)
     under = document.pop("extends", None)
@@ -131,9 +131,17 @@ def _read_recipe(recipe: Path | str, trail: tuple[Path, ...]) -> dict[str, tuple
         raise UserError(f"{path}: extends: is {under!r}, must be the name of a recipe, or its file")
     settings: dict[str, tuple[Any, str]] = {}
     if under is not None:
-        beside = path.parent / under
-        settings = _read_recipe(beside if beside.is_file() else under, (*trail, path))
+        settings = _read_recipe(_find_under(path, under), (*trail, path))
     return settings | {name: (value, str(path)) for name, value in _settings(document, path)}
+
+
+def _find_under(path: Path, under: str) -> Path:
+    """The recipe that the one at `path` extends: a file beside it comes first."""
+    beside = path.parent / under
+    try:
+        return find_recipe(beside if beside.is_file() else under)
+    except UserError as error:
+        raise UserError(f"{path}: extends: {error}") from None
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -152,6 +160,10 @@ def _settings(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, An
         if not isinstance(table, Mapping):
             raise UserError(f"{path}: {section}: must be a table, [{section}], with keys in it")
         for name, value in table.items():
+            if name == "extends":
+                raise UserError(
+                    f"{path}: {section}.extends: no such key: put extends before the first section"
+                )
             key = _known(f"{section}.{name}", known, str(path))
             yield key.name, _typed(key, value, str(path))
 
@@ -179,8 +191,8 @@ def _known(name: str, known: Mapping[str, Key], place: str) -> Key:
 
 def nearest(name: str, names: Sequence[str]) -> str:
     """The suggestion at the end of a refusal. The last part of a dotted name weighs as much as the whole."""
-    leaf = name.rpartition(".")[2]
-    leaves = {other.rpartition(".")[2]: other for other in reversed(names)}
+    leaf = _leaf(name)
+    leaves = {_leaf(other): other for other in reversed(names)}
     close = get_close_matches(name, names, n=1, cutoff=0.75)
     close = close or [leaves[match] for match in get_close_matches(leaf, leaves, n=1, cutoff=0.6)]
     close = close or get_close_matches(name, names, n=1)
@@ -191,6 +203,10 @@ def nearest(name: str, names: Sequence[str]) -> str:
         if len(names) < 20
         else ""
     )
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2].lstrip("-")
 
 
 def _from_text(key: Key, text: str) -> Any:

@@ -14,12 +14,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from arpo import checkpoint
 from arpo.assembly import assemble, open_learner
-from arpo.config import Config
+from arpo.config import INCIDENTAL, Config
 from arpo.display import Display
 from arpo.errors import UserError
 from arpo.evaluate import OVERALL, Score, evaluate_sets, sets_of_run
@@ -31,18 +32,7 @@ from arpo.tracking import open_tracker
 STATE = "state.json"
 COLLECTED = "collect"  # what the names of collected episodes begin with
 EVALUATED = "eval"  # and of those that a run was measured by
-MAY_CHANGE = (
-    "train.epochs",
-    "offline.passes",
-    "offline.source",
-    "store.",
-    "run.dir",
-    "run.threads",
-    "model.features_megabytes",
-    "optim.rank",
-    "env.hosts",
-    "env.listen",
-)  # keys that a run may go on with another value of
+MAY_CHANGE = (*INCIDENTAL, "train.epochs", "offline.passes")  # settings that a run may go on with others of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -260,14 +250,14 @@ def claim(store: Store, config: Config) -> None:
             "them with --offline.source"
         )
     if (store.folder / checkpoint.CHECKPOINTS).is_dir():
-        check_recipe(store, config)
+        check_recipe(store, config, partial(_may_change, config))
 
 
-def check_recipe(store: Store, config: Config) -> None:
+def check_recipe(store: Store, config: Config, may_change: Callable[[str], bool]) -> None:
     """What has begun in this folder is of this recipe, or is refused."""
     path = store.folder / RECIPE
     if path.is_file():
-        others = [key for key in changed(load_config(path), config) if not _may_change(key, config)]
+        others = [key for key in changed(load_config(path), config) if not may_change(key)]
         if others:
             raise UserError(
                 f"{path}: the run in this folder has another {', '.join(others)}: give this one a --run.dir "
@@ -275,7 +265,7 @@ def check_recipe(store: Store, config: Config) -> None:
             )
 
 
-def _may_change(key: str, config: Config) -> bool:
+def _may_change(config: Config, key: str) -> bool:
     """Whether a run may go on with another value. Easy tasks come first by the number of epochs: it stays."""
     decides_tasks = key == "train.epochs" and config.train.curriculum == "easy_first"
     return key.startswith(MAY_CHANGE) and not decides_tasks

@@ -87,11 +87,7 @@ class Store(StoreReader):
     """Writes a run's folder, making it if need be."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{folder}: the run's folder cannot be made: {error.strerror}") from error
-        self._lock = _lock(folder)
+        self._lock = lock(folder, "run", "--run.dir")
         for name in LOGS:
             _drop_torn_line(folder / name)
         (folder / PACK).touch()
@@ -103,6 +99,10 @@ class Store(StoreReader):
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_atomically(self.folder / SUMMARY, json.dumps(_finite(summary), indent=2) + "\n")
+
+    def drop_summary(self) -> None:
+        """A run that goes on after its end, with more epochs, has not ended."""
+        (self.folder / SUMMARY).unlink(missing_ok=True)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         self._append(METRICS, _finite({"step": step, **metrics}))
@@ -140,7 +140,8 @@ class Store(StoreReader):
             offset = offsets.get(name, 0)
             if offset > file.tell():
                 raise UserError(
-                    f"{self.folder / name}: is {file.tell()} bytes, the checkpoint has seen {offset}"
+                    f"{self.folder / name}: is {file.tell()} bytes, the checkpoint has seen {offset}: "
+                    "bring the file back, or begin another run.dir"
                 )
             file.truncate(offset)
             file.seek(offset)
@@ -245,15 +246,20 @@ def _drop_torn_line(path: Path) -> None:
         file.truncate(size)
 
 
-def _lock(folder: Path) -> int:
-    """Held until the process ends, however it ends."""
+def lock(folder: Path, what: str, option: str) -> int:
+    """Make the folder and keep other processes out of it, until this one ends, however it ends."""
     try:
-        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise UserError(f"{folder}: the run's folder cannot be written: {error.strerror}") from error
+        raise UserError(
+            f"{folder}: the {what}'s folder cannot be written: {error.strerror}: choose another {option}"
+        ) from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(lock)
-        raise UserError(f"{folder}: another process is writing this run; choose another --run.dir") from None
-    return lock
+        os.close(file)
+        raise UserError(
+            f"{folder}: another process is writing this {what}; choose another {option}"
+        ) from None
+    return file

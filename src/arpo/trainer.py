@@ -200,6 +200,7 @@ def run_training(config: Config) -> int:
         claim(store, config)
         trainer = open_run(config, store, display)
         store.write_recipe(config)
+        store.drop_summary()
 
         def stop() -> None:
             trainer.stopping = True

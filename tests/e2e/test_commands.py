@@ -168,7 +168,7 @@ MISTAKES = {
     "train --env.name nowhere:Env": "env.name = 'nowhere:Env'",
     "train --model.path nowhere": "model.path needs 'base'",
     "train --model.prompt nowhere.txt": "nowhere.txt",
-    "train --run.dir broken.json": "broken.json: the run's folder cannot be made: File exists",
+    "train --run.dir broken.json": "broken.json: the run's folder cannot be written: File exists",
     "train --rollout.max_context_tokens 70": "the first answer alone needs",
     "eval --out .": "--out .: is a folder; name a file in it",
     "eval --out broken.json/scores.json": "its folder cannot be made",

@@ -80,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_run_has_a_folder_and_the_comparison_three_files(folder: Path) -> None:
     out = folder / "out"
     assert sorted(path.name for path in out.iterdir()) == [
-        *("arpo", "collected", "compare.html", "compare.json", "compare.md", "rft")
+        *(".lock", "arpo", "collected", "compare.html", "compare.json", "compare.md", "rft")
     ]
     content = json.loads((out / "compare.json").read_text("utf-8"))
     assert [row["name"] for row in content["rows"]] == ["base", "arpo", "rft"]

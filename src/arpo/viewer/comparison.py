@@ -1,7 +1,7 @@
 """A comparison's folder, read and written up: compare.md, compare.json and compare.html.
 
 Of each run it needs recipe.toml, metrics.jsonl, timing.jsonl, evaluations.jsonl and, once it has ended,
-summary.json; of collected episodes seed-S.json, or their time is not counted. It needs no checkpoints and no
+summary.json; of collected episodes timing.jsonl, or their time is not counted. It needs no checkpoints and no
 episodes, so a folder can be brought from elsewhere without them. Runs that have not ended give their curves
 and are named as missing.
 """
@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from arpo.compare import BASE, COLLECTED, name_of, reference_of
+from arpo.compare import BASE, COLLECTED, name_of, reference_of, seconds_of_collection
 from arpo.errors import UserError
 from arpo.recipe import load_config
 from arpo.store import (
@@ -28,7 +28,7 @@ from arpo.store import (
     write_atomically,
 )
 from arpo.tasks import Count, load_counts
-from arpo.viewer.comparison_numbers import STAGES, Comparison, Evaluation, Run, Tally, compare
+from arpo.viewer.comparison_numbers import STAGES, Comparison, Evaluation, Run, compare
 from arpo.viewer.comparison_page import page
 from arpo.viewer.comparison_text import markdown
 
@@ -86,25 +86,30 @@ def read_run(folder: Path) -> Run:
         raise UserError(
             f"{folder}: a record in it has no {error}: bring its files back, or remove it"
         ) from None
+    except (TypeError, AttributeError) as error:
+        raise UserError(
+            f"{folder}: a record in it is damaged ({error}): bring its files back, or remove it"
+        ) from None
 
 
 def _run(folder: Path) -> Run:
     config = load_config(folder / RECIPE)
     summary = read_json(folder / SUMMARY)
     batches = [line for line in read_lines(folder / METRICS) if line["step"] > 0]
-    evaluations = [_evaluation(line, config.replay.threshold) for line in read_lines(folder / EVALUATIONS)]
+    evaluations = [_evaluation(line) for line in read_lines(folder / EVALUATIONS)]
     stages: dict[str, float] = {}
     for line in read_lines(folder / TIMING):
         for name, stage in STAGE_OF.items():
             stages[stage] = stages.get(stage, 0.0) + line.get(name, 0.0)
-    stored = config.train.method != "online"
-    collected = read_json(folder.parents[1] / COLLECTED / f"{folder.name}.json") if stored else {}
+    seconds = summary.get("seconds", 0.0)
+    if config.train.method != "online":
+        seconds += seconds_of_collection(folder.parents[1] / COLLECTED / folder.name)
     return Run(
         method=folder.parent.name,
         seed=_seed(folder),
         config=config,
         episodes=summary.get("episodes", max((line.get("episodes", 0) for line in batches), default=0)),
-        seconds=summary.get("seconds", 0.0) + collected.get("seconds", 0.0),
+        seconds=seconds,
         ended=bool(summary) and any(one.landmark == "final" for one in evaluations),
         batches=tuple({name: line.get(name) for name in KEPT} for line in batches),
         stages=stages,
@@ -112,20 +117,16 @@ def _run(folder: Path) -> Run:
     )
 
 
-def _evaluation(line: Mapping[str, Any], threshold: float) -> Evaluation:
+def _evaluation(line: Mapping[str, Any]) -> Evaluation:
     return Evaluation(
         step=line["step"],
         episodes=line["episodes"],
         landmark=line["landmark"],
         tallies={
-            which: {task: _tally(scores, threshold) for task, scores in by_task.items()}
+            which: {task: (sum(scores), len(scores)) for task, scores in by_task.items()}
             for which, by_task in line["sets"].items()
         },
     )
-
-
-def _tally(scores: Sequence[float], threshold: float) -> Tally:
-    return sum(score >= threshold for score in scores), len(scores)
 
 
 def _counts(runs: Sequence[Run]) -> dict[str, Count]:
@@ -142,7 +143,7 @@ def _counts(runs: Sequence[Run]) -> dict[str, Count]:
 def data(comparison: Comparison, runs: Sequence[Run]) -> str:
     """All numbers of the comparison, and of every run what they were made of, a run to a line.
 
-    Tallies are [solved, rollouts] by task.
+    Tallies are [sum of scores, rollouts] by task.
     """
     whole = asdict(comparison)
     of_runs = ",\n".join(f"  {json.dumps(asdict(run))}" for run in runs)

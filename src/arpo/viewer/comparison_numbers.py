@@ -1,8 +1,9 @@
 """What a comparison says, as numbers: from runs to rows, curves, differences. Pure: no file, no clock.
 
-A rollout is solved when its score reaches the run's replay.threshold. The success of a run on a set of tasks
-is the mean over its tasks of the share of rollouts solved, so that every task counts alike; where no episode
-failed that is the share of all rollouts. A run enters rows and differences when it has ended.
+The success of a run on a set of tasks is the mean over its tasks of their rollouts' mean score, so that every
+task counts alike; where no episode failed that is the mean over all rollouts, as in the run's own summary.
+Where scores are 0 or 1 it is the share of rollouts solved. A run enters rows and differences once it has
+ended.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ DRAWS = 10_000  # of a bootstrap and of a sign-flip test
 SMOOTHED = 5  # batches
 BINS = ((0, "never"), (3, "1–3"), (8, "4–8"), (13, "9–13"), (16, "14–16"))  # sixteenths, up to and with
 
-Tally = tuple[int, int]  # solved, rollouts
+Tally = tuple[float, int]  # the sum of scores, rollouts
 Tallies = Mapping[str, Tally]  # by task
 Sets = Mapping[str, Tallies]  # by set of tasks
 BySeed = Mapping[int, Sets]
@@ -122,8 +123,14 @@ def compare(
     finals: dict[str, BySeed] = {BASE: pooled(runs)}
     finals |= {name: {run.seed: run.landmark("final") for run in _of(ended, name)} for name in methods}
     screened = any(count.rollouts for count in counts.values())
+    solved: dict[str, Tally] = {}
+    if screened:
+        solved = {task: (count.successes, count.rollouts) for task, count in counts.items()}
+    else:
+        for sets in finals[BASE].values():
+            _add(solved, sets.get("train", {}))
     tasks = {task for name in finals for sets in finals[name].values() for task in sets.get("train", {})}
-    bins = by_difficulty(tasks, counts if screened else _base_counts(finals[BASE]))
+    bins = by_difficulty(tasks, solved)
     wanted = [(name, seed) for name in methods for seed in range(seeds)]
     return Comparison(
         reference=reference,
@@ -137,9 +144,9 @@ def compare(
 
 
 def rate(tallies: Tallies) -> float | None:
-    """The mean over tasks of the share solved: {"a": (1, 2), "b": (4, 4)} -> 0.75"""
-    shares = [solved / rollouts for solved, rollouts in tallies.values() if rollouts]
-    return fmean(shares) if shares else None
+    """The mean over tasks of the mean score: {"a": (1, 2), "b": (4, 4)} -> 0.75"""
+    means = [_mean(tally) for tally in tallies.values() if tally[1]]
+    return fmean(means) if means else None
 
 
 def pooled(runs: Sequence[Run]) -> dict[int, dict[str, dict[str, Tally]]]:
@@ -154,10 +161,14 @@ def pooled(runs: Sequence[Run]) -> dict[int, dict[str, dict[str, Tally]]]:
     for run in runs:
         for which, tallies in run.landmark(BASE).items():
             of_set = total.setdefault(run.seed, {}).setdefault(which, {})
-            for task, (solved, rollouts) in tallies.items():
-                before = of_set.get(task, (0, 0))
-                of_set[task] = before[0] + solved, before[1] + rollouts
+            _add(of_set, tallies)
     return total
+
+
+def _add(total: dict[str, Tally], tallies: Tallies) -> None:
+    for task, (scores, rollouts) in tallies.items():
+        before = total.get(task, (0, 0))
+        total[task] = before[0] + scores, before[1] + rollouts
 
 
 def spread(values: Mapping[int, float]) -> Spread:
@@ -165,29 +176,19 @@ def spread(values: Mapping[int, float]) -> Spread:
     return Spread(mean=fmean(numbers), sd=stdev(numbers) if len(numbers) > 1 else None, seeds=dict(values))
 
 
-def by_difficulty(tasks: Iterable[str], counts: Mapping[str, Count]) -> dict[str, tuple[str, ...]]:
+def by_difficulty(tasks: Iterable[str], solved: Tallies) -> dict[str, tuple[str, ...]]:
     """Tasks in bins by how often the base model solved them; empty bins and uncounted tasks are left out.
 
-    >>> by_difficulty(["a", "b"], {"a": Count(successes=2, rollouts=16), "b": Count(successes=5, rollouts=8)})
+    >>> by_difficulty(["a", "b"], {"a": (2, 16), "b": (5, 8)})
     {"1–3 of 16": ("a",), "9–13 of 16": ("b",)}
     """
     bins: dict[str, list[str]] = {f"{label} of 16" if limit else label: [] for limit, label in BINS}
     for task in sorted(tasks):
-        count = counts.get(task)
-        if count is not None and count.rollouts:
-            share = 16 * count.successes / count.rollouts
-            place = next(place for place, (limit, _) in enumerate(BINS) if share <= limit)
+        tally = solved.get(task, (0, 0))
+        if tally[1]:
+            place = next(place for place, (limit, _) in enumerate(BINS) if 16 * _mean(tally) <= limit)
             list(bins.values())[place].append(task)
     return {label: tuple(found) for label, found in bins.items() if found}
-
-
-def _base_counts(base: BySeed) -> dict[str, Count]:
-    counts: dict[str, Count] = {}
-    for sets in base.values():
-        for task, (solved, rollouts) in sets.get("train", {}).items():
-            before = counts.get(task, Count(successes=0, rollouts=0))
-            counts[task] = Count(successes=before.successes + solved, rollouts=before.rollouts + rollouts)
-    return counts
 
 
 def _of(runs: Iterable[Run], method: str) -> list[Run]:
@@ -271,7 +272,7 @@ def difference(
     if not tasks:
         return None
     cells_ST = [
-        [_share(one[task]) - _share(other[task]) for task in tasks] for one, other in zip(*sides, strict=True)
+        [_mean(one[task]) - _mean(other[task]) for task in tasks] for one, other in zip(*sides, strict=True)
     ]
     by_seed = {seed: fmean(row) for seed, row in zip(seeds, cells_ST, strict=True)}
     by_task = [fmean(column) for column in zip(*cells_ST, strict=True)]
@@ -288,7 +289,7 @@ def difference(
     )
 
 
-def _share(tally: Tally) -> float:
+def _mean(tally: Tally) -> float:
     return tally[0] / tally[1]
 
 

@@ -57,7 +57,7 @@ HOW_TO_READ = (
 )
 SUCCESS_WORDS = (
     "Success in percent: mean ± standard deviation over seeds, and every seed. Of one seed it is the mean "
-    "over tasks of the share of rollouts solved. The base model is measured by the first evaluation of each "
+    "over tasks of their rollouts' mean score. The base model is measured by the first evaluation of each "
     "run. Episodes are those that are learned from; time is that of one run, and where stored episodes are "
     "learned from, of their collection too."
 )
@@ -91,6 +91,10 @@ class Cell:
 
 
 Table = tuple[tuple[str, ...], list[list[Cell]]]  # the head, and the rows
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def name_shown(name: str) -> str:
@@ -200,7 +204,7 @@ def findings(comparison: Comparison) -> list[str]:
 
 
 def difficulty_table(comparison: Comparison) -> Table:
-    head = ("", *(f"{label}: {len(tasks)} tasks" for label, tasks in comparison.bins.items()))
+    head = ("", *(f"{label}: {counted(len(tasks), 'task')}" for label, tasks in comparison.bins.items()))
     return head, [
         [
             Cell(main=name_shown(row.name)),
@@ -283,8 +287,10 @@ def heading(runs: Sequence[Run]) -> str:
 
     model = shared({run.config.model.path for run in runs})
     tasks = shared({run.config.tasks.train for run in runs})
+    played = {task for run in runs for one in run.evaluations for task in one.tallies.get("train", {})}
+    number = f"{counted(len(played), 'training task')} of" if played else "training tasks"
     seeds = len({run.seed for run in runs if run.ended})
-    return f"Model {model}, training tasks {tasks}, {seeds} {'seed' if seeds == 1 else 'seeds'}"
+    return f"Model {model}, {number} {tasks}, {counted(seeds, 'seed')}"
 
 
 def markdown(comparison: Comparison, runs: Sequence[Run]) -> str:

@@ -27,7 +27,7 @@ def test_padding_neither_grows_a_cache_nor_touches_a_token() -> None:
         keys = numbers_BT[:, None, :, None].expand(-1, heads, -1, width)
         seen_BL, _ = step.update(keys, keys, 0)
         mask_BTL = step.mask()[:, 0]
-        assert mask_BTL.shape[2] == seen_BL.shape[2]
+        assert mask_BTL.shape[2] == seen_BL.shape[2] <= cache.capacity
         for row, count in enumerate(widths):
             assert seen_BL[row, 0, mask_BTL[row, count - 1], 0].tolist() == list(
                 range(1, starts[row] + count + 1)

@@ -25,7 +25,7 @@ from arpo.models.memory import (
     Work,
     advice,
     describe,
-    layer_values,
+    layer_bytes,
     memory,
     read_facts,
     read_shape,
@@ -296,5 +296,6 @@ def test_a_folder_without_a_model_is_refused(tmp_path) -> None:
 
 
 def test_a_whole_layer_of_the_7b_model_keeps_six_gigabytes_of_a_long_trajectory() -> None:
-    assert 2 * layer_values(SEVEN_B, 43045) == 2 * 43045 * (6 * 3584 + 2 * 512 + 3 * 18944)
-    assert round(2 * layer_values(SEVEN_B, 43045) / GIB, 1) == 6.4
+    assert layer_bytes(SEVEN_B, 2, 43045) == 2 * 43045 * (6 * 3584 + 2 * 512 + 3 * 18944)
+    assert layer_bytes(SEVEN_B, 4, 43045) == 4 * 43045 * (6 * 3584 + 2 * 3584 + 3 * 18944)
+    assert round(layer_bytes(SEVEN_B, 2, 43045) / GIB, 1) == 6.4

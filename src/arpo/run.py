@@ -210,8 +210,10 @@ class Timing:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         start = time.monotonic()
-        yield
-        self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - start
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - start
 
     def taken(self, played: int) -> dict[str, float]:
         """The seconds of the stages and, if there was a rollout, its episodes a second; begins anew."""

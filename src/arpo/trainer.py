@@ -199,8 +199,8 @@ def run_training(config: Config) -> int:
     try:
         claim(store, config)
         trainer = open_run(config, store, display)
-        store.write_recipe(config)
         store.drop_summary()
+        store.write_recipe(config)
 
         def stop() -> None:
             trainer.stopping = True

@@ -45,7 +45,9 @@ class DecodeGraphs:
         self._cache = cache
         self._recorded: dict[tuple[int, int], _Recorded] = {}
         self._capacity = 0  # of the cache when they were recorded
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = (
+            torch.cuda.graph_pool_handle()
+        )  # of all that are recorded: they go together or not at all
         self._aside = torch.cuda.Stream()
         self._logits_SV = torch.empty(
             (cache.slots, model.lm_head.weight.shape[0]), dtype=model.dtype, device=model.device
@@ -61,6 +63,7 @@ class DecodeGraphs:
         if self._capacity != self._cache.capacity:
             self._capacity = self._cache.capacity
             self._recorded.clear()
+            self._pool = torch.cuda.graph_pool_handle()
         width = min(1 << (slots - 1).bit_length(), self._cache.slots)
         keys = min(keys_for(length + 1), self._cache.capacity)
         inputs_3B = torch.from_numpy(inputs_3S[:, :width])

@@ -250,6 +250,7 @@ class HFEngine:
         """Hidden states of new tokens. A row that is too long for one pass is alone, and run in parts."""
         if max(widths_B) > _PREFILL_TOKENS:
             (start,), (width,) = starts_B, widths_B
+            self._cache.reserve(1 + start + width)
             edges = [*range(0, width, _PREFILL_TOKENS), width]
             parts = [
                 self._hidden(slots_B, [start + first], [end - first], embedded.between(first, end))

@@ -56,17 +56,17 @@ class SlotCache:
         place, which is nobody's.
         """
         device, width = self.keys[0].device, max(widths_B)
-        self.reserve(1 + max(start + count for start, count in zip(starts_B, widths_B, strict=True)))
+        longest = max(start + count for start, count in zip(starts_B, widths_B, strict=True))
+        self.reserve(1 + longest)
         first, consecutive = slots_B[0], list(slots_B) == list(range(slots_B[0], slots_B[0] + len(slots_B)))
         index_B = torch.tensor(slots_B, device=device)
         places_BT = torch.tensor(starts_B, device=device)[:, None] + torch.arange(width, device=device)
-        longest = max(starts_B) + width
         return CacheStep(
             self,
             rows=slice(first, first + len(slots_B)) if consecutive else index_B,
             index_B1=index_B[:, None],
             places_BT=places_BT.clamp(max=self.capacity - 1),
-            length=min(-(-longest // _ROUND) * _ROUND, self.capacity),
+            length=-(-longest // _ROUND) * _ROUND,
         )
 
 

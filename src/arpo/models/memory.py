@@ -218,15 +218,19 @@ def _activations(shape: Shape, width: int, tokens: int, patches: int) -> int:
     """What is kept for the backward pass, and the block that is being made again."""
     kept = width * tokens * shape.layers * (shape.hidden + shape.heads)
     kept += width * patches * (shape.vision_layers + shape.vision_whole) * shape.vision_hidden
-    layer = layer_values(shape, tokens)
-    block = patches * (8 * shape.vision_hidden + 3 * shape.vision_intermediate)
+    layer = layer_bytes(shape, width, tokens)
+    block = width * patches * (8 * shape.vision_hidden + 3 * shape.vision_intermediate)
     logits = 4 * LOGIT_COPIES * min(MOST_LOGITS, tokens * shape.vocabulary)
-    return kept + 2 * width * max(layer, block) + logits
+    return kept + 2 * max(layer, block) + logits
 
 
-def layer_values(shape: Shape, tokens: int) -> int:
-    """How many values a layer of the language model keeps when nothing in it is made again."""
-    return tokens * (4 * shape.hidden + 2 * shape.heads + 2 * shape.keys + 3 * shape.intermediate)
+def layer_bytes(shape: Shape, width: int, tokens: int) -> int:
+    """What a layer of the language model keeps when nothing in it is made again.
+
+    Attention in float32 has a copy of keys and values for each query head.
+    """
+    keys = shape.heads if width == BYTES["float32"] else shape.keys
+    return width * tokens * (4 * shape.hidden + 2 * shape.heads + 2 * keys + 3 * shape.intermediate)
 
 
 def spare_layers(model: Any, tokens: int, patches: int) -> int:
@@ -242,7 +246,7 @@ def spare_layers(model: Any, tokens: int, patches: int) -> int:
     free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     coming = sum(p.nbytes for p in parameters if p.requires_grad and p.grad is None)
     spare = free - RESERVE - coming - _activations(shape, width, tokens, patches if tower else 0)
-    return max(0, min(shape.layers, int(spare // (width * layer_values(shape, tokens)))))
+    return max(0, min(shape.layers, int(spare // layer_bytes(shape, width, tokens))))
 
 
 def fitting(facts: Facts, config: Config, room: int) -> Change:

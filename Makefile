@@ -29,7 +29,7 @@ compare: $(RUNTIME) ## the published comparison, three seeds, a night on two cor
 	$(BIN)/arpo compare paper paper/grpo paper/ds_grpo \
 		--against paper/grpo --seeds 3 --out runs/groups-of-2 --rollout.group_size 2 --train.epochs 16 $(ARGS)
 
-test: lint ## check style and types, run all tests; ARGS="-k replay" selects some
+test: lint ## check style and types, run the tests; ARGS="-k replay" selects some
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
 
 test-real: $(DEV) $(OSWORLD) ## run the tests on real desktops; FULL=1 runs all of them, which takes long

@@ -345,19 +345,34 @@ def test_a_host_that_hangs_is_noticed_and_comes_back_by_itself(tmp_path, monkeyp
         command.end()
 
 
-def test_only_when_all_hosts_are_lost_for_long_does_a_lease_fail():
+def test_hosts_of_which_none_was_ever_in_reach_are_a_mistake():
     lost = config(start_seconds=1.5)
     addresses = ("http://127.0.0.1:1", "http://127.0.0.1:2")
 
     async def play():
-        pool = EnvPool(at(lost, *addresses), patient(lost))
-        return await pool.run(TASK, "e", episode)
+        return await EnvPool(at(lost, *addresses), patient(lost)).run(TASK, "e", episode)
 
-    outcome = asyncio.run(play())
+    with pytest.raises(UserError) as refused:
+        asyncio.run(play())
+    assert str(refused.value).startswith("no environment host is in reach: http://127.0.0.1:1: Client")
+    assert str(refused.value).endswith(": start one with `arpo env-host`, or mend env.hosts")
+    assert all(address in str(refused.value) for address in addresses)
+
+
+def test_only_when_all_hosts_are_lost_for_long_does_a_lease_fail():
+    lost = config(start_seconds=1.5, attempts=1)
+
+    async def play():
+        async with hosted(FakeEnv, lost) as address:
+            pool = EnvPool(at(lost, address, "http://127.0.0.1:1"), patient(lost))
+            first = await pool.run(TASK, "e", episode)
+        return first, await pool.run(TASK, "f", episode)
+
+    played, outcome = asyncio.run(play())
+    assert isinstance(played, Trajectory)
     assert isinstance(outcome, Failure)
     assert (outcome.kind, outcome.where) == ("EnvError", "start")
-    assert outcome.message.startswith("no environment host is in reach: http://127.0.0.1:1: Client")
-    assert all(address in outcome.message for address in addresses)
+    assert outcome.message.startswith("no environment host is in reach: http://127.0.0.1:")
 
 
 def test_one_host_in_reach_is_enough():

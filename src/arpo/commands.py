@@ -184,8 +184,8 @@ COMMANDS = (
         purpose="train a model by a recipe",
         lesson="""\
 A recipe is a TOML file, or the name of a shipped one: desk (the default: a tiny model on the embedded
-desktop, two CPU cores, some minutes), osworld_local (real desktops), osworld_subset32 and osworld_full
-(the published runs, which need GPUs). Any setting can be given on the command line by its dotted key. The
+desktop, two CPU cores, some minutes), paper (the published comparison on it), osworld_local (real desktops),
+osworld_subset32 and osworld_full (the published runs, which need GPUs). Any setting can be given on the command line by its dotted key. The
 run's folder (run.dir) gets the resolved recipe, metrics, episodes, checkpoints, summary.json and report.html.
 Ctrl-C finishes the step and saves; stopped or killed in any way, the same command goes on from the last
 checkpoint. With train.method rft, dpo or kto it learns offline, from episodes stored in offline.source.""",
@@ -326,7 +326,7 @@ arpo compare --report --out runs/mine""",
                 "--against",
                 {
                     "metavar": "NAME",
-                    "help": "what the others are measured by, or base; else the first recipe named",
+                    "help": "what the others are measured by; else the first recipe named, or base",
                 },
             ),
             ("--report", {"action": "store_true", "help": "run nothing: write up what there is in OUT"}),
@@ -351,10 +351,17 @@ run the same recipe. The host listens on this machine only; beyond it, set ARPO_
 least 16 letters for the host and for the run. Ctrl-C closes every environment and ends it.""",
         example="""\
 arpo env-host --env desk --slots 8
-arpo env-host osworld_local --slots 4 --listen 0.0.0.0:8700
-arpo train osworld_local --env.hosts http://desktops-1:8700,http://desktops-2:8700""",
+ARPO_HOST_TOKEN=SECRET arpo env-host osworld_local --slots 4 --listen 0.0.0.0:8700
+ARPO_HOST_TOKEN=SECRET arpo train osworld_local --env.hosts http://desktops-1:8700,http://desktops-2:8700""",
         arguments=(
-            ("recipe", {"nargs": "?", "metavar": "RECIPE", "help": "a TOML file or a shipped recipe"}),
+            (
+                "recipe",
+                {
+                    "nargs": "?",
+                    "metavar": "RECIPE",
+                    "help": "a TOML file or a shipped recipe (desk, or osworld_local with --env osworld)",
+                },
+            ),
             ("--env", {"metavar": "NAME", "help": "what to serve: env.name"}),
             ("--slots", {"metavar": "N", "help": "environments at once: env.parallel"}),
             ("--listen", {"metavar": "HOST:PORT", "help": "env.listen; port 0: any that is free"}),

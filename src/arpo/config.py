@@ -145,10 +145,17 @@ class LossConfig:
     aggregation: Literal["sequence", "token", "constant"] = setting(
         "sequence", "mean over each trajectory's tokens, over all tokens (DAPO), or a constant (Dr. GRPO)"
     )
-    denominator: Literal["all", "live"] = setting("all", "which groups an update averages over")
-    advantage: Literal["grpo", "mean", "rloo"] = setting("grpo", "how rewards become advantages")
+    denominator: Literal["all", "live"] = setting(
+        "all", "groups that an update averages over: all, or live: those that have signal"
+    )
+    advantage: Literal["grpo", "mean", "rloo"] = setting(
+        "grpo",
+        "rewards less their group's mean (mean), also divided by its spread (grpo); less the others' (rloo)",
+    )
     ratio: Literal["recompute", "behaviour", "truncated"] = setting(
-        "recompute", "the policy that fresh episodes are measured against"
+        "recompute",
+        "of fresh tokens: to the policy before the update (recompute), to the one that sampled them "
+        "(behaviour), or to the former, weighted by how far both are apart (truncated)",
     )
     format_weight: float = setting(1.0, "of the penalty for an answer outside the action language", low=0)
     kl: float = setting(0.0, "weight of the k3 KL term against the base model", low=0)
@@ -169,7 +176,7 @@ class ReplayConfig:
     pick: Literal["random", "newest", "shortest"] = setting("random", "which stored success takes its place")
     max_age: int = setting(0, "successes older than so many versions are forgotten; 0: never", low=0)
     ratio: Literal["recompute", "behaviour", "truncated"] = setting(
-        "recompute", "the policy that replayed episodes are measured against"
+        "recompute", "of replayed tokens, as loss.ratio of fresh ones"
     )
 
 
@@ -241,15 +248,13 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScreenConfig:
-    rollouts: int = setting(
-        16, "of the base model, per task; a task with at least one success is kept", low=1
-    )
+    rollouts: int = setting(16, "of model.path, per task; a task with at least one success is kept", low=1)
     drop_always: bool = setting(False, "leave out also the tasks that were solved every time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
-    checkpoint_every: int = setting(1, "batches", low=1)
+    checkpoint_every: int = setting(1, "batches from one checkpoint to the next", low=1)
     keep_checkpoints: int = setting(2, "older ones are removed", low=1)
     prune_every: int = setting(
         0, "batches after which screenshots that replay does not need are freed; 0: all are kept", low=0

@@ -5,7 +5,7 @@
     evaluations.jsonl   every evaluation, each verdict by its task
     timing.jsonl        times and rates
     failures.jsonl      episodes that could not be carried out
-    trajectories.jsonl  every episode, its screenshots by name
+    trajectories.jsonl  episodes, their screenshots by name; of an evaluation one for each task
     screenshots.pack    the screenshots
     summary.json        the end of the run
 

@@ -2,7 +2,7 @@
 
 `Hosts` is a source like any other. A lease goes to the host with most free slots. A host that refuses, dies
 or hangs costs the episodes that it held, is set aside, and is looked at again with growing pauses until it
-is back. Only when none has been in reach for long enough does a lease fail.
+is back. Only when none has been in reach for long enough does a lease fail; if none ever was, the run ends.
 
 A session belongs to a lease and ends with it, so nothing here outlives the loop that it was used in.
 """
@@ -297,6 +297,11 @@ class Hosts:
             return
         if time.monotonic() - max(since, *lost) >= self._config.start_seconds:
             troubles = "; ".join(host.trouble for host in self._hosts)
+            if not self._given:
+                raise UserError(
+                    f"no environment host is in reach: {troubles}: start one with `arpo env-host`, or mend "
+                    "env.hosts"
+                )
             raise EnvError("start", f"no environment host is in reach: {troubles}")
 
     async def _change(self, seconds: float) -> None:

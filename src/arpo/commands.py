@@ -185,10 +185,11 @@ COMMANDS = (
         lesson="""\
 A recipe is a TOML file, or the name of a shipped one: desk (the default: a tiny model on the embedded
 desktop, two CPU cores, some minutes), paper (the published comparison on it), osworld_local (real desktops),
-osworld_subset32 and osworld_full (the published runs, which need GPUs). Any setting can be given on the command line by its dotted key. The
-run's folder (run.dir) gets the resolved recipe, metrics, episodes, checkpoints, summary.json and report.html.
-Ctrl-C finishes the step and saves; stopped or killed in any way, the same command goes on from the last
-checkpoint. With train.method rft, dpo or kto it learns offline, from episodes stored in offline.source.""",
+osworld_subset32 and osworld_full (the published runs, which need GPUs). Any setting can be given on the
+command line by its dotted key. The run's folder (run.dir) gets the resolved recipe, metrics, episodes,
+checkpoints, summary.json and report.html. Ctrl-C finishes the step and saves; stopped or killed in any way,
+the same command goes on from the last checkpoint. With train.method rft, dpo or kto it learns offline, from
+episodes stored in offline.source.""",
         example="""\
 arpo train
 arpo train desk --replay.enabled false --run.seed 1 --run.dir runs/plain-grpo

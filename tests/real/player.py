@@ -37,7 +37,7 @@ class Look:
 async def play(env, shown, solution):
     """`shown` is what it began with; an entry is an answer, without its "Action: ", or a Look."""
     before = shown = await _settled(env, shown)
-    pointers = (CENTRE, CENTRE)  # before the last answer, and after it
+    actions, pointers = (Wait(),), (CENTRE, CENTRE)  # the last answer's, and before and after it
     for entry in solution:
         if isinstance(entry, Look):
             found = await _look(env, entry, before, shown, pointers)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from arpo.actions import Wait
+from arpo.actions import Action, Wait
 from arpo.parsing import parse
 
 MOST_LOOKS = 20
@@ -37,7 +37,8 @@ class Look:
 async def play(env, shown, solution):
     """`shown` is what it began with; an entry is an answer, without its "Action: ", or a Look."""
     before = shown = await _settled(env, shown)
-    actions, pointers = (Wait(),), (CENTRE, CENTRE)  # the last answer's, and before and after it
+    actions: tuple[Action, ...] = (Wait(),)  # of the last answer
+    pointers = (CENTRE, CENTRE)  # before it, and after
     for entry in solution:
         if isinstance(entry, Look):
             found = await _look(env, entry, before, shown, pointers)

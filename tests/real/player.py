@@ -42,7 +42,7 @@ async def play(env, shown, solution):
     for entry in solution:
         if isinstance(entry, Look):
             found = await _look(env, entry, before, shown, pointers)
-            if found is None:  # a person would try again: once in a hundred a program misses a double click
+            if found is None:  # a person would try again: programs have missed a double click
                 found = await _look(env, entry, before, await _step(env, actions), pointers)
             assert found is not None, f"nothing came up at {entry}"
             shown = found

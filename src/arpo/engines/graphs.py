@@ -45,9 +45,7 @@ class DecodeGraphs:
         self._cache = cache
         self._recorded: dict[tuple[int, int], _Recorded] = {}
         self._capacity = 0  # of the cache when they were recorded
-        self._pool = (
-            torch.cuda.graph_pool_handle()
-        )  # of all that are recorded: they go together or not at all
+        self._pool = torch.cuda.graph_pool_handle()  # of all of them: they go together or not at all
         self._aside = torch.cuda.Stream()
         self._logits_SV = torch.empty(
             (cache.slots, model.lm_head.weight.shape[0]), dtype=model.dtype, device=model.device

@@ -12,11 +12,12 @@ from arpo.models import attention, forward, pointwise, vision_attention
 from arpo.models.families import VisionLanguageModel
 from arpo.models.forward import TokenRow, embed_rows, encode_images, features_by_name, sampled_logprobs
 from arpo.models.loading import prepare
+from arpo.models.recompute import Keeping
 from arpo.models.tiny import new_tiny_model, tiny_config
 from arpo.models.tokenizer import special_ids
 from arpo.rendering import Renderer
 from arpo.types import Sample, Screenshot
-from devices import DEVICES
+from devices import NEEDS_A_GPU
 from tiny_vlm import (
     FAMILIES,
     QWEN2_5,
@@ -126,12 +127,22 @@ def test_compiled_parts_equal_plain_transformers(family: str, monkeypatch: pytes
         torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-4, rtol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("device", "keeping"),
+    [
+        ("cpu", None),
+        pytest.param("cuda", None, marks=NEEDS_A_GPU),  # then everything is kept: there is room enough
+        pytest.param("cuda", Keeping(), marks=NEEDS_A_GPU),
+        pytest.param("cuda", Keeping(products=1, whole=1, blocks=1), marks=NEEDS_A_GPU),
+    ],
+)
 def test_long_sequences_in_bfloat16_are_those_of_plain_transformers_in_float32(
-    device: str, monkeypatch: pytest.MonkeyPatch
+    device: str, keeping: Keeping | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wide and long enough for all that a GPU has: compiled parts, fast attention, kept activations."""
     monkeypatch.setattr(pointwise, "LARGE", 2**16)
+    if keeping is not None:
+        monkeypatch.setattr(forward, "spare", lambda *_: keeping)
     shape = tiny_config(
         TOKENIZER.get_vocab_size(), special_ids(TOKENIZER), hidden=512, layers=2, vision_layers=2
     )

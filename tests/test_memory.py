@@ -24,13 +24,17 @@ from arpo.models.memory import (
     Shape,
     Work,
     advice,
+    block_bytes,
     describe,
     layer_bytes,
     memory,
+    most_kept,
+    product_bytes,
     read_facts,
     read_shape,
     work_of,
 )
+from arpo.models.recompute import Keeping
 from arpo.models.tiny import IMAGE_SETTINGS
 from arpo.recipe import load_config
 
@@ -56,6 +60,7 @@ FACTS = Facts(shape=SEVEN_B, images=IMAGE_SETTINGS)
 SETTINGS = ["--rollout.max_answer_tokens", "150", "--optim.moments", "bfloat16"]
 FULL = load_config("osworld_full", SETTINGS)
 SEQUENCE = 1024 + 15 * (2691 + 150)  # words, and 15 screenshots of 1932x1092 with their answers
+GRADIENTS = 2 * PARAMETERS
 ROOMS = (24, 32, 48, 80, 141, 2000)
 
 
@@ -299,3 +304,38 @@ def test_a_whole_layer_of_the_7b_model_keeps_six_gigabytes_of_a_long_trajectory(
     assert layer_bytes(SEVEN_B, 2, 43045) == 2 * 43045 * (6 * 3584 + 2 * 512 + 3 * 18944)
     assert layer_bytes(SEVEN_B, 4, 43045) == 4 * 43045 * (6 * 3584 + 2 * 3584 + 3 * 18944)
     assert round(layer_bytes(SEVEN_B, 2, 43045) / GIB, 1) == 6.4
+
+
+def test_what_is_free_goes_to_products_then_to_whole_layers_then_to_the_tower() -> None:
+    """Of 15 screenshots a layer's products have 3.7 GiB, a layer 6.4, and a block of the tower 6.2."""
+    tokens, patches = 43150, 15 * 10764
+
+    def kept(gigabytes: int, coming: int = 0) -> tuple[int, int, int]:
+        found = most_kept(SEVEN_B, 2, tokens, patches, gigabytes * GIB, coming)
+        return found.products, found.whole, found.blocks
+
+    assert product_bytes(SEVEN_B, 2, tokens) == 2 * tokens * (2 * 3584 + 2 * 512 + 2 * 18944)
+    assert block_bytes(SEVEN_B, 2, patches) == 2 * patches * (8 * 1280 + 3 * 3420)
+    sizes = (
+        product_bytes(SEVEN_B, 2, tokens),
+        layer_bytes(SEVEN_B, 2, tokens),
+        block_bytes(SEVEN_B, 2, patches),
+    )
+    assert [round(size / GIB, 1) for size in sizes] == [3.7, 6.4, 6.2]
+    assert kept(0) == kept(50) == (0, 0, 0)
+    assert kept(93, coming=GRADIENTS) == (9, 0, 0)
+    assert kept(180, coming=GRADIENTS)[0] + kept(180, coming=GRADIENTS)[1] == 28
+    assert kept(180, coming=GRADIENTS)[2] == 0
+    assert kept(2000) == (0, 28, 32)
+
+
+def test_the_tower_keeps_nothing_where_gradients_will_be() -> None:
+    """Of one screenshot the layers keep 13.6 GiB, but at the tower's turn there are 15.4 of gradients."""
+    tokens, patches = 3250, 10764
+    alone, with_gradients = (most_kept(SEVEN_B, 2, tokens, patches, 30 * GIB, n) for n in (0, GRADIENTS))
+    assert (alone.whole, alone.blocks) == (28, 13)
+    assert (with_gradients.whole, with_gradients.blocks) == (28, 8)
+
+
+def test_a_frozen_tower_has_nothing_to_keep() -> None:
+    assert most_kept(SEVEN_B, 2, 3250, 0, 2000 * GIB, 0) == Keeping(whole=28)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from arpo.models import attention
 from arpo.models.forward import sampled_logprobs
-from arpo.models.recompute import recomputing
+from arpo.models.lora import attach
+from arpo.models.recompute import Keeping, recomputing
 from arpo.types import Message, Sample
 from tiny_vlm import screenshot, tiny_model, tiny_renderer
 
@@ -37,15 +41,24 @@ def gradients(model: Qwen2_5_VLForConditionalGeneration) -> dict[str, torch.Tens
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("whole_layers", [0, 1, 2])
+@pytest.mark.parametrize(
+    "keeping",
+    [
+        Keeping(whole=1),
+        Keeping(products=1, whole=1),
+        Keeping(whole=2),
+        Keeping(whole=2, blocks=1),
+        Keeping(whole=2, blocks=2),
+    ],
+)
 @pytest.mark.parametrize("long", [1, 1024])  # attention kept, attention made again
 def test_gradients_do_not_depend_on_what_is_kept(
-    whole_layers: int, long: int, monkeypatch: pytest.MonkeyPatch
+    keeping: Keeping, long: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "LONG", long)
     model = tiny_model().double()
     wanted = gradients(model)
-    with recomputing(model, whole_layers=whole_layers):
+    with recomputing(model, keeping):
         found = gradients(model)
     assert found.keys() == wanted.keys()
     assert all(torch.allclose(found[name], wanted[name], rtol=1e-10, atol=1e-12) for name in wanted)
@@ -54,12 +67,44 @@ def test_gradients_do_not_depend_on_what_is_kept(
 def test_less_is_kept_within_it_and_all_of_it_after() -> None:
     model = tiny_model()
     kept = [_kept_bytes(model)]
-    with recomputing(model):
-        kept.append(_kept_bytes(model))
-    with recomputing(model, whole_layers=1):
-        kept.append(_kept_bytes(model))
+    for keeping in (Keeping(whole=1), Keeping(whole=2), Keeping(whole=2, blocks=1)):
+        with recomputing(model, keeping):
+            kept.append(_kept_bytes(model))
     kept.append(_kept_bytes(model))
-    assert kept[1] < kept[2] < kept[0] == kept[3]
+    assert kept[1] < kept[2] < kept[3] < kept[0] == kept[4]
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_products_that_are_kept_are_not_made_again(adapted: bool) -> None:
+    """Of query, key, value, output, gate and up. What comes of down nothing in the layer looks at.
+
+    An adapter has two more: the narrow one is kept but for down's, the wide one is cheap.
+    """
+    model = tiny_model()
+    if adapted:
+        attach(model, rank=4, alpha=8.0, seed=0)
+    everything = _products(model, Keeping(whole=2, blocks=2))
+    products = _products(model, Keeping(products=1, whole=1, blocks=2))
+    little = _products(model, Keeping(whole=1, blocks=2))
+    assert products - everything == (7 + 1 if adapted else 0)
+    assert little - products == (6 + 6 if adapted else 6)
+
+
+def _products(model: Qwen2_5_VLForConditionalGeneration, keeping: Keeping) -> int:
+    """How many a forward and a backward pass make."""
+    with _Products() as made, recomputing(model, keeping):
+        gradients(model)
+    return made.count
+
+
+class _Products(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return func(*args, **(kwargs or {}))
 
 
 def _kept_bytes(model: Qwen2_5_VLForConditionalGeneration) -> int:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 EPSILON = 1e-8  # torch's own AdamW has the same
 _PIECE = 1 << 24  # elements that are updated at once: bounds what is held in float32
+_FUSED_PIECE = 1 << 30  # and where nothing is held, so that a GPU is not kept waiting for the next
 
 Update = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
 
@@ -63,19 +64,19 @@ class RoundingAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        pieces = list(self._pieces())
+        device = self.param_groups[0]["params"][0].device
+        update = quickest(device)
+        pieces = list(self._pieces(_PIECE if update is plain_update else _FUSED_PIECE))
         if not pieces:
             return
-        device = pieces[0].weight_N.device
         numbers = torch.tensor([piece.numbers for piece in pieces], dtype=torch.float32).to(device)
         keys = torch.tensor([piece.keys for piece in pieces], dtype=torch.int32).to(device)
-        update = quickest(device)
         for index, p in enumerate(pieces):
             draw_keys = keys[index] if self._stochastic else None
             update(p.weight_N, p.grad_N, p.mean_N, p.square_N, numbers[index], draw_keys)
 
-    def _pieces(self) -> Iterator[_Piece]:
-        """Every parameter that has a gradient, a step further, in pieces."""
+    def _pieces(self, size: int) -> Iterator[_Piece]:
+        """Every parameter that has a gradient, a step further, in pieces of this size."""
         parameters = [(group, parameter) for group in self.param_groups for parameter in group["params"]]
         for index, (group, parameter) in enumerate(parameters):
             if parameter.grad is None:
@@ -87,15 +88,15 @@ class RoundingAdamW(torch.optim.Optimizer):
             start = self._starts.get(parameter, 0)
             keys = [rng.getrandbits(32) + start for _ in range(3)]
             whole = (parameter.detach(), parameter.grad.contiguous(), state["exp_avg"], state["exp_avg_sq"])
-            parts = zip(*(tensor.view(-1).split(_PIECE) for tensor in whole), strict=True)
-            for number, (weight_N, grad_N, mean_N, square_N) in enumerate(parts if len(parameter) else ()):
+            for place in range(0, parameter.numel(), size):
+                weight_N, grad_N, mean_N, square_N = (each.view(-1)[place : place + size] for each in whole)
                 yield _Piece(
                     weight_N=weight_N,
                     grad_N=grad_N,
                     mean_N=mean_N,
                     square_N=square_N,
                     numbers=_numbers(group, step),
-                    keys=[_signed(key + number * _PIECE) for key in keys],
+                    keys=[_signed(key + place) for key in keys],
                 )
 
     def _at_rest(self, parameter: nn.Parameter) -> dict[str, Tensor]:

@@ -93,15 +93,15 @@ class LocalLearner:
     def _update(
         self, update: Sequence[Microbatch], old_logps_M: Sequence[Tensor] | None, tally: _Tally
     ) -> None:
-        total, sums = 0.0, TokenSums()
+        losses, sums = [], TokenSums()
         for index, microbatch in enumerate(update):
             self._look_ahead(update[index : index + 2])
             loss, these = self._loss(microbatch, None if old_logps_M is None else old_logps_M[index])
             self._backward(loss)
-            total += loss.item()
+            losses.append(loss.detach())  # reading it would wait for the backward pass
             sums += these
-        total, sums = self._added_up(total, sums)
         norm = self._clip()
+        total, sums = self._added_up(sum(loss.item() for loss in losses), sums)
         if math.isfinite(total) and math.isfinite(norm):
             self._steps += 1
             for group in self._optimiser.param_groups:

@@ -7,8 +7,8 @@ where a sampled token is predicted. Nothing here holds state.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from arpo import vision
 from arpo.models.families import VisionLanguageModel, family_of
 from arpo.models.features import kept_features
-from arpo.models.memory import MOST_LOGITS, spare_layers
+from arpo.models.memory import MOST_LOGITS, spare
 from arpo.models.pictures import Pictures
 from arpo.models.recompute import again, recomputing
 from arpo.rendering import Renderer
@@ -239,15 +239,17 @@ def sampled_logprobs(
     lengths = tuple(len(row.token_ids) for row in rows) if packed else None
     shown = [shot for sample in samples for shot in sample.images]
     sampled_BT = _padded([sample.mask for sample in samples], packed).to(model.device)
+    predicting_N = sampled_BT.roll(-1, 1).flatten().nonzero()[:, 0]  # places, each before a sampled token
     tokens = sampled_BT.numel()  # with what is padded
-    with _keeping_what_fits(model, tokens, shown, renderer) if on_gpu else nullcontext():
+    keeping = _keeping_what_fits(model, tokens, shown, renderer) if on_gpu else nullcontext()
+    with keeping, _last_layer_at(model, predicting_N):
         by_name = features_by_name(model, shown, renderer, pictures)
         features = [by_name[shot.sha256] for shot in shown]
         batch = embed_rows(model, [TokenRow.joined(rows)] if packed else rows, features, renderer.pad_id)
         hidden_BTD = hidden_states(
             model, batch.embeds_BTD, batch.positions_3BT, deepstack=batch.deepstack, lengths=lengths
         )
-    hidden_ND = hidden_BTD[:, :-1][sampled_BT[:, 1:]]
+    hidden_ND = hidden_BTD.flatten(0, 1)[predicting_N]
     return _token_logprobs(model.lm_head, hidden_ND, batch.tokens_BT[sampled_BT], temperature)
 
 
@@ -259,7 +261,32 @@ def _keeping_what_fits(
         return nullcontext()
     grids = {shot.sha256: renderer.grid(shot) for shot in shown}
     patches = sum(rows * columns for _, rows, columns in grids.values())
-    return recomputing(model, whole_layers=spare_layers(model, tokens, patches))
+    keeping = spare(model, tokens, patches)
+    return recomputing(model, replace(keeping, whole=max(1, keeping.whole)))  # see `_last_layer_at`
+
+
+@contextmanager
+def _last_layer_at(model: VisionLanguageModel, places_N: Tensor) -> Iterator[None]:
+    """What follows the last attention is made at these places alone, as no other ones are looked at.
+
+    Elsewhere the last layer's gated part is zero. That layer must not be made again after this.
+    """
+    gated = model.model.language_model.layers[-1].mlp
+    own, everywhere = vars(gated).get("forward"), gated.forward
+
+    def forward(hidden_BTD: Tensor) -> Tensor:
+        hidden_ND = hidden_BTD.flatten(0, 1)
+        made_ND = everywhere(hidden_ND[places_N])
+        return torch.zeros_like(hidden_ND).index_copy(0, places_N, made_ND).view_as(hidden_BTD)
+
+    gated.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del gated.forward
+        else:
+            gated.forward = own
 
 
 def _padded(masks: Sequence[Sequence[bool]], packed: bool) -> Tensor:

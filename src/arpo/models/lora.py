@@ -57,8 +57,10 @@ def attach(model: nn.Module, rank: int, alpha: float, seed: int) -> None:
 
 
 def _forward(layer: Any, inputs: Tensor) -> Tensor:
+    """The adapter comes first: it keeps what it multiplies, so a block that is made again need not go on."""
+    added = layer.lora(inputs) if layer.lora.on else None
     output = linear(inputs, layer.weight, layer.bias)
-    return output + layer.lora(inputs) if layer.lora.on else output
+    return output if added is None else output + added
 
 
 def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:

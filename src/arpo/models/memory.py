@@ -25,12 +25,14 @@ from arpo.models.families import IMAGE_BOUNDS, family_of, head_width
 from arpo.models.kv_cache import places
 from arpo.models.loading import read_config, resolve_model
 from arpo.models.lora import ADAPTED
+from arpo.models.recompute import Keeping
 from arpo.recipe import value
 from arpo.vision import ImageSettings
 
 BYTES = {"float32": 4, "bfloat16": 2}
 GIB = 2**30
 RESERVE = 4 * GIB  # the libraries' own, and what the allocator cannot use
+FRAGMENTS = 10  # of what is free, one part in so many is left to gaps between what is kept
 MOST_LOGITS = 2**26  # that are made at once, in float32; with their copies, a gigabyte
 LOGIT_COPIES = 4
 PROMPT_TOKENS = 1024  # of all words that are neither answers nor screenshots
@@ -219,7 +221,7 @@ def _activations(shape: Shape, width: int, tokens: int, patches: int) -> int:
     kept = width * tokens * shape.layers * (shape.hidden + shape.heads)
     kept += width * patches * (shape.vision_layers + shape.vision_whole) * shape.vision_hidden
     layer = layer_bytes(shape, width, tokens)
-    block = width * patches * (8 * shape.vision_hidden + 3 * shape.vision_intermediate)
+    block = block_bytes(shape, width, patches)
     logits = 4 * LOGIT_COPIES * min(MOST_LOGITS, tokens * shape.vocabulary)
     return kept + 2 * max(layer, block) + logits
 
@@ -233,20 +235,49 @@ def layer_bytes(shape: Shape, width: int, tokens: int) -> int:
     return width * tokens * (4 * shape.hidden + 2 * shape.heads + 2 * keys + 3 * shape.intermediate)
 
 
-def spare_layers(model: Any, tokens: int, patches: int) -> int:
-    """How many layers of the language model can keep everything in what the GPU has left for a backward pass.
+def product_bytes(shape: Shape, width: int, tokens: int) -> int:
+    """What a layer keeps in addition where its matrix products are not made again."""
+    return width * tokens * (shape.hidden + shape.heads + 2 * shape.keys + 2 * shape.intermediate)
 
-    None where weights are divided among several GPUs: they are gathered when needed, so memory is not known.
+
+def block_bytes(shape: Shape, width: int, patches: int) -> int:
+    """What a block of the vision tower keeps when nothing in it is made again."""
+    return width * patches * (8 * shape.vision_hidden + 3 * shape.vision_intermediate)
+
+
+def spare(model: Any, tokens: int, patches: int) -> Keeping:
+    """What a forward pass can keep in memory that is left on the GPU, until its backward pass.
+
+    Nothing where weights are divided among several GPUs: they are gathered when needed, so it is not known.
     """
     parameters = list(model.parameters())
     if any(isinstance(parameter, DTensor) for parameter in parameters):
-        return 0
-    shape, width = shape_of(model, lora_rank=1), parameters[0].element_size()
+        return Keeping()
     tower = any(parameter.requires_grad for parameter in model.model.visual.parameters())
     free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     coming = sum(p.nbytes for p in parameters if p.requires_grad and p.grad is None)
-    spare = free - RESERVE - coming - _activations(shape, width, tokens, patches if tower else 0)
-    return max(0, min(shape.layers, int(spare // layer_bytes(shape, width, tokens))))
+    width, patches = parameters[0].element_size(), patches if tower else 0
+    return most_kept(shape_of(model, lora_rank=1), width, tokens, patches, free, coming)
+
+
+def most_kept(shape: Shape, width: int, tokens: int, patches: int, free: int, coming: int) -> Keeping:
+    """In so many free bytes, into which gradients of `coming` bytes must go too.
+
+    The products of all layers come first, since they save most for their size. A backward pass begins with
+    the layers, when of the gradients only the head's are there; it comes to the tower with all of them.
+    """
+    room = free - free // FRAGMENTS - RESERVE - _activations(shape, width, tokens, patches)
+    first = room - min(coming, width * shape.outside)
+    product, layer = product_bytes(shape, width, tokens), layer_bytes(shape, width, tokens)
+    whole = _within(shape.layers, first - shape.layers * product, layer - product)
+    products = _within(shape.layers - whole, first - whole * layer, product)
+    left = min(first - whole * layer - products * product, room - coming)
+    blocks = _within(shape.vision_layers, left, block_bytes(shape, width, patches)) if patches else 0
+    return Keeping(products=products, whole=whole, blocks=blocks)
+
+
+def _within(most: int, room: int, size: int) -> int:
+    return max(0, min(most, room // size))
 
 
 def fitting(facts: Facts, config: Config, room: int) -> Change:

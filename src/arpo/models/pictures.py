@@ -5,6 +5,7 @@ A picture that was not expected is unpacked when it is asked for. Each is handed
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -15,7 +16,7 @@ from arpo import vision
 from arpo.types import Screenshot
 from arpo.vision import ImageSettings
 
-_THREADS = 8  # unpacking leaves the interpreter free
+_THREADS = min(16, os.cpu_count() or 1)  # unpacking leaves the interpreter free
 
 
 class Pictures:

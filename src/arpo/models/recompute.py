@@ -2,13 +2,16 @@
 
 A block of either tower keeps its input and, of all that it computes, what full attention gave, which is
 little to keep and slow to make. The rest is made again in the backward pass. Where memory is left over, some
-of the language model's layers keep everything. No choice changes a gradient.
+layers of the language model keep what their matrix products gave as well, or everything, and then blocks of
+the vision tower: the last ones, since theirs is the first memory to be free again. No choice changes a
+gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,31 +27,59 @@ _ATTENTION = {
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
 }
+_PRODUCTS = {_aten.mm.default: 0, _aten.addmm.default: 1}  # and which argument is multiplied by the weights
 
 
 # Nothing in the model draws random numbers, so their state need not be put back.
 again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """How many blocks keep more than little, counted from the end of their tower."""
+
+    products: int = 0  # layers of the language model before the whole ones: what their matrix products gave
+    whole: int = 0  # layers of the language model: everything
+    blocks: int = 0  # of the vision tower: everything
+
+
 @contextmanager
-def recomputing(model: Any, *, whole_layers: int = 0) -> Iterator[None]:
-    """Forward passes within it keep little; the first `whole_layers` of the language model keep everything.
+def recomputing(model: Any, keeping: Keeping) -> Iterator[None]:
+    """Forward passes within it keep so much.
 
     The blocks are told so, and told the contrary at the end: the same model samples at other times.
     """
-    blocks = [*model.model.visual.blocks, *model.model.language_model.layers[whole_layers:]]
-    keep = partial(create_selective_checkpoint_contexts, _kept)
-    for block in blocks:
+    blocks, layers = list(model.model.visual.blocks), list(model.model.language_model.layers)
+    end = len(layers) - keeping.whole
+    first = max(0, end - keeping.products)
+    policies: list[tuple[Any, Any]] = [
+        *((block, _keep_little) for block in blocks[: len(blocks) - keeping.blocks]),
+        *((layer, _keep_little) for layer in layers[:first]),
+        *((layer, partial(_keep_products, _widths(layer))) for layer in layers[first:end]),
+    ]
+    for block, policy in policies:
+        keep = partial(create_selective_checkpoint_contexts, policy)
         block._gradient_checkpointing_func = partial(again, context_fn=keep)
         block.gradient_checkpointing = block.training = True
     try:
         yield
     finally:
-        for block in blocks:
+        for block, _ in policies:
             block.gradient_checkpointing = block.training = False
 
 
-def _kept(_: object, op: object, *args: Any, **__: object) -> CheckpointPolicy:
+def _keep_little(_: object, op: object, *args: Any, **__: object) -> CheckpointPolicy:
     if op in _ATTENTION and args[1].shape[2] >= attention.LONG:
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _keep_products(widths: set[int], context: object, op: Any, *args: Any, **named: Any) -> CheckpointPolicy:
+    if op in _PRODUCTS and args[_PRODUCTS[op]].shape[1] in widths:
+        return CheckpointPolicy.MUST_SAVE
+    return _keep_little(context, op, *args, **named)
+
+
+def _widths(layer: Any) -> set[int]:
+    """Of what a layer multiplies by its weights, but for the last product: nothing in it looks at that."""
+    return {layer.self_attn.q_proj.in_features, layer.self_attn.o_proj.in_features}

@@ -133,7 +133,7 @@ def test_compiled_parts_equal_plain_transformers(family: str, monkeypatch: pytes
         ("cpu", None),
         pytest.param("cuda", None, marks=NEEDS_A_GPU),  # then everything is kept: there is room enough
         pytest.param("cuda", Keeping(), marks=NEEDS_A_GPU),
-        pytest.param("cuda", Keeping(products=1, whole=1, blocks=1), marks=NEEDS_A_GPU),
+        pytest.param("cuda", Keeping(products=1, blocks=1), marks=NEEDS_A_GPU),
     ],
 )
 def test_long_sequences_in_bfloat16_are_those_of_plain_transformers_in_float32(
@@ -160,6 +160,23 @@ def test_long_sequences_in_bfloat16_are_those_of_plain_transformers_in_float32(
     for (name, mine), theirs in zip(ours.named_parameters(), stock.parameters(), strict=True):
         alike = torch.cosine_similarity(mine.grad.float().flatten(), theirs.grad.flatten(), dim=0)
         assert alike > 0.99, (name, alike)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_after_the_last_attention_only_sampled_tokens_are_made(family: str) -> None:
+    """Seventeen are sampled. Whoever runs the model afterwards gets all of it, also after an error."""
+    model, samples = tiny_of(family), mixed_samples(family)
+    layers, rows = model.model.language_model.layers, []
+    for layer in (layers[0], layers[-1]):
+        layer.mlp.gate_proj.register_forward_hook(lambda _, given, __: rows.append(given[0].numel() // 64))
+    every = len(samples) * max(len(sample.token_ids) for sample in samples)
+    sampled_logprobs(model, samples, RENDERERS[family], 1.0)
+    assert rows == [every, 17]
+    own = layers[-1].mlp.forward
+    with pytest.raises(KeyError), forward._last_layer_at(model, torch.arange(3)):
+        assert layers[-1].mlp.forward != own
+        raise KeyError
+    assert layers[-1].mlp.forward == own
 
 
 @pytest.mark.parametrize("family", FAMILIES)

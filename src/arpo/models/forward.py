@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -261,15 +261,14 @@ def _keeping_what_fits(
         return nullcontext()
     grids = {shot.sha256: renderer.grid(shot) for shot in shown}
     patches = sum(rows * columns for _, rows, columns in grids.values())
-    keeping = spare(model, tokens, patches)
-    return recomputing(model, replace(keeping, whole=max(1, keeping.whole)))  # see `_last_layer_at`
+    return recomputing(model, spare(model, tokens, patches))
 
 
 @contextmanager
 def _last_layer_at(model: VisionLanguageModel, places_N: Tensor) -> Iterator[None]:
     """What follows the last attention is made at these places alone, as no other ones are looked at.
 
-    Elsewhere the last layer's gated part is zero. That layer must not be made again after this.
+    Elsewhere the last layer's gated part is zero. What it makes must be kept: it could not be made again.
     """
     gated = model.model.language_model.layers[-1].mlp
     own, everywhere = vars(gated).get("forward"), gated.forward

@@ -45,12 +45,12 @@ class Keeping:
 
 @contextmanager
 def recomputing(model: Any, keeping: Keeping) -> Iterator[None]:
-    """Forward passes within it keep so much.
+    """Forward passes within it keep so much, and always the last layer, which `forward` makes small.
 
     The blocks are told so, and told the contrary at the end: the same model samples at other times.
     """
     blocks, layers = list(model.model.visual.blocks), list(model.model.language_model.layers)
-    end = len(layers) - keeping.whole
+    end = len(layers) - max(1, keeping.whole)
     first = max(0, end - keeping.products)
     policies: list[tuple[Any, Any]] = [
         *((block, _keep_little) for block in blocks[: len(blocks) - keeping.blocks]),

@@ -78,32 +78,37 @@ def test_less_is_kept_within_it_and_all_of_it_after() -> None:
 def test_products_that_are_kept_are_not_made_again(adapted: bool) -> None:
     """Of query, key, value, output, gate and up. What comes of down nothing in the layer looks at.
 
-    An adapter has two more: the narrow one is kept but for down's, the wide one is cheap.
+    An adapter of rank 4 has two more: the narrow one is kept but for down's, the wide one is cheap.
     """
     model = tiny_model()
     if adapted:
         attach(model, rank=4, alpha=8.0, seed=0)
-    everything = _products(model, Keeping(whole=2, blocks=2))
-    products = _products(model, Keeping(products=1, blocks=2))
-    little = _products(model, Keeping(blocks=2))
-    assert products - everything == (7 + 1 if adapted else 0)
-    assert little - products == (6 + 6 if adapted else 6)
+    everything = _multiplied(model, Keeping(whole=2, blocks=2))
+    products = _multiplied(model, Keeping(products=1, blocks=2))
+    little = _multiplied(model, Keeping(blocks=2))
+    tokens = 2 * len(sample(0).token_ids)
+    wide, narrow = 4 * (64 + 32 + 32 + 64 + 192 + 192 + 64), 4 * 64
+    assert products - everything == tokens * (wide + 4 * 192 if adapted else 0)
+    in_layer = 64 * (64 + 32 + 32 + 64 + 192 + 192)
+    assert little - products == tokens * (in_layer + 6 * narrow if adapted else in_layer)
 
 
-def _products(model: Qwen2_5_VLForConditionalGeneration, keeping: Keeping) -> int:
-    """How many a forward and a backward pass make."""
+def _multiplied(model: Qwen2_5_VLForConditionalGeneration, keeping: Keeping) -> int:
+    """Multiplications of all matrix products of a forward and a backward pass."""
     with _Products() as made, recomputing(model, keeping):
         gradients(model)
-    return made.count
+    return made.multiplied
 
 
 class _Products(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.multiplied = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            left, right = args[-2:]
+            self.multiplied += left.numel() * right.shape[1]
         return func(*args, **(kwargs or {}))
 
 

@@ -64,7 +64,7 @@ class RoundingAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        device = self.param_groups[0]["params"][0].device
+        device = next(p.device for group in self.param_groups for p in group["params"])
         update = quickest(device)
         pieces = list(self._pieces(_PIECE if update is plain_update else _FUSED_PIECE))
         if not pieces:

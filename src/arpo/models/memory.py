@@ -253,7 +253,7 @@ def spare(model: Any, tokens: int, patches: int) -> Keeping:
     parameters = list(model.parameters())
     if any(isinstance(parameter, DTensor) for parameter in parameters):
         return Keeping()
-    tower = any(parameter.requires_grad for parameter in model.model.visual.parameters())
+    tower = any(parameter.requires_grad for parameter in model.model.visual.blocks.parameters())
     free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     coming = sum(p.nbytes for p in parameters if p.requires_grad and p.grad is None)
     width, patches = parameters[0].element_size(), patches if tower else 0

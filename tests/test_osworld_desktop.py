@@ -13,8 +13,9 @@ import pytest
 
 from arpo.actions import CallUser, Click, Fail, Finished, Hotkey, OpenApp, Point, Type, Wait
 from arpo.config import EnvConfig, OSWorldConfig
+from arpo.envs.osworld.sandbox import SandboxSettings
 from arpo.envs.pyautogui import program
-from arpo.errors import EnvError, EnvTimeout
+from arpo.errors import EnvError, EnvTimeout, UserError
 from arpo.types import Task
 
 FAKES = Path(__file__).parent / "fakes"
@@ -323,6 +324,25 @@ def test_a_machine_that_cannot_be_paused_runs_on(make, world):
     desktop.step((CLICK,))
     assert desktop.evaluate() == 0.25
     assert world.events == ["boot", "judged"]
+
+
+def test_when_it_fails_later_it_says_that_it_could_not_be_paused(make, world):
+    world.pause_error = "cgroup freezer is not there"
+    desktop = make()
+    desktop.start(a_task())
+    world.alive = False
+    where, said = raised(desktop.evaluate)
+    assert where == "evaluate" and said.startswith("the desktop has died")
+    assert said.endswith("; earlier it could not be paused: RuntimeError: cgroup freezer is not there")
+
+
+def test_a_light_desktop_refuses_to_save_its_state(tmp_path):
+    from arpo.envs.osworld.local import LocalProvider
+
+    settings = SandboxSettings(width=64, height=64, home_megabytes=1, network=False)
+    provider = LocalProvider(settings, 1.0, tmp_path / "netrc")
+    with pytest.raises(UserError, match="has no snapshots: it always starts anew"):
+        provider.save_state("a.vm", "init_state")
 
 
 def test_a_missing_package_is_named_as_pip_names_it(make):

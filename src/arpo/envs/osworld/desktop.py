@@ -137,7 +137,7 @@ class Desktop:
     def _expect_alive(self, machine: Machine) -> None:
         """What a dead guest cannot tell, evaluators take for a task that was not done."""
         if not machine.controller.alive():
-            raise EnvError("evaluate", f"the desktop has died{self._ear.said()}")
+            raise EnvError("evaluate", f"the desktop has died{self._ear.said()}{self._rest.said()}")
 
     def close(self) -> None:
         machine, self._machine = self._machine, None
@@ -178,7 +178,8 @@ class Desktop:
             remedy = f": pip install {_PIP[package]}" if package in _PIP else ""
             raise EnvError(where, f"provider {self._config.provider!r}: {error}{remedy}") from error
         except Exception as error:
-            raise EnvError(where, f"{type(error).__name__}: {error}{self._ear.said()}") from error
+            said = f"{self._ear.said()}{self._rest.said()}"
+            raise EnvError(where, f"{type(error).__name__}: {error}{said}") from error
 
     @contextmanager
     def _awake(self) -> Iterator[Machine]:
@@ -234,11 +235,11 @@ class Rest:
 
     def __init__(self) -> None:
         self._resume: Callable[[], object] | None = None
-        self._tried_in_vain = False
+        self._refusal = ""
 
     def begin(self, provider: Any) -> None:
-        """A machine that cannot be paused runs on; whether it is broken, the next call tells."""
-        if self._tried_in_vain:
+        """A machine that cannot be paused runs on. Should it be broken, the next call fails and says both."""
+        if self._refusal:
             return
         for holder in (provider, getattr(provider, "container", None)):
             pause = getattr(holder, "pause", None)
@@ -246,11 +247,15 @@ class Rest:
             if callable(pause) and callable(resume):
                 try:
                     pause()
-                except Exception:
-                    self._tried_in_vain = True
+                except Exception as error:
+                    self._refusal = f"; earlier it could not be paused: {type(error).__name__}: {error}"
                 else:
                     self._resume = resume
                 return
+
+    def said(self) -> str:
+        """Why the machine never rested, as the end of a message."""
+        return self._refusal
 
     def end(self) -> None:
         if self._resume is not None:

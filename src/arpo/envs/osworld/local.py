@@ -12,6 +12,7 @@ from pathlib import Path
 from desktop_env.providers.base import Provider
 
 from arpo.envs.osworld.sandbox import Sandbox, SandboxSettings
+from arpo.errors import UserError
 
 NO_SCREEN_SHARING = 0  # the port that desktop-env asks for and never uses
 
@@ -38,7 +39,7 @@ class LocalProvider(Provider):
         return f"127.0.0.1:{ports.server}:{ports.chromium}:{NO_SCREEN_SHARING}:{ports.vlc}"
 
     def save_state(self, path_to_vm: str, snapshot_name: str) -> None:
-        raise NotImplementedError("a light desktop has no snapshots: it always starts anew")
+        raise UserError("a light desktop has no snapshots: it always starts anew")
 
     def revert_to_snapshot(self, path_to_vm: str, snapshot_name: str) -> str:
         """What follows is a start, which is fresh."""

@@ -79,7 +79,7 @@ $(OSWORLD): requirements-osworld.txt requirements-guest.txt $(GUEST)/guest/packa
 	$(OSWORLD_PIP) --requirement requirements-osworld.txt
 	$(OSWORLD_PIP) --no-build-isolation --editable .
 	$(OSWORLD_PIP) --target $(OSWORLD_VENV)/guest-packages --requirement requirements-guest.txt
-	$(OSWORLD_VENV)/bin/python -m arpo.envs.osworld.warm
+	$(OSWORLD_VENV)/bin/python -m arpo.envs.osworld.prepare_home
 	@touch $@
 
 $(VLLM): requirements-vllm.txt tests/vllm/mend_torchvision.py

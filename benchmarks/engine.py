@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from arpo.engines.hf import HFEngine
+from arpo.engines.in_process import HFEngine
+from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
+from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from arpo.models.loading import prepare
-from arpo.models.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
-from arpo.models.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
-from arpo.rendering import Renderer
+from arpo.prompts.rendering import Renderer
 from arpo.types import Message, Prompt, Sampling, Screenshot
 
 

@@ -31,18 +31,18 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration
 
-from arpo import vision
 from arpo.config import Config, ModelConfig, OptimConfig
+from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
+from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
 from arpo.models.forward import TokenRow
 from arpo.models.loading import load_model, load_renderer, resolve_model
 from arpo.models.lora import ADAPTED
-from arpo.models.memory import GIB, Shape, shape_of
-from arpo.models.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
-from arpo.models.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
+from arpo.models.memory_plan import GIB, Shape, shape_of
 from arpo.models.trainable import choose_trained
-from arpo.rendering import Renderer
+from arpo.prompts import vision
+from arpo.prompts.rendering import Renderer
 from arpo.types import Message, Sample, Screenshot
 
 REPEATS, PLAIN_REPEATS = 3, 2  # the first ones compile and allocate

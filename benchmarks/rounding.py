@@ -21,13 +21,13 @@ import torch
 from PIL import Image
 
 from arpo.config import Config, OptimConfig
+from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
+from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
 from arpo.models.forward import sampled_logprobs
 from arpo.models.loading import DTYPES, prepare
-from arpo.models.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
-from arpo.models.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
-from arpo.rendering import Renderer
+from arpo.prompts.rendering import Renderer
 from arpo.types import Message, Sample, Screenshot
 
 TOKENIZER = build_tokenizer(ACTION_PHRASES, ["save", "the", "file"], 300)

@@ -29,7 +29,7 @@ import numpy as np
 from PIL import Image, ImageGrab
 
 from arpo.actions import Wait
-from arpo.store import Store
+from arpo.storage.run_folder import Store
 from arpo.types import Completion, Screenshot, StopReason, Trajectory, Turn
 
 SIZE = (1920, 1080)

@@ -27,13 +27,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command does, befo
 
 import torch
 
-from arpo.assembly import assemble, open_learner
+from arpo.algorithms.samples import samples_of
 from arpo.config import Config
 from arpo.envs.desk import env as desk
-from arpo.evaluate import load_sets
+from arpo.evaluation.evaluate import load_sets
 from arpo.learner.base import Batch
 from arpo.recipe import load_config
-from arpo.samples import samples_of
+from arpo.training.build import assemble, open_learner
 
 
 class Clock:

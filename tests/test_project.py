@@ -81,7 +81,7 @@ def test_the_patterns_would_see_one():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_that_a_page_names_exists(page):
-    from arpo.commands import COMMANDS
+    from arpo.cli.commands import COMMANDS
 
     text = (ROOT / page).read_text("utf-8")
     code = "\n".join("".join(pair) for pair in re.findall(r"`([^`\n]+)`|^ {4}(.+)$", text, re.MULTILINE))
@@ -107,7 +107,7 @@ def test_every_link_leads_somewhere(page):
 
 
 def test_the_readme_names_every_command():
-    from arpo.commands import COMMANDS
+    from arpo.cli.commands import COMMANDS
 
     readme = (ROOT / "README.md").read_text("utf-8")
     assert [command.name for command in COMMANDS if f"`arpo {command.name}" not in readme] == []

@@ -2,6 +2,6 @@
 
 import sys
 
-from arpo.cli import main
+from arpo.cli.main import main
 
 sys.exit(main())

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["arpo.trainer", "arpo.collect", "arpo.viewer.report", "tensorboardX"])
+FORKS.set_forkserver_preload(
+    ["arpo.training.trainer", "arpo.training.collect", "arpo.viewer.report", "tensorboardX"]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ def _command(log: Path, words: Sequence[str], at: str, signals: Sequence[int]) -
     with log.open("w") as file:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())
-    from arpo.cli import main
+    from arpo.cli.main import main
 
     def strike() -> None:
         for number in signals:
@@ -67,7 +69,7 @@ def _playing(run: str) -> Callable[[Strike], None]:
 
     def install(strike: Strike) -> None:
         from arpo.envs.desk.env import DeskEnv
-        from arpo.scheduler import Scheduler
+        from arpo.rollout.scheduler import Scheduler
 
         steps = {"seen": 0, "third": 0}
 
@@ -87,7 +89,7 @@ def _playing(run: str) -> Callable[[Strike], None]:
 
 def _half_a_line(strike: Strike) -> None:
     """With half of the line of an episode of the third batch in the file."""
-    from arpo.store import TRAJECTORIES, Store
+    from arpo.storage.run_folder import TRAJECTORIES, Store
 
     def append(store: Store, name: str, record: dict[str, Any]) -> None:
         if name == TRAJECTORIES and record["episode_id"] == "batch2-1-0":
@@ -111,28 +113,28 @@ def _half_a_checkpoint(strike: Strike) -> None:
 
 def _before_the_rename(strike: Strike) -> None:
     """With the third batch's checkpoint written, beside its place."""
-    from arpo import checkpoint
+    from arpo.storage import checkpoint
 
     _before(checkpoint.os, "rename", lambda old, new: strike() if new.name == "step-000003" else None)
 
 
 def _before_the_checkpoint(strike: Strike) -> None:
     """With everything of the third batch appended, and its checkpoint not begun."""
-    from arpo import checkpoint
+    from arpo.storage import checkpoint
 
     _before(checkpoint, "save", lambda root, step, *_: strike() if step == 3 else None)
 
 
 def _after_the_learning(strike: Strike) -> None:
     """With new weights in memory and their episodes written down."""
-    from arpo.trainer import Trainer
+    from arpo.training.trainer import Trainer
 
     _before(Trainer, "_finish_batch", lambda trainer, *_: strike() if trainer.progress.batch == 1 else None)
 
 
 def _after_an_update(strike: Strike) -> None:
     """With the weights of the second offline update in memory."""
-    from arpo.offline import OfflineTrainer
+    from arpo.training.offline import OfflineTrainer
 
     def finishes(trainer: OfflineTrainer, *_: Any) -> None:
         if trainer.progress.batch == 1:
@@ -143,7 +145,7 @@ def _after_an_update(strike: Strike) -> None:
 
 def _half_an_episode(strike: Strike) -> None:
     """With the screenshots of the fifth episode stored and half of its line."""
-    from arpo.store import TRAJECTORIES, Store
+    from arpo.storage.run_folder import TRAJECTORIES, Store
 
     def append(store: Store, name: str, record: dict[str, Any]) -> None:
         if name == TRAJECTORIES and len(store.episode_ids()) == 4:
@@ -156,7 +158,7 @@ def _half_an_episode(strike: Strike) -> None:
 
 def _at_the_end(strike: Strike) -> None:
     """With the last checkpoint and the summary there, and the model not."""
-    from arpo import trainer
+    from arpo.training import trainer
 
     _before(trainer, "export_model", lambda *_: strike())
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from arpo import vision
-from arpo.cli import main
-from arpo.rendering import Renderer
-from arpo.store import StoreReader
-from arpo.tasks import load_tasks
+from arpo.cli.main import main
+from arpo.envs.task_files import load_tasks
+from arpo.prompts import vision
+from arpo.prompts.rendering import Renderer
+from arpo.storage.run_folder import StoreReader
 from arpo.types import Trajectory
 
 TASKS = {"train": ("desk:pool", "pool-013", "pool-021"), "heldout": ("desk:heldout", "heldout-006")}

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from arpo.cli import main
-from arpo.compare import seconds_of_collection
+from arpo.cli.main import main
+from arpo.evaluation.compare import seconds_of_collection
 
 TASKS = {"train": ("desk:pool", "pool-001", "pool-010"), "heldout": ("desk:heldout", "heldout-006")}
 ARPO = """

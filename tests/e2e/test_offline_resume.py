@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+
 from kill_at import Ended, arpo
 
 SETTINGS = """

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from kill_at import Ended, arpo
 
 TASKS = {

@@ -8,9 +8,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from kill_at import MOMENTS, Ended, arpo
 
-from arpo.store import Store
+from arpo.storage.run_folder import Store
+from kill_at import MOMENTS, Ended, arpo
 
 SETTINGS = """
     --train.epochs 4 --train.tasks_per_batch 4 --train.tasks_per_update 2 --rollout.max_steps 3

@@ -3,11 +3,11 @@
 import shutil
 
 import pytest
-from places import PYTHON
 
 from arpo.config import Config, EnvConfig, OSWorldConfig
-from arpo.envs.own_host import OwnHost
+from arpo.envs.child_host import OwnHost
 from arpo.envs.remote import Hosts, RemoteHost
+from places import PYTHON
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,10 @@ import json
 import sys
 
 import pytest
-from places import PYTHON, ROOT, osworld_folder, osworld_task
 
-from arpo.cli import main
-from arpo.envs.osworld.results import scores
+from arpo.cli.main import main
+from arpo.evaluation.osworld_results import scores
+from places import PYTHON, ROOT, osworld_folder, osworld_task
 
 sys.path.append(str(ROOT / "tests"))
 from openai_server import says, serving

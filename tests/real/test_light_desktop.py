@@ -8,12 +8,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from guests import SETTINGS, booted
 from PIL import Image
 
 from arpo.actions import Type
 from arpo.envs.osworld.sandbox import GUEST_PACKAGES
-from arpo.envs.pyautogui import program
+from arpo.envs.pyautogui_program import program
+from guests import SETTINGS, booted
 
 pytestmark = pytest.mark.skipif(
     not Path(os.environ[GUEST_PACKAGES]).is_dir(), reason="the light desktop is not installed: make osworld"

@@ -10,17 +10,17 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from places import PYTHON, ROOT, osworld_task
 
 from arpo.actions import Click, Fail, Finished, Hotkey, Point, Type, Wait
 from arpo.config import EnvConfig, OSWorldConfig
 from arpo.envs.check import check_env
 from arpo.envs.osworld.env import OSWorldEnv
-from arpo.envs.osworld.nursery import nursery
+from arpo.envs.osworld.fork_server import nursery
 from arpo.envs.pool import GuardedEnv
 from arpo.errors import EnvError
 from arpo.testing import screenshot
 from arpo.types import Task
+from places import PYTHON, ROOT, osworld_task
 
 sys.path.append(str(ROOT / "tests"))
 from processes import descendants, parents, wait_until

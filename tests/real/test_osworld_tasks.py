@@ -6,6 +6,7 @@ By default one or two of each application; FULL=1 runs all that are solved here.
 import asyncio
 
 import pytest
+
 from places import osworld_task
 from player import score
 from solvers import chrome, gimp, impress, os, vlc

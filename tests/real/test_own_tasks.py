@@ -3,12 +3,12 @@
 import asyncio
 
 import pytest
-from player import score
-from solvers import own
 
 from arpo.envs.check import check_env
 from arpo.envs.remote import Leased, patient
-from arpo.tasks import load_tasks
+from arpo.envs.task_files import load_tasks
+from player import score
+from solvers import own
 
 TASKS = {task.id: task for name in ("train", "heldout") for task in load_tasks(f"desktop:{name}")}
 

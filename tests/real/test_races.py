@@ -6,10 +6,10 @@ The verdict on this task is made of a file that is fetched from the guest into t
 import asyncio
 
 import pytest
+
+from arpo.envs.task_files import load_tasks
 from player import play
 from solvers import own
-
-from arpo.tasks import load_tasks
 
 NAME = "calc-total"
 

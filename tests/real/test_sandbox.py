@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from guests import BOOT_SECONDS, SETTINGS, booted
-from places import ROOT
 
 from arpo.envs.osworld.sandbox import GUEST_PACKAGES, LOG_BYTES, Sandbox
 from arpo.errors import EnvError, EnvTimeout, UserError
+from guests import BOOT_SECONDS, SETTINGS, booted
+from places import ROOT
 
 sys.path.append(str(ROOT / "tests"))
 from processes import descendants, parents, wait_until
@@ -190,7 +190,7 @@ def test_a_killed_parent_takes_its_guest_along():
         "import sys, time; sys.path[:0] = [{!r}, {!r}]\n"
         "from guests import booted\n"
         "with booted() as guest: print(guest.sandbox.ports.server, flush=True); time.sleep(600)"
-    ).format(str(ROOT / "src"), str(Path(__file__).parent))
+    ).format(str(ROOT / "src"), str(Path(__file__).parent / "support"))
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     port = int(parent.stdout.readline())

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from places import PYTHON, osworld_folder, osworld_task
 
-from arpo.cli import main
+from arpo.cli.main import main
+from places import PYTHON, osworld_folder, osworld_task
 
 # Nothing is solved; what tells episodes apart is whether an answer can be read. Six of a kind are rare.
 SHORT = """

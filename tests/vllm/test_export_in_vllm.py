@@ -7,7 +7,6 @@ import base64
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -19,19 +18,17 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from arpo.checkpoint import CHECKPOINTS, LEARNER, save
-from arpo.cli import main
+from arpo.cli.main import main
 from arpo.config import Config, ModelConfig
 from arpo.envs.desk.env import DeskEnv
+from arpo.envs.task_files import load_tasks
 from arpo.learner.local import LocalLearner
 from arpo.models.loading import load_model, load_renderer, resolve_model
 from arpo.models.trainable import choose_trained
-from arpo.rendering import Renderer
-from arpo.store import Store
-from arpo.tasks import load_tasks
+from arpo.prompts.rendering import Renderer
+from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, save
+from arpo.storage.run_folder import Store
 from arpo.types import Message, Screenshot
-
-sys.path.append(str(Path(__file__).parents[1]))
 from tiny_vlm import save_folder, stock_inputs, tiny_qwen3
 
 PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"

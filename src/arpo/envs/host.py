@@ -32,8 +32,8 @@ from arpo import __version__
 from arpo.config import Config, EnvConfig
 from arpo.envs import wire
 from arpo.envs.base import EnvFactory
+from arpo.envs.factory import resolve_env
 from arpo.envs.pool import GuardedEnv
-from arpo.envs.resolve import resolve_env
 from arpo.envs.wire import BadRequest, NoFreeSlot, NoSuchEpisode, OutOfTurn, WrongToken
 from arpo.errors import EnvError, EnvTimeout, UserError, boundary
 from arpo.types import Screenshot

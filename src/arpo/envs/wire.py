@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, get_type_hints
 
 from arpo.actions import Action, Direction, Point
-from arpo.codec import ACTIONS, action_to_json
 from arpo.config import EnvConfig
 from arpo.errors import EnvError, EnvTimeout, UserError
+from arpo.storage.codec import ACTIONS, action_to_json
 from arpo.types import Task
 
 EPISODE, TERMINATED = "Arpo-Episode", "Arpo-Terminated"

@@ -20,18 +20,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from arpo.algorithms.losses import Tokens, TokenSums, kl_loss, policy_loss
+from arpo.algorithms.microbatches import Microbatch, pack
 from arpo.config import Config, OptimConfig
 from arpo.engines.base import Weights
 from arpo.learner.adamw import RoundingAdamW, clip_gradients
 from arpo.learner.base import Batch, Metrics
-from arpo.learner.saved import ADAM_SLOTS, OPTIMISER, WEIGHTS, Saved, write_counters
-from arpo.losses import Tokens, TokenSums, kl_loss, policy_loss
+from arpo.learner.saved_state import ADAM_SLOTS, OPTIMISER, WEIGHTS, Saved, write_counters
 from arpo.models.forward import sampled_logprobs
+from arpo.models.image_loader import Pictures
 from arpo.models.loading import DTYPES
 from arpo.models.lora import adapters_off
-from arpo.models.pictures import Pictures
-from arpo.packing import Microbatch, pack
-from arpo.rendering import Renderer
+from arpo.prompts.rendering import Renderer
 from arpo.types import Sample
 
 

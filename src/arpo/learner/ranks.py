@@ -35,12 +35,12 @@ from typing import IO, Any, NoReturn, get_args
 import torch
 import torch.distributed as dist
 
-from arpo.codec import sample_from_json, sample_to_json
+from arpo.algorithms.microbatches import Microbatch
 from arpo.config import Config
 from arpo.errors import UserError
 from arpo.models.loading import resolve_device
-from arpo.packing import Microbatch
 from arpo.recipe import to_toml
+from arpo.storage.codec import sample_from_json, sample_to_json
 from arpo.types import Screenshot
 
 LOOPBACK = "127.0.0.1"

@@ -29,21 +29,21 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from arpo.algorithms.losses import TokenSums
+from arpo.algorithms.microbatches import Microbatch, balance, deal
 from arpo.config import Config
 from arpo.engines.base import Weights
 from arpo.learner.base import Batch, Metrics
 from arpo.learner.local import LocalLearner, in_order
 from arpo.learner.ranks import Judge, Load, Order, Ranks, Save, Train, device_of, serve
-from arpo.learner.saved import ADAM_SLOTS, OPTIMISER, WEIGHTS, Saved, part_of, write_counters
-from arpo.losses import TokenSums
+from arpo.learner.saved_state import ADAM_SLOTS, OPTIMISER, WEIGHTS, Saved, part_of, write_counters
 from arpo.models.families import VisionLanguageModel
 from arpo.models.forward import sampled_logprobs
+from arpo.models.image_loader import Pictures
 from arpo.models.loading import DTYPES, hollow_model, load_renderer
-from arpo.models.pictures import Pictures
 from arpo.models.trainable import choose_trained
-from arpo.packing import Microbatch, balance, deal
+from arpo.prompts.rendering import Renderer
 from arpo.recipe import load_config
-from arpo.rendering import Renderer
 from arpo.types import Message, Sample, Screenshot
 
 STEP, *MOMENTS = ADAM_SLOTS

@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from arpo import vision
 from arpo.models.families import VisionLanguageModel, family_of
-from arpo.models.features import kept_features
-from arpo.models.memory import MOST_LOGITS, spare
-from arpo.models.pictures import Pictures
+from arpo.models.feature_cache import kept_features
+from arpo.models.image_loader import Pictures
+from arpo.models.memory_plan import MOST_LOGITS, spare
 from arpo.models.recompute import again, recomputing
-from arpo.rendering import Renderer
+from arpo.prompts import vision
+from arpo.prompts.rendering import Renderer
 from arpo.types import Sample, Screenshot
 
 MOST_PIXELS = 2**24  # values that are cut into patches at once

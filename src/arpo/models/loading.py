@@ -18,9 +18,9 @@ from transformers.utils import logging
 
 from arpo.config import ModelConfig
 from arpo.errors import UserError
-from arpo.models import pointwise, text_attention, vision_attention
+from arpo.models import attention, fused_ops, vision_attention
 from arpo.models.families import FAMILIES, VisionLanguageModel
-from arpo.rendering import Renderer
+from arpo.prompts.rendering import Renderer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -34,7 +34,7 @@ def resolve_model(path: str) -> Path:
     """The folder that a recipe means: "base" is the model shipped with the package."""
     if path != "base":
         return Path(path).expanduser()
-    folder = Path(str(resources.files("arpo.models"))) / "base"
+    folder = Path(str(resources.files("arpo"))) / "envs" / "desk" / "base_model" / "weights"
     if not folder.is_dir():
         raise UserError(f"{folder}: the shipped base model is not there; make it with `arpo pretrain`")
     return folder
@@ -79,7 +79,7 @@ def hollow_model(settings: ModelConfig) -> VisionLanguageModel:
 
 def prepare(model: VisionLanguageModel) -> VisionLanguageModel:
     """Give a model, however it was made, fast attention; on a GPU also fused norms and gates."""
-    text_attention.install(model)
+    attention.install(model)
     vision_attention.install(model)
     if model.device.type == "cuda":
         _fuse(model)
@@ -88,7 +88,7 @@ def prepare(model: VisionLanguageModel) -> VisionLanguageModel:
 
 def _fuse(model: VisionLanguageModel) -> None:
     if model.config.text_config.hidden_size >= WORTH_COMPILING:
-        pointwise.install(model, compiled=True)
+        fused_ops.install(model, compiled=True)
 
 
 def read_config(folder: Path) -> Any:

@@ -11,7 +11,7 @@ from torch import nn
 
 from arpo.config import ModelConfig
 from arpo.models import lora
-from arpo.models.features import FeatureCache
+from arpo.models.feature_cache import FeatureCache
 
 _SAMPLED = 4096  # values of each frozen tensor that its fingerprint is made of
 

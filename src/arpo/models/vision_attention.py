@@ -22,7 +22,7 @@ from transformers.vision_utils import get_vision_position_ids
 
 from arpo.models import attention as kernels
 from arpo.models.families import IMAGE_BOUNDS, WINDOW_BOUNDS, Family, VisionLanguageModel, family_of
-from arpo.models.pointwise import rotated
+from arpo.models.fused_ops import rotated
 
 _PATCHES_KEPT = 2**18  # whose layouts are remembered: some 200 megabytes
 

@@ -14,10 +14,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from arpo.compare import BASE, COLLECTED, name_of, reference_of, seconds_of_collection
+from arpo.algorithms.curriculum import Count
+from arpo.envs.task_files import load_counts
 from arpo.errors import UserError
+from arpo.evaluation.compare import BASE, COLLECTED, name_of, reference_of, seconds_of_collection
+from arpo.evaluation.comparison_results import STAGES, Comparison, Evaluation, Run, compare
 from arpo.recipe import load_config
-from arpo.store import (
+from arpo.storage.run_folder import (
     EVALUATIONS,
     METRICS,
     RECIPE,
@@ -27,8 +30,6 @@ from arpo.store import (
     read_lines,
     write_atomically,
 )
-from arpo.tasks import Count, load_counts
-from arpo.viewer.comparison_numbers import STAGES, Comparison, Evaluation, Run, compare
 from arpo.viewer.comparison_page import page
 from arpo.viewer.comparison_text import markdown
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from arpo.evaluation.comparison_results import SETS, STAGES, Comparison, Point, Run
 from arpo.viewer.charts import (
     LARGE,
     Bars,
@@ -15,7 +16,6 @@ from arpo.viewer.charts import (
     line_chart,
     share_chart,
 )
-from arpo.viewer.comparison_numbers import SETS, STAGES, Comparison, Point, Run
 from arpo.viewer.comparison_text import (
     CURVE_WORDS,
     CURVES_SHOWN,

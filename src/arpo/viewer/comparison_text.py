@@ -6,10 +6,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from arpo.compare import BASE, MAY_DIFFER
-from arpo.display import duration
-from arpo.recipe import changed, value
-from arpo.viewer.comparison_numbers import (
+from arpo.evaluation.compare import BASE, MAY_DIFFER
+from arpo.evaluation.comparison_results import (
     DRAWS,
     SETS,
     SMOOTHED,
@@ -21,6 +19,8 @@ from arpo.viewer.comparison_numbers import (
     Run,
     Spread,
 )
+from arpo.recipe import changed, value
+from arpo.reporting.display import duration
 
 UNKNOWN = "–"
 SURE = 0.05

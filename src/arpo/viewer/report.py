@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from arpo.config import Config
-from arpo.display import success_rows, total_rows
+from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
 from arpo.recipe import load_config
-from arpo.store import METRICS, RECIPE, TRAJECTORIES, StoreReader, write_atomically
-from arpo.tasks import load_tasks
+from arpo.reporting.display import success_rows, total_rows
+from arpo.storage.run_folder import METRICS, RECIPE, TRAJECTORIES, StoreReader, write_atomically
 from arpo.viewer.charts import Series, line_chart
 from arpo.viewer.episodes import episode_html
 from arpo.viewer.style import document

@@ -16,13 +16,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from arpo.actions import Action
-from arpo.codec import action_to_json
 from arpo.config import EnvConfig, OSWorldConfig
+from arpo.envs.osworld.fork_server import nursery
 from arpo.envs.osworld.needs import LOCAL, REMEDY, allows_network, missing
-from arpo.envs.osworld.nursery import nursery
-from arpo.envs.osworld.session import STOP_SECONDS, Session
 from arpo.envs.osworld.worker import MACHINE_FILE
+from arpo.envs.osworld.worker_client import STOP_SECONDS, Session
 from arpo.errors import EnvError, UserError
+from arpo.storage.codec import action_to_json
 from arpo.types import Observation, Screenshot, StepResult, Task
 
 PROVIDERS = (LOCAL, "docker", "vmware", "virtualbox", "aws", "azure", "aliyun", "volcengine")

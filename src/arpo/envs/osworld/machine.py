@@ -28,7 +28,7 @@ from desktop_env.evaluators import getters, metrics
 from desktop_env.evaluators.metrics import basic_os
 from desktop_env.providers.base import Provider
 
-from arpo.envs.osworld.vet import Vocabulary
+from arpo.envs.osworld.task_check import Vocabulary
 from arpo.errors import EnvError, EnvTimeout
 
 SETUP_LOG = "desktopenv.setup"

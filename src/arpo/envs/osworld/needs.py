@@ -20,8 +20,8 @@ from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 from arpo.config import Config, OSWorldConfig
+from arpo.envs.task_files import climbs
 from arpo.errors import UserError
-from arpo.tasks import climbs
 from arpo.types import Json, Task
 
 SHIPPED = "arpo:"  # of the address of a file that is part of this package

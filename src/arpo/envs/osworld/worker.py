@@ -26,14 +26,14 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from arpo.codec import action_from_json
 from arpo.config import EnvConfig, OSWorldConfig
-from arpo.envs.osworld.pipe import receive, send
+from arpo.envs.osworld.messages import receive, send
 from arpo.errors import ArpoFault, EnvTimeout, UserError
+from arpo.storage.codec import action_from_json
 from arpo.types import Json, Task
 
 if TYPE_CHECKING:
-    from arpo.envs.osworld.desktop import Desktop
+    from arpo.envs.osworld.desktop_episode import Desktop
 
 PACKET = 2**16
 PR_SET_PDEATHSIG = 1
@@ -64,7 +64,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended workers leave nothing behind
     stand_in_for("easyocr")
-    from arpo.envs.osworld.desktop import Desktop
+    from arpo.envs.osworld.desktop_episode import Desktop
 
     gc.freeze()  # what was loaded is shared with all workers as long as nobody writes to it
     control.send(json.dumps({"ready": os.getpid()}).encode())

@@ -16,7 +16,7 @@ def main() -> None:
         os.dup2(nothing.fileno(), 0)
     session = Session(settings["width"], settings["height"])
     # Imported while the X server starts, which takes as long.
-    from arpo.envs.osworld.guest.desktop import Desktop
+    from arpo.envs.osworld.guest.parts import Desktop
     from arpo.envs.osworld.guest.relay import start_relay
     from arpo.envs.osworld.guest.server import GuestServer
 

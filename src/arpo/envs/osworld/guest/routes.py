@@ -24,7 +24,7 @@ from arpo.envs.osworld.guest.program import parse
 from arpo.envs.osworld.guest.protocol import Answer, BadRequest, Request, as_json, as_text
 
 if TYPE_CHECKING:  # for their types alone, as in `launches.py`
-    from arpo.envs.osworld.guest.desktop import Desktop
+    from arpo.envs.osworld.guest.parts import Desktop
     from arpo.envs.osworld.guest.windows import Window
 
 WINDOW_SECONDS = 30.0

@@ -20,7 +20,7 @@ from arpo.envs.osworld.guest.protocol import Answer, BadRequest, Request, as_jso
 from arpo.envs.osworld.guest.routes import ROUTES
 
 if TYPE_CHECKING:  # for its type alone, as in `launches.py`
-    from arpo.envs.osworld.guest.desktop import Desktop
+    from arpo.envs.osworld.guest.parts import Desktop
 
 USER = "arpo"
 _REFUSED = as_json({"error": "the token is missing or wrong"}, 401)

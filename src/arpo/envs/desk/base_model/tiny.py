@@ -1,0 +1,163 @@
+"""The tiny Qwen2.5-VL: its shape, its first weights, and its folder in the Hugging Face format.
+
+A folder written here loads with plain transformers. Nothing here trains.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from transformers import GenerationConfig, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+from arpo.prompts import vision
+from arpo.prompts.vision import ImageSettings
+
+IMAGE_SETTINGS = ImageSettings(
+    patch_size=14,
+    merge_size=2,
+    temporal_patch_size=2,
+    min_pixels=3136,
+    max_pixels=2116800,
+    mean=(0.5, 0.5, 0.5),
+    std=(0.5, 0.5, 0.5),
+)
+
+EMBEDDING_STD = 0.06
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message.role + '\\n' }}"
+    "{%- if message.content is string %}{{- message.content }}"
+    "{%- else %}{%- for part in message.content %}"
+    "{%- if part.type == 'image' %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}"
+    "{%- else %}{{- part.text }}{%- endif %}"
+    "{%- endfor %}{%- endif %}"
+    "{{- '<|im_end|>\\n' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+
+def tiny_config(
+    vocab_size: int,
+    ids: Mapping[str, int],
+    *,
+    hidden: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    key_heads: int = 2,
+    vision_hidden: int = 128,
+    vision_layers: int = 4,
+    max_positions: int = 4096,
+) -> Qwen2_5_VLConfig:
+    """The shape of a small model; `ids` are its special tokens. Vision attends fully in every layer."""
+    half = hidden // heads // 2
+    time = half // 4
+    height = (half - time) // 2
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_section": [time, height, half - time - height],
+    }
+    return Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": vocab_size,
+            "hidden_size": hidden,
+            "intermediate_size": 3 * hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": key_heads,
+            "max_position_embeddings": max_positions,
+            "rope_parameters": rope,
+            "bos_token_id": None,
+            "eos_token_id": ids["<|im_end|>"],
+            "pad_token_id": ids["<|endoftext|>"],
+        },
+        vision_config={
+            "depth": vision_layers,
+            "hidden_size": vision_hidden,
+            "intermediate_size": 3 * vision_hidden,
+            "num_heads": heads,
+            "out_hidden_size": hidden,
+            "patch_size": IMAGE_SETTINGS.patch_size,
+            "spatial_merge_size": IMAGE_SETTINGS.merge_size,
+            "temporal_patch_size": IMAGE_SETTINGS.temporal_patch_size,
+            "fullatt_block_indexes": list(range(vision_layers)),
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=True,
+    )
+
+
+def new_tiny_model(config: Qwen2_5_VLConfig, seed: int) -> Qwen2_5_VLForConditionalGeneration:
+    """Fresh float32 weights, deviation 1/sqrt(fan in): at the usual 0.02 so small a model learns nothing."""
+    with torch.random.fork_rng(devices=[]):
+        model = Qwen2_5_VLForConditionalGeneration(config).float()
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        if weight.dim() >= 2:
+            std = EMBEDDING_STD if "embed_tokens" in name else 1 / math.sqrt(weight[0].numel())
+            torch.nn.init.normal_(weight, std=std, generator=generator)
+    return model
+
+
+def save_model_folder(
+    model: Qwen2_5_VLForConditionalGeneration,
+    tokenizer: Tokenizer,
+    folder: Path | str,
+    *,
+    dtype: torch.dtype = torch.float16,
+    settings: ImageSettings = IMAGE_SETTINGS,
+) -> None:
+    """Write a plain Hugging Face model directory; weights are stored as `dtype`, the model stays as it is."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: weight.to(dtype) for name, weight in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        del weights["lm_head.weight"]
+    model.save_pretrained(folder, state_dict=weights)
+    text = model.config.text_config
+    GenerationConfig(eos_token_id=text.eos_token_id, pad_token_id=text.pad_token_id).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    _write_json(folder / "config.json", config | {"dtype": str(dtype).removeprefix("torch.")})
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_json(folder / "tokenizer_config.json", _tokenizer_config(text.max_position_embeddings))
+    _write_json(folder / vision.CONFIG_NAME, _image_config(settings))
+
+
+def _tokenizer_config(max_length: int) -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def _image_config(settings: ImageSettings) -> dict[str, Any]:
+    return {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2_5_VLProcessor",
+        "patch_size": settings.patch_size,
+        "merge_size": settings.merge_size,
+        "temporal_patch_size": settings.temporal_patch_size,
+        "min_pixels": settings.min_pixels,
+        "max_pixels": settings.max_pixels,
+        "image_mean": list(settings.mean),
+        "image_std": list(settings.std),
+    }
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

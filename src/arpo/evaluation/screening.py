@@ -1,0 +1,254 @@
+"""The task filter: rollouts of each task with one model, and a task file of those that it sometimes solves.
+
+Beside the task file, OUT.report.json says what became of every task and why. What is counted is written down
+task by task, so a screening that was stopped, however, goes on. A task that could not be played is never one
+that the model cannot solve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from arpo.algorithms.curriculum import Count, keep
+from arpo.config import Config
+from arpo.envs.task_files import choose, is_shipped, load_tasks, selection
+from arpo.errors import UserError
+from arpo.evaluation.evaluate import SKIPPED, evaluate, make_room, playable, write_skipped
+from arpo.reporting.display import Display, open_display
+from arpo.rollout.scheduler import Outcome, reason
+from arpo.storage.run_folder import write_atomically
+from arpo.training.build import assemble
+from arpo.types import Failure, Task, Trajectory
+
+BAR = 40  # of the histogram's longest line
+NEVER, ALWAYS, FAILED, CANNOT = "never solved", "always solved", "failed", "cannot run here"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screening:
+    """What was found about the tasks: counts, or why there are none.
+
+    `failed`: tasks none of whose episodes could be carried out, with the first failure's words; `skipped`:
+    tasks that cannot run here.
+    """
+
+    tasks: Sequence[str]
+    terms: Mapping[str, Any]
+    counts: Mapping[str, Count]
+    failed: Mapping[str, str]
+    skipped: Mapping[str, str]
+    drop_always: bool
+
+    @property
+    def kept(self) -> dict[str, Count]:
+        in_order = {task: self.counts[task] for task in self.tasks if task in self.counts}
+        return keep(in_order, drop_always=self.drop_always)
+
+    @property
+    def histogram(self) -> list[int]:
+        """How many tasks had 0, 1, … successes."""
+        tasks = Counter(count.successes for count in self.counts.values())
+        return [tasks[successes] for successes in range(self.terms["of"] + 1)]
+
+    def dropped(self, task: str) -> tuple[str, str]:
+        """Why a task is not kept: in two words, and what there is to say besides."""
+        if task in self.skipped:
+            return CANNOT, self.skipped[task]
+        if task in self.failed:
+            return FAILED, self.failed[task]
+        return (ALWAYS, "screen.drop_always") if self.counts[task].successes else (NEVER, "")
+
+    def totals(self) -> dict[str, Any]:
+        kept = self.kept
+        reasons = Counter(self.dropped(task)[0] for task in self.tasks if task not in kept)
+        return {
+            "tasks": len(self.tasks),
+            "kept": len(kept),
+            "dropped": {why: reasons[why] for why in (NEVER, ALWAYS, FAILED, CANNOT)},
+            "rollouts": sum(count.rollouts for count in self.counts.values()),
+            "solved": _rate(self.counts),
+            "solved_of_kept": _rate(kept),
+        }
+
+    def report(self) -> dict[str, Any]:
+        """What OUT.report.json says."""
+        kept = self.kept
+        rows: dict[str, dict[str, Any]] = {}
+        for task in self.tasks:
+            count = self.counts.get(task, Count(successes=0, rollouts=0))
+            rows[task] = {"successes": count.successes, "rollouts": count.rollouts, "kept": task in kept}
+            if task not in kept:
+                why, words = self.dropped(task)
+                rows[task]["reason"] = f"{why}: {words}" if words else why
+        return {
+            "terms": dict(self.terms),
+            "totals": self.totals(),
+            "histogram": self.histogram,
+            "tasks": rows,
+        }
+
+
+def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_always: bool) -> int:
+    """`arpo screen`: count successes of every task, then write those worth training on, and the report."""
+    examples = config.tasks.examples
+    pool = {task.id: task for task in choose(load_tasks(tasks, examples), config.tasks)}
+    _, skipped = playable(config, {"named": tuple(pool.values())})
+    make_room(out)
+    progress, report = (out.with_name(f"{out.name}.{end}") for end in ("progress.jsonl", "report.json"))
+    counts = _read_progress(progress, terms(config, rollouts), pool)
+    failed: dict[str, str] = {}
+    display = open_display(sys.stdout)
+    try:
+        write_skipped(out.with_name(f"{out.name}.{SKIPPED}"), skipped, display)
+        done = counts.keys() | skipped.keys()
+        if left := {place: task for place, task in enumerate(pool.values()) if task.id not in done}:
+            failed = asyncio.run(_screen(config, left, rollouts, progress, counts, display))
+        screening = Screening(
+            tasks=list(pool),
+            terms={"source": tasks} | terms(config, rollouts),
+            counts=counts,
+            failed=failed,
+            skipped=skipped,
+            drop_always=drop_always,
+        )
+        write_atomically(report, json.dumps(screening.report(), indent=1, ensure_ascii=False) + "\n")
+        for line in _describe(screening):
+            display.note(line)
+        display.note(f"what became of each task: {report}")
+    finally:
+        display.close()
+    _refuse_nothing(screening, tasks, config.env.name)
+    folder = out.resolve().parent
+    source = tasks if is_shipped(tasks) else os.path.relpath(tasks, folder)
+    write_atomically(out, selection(source, screening.kept, examples and os.path.relpath(examples, folder)))
+    progress.unlink(missing_ok=True)
+    print(f"written to {out}")
+    return 0
+
+
+def _refuse_nothing(screening: Screening, tasks: str, env: str) -> None:
+    if not screening.counts:
+        raise UserError(f"{tasks}: no task could be run in {env}: try `arpo check-env`")
+    if not any(count.successes for count in screening.counts.values()):
+        rollouts = screening.terms["of"]
+        raise UserError(f"{tasks}: no task was solved in {rollouts} rollouts: screen a better model")
+    if not screening.kept:
+        raise UserError(f"{tasks}: each task was solved always or never: screen without drop_always")
+
+
+async def _screen(
+    config: Config,
+    tasks: Mapping[int, Task],
+    rollouts: int,
+    progress: Path,
+    counts: dict[str, Count],
+    display: Display,
+) -> dict[str, str]:
+    """Tasks, by their place in the list, are counted and written down as they complete.
+
+    Failed episodes are not among the rollouts; why a task failed that had no others is returned.
+    """
+    scheduler = assemble(config).scheduler
+    outcomes: dict[int, list[Outcome]] = {}
+    failed: dict[str, str] = {}
+    told: list[int] = []  # the first place only: one reason is told
+    display.begin("screening", len(tasks) * rollouts)
+    with progress.open("a", encoding="utf-8") as file:
+        print(file=file, flush=True)  # ends a line that was torn
+
+        def on_episode(index: int, outcome: Outcome) -> None:
+            display.episode_done()
+            if isinstance(outcome, Failure) and not told:
+                told.append(index)
+                display.note(f"an episode failed: {reason(outcome)}")
+            outcomes.setdefault(index, []).append(outcome)
+            if len(outcomes[index]) < rollouts:
+                return
+            name, played = tasks[index].id, outcomes.pop(index)
+            count = _count(played, config.replay.threshold)
+            if count.rollouts:
+                counts[name] = count
+                line = {"id": name, "successes": count.successes, "rollouts": count.rollouts}
+                print(json.dumps(line | terms(config, rollouts)), file=file, flush=True)
+            else:
+                failed[name] = next(reason(one) for one in played if isinstance(one, Failure))
+
+        await evaluate(
+            scheduler,
+            list(tasks.items()),
+            name="screen",
+            rollouts=rollouts,
+            temperature=config.rollout.temperature,
+            on_episode=on_episode,
+        )
+    return failed
+
+
+def terms(config: Config, rollouts: int) -> dict[str, str | int | float]:
+    """What two countings must share to be one screening."""
+    return {
+        "of": rollouts,
+        "model": config.model.path,
+        "temperature": config.rollout.temperature,
+        "max_steps": config.rollout.max_steps,
+        "max_images": config.rollout.max_images,
+        "max_answer_tokens": config.rollout.max_answer_tokens,
+        "max_pixels": config.model.max_pixels,
+        "prompt": config.model.prompt,
+        "screen": f"{config.env.width}x{config.env.height}",
+        "threshold": config.replay.threshold,
+        "env": config.env.name,
+        "seed": config.run.seed,
+    }
+
+
+def _count(outcomes: list[Outcome], threshold: float) -> Count:
+    played = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]
+    return Count(successes=sum(t.score >= threshold for t in played), rollouts=len(played))
+
+
+def _read_progress(path: Path, terms: Mapping[str, object], pool: Mapping[str, Task]) -> dict[str, Count]:
+    """What an earlier call counted, if it was a screening like this one; a torn last line is left out."""
+    if not path.is_file():
+        return {}
+    counts = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+            name, count = row["id"], Count(successes=row["successes"], rollouts=row["rollouts"])
+            alike = all(row.get(key) == value for key, value in terms.items()) and name in pool
+        except (ValueError, KeyError, TypeError):
+            continue
+        if not alike:
+            raise UserError(f"{path}: is of another screening: remove it, or choose another --out")
+        counts[name] = count
+    return counts
+
+
+def _rate(counts: Mapping[str, Count]) -> float:
+    return sum(c.successes for c in counts.values()) / max(1, sum(c.rollouts for c in counts.values()))
+
+
+def _describe(screening: Screening) -> list[str]:
+    totals, histogram = screening.totals(), screening.histogram
+    widest, most = len(str(len(histogram) - 1)), max(1, *histogram)
+    bars = [
+        f"{successes:>{widest}} {'█' * math.ceil(BAR * tasks / most)} {tasks}"
+        for successes, tasks in enumerate(histogram)
+    ]
+    return [
+        f"solved {totals['solved']:.1%} of all rollouts, {totals['solved_of_kept']:.1%} on the "
+        f"{totals['kept']} tasks that are kept",
+        "dropped: " + ", ".join(f"{count} {why}" for why, count in totals["dropped"].items()),
+        f"tasks by successes in {len(histogram) - 1} rollouts:",
+        *bars,
+    ]

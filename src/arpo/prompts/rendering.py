@@ -1,0 +1,194 @@
+"""Messages to token ids and image slots: the only file that knows a chat template (Qwen's ChatML).
+
+    <|im_start|>role\\n text <|vision_start|><|image_pad|>…<|vision_end|><|im_end|>\\n
+
+A sampled answer goes back in as the very tokens that were sampled. Text can never become structure: whatever
+a task says, `<|im_end|>` in it is ten characters of text, not the end of a turn.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from arpo.errors import UserError
+from arpo.prompts import vision
+from arpo.prompts.vision import Grid, ImageSettings
+from arpo.types import Message, Screenshot
+
+START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+VISION_START, VISION_END, IMAGE = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"
+STRUCTURE = (START, END, PAD, VISION_START, VISION_END, IMAGE)
+# Marks within text that prompts of grounding models are written with; they structure nothing.
+MARKS = re.compile(r"(<\|(?:object_ref|box|quad)_(?:start|end)\|>)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    token_ids: tuple[int, ...]
+    images: tuple[Screenshot, ...]  # one for each image slot, in order
+
+
+class PromptRenderer(Protocol):
+    """What an episode needs to know of a model: how it is shown things, and in how many pixels."""
+
+    def render(self, messages: Sequence[Message]) -> Rendered: ...
+
+    def continuation(self, message: Message) -> Rendered: ...
+
+    def model_size(self, screenshot: Screenshot) -> tuple[int, int]: ...
+
+
+class Renderer:
+    """A model's tokenizer, template and image settings, read once from its folder."""
+
+    def __init__(self, tokenizer: Tokenizer, settings: ImageSettings) -> None:
+        vocabulary = tokenizer.get_vocab()
+        if missing := [token for token in STRUCTURE if token not in vocabulary]:
+            raise UserError(f"the tokenizer has no {', '.join(missing)}: a Qwen-VL tokenizer is needed")
+        self._ids = {token: vocabulary[token] for token in STRUCTURE}
+        # The library's name for the opposite of what it seems to say: special tokens in text are plain text.
+        tokenizer.encode_special_tokens = True
+        self._tokenizer = tokenizer
+        if leaks := [token for token in STRUCTURE if self._ids[token] in self.encode(token)]:
+            raise UserError(f"the tokenizer does not mark these tokens as special: {leaks}")
+        self.settings = settings
+        self.end_of_turn_id = self._ids[END]
+        self.pad_id = self._ids[PAD]
+        self.image_token_id = self._ids[IMAGE]
+        self._newline = self.encode("\n")
+        self._answer_header = (self._ids[START], *self.encode("assistant\n"))
+
+    @classmethod
+    def from_folder(
+        cls, folder: Path | str, min_pixels: int | None = None, max_pixels: int | None = None
+    ) -> Renderer:
+        path = Path(folder) / "tokenizer.json"
+        if not path.is_file():
+            raise UserError(f"{path}: not found; a model folder needs its tokenizer")
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise UserError(f"{path}: not a tokenizer: {error}") from error
+        return cls(tokenizer, ImageSettings.from_folder(folder, min_pixels, max_pixels))
+
+    @property
+    def vocab_size(self) -> int:
+        return self._tokenizer.get_vocab_size()
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Tokens of plain text; marks such as <|box_start|> are themselves, structure is spelled out."""
+        pieces = MARKS.split(text)
+        ids: list[int] = []
+        for index, piece in enumerate(pieces):
+            mark = self._tokenizer.token_to_id(piece) if index % 2 else None
+            ids += [mark] if mark is not None else self._tokenizer.encode(piece, add_special_tokens=False).ids
+        return tuple(ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of an answer without its end of turn. Special tokens stay visible to the parser."""
+        ids = list(token_ids)
+        if ids and ids[-1] == self.end_of_turn_id:
+            ids.pop()
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def render(self, messages: Sequence[Message]) -> Rendered:
+        """The whole prompt, up to where the next answer begins."""
+        parts = [token for message in messages for token in (*self._message(message), *self._newline)]
+        return _rendered((*parts, *self._answer_header), messages)
+
+    def continuation(self, message: Message) -> Rendered:
+        """What follows a completed answer: the next message, up to where the next answer begins."""
+        parts = (*self._newline, *self._message(message), *self._newline, *self._answer_header)
+        return _rendered(parts, [message])
+
+    def _message(self, message: Message) -> tuple[int, ...]:
+        ids = self._ids
+        if message.token_ids is not None:
+            end = () if message.token_ids[-1:] == (self.end_of_turn_id,) else (self.end_of_turn_id,)
+            return (ids[START], *self.encode(f"{message.role}\n"), *message.token_ids, *end)
+        picture: tuple[int, ...] = ()
+        if message.screenshot is not None:
+            count = vision.image_tokens(self.grid(message.screenshot), self.settings)
+            picture = (ids[VISION_START], *[self.image_token_id] * count, ids[VISION_END])
+        return (ids[START], *self.encode(f"{message.role}\n{message.text}"), *picture, ids[END])
+
+    def model_size(self, screenshot: Screenshot) -> tuple[int, int]:
+        """(width, height) of the screenshot as the model sees it."""
+        return vision.target_size(*screenshot.size, self.settings)
+
+    def grid(self, screenshot: Screenshot) -> Grid:
+        return vision.grid(*screenshot.size, self.settings)
+
+    def image_slots(self, token_ids: Sequence[int], grids: Sequence[Grid]) -> NDArray[np.bool_]:
+        """True where an image of `grids` lies. A sampled placeholder comes after them all: it is text."""
+        slots = np.asarray(token_ids) == self.image_token_id
+        count = sum(vision.image_tokens(grid, self.settings) for grid in grids)
+        places = np.flatnonzero(slots)
+        assert len(places) >= count, f"{len(places)} image tokens for {count} image features"
+        slots[places[count:]] = False
+        return slots
+
+    def positions(self, token_ids: Sequence[int], grids: Sequence[Grid], start: int = 0) -> NDArray[np.int64]:
+        """Rotary positions (time, height, width), [3, T], of tokens whose first is at position `start`.
+
+        Text counts on; an image stands at one time, spreads its rows and columns from there, and the text
+        after it goes on beyond its longer side.
+        """
+        counts = [vision.image_tokens(grid, self.settings) for grid in grids]
+        places = np.flatnonzero(self.image_slots(token_ids, grids))
+        firsts = places[np.cumsum([0, *counts[:-1]])] if counts else places
+        steps = np.ones(len(token_ids) + 1, dtype=np.int64)
+        steps[0] = start
+        for grid, first, count in zip(grids, firsts, counts, strict=True):
+            steps[first + count] += max(grid[1:]) // self.settings.merge_size - count
+        line = np.cumsum(steps)[:-1]
+        positions = np.tile(line, (3, 1))
+        for grid, first, count in zip(grids, firsts, counts, strict=True):
+            positions[:, first : first + count] = line[first] + _spread(grid, self.settings.merge_size)
+        return positions
+
+
+class ChatRenderer:
+    """For a model behind a server that takes messages and makes its own tokens: pictures, and no tokens."""
+
+    def __init__(self, min_pixels: int, max_pixels: int) -> None:
+        self._settings = ImageSettings(  # Qwen2.5-VL's, of which only those for the size are read
+            patch_size=14,
+            merge_size=2,
+            temporal_patch_size=2,
+            min_pixels=min_pixels,
+            max_pixels=max_pixels,
+            mean=(0.0, 0.0, 0.0),
+            std=(1.0, 1.0, 1.0),
+        )
+
+    def render(self, messages: Sequence[Message]) -> Rendered:
+        return _rendered((), messages)
+
+    def continuation(self, message: Message) -> Rendered:
+        return _rendered((), [message])
+
+    def model_size(self, screenshot: Screenshot) -> tuple[int, int]:
+        return vision.target_size(*screenshot.size, self._settings)
+
+
+def _rendered(token_ids: tuple[int, ...], messages: Sequence[Message]) -> Rendered:
+    images = tuple(message.screenshot for message in messages if message.screenshot is not None)
+    return Rendered(token_ids=token_ids, images=images)
+
+
+@lru_cache(maxsize=64)
+def _spread(grid: Grid, merge_size: int) -> NDArray[np.int64]:
+    """Positions within one image, [3, tokens], from its own origin."""
+    time, rows, columns = grid[0], grid[1] // merge_size, grid[2] // merge_size
+    return np.indices((time, rows, columns), dtype=np.int64).reshape(3, math.prod((time, rows, columns)))

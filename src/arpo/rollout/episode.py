@@ -1,0 +1,166 @@
+"""One episode: look, answer, act, until it ends; then the verdict.
+
+The token sequence only ever grows by what was sampled and by what the model is shown next; it begins anew
+where the window of screenshots slid, and nowhere is an answer tokenised again. Faults pass through to the
+pool.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+from arpo.actions import Action, CallUser, Fail, Finished, scale, up_to_terminal
+from arpo.config import RolloutConfig
+from arpo.engines.base import Engine
+from arpo.envs.base import Env
+from arpo.errors import ContextTooLong, EngineError, UserError, boundary
+from arpo.parsing import ParseError, parse
+from arpo.prompts.conversation import Conversation, PromptTemplate
+from arpo.prompts.rendering import PromptRenderer, Rendered
+from arpo.types import Completion, Prompt, Sampling, Screenshot, StopReason, Task, Trajectory, Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """Who plays: the engine that samples, how it is shown a task, and in what it answers where to click."""
+
+    engine: Engine
+    renderer: PromptRenderer
+    template: PromptTemplate
+    coordinates: Literal["pixels", "thousandths"]
+
+    def answer_size(self, screenshot: Screenshot) -> tuple[int, int]:
+        """The width and height of a screenshot in the units of the answers to it."""
+        return (1000, 1000) if self.coordinates == "thousandths" else self.renderer.model_size(screenshot)
+
+
+async def run_episode(
+    task: Task, env: Env, agent: Agent, *, episode_id: str, settings: RolloutConfig, seed: int
+) -> Trajectory:
+    """Play one task to its end. `env` is fresh; it is left to its owner to close."""
+    try:
+        return await _play(task, env, agent, episode_id, settings, seed)
+    finally:
+        async with boundary(EngineError, "release"):
+            await agent.engine.release(episode_id)
+
+
+async def _play(
+    task: Task, env: Env, agent: Agent, episode_id: str, settings: RolloutConfig, seed: int
+) -> Trajectory:
+    conversation = Conversation.begin(agent.template, task.instruction, settings.max_images)
+    sequence = Rendered(token_ids=(), images=())
+    turns: list[Turn] = []
+    stop: StopReason | None = None
+    view = (await env.start(task)).screenshot
+    while stop is None:
+        conversation = conversation.look(view)
+        restart = conversation.slid or not turns
+        context = _context(agent.renderer, conversation, restart)
+        sequence = context if restart else _joined(sequence, context)
+        prompt = Prompt(
+            episode_id=episode_id,
+            token_ids=sequence.token_ids,
+            images=sequence.images,
+            messages=conversation.messages(),
+        )
+        sampling = Sampling(
+            temperature=settings.temperature,
+            max_tokens=settings.max_answer_tokens,
+            seed=draw_seed(seed, task.id, episode_id, len(turns)),
+        )
+        try:
+            completion = await _answer(agent.engine, prompt, sampling, settings)
+        except ContextTooLong as limit:
+            if not turns:
+                raise UserError(limit.message) from limit
+            stop = StopReason.MAX_STEPS
+            break
+        conversation = conversation.answer(completion)
+        sequence = _joined(sequence, Rendered(token_ids=completion.token_ids, images=()))
+
+        actions, error = _understood(completion, agent.answer_size(view), view.size, settings)
+        turns.append(
+            Turn(
+                screenshot=view,
+                context=context.token_ids,
+                images=context.images,
+                restart=restart,
+                completion=completion,
+                actions=actions,
+                error=error,
+            )
+        )
+        if error:
+            stop = StopReason.LENGTH if completion.finish == "length" else StopReason.PARSE_ERROR
+        else:
+            result = await env.step(actions)
+            view = result.observation.screenshot
+            stop = _stop(actions, result.terminated, last=len(turns) == settings.max_steps)
+
+    return Trajectory(
+        episode_id=episode_id,
+        task_id=task.id,
+        turns=tuple(turns),
+        final=view,
+        score=await env.evaluate(),
+        malformed=stop in (StopReason.PARSE_ERROR, StopReason.LENGTH),
+        stop=stop,
+    )
+
+
+def draw_seed(seed: int, task_id: str, episode_id: str, turn: int) -> int:
+    """The seed of one answer's draws, in 63 bits: it depends on its place in the run and on nothing else."""
+    place = "\0".join((str(seed), task_id, episode_id, str(turn)))
+    return int.from_bytes(hashlib.sha256(place.encode()).digest()[:8], "big") >> 1
+
+
+async def _answer(engine: Engine, prompt: Prompt, sampling: Sampling, settings: RolloutConfig) -> Completion:
+    """A prompt without tokens is measured by the server that makes them."""
+    need = len(prompt.token_ids) + sampling.max_tokens
+    if need > settings.max_context_tokens:
+        limit = f"rollout.max_context_tokens = {settings.max_context_tokens}"
+        raise ContextTooLong("generate", f"{limit}: the first answer alone needs {need}")
+    async with boundary(EngineError, "generate"):
+        return await engine.generate(prompt, sampling)
+
+
+def _context(renderer: PromptRenderer, conversation: Conversation, restart: bool) -> Rendered:
+    """What the model is shown between its last answer and its next."""
+    messages = conversation.messages()
+    return renderer.render(messages) if restart else renderer.continuation(messages[-1])
+
+
+def _joined(sequence: Rendered, more: Rendered) -> Rendered:
+    return Rendered(token_ids=sequence.token_ids + more.token_ids, images=sequence.images + more.images)
+
+
+def _understood(
+    completion: Completion,
+    answer_size: tuple[int, int],
+    screen_size: tuple[int, int],
+    settings: RolloutConfig,
+) -> tuple[tuple[Action, ...], str]:
+    """The answer's actions in pixels of the screen, or why there are none."""
+    if completion.finish == "length":
+        return (), f"the answer was cut at {settings.max_answer_tokens} tokens"
+    try:
+        actions = up_to_terminal(parse(completion.text).actions)
+    except ParseError as error:
+        return (), str(error)
+    return tuple(scale(action, answer_size, screen_size) for action in actions), ""
+
+
+def _stop(actions: tuple[Action, ...], terminated: bool, last: bool) -> StopReason | None:
+    match actions[-1]:
+        case Finished():
+            return StopReason.FINISHED
+        case Fail():
+            return StopReason.FAIL
+        case CallUser():
+            return StopReason.CALL_USER
+    if terminated:
+        return StopReason.TERMINATED
+    return StopReason.MAX_STEPS if last else None

@@ -1,0 +1,130 @@
+"""From a run to a plain Hugging Face model directory, which any tool loads without this package.
+
+The adapters of a LoRA run are merged into the weights, or written alone, in the layout of the PEFT library:
+adapter_model.safetensors has base_model.model.LAYER.lora_A.weight [r, in] and .lora_B.weight [out, r], and
+adapter_config.json r and lora_alpha; the layer's weight becomes W + lora_alpha / r · B A.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import nn
+
+from arpo.config import Config, ModelConfig
+from arpo.errors import UserError
+from arpo.learner.saved_state import COUNTERS, WEIGHTS, load_tensors
+from arpo.models.loading import DTYPES, load_model, resolve_model
+from arpo.models.lora import adapter_weights, merge
+from arpo.models.trainable import choose_trained, frozen_fingerprint
+from arpo.recipe import load_config
+from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, MANIFEST, Checkpoint, damage, latest
+from arpo.storage.run_folder import RECIPE
+
+# Weights, the card that is about them, and what we neither run nor unpickle.
+OTHERS = (".safetensors", ".md", ".bin", ".pt", ".pth", ".py")
+ADAPTERS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+def export_model(source: Path, out: Path, dtype: str, *, merged: bool) -> Path:
+    """Write to `out` the model of a run's newest whole checkpoint, of one checkpoint, or of a folder."""
+    if dtype not in DTYPES:
+        raise UserError(f"--dtype {dtype}: use one of {', '.join(DTYPES)}")
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise UserError(f"{out}: is there already and not empty; name a new folder")
+    config, checkpoint = _find(source)
+    if not merged and (checkpoint is None or config.model.train != "lora"):
+        raise UserError(f"{source}: has no adapters to write apart; leave out --no-merge")
+    model = load_model(config.model, config.run.seed)
+    if checkpoint is not None:
+        choose_trained(model, config.model, config.run.seed)
+        _fill(model, checkpoint / LEARNER)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out}: the folder cannot be made: {error.strerror}") from error
+    if merged:
+        _write_model(model, resolve_model(config.model.path), out, DTYPES[dtype])
+    else:
+        _write_adapters(model, config.model, out, DTYPES[dtype])
+    return out
+
+
+def _write_model(model: Any, base: Path, out: Path, dtype: torch.dtype) -> None:
+    for path in base.iterdir():
+        if path.is_file() and path.suffix not in OTHERS and not path.name.endswith(".index.json"):
+            shutil.copy2(path, out / path.name)
+    merge(model, dtype)
+    model.save_pretrained(out)
+
+
+def _write_adapters(model: Any, settings: ModelConfig, out: Path, dtype: torch.dtype) -> None:
+    adapters = adapter_weights(model)
+    weights = {
+        f"base_model.model.{name}.lora_{which}.weight": matrix.to(dtype).contiguous()
+        for name, pair in adapters.items()
+        for which, matrix in zip("AB", pair, strict=True)
+    }
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(resolve_model(settings.path)),
+        "r": settings.lora_rank,
+        "lora_alpha": settings.lora_alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": list(adapters),
+    }
+    save_file(weights, out / ADAPTERS, metadata={"format": "pt"})
+    (out / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _find(source: Path) -> tuple[Config, Path | None]:
+    """The recipe of the model that training began with, and the checkpoint whose weights go into it."""
+    if (source / RECIPE).is_file():
+        found, damaged = latest(source / CHECKPOINTS)
+        if found is None:
+            raise UserError(
+                f"{source}: this run has no whole checkpoint yet" + "".join(f"; {d}" for d in damaged)
+            )
+        return _on_cpu(load_config(source / RECIPE)), found.path
+    if (source / MANIFEST).is_file():
+        step = source.resolve().name.removeprefix("step-")
+        if not step.isdigit():
+            raise UserError(f"{source}: a checkpoint's folder is named step-NUMBER")
+        if reason := damage(Checkpoint(step=int(step), path=source)):
+            raise UserError(f"{source}: this checkpoint is damaged: {reason}")
+        return _on_cpu(load_config(source.resolve().parents[1] / RECIPE)), source
+    if (source / "config.json").is_file():
+        folder = str(source.resolve())  # its name may be "base"
+        return _on_cpu(replace(Config(), model=ModelConfig(path=folder))), None
+    raise UserError(f"{source}: neither a run folder, nor a checkpoint of one, nor a model folder")
+
+
+def _on_cpu(config: Config) -> Config:
+    return replace(config, model=replace(config.model, device="cpu"))
+
+
+@torch.no_grad()
+def _fill(model: nn.Module, folder: Path) -> None:
+    """Put a checkpoint's weights in; what it does not hold must be what was there when it was written."""
+    try:
+        weights = load_tensors(folder, WEIGHTS)
+        if frozen := frozen_fingerprint(model):
+            saved = json.loads((folder / COUNTERS).read_text(encoding="utf-8"))["frozen"]
+            if saved != frozen:
+                raise UserError(f"{folder}: was trained beside other weights than model.path now holds")
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise UserError(f"{folder}: cannot be read: {error}") from error
+    parameters = dict(model.named_parameters())
+    for name, weight in weights.items():
+        if name not in parameters or parameters[name].shape != weight.shape:
+            raise UserError(f"{folder}: {name} does not fit the model that the run's recipe names")
+        parameters[name].copy_(weight)

@@ -1,0 +1,290 @@
+import math
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from arpo.algorithms.losses import Tokens, TokenSums, k3, kl_loss, policy_loss
+from arpo.algorithms.microbatches import pack
+from arpo.algorithms.replay import ReplayBuffer
+from arpo.algorithms.samples import samples_of
+from arpo.config import LossConfig, ReplayConfig
+from arpo.types import Group, Sample, Trajectory
+from trajectories import group, trajectory, turn
+
+
+def tokens(
+    ratios: list[float],
+    advantage: float,
+    *,
+    old: list[float] | None = None,
+    behaviour: list[float] | None = None,
+    replayed: list[bool] | None = None,
+) -> Tokens:
+    """Tokens with these ratios π_θ/π_old; old and behaviour are probabilities, 0.5 unless told."""
+    count = len(ratios)
+    old_T = torch.tensor(old or [0.5] * count, dtype=torch.float64)
+    return Tokens(
+        logp_T=(old_T * torch.tensor(ratios)).log().requires_grad_(),
+        entropy_T=torch.full((count,), 0.25, dtype=torch.float64),
+        old_logp_T=old_T.log(),
+        behaviour_logp_T=torch.tensor(behaviour or [0.5] * count, dtype=torch.float64).log(),
+        advantage_T=torch.full((count,), advantage, dtype=torch.float64),
+        weight_T=torch.full((count,), 0.1, dtype=torch.float64),
+        replayed_T=torch.tensor(replayed or [False] * count),
+    )
+
+
+def loss_and_gradient(
+    batch: Tokens, replay_ratio: str = "recompute", **settings: Any
+) -> tuple[float, list[float], TokenSums]:
+    loss, sums = policy_loss(batch, LossConfig(**settings), replay_ratio)
+    (gradient,) = torch.autograd.grad(loss, batch.logp_T)
+    return loss.item(), gradient.tolist(), sums
+
+
+def test_a_good_answer_is_pushed_until_the_upper_clip() -> None:
+    loss, gradient, sums = loss_and_gradient(tokens([1.0, 1.2, 1.5, 0.5], advantage=2.0))
+    # terms: 1·2, 1.2·2, 1.3·2 (clipped), 0.5·2 (min keeps the smaller one)
+    assert loss == pytest.approx(-0.1 * (2.0 + 2.4 + 2.6 + 1.0))
+    # d/dlogp of ρ·Â is ρ·Â; nothing flows through a clipped term
+    assert gradient == pytest.approx([-0.2, -0.24, 0.0, -0.1])
+    assert (sums.tokens, sums.clipped) == (4, 1)
+    assert sums.ratio == pytest.approx(4.2)
+
+
+def test_a_bad_answer_is_pushed_until_the_lower_clip() -> None:
+    loss, gradient, sums = loss_and_gradient(tokens([1.0, 0.9, 0.5, 1.5], advantage=-1.0))
+    assert loss == pytest.approx(0.1 * (1.0 + 0.9 + 0.8 + 1.5))
+    assert gradient == pytest.approx([0.1, 0.09, 0.0, 0.15])
+    assert sums.clipped == 1
+
+
+def test_clip_bounds_are_the_recipes() -> None:
+    loss, _, _ = loss_and_gradient(tokens([3.0], advantage=1.0), clip_high=1.5)
+    assert loss == pytest.approx(-0.1 * 2.5)
+    loss, _, _ = loss_and_gradient(tokens([0.1], advantage=-1.0), clip_low=0.6)
+    assert loss == pytest.approx(0.1 * 0.4)
+
+
+def test_behaviour_divides_by_the_engines_policy() -> None:
+    batch = tokens([1.0], advantage=1.0, old=[0.5], behaviour=[0.4])
+    assert loss_and_gradient(batch, ratio="behaviour")[0] == pytest.approx(-0.1 * 1.25)
+    assert loss_and_gradient(batch, ratio="recompute")[0] == pytest.approx(-0.1 * 1.0)
+
+
+def test_truncated_weighs_recomputes_surrogate_by_at_most_two() -> None:
+    batch = tokens([1.1, 1.1], advantage=1.0, old=[0.5, 0.5], behaviour=[0.4, 0.1])
+    loss, gradient, _ = loss_and_gradient(batch, ratio="truncated")
+    assert loss == pytest.approx(-0.1 * (1.25 * 1.1 + 2.0 * 1.1))
+    assert gradient == pytest.approx([-0.1 * 1.25 * 1.1, -0.1 * 2.0 * 1.1])
+
+
+def test_replayed_tokens_have_a_mode_of_their_own() -> None:
+    batch = tokens([1.0, 1.0], advantage=1.0, behaviour=[0.4, 0.4], replayed=[False, True])
+    loss, _, _ = loss_and_gradient(batch, replay_ratio="behaviour", ratio="recompute")
+    assert loss == pytest.approx(-0.1 * (1.0 + 1.25))
+    loss, _, _ = loss_and_gradient(batch, replay_ratio="recompute", ratio="behaviour")
+    assert loss == pytest.approx(-0.1 * (1.25 + 1.0))
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ValueError, match="it must be recompute, behaviour or truncated"):
+        policy_loss(tokens([1.0], advantage=1.0), LossConfig(), "sideways")
+
+
+def test_k3_by_hand() -> None:
+    p, q = torch.tensor([0.5, 0.5, 0.2]).log(), torch.tensor([0.5, 0.25, 0.8]).log()
+    assert k3(p, q).tolist() == pytest.approx([0.0, 0.5 - 1 + math.log(2), 4 - 1 - math.log(4)])
+
+
+def test_the_engine_gap_is_over_fresh_tokens_alone() -> None:
+    batch = tokens([1.0, 1.0, 1.0], 1.0, behaviour=[0.5, 0.25, 0.001], replayed=[False, False, True])
+    _, _, sums = loss_and_gradient(batch)
+    assert sums.fresh == 2
+    assert sums.gap == pytest.approx(math.log(2))
+    assert sums.engine_kl == pytest.approx(2 - 1 - math.log(2))
+    assert sums.kl == pytest.approx(0.0)
+    assert sums.entropy == pytest.approx(0.75)
+
+
+def test_kl_against_the_base_model() -> None:
+    batch = tokens([1.0, 1.0], advantage=0.0)
+    loss, sums = kl_loss(batch, torch.tensor([0.5, 0.25], dtype=torch.float64).log())
+    assert loss.item() == pytest.approx(0.1 * (math.log(2) - 0.5))
+    assert sums.base_kl == pytest.approx(math.log(2) - 0.5)
+    (gradient,) = torch.autograd.grad(loss, batch.logp_T)
+    # d/dlogp of (q/p − 1 − log q/p) = 1 − q/p
+    assert gradient.tolist() == pytest.approx([0.0, 0.1 * 0.5])
+
+
+# ---- the whole objective, from groups to gradient, against a plain re-implementation in float64 ----
+
+VOCABULARY = 7
+
+
+def episode(rng: Random, score: float, name: str, malformed: bool = False) -> Trajectory:
+    """Two or three turns, the last of which may begin anew; any log-probabilities as the engine's."""
+    turns = []
+    for number in range(rng.choice([2, 3])):
+        sampled = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 5))]
+        context = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 4))]
+        logprobs = [-rng.uniform(0.5, 3.5) for _ in sampled]
+        turns.append(turn(context, sampled, logprobs, restart=number in (0, 2)))
+    return trajectory(score, *turns, name=name, malformed=malformed)
+
+
+def batch_of_groups() -> list[Group]:
+    rng = Random(5)
+    replay = ReplayBuffer(ReplayConfig())
+    replay.rescue([group(episode(rng, 1.0, "old"), episode(rng, 0.0, "x"))], rng, version=0)
+    groups = [
+        group(
+            episode(rng, 1.0, "a"), episode(rng, 0.0, "b"), episode(rng, 0.5, "c", malformed=True), task="u"
+        ),
+        group(episode(rng, 0.0, "d"), episode(rng, 0.2, "e"), index=1),  # rescued
+        group(episode(rng, 0.0, "f"), episode(rng, 0.0, "g"), index=2, task="v"),  # without signal
+        group(episode(rng, 1.0, "h"), index=3, task="w", failures=1),  # too small
+        group(episode(rng, 0.3, "i"), episode(rng, 0.0, "j"), index=4, task="y"),
+    ]
+    return replay.rescue(groups, rng, version=3)
+
+
+def policies() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    old, step, base = torch.randn(3, VOCABULARY, VOCABULARY, dtype=torch.float64, generator=generator)
+    return (old + 0.4 * step).requires_grad_(), old, base
+
+
+def plain_objective(
+    groups: list[Group],
+    policies: tuple[Tensor, Tensor, Tensor],
+    loss: LossConfig,
+    replay_ratio: str,
+    token_budget: int,
+) -> Tensor:
+    """Straight from the formula: loops over groups, trajectories, turns and tokens; one number at a time.
+
+    The model is a table: the logits of a token depend on the token before it.
+    """
+    theta, old, base = policies
+    counted, live = [], []
+    for one in groups:
+        if len(one.trajectories) < 2:
+            continue
+        rewards = [t.score - (loss.format_weight if t.malformed else 0.0) for t in one.trajectories]
+        mean = sum(rewards) / len(rewards)
+        sigma = math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards))
+        if sigma >= 1e-6:
+            live.append((one, rewards, mean, sigma))
+        if sigma >= 1e-6 or loss.denominator == "all":
+            counted.append(one)
+    all_tokens = sum(len(s.completion.token_ids) for g in counted for t in g.trajectories for s in t.turns)
+
+    objective = torch.zeros((), dtype=torch.float64)
+    for one, rewards, mean, sigma in live:
+        for i, t in enumerate(one.trajectories):
+            length = sum(len(s.completion.token_ids) for s in t.turns)
+            normaliser = {
+                "sequence": len(counted) * len(one.trajectories) * length,
+                "token": all_tokens,
+                "constant": len(counted) * len(one.trajectories) * token_budget,
+            }[loss.aggregation]
+            advantage = (rewards[i] - mean) / sigma
+            replayed = any(rescue.index == i for rescue in one.rescues)
+            mode = replay_ratio if replayed else loss.ratio
+            for s in t.turns:
+                before = s.context[-1]
+                for token, mu in zip(s.completion.token_ids, s.completion.logprobs, strict=True):
+                    logp = torch.log_softmax(theta[before], 0)[token]
+                    logp_old = torch.log_softmax(old[before], 0)[token]
+                    logp_base = torch.log_softmax(base[before], 0)[token]
+                    ratio = torch.exp(logp - (mu if mode == "behaviour" else logp_old))
+                    clipped = torch.clamp(ratio, 1 - loss.clip_low, 1 + loss.clip_high)
+                    term = torch.minimum(ratio * advantage, clipped * advantage)
+                    if mode == "truncated":
+                        term = term * min(math.exp(logp_old.item() - mu), 2.0)
+                    kl = torch.exp(logp_base - logp) - (logp_base - logp) - 1
+                    objective = objective + (term - loss.kl * kl) / normaliser
+                    before = token
+    return -objective
+
+
+def table_logprobs(table: Tensor, microbatch: Sequence[Sample]) -> Tensor:
+    logps = []
+    for sample in microbatch:
+        ids = torch.tensor(sample.token_ids)
+        logp = torch.log_softmax(table[ids[:-1]], -1).gather(1, ids[1:, None])[:, 0]
+        logps.append(logp[torch.tensor(sample.mask[1:])])
+    return torch.cat(logps)
+
+
+def our_loss(
+    groups: list[Group],
+    policies: tuple[Tensor, Tensor, Tensor],
+    loss: LossConfig,
+    replay_ratio: str,
+    token_budget: int,
+    max_tokens: int,
+) -> Tensor:
+    theta, old, base = policies
+    (update,), _ = samples_of(groups, loss, tasks_per_update=8, token_budget=token_budget, success=0.5)
+    total = torch.zeros((), dtype=torch.float64)
+    for microbatch in pack(update, max_tokens):
+        repeats = torch.tensor([len(sample.behaviour_logprobs) for sample in microbatch])
+        per_sample = torch.tensor(
+            [(s.advantage, s.weight, s.replayed) for s in microbatch], dtype=torch.float64
+        )
+        advantage_T, weight_T, replayed_T = per_sample.repeat_interleave(repeats, 0).unbind(1)
+        logp_T = table_logprobs(theta, microbatch)
+        flat = Tokens(
+            logp_T=logp_T,
+            entropy_T=torch.zeros_like(logp_T),
+            old_logp_T=table_logprobs(old, microbatch),
+            behaviour_logp_T=logp_T.new_tensor([p for s in microbatch for p in s.behaviour_logprobs]),
+            advantage_T=advantage_T,
+            weight_T=weight_T,
+            replayed_T=replayed_T.bool(),
+        )
+        total = total + policy_loss(flat, loss, replay_ratio)[0]
+        total = total + loss.kl * kl_loss(flat, table_logprobs(base, microbatch))[0]
+    return total
+
+
+@pytest.mark.parametrize("aggregation", ["sequence", "token", "constant"])
+@pytest.mark.parametrize("denominator", ["all", "live"])
+@pytest.mark.parametrize(
+    ("ratio", "replay_ratio", "kl"),
+    [("recompute", "recompute", 0.0), ("behaviour", "truncated", 0.1), ("truncated", "behaviour", 0.0)],
+)
+def test_the_whole_objective_agrees_with_a_plain_one(
+    aggregation: str, denominator: str, ratio: str, replay_ratio: str, kl: float
+) -> None:
+    settings: dict[str, Any] = {
+        "aggregation": aggregation,
+        "denominator": denominator,
+        "ratio": ratio,
+        "kl": kl,
+    }
+    groups, three = batch_of_groups(), policies()
+    assert len(groups[1].rescues) == 1
+    loss = LossConfig(**settings)
+    plain = plain_objective(groups, three, loss, replay_ratio, token_budget=30)
+    (plain_gradient,) = torch.autograd.grad(plain, three[0])
+    assert plain_gradient.abs().max() > 1e-3
+    for max_tokens in (1, 25, 10_000):
+        ours = our_loss(groups, three, loss, replay_ratio, token_budget=30, max_tokens=max_tokens)
+        (gradient,) = torch.autograd.grad(ours, three[0])
+        assert ours.item() == pytest.approx(plain.item(), rel=1e-12)
+        torch.testing.assert_close(gradient, plain_gradient, rtol=1e-10, atol=1e-14)
+
+
+def test_the_batch_under_comparison_has_every_kind_of_group_and_clipped_tokens() -> None:
+    groups, (theta, old, _) = batch_of_groups(), policies()
+    (update,), stats = samples_of(groups, LossConfig(), tasks_per_update=8, token_budget=30, success=0.5)
+    assert (stats.total, stats.too_small, stats.without_signal, stats.rescued) == (5, 1, 1, 1)
+    ratio_T = (table_logprobs(theta, update) - table_logprobs(old, update)).exp()
+    assert (ratio_T > 1.3).any() and (ratio_T < 0.8).any()

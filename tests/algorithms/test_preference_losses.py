@@ -1,0 +1,243 @@
+"""RFT, DPO and KTO over whole trajectories: worked numbers, and gradients against plain transformers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from arpo.algorithms.microbatches import pack
+from arpo.algorithms.preference_losses import Balance, dpo, kto, mismatched, pairs, rft, samples_for
+from arpo.config import Config, OfflineConfig, OptimConfig, RolloutConfig, TrainConfig
+from arpo.learner.local import LocalLearner
+from arpo.training.offline import batch_of, judge
+from arpo.types import Message, Screenshot, Trajectory
+from tiny_vlm import screenshot, stock_inputs, tiny_model, tiny_renderer
+from trajectories import trajectory, turn
+
+RENDERER = tiny_renderer()
+BALANCE = Balance(desirable=1.2, undesirable=0.7)
+
+
+def test_rft_is_the_mean_likelihood_of_successes() -> None:
+    verdict = rft([-0.5, -1.5])
+    assert verdict.metrics == {"loss": 1.0, "nll": 1.0}
+    assert verdict.coefficients == (-0.5, -0.5)
+
+
+def test_dpo_by_hand() -> None:
+    # Margins 2 and -2 at β = 0.5: σ(-1) = 0.268941, σ(1) = 0.731059.
+    verdict = dpo([2.0, 0.0, -1.0, 1.0], beta=0.5)
+    assert verdict.metrics == pytest.approx({"loss": 0.8132617, "margin": 0.0, "accuracy": 0.5}, abs=1e-7)
+    wanted = (-0.0672354, 0.0672354, -0.1827646, 0.1827646)
+    assert verdict.coefficients == pytest.approx(wanted, abs=1e-7)
+
+
+def test_where_nothing_was_learnt_yet_dpo_is_log_two() -> None:
+    verdict = dpo([0.0, 0.0], beta=0.1)
+    assert verdict.metrics == pytest.approx({"loss": math.log(2), "margin": 0.0, "accuracy": 0.0})
+    assert verdict.coefficients == pytest.approx((-0.05, 0.05))
+
+
+def test_dpo_bears_margins_that_overflow_an_exponential() -> None:
+    verdict = dpo([5000.0, -5000.0, -5000.0, 5000.0], beta=1.0)
+    assert verdict.metrics["loss"] == pytest.approx(5000.0)
+    assert verdict.coefficients == pytest.approx((0.0, 0.0, -0.5, 0.5))
+
+
+def test_kto_by_hand() -> None:
+    # z₀ = 0.2; σ(1 · (1 − 0.2)) = 0.689974, σ(1 · (0.2 + 1)) = 0.768525.
+    verdict = kto([1.0, -1.0], [True, False], [0.5, -0.1], 1.0, Balance(desirable=1.0, undesirable=2.0))
+    wanted = {"loss": 0.3864883, "gain_desirable": 1.0, "gain_undesirable": -1.0, "z0": 0.2}
+    assert verdict.metrics == pytest.approx(wanted, abs=1e-6)
+    assert verdict.coefficients == pytest.approx((-0.1069549, 0.1778943), abs=1e-6)
+
+
+def test_the_point_that_kto_compares_with_is_never_below_zero() -> None:
+    balance = Balance(desirable=1.0, undesirable=1.0)
+    assert kto([1.0], [True], [-3.0, 1.0], 1.0, balance).metrics["z0"] == 0.0
+    alone = kto([1.0], [True], [], 1.0, balance)
+    assert alone.metrics["z0"] == 0.0 and math.isnan(alone.metrics["gain_undesirable"])
+
+
+def test_few_successes_weigh_as_much_as_many_failures() -> None:
+    balance = Balance.of(133, 379, OfflineConfig(desirable=1.0, undesirable=0.8))
+    assert (balance.desirable, balance.undesirable) == pytest.approx((1.924812, 0.540369), abs=1e-6)
+    assert 133 * balance.desirable / (379 * balance.undesirable) == pytest.approx(1 / 0.8)
+    alone = Balance.of(5, 0, OfflineConfig(desirable=1.5))
+    assert (alone.desirable, alone.undesirable) == (1.5, 1.0)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_a_coefficient_is_the_slope_of_the_loss(place: int) -> None:
+    gains, step = [0.7, -0.3, 1.9, 0.4], 1e-6
+    balance = Balance(desirable=1.5, undesirable=1.0)
+
+    def losses(moved: float) -> tuple[float, float, float]:
+        there = [gain + moved * (index == place) for index, gain in enumerate(gains)]
+        wanted = [True, False, False, True]
+        verdicts = (rft(there), dpo(there, 0.3), kto(there, wanted, [0.2], 0.3, balance))
+        return tuple(verdict.metrics["loss"] for verdict in verdicts)  # type: ignore[return-value]
+
+    slopes = [(up - down) / (2 * step) for up, down in zip(losses(step), losses(-step), strict=True)]
+    wanted = [True, False, False, True]
+    verdicts = (rft(gains), dpo(gains, 0.3), kto(gains, wanted, [0.2], 0.3, balance))
+    assert [verdict.coefficients[place] for verdict in verdicts] == pytest.approx(slopes, abs=1e-8)
+
+
+def test_every_success_meets_a_failure_of_its_own_task() -> None:
+    successes = {"a": ["a1", "a2"], "b": ["b1"], "c": ["c1", "c2", "c3", "c4"]}
+    failures = {"a": ["a8", "a9"], "c": ["c9"], "d": ["d9"]}
+    made = pairs(successes, failures, 3, Random(0))
+    assert [won for won, _ in made[:2]] == ["a1", "a2"] and {lost for _, lost in made[:2]} <= {"a8", "a9"}
+    assert len(made) == 5 and all(lost == "c9" for _, lost in made[2:])
+    assert len({won for won, _ in made[2:]}) == 3
+    assert pairs(successes, failures, 3, Random(0)) == made
+    drawn = [pairs(successes, failures, 3, Random(seed)) for seed in range(9)]
+    assert any(other != made for other in drawn)
+
+
+def test_a_mismatched_trajectory_has_another_tasks_beginning() -> None:
+    ours, theirs = screenshot(1, 56, 56), screenshot(2, 56, 56)
+    began = turn([1, 2], [3], restart=True, images=[ours])
+    one = trajectory(1.0, began, turn([4], [5], images=[ours]), name="x", task="a")
+    two = trajectory(0.0, turn([6, 7, 8], [9], restart=True, images=[theirs]), name="y", task="b")
+    three = trajectory(0.0, turn([6], [9], restart=True, images=[theirs]), name="z", task="b")
+    first, second, third = mismatched([one, two, three], Random(0))
+    begun = {((6, 7, 8), (theirs,)), ((6,), (theirs,))}
+    assert (first.turns[0].context, first.turns[0].images) in begun and first.turns[0].restart
+    assert [each.completion for each in first.turns] == [each.completion for each in one.turns]
+    assert first.turns[1] == one.turns[1]
+    for each in (second, third):
+        assert (each.turns[0].context, each.turns[0].images) == ((1, 2), (ours,))
+    assert mismatched([two, three], Random(0)) == []
+
+
+def test_advantage_and_weight_make_the_coefficient() -> None:
+    long = trajectory(1.0, turn([1], [2, 3, 4], restart=True), turn([5], [6], restart=True), name="x")
+    short = trajectory(0.0, turn([1], [2, 3], restart=True), name="y")
+    for length, wanted in (("sum", (0.5, 0.5, -0.25)), ("mean", (0.125, 0.125, -0.125))):
+        samples = list(samples_for([long, short], [-0.5, 0.25], length))
+        pulls = [sample.weight * sample.advantage for sample in samples]
+        assert pulls == pytest.approx(wanted)
+        assert not any(sample.replayed for sample in samples)
+
+
+def episode(rng: Random, score: float, name: str, task: str, turns: int) -> Trajectory:
+    """Turns with a picture each; the third one begins the sequence anew."""
+    made = []
+    for number in range(turns):
+        shot = screenshot(rng.randrange(999), 56, 56)
+        message = Message(role="user", text=f"open {task}", screenshot=shot)
+        restart = number in (0, 2)
+        context = (RENDERER.render([message]) if restart else RENDERER.continuation(message)).token_ids
+        sampled = [rng.randrange(20, 40) for _ in range(rng.randint(1, 6))] + [RENDERER.end_of_turn_id]
+        made.append(turn(context, sampled, restart=restart, images=[shot]))
+    return trajectory(score, *made, name=name, task=task)
+
+
+def stored() -> list[Trajectory]:
+    """Two pairs, each a success and a failure of one task, of several lengths and one to two samples."""
+    rng = Random(5)
+    return [
+        episode(rng, 1.0, "a1", "file", 3),
+        episode(rng, 0.0, "a2", "file", 1),
+        episode(rng, 1.0, "b1", "the", 2),
+        episode(rng, 0.0, "b2", "the", 4),
+    ]
+
+
+def recipe(method: str, length: str) -> Config:
+    return Config(
+        train=TrainConfig(method=method),  # type: ignore[arg-type]
+        offline=OfflineConfig(beta=0.3, length=length),  # type: ignore[arg-type]
+        rollout=RolloutConfig(temperature=0.8),
+        optim=OptimConfig(
+            lr=1e-3, warmup_updates=0, weight_decay=0.0, grad_norm=1e9, tokens_per_microbatch=60
+        ),
+    )
+
+
+def learner(config: Config) -> LocalLearner:
+    """Its policy has moved away from the base model."""
+    return LocalLearner(tiny_model(seed=1), RENDERER, config, tiny_model(seed=0))
+
+
+def plain_logp(model: nn.Module, one: Trajectory, length: str, temperature: float) -> Tensor:
+    """Plain transformers, a sequence at a time, from all logits."""
+    logps: list[Tensor] = []
+    sequences: list[tuple[list[int], list[bool], list[Screenshot]]] = []
+    for each in one.turns:
+        if each.restart:
+            sequences.append(([], [], []))
+        ids, sampled, images = sequences[-1]
+        ids += [*each.context, *each.completion.token_ids]
+        sampled += [False] * len(each.context) + [True] * len(each.completion.token_ids)
+        images += each.images
+    for ids, sampled, images in sequences:
+        logits = model(**stock_inputs(RENDERER, ids, images)).logits[0, :-1].double() / temperature
+        every = logits.log_softmax(-1)[torch.arange(len(ids) - 1), torch.tensor(ids[1:])]
+        logps.append(every[torch.tensor(sampled[1:])])
+    together = torch.cat(logps)
+    return together.sum() if length == "sum" else together.mean()
+
+
+def plain_loss(config: Config, policy: nn.Module, base: nn.Module) -> Tensor:
+    """The published losses as they stand."""
+    settings, temperature, given = config.offline, config.rollout.temperature, stored()
+
+    def delta(one: Trajectory) -> Tensor:
+        with torch.no_grad():
+            reference = plain_logp(base, one, settings.length, temperature)
+        return plain_logp(policy, one, settings.length, temperature) - reference
+
+    if config.train.method == "rft":
+        successes = [one for one in given if one.score == 1.0]
+        return -torch.stack([plain_logp(policy, one, "mean", temperature) for one in successes]).mean()
+    if config.train.method == "dpo":
+        margins = [delta(given[0]) - delta(given[1]), delta(given[2]) - delta(given[3])]
+        return -nn.functional.logsigmoid(settings.beta * torch.stack(margins)).mean()
+    with torch.no_grad():
+        z0 = torch.stack([delta(one) for one in mismatched(given, Random(2))]).mean().clamp(min=0)
+    terms = []
+    for one in given:
+        weight, sign = (BALANCE.desirable, 1) if one.score == 1.0 else (BALANCE.undesirable, -1)
+        terms.append(weight - weight * torch.sigmoid(settings.beta * sign * (delta(one) - z0)))
+    return torch.stack(terms).mean()
+
+
+@pytest.mark.parametrize(
+    ("method", "length"), [("rft", "sum"), ("dpo", "sum"), ("dpo", "mean"), ("kto", "sum"), ("kto", "mean")]
+)
+def test_the_learner_descends_the_very_loss(method: str, length: str, tmp_path: Path) -> None:
+    config = recipe(method, length)
+    given = [one for one in stored() if method != "rft" or one.score == 1.0]
+    ours = learner(config)
+    verdict = asyncio.run(judge(ours, config, given, [one.score == 1.0 for one in given], BALANCE, Random(2)))
+    batch = batch_of(config, given, verdict)
+    assert len(batch.updates[0]) > len(given), "a trajectory is in several samples"
+    assert len(pack(batch.updates[0], config.optim.tokens_per_microbatch)) > 1
+    metrics = asyncio.run(ours.train(batch))
+    assert (metrics["updates"], metrics["ratio"], metrics["clip_fraction"]) == (1, 1.0, 0.0)
+
+    policy, base = tiny_model(seed=1, stock=True), tiny_model(seed=0, stock=True)
+    loss = plain_loss(config, policy, base)
+    loss.backward()
+    assert verdict.metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
+
+    ours.save(tmp_path)  # after one step from rest, Adam's first moment is a tenth of the gradient
+    slots = load_file(tmp_path / "optimiser.safetensors")
+    gradients = {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
+    assert gradients.keys() == {name.removesuffix("/exp_avg") for name in slots if name.endswith("/exp_avg")}
+    norm = torch.linalg.vector_norm(torch.stack([grad.norm() for grad in gradients.values()]))
+    assert norm > 1e-3
+    for name, gradient in gradients.items():
+        found = 10 * slots[f"{name}/exp_avg"]
+        assert torch.allclose(found, gradient, rtol=1e-3, atol=1e-5 * norm.item()), name
+    assert metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)

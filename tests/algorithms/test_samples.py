@@ -1,0 +1,184 @@
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from arpo.algorithms.replay import ReplayBuffer
+from arpo.algorithms.samples import GroupStats, Updates, samples_of, split_by_signal
+from arpo.config import LossConfig, ReplayConfig
+from arpo.errors import UserError
+from arpo.types import Group, Screenshot
+from trajectories import SCREEN, group, scored, trajectory, turn
+
+
+def samples(groups: list[Group], tasks_per_update: int = 8, **loss: Any) -> tuple[Updates, GroupStats]:
+    return samples_of(
+        groups, LossConfig(**loss), tasks_per_update=tasks_per_update, token_budget=100, success=0.5
+    )
+
+
+def test_turns_that_continue_each_other_are_one_sample() -> None:
+    second = Screenshot.of(b"second")
+    episode = trajectory(
+        1.0,
+        turn([1, 2, 3], [10, 11], [-0.1, -0.2], restart=True),
+        turn([4, 5], [12, 13, 14], [-0.3, -0.4, -0.5], images=[second]),
+    )
+    ((sample, _),), _ = samples([group(episode, trajectory(0.0))])
+    assert sample.token_ids == (1, 2, 3, 10, 11, 4, 5, 12, 13, 14)
+    assert sample.mask == (False, False, False, True, True, False, False, True, True, True)
+    assert sample.images == (SCREEN, second)
+    assert sample.behaviour_logprobs == (-0.1, -0.2, -0.3, -0.4, -0.5)
+    assert sample.advantage == 1.0
+    assert sample.weight == 1 / (1 * 2 * 5)
+    assert not sample.replayed
+
+
+def test_a_slid_window_begins_another_sample_with_the_weight_of_the_whole_trajectory() -> None:
+    episode = trajectory(
+        1.0,
+        turn([1], [10], restart=True),
+        turn([2], [11]),
+        turn([7, 8], [12, 13], restart=True, images=[SCREEN, SCREEN]),
+    )
+    ((first, second, other),), _ = samples([group(episode, trajectory(0.0))])
+    assert (first.token_ids, first.mask) == ((1, 10, 2, 11), (False, True, False, True))
+    assert (second.token_ids, second.mask) == ((7, 8, 12, 13), (False, False, True, True))
+    assert (len(first.images), len(second.images)) == (2, 2)
+    assert first.weight == second.weight == 1 / (1 * 2 * 4)
+    assert first.advantage == second.advantage == 1.0
+    assert other.weight == 1 / (1 * 2 * 2)
+
+
+# One live group of 2 (4 and 2 sampled tokens) and one group of 3 without signal (2 tokens each).
+LIVE = group(trajectory(1.0, turn([1], [2, 3, 4, 5], restart=True)), trajectory(0.0), index=0)
+DEAD = scored(0, 0, 0, index=1)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "denominator", "weights"),
+    [
+        ("sequence", "all", [1 / (2 * 2 * 4), 1 / (2 * 2 * 2)]),
+        ("sequence", "live", [1 / (1 * 2 * 4), 1 / (1 * 2 * 2)]),
+        ("token", "all", [1 / 12, 1 / 12]),
+        ("token", "live", [1 / 6, 1 / 6]),
+        ("constant", "all", [1 / (2 * 2 * 100)] * 2),
+        ("constant", "live", [1 / (1 * 2 * 100)] * 2),
+    ],
+)
+def test_weights_hold_the_whole_normalisation(
+    aggregation: str, denominator: str, weights: list[float]
+) -> None:
+    (update,), _ = samples([LIVE, DEAD], aggregation=aggregation, denominator=denominator)
+    assert [sample.weight for sample in update] == weights
+
+
+def test_failures_leave_a_smaller_group_and_fewer_than_two_leave_none() -> None:
+    partial = group(trajectory(1.0), trajectory(0.0), trajectory(0.0), failures=5)
+    lone = group(trajectory(1.0), index=1, failures=7)
+    nothing = group(index=2, failures=8)
+    (update,), stats = samples([partial, lone, nothing])
+    assert [sample.weight for sample in update] == [1 / (1 * 3 * 2)] * 3
+    assert stats.total == 3 and stats.too_small == 2 and stats.without_signal == 0
+
+
+def test_updates_are_whole_groups_by_index() -> None:
+    groups = [scored(1, 0, index=i) for i in (4, 2, 0, 3, 1)]
+    updates, _ = samples(groups, tasks_per_update=2)
+    assert [len(update) for update in updates] == [4, 4, 2]
+    assert [update[0].weight for update in updates] == [1 / (2 * 2 * 2), 1 / (2 * 2 * 2), 1 / (1 * 2 * 2)]
+
+
+def test_an_update_without_any_signal_is_empty_and_keeps_its_place() -> None:
+    updates, stats = samples([scored(0, 0), scored(1, 0, index=1), scored(1, 1, index=2)], tasks_per_update=1)
+    assert [len(update) for update in updates] == [0, 2, 0]
+    assert stats.without_signal == 2
+
+
+def test_format_weight_makes_signal_among_failures() -> None:
+    garbled = group(trajectory(0.0, malformed=True), trajectory(0.0))
+    (update,), _ = samples([garbled], format_weight=1.0)
+    assert [sample.advantage for sample in update] == [-1.0, 1.0]
+    assert samples([garbled], format_weight=0.0)[0] == ((),)
+
+
+def test_a_group_rescued_by_replay_end_to_end() -> None:
+    buffer = ReplayBuffer(ReplayConfig())
+    success = trajectory(
+        1.0, turn([1, 2], [3, 4, 5], [-0.5, -0.6, -0.7], restart=True, version=2), name="old"
+    )
+    buffer.rescue([group(success, trajectory(0.0))], Random(0), version=2)
+    failed = scored(0, 0, 0, 0, 0, 0, 0, 0, version=6)
+    assert samples([failed])[0] == ((),)
+
+    (rescued,) = buffer.rescue([failed], Random(1), version=6)
+    (update,), stats = samples([rescued])
+
+    (rescue,) = rescued.rescues
+    assert rescue.age == 4
+    place = rescue.index
+    assert [sample.replayed for sample in update] == [i == place for i in range(8)]
+    assert [round(sample.advantage, 2) for sample in update] == [
+        2.65 if i == place else -0.38 for i in range(8)
+    ]
+    assert update[place].token_ids == (1, 2, 3, 4, 5)
+    assert update[place].behaviour_logprobs == (-0.5, -0.6, -0.7)
+    assert update[place].weight == 1 / (1 * 8 * 3)
+    assert stats == GroupStats(total=1, too_small=0, without_signal=0, rescued=1, all_success=0, all_fail=1)
+
+
+def test_counts() -> None:
+    replayed = ReplayBuffer(ReplayConfig()).rescue(
+        [scored(1, 1), scored(0, 0, index=1)], Random(0), version=0
+    )
+    groups = [*replayed, scored(0, 0, task="u", index=2), scored(1, 0, index=3), scored(0.5, 1, index=4)]
+    _, stats = samples(groups)
+    assert stats == GroupStats(total=5, too_small=0, without_signal=2, rescued=1, all_success=2, all_fail=2)
+
+
+def test_dynamic_sampling_drops_what_teaches_nothing() -> None:
+    live, partial = scored(1, 0), scored(0.5, 1, index=1)
+    dead, solved, lone = (
+        scored(0, 0, index=2),
+        scored(1, 1, index=3),
+        group(trajectory(1.0), index=4, failures=1),
+    )
+    groups = [dead, live, solved, partial, lone]
+    assert split_by_signal(groups, LossConfig()) == ([live, partial], [dead, solved, lone])
+
+
+def test_two_stored_successes_beside_one_of_the_groups_own() -> None:
+    buffer = ReplayBuffer(ReplayConfig(rare=0.25, injections=2))
+    buffer.rescue([scored(1, 1, version=2)], Random(0), version=2)
+    rare, failed, solved = scored(1, 0, 0, 0, index=1), scored(0, 0, 0, index=2), scored(1, 1, index=3)
+
+    groups = buffer.rescue([rare, failed, solved], Random(1), version=6)
+    (update,), stats = samples(groups)
+
+    injected = [{rescue.index for rescue in one.rescues} for one in groups]
+    assert [len(places) for places in injected] == [2, 2, 0]
+    assert [sample.replayed for sample in update] == [n in injected[0] for n in range(4)] + [
+        n in injected[1] for n in range(3)
+    ]
+    assert [round(sample.advantage, 2) for sample in update[:4]] == [
+        -1.73 if n and n not in injected[0] else 0.58 for n in range(4)
+    ]
+    assert stats == GroupStats(total=3, too_small=0, without_signal=1, rescued=2, all_success=1, all_fail=1)
+
+
+def test_estimators_reach_the_samples() -> None:
+    for estimator, expected in {"grpo": 1.0, "mean": 0.5, "rloo": 1.0}.items():
+        (update,), _ = samples([scored(1, 0)], advantage=estimator)
+        assert update[0].advantage == expected
+
+
+def test_the_order_of_arrival_does_not_matter() -> None:
+    groups = [scored(1, 0, index=0), replace(LIVE, index=1), replace(DEAD, index=2)]
+    assert samples(groups) == samples(groups[::-1])
+
+
+def test_text_without_tokens_is_refused() -> None:
+    spoken = trajectory(1.0, turn([], [], restart=True), name="through-a-server")
+    with pytest.raises(UserError, match="episode through-a-server: an answer in it has no tokens"):
+        samples([group(spoken, trajectory(0.0))])

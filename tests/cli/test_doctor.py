@@ -1,0 +1,106 @@
+"""`arpo doctor --recipe`: what a recipe needs of GPUs, and folders that could not be loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from arpo.cli.main import main
+from arpo.models.loading import resolve_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copytree(resolve_model("base"), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def without_a_shard(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    save_file(weights, folder / "model-00001-of-00002.safetensors")
+    shards = {name: f"model-0000{1 + number % 2}-of-00002.safetensors" for number, name in enumerate(weights)}
+    index = {"metadata": {}, "weight_map": shards}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def of_another_kind(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "llava"}))
+
+
+def without_a_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+def cut_short(folder: Path) -> None:
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:-1000])
+
+
+DAMAGES = [
+    (pickled, ": only pickled weights (pytorch_model.bin), which are never opened; a model needs"),
+    (without_a_shard, "1 of 2 files that it names are not there, first model-00002-of-00002.safetensors"),
+    (of_another_kind, "model_type is 'llava', another kind of model; supported are qwen2_5_vl and qwen3_vl"),
+    (without_a_tokenizer, "tokenizer.json: not found; a model folder needs its tokenizer"),
+    (cut_short, "model.safetensors: not a whole safetensors file"),
+]
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGES)
+@pytest.mark.parametrize("command", ["doctor --recipe", "train"])
+def test_a_folder_that_cannot_be_loaded_is_refused_in_one_line(
+    damage: Callable[[Path], None],
+    reason: str,
+    command: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    damage(folder)
+    run = tmp_path / "run"
+    assert main([*command.split(), "desk", "--model.path", str(folder), "--run.dir", str(run)]) == 2
+    said = capsys.readouterr()
+    [line] = said.err.splitlines()
+    assert line.startswith(f"arpo: error: {folder}") and reason in line
+    assert said.out == ""
+
+
+def test_without_weights_a_plan_is_made_where_none_are_asked_for(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "model.safetensors").unlink()
+    words = ["doctor", "--recipe", "desk", "--model.path", str(folder)]
+    assert main(words) == 2
+    assert "no weights; a model needs" in capsys.readouterr().err
+    assert main([*words, "--model.weights", "random"]) == 0
+    assert "in all" in capsys.readouterr().out
+
+
+def test_several_ranks_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--recipe", "desk", "--optim.ranks", "2", "--model.device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("this is rank 0 of 2, which also samples; every other") for line in lines)
+
+
+def test_a_recipe_is_planned_for_a_gpu_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--recipe", "desk", "--gpu", "16", "--optim.ranks", "8"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "fits into a GPU of 16 GiB"
+    assert main(["doctor", "--recipe", "desk", "--gpu", "4"]) == 1
+    assert "a larger one is needed" in capsys.readouterr().out
+
+
+def test_a_gpu_is_planned_for_with_a_recipe_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--gpu", "80"]) == 2
+    assert capsys.readouterr().err == "arpo: error: --gpu: plans for a recipe; name it with --recipe\n"
+    assert main(["doctor", "--recipe", "desk", "--gpu", "much"]) == 2
+    assert "'much' is not a number from 1 on" in capsys.readouterr().err

@@ -1,0 +1,167 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from arpo.cli import doctor
+from arpo.cli.commands import COMMANDS
+from arpo.cli.main import main, split_overrides
+from arpo.config import Config, EnvConfig
+from arpo.envs.factory import resolve_env
+from arpo.envs.task_files import load_tasks
+from arpo.errors import UserError
+from arpo.storage.run_folder import Store
+
+MY_ENV = """
+from arpo.testing import FakeEnv
+class Mine(FakeEnv): ...
+class NoEnv: ...
+"""
+
+
+def refusal(capsys, *argv):
+    assert main(argv) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("arpo: error: ")
+    return lines[0].removeprefix("arpo: error: ")
+
+
+def test_settings_are_told_from_other_words():
+    words = ["train", "--loss.kl", "-1", "desk", "--run.dir=a b", "--help-keys", "--run.seed"]
+    assert split_overrides(words) == (
+        ["train", "desk", "--help-keys"],
+        ["--loss.kl", "-1", "--run.dir=a b", "--run.seed"],
+    )
+    assert split_overrides(["report", "runs/v1.2", "--out", "a.json"])[1] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_commands_help_teaches_with_an_example(capsys, command):
+    with pytest.raises(SystemExit) as stopped:
+        main([command.name, "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert "example:" in text and f"  arpo {command.name}" in text
+
+
+def test_help_is_light():
+    code = (
+        "import sys; from arpo.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'PIL', 'rich', 'transformers'} & set(sys.modules)\n"
+        "sys.exit(f'help loads {heavy}' if heavy else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "check-env" in result.stdout
+
+
+def test_the_module_is_the_command():
+    command = [sys.executable, "-m", "arpo", "train", "--loss.cliplow", "1"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    expected = "arpo: error: command line: loss.cliplow: no such key (did you mean loss.clip_low?)\n"
+    assert result.stderr == expected
+
+
+def test_mistakes_are_one_line_and_exit_code_2(capsys, tmp_path):
+    assert "(did you mean desk?)" in refusal(capsys, "train", "dsek")
+    assert "rollout.group_size: is 1, must be >= 2" in refusal(capsys, "train", "--rollout.group_size", "1")
+    assert "COMMAND" in refusal(capsys)
+    assert "--out" in refusal(capsys, "screen")
+    assert refusal(capsys, "report", ".", "--run.seed", "1") == "--run.seed: arpo report takes no settings"
+    assert "not a run folder" in refusal(capsys, "report", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("trian", "'trian': no such command (did you mean train?)"),
+        ("evaluate", "'evaluate': no such command (did you mean eval?)"),
+        ("train paper extra", "'extra': unexpected word (see: arpo train --help)"),
+        ("train --lr 3", "--lr: no such option (did you mean --optim.lr?)"),
+        ("train --sedes 3", "--sedes: no such option (did you mean --run.seed?)"),
+        ("compare paper --sedes 3 --out o", "--sedes: no such option (did you mean --seeds?)"),
+        ("compare paper --sedes=3 --out o", "--sedes=3: no such option (did you mean --seeds?)"),
+        ("report . --out o", "--out: no such option (there are: --help)"),
+    ],
+)
+def test_a_word_that_is_not_known_gets_the_nearest_one(capsys, words, reason):
+    assert refusal(capsys, *words.split()) == reason
+
+
+def test_help_keys(capsys):
+    assert main(["train", "--help-keys"]) == 0
+    assert "--replay.enabled true  (bool)" in capsys.readouterr().out
+
+
+def test_report(capsys, tmp_path):
+    store = Store(tmp_path)
+    store.write_recipe(Config())
+    store.close()
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
+
+
+def test_ctrl_c_says_how_to_go_on(capsys, monkeypatch):
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("arpo.recipe.find_recipe", interrupted)
+    assert main(["train"]) == 130
+    assert "go on with the same command" in capsys.readouterr().err
+
+
+def test_the_doctor_never_crashes(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code = main(["doctor"])
+    text = capsys.readouterr().out
+    assert code == (1 if "MISSING" in text else 0)
+    assert "ok  torch" in text and "Python" in text
+
+
+def test_a_finding_that_raises_is_a_finding():
+    def broken():
+        raise RuntimeError("no such library")
+
+    finding = doctor._try("thing", broken, "install the thing")
+    assert str(finding).split() == [
+        *("MISSING", "thing", "RuntimeError:", "no", "such", "library", "->", "install", "the", "thing")
+    ]
+
+
+def test_an_environment_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "mine_for_cli.py").write_text(MY_ENV)
+    (tmp_path / "broken_for_cli.py").write_text("1 / 0")
+    monkeypatch.chdir(tmp_path)
+    assert type(resolve_env(Config(env=EnvConfig(name="mine_for_cli:Mine")))).__name__ == "type"
+    for name, reason in {
+        "mine_for_cli": "module:Class",
+        "mine_for_cli:Theirs": "has no Theirs",
+        "mine_for_cli:NoEnv": "it has no start, step, evaluate, close",
+        "broken_for_cli:Env": "ZeroDivisionError",
+        "not_there_for_cli:Env": "not_there_for_cli",
+    }.items():
+        with pytest.raises(UserError, match=reason):
+            resolve_env(Config(env=EnvConfig(name=name)))
+
+
+def test_check_env_prints_each_check(capsys, tmp_path, monkeypatch):
+    (tmp_path / "checked_for_cli.py").write_text(MY_ENV)
+    task = {
+        "id": "a",
+        "instruction": "do it",
+        "config": [],
+        "evaluator": {},
+        "snapshot": "",
+        "related_apps": [],
+    }
+    (tmp_path / "tasks.json").write_text(json.dumps([task]))
+    assert len(load_tasks(str(tmp_path / "tasks.json"))) == 1
+    monkeypatch.chdir(tmp_path)
+    code = main(["check-env", "checked_for_cli:Mine", "--tasks", "tasks.json", "--env.step_seconds=5"])
+    text = capsys.readouterr().out
+    assert code == (1 if "FAIL" in text else 0)
+    assert len(text.splitlines()) > 3

@@ -1,0 +1,455 @@
+"""The engine samples what the model says, keeps what it has read, and never leaves a caller waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from arpo.engines import in_process
+from arpo.engines.base import Weights
+from arpo.engines.cuda_graphs import DecodeGraphs, keys_for
+from arpo.engines.in_process import HFEngine
+from arpo.errors import EngineError
+from arpo.models.forward import sampled_logprobs
+from arpo.models.kv_cache import SlotCache
+from arpo.prompts.rendering import Renderer
+from arpo.types import Completion, Message, Prompt, Sample
+from devices import DEVICES, NEEDS_A_GPU
+from tiny_vlm import (
+    FAMILIES,
+    QWEN2_5,
+    QWEN3,
+    first_prompt,
+    next_prompt,
+    sampling,
+    screenshot,
+    stock_inputs,
+    tiny_model,
+    tiny_of,
+    tiny_renderer,
+)
+
+RENDERERS = {family: tiny_renderer(family) for family in FAMILIES}
+RENDERER = RENDERERS[QWEN2_5]
+Turns = list[tuple[Prompt, Completion]]
+
+
+async def play(
+    engine: HFEngine,
+    name: int,
+    turns: int,
+    *,
+    lag: int = 0,
+    release: bool = True,
+    temperature: float = 1.0,
+    family: str = QWEN2_5,
+) -> Turns:
+    """One episode: each look has a size of its own, and `lag` passes of the event loop between turns."""
+    played: Turns = []
+    renderer = RENDERERS[family]
+    prompt = first_prompt(renderer, f"episode {name}", screenshot(10 * name, 56 + 28 * (name % 3), 84))
+    for turn in range(turns):
+        for _ in range(lag):
+            await asyncio.sleep(0)
+        completion = await engine.generate(
+            prompt, sampling(100 * name + turn, 3 + (name + turn) % 5, temperature)
+        )
+        played.append((prompt, completion))
+        prompt = next_prompt(renderer, prompt, completion, screenshot(10 * name + turn + 1))
+    if release:
+        await engine.release(prompt.episode_id)
+    return played
+
+
+def play_all(engine: HFEngine, names: Sequence[int], *, turns: int = 3, family: str = QWEN2_5) -> list[Turns]:
+    async def together() -> list[Turns]:
+        return await asyncio.gather(
+            *(play(engine, name, turns + name % 2, lag=name, family=family) for name in names)
+        )
+
+    return asyncio.run(together())
+
+
+def sample_of(played: Turns) -> Sample:
+    """The whole episode as one training sequence."""
+    prompt, completion = played[-1]
+    tokens = (*prompt.token_ids, *completion.token_ids)
+    mask = [False] * len(tokens)
+    for before, answer in played:
+        start = len(before.token_ids)
+        mask[start : start + len(answer.token_ids)] = [True] * len(answer.token_ids)
+    logprobs = tuple(logp for _, answer in played for logp in answer.logprobs)
+    return Sample(
+        token_ids=tokens, mask=tuple(mask), images=prompt.images, behaviour_logprobs=logprobs,
+        advantage=1.0, weight=1.0, replayed=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_learner_gives_the_same_log_probabilities(family: str, device: str) -> None:
+    """Also after the weights have changed in place, and with other lengths: nothing recorded is stale."""
+    model, renderer = tiny_of(family).to(device), RENDERERS[family]
+    engine = HFEngine(model, renderer, slots=5)
+    for names in (range(5), range(5, 9)):
+        samples = [sample_of(played) for played in play_all(engine, names, family=family)]
+        logp_N, _ = sampled_logprobs(model, samples, renderer, 1.0)
+        engine_N = torch.tensor([logp for sample in samples for logp in sample.behaviour_logprobs])
+        assert len(engine_N) > 50
+        torch.testing.assert_close(engine_N, logp_N.detach().cpu(), atol=1e-5, rtol=0)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_too_long_for_one_pass_is_run_in_parts(
+    family: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of them end within a picture, which has 12 tokens."""
+    model, renderer = tiny_of(family).to(device), RENDERERS[family]
+    [(prompt, whole)] = play_all(HFEngine(model, renderer, slots=1), [2], turns=1, family=family)[0]
+    passes: list[int] = []
+    monkeypatch.setattr(in_process, "_PREFILL_TOKENS", 5)
+    model.model.language_model.register_forward_pre_hook(
+        lambda _, __, kwargs: passes.append(kwargs["inputs_embeds"].shape[1]), with_kwargs=True
+    )
+    [(_, parts)] = play_all(HFEngine(model, renderer, slots=1), [2], turns=1, family=family)[0]
+    read = passes[: -(-len(prompt.token_ids) // 5)]
+    assert sum(read) == len(prompt.token_ids)
+    assert max(read) == 5
+    assert parts.token_ids == whole.token_ids
+    assert parts.logprobs == pytest.approx(whole.logprobs, abs=1e-5)
+
+
+@NEEDS_A_GPU
+def test_recorded_graphs_compute_in_the_same_memory() -> None:
+    model = tiny_model().to("cuda")
+    cache = SlotCache(model.config.text_config, 4, model.dtype, model.device)
+    cache.reserve(8192)
+    graphs = DecodeGraphs(model, cache)
+    tokens_3S = np.zeros((3, 4), dtype=np.int64)
+    graphs.logits(tokens_3S, 4, 8000)
+    before = torch.cuda.memory_reserved()
+    for length in range(100, 8000, 100):
+        graphs.logits(tokens_3S, 4, length)
+    assert torch.cuda.memory_reserved() - before < 2**25
+
+
+def test_few_numbers_of_keys_are_recorded_and_little_is_attended_to_in_vain() -> None:
+    pairs = {1: 128, 128: 128, 129: 256, 2049: 2176, 4097: 4352, 43151: 45056, 65536: 65536}
+    assert {tokens: keys_for(tokens) for tokens in pairs} == pairs
+    numbers = [keys_for(tokens) for tokens in range(1, 65537)]
+    assert len(set(numbers)) == 96
+    assert all(tokens <= keys < tokens + max(128, tokens / 16) for tokens, keys in enumerate(numbers, 1))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_transformers_gives_the_same_log_probabilities(family: str) -> None:
+    renderer = RENDERERS[family]
+    [played] = play_all(HFEngine(tiny_of(family), renderer, slots=1), [3], family=family)
+    sample = sample_of(played)
+    with torch.no_grad():
+        inputs = stock_inputs(renderer, sample.token_ids, sample.images)
+        logps = tiny_of(family, stock=True)(**inputs).logits[0, :-1].log_softmax(-1)
+    mask, tokens = torch.tensor(sample.mask[1:]), torch.tensor(sample.token_ids[1:])
+    torch.testing.assert_close(
+        torch.tensor(sample.behaviour_logprobs), logps[mask, tokens[mask]], atol=1e-5, rtol=0
+    )
+
+
+def test_only_new_tokens_are_prefilled_and_each_image_is_encoded_once() -> None:
+    engine = HFEngine(tiny_model(), RENDERER, slots=5)
+    episodes = play_all(engine, range(5))
+    expected = 0
+    for played in episodes:
+        cached = 0  # the last sampled token of an answer has not been run: it opens the next prefill
+        for prompt, completion in played:
+            expected += len(prompt.token_ids) - cached
+            cached = len(prompt.token_ids) + len(completion.token_ids) - 1
+    assert engine.stats.prefilled_tokens == expected
+    assert engine.stats.decoded_tokens == sum(len(c.token_ids) for played in episodes for _, c in played)
+    assert engine.stats.images_encoded == len({i.sha256 for p in episodes for i in p[-1][0].images})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_does_not_depend_on_who_shares_the_batch(family: str) -> None:
+    model, renderer = tiny_of(family), RENDERERS[family]
+    together = play_all(HFEngine(model, renderer, slots=6), range(6), family=family)
+    for name, played in enumerate(together):
+        [alone] = play_all(HFEngine(model, renderer, slots=1), [name], family=family)
+        for (_, one), (_, other) in zip(played, alone, strict=True):
+            assert one.token_ids == other.token_ids
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_answers_equal_transformers_generate(family: str) -> None:
+    renderer = RENDERERS[family]
+
+    async def greedy() -> Turns:
+        engine = HFEngine(tiny_of(family), renderer, slots=1)
+        return await play(engine, 4, 2, temperature=0.0, family=family)
+
+    for prompt, completion in asyncio.run(greedy()):
+        inputs = stock_inputs(renderer, prompt.token_ids, prompt.images)
+        limit = len(completion.token_ids)
+        output = tiny_of(family, stock=True).generate(
+            **inputs, max_new_tokens=limit, do_sample=False, eos_token_id=renderer.end_of_turn_id
+        )
+        assert tuple(output[0, len(prompt.token_ids) :].tolist()) == completion.token_ids
+        assert completion.logprobs == (0.0,) * limit
+
+
+def test_the_end_of_turn_stops_an_answer_and_belongs_to_it() -> None:
+    model = tiny_model()
+    with torch.no_grad():  # tied embeddings: the end of turn becomes the likeliest token everywhere
+        model.lm_head.weight[RENDERER.end_of_turn_id] = 0
+        model.model.language_model.norm.weight.zero_()
+    engine = HFEngine(model, RENDERER, slots=1, version=7)
+    prompt = first_prompt(RENDERER, "e", screenshot(0))
+    cut = asyncio.run(engine.generate(prompt, sampling(1, max_tokens=2)))
+    assert (cut.finish, len(cut.token_ids), cut.policy_version) == ("length", 2, 7)
+    assert cut.logprobs[0] == pytest.approx(-torch.tensor(float(RENDERER.vocab_size)).log().item(), abs=1e-4)
+
+    seed = next(s for s in range(10_000) if draws_end_of_turn(s))
+    asyncio.run(engine.release("e"))
+    stopped = asyncio.run(engine.generate(prompt, sampling(seed, max_tokens=9)))
+    assert (stopped.finish, stopped.token_ids, stopped.text) == ("stop", (RENDERER.end_of_turn_id,), "")
+
+
+def draws_end_of_turn(seed: int) -> bool:
+    """Whether the first draw of this seed picks the end of turn from a uniform distribution."""
+    from arpo.engines.sampling import uniforms
+
+    place = uniforms(seed, 1)[0] * RENDERER.vocab_size - RENDERER.end_of_turn_id
+    return bool(0.1 < place < 0.9)
+
+
+def slid_prompt(renderer: Renderer, prompt: Prompt, answer: Completion, shot_index: int) -> Prompt:
+    """The window slid: the first screenshot is gone, the answer to it stays."""
+    messages = (
+        prompt.messages[0],
+        Message(role="assistant", token_ids=answer.token_ids),
+        Message(role="user", screenshot=screenshot(shot_index)),
+    )
+    rendered = renderer.render(messages)
+    return Prompt(
+        episode_id=prompt.episode_id, token_ids=rendered.token_ids, images=rendered.images, messages=messages
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_window_that_slid_rewinds_to_where_both_agree(family: str) -> None:
+    model, renderer = tiny_of(family), RENDERERS[family]
+    engine = HFEngine(model, renderer, slots=1)
+
+    async def slide() -> tuple[Prompt, Completion, int]:
+        prompt = first_prompt(renderer, "e", screenshot(0))
+        first = await engine.generate(prompt, sampling(1))
+        slid = slid_prompt(renderer, prompt, first, 1)
+        before = engine.stats.prefilled_tokens
+        second = await engine.generate(slid, sampling(2))
+        return slid, second, engine.stats.prefilled_tokens - before
+
+    slid, second, prefilled = asyncio.run(slide())
+    shared = (
+        len(renderer.render([slid.messages[0]]).token_ids) - 1
+    )  # up to <|im_start|>; then the role differs
+    assert prefilled == len(slid.token_ids) - shared
+    fresh = asyncio.run(HFEngine(model, renderer, slots=1).generate(slid, sampling(2)))
+    assert second.token_ids == fresh.token_ids
+    assert second.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
+
+
+def test_another_picture_behind_equal_tokens_is_seen() -> None:
+    model = tiny_model()
+    engine = HFEngine(model, RENDERER, slots=1)
+
+    async def ask(engine: HFEngine, seed: int) -> Completion:
+        return await engine.generate(first_prompt(RENDERER, "e", screenshot(seed)), sampling(5))
+
+    first, second = asyncio.run(ask(engine, 1)), asyncio.run(ask(engine, 2))
+    assert second.logprobs != first.logprobs
+    fresh = asyncio.run(ask(HFEngine(model, RENDERER, slots=1), 2))
+    assert second.token_ids == fresh.token_ids
+    assert second.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
+    before = engine.stats.prefilled_tokens
+    again = asyncio.run(ask(engine, 2))
+    assert again.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
+    assert engine.stats.prefilled_tokens - before == 1  # all is known, but the last token must run
+
+
+def test_more_episodes_than_slots_all_get_their_answers() -> None:
+    model = tiny_model()
+    crowded = play_all(HFEngine(model, RENDERER, slots=2), range(5))
+    roomy = play_all(HFEngine(model, RENDERER, slots=5), range(5))
+    assert [[c.token_ids for _, c in played] for played in crowded] == [
+        [c.token_ids for _, c in played] for played in roomy
+    ]
+
+
+def test_an_episode_that_is_away_gives_up_its_slot_rather_than_block() -> None:
+    engine = HFEngine(tiny_model(), RENDERER, slots=1)
+
+    async def two() -> tuple[Turns, Turns]:
+        kept = await play(engine, 1, 1, release=False)
+        return kept, await asyncio.wait_for(play(engine, 2, 2), timeout=60)
+
+    _, second = asyncio.run(two())
+    assert len(second) == 2
+
+
+def test_loading_drops_what_older_weights_computed_and_starts_as_new() -> None:
+    model, newer = tiny_model(0), tiny_model(1)
+    engine = HFEngine(model, RENDERER, slots=3)
+
+    async def before_and_after() -> tuple[Completion, Completion]:
+        old = await play(engine, 1, 1, release=False)
+        await engine.load(Weights(version=4, handle=newer))
+        new = await play(engine, 1, 1, release=False)
+        return old[0][1], new[0][1]
+
+    old, new = asyncio.run(before_and_after())
+    [fresh] = asyncio.run(play(HFEngine(newer, RENDERER, slots=3, version=4), 1, 1))
+    assert new == fresh[1]  # bit for bit
+    assert (old.policy_version, new.policy_version) == (0, 4)
+
+
+def test_weights_trained_in_place_need_only_a_new_version() -> None:
+    model = tiny_model()
+    engine = HFEngine(model, RENDERER, slots=2)
+
+    async def train_between() -> Completion:
+        await play(engine, 1, 1, release=False)
+        with torch.no_grad():
+            model.model.visual.merger.mlp[0].weight.mul_(1.5)
+        await engine.load(Weights(version=1, handle=model))
+        [(_, completion)] = await play(engine, 1, 1)
+        return completion
+
+    completion = asyncio.run(train_between())
+    [(_, fresh)] = asyncio.run(play(HFEngine(copy.deepcopy(model), RENDERER, slots=2, version=1), 1, 1))
+    assert completion == fresh
+
+
+def test_an_engine_without_episodes_repeats_itself_bit_for_bit() -> None:
+    engine = HFEngine(tiny_model(), RENDERER, slots=4)
+    assert play_all(engine, range(4)) == play_all(engine, range(4))
+
+
+def test_loading_is_refused_while_requests_are_unfinished() -> None:
+    model = tiny_model()
+    engine = HFEngine(model, RENDERER, slots=1)
+
+    async def too_early() -> Turns:
+        asked = asyncio.create_task(play(engine, 1, 1))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineError, match="load: 1 requests are unfinished; load between batches"):
+            await engine.load(Weights(version=1, handle=model))
+        return await asked
+
+    assert asyncio.run(too_early())
+    with pytest.raises(EngineError, match="a module is needed, not str"):
+        asyncio.run(engine.load(Weights(version=1, handle="folder")))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_error_reaches_every_caller_and_the_engine_lives_on(device: str) -> None:
+    model = tiny_model().to(device)
+    engine = HFEngine(model, RENDERER, slots=2)
+    norm = model.model.language_model.norm.weight
+
+    async def ask_three() -> list[Turns | BaseException]:
+        return await asyncio.gather(*(play(engine, name, 1) for name in range(3)), return_exceptions=True)
+
+    sound = norm.detach().clone()
+    with torch.no_grad():
+        norm.fill_(float("nan"))
+    errors = asyncio.run(ask_three())
+    assert [str(error) for error in errors] == [
+        "generate: FloatingPointError: the model's logits are not finite"
+    ] * 3
+    with torch.no_grad():
+        norm.copy_(sound)
+    assert all(isinstance(played, list) for played in asyncio.run(ask_three()))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_nan_that_comes_with_a_sampled_token_is_an_error(device: str) -> None:
+    """Every token that the prompt does not have is embedded as NaN: it is read without harm, decoded not."""
+    model, renderer = tiny_of(QWEN3).to(device), RENDERERS[QWEN3]
+    engine = HFEngine(model, renderer, slots=1)
+    prompt = first_prompt(renderer, "one", screenshot(0))
+    others = sorted(set(range(renderer.vocab_size)) - set(prompt.token_ids))
+    with torch.no_grad():
+        model.model.language_model.embed_tokens.weight[others] = float("nan")
+    assert len(asyncio.run(engine.generate(prompt, sampling(1, 1))).token_ids) == 1
+    again = first_prompt(renderer, "two", screenshot(0))
+    with pytest.raises(EngineError, match="FloatingPointError: the model's logits are not finite"):
+        asyncio.run(engine.generate(again, sampling(1, 40)))
+
+
+def test_a_prompt_that_does_not_fit_its_images_fails_alone() -> None:
+    engine = HFEngine(tiny_model(), RENDERER, slots=2)
+    good = first_prompt(RENDERER, "good", screenshot(0))
+    bad = Prompt(episode_id="bad", token_ids=good.token_ids, images=good.images * 2, messages=())
+
+    async def both() -> list[Completion | BaseException]:
+        asked = (engine.generate(prompt, sampling(1)) for prompt in (good, bad))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    answer, error = asyncio.run(both())
+    assert isinstance(answer, Completion)
+    assert isinstance(error, AssertionError)
+
+
+def test_a_caller_that_leaves_takes_its_request_along() -> None:
+    engine = HFEngine(tiny_model(), RENDERER, slots=1)
+
+    async def leave() -> Turns:
+        prompt = first_prompt(RENDERER, "gone", screenshot(0))
+        gone = asyncio.create_task(engine.generate(prompt, sampling(1, max_tokens=10_000)))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        await engine.release("gone")
+        return await asyncio.wait_for(play(engine, 1, 1), timeout=60)
+
+    assert len(asyncio.run(leave())) == 1
+    assert engine.stats.decoded_tokens < 100
+
+
+def test_one_episode_asks_one_question_at_a_time() -> None:
+    engine = HFEngine(tiny_model(), RENDERER, slots=2)
+    prompt = first_prompt(RENDERER, "e", screenshot(0))
+
+    async def twice() -> list[Completion | BaseException]:
+        asked = (engine.generate(prompt, sampling(seed)) for seed in (1, 2))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    answer, error = asyncio.run(twice())
+    assert isinstance(answer, Completion)
+    assert str(error) == "generate: episode e already waits for an answer"
+
+
+def test_episodes_act_while_others_decode() -> None:
+    engine = HFEngine(tiny_model(), RENDERER, slots=2)
+    order: list[str] = []
+
+    async def one(name: str, tokens: int) -> None:
+        await engine.generate(first_prompt(RENDERER, name, screenshot(0)), sampling(1, tokens))
+        order.append(name)
+
+    async def both() -> None:
+        await asyncio.gather(one("long", 30), one("short", 2))
+
+    asyncio.run(both())
+    assert order[0] == "short"

@@ -1,0 +1,29 @@
+"""The shipped base model still fits the desktop, the tokens and the prompt that it was trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from arpo.config import Config
+from arpo.envs.desk.base_model.card import CARD, card, fingerprint, read_fingerprint
+from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
+from arpo.models.loading import resolve_model
+
+
+def test_the_shipped_base_model_fits_the_screens_tokens_and_prompt_of_today() -> None:
+    assert read_fingerprint(resolve_model("base")) == fingerprint()
+
+
+def test_the_shipped_tokenizer_is_the_one_that_is_built_today() -> None:
+    shipped = (resolve_model("base") / "tokenizer.json").read_text(encoding="utf-8")
+    assert shipped.strip() == desk_tokenizer().to_str(pretty=True).strip()
+
+
+def test_the_shipped_base_model_is_at_most_eight_megabytes() -> None:
+    assert sum(path.stat().st_size for path in resolve_model("base").iterdir()) <= 8_000_000
+
+
+def test_a_card_gives_back_its_fingerprint_and_a_folder_without_one_none(tmp_path: Path) -> None:
+    assert read_fingerprint(tmp_path) == ""
+    (tmp_path / CARD).write_text(card(Config(), step=3, parameters=1000), encoding="utf-8")
+    assert read_fingerprint(tmp_path) == fingerprint()

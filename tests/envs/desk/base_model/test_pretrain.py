@@ -1,0 +1,124 @@
+"""Making the base model: batches of lessons, the loss, and going on from a saved state. Two tiny steps."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoTokenizer
+
+from arpo.config import Config
+from arpo.envs.desk.base_model.pretrain import LessonBatch, Pretraining, batches, lesson_loss, run_pretraining
+from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
+from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
+from arpo.envs.desk.canvas import PALETTE
+from arpo.envs.desk.invent import rng_for
+from arpo.prompts import vision
+from arpo.prompts.rendering import Renderer
+from arpo.recipe import load_config
+
+TOKENS = 1200
+RENDERER = Renderer(desk_tokenizer(), IMAGE_SETTINGS)
+
+
+def config(*more: str) -> Config:
+    tiny = ("--pretrain.hidden=64", "--pretrain.vision_hidden=32", f"--pretrain.tokens_per_step={TOKENS}")
+    pace = ("--pretrain.steps=2", "--pretrain.warmup=1", "--pretrain.workers=1", "--model.device=cpu")
+    return load_config(None, [*tiny, *pace, *more])
+
+
+@pytest.fixture(scope="module")
+def some() -> list[LessonBatch]:
+    return list(itertools.islice(batches(rng_for("pretrain", 800_000), RENDERER, TOKENS), 4))
+
+
+def test_batches_are_full_but_not_over(some: list[LessonBatch]) -> None:
+    for batch in some:
+        lessons, width = batch.tokens_BT.shape
+        assert lessons == 1 or lessons * width <= TOKENS
+        assert batch.mask_BT.shape == batch.slots_BT.shape == (lessons, width)
+        assert batch.positions_3BT.shape == (3, lessons, width)
+        assert len(batch.frames_NHW) % 64 == 0  # few shapes occur
+        slots_a_frame = 6 * 8
+        assert int(batch.slots_BT.sum()) % slots_a_frame == 0
+        assert int(batch.slots_BT.sum()) <= slots_a_frame * len(batch.frames_NHW)
+        assert not (batch.mask_BT & batch.slots_BT).any()
+        assert not batch.mask_BT[batch.tokens_BT == RENDERER.pad_id].any()
+        assert batch.mask_BT.any(dim=1).all()
+
+
+def test_a_seed_draws_its_batches(some: list[LessonBatch]) -> None:
+    again = next(batches(rng_for("pretrain", 800_000), RENDERER, TOKENS))
+    other = next(batches(rng_for("pretrain", 800_001), RENDERER, TOKENS))
+    assert torch.equal(again.tokens_BT, some[0].tokens_BT)
+    assert torch.equal(again.frames_NHW, some[0].frames_NHW)
+    assert other.tokens_BT.tolist() != some[0].tokens_BT.tolist()
+
+
+def test_the_loss_is_transformers_own(some: list[LessonBatch], tmp_path: Path) -> None:
+    """The same lessons one by one through the stock model, from the folder that was saved."""
+    training = Pretraining(config(), tmp_path)
+    palette = torch.from_numpy(PALETTE)
+    batch = min(some, key=lambda batch: batch.tokens_BT.numel())
+    loss = lesson_loss(training.model, batch, palette)
+    training.model.save_pretrained(tmp_path / "plain")
+    stock = AutoModelForImageTextToText.from_pretrained(tmp_path / "plain", dtype=torch.float32)
+    frames = iter(batch.frames_NHW)
+    grid = vision.grid(224, 168, IMAGE_SETTINGS)
+    losses = []
+    for tokens, mask in zip(batch.tokens_BT.long(), batch.mask_BT, strict=True):
+        tokens, mask = tokens[tokens != RENDERER.pad_id], mask[tokens != RENDERER.pad_id]
+        count = int((tokens == RENDERER.image_token_id).sum()) // (6 * 8)
+        pixels = palette[torch.stack([next(frames) for _ in range(count)]).long()]
+        with torch.no_grad():
+            logits = stock(
+                input_ids=tokens[None],
+                mm_token_type_ids=(tokens == RENDERER.image_token_id).int()[None],
+                pixel_values=vision.patchify_pixels(pixels, IMAGE_SETTINGS).flatten(0, 1),
+                image_grid_thw=torch.tensor([grid] * count),
+            ).logits[0]
+        logp_TV = logits[:-1].log_softmax(-1)[mask[1:]]
+        losses += [-float(logp_V[token]) for logp_V, token in zip(logp_TV, tokens[1:][mask[1:]], strict=True)]
+    assert len(losses) == int(batch.mask_BT.sum())
+    assert loss.item() == pytest.approx(np.mean(losses), abs=1e-4)
+
+
+def test_a_saved_state_goes_on_as_if_it_had_not_stopped(some: list[LessonBatch], tmp_path: Path) -> None:
+    palette = torch.from_numpy(PALETTE)
+    whole = Pretraining(config(), tmp_path / "whole")
+    losses = [float(whole.update(batch, palette)) for batch in some[:2]]
+
+    first = Pretraining(config(), tmp_path / "parts")
+    assert float(first.update(some[0], palette)) == losses[0]
+    first.save()
+    second = Pretraining(config("--run.seed=9"), tmp_path / "parts")
+    second.resume()
+    assert second.step == 1
+    assert float(second.update(some[1], palette)) == losses[1]
+    for (name, one), (_, other) in zip(
+        whole.model.named_parameters(), second.model.named_parameters(), strict=True
+    ):
+        assert torch.equal(one, other), name
+
+
+def test_learning_the_same_lessons_again_lowers_the_loss(some: list[LessonBatch], tmp_path: Path) -> None:
+    training = Pretraining(config("--pretrain.steps=50", "--pretrain.lr=0.003"), tmp_path)
+    palette = torch.from_numpy(PALETTE)
+    losses = [float(training.update(some[0], palette)) for _ in range(3)]
+    assert losses[2] < losses[0] - 0.2
+
+
+def test_two_steps_leave_a_model_that_plain_transformers_loads(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert run_pretraining(config(), tmp_path, said.append) == 0
+    assert said == [f"{tmp_path}: step 2 of 2 saved"]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "model")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float16}
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    text = "Thought: Click Save\nAction: click(start_box='(105,77)')"
+    assert tokenizer(text)["input_ids"] == list(RENDERER.encode(text))
+    assert len(tokenizer) == model.config.text_config.vocab_size

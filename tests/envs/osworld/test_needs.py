@@ -1,0 +1,297 @@
+"""What a task needs from outside, under which names, and why it cannot run where that is not there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arpo.config import OSWorldConfig
+from arpo.envs.osworld.needs import NeededFile, allows_network, missing, needs, runnable, stage
+from arpo.envs.task_files import load_tasks
+from arpo.errors import UserError
+from arpo.recipe import load_config
+from arpo.types import Task
+from upstream import FOLDER, VERIFIED, needs_upstream
+
+POEM = "https://example.org/files/poem.docx"
+GOLD = "https://example.org/files/gold.docx"
+POEM_NAME = "2b999ab8-9a36-53bc-8cba-d3e6bbcc1880_my poem.docx"
+
+
+def step(kind: str, **parameters: Any) -> dict[str, Any]:
+    return {"type": kind, "parameters": parameters}
+
+
+def download(url: str = POEM, path: str = "/home/user/my poem.docx") -> dict[str, Any]:
+    return step("download", files=[{"url": url, "path": path}])
+
+
+def vm_file(**more: Any) -> dict[str, Any]:
+    return {"type": "vm_file", "path": "/home/user/poem.docx", "dest": "poem.docx"} | more
+
+
+def gold(**more: Any) -> dict[str, Any]:
+    return {"type": "cloud_file", "path": GOLD, "dest": "gold.docx"} | more
+
+
+def task(*config: dict[str, Any], id: str = "t", apps: tuple[str, ...] = ("os",), **evaluator: Any) -> Task:
+    return Task(
+        id=id,
+        instruction="mend the poem",
+        snapshot="os",
+        config=config,
+        evaluator={"func": "compare", "result": vm_file()} | evaluator,
+        related_apps=apps,
+        domain="os",
+    )
+
+
+def refusal(of: Task) -> str:
+    with pytest.raises(UserError) as caught:
+        needs(of)
+    return str(caught.value)
+
+
+def test_a_file_for_the_desktop_is_named_by_its_address_and_its_name() -> None:
+    assert needs(task(download())).files == (NeededFile(url=POEM, path=f"t/{POEM_NAME}"),)
+
+
+def test_files_of_the_verdict_are_needed_too() -> None:
+    two = gold(multi=True, path=[GOLD, POEM], dest=["gold.docx", "a/poem.docx"], gives=[0, 1])
+    judged = task(func=["f", "g"], result=[vm_file(), gold()], expected=[None, two], postconfig=[download()])
+    assert [(file.url, file.path) for file in needs(judged).files] == [
+        (POEM, f"t/{POEM_NAME}"),
+        (GOLD, "t/gold.docx"),
+        (POEM, "t/a/poem.docx"),
+    ]
+
+
+def test_a_browsing_history_begins_with_a_file() -> None:
+    (file,) = needs(task(step("update_browse_history", history=[]))).files
+    assert file.path == "t/history_new.sqlite"
+    assert file.url.endswith("/history_empty.sqlite?download=true")
+
+
+@pytest.mark.parametrize(
+    "live",
+    [
+        task(step("chrome_open_tabs", urls_to_open=["chrome://version", "https://example.org"])),
+        task(step("login", platform="googledrive", settings_file="x")),
+        task(step("googledrive", operation=["delete"], args=[{}])),
+        task(step("execute", command="echo {CLIENT_PASSWORD} | sudo -S apt-get install -y jq", shell=True)),
+        task(step("command", command=["pip", "install", "pysrt"])),
+        task(step("execute", command=["git clone", POEM])),
+        task(step("execute", command=f"cd /tmp && wget -q {POEM}", shell=True)),
+        task(result={"type": "active_tab_info"}),
+        task(expected={"type": "info_from_website", "url": POEM, "infos": []}),
+        task(id="94d95f96-9699-4208-98ba-3c3119edf9c2"),
+    ],
+)
+def test_what_needs_a_network(live: Task) -> None:
+    assert needs(live).network
+
+
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        task(),
+        task(step("chrome_open_tabs", urls_to_open=["chrome://settings", "file:///home/user/a.html"])),
+        task(step("update_browse_history", history=[{"url": POEM}])),
+        task(step("execute", command=["apt", "list", "--installed"])),
+        task(step("execute", command="curl http://localhost:8080/status.xml", shell=True)),
+        task(download(), expected={"type": "rule", "rules": {"expected": POEM}}),
+        task(result={"type": "bookmarks"}),
+    ],
+)
+def test_what_needs_none(quiet: Task) -> None:
+    assert not needs(quiet).network
+
+
+def test_applications_by_any_of_their_names() -> None:
+    assert needs(task(apps=("libreoffice calc", "Writer", "pdf", "vscode"))).applications == {
+        "libreoffice_calc",
+        "libreoffice_writer",
+        "vs_code",
+    }
+    assert needs(replace(task(), domain="thunderbird")).applications == {"thunderbird"}
+    assert needs(replace(task(), snapshot="gimp", domain="multi_apps")).applications == {"gimp"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (task(id="../t"), "task '../t': its id names its folder in the cache"),
+        (task({"type": "open"}), "task 't': config, step 0: must be an object {type, parameters}"),
+        (task(postconfig=[3]), "evaluator: key 'postconfig', step 0: must be an object {type, parameters}"),
+        (task(postconfig=None), "evaluator: key 'postconfig', step 0: must be an object"),
+        (task(step("download", files=5)), "config, step 0 (download): key 'files' must be a list"),
+        (task(step("download", files=[{"url": POEM}])), "key 'files' must be a list of {url, path}"),
+        (
+            task(step("download", files=[{"url": 3, "path": "a"}])),
+            "key 'files' must be a list of {url, path}",
+        ),
+        (task(step("chrome_open_tabs", urls_to_open="x")), "key 'urls_to_open' must be a list"),
+        (task(step("chrome_open_tabs", urls_to_open=[3])), "key 'urls_to_open' must be a list of strings"),
+        (task(step("upload_file", files=[])), "would read files of this machine: give them as a 'download'"),
+        (task(step("execute", command="ls", stdout="../out")), "'../out' leads out of the task's own folder"),
+        (task(step("command", command="ls", stderr="/etc/x")), "'/etc/x' leads out of the task's own folder"),
+        (task(func=None), "evaluator: key 'func' must be a name or a list of names"),
+        (task(result=None), "evaluator: key 'result' is missing"),
+        (task(result="poem"), "key 'result': must be an object {type, …}"),
+        (task(result=[vm_file()]), "key 'result' must be a list where 'func' is one, and only there"),
+        (task(func=["f"]), "key 'result' must be a list where 'func' is one"),
+        (task(func=["f", "g"], result=[vm_file(), None]), "key 'result': must be an object {type, …}"),
+        (task(expected={"rules": {}}), "key 'expected': must be an object {type, …}"),
+        (task(result=vm_file(dest="../poem")), "key 'result' (vm_file): '../poem' leads out of"),
+        (task(result=vm_file(multi=True, path=["a"], dest=["a", "/b"])), "'/b' leads out of"),
+        (task(result={"type": "cache_file", "path": "../../x"}), "'../../x' leads out of"),
+        (task(expected=gold(dest=3)), "key 'expected' (cloud_file): key 'dest' must be a list"),
+        (task(expected=gold(dest="")), "'' leads out of the task's own folder"),
+        (task(expected=gold(path=None)), "key 'expected' (cloud_file): key 'path' must be a string"),
+        (task(expected=gold(multi=True, path=[GOLD], dest=["a", "b"])), "1 addresses in 'path', but 2 names"),
+    ],
+)
+def test_what_desktop_env_could_not_carry_out_is_refused(wrong: Task, says: str) -> None:
+    assert refusal(wrong).startswith("task ")
+    assert says in refusal(wrong)
+
+
+def test_an_infeasible_task_is_judged_by_its_last_action_alone() -> None:
+    infeasible = Task(id="t", instruction="", snapshot="", config=(), evaluator={"func": "infeasible"})
+    assert needs(infeasible).files == ()
+
+
+def settings(cache: Path, **more: Any) -> OSWorldConfig:
+    return OSWorldConfig(cache=str(cache), **more)
+
+
+def put(path: Path, content: str = "text") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    return path
+
+
+def test_why_a_task_cannot_run(tmp_path: Path) -> None:
+    wanted = task(download(), expected=gold())
+    assert (
+        missing(wanted, settings(tmp_path)) == f"file t/{POEM_NAME} ({POEM}) is not in the cache {tmp_path}"
+    )
+    put(tmp_path / "t" / POEM_NAME)
+    assert missing(wanted, settings(tmp_path)) == f"file t/gold.docx ({GOLD}) is not in the cache {tmp_path}"
+    put(tmp_path / "t" / "gold.docx")
+    assert missing(wanted, settings(tmp_path)) is None
+
+    live = task(step("login"))
+    assert missing(live, settings(tmp_path)) == "needs the network, which is off (osworld.network)"
+    assert missing(live, settings(tmp_path, network="on")) is None
+    assert missing(replace(live, related_apps=("vscode",)), settings(tmp_path)) == (
+        "needs VS Code, which the local desktop does not have"
+    )
+    assert missing(task(apps=("thunderbird",)), settings(tmp_path, network="on")) == (
+        "needs Thunderbird, which the local desktop does not have"
+    )
+
+
+def test_virtual_machines_have_all_that_a_task_needs(tmp_path: Path) -> None:
+    everything = task(download(), step("login"), apps=("vscode",))
+    assert missing(everything, settings(tmp_path, provider="docker")) is None
+    with pytest.raises(UserError, match="leads out of the task's own folder"):
+        missing(task(result=vm_file(dest="../x")), settings(tmp_path, provider="docker"))
+
+
+def test_a_file_may_say_which_tasks_are_allowed_the_network(tmp_path: Path) -> None:
+    ids = put(tmp_path / "ids.txt", "a  # looks things up\n\n# b\nt\n")
+    assert [allows_network(task(id=name), str(ids)) for name in ("a", "b", "t")] == [True, False, True]
+    assert missing(task(step("login")), settings(tmp_path, network=str(ids))) is None
+    with pytest.raises(UserError, match=r"osworld.network: 'yes': is not on, off or a file of ids"):
+        allows_network(task(), "yes")
+
+
+def test_tasks_that_cannot_run_are_parted_from_those_that_can(tmp_path: Path) -> None:
+    plain, wanting, live = task(id="a"), task(download(), id="b"), task(step("login"), id="c")
+    overrides = ["--env.name=osworld", f"--osworld.cache={tmp_path}"]
+    kept, skipped = runnable([wanting, plain, live], load_config(None, overrides))
+    assert kept == (plain,)
+    assert [(left.id, reason.split()[0]) for left, reason in skipped] == [("b", "file"), ("c", "needs")]
+    elsewhere = load_config(None, ["--env.name=desk", f"--osworld.cache={tmp_path}"])
+    assert runnable([wanting, plain, live], elsewhere) == ((wanting, plain, live), [])
+
+
+def test_a_hosts_cache_is_not_looked_for_on_this_machine(tmp_path: Path) -> None:
+    hosted = load_config(None, ["--env.name=osworld", "--env.hosts=http://127.0.0.1:1"])
+    kept, skipped = runnable([task(download(), id="b"), task(step("login"), id="c")], hosted)
+    assert [left.id for left in kept] == ["b"]
+    assert [left.id for left, _ in skipped] == ["c"]
+
+
+def test_files_are_copied_to_where_desktop_env_looks(tmp_path: Path) -> None:
+    cache, into = tmp_path / "cache", tmp_path / "into"
+    put(cache / "t" / POEM_NAME, "roses")
+    put(cache / "t" / "unasked", "weeds")
+    stage(task(download(), expected=gold()), cache, into)
+    assert [str(file.relative_to(into)) for file in into.rglob("*") if file.is_file()] == [f"t/{POEM_NAME}"]
+    (into / "t" / POEM_NAME).write_text("overwritten")
+    assert (cache / "t" / POEM_NAME).read_text() == "roses"
+    stage(task(id="nothing"), cache, into)
+    assert (into / "nothing").is_dir()
+
+
+def test_nothing_is_staged_outside(tmp_path: Path) -> None:
+    for wrong in (task(id="../out"), task(expected=gold(dest="../../out"))):
+        with pytest.raises(UserError):
+            stage(wrong, tmp_path / "cache", tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shipped_files_are_never_missing_and_stay_in_their_folder(tmp_path: Path) -> None:
+    assert missing(task(download("arpo:poem.txt")), settings(tmp_path)) is None
+    for name in ("arpo:no such file", "arpo:../train.json", "arpo:/etc/hostname"):
+        with pytest.raises(UserError, match=f"{name}: no such file is shipped"):
+            stage(task(download(name)), tmp_path, tmp_path / "into")
+
+
+def test_it_needs_nothing_heavy() -> None:
+    heavy = ("torch", "transformers", "numpy", "aiohttp", "desktop_env", "rich")
+    code = f"import sys, arpo.envs.osworld.needs; print(*sorted(set({heavy}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+@needs_upstream
+def test_osworlds_tasks_that_need_nothing_from_outside() -> None:
+    tasks = load_tasks(str(VERIFIED))
+    found = {task.id: needs(task) for task in tasks}
+    rows = (FOLDER / "offline_tasks.tsv").read_text("utf-8").splitlines()
+    listed = {row.split("\t")[1] for row in rows}
+    assert {name for name, need in found.items() if not need.files and not need.network} == listed
+    assert sum(bool(need.files) for need in found.values()) == 270
+    assert sum(len(need.files) for need in found.values()) == 713
+
+    proxied = {
+        task.id
+        for task in tasks
+        if json.loads((VERIFIED / "examples" / task.domain / f"{task.id}.json").read_text("utf-8"))["proxy"]
+    }
+    # the one that only forgets a history needs no site
+    assert {name for name in proxied if not found[name].network} == {"44ee5668-ecd5-4366-a6ce-c1c9b8d4e938"}
+
+
+@needs_upstream
+def test_osworlds_tasks_on_a_desktop_without_cache_and_network(tmp_path: Path) -> None:
+    config = load_config(None, ["--env.name=osworld", f"--osworld.cache={tmp_path}"])
+    kept, skipped = runnable(load_tasks(str(VERIFIED)), config)
+    assert len(kept) == 40
+    assert Counter(reason.split()[0 if reason.startswith("file") else 1] for _, reason in skipped) == {
+        "file": 187,
+        "the": 78,  # network
+        "VS": 35,  # Code
+        "Thunderbird,": 27,
+        "be": 2,  # solved from the start
+    }

@@ -1,0 +1,174 @@
+"""The host that a run starts for itself: it comes up, comes back, and goes when the run goes."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from arpo.actions import Wait
+from arpo.config import Config, EnvConfig, OSWorldConfig
+from arpo.envs.child_host import OwnHost, own_host
+from arpo.envs.factory import open_pool
+from arpo.envs.remote import HostLost, Hosts, RemoteHost, open_session
+from arpo.errors import UserError
+from arpo.testing import task
+from hostings import FAKE
+
+TASK = task("t")
+
+
+def config(**changes):
+    return Config(env=EnvConfig(**{"name": FAKE, "parallel": 2, "start_seconds": 30.0, **changes}))
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition):
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it did not come to that")
+
+
+async def step(source):
+    async with source.lease() as env:
+        await env.start(TASK)
+        result = await env.step((Wait(),))
+        await env.close()
+        return result.observation.screenshot.size
+
+
+def test_it_serves_the_recipe_and_only_to_us(monkeypatch):
+    monkeypatch.setenv("ARPO_HOST_TOKEN", "of some other host")
+    source = own_host(config())
+    assert asyncio.run(step(source)) == (56, 56)
+    [host] = source._hosts
+    assert host.name == "the environment host of this run"
+    host._headers = {}
+    with pytest.raises(Exception, match="wrong or no token"):
+        asyncio.run(_ask(host))
+
+
+async def _ask(host):
+    async with open_session() as session:
+        await host.call(session, "GET", "/health", where="start", seconds=5)
+
+
+def test_it_is_started_again_when_it_dies():
+    child = OwnHost(config())
+    child.wait(30)
+    first, pid = child.address(), child._process._process.pid
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not child._process.is_alive)
+    with pytest.raises(HostLost, match="ended and is started again"):
+        child.address()
+    with pytest.raises(HostLost, match="does not listen yet"):
+        child.address()
+    wait_until(lambda: child._process.is_ready)
+    assert child.address() != first
+    child.close()
+    assert not is_running(pid) and not child._process.is_alive
+
+
+def test_a_run_goes_on_over_the_death_of_its_host():
+    child = OwnHost(config())
+    child.wait(30)
+    source = Hosts([RemoteHost("ours", child.address, child.token)], config().env)
+    assert asyncio.run(step(source)) == (56, 56)
+    os.kill(child._process._process.pid, signal.SIGKILL)
+    assert asyncio.run(step(source)) == (56, 56)
+    child.close()
+
+
+def test_nothing_of_it_is_left_on_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    child = OwnHost(config())
+    assert len(list(tmp_path.iterdir())) == 1
+    child.wait(30)
+    assert list(tmp_path.iterdir()) == []
+    child.close()
+
+
+PARENT = """
+import sys, time
+from arpo.config import Config, EnvConfig
+from arpo.envs.child_host import OwnHost
+name, way = sys.argv[1:]
+child = OwnHost(Config(env=EnvConfig(name=name)))
+if name == "arpo.testing:FakeEnv":
+    child.wait(30)
+print(child._process._process.pid, flush=True)
+if way == "stay":
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("name", "way"), [(FAKE, "stay"), (FAKE, "leave"), ("endless:Env", "stay")])
+def test_it_goes_when_its_run_goes_however_that_ends(tmp_path, name, way):
+    (tmp_path / "endless.py").write_text("while True: pass\n")
+    command = [sys.executable, "-c", PARENT, name, way]
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environ)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    if way == "stay":
+        time.sleep(1)
+        assert is_running(pid)
+        os.kill(parent.pid, signal.SIGKILL)
+    parent.communicate(timeout=60)
+    wait_until(lambda: not is_running(pid))
+
+
+def test_one_that_does_not_end_is_killed(tmp_path, monkeypatch):
+    stubborn = tmp_path / "stubborn.py"
+    stubborn.write_text("import time\nfrom arpo.testing import FakeEnv as Env\nwhile True: time.sleep(1)\n")
+    monkeypatch.chdir(tmp_path)
+    child = OwnHost(config(name="stubborn:Env", step_seconds=0.5))
+    child.close()
+    assert not child._process.is_alive
+
+
+def test_one_that_does_not_come_up_says_why(tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text("raise RuntimeError('no such screen')\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"did not come up .*RuntimeError\('no such screen'\)"):
+        own_host(config(name="broken:Env"))
+
+
+def test_one_that_takes_too_long_to_come_up_is_ended(tmp_path, monkeypatch):
+    slow = "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    (tmp_path / "slow.py").write_text(slow)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"did not come up .*: nothing"):
+        own_host(config(name="slow:Env", start_seconds=5.0, step_seconds=0.5))
+    assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+def test_a_missing_interpreter_is_named_with_its_remedy():
+    settings = OSWorldConfig(python="nowhere/bin/python")
+    recipe = replace(config(name="osworld"), osworld=settings)
+    with pytest.raises(UserError, match=r"osworld.python = 'nowhere/bin/python': .* `make osworld`"):
+        open_pool(recipe)
+
+
+def test_only_the_end_of_what_it_says_is_kept(tmp_path, monkeypatch):
+    (tmp_path / "loud.py").write_text(
+        "import sys\nfor n in range(30000): print('line', n, 'x' * 900, file=sys.stderr)\n1 / 0\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        own_host(config(name="loud:Env"))
+    assert "ZeroDivisionError" in str(caught.value)
+    assert len(str(caught.value)) < 20 * 600

@@ -1,0 +1,330 @@
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arpo.algorithms.curriculum import Count, Curriculum, keep
+from arpo.config import Config, TasksConfig, TrainConfig
+from arpo.envs.task_files import check_disjoint, choose, climbs, load_counts, load_tasks, selection
+from arpo.errors import UserError
+from arpo.training.build import curriculum_of
+from arpo.types import Task
+from upstream import FOLDER, VERIFIED, needs_upstream
+
+
+def entry(name: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "id": name,
+        "snapshot": "desk",
+        "instruction": f"do {name}",
+        "source": "a person",
+        "config": [{"type": "open", "parameters": {"path": name}}],
+        "related_apps": ["files"],
+        "evaluator": {"func": "exact"},
+    } | changes
+
+
+def judged(**evaluator: Any) -> dict[str, Any]:
+    return entry("a", evaluator=evaluator)
+
+
+def write(path: Path, content: object) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def refusal(source: Path | str, examples: Path | str = "") -> str:
+    with pytest.raises(UserError) as caught:
+        load_tasks(str(source), str(examples))
+    return str(caught.value)
+
+
+def names(tasks: Sequence[Task]) -> list[str]:
+    return [task.id for task in tasks]
+
+
+def test_a_list_of_tasks(tmp_path: Path) -> None:
+    source = write(tmp_path / "tasks.json", [entry("a"), entry("b")])
+    first, second = load_tasks(source)
+    assert first == Task(
+        id="a",
+        instruction="do a",
+        snapshot="desk",
+        config=({"type": "open", "parameters": {"path": "a"}},),
+        evaluator={"func": "exact"},
+        related_apps=("files",),
+        domain="files",
+    )
+    assert second.id == "b"
+
+
+def test_what_osworlds_own_tasks_leave_out_may_be_left_out(tmp_path: Path) -> None:
+    bare = {"id": "a", "instruction": "do", "evaluator": {"func": "infeasible"}}
+    (task,) = load_tasks(write(tmp_path / "tasks.json", [bare]))
+    assert (task.config, task.snapshot, task.related_apps, task.domain) == ((), "", (), "")
+
+
+def test_a_task_of_a_plain_list_may_name_its_domain(tmp_path: Path) -> None:
+    (task,) = load_tasks(write(tmp_path / "tasks.json", [entry("a", domain="calc")]))
+    assert task.domain == "calc"
+    assert "key 'domain' must be a string, not 3" in refusal(
+        write(tmp_path / "bad.json", [entry("a", domain=3)])
+    )
+
+
+def test_osworlds_folder(tmp_path: Path) -> None:
+    write(tmp_path / "test_all.json", {"os": ["b", "a"], "vlc": ["c"]})
+    write(tmp_path / "test_small.json", {"vlc": ["c"]})
+    for domain, name in (("os", "a"), ("os", "b"), ("vlc", "c")):
+        write(tmp_path / "examples" / domain / f"{name}.json", entry(name))
+    assert names(load_tasks(str(tmp_path))) == ["b", "a", "c"]
+    assert names(load_tasks(str(tmp_path / "test_small.json"))) == ["c"]
+    assert [task.domain for task in load_tasks(str(tmp_path))] == ["os", "os", "vlc"]
+
+
+def test_a_list_may_lie_elsewhere_than_its_tasks(tmp_path: Path) -> None:
+    write(tmp_path / "osworld" / "examples" / "os" / "a.json", entry("a"))
+    index = write(tmp_path / "lists" / "few.json", {"os": ["a"]})
+    (task,) = load_tasks(index, str(tmp_path / "osworld" / "examples"))
+    assert (task.id, task.domain) == ("a", "os")
+    assert "or with tasks.examples" in refusal(index)
+    assert f"are looked for in {tmp_path}/gone: no such folder: set tasks.examples" in refusal(
+        index, tmp_path / "gone"
+    )
+
+
+@pytest.mark.parametrize(
+    ("domain", "name"),
+    [("os", "../../x"), ("..", "x"), ("os", "/etc/x"), ("/etc", "x"), ("os", "a\\..\\..\\x"), ("os", ".")],
+)
+def test_no_name_in_a_list_leads_out_of_the_folder(tmp_path: Path, domain: str, name: str) -> None:
+    (tmp_path / "in" / "examples" / "os").mkdir(parents=True)
+    write(tmp_path / "x.json", entry("x"))
+    index = write(tmp_path / "in" / "test_all.json", {domain: [name]})
+    assert refusal(index).startswith(f"{index}: {domain!r}: {name!r} leads out of {tmp_path}/in/examples")
+
+
+def test_paths_that_climb() -> None:
+    assert [path for path in ("a", "a/b", "a..b", "...", "a/./b") if climbs(path)] == []
+    assert all(climbs(path) for path in ("", ".", "..", "/", "/a", "a/..", "a/../b", "\\a", "a\0"))
+
+
+def test_an_id_is_no_path_out_of_its_folder(tmp_path: Path) -> None:
+    assert "id and domain name files of the task's own" in refusal(
+        write(tmp_path / "tasks.json", [entry("../a")])
+    )
+    assert "id and domain name files of the task's own" in refusal(
+        write(tmp_path / "tasks.json", [entry("a", domain="/etc")])
+    )
+
+
+def pool(**domains: Sequence[str]) -> list[Task]:
+    """pool(os="ab") has tasks a and b of the domain os."""
+    return [
+        Task(id=name, instruction="", snapshot="", config=(), evaluator={}, domain=domain)
+        for domain, ids in domains.items()
+        for name in ids
+    ]
+
+
+def test_tasks_are_chosen_by_domain_and_id() -> None:
+    tasks = pool(os="ab", vlc="cd", gimp="e")
+    assert names(choose(tasks, TasksConfig())) == list("abcde")
+    assert names(choose(tasks, TasksConfig(domains="gimp, os"))) == list("abe")
+    assert names(choose(tasks, TasksConfig(ids="d,a,"))) == ["a", "d"]
+    assert names(choose(tasks, TasksConfig(domains="os", ids="b,c"))) == ["b"]
+
+
+def test_what_cannot_be_chosen_is_named_with_what_there_is() -> None:
+    tasks = pool(os=["task-01", "task-02"], vlc=[f"movie-{n:02}" for n in range(30)])
+    with pytest.raises(UserError, match=r"tasks.domains: no task of 'vcl'; there are: os, vlc"):
+        choose(tasks, TasksConfig(domains="os,vcl"))
+    with pytest.raises(UserError, match=r"tasks.ids: no task 'task-03' \(did you mean task-02\?\)"):
+        choose(tasks, TasksConfig(ids="task-03"))
+    with pytest.raises(
+        UserError, match=r"tasks.ids: no task 'xyz' \(there are 32: movie-00, movie-01, movie"
+    ):
+        choose(tasks, TasksConfig(ids="xyz"))
+    with pytest.raises(UserError, match=r"none of these tasks is of tasks.domains: leave one of the two out"):
+        choose(tasks, TasksConfig(domains="vlc", ids="task-01"))
+
+
+def test_a_selection_as_screening_writes_it(tmp_path: Path) -> None:
+    write(tmp_path / "lists" / "pool.json", [entry(name) for name in "abcd"])
+    kept = keep(
+        {"d": Count(successes=16, rollouts=16), "a": Count(successes=5, rollouts=16)}, drop_always=False
+    )
+    source = write(tmp_path / "lists" / "kept.json", selection("pool.json", kept))
+    assert names(load_tasks(source)) == ["d", "a"]
+    again = write(
+        tmp_path / "again.json", selection("lists/kept.json", {"a": Count(successes=1, rollouts=2)})
+    )
+    assert names(load_tasks(again)) == ["a"]
+
+
+def test_a_selection_knows_where_the_tasks_of_its_list_are(tmp_path: Path) -> None:
+    write(tmp_path / "osworld" / "examples" / "os" / "a.json", entry("a"))
+    write(tmp_path / "lists" / "few.json", {"os": ["a"]})
+    text = selection("../lists/few.json", {"a": Count(successes=1, rollouts=2)}, "../osworld/examples")
+    kept = write(tmp_path / "out" / "kept.json", text)
+    assert [(task.id, task.domain) for task in load_tasks(kept)] == [("a", "os")]
+    assert names(load_tasks(kept, str(tmp_path / "gone"))) == ["a"]
+    without = write(tmp_path / "out" / "kept.json", selection("../lists/few.json", {}))
+    assert "or with tasks.examples" in refusal(without)
+    assert "no task in it" in refusal(without, tmp_path / "osworld" / "examples")
+    wrong = write(tmp_path / "wrong.json", {"source": "lists/few.json", "examples": 3, "tasks": {}})
+    assert "key 'examples' must be a string, not 3" in refusal(wrong)
+
+
+def test_shipped_lists_that_do_not_exist_are_named() -> None:
+    assert refusal("desk:nonsense").startswith("desk:nonsense: no such shipped task list; there are: ")
+    assert "no such shipped" in refusal("desk:../tasks/nonsense")
+    assert refusal("desktop:nonsense").startswith("desktop:nonsense: no such shipped task list; there are: ")
+    assert "desk:" not in refusal("desktop:nonsense")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('[{"id": "a",]', "line 1, column 13: not JSON"),
+        ("\n\n{", "line 3, column 2: not JSON"),
+        ([], "no task in it"),
+        ("3", "must be a list of tasks, or a selection"),
+        ({"tasks": {}}, "must be a list of tasks, or a selection"),
+        ([entry("a"), "b"], "entry 1: must be an object, not str"),
+        ([{"instruction": "do"}], "entry 0: key 'id' is missing: add it, a string"),
+        ([entry("a", id=7)], "entry 0: key 'id' must be a string, not 7"),
+        ([entry("a", instruction=None)], "entry 0 (id 'a'): key 'instruction' must be a string, not null"),
+        ([entry("a", config={})], "entry 0 (id 'a'): key 'config' must be a list, not {}"),
+        ([entry("a", config=["open"])], "entry 0 (id 'a'): key 'config': every step must be an object"),
+        ([entry("a", evaluator="exact")], "key 'evaluator' must be an object, not \"exact\""),
+        ([entry("a"), entry("b"), entry("a")], "id 'a' occurs twice"),
+        ([entry("a", related_apps="os")], "key 'related_apps' must be a list, not \"os\""),
+        ([judged(func=3)], "key 'evaluator': key 'func' must be a name or a list of names, not 3"),
+        ([judged(func=[])], "key 'func' must be a name or a list of names, not []"),
+        ([judged(func=["f", None])], "key 'func' must be a name or a list of names"),
+        ([judged(func=["f", "g"], result=[{}])], "key 'result' must be a list of 2, one for each"),
+        (
+            [judged(func=["f", "g"], result=[{}, {}], expected={"type": "rule"})],
+            "'expected' must be a list of 2",
+        ),
+        ([judged(func=["f"], result=[{}], options=[{}, {}])], "key 'options' must be a list of 1"),
+        ([judged(func=["f"], result=[{}], conj="xor")], 'key \'conj\' must be "and" or "or", not "xor"'),
+        ([judged(func="f", postconfig={})], "key 'evaluator': key 'postconfig' must be a list, not {}"),
+        ([judged(func="f", postconfig=[3])], "key 'postconfig': every step must be an object"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, content: object, says: str) -> None:
+    source = write(tmp_path / "tasks.json", content)
+    message = refusal(source)
+    assert message.startswith(f"{source}: ")
+    assert says in message
+
+
+def test_no_file_no_folder_no_text(tmp_path: Path) -> None:
+    assert f"{tmp_path}/gone.json: no such task file: check the path" in refusal(tmp_path / "gone.json")
+    assert "holds test_all.json and examples/" in refusal(tmp_path)
+    (tmp_path / "tasks.json").write_bytes(b'["\xff"]')
+    assert "byte 2: not UTF-8 text" in refusal(tmp_path / "tasks.json")
+
+
+def test_a_bad_selection_is_named(tmp_path: Path) -> None:
+    pool = write(tmp_path / "pool.json", [entry("a")])
+    count = {"successes": 1, "rollouts": 2}
+
+    def refused(tasks: object, source: str = "pool.json") -> str:
+        return refusal(write(tmp_path / "kept.json", {"source": source, "tasks": tasks}))
+
+    assert "task 'z' is not in 'pool.json'" in refused({"a": count, "z": count})
+    assert "task 'a': key 'rollouts' is missing: add it, a whole number" in refused({"a": {"successes": 1}})
+    assert "key 'successes' must be a whole number, not 1.5" in refused({"a": count | {"successes": 1.5}})
+    assert "task 'a': must be an object, not int" in refused({"a": 3})
+    assert "no task in it" in refused({})
+    assert "gone.json: no such task file" in refused({"a": count}, "gone.json")
+    assert "leads back to itself" in refused({"a": count}, "kept.json")
+    assert names(load_tasks(pool)) == ["a"]
+
+
+def test_a_bad_folder_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "examples" / "os" / "a.json", entry("other"))
+    index = tmp_path / "test_all.json"
+    write(index, {"os": ["a"]})
+    assert "a.json: id is 'other': make it the file's name, 'a'" in refusal(tmp_path)
+    write(index, {"os": ["b"]})
+    assert f"{index}: 'os': task 'b' has no file" in refusal(tmp_path)
+    write(index, {"os": "a"})
+    assert f"{index}: 'os': must be a list of task ids" in refusal(tmp_path)
+
+
+def tasks(*ids: str, instruction: str = "do {}") -> list[Task]:
+    return [
+        Task(id=name, instruction=instruction.format(name), snapshot="", config=(), evaluator={})
+        for name in ids
+    ]
+
+
+def counted(**successes: int) -> dict[str, Count]:
+    return {name: Count(successes=n, rollouts=16) for name, n in successes.items()}
+
+
+def test_the_counts_of_a_selection(tmp_path: Path) -> None:
+    pool = write(tmp_path / "pool.json", [entry(name) for name in "abc"])
+    assert load_counts(pool) == {}
+    kept = write(tmp_path / "kept.json", selection("pool.json", counted(c=16, a=5)))
+    assert list(load_counts(kept).items()) == list(counted(c=16, a=5).items())
+    again = write(tmp_path / "again.json", selection("kept.json", {"a": Count(successes=1, rollouts=2)}))
+    assert load_counts(again) == {"a": Count(successes=1, rollouts=2)}
+    unknown = write(tmp_path / "unknown.json", selection("pool.json", counted(d=1)))
+    with pytest.raises(UserError, match=r"task 'd' is not in 'pool\.json'"):
+        load_counts(unknown)
+
+
+def test_the_shipped_selections_have_counts_and_the_pool_has_none() -> None:
+    for source in ("desk:32", "desk:128", "desk:screened"):
+        counts = load_counts(source)
+        assert list(counts) == names(load_tasks(source))
+        assert all(0 < count.successes <= count.rollouts == 16 for count in counts.values())
+    assert load_counts("desk:pool") == {}
+
+
+def test_a_curriculum_wants_counts() -> None:
+    def recipe(source: str, kind: Any) -> Config:
+        return Config(tasks=TasksConfig(train=source), train=TrainConfig(curriculum=kind, epochs=9))
+
+    assert curriculum_of(recipe("desk:pool", "none")) == Curriculum(kind="none", passes=9, counts={})
+    found = curriculum_of(recipe("desk:32", "middle"))
+    assert (found.kind, found.passes, len(found.counts)) == ("middle", 9, 32)
+    remedy = r"desk:pool has no screening counts: .* `arpo screen --tasks desk:pool --out kept\.json`"
+    with pytest.raises(UserError, match=remedy):
+        curriculum_of(recipe("desk:pool", "easy_first"))
+
+
+def test_training_and_held_out_tasks_share_nothing() -> None:
+    check_disjoint(tasks("a", "b"), tasks("c"))
+    with pytest.raises(UserError, match="held-out task 'b' is also training task 'b'"):
+        check_disjoint(tasks("a", "b"), tasks("b", instruction="another"))
+    with pytest.raises(UserError, match="held-out task 'c' is also training task 'a'"):
+        check_disjoint(tasks("a", instruction="same"), tasks("c", instruction="same"))
+
+
+@needs_upstream
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("test_all", 369), ("test_nogdrive", 361), ("test_small", 39), ("test_infeasible", 28)],
+)
+def test_osworlds_own_lists(name: str, count: int) -> None:
+    loaded = load_tasks(str(VERIFIED / f"{name}.json"))
+    assert len(loaded) == count
+    assert {task.domain for task in loaded} <= {folder.name for folder in (VERIFIED / "examples").iterdir()}
+
+
+@needs_upstream
+def test_the_published_training_list() -> None:
+    loaded = load_tasks(str(FOLDER / "arpo_128.json"), str(VERIFIED / "examples"))
+    assert len(loaded) == 128
+    assert sum(task.evaluator["func"] == "infeasible" for task in loaded) == 25
+    everything = load_tasks(str(VERIFIED))
+    assert len(choose(everything, TasksConfig(domains="os,vlc"))) == 24 + 17

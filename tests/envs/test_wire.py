@@ -1,0 +1,157 @@
+import json
+
+import pytest
+
+from arpo.actions import Click, Direction, Hotkey, Point, Scroll, Type
+from arpo.config import EnvConfig
+from arpo.envs import wire
+from arpo.envs.check import every_action
+from arpo.envs.task_files import load_tasks
+from arpo.envs.wire import BadRequest, Health, NoFreeSlot, NoSuchEpisode
+from arpo.errors import EnvError, EnvTimeout, UserError
+from arpo.testing import task
+from arpo.types import Task
+
+
+def over(value):
+    """As the other side reads it."""
+    return wire.read_json(json.dumps(value).encode(), "step")
+
+
+def refusal(read, value):
+    with pytest.raises(BadRequest) as caught:
+        read(value, "step")
+    assert caught.value.where == "step"
+    return caught.value.message
+
+
+def test_every_action_arrives_as_it_was_sent():
+    actions = (*every_action(1920, 1080), Click(point=Point(0.1, 2)), Type(text="\ud800\0 é\\", submit=False))
+    arrived = wire.actions_from_json(over(wire.actions_to_json(actions)), "step")
+    assert arrived == actions
+    half = arrived[-2]
+    assert isinstance(half, Click)
+    assert [type(half.point.x), type(half.point.y)] == [float, int]
+
+
+def test_every_task_arrives_as_it_was_sent():
+    whole = Task(
+        id="a/../b",
+        instruction="wait…",
+        snapshot="os",
+        config=({"type": "sleep", "parameters": {"seconds": 0.5, "deep": [None, {"x": True}]}},),
+        evaluator={"func": ["a", "b"], "conj": "or"},
+        related_apps=("os", "vlc"),
+        domain="multi_apps",
+    )
+    for sent in (whole, task("plain"), *load_tasks("desk:32")):
+        assert wire.task_from_json(over(wire.task_to_json(sent)), "start") == sent
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        ("Wait", "actions[0]: must be an object, not 'Wait'"),
+        ({}, "actions[0]: no such action None"),
+        ({"do": ["Wait"]}, "actions[0]: no such action ['Wait']"),
+        ({"do": "Eval"}, "actions[0]: no such action 'Eval'"),
+        ({"do": "Point", "x": 1, "y": 2}, "actions[0]: no such action 'Point'"),
+        ({"do": "Wait", "long": True}, "actions[0]: no such key 'long'; there are: do"),
+        ({"do": "Click"}, "actions[0]: key 'point' is missing"),
+        ({"do": "Click", "point": None}, "actions[0].point: must be an object, not None"),
+        ({"do": "Click", "point": [1, 2]}, "actions[0].point: must be an object, not [1, 2]"),
+        ({"do": "Click", "point": {"x": 1}}, "actions[0].point: key 'y' is missing"),
+        ({"do": "Click", "point": {"x": "1", "y": 2}}, ".point.x: must be a finite number, not '1'"),
+        ({"do": "Click", "point": {"x": True, "y": 2}}, ".point.x: must be a finite number, not True"),
+        ({"do": "Scroll", "point": None, "direction": "in"}, "one of up, down, left, right, not 'in'"),
+        ({"do": "Scroll", "point": None, "direction": {}}, "one of up, down, left, right, not {}"),
+        ({"do": "Hotkey", "keys": "ctrl"}, "actions[0].keys: must be a list, not 'ctrl'"),
+        ({"do": "Hotkey", "keys": [1]}, "actions[0].keys: must be a text, not 1"),
+        ({"do": "Type", "text": 3, "submit": False}, "actions[0].text: must be a text, not 3"),
+        ({"do": "Type", "text": "3", "submit": 0}, "actions[0].submit: must be true or false, not 0"),
+    ],
+)  # fmt: skip
+def test_what_is_no_action_is_refused_with_its_place(action, reason):
+    assert refusal(wire.actions_from_json, [action]).endswith(reason)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+def test_a_place_is_a_finite_number(number):
+    body = wire.read_json(b'[{"do": "Hover", "point": {"x": %s, "y": 1}}]' % number.encode(), "step")
+    assert "must be a finite number" in refusal(wire.actions_from_json, body)
+
+
+def test_the_place_of_a_bad_action_is_counted():
+    sent = wire.actions_to_json((Scroll(point=None, direction=Direction.UP), Hotkey(keys=("a",))))
+    sent[1]["keys"] = None
+    assert refusal(wire.actions_from_json, sent) == "actions[1].keys: must be a list, not None"
+    assert refusal(wire.actions_from_json, {}) == "actions: must be a list, not {}"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"id": 3}, "task.id: must be a text, not 3"),
+        ({"config": {}}, "task.config: must be a list, not {}"),
+        ({"config": [{}, "rm"]}, "task.config[1]: must be an object, not 'rm'"),
+        ({"evaluator": []}, "task.evaluator: must be an object, not []"),
+        ({"related_apps": [None]}, "task.related_apps: must be a text, not None"),
+        ({"proxy": True}, "task: no such key 'proxy'; there are: id, instruction, snapshot"),
+    ],
+)
+def test_what_is_no_task_is_refused_with_its_place(change, reason):
+    assert refusal(wire.task_from_json, over(wire.task_to_json(task("a"))) | change).startswith(reason)
+
+
+def test_a_task_without_a_key_is_refused():
+    sent = wire.task_to_json(task("a"))
+    del sent["domain"]
+    assert refusal(wire.task_from_json, sent) == "task: key 'domain' is missing"
+    assert refusal(wire.task_from_json, None) == "task: must be an object, not None"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b"9" * 5000])
+def test_what_is_not_json_is_refused(body):
+    assert refusal(wire.read_json, body).startswith("the body is not JSON: ")
+
+
+def test_a_fault_keeps_its_class_its_place_and_its_words():
+    for fault in (
+        EnvTimeout("step", "no answer within 3 s"),
+        EnvError("start", "é\n"),
+        NoFreeSlot("start", ""),
+    ):
+        back = wire.fault_from_json(over(wire.fault_to_json(fault)), "evaluate")
+        assert (type(back), back.where, back.message) == (type(fault), fault.where, fault.message)
+    assert wire.status_of(EnvTimeout("step", "")) == 504
+    assert wire.status_of(NoSuchEpisode("step", "")) == 404
+
+
+def test_a_class_of_fault_that_only_one_side_knows_is_the_nearest_that_both_do():
+    class NoDisplay(EnvTimeout): ...
+
+    assert wire.fault_to_json(NoDisplay("start", "dark"))["kind"] == "EnvTimeout"
+    stranger = {"kind": "ModuleNotFoundError", "where": "start", "message": "m"}
+    assert type(wire.fault_from_json(stranger, "start")) is EnvError
+    assert "key 'where' is missing" in refusal(wire.fault_from_json, {"kind": "EnvError"})
+    assert "must be a text" in refusal(wire.fault_from_json, stranger | {"kind": 3})
+
+
+def test_health():
+    health = Health(env="desk", screen=(224, 168), slots=8, free=3, version="0.1.0")
+    assert wire.health_from_json(over(wire.health_to_json(health)), "start") == health
+    for change in ({"free": "3"}, {"slots": True}, {"screen": [1]}, {"screen": [1, "2"]}, {"more": 1}):
+        assert "health" in refusal(wire.health_from_json, wire.health_to_json(health) | change)
+
+
+def test_only_screens_that_the_recipe_decides_are_compared():
+    assert wire.screen_of(EnvConfig(name="osworld", width=1920, height=1080)) == (1920, 1080)
+    assert wire.screen_of(EnvConfig(name="mine:Mine")) is None
+
+
+def test_a_token_is_long_and_printable():
+    assert wire.read_token({}) is None
+    assert wire.read_token({"ARPO_HOST_TOKEN": "0123456789abcdef"}) == "0123456789abcdef"
+    for bad in ("", "short", "0123456789abcde", "0123456789 abcdef", "0123456789abcdef\n", "é" * 16):
+        with pytest.raises(UserError, match="ARPO_HOST_TOKEN: must be at least 16 letters"):
+            wire.read_token({"ARPO_HOST_TOKEN": bad})

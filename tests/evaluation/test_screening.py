@@ -1,0 +1,285 @@
+"""The task filter: what it counts, what it keeps, and that a call that was stopped goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arpo.envs.task_files import load_tasks
+from arpo.errors import UserError
+from arpo.evaluation.screening import run_screening
+from verdicts import A, B, C, D, Scripted, osworld_config, select, small_config
+
+HOW = {
+    "of": 2,
+    "model": "base",
+    "temperature": 1.0,
+    "max_steps": 1,
+    "max_images": 15,
+    "max_answer_tokens": 64,
+    "max_pixels": 2116800,
+    "prompt": "desk",
+    "screen": "224x168",
+    "threshold": 0.5,
+    "env": "verdicts:Scripted",
+    "seed": 0,
+}
+
+
+class Stopped(BaseException):
+    """Like Ctrl-C, but it would not end the tests."""
+
+
+class Stopping(Scripted):
+    """Comes to an end when so many verdicts have been given."""
+
+    left = 0
+
+    async def evaluate(self) -> float:
+        if Stopping.left == 0:
+            raise Stopped
+        Stopping.left -= 1
+        return await super().evaluate()
+
+
+def screen(
+    folder: Path,
+    out: Path,
+    *overrides: str,
+    tasks: str = "",
+    env: str = "Scripted",
+    drop_always: bool = False,
+) -> int:
+    config = small_config(folder, [A, B, C, D], "--env.parallel=1", "--env.attempts=1", env=env)
+    return run_screening(config, tasks or config.tasks.train, 2, out, drop_always)
+
+
+def kept(out: Path) -> dict[str, tuple[int, int]]:
+    rows = json.loads(out.read_text("utf-8"))["tasks"]
+    return {task: (row["successes"], row["rollouts"]) for task, row in rows.items()}
+
+
+def test_tasks_with_a_success_are_kept_with_their_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Scripted.play({A: [1, 1], B: [0, 0], C: [0, 1], D: [0.5, 0.4]})
+    out = tmp_path / "lists" / "kept.json"
+    assert screen(tmp_path, out) == 0
+    assert kept(out) == {A: (2, 2), C: (1, 2), D: (1, 2)}
+    assert [task.id for task in load_tasks(str(out))] == [A, C, D]
+    assert sorted(path.name for path in out.parent.iterdir()) == ["kept.json", "kept.json.report.json"]
+    said = capsys.readouterr().out.splitlines()
+    assert said[-8:] == [
+        "solved 50.0% of all rollouts, 66.7% on the 3 tasks that are kept",
+        "dropped: 1 never solved, 0 always solved, 0 failed, 0 cannot run here",
+        "tasks by successes in 2 rollouts:",
+        "0 ████████████████████ 1",
+        "1 ████████████████████████████████████████ 2",
+        "2 ████████████████████ 1",
+        f"what became of each task: {out}.report.json",
+        f"written to {out}",
+    ]
+
+
+def reported(out: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(out.with_name(f"{out.name}.report.json").read_text("utf-8"))
+    return report
+
+
+def test_the_report_says_what_became_of_every_task(tmp_path: Path) -> None:
+    Scripted.play({B: [1, 1], C: [0, 1], D: [0.4, 0]})
+    out = tmp_path / "kept.json"
+    assert screen(tmp_path, out, env="Fragile", drop_always=True) == 0
+    assert reported(out) == {
+        "terms": {"source": str(tmp_path / "train.json"), **HOW, "env": "verdicts:Fragile"},
+        "totals": {
+            "tasks": 4,
+            "kept": 1,
+            "dropped": {"never solved": 1, "always solved": 1, "failed": 1, "cannot run here": 0},
+            "rollouts": 6,
+            "solved": 0.5,
+            "solved_of_kept": 0.5,
+        },
+        "histogram": [1, 1, 1],
+        "tasks": {
+            A: {
+                "successes": 0,
+                "rollouts": 0,
+                "kept": False,
+                "reason": f"failed: task {A}, step: RuntimeError: the screen went dark",
+            },
+            B: {"successes": 2, "rollouts": 2, "kept": False, "reason": "always solved: screen.drop_always"},
+            C: {"successes": 1, "rollouts": 2, "kept": True},
+            D: {"successes": 0, "rollouts": 2, "kept": False, "reason": "never solved"},
+        },
+    }
+
+
+def test_tasks_that_are_always_solved_are_dropped_by_option(tmp_path: Path) -> None:
+    Scripted.play({A: [1, 1], B: [1, 0]})
+    assert screen(tmp_path, tmp_path / "kept.json", drop_always=True) == 0
+    assert kept(tmp_path / "kept.json") == {B: (1, 2)}
+
+
+def test_what_could_not_be_run_is_not_a_failure_of_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Scripted.play({B: [1, 0]})
+    assert screen(tmp_path, tmp_path / "kept.json", env="Fragile") == 0
+    assert kept(tmp_path / "kept.json") == {B: (1, 2)}
+    said = capsys.readouterr().out
+    assert "solved 16.7% of all rollouts" in said  # 1 of the 6 of B, C and D
+    assert "dropped: 2 never solved, 0 always solved, 1 failed, 0 cannot run here" in said
+
+
+def test_a_screening_that_was_stopped_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, progress = tmp_path / "kept.json", tmp_path / "kept.json.progress.jsonl"
+    monkeypatch.setattr("verdicts.Stopping", Stopping, raising=False)
+    Scripted.play({A: [1, 0], B: [1, 1], C: [1, 0]})
+    Stopping.left = 5  # both of A, both of B, one of C
+    with pytest.raises(Stopped):
+        screen(tmp_path, out, env="Stopping")
+    assert not out.exists()
+    how = HOW | {"env": "verdicts:Stopping"}
+    assert [json.loads(line) for line in progress.read_text("utf-8").split("\n") if line] == [
+        {"id": A, "successes": 1, "rollouts": 2, **how},
+        {"id": B, "successes": 2, "rollouts": 2, **how},
+    ]
+
+    # Killed while it wrote a line: that task is played again, and what comes after is not torn with it.
+    os.truncate(progress, progress.stat().st_size - 9)
+    Scripted.play({B: [0, 1], C: [0, 0], D: [1, 1]})
+    Stopping.left = 4
+    capsys.readouterr()
+    with pytest.raises(Stopped):
+        screen(tmp_path, out, env="Stopping")
+    assert "screening: 6 episodes" in capsys.readouterr().out
+    Stopping.left = 2
+    assert screen(tmp_path, out, env="Stopping") == 0
+    assert "screening: 2 episodes" in capsys.readouterr().out
+    assert kept(out) == {A: (1, 2), B: (1, 2), D: (2, 2)}
+    assert not progress.exists()
+
+
+def test_a_task_is_played_the_same_whatever_was_played_before(tmp_path: Path) -> None:
+    """Its episodes are named by its place in the whole list, so they draw the same numbers."""
+    from arpo.evaluation import screening
+
+    played: list[list[int]] = []
+
+    async def places(scheduler: object, tasks: list[tuple[int, object]], **named: object) -> None:
+        played.append([index for index, _ in tasks])
+        raise Stopped
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(screening, "evaluate", places)
+        progress = tmp_path / "kept.json.progress.jsonl"
+        progress.write_text(json.dumps({"id": B, "successes": 1, "rollouts": 2, **HOW}) + "\n")
+        with pytest.raises(Stopped):
+            screen(tmp_path, tmp_path / "kept.json")
+    assert played == [[0, 2, 3]]
+
+
+def test_the_progress_of_another_screening_is_refused(tmp_path: Path) -> None:
+    progress = tmp_path / "kept.json.progress.jsonl"
+    of_16, elsewhere, of_another_model, of_longer_episodes, of_smaller_pictures = (
+        {"id": A, "successes": 1, "rollouts": 16, **HOW, "of": 16},
+        {"id": "x", "successes": 1, "rollouts": 2, **HOW},
+        {"id": A, "successes": 1, "rollouts": 2, **HOW, "model": "exported"},
+        {"id": A, "successes": 1, "rollouts": 2, **HOW, "max_steps": 15},
+        {"id": A, "successes": 1, "rollouts": 2, **HOW, "max_pixels": 4000},
+    )
+    for other in (of_16, elsewhere, of_another_model, of_longer_episodes, of_smaller_pictures):
+        progress.write_text(json.dumps(other) + "\n")
+        with pytest.raises(UserError, match="is of another screening: remove it, or choose another --out"):
+            screen(tmp_path, tmp_path / "kept.json")
+        assert progress.exists()
+
+
+def test_nothing_solved_is_an_error_and_the_counts_stay(tmp_path: Path) -> None:
+    Scripted.play({})
+    with pytest.raises(UserError, match="no task was solved in 2 rollouts: screen a better model"):
+        screen(tmp_path, tmp_path / "kept.json")
+    assert not (tmp_path / "kept.json").exists()
+    assert (tmp_path / "kept.json.progress.jsonl").read_text("utf-8").count('"successes": 0') == 4
+    assert reported(tmp_path / "kept.json")["histogram"] == [4, 0, 0]
+
+
+def test_nothing_left_by_the_option_is_an_error_too(tmp_path: Path) -> None:
+    Scripted.play({A: [1, 1]})
+    with pytest.raises(UserError, match="each task was solved always or never: screen without drop_always"):
+        screen(tmp_path, tmp_path / "kept.json", drop_always=True)
+    Scripted.play({})  # what was counted is not played again
+    assert screen(tmp_path, tmp_path / "kept.json") == 0
+    assert kept(tmp_path / "kept.json") == {A: (2, 2)}
+
+
+def test_the_source_is_found_from_the_selections_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Scripted.play({A: [1, 0], B: [1, 0]})
+    for name in ("lists", "out", "elsewhere"):
+        (tmp_path / name).mkdir()
+    select(tmp_path / "lists" / "two.json", "desk:pool", [A, B])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    assert screen(tmp_path, Path("out/kept.json"), tasks="lists/two.json") == 0
+    assert json.loads(Path("out/kept.json").read_text("utf-8"))["source"] == "../lists/two.json"
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert [task.id for task in load_tasks("../out/kept.json")] == [A, B]
+
+
+def test_a_shipped_source_keeps_its_name(tmp_path: Path) -> None:
+    config = small_config(tmp_path, [A], "--rollout.max_answer_tokens=1")
+    Scripted.play({task.id: [1] for task in load_tasks("desk:32")[:3]})
+    assert run_screening(config, "desk:32", 1, tmp_path / "kept.json", False) == 0
+    written = json.loads((tmp_path / "kept.json").read_text("utf-8"))
+    assert written["source"] == "desk:32"
+    assert len(load_tasks(str(tmp_path / "kept.json"))) == 3
+
+
+def test_tasks_that_cannot_run_are_not_played_and_not_counted_as_unsolved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Scripted.play({A: [1, 1], B: [0, 1], C: [0, 0]})
+    config = osworld_config(monkeypatch, tmp_path, {A: "vscode", B: "os", C: "os"})
+    out = tmp_path / "kept.json"
+    assert run_screening(config, config.tasks.train, 2, out, False) == 0
+    assert kept(out) == {B: (1, 2)}
+    assert Scripted.script[A] == [1, 1]
+    skipped = json.loads((tmp_path / "kept.json.skipped.json").read_text("utf-8"))
+    assert skipped == {A: "needs VS Code, which the local desktop does not have"}
+    said = capsys.readouterr().out
+    assert "1 tasks cannot run here and are left out" in said
+    assert "dropped: 1 never solved, 0 always solved, 0 failed, 1 cannot run here" in said
+    assert reported(out)["tasks"][A] == {
+        "successes": 0,
+        "rollouts": 0,
+        "kept": False,
+        "reason": "cannot run here: needs VS Code, which the local desktop does not have",
+    }
+
+
+def test_a_list_whose_tasks_lie_elsewhere_is_screened_and_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Scripted.play({A: [1, 0], B: [1, 0]})
+    config = osworld_config(monkeypatch, tmp_path, {A: "os", B: "os"})
+    for entry in json.loads(Path(config.tasks.train).read_text("utf-8")):
+        path = tmp_path / "upstream" / "examples" / "notes" / f"{entry['id']}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(entry))
+    (tmp_path / "few.json").write_text(json.dumps({"notes": [B, A]}))
+    examples = replace(config.tasks, examples=str(tmp_path / "upstream" / "examples"), ids=B)
+    out = tmp_path / "out" / "kept.json"
+    assert run_screening(replace(config, tasks=examples), str(tmp_path / "few.json"), 2, out, False) == 0
+    written = json.loads(out.read_text("utf-8"))
+    assert (written["source"], written["examples"]) == ("../few.json", "../upstream/examples")
+    assert [(task.id, task.domain) for task in load_tasks(str(out))] == [(B, "notes")]

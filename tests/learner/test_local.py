@@ -1,0 +1,512 @@
+"""The learner on a real, very small Qwen2.5-VL."""
+
+import asyncio
+import copy
+import io
+import math
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from arpo.algorithms.replay import ReplayBuffer
+from arpo.algorithms.samples import Updates, samples_of
+from arpo.config import Config, LossConfig, ModelConfig, OptimConfig, ReplayConfig
+from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
+from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
+from arpo.errors import UserError
+from arpo.learner.base import Batch
+from arpo.learner.local import LocalLearner
+from arpo.models.forward import sampled_logprobs
+from arpo.models.loading import prepare
+from arpo.models.trainable import base_of, choose_trained
+from arpo.prompts.rendering import Renderer
+from arpo.types import Group, Message, Sample, Screenshot, Trajectory
+from devices import DEVICES
+from trajectories import group, trajectory, turn
+
+Update = tuple[Sample, ...]
+
+TOKENIZER = build_tokenizer(ACTION_PHRASES, ["Click", "Save"], 50)
+RENDERER = Renderer(TOKENIZER, IMAGE_SETTINGS)
+
+
+def new_model(seed: int = 0, hidden: int = 32) -> Qwen2_5_VLForConditionalGeneration:
+    ids = special_ids(TOKENIZER)
+    shape = tiny_config(
+        TOKENIZER.get_vocab_size(), ids, hidden=hidden, layers=2, heads=2, vision_hidden=32, vision_layers=1
+    )
+    return new_tiny_model(shape, seed)
+
+
+def screenshot(shade: int) -> Screenshot:
+    file = io.BytesIO()
+    Image.new("RGB", (56, 56), (shade, 255 - shade, 100)).save(file, "PNG")
+    return Screenshot.of(file.getvalue())
+
+
+def config(*, tokens_per_microbatch: int = 10_000, loss: LossConfig | None = None, **optim: Any) -> Config:
+    optim = {"lr": 1e-3, "warmup_updates": 0, "weight_decay": 0.0, "grad_norm": 1e9} | optim
+    return Config(
+        loss=loss or LossConfig(),
+        replay=ReplayConfig(ratio="truncated"),
+        optim=OptimConfig(tokens_per_microbatch=tokens_per_microbatch, **optim),
+    )
+
+
+def learner(seed: int = 0, base: nn.Module | None = None, **settings: Any) -> LocalLearner:
+    return LocalLearner(new_model(seed), RENDERER, config(**settings), base)
+
+
+def train(one: LocalLearner, *updates: Update) -> dict[str, float]:
+    return dict(asyncio.run(one.train(Batch(updates=updates))))
+
+
+def episode(rng: Random, score: float, name: str, turns: int) -> Trajectory:
+    """Turns with a picture each; the third one begins the sequence anew."""
+    made = []
+    for number in range(turns):
+        shot = screenshot(rng.randrange(256))
+        message = Message(role="user", text="Click Save", screenshot=shot)
+        restart = number in (0, 2)
+        context = (RENDERER.render([message]) if restart else RENDERER.continuation(message)).token_ids
+        sampled = [rng.randrange(20, 60) for _ in range(rng.randint(2, 5))] + [RENDERER.end_of_turn_id]
+        logprobs = [-rng.uniform(3, 7) for _ in sampled]
+        made.append(turn(context, sampled, logprobs, restart=restart, images=[shot]))
+    return trajectory(score, *made, name=name)
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[Group]:
+    """Three groups, of which the second was rescued by replay and the third has no signal."""
+    rng = Random(3)
+    replay = ReplayBuffer(ReplayConfig())
+    replay.rescue([group(episode(rng, 1, "old", 2), episode(rng, 0, "x", 1))], rng, version=0)
+    fresh = [
+        group(episode(rng, 1, "a", 3), episode(rng, 0, "b", 1), episode(rng, 0, "c", 2), task="u"),
+        group(episode(rng, 0, "d", 1), episode(rng, 0, "e", 2), index=1),
+        group(episode(rng, 0, "f", 1), episode(rng, 0, "g", 1), index=2, task="v"),
+    ]
+    return replay.rescue(fresh, rng, version=1)
+
+
+def updates_of(groups: list[Group], tasks_per_update: int = 8) -> Updates:
+    return samples_of(groups, LossConfig(), tasks_per_update=tasks_per_update, token_budget=100, success=0.5)[
+        0
+    ]
+
+
+@pytest.fixture(scope="module")
+def update(groups: list[Group]) -> Update:
+    return updates_of(groups)[0]
+
+
+def weights_of(one: LocalLearner) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in one.weights().handle.named_parameters()}
+
+
+def saved_gradient(one: LocalLearner, folder: Path) -> dict[str, torch.Tensor]:
+    """After one step from rest, Adam's first moment is a tenth of the gradient."""
+    one.save(folder)
+    slots = load_file(folder / "optimiser.safetensors")
+    return {name: 10 * slot for name, slot in slots.items() if name.endswith("/exp_avg")}
+
+
+def plain_loss(
+    model: nn.Module, old_model: nn.Module, groups: list[Group], loss: LossConfig, replay_ratio: str
+) -> Tensor:
+    """DESIGN's objective token by token, each sample of each trajectory through the model on its own."""
+    total = torch.zeros((), dtype=torch.float64)
+    for one in groups:
+        scores = [t.score for t in one.trajectories]
+        mean = sum(scores) / len(scores)
+        sigma = math.sqrt(sum((score - mean) ** 2 for score in scores) / len(scores))
+        if sigma == 0:
+            continue
+        for i, t in enumerate(one.trajectories):
+            replayed = any(rescue.index == i for rescue in one.rescues)
+            # for its token sequences alone: neither weight nor advantage is looked at
+            alone = group(t, trajectory(1 - t.score))
+            sequences = updates_of([alone])[0][: sum(each.restart for each in t.turns)]
+            length = sum(len(s.behaviour_logprobs) for s in sequences)
+            for sequence in sequences:
+                logps = sampled_logprobs(model, [sequence], RENDERER, 1.0)[0].double()
+                olds = sampled_logprobs(old_model, [sequence], RENDERER, 1.0)[0].double().detach()
+                for logp, old, mu in zip(logps, olds, sequence.behaviour_logprobs, strict=True):
+                    ratio, advantage = torch.exp(logp - old), (scores[i] - mean) / sigma
+                    clipped = ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high)
+                    term = torch.minimum(ratio * advantage, clipped * advantage)
+                    if replayed and replay_ratio == "truncated":
+                        term = term * min(math.exp(old.item() - mu), 2.0)
+                    total = total - term / (len(groups) * len(one.trajectories) * length)
+    return total
+
+
+def test_two_updates_agree_with_a_plain_training_loop(groups: list[Group]) -> None:
+    one = learner(tokens_per_microbatch=150)
+    metrics = train(one, *updates_of(groups, tasks_per_update=1))
+
+    model, old_model = new_model().eval(), new_model().eval()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.0)
+    losses, norms = [], []
+    for part in ([groups[0]], [groups[1]]):
+        loss = plain_loss(model, old_model, part, LossConfig(), "truncated")
+        optimiser.zero_grad()
+        loss.backward()
+        norms.append(math.sqrt(sum(p.grad.double().square().sum().item() for p in model.parameters())))
+        losses.append(loss.item())
+        optimiser.step()
+
+    assert metrics["loss"] == pytest.approx(sum(losses) / 2, rel=1e-4)
+    assert metrics["grad_norm"] == pytest.approx(sum(norms) / 2, rel=1e-4)
+    assert metrics["updates"] == 2
+    assert 0 < metrics["kl"] < 1  # the second update stands away from π_old
+    (every,) = updates_of(groups)
+    ours, theirs = (sampled_logprobs(m, every, RENDERER, 1.0)[0] for m in (one.weights().handle, model))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_the_gradient_does_not_depend_on_the_microbatches(update: Update, tmp_path: Path) -> None:
+    gradients = []
+    for max_tokens in (1, 60, 10_000):
+        one = learner(tokens_per_microbatch=max_tokens)
+        train(one, update)
+        gradients.append(saved_gradient(one, tmp_path / str(max_tokens)))
+    for name, gradient in gradients[0].items():
+        for other in gradients[1:]:
+            torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_a_batchs_only_update_needs_no_old_policy_from_beforehand(update: Update, tmp_path: Path) -> None:
+    """Behind an update that moves nothing, the same samples go the long way: π_old recomputed."""
+    still = tuple(replace(sample, weight=0.0) for sample in update)
+    direct, recomputed = learner(), learner()
+    short = train(direct, update)
+    long = train(recomputed, still, update)
+    assert long["grad_norm"] == short["grad_norm"] / 2 > 0
+    assert long["loss"] == short["loss"] / 2
+    gradients = [saved_gradient(one, tmp_path / name) for one, name in ((direct, "a"), (recomputed, "b"))]
+    assert gradients[0].keys() == gradients[1].keys()
+    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
+
+
+def test_a_learner_loaded_from_its_folder_goes_on_bit_for_bit(
+    groups: list[Group], update: Update, tmp_path: Path
+) -> None:
+    straight = learner(warmup_updates=4, weight_decay=0.01, grad_norm=1.0)
+    train(straight, (replace(update[0], advantage=math.nan),), *updates_of(groups, tasks_per_update=1))
+    straight.save(tmp_path)
+    resumed = learner(seed=7, warmup_updates=4, weight_decay=0.01, grad_norm=1.0)
+    resumed.load(tmp_path)
+    assert resumed.weights().version == straight.weights().version == 1
+    assert train(resumed, update, update) == train(straight, update, update)
+    ours, theirs = weights_of(resumed), weights_of(straight)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["learner.json", "optimiser.safetensors", "weights.safetensors"]
+
+
+def test_a_learner_that_never_stepped_can_be_saved_and_loaded(update: Update, tmp_path: Path) -> None:
+    untouched = learner()
+    untouched.save(tmp_path)
+    stepped = learner()
+    train(stepped, update)
+    stepped.load(tmp_path)
+    assert train(stepped, update) == train(untouched, update)
+
+
+def test_the_same_batch_twice_gives_the_same_bits(update: Update) -> None:
+    first, second = learner(), learner()
+    assert train(first, update) == train(second, update)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(weights_of(first).values(), weights_of(second).values(), strict=True)
+    )
+
+
+def test_good_answers_become_likelier_and_bad_ones_less(update: Update) -> None:
+    one = learner()
+    before = sampled_logprobs(one.weights().handle, update, RENDERER, 1.0)[0].detach()
+    for _ in range(3):
+        train(one, update)
+    after = sampled_logprobs(one.weights().handle, update, RENDERER, 1.0)[0].detach()
+    counts = torch.tensor([len(sample.behaviour_logprobs) for sample in update])
+    good_T = torch.tensor([sample.advantage > 0 for sample in update]).repeat_interleave(counts)
+    gain_T = after - before
+    assert gain_T[good_T].mean() > 0.05 > -0.05 > gain_T[~good_T].mean()
+
+
+def test_warm_up_is_linear_then_constant(update: Update) -> None:
+    one = learner(warmup_updates=4)
+    rates = [train(one, update)["lr"] for _ in range(6)]
+    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
+
+
+def test_a_batch_without_samples_is_a_version_and_nothing_else() -> None:
+    one = learner()
+    before = weights_of(one)
+    metrics = train(one, (), ())
+    assert one.weights().version == 1
+    assert all(torch.equal(before[name], weight) for name, weight in weights_of(one).items())
+    assert set(metrics.values()) == {0.0}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("poison", [{"advantage": math.nan}, {"advantage": math.inf}, {"weight": math.inf}])
+def test_a_step_that_is_not_finite_is_skipped_and_counted(
+    update: Update, poison: dict[str, Any], dtype: torch.dtype, device: str
+) -> None:
+    """On a GPU sums may come in another order."""
+    one, clean = (
+        LocalLearner(prepare(new_model().to(device, dtype)), RENDERER, config(tokens_per_microbatch=100))
+        for _ in range(2)
+    )
+    before = weights_of(one)
+    poisoned = (replace(update[0], **poison), *update[1:])
+    metrics = train(one, poisoned)
+    assert (metrics["skipped"], metrics["skipped_total"], metrics["updates"]) == (1, 1, 0)
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert all(torch.equal(before[name], weight) for name, weight in weights_of(one).items())
+    assert one.weights().version == 1
+    after, undisturbed = train(one, update), train(clean, update)
+    order = {"cpu": 0.0, "cuda": 1e-2}[device]
+    assert after == pytest.approx(undisturbed | {"skipped_total": 1}, rel=order, abs=order)
+
+
+def test_the_gradient_is_clipped_to_its_norm(update: Update, tmp_path: Path) -> None:
+    one = learner(grad_norm=0.01)
+    metrics = train(one, update)
+    assert metrics["grad_norm"] > 0.1  # as it was before
+    gradient = saved_gradient(one, tmp_path)
+    norm = math.sqrt(sum(g.double().square().sum().item() for g in gradient.values()))
+    assert norm == pytest.approx(0.01, rel=1e-3)
+
+
+def test_decay_is_for_matrices_alone(update: Update) -> None:
+    one = learner(lr=0.1, weight_decay=0.5)
+    before = weights_of(one)
+    train(one, tuple(replace(sample, weight=0.0) for sample in update))
+    for name, weight in weights_of(one).items():
+        factor = 1 - 0.1 * 0.5 if weight.dim() >= 2 else 1.0
+        torch.testing.assert_close(weight, factor * before[name])
+
+
+def test_metrics_say_what_the_model_did(update: Update) -> None:
+    """With the learner's own log-probabilities as the engine's, there is no gap between the two."""
+    model = new_model().eval()
+    logp_T, entropy_T = sampled_logprobs(model, update, RENDERER, 1.0)
+    parts = logp_T.detach().split([len(sample.behaviour_logprobs) for sample in update])
+    honest = tuple(
+        replace(s, behaviour_logprobs=tuple(p.tolist())) for s, p in zip(update, parts, strict=True)
+    )
+    metrics = train(learner(), honest)
+    assert metrics["logprob_gap"] < 1e-5 and metrics["engine_kl"] < 1e-5
+    assert metrics["ratio"] == 1.0 and metrics["clip_fraction"] == 0.0 and metrics["kl"] == 0.0
+    assert metrics["entropy"] == pytest.approx(entropy_T.mean().item(), rel=1e-4)
+    assert metrics["tokens"] == len(logp_T)
+    assert metrics["samples"] == len(update)
+    shifted = tuple(
+        replace(s, behaviour_logprobs=tuple(p - 0.5 for p in s.behaviour_logprobs)) for s in honest
+    )
+    gapped = train(learner(), shifted)
+    assert gapped["logprob_gap"] == pytest.approx(0.5, abs=1e-4)
+    assert gapped["engine_kl"] == pytest.approx(math.exp(0.5) - 1 - 0.5, abs=1e-3)
+
+
+def test_the_kl_term_holds_the_policy_at_the_base(update: Update) -> None:
+    free, held = learner(lr=1e-2), learner(lr=1e-2, base=new_model(), loss=LossConfig(kl=2.0))
+    first = train(held, update)
+    assert first["base_kl"] == pytest.approx(0, abs=1e-6)
+    assert first["grad_norm"] == pytest.approx(
+        train(free, update)["grad_norm"], rel=1e-4
+    )  # k3 is flat at zero
+    for _ in range(8):
+        metrics = train(held, update)
+        train(free, update)
+    base = new_model()
+    logps = [
+        sampled_logprobs(m, update, RENDERER, 1.0)[0]
+        for m in (base, held.weights().handle, free.weights().handle)
+    ]
+    assert metrics["base_kl"] > 0
+    assert (logps[1] - logps[0]).abs().mean() < (logps[2] - logps[0]).abs().mean()
+
+
+def test_a_kl_term_without_a_base_model_is_our_own_mistake() -> None:
+    with pytest.raises(AssertionError, match="base model"):
+        learner(loss=LossConfig(kl=0.1))
+
+
+def test_weights_are_the_models_own_and_filled_in_place(update: Update, tmp_path: Path) -> None:
+    one = learner()
+    handle = one.weights().handle
+    train(one, update)
+    one.save(tmp_path)
+    kept = copy.deepcopy(handle)
+    train(one, update)
+    one.load(tmp_path)
+    assert one.weights().handle is handle
+    assert all(torch.equal(a, b) for a, b in zip(handle.parameters(), kept.parameters(), strict=True))
+
+
+def test_a_damaged_or_foreign_folder_is_refused_by_name(update: Update, tmp_path: Path) -> None:
+    one = learner()
+    before = weights_of(one)
+    with pytest.raises(UserError, match="nowhere"):
+        one.load(tmp_path / "nowhere")
+
+    LocalLearner(new_model(hidden=16), RENDERER, config()).save(tmp_path / "other")
+    with pytest.raises(UserError, match=r"other.*embed_tokens.* is torch\.Size"):
+        one.load(tmp_path / "other")
+
+    one.save(tmp_path / "cut")
+    content = (tmp_path / "cut" / "weights.safetensors").read_bytes()
+    (tmp_path / "cut" / "weights.safetensors").write_bytes(content[:-100])
+    with pytest.raises(UserError, match="cut"):
+        one.load(tmp_path / "cut")
+
+    one.save(tmp_path / "garbled")
+    (tmp_path / "garbled" / "learner.json").write_text('{"version": 1}')
+    with pytest.raises(UserError, match="garbled"):
+        one.load(tmp_path / "garbled")
+    assert all(torch.equal(before[name], weight) for name, weight in weights_of(one).items())
+
+
+def half_learner(seed: int = 0, **settings: Any) -> LocalLearner:
+    return LocalLearner(new_model(seed).bfloat16(), RENDERER, config(**settings))
+
+
+def lora_learner(seed: int = 0, *, kl: float = 0.0, dtype: torch.dtype = torch.float32) -> LocalLearner:
+    model = new_model(seed).to(dtype)
+    choose_trained(model, ModelConfig(train="lora", lora_rank=4, lora_alpha=8.0), 0)
+    return LocalLearner(model, RENDERER, config(lr=1e-2, loss=LossConfig(kl=kl)), base_of(model))
+
+
+@pytest.mark.parametrize("moments", ["float32", "bfloat16"])
+def test_in_bfloat16_it_learns_and_goes_on_bit_for_bit(
+    groups: list[Group], update: Update, tmp_path: Path, moments: str
+) -> None:
+    straight = half_learner(moments=moments)
+    start = weights_of(straight)
+    train(straight, *updates_of(groups, tasks_per_update=1))
+    straight.save(tmp_path)
+    saved = load_file(tmp_path / "optimiser.safetensors")
+    assert {str(slot.dtype) for name, slot in saved.items() if "exp_avg" in name} == {f"torch.{moments}"}
+    resumed = half_learner(seed=7, moments=moments)
+    resumed.load(tmp_path)
+    assert train(resumed, update, update) == train(straight, update, update)
+    ours, theirs = weights_of(resumed), weights_of(straight)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert all(weight.dtype == torch.bfloat16 for weight in ours.values())
+    assert sum(not torch.equal(start[name], theirs[name]) for name in theirs) == len(theirs)
+
+
+@pytest.mark.parametrize(("rounding", "kept"), [("stochastic", 1.0), ("nearest", 0.0)])
+def test_a_step_of_a_millionth_is_kept_on_average_or_lost(
+    update: Update, tmp_path: Path, rounding: str, kept: float
+) -> None:
+    """The first step goes by the rate against the gradient; counted are weights that it is too small for."""
+    one = half_learner(lr=1e-6, rounding=rounding)
+    before = weights_of(one)
+    train(one, update)
+    gradient, after = saved_gradient(one, tmp_path), weights_of(one)
+    moves = []
+    for name, weight in before.items():
+        towards = -gradient[f"{name}/exp_avg"].sign()
+        counted = (weight.abs() > 0.01) & (towards != 0)
+        moves.append(((after[name].float() - weight.float()) * towards)[counted])
+    move = torch.cat(moves)
+    deviation = move.std().item() / math.sqrt(len(move))
+    assert len(move) > 10_000
+    assert move.mean().item() == pytest.approx(kept * 1e-6, abs=4 * deviation)
+    assert 6 * deviation < 1e-6
+
+
+def test_adapters_learn_and_the_base_stays(update: Update) -> None:
+    one = lora_learner()
+    before = weights_of(one)
+    first = sampled_logprobs(one.weights().handle, update, RENDERER, 1.0)[0].detach()
+    for _ in range(3):
+        metrics = train(one, update)
+    assert metrics["grad_norm"] > 0
+    after = sampled_logprobs(one.weights().handle, update, RENDERER, 1.0)[0].detach()
+    counts = torch.tensor([len(sample.behaviour_logprobs) for sample in update])
+    good_T = torch.tensor([sample.advantage > 0 for sample in update]).repeat_interleave(counts)
+    assert (after - first)[good_T].mean() > 0.01 > -0.01 > (after - first)[~good_T].mean()
+    for name, weight in weights_of(one).items():
+        assert torch.equal(weight, before[name]) == (".lora." not in name), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_checkpoint_of_adapters_is_small_and_goes_on_bit_for_bit(
+    update: Update, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    straight, resumed = lora_learner(kl=0.1, dtype=dtype), lora_learner(kl=0.1, dtype=dtype)
+    train(straight, update)
+    straight.save(tmp_path)
+    for file in ("weights", "optimiser"):
+        saved = load_file(tmp_path / f"{file}.safetensors")
+        assert saved and all(".lora." in name for name in saved)
+        assert all(tensor.dtype == torch.float32 for tensor in saved.values())
+    resumed.load(tmp_path)
+    assert train(resumed, update, update) == train(straight, update, update)
+    ours, theirs = weights_of(resumed), weights_of(straight)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_adapters_are_not_loaded_beside_another_base(tmp_path: Path) -> None:
+    lora_learner(seed=0).save(tmp_path)
+    with pytest.raises(UserError, match="what is not trained has other weights"):
+        lora_learner(seed=1).load(tmp_path)
+
+
+def test_with_adapters_the_kl_term_is_that_of_a_copy_of_the_base(update: Update) -> None:
+    itself, copied = lora_learner(kl=0.5), lora_learner(kl=0.5)
+    copied._base = new_model().eval()
+    for _ in range(2):
+        metrics, expected = train(itself, update), train(copied, update)
+        assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert metrics["base_kl"] > 1e-4
+
+
+def test_with_a_frozen_tower_the_language_model_learns_the_same(update: Update, tmp_path: Path) -> None:
+    """Its gradients are those of training everything."""
+    model = new_model()
+    choose_trained(model, ModelConfig(train="language"), 0)
+    one, whole = LocalLearner(model, RENDERER, config()), learner()
+    train(one, update)
+    train(whole, update)
+    ours, theirs = saved_gradient(one, tmp_path / "one"), saved_gradient(whole, tmp_path / "whole")
+    assert ours and ours.keys() == {name for name in theirs if not name.startswith("model.visual.")}
+    for name, gradient in ours.items():
+        torch.testing.assert_close(gradient, theirs[name], rtol=1e-3, atol=1e-6)
+    visual = dict(new_model().named_parameters())
+    assert all(
+        torch.equal(weight, visual[name]) for name, weight in weights_of(one).items() if "visual" in name
+    )
+
+
+def test_log_probabilities_are_summed_over_each_sample_whatever_it_is_packed_with(update: Update) -> None:
+    moved = new_model(1)
+    one = LocalLearner(moved, RENDERER, config(tokens_per_microbatch=60), new_model(0))
+    given = [*update, update[0]]
+    for base, model in ((False, moved), (True, new_model(0))):
+        with torch.no_grad():
+            alone = [sampled_logprobs(model, [each], RENDERER, 1.0)[0].sum().item() for each in given]
+        assert asyncio.run(one.logprobs(given, base=base)) == pytest.approx(alone, rel=1e-5)
+
+
+def test_adapters_are_compared_with_the_model_without_them(update: Update) -> None:
+    one = lora_learner()
+    before = asyncio.run(one.logprobs(update, base=False))
+    train(one, update)
+    assert asyncio.run(one.logprobs(update, base=True)) == pytest.approx(before, rel=1e-6)
+    assert asyncio.run(one.logprobs(update, base=False)) != pytest.approx(before, rel=1e-3)

@@ -1,0 +1,317 @@
+"""The learner on two and three real processes, against the learner in one, on very small models."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from arpo.config import Config, LossConfig, ModelConfig, OptimConfig, ReplayConfig, RunConfig
+from arpo.errors import UserError
+from arpo.learner.base import Batch, Learner
+from arpo.learner.local import LocalLearner
+from arpo.learner.ranks import End, Judge, Load, Order, Save, Train, read_order, write_order
+from arpo.learner.sharded import ShardedLearner, filler
+from arpo.models.loading import load_model
+from arpo.models.trainable import base_of, choose_trained
+from arpo.prompts.rendering import Renderer
+from arpo.types import Message, Sample
+from processes import descendants, wait_until
+from tiny_vlm import QWEN2_5, QWEN3, save_folder, screenshot, tiny_model, tiny_qwen3, tiny_renderer
+
+Update = tuple[Sample, ...]
+
+
+def sample(rng: Random, renderer: Renderer, tokens: int = 0) -> Sample:
+    """One or two pictures of several sizes, then so many sampled tokens."""
+    shots = [screenshot(rng.randrange(999), 56 + 28 * rng.randrange(3)) for _ in range(rng.randint(1, 2))]
+    rendered = renderer.render(
+        [Message(role="user", text="open the file", screenshot=shot) for shot in shots]
+    )
+    sampled = [rng.randrange(4, 30) for _ in range(tokens or rng.randint(2, 30))]
+    return Sample(
+        token_ids=(*rendered.token_ids, *sampled),
+        mask=(False,) * len(rendered.token_ids) + (True,) * len(sampled),
+        images=rendered.images,
+        behaviour_logprobs=tuple(-rng.uniform(4, 7) for _ in sampled),
+        advantage=rng.uniform(-2, 2),
+        weight=0.02,
+        replayed=rng.random() < 0.3,
+    )
+
+
+def batches(renderer: Renderer) -> list[Batch]:
+    """Two with several updates; in the second, most ranks have nothing in the last of them."""
+    rng = Random(1)
+
+    def update(count: int) -> Update:
+        return tuple(sample(rng, renderer) for _ in range(count))
+
+    return [Batch(updates=(update(5), (), update(3))), Batch(updates=(update(4), update(1)))]
+
+
+def config(folder: Path, *, ranks: int = 2, kl: float = 0.0, seconds: float = 120.0, **model: Any) -> Config:
+    dtype = model.get("dtype", "float32")
+    return Config(
+        run=RunConfig(threads=1),
+        model=ModelConfig(path=str(folder), device="cpu", lora_rank=4, **model),
+        loss=LossConfig(kl=kl),
+        replay=ReplayConfig(ratio="truncated"),
+        optim=OptimConfig(
+            lr=1e-3,
+            warmup_updates=3,
+            moments=dtype,
+            tokens_per_microbatch=150,
+            ranks=ranks,
+            rank_seconds=seconds,
+        ),
+    )
+
+
+def renderer_of(config: Config) -> Renderer:
+    return Renderer.from_folder(Path(config.model.path), config.model.min_pixels, config.model.max_pixels)
+
+
+def alone(config: Config) -> LocalLearner:
+    model = load_model(config.model, config.run.seed)
+    choose_trained(model, config.model, config.run.seed)
+    base = base_of(model) if config.compares_with_base else None
+    return LocalLearner(model, renderer_of(config), config, base)
+
+
+@contextmanager
+def on_ranks(config: Config) -> Iterator[ShardedLearner]:
+    model = load_model(config.model, config.run.seed)
+    choose_trained(model, config.model, config.run.seed)
+    with closing(ShardedLearner(model, renderer_of(config), config)) as learner:
+        yield learner
+
+
+def train(learner: Learner, *batches: Batch) -> list[Mapping[str, float]]:
+    return [asyncio.run(learner.train(batch)) for batch in batches]
+
+
+def weights(learner: Learner) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in learner.weights().handle.named_parameters()}
+
+
+def poisoned(batch: Batch) -> Batch:
+    """With one sample of the first update that cannot be learnt from."""
+    first, *rest = batch.updates
+    return Batch(updates=((replace(first[0], advantage=math.nan), *first[1:]), *rest))
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        (QWEN2_5, {}),
+        (QWEN2_5, {"ranks": 3, "kl": 0.3}),
+        (QWEN3, {"kl": 0.3, "train": "lora"}),  # its deep features and, here, tied embeddings
+        (QWEN2_5, {"kl": 0.3, "train": "language"}),
+    ],
+)
+def test_ranks_learn_what_one_process_learns(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    save_folder(tiny_model() if family == QWEN2_5 else tiny_qwen3(tied=True), tmp_path)
+    recipe = config(tmp_path, **settings)
+    first, second = batches(renderer_of(recipe))
+    given = [first, poisoned(second), second, Batch(updates=((),))]
+    one = alone(recipe)
+    with on_ranks(recipe) as several:
+        before = weights(several)
+        handle = several.weights().handle
+        measured, wanted = train(several, *given), train(one, *given)
+        assert several.weights().version == 4 and several.weights().handle is handle
+        judged = [*first.updates[0], *second.updates[1]]
+        for base in (False, True)[: 1 + recipe.compares_with_base]:
+            found, right = (asyncio.run(each.logprobs(judged, base=base)) for each in (several, one))
+            assert found == pytest.approx(right, rel=1e-4)
+    for ours, theirs in zip(measured, wanted, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+    assert [line["skipped"] for line in measured] == [0, 1, 0, 0]
+    assert (measured[2]["updates"], measured[2]["samples"], measured[2]["tokens"] > 9) == (2, 5, True)
+    assert bool(settings.get("kl")) == (measured[2]["base_kl"] > 1e-4)
+    after, expected = weights(several), weights(one)
+    assert after.keys() == expected.keys()
+    assert all_close(after, expected)
+    moved = {name for name in after if not torch.equal(after[name], before[name])}
+    assert moved == {name for name, p in several.weights().handle.named_parameters() if p.requires_grad}
+
+
+def test_sixteen_bits_are_rounded_by_the_same_chance(tmp_path: Path) -> None:
+    """Gradients differ in their last bit here and there; where they do not, weights end on the same side."""
+    save_folder(tiny_model(), tmp_path)
+    recipe = config(tmp_path, dtype="bfloat16")
+    (batch, _) = batches(renderer_of(recipe))
+    one = alone(recipe)
+    with on_ranks(recipe) as several:
+        [ours], [theirs] = train(several, batch), train(one, batch)
+        after, expected = weights(several), weights(one)
+    assert ours == pytest.approx(theirs, rel=1e-2, abs=1e-3)
+    values = sum(weight.numel() for weight in expected.values())
+    assert sum((after[name] != expected[name]).sum().item() for name in expected) < 0.15 * values
+
+
+def test_a_checkpoint_passes_from_two_ranks_to_one_and_back(tmp_path: Path) -> None:
+    save_folder(tiny_model(), tmp_path / "model")
+    recipe = config(tmp_path / "model")
+    first, second = batches(renderer_of(recipe))
+    straight, one = alone(recipe), alone(recipe)
+    wanted = train(straight, first, second)
+    with on_ranks(recipe) as two:
+        train(two, first)
+        two.save(tmp_path / "two")
+        names = sorted(path.name for path in (tmp_path / "two").iterdir())
+        parts = ("optimiser-0", "optimiser-1", "weights-0", "weights-1")
+        assert names == ["learner.json", *(f"{part}.safetensors" for part in parts)]
+        sizes = [(tmp_path / "two" / f"weights-{rank}.safetensors").stat().st_size for rank in (0, 1)]
+        assert max(sizes) < 1.1 * min(sizes)
+
+        one.load(tmp_path / "two")
+        assert all(torch.equal(weights(one)[name], weight) for name, weight in weights(two).items())
+        one.save(tmp_path / "one")
+        assert tensors(tmp_path / "one") == tensors(tmp_path / "two")
+        assert one.weights().version == 1
+        [ours] = train(one, second)
+        assert ours == pytest.approx(wanted[1], rel=1e-4, abs=1e-6)
+
+        train(two, second)  # away from what was saved
+        two.load(tmp_path / "one")
+        two.save(tmp_path / "again")
+        assert tensors(tmp_path / "again") == tensors(tmp_path / "one")
+        [ours] = train(two, second)
+        assert ours == pytest.approx(wanted[1], rel=1e-4, abs=1e-6)
+        assert all_close(weights(two), weights(straight))
+
+        (tmp_path / "one" / "learner.json").write_text('{"version": 1}')
+        with pytest.raises(UserError, match="one: not a checkpoint of this model"):
+            two.load(tmp_path / "one")
+        (tmp_path / "two" / "weights-1.safetensors").unlink()
+        with pytest.raises(UserError, match=r"weights-1\.safetensors"):
+            two.load(tmp_path / "two")
+        assert all_close(weights(two), weights(straight))
+
+
+def tensors(folder: Path) -> dict[str, bytes]:
+    """Everything in the files, by name, as bytes: weights, moments and steps."""
+    found: dict[str, bytes] = {}
+    for path in folder.glob("*.safetensors"):
+        for name, tensor in load_file(path).items():
+            assert name not in found
+            found[name] = tensor.numpy().tobytes()
+    return found
+
+
+def all_close(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
+    return all(torch.allclose(ours[name], theirs[name], rtol=1e-4, atol=1e-5) for name in theirs)
+
+
+@pytest.mark.parametrize(
+    ("how", "ranks", "seconds", "said"),
+    [
+        (signal.SIGKILL, 3, 120.0, "rank 2 of the learner was ended by SIGKILL"),
+        (signal.SIGSTOP, 2, 10.0, "the ranks of the learner have waited for each other for 10 s"),
+    ],
+    ids=["killed", "stopped"],
+)
+def test_a_lost_rank_is_an_error_that_says_so(
+    how: signal.Signals, ranks: int, seconds: float, said: str, tmp_path: Path
+) -> None:
+    save_folder(tiny_model(), tmp_path)
+    recipe = config(tmp_path, ranks=ranks, seconds=seconds)
+    before = descendants(os.getpid())
+    with on_ranks(recipe) as learner:
+        last = max(descendants(os.getpid()) - before, key=number_of)
+        strike = threading.Timer(0.2, os.kill, (last, how))
+        strike.start()
+        with pytest.raises(UserError, match=said):
+            train(learner, *batches(renderer_of(recipe)) * 50)
+        strike.join()
+    assert wait_until(lambda: not descendants(os.getpid()) - before)
+
+
+def number_of(process: int) -> int:
+    """A rank's command ends with the recipe, its number and a port."""
+    return int(Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[-3])
+
+
+def test_what_a_rank_said_when_it_failed_is_shown(tmp_path: Path) -> None:
+    recipe = config(save_folder(tiny_model(), tmp_path / "model"))
+    model, renderer = load_model(recipe.model, 0), renderer_of(recipe)
+    shutil.rmtree(tmp_path / "model")
+    with pytest.raises(UserError, match=r"(?s)rank 1 .* exit code 1.*model: not found; model\.path needs"):
+        ShardedLearner(model, renderer, recipe)
+
+
+STUCK = """
+import os, sys, time
+from pathlib import Path
+from arpo.learner import ranks
+from test_sharded import config, on_ranks
+
+if __name__ == "__main__":
+    ranks._NOTICE = 0.5
+    with on_ranks(config(Path(sys.argv[1]))) as learner, learner._ranks.together():
+        print("together", flush=True)
+        time.sleep(1000)
+"""
+
+
+def test_no_call_that_never_returns_outlives_a_lost_rank(tmp_path: Path) -> None:
+    save_folder(tiny_model(), tmp_path / "model")
+    (tmp_path / "stuck.py").write_text(STUCK)
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "stuck.py", tmp_path / "model"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "together\n"
+    (rank,) = descendants(process.pid)
+    os.kill(rank, signal.SIGKILL)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert said.startswith("arpo: error: rank 1 of the learner was ended by SIGKILL")
+
+
+def test_orders_arrive_as_they_were_given() -> None:
+    rng, renderer = Random(0), tiny_renderer()
+    same = sample(rng, renderer)
+    twice = (same, replace(same, advantage=math.inf, replayed=True))
+    orders: list[Order] = [
+        Train(updates=[[twice, ()], [(), (sample(rng, renderer),)]]),
+        Judge(updates=[[twice]], base=True, first=2, count=4),
+        Save(folder="/somewhere/ü"),
+        Load(version=3, steps=2, skipped=1, taken={"layer.weight": 2.0}),
+        End(),
+    ]
+    sent = [b"".join(write_order(order)) for order in orders]
+    assert sent[0].count(same.images[0].png) == 1
+    stream = io.BytesIO(b"".join(sent))
+    assert [read_order(stream) for _ in orders] == orders
+    assert read_order(stream) is None
+    assert json.loads(sent[2][8:])["do"] == "Save"
+
+
+def test_the_filler_is_one_small_picture_and_one_token() -> None:
+    stands_in = filler(tiny_renderer())
+    assert (len(stands_in.images), sum(stands_in.mask), stands_in.weight) == (1, 1, 0.0)
+    assert len(stands_in.token_ids) < 30

@@ -1,0 +1,98 @@
+"""What a frozen tower saw is kept, within bounds, and is what the tower would see again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from arpo.config import ModelConfig
+from arpo.models.feature_cache import FeatureCache
+from arpo.models.forward import features_by_name
+from arpo.models.trainable import choose_trained
+from arpo.types import Screenshot
+from tiny_vlm import FAMILIES, QWEN2_5, screenshot, tiny_of, tiny_renderer
+
+Train = Literal["language", "lora"]
+SHOTS = (screenshot(1), screenshot(2, 140, 56), screenshot(3), screenshot(1))
+
+
+def frozen(family: str, train: Train, megabytes: int = 64) -> Any:
+    model = tiny_of(family)
+    choose_trained(model, ModelConfig(train=train, lora_rank=4, features_megabytes=megabytes), 0)
+    return model
+
+
+def features(model: Any, shots: Sequence[Screenshot], family: str = QWEN2_5) -> dict[str, Tensor]:
+    return features_by_name(model, shots, tiny_renderer(family))
+
+
+def looks(model: Any) -> list[int]:
+    """Fills with the number of images of each pass through the tower's blocks."""
+    seen: list[int] = []
+    model.model.visual.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(len(kwargs["grid_thw"])), with_kwargs=True
+    )
+    return seen
+
+
+@pytest.mark.parametrize("train", ["language", "lora"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kept_features_are_the_towers_own(family: str, train: Train) -> None:
+    expected = features(tiny_of(family), SHOTS, family)
+    model = frozen(family, train)
+    for _ in range(2):
+        found = features(model, SHOTS, family)
+        assert found.keys() == expected.keys()
+        for name in expected:
+            torch.testing.assert_close(found[name], expected[name], atol=1e-5, rtol=1e-5)
+
+
+def test_the_tower_looks_once_at_each_screenshot() -> None:
+    model = frozen(QWEN2_5, "language")
+    seen = looks(model)
+    first = features(model, SHOTS[:2])
+    again = features(model, SHOTS)
+    assert seen == [1, 1, 1]
+    assert all(torch.equal(first[shot.sha256], again[shot.sha256]) for shot in SHOTS[:2])
+
+
+def test_what_is_kept_does_not_depend_on_company() -> None:
+    """So a run that was stopped, and begins with nothing kept, sees the same."""
+    alone, among = frozen(QWEN2_5, "language"), frozen(QWEN2_5, "language")
+    features(among, SHOTS)
+    assert torch.equal(*(features(model, SHOTS[1:2])[SHOTS[1].sha256] for model in (alone, among)))
+
+
+def test_mergers_adapters_learn_and_the_tower_does_not() -> None:
+    model = frozen(QWEN2_5, "lora")
+    torch.cat(list(features(model, SHOTS).values())).square().sum().backward()
+    touched = {name for name, p in model.named_parameters() if p.grad is not None}
+    merger = "model.visual.merger.mlp"
+    assert touched == {f"{merger}.{layer}.lora.{which}" for layer in (0, 2) for which in "ab"}
+    before = features(model, SHOTS[:1])[SHOTS[0].sha256]
+    with torch.no_grad():
+        model.get_parameter(f"{merger}.2.lora.b").add_(1.0)
+    assert not torch.equal(features(model, SHOTS[:1])[SHOTS[0].sha256], before)
+
+
+def test_the_longest_unused_make_room() -> None:
+    cache = FeatureCache(1)
+    third = torch.zeros(350_000, dtype=torch.uint8)
+    for name in ("a", "b"):
+        cache.put(name, third)
+    assert cache.get("a") is not None
+    for name in ("c", "d"):
+        cache.put(name, third)
+    assert [cache.get(name) is not None for name in "abcd"] == [False, False, True, True]
+
+
+def test_without_room_everything_still_works() -> None:
+    model = frozen(QWEN2_5, "language", megabytes=0)
+    seen = looks(model)
+    first, again = features(model, SHOTS), features(model, SHOTS)
+    assert seen == [1] * 6
+    assert all(torch.equal(first[name], again[name]) for name in first)

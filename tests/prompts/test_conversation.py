@@ -1,0 +1,160 @@
+"""The window of screenshots, and where templates come from."""
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from arpo.errors import UserError
+from arpo.prompts.conversation import Conversation, PromptTemplate, load_template
+from arpo.types import Completion, Message, Screenshot
+
+SCREENS = [Screenshot.of(f"screen {index}".encode()) for index in range(4)]
+
+
+def answer(*token_ids: int) -> Completion:
+    text = f"answer {token_ids}"
+    return Completion(
+        token_ids=token_ids, logprobs=(0.0,) * len(token_ids), text=text, finish="stop", policy_version=0
+    )
+
+
+def sketch(conversation: Conversation) -> list[object]:
+    """Each message in one word: its tokens, its screenshot's number, or its text."""
+    return [
+        message.token_ids
+        or (SCREENS.index(message.screenshot) if message.screenshot is not None else message.text)
+        for message in conversation.messages()
+    ]
+
+
+def test_messages_of_the_first_turn() -> None:
+    talk = Conversation.begin(load_template("desk"), "Open {notes}", 15).look(SCREENS[0])
+    assert talk.messages() == (
+        Message(role="system", text="You use a computer."),
+        Message(role="user", text="Open {notes}"),
+        Message(role="user", screenshot=SCREENS[0]),
+    )
+    assert not talk.slid
+
+
+def test_while_the_window_grows_messages_are_only_added() -> None:
+    talk = Conversation.begin(PromptTemplate(system="s", user="Do: {instruction}"), "it", 2).look(SCREENS[0])
+    later = talk.answer(answer(7, 8)).look(SCREENS[1])
+    assert sketch(later) == ["s", "Do: it", 0, (7, 8), 1]
+    assert later.messages()[: len(talk.messages())] == talk.messages()
+    assert not later.slid
+    assert sketch(talk) == ["s", "Do: it", 0]
+
+
+def test_a_full_window_slides_and_keeps_the_answers() -> None:
+    talk = Conversation.begin(PromptTemplate(system="s", user="{instruction}"), "it", 2)
+    slid = []
+    for screen in SCREENS:
+        talk = talk.look(screen)
+        slid.append(talk.slid)
+        talk = talk.answer(answer(1, SCREENS.index(screen)))
+    assert slid == [False, False, True, True]
+    assert sketch(talk) == ["s", "it", (1, 0), (1, 1), 2, (1, 2), 3, (1, 3)]
+
+
+def test_the_same_screen_twice_is_two_looks() -> None:
+    talk = Conversation.begin(load_template("desk"), "it", 2)
+    for _ in range(3):
+        talk = talk.look(SCREENS[0]).answer(answer(5))
+    assert sketch(talk)[2:] == [(5,), 0, (5,), 0, (5,)]
+
+
+def test_an_answer_without_tokens_is_text() -> None:
+    talk = Conversation.begin(load_template("desk"), "it", 1).look(SCREENS[0]).answer(answer())
+    assert talk.messages()[-1] == Message(role="assistant", text="answer ()")
+
+
+def test_no_window_at_all_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_images = 0"):
+        Conversation.begin(load_template("desk"), "it", 0)
+
+
+def test_template_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_text("Task: {instruction}\n")
+    assert load_template(str(path)).user == "Task: {instruction}\n"
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("some_agent_prompts")
+    texts = {
+        "USER": "Calls: {action_space} in {language}. {instruction}",
+        "CALLS": "click()",
+        "NO_TASK": "hello",
+    }
+    vars(module).update(texts)
+    monkeypatch.setitem(sys.modules, "some_agent_prompts", module)
+
+
+def test_template_from_a_package(package: None) -> None:
+    template = load_template("some_agent_prompts:USER,action_space=CALLS,language=English")
+    assert template.user == "Calls: click() in English. {instruction}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("some_agent_prompts:USER,language=English", "action_space"),
+        ("some_agent_prompts:NO_TASK", "no {instruction}"),
+        ("some_agent_prompts:MISSING", "no text MISSING"),
+        ("no_such_package.prompt:USER", "cannot be imported"),
+        ("no/such/file.txt", "neither"),
+    ],
+)
+def test_a_template_that_cannot_be_had_is_the_users_error(package: None, spec: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        load_template(spec)
+
+
+def test_a_template_that_cannot_be_read_is_the_users_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prompt.txt").write_bytes(b"\xff {instruction}")
+    with pytest.raises(UserError, match="cannot be read as UTF-8 text"):
+        load_template(str(tmp_path / "prompt.txt"))
+    (tmp_path / "torn_prompts.py").write_text("USER = (", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match="torn_prompts cannot be imported"):
+        load_template("torn_prompts:USER")
+
+
+PROMPTS = """
+import a_package_that_is_not_here
+USER = '''Calls: {action_space}
+in {language}. {instruction}'''
+CALLS: str = "not read"
+SPACE = "click()" "\\nwait()"
+NUMBER = 3
+"""
+
+
+def test_a_template_of_another_interpreters_package_is_read_and_not_run(tmp_path: Path) -> None:
+    (tmp_path / "lib" / "python3.99").mkdir(parents=True)
+    (tmp_path / "lib" / "python3.99" / "prompts.py").write_text(PROMPTS, encoding="utf-8")
+    file = f"{tmp_path}/lib/python3.*/prompts.py"
+    template = load_template(f"{file}:USER,action_space=SPACE,language=English")
+    assert template.user == "Calls: click()\nwait()\nin English. {instruction}"
+    for spec, reason in {
+        f"{file}:NUMBER": "has no text NUMBER",
+        f"{file}:USER,language=English": "fill \\['action_space'\\]",
+        f"{tmp_path}/prompts.py:USER": "there is no file",
+    }.items():
+        with pytest.raises(UserError, match=reason):
+            load_template(spec)
+    (tmp_path / "torn.py").write_text("USER = (", encoding="utf-8")
+    with pytest.raises(UserError, match=r"torn\.py cannot be read as Python"):
+        load_template(f"{tmp_path}/torn.py:USER")
+
+
+def test_a_template_is_found_from_where_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("USER = 'Do: {instruction}'", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert load_template("mine.py:USER").user == "Do: {instruction}"

@@ -1,0 +1,182 @@
+import io
+
+from rich.console import Console
+
+from arpo.reporting.display import (
+    LiveDisplay,
+    Pace,
+    PlainDisplay,
+    Standing,
+    duration,
+    open_display,
+    rate_text,
+    shown,
+    success_rows,
+)
+
+METRICS = {
+    "success": 0.4125,
+    "reward": 0.25,
+    "rescued": 3.0,
+    "without_signal": 9.0,
+    "loss": -0.0123,
+    "clip_fraction": 0.015,
+    "entropy": 0.5,
+    "logprob_gap": 2e-6,
+    "samples": 64.0,
+}
+SUMMARY = {
+    "success": {"base": {"train": 0.25, "heldout": 0.2}, "final": {"train": 0.6, "heldout": 0.21}},
+    "counts": {"base": {"train": [128, 512]}, "final": {"train": [307, 512]}},
+    "groups": {"total": 960, "without_signal": 400, "rescued": 120},
+    "episodes": 1920,
+    "failures": 2,
+    "seconds": 601.4,
+}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_the_pace_counts_this_life_alone():
+    clock = Clock()
+    pace = Pace(100, 40, clock)
+    assert (pace.rate, pace.left) == (0.0, "?")
+    clock.now, pace.done = 5.0, 50
+    assert (pace.rate, pace.left) == (2.0, "0:25")
+
+
+def test_numbers_as_text():
+    assert duration(59.6) == "1:00"
+    assert duration(3661) == "1:01:01"
+    assert rate_text(12.5, 40) == "31.2% (12.5/40)"
+    assert rate_text(0, 0) == "no episodes"
+    assert dict(shown(METRICS)) == {
+        "success": "41.2%",
+        "reward": "+0.250",
+        "rescued": "3",
+        "no signal": "9",
+        "loss": "-0.0123",
+        "clipped": "1.50%",
+        "entropy": "0.500",
+        "gap": "2.0e-06",
+    }
+
+
+def play(display, clock):
+    display.begin("train", 20, done=10)
+    for _ in range(10):
+        clock.now += 0.5
+        display.episode_done()
+    display.batch(3, METRICS)
+    display.evaluation("held-out", 32, 128)
+    display.note("a [bold] note")
+    display.summary(SUMMARY)
+    display.close()
+
+
+def test_plain_lines():
+    clock, stream = Clock(), io.StringIO()
+    play(PlainDisplay(stream, clock), clock)
+    text = stream.getvalue()
+    assert text.startswith("train: 20 episodes, 10 done before\ntrain: 12/20, 2.0 episodes/s, 0:04 left\n")
+    assert "batch 3: success 41.2%, reward +0.250, rescued 3" in text
+    assert "held-out: 25.0% (32/128)" in text
+    assert "\x1b" not in text
+    for words in (
+        "training tasks │ 25.0% (128/512) │ 60.0% (307/512) │ +35.0 points",
+        "held-out tasks │           20.0% │           21.0% │  +1.0 points",
+        "groups rescued by replay  120",
+        "time                      10:01",
+    ):
+        assert words in text
+
+
+def test_a_small_phase_says_nothing_between():
+    stream = io.StringIO()
+    display = PlainDisplay(stream, Clock())
+    display.begin("check", 3)
+    display.episode_done()
+    assert stream.getvalue() == "check: 3 episodes\n"
+
+
+def test_the_live_display_shows_the_same():
+    clock, stream = Clock(), io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=160, highlight=False, color_system=None)
+    play(LiveDisplay(console, clock), clock)
+    text = stream.getvalue()
+    assert "a [bold] note" in text
+    assert "held-out: 25.0% (32/128)" in text
+    assert "training tasks │ 25.0% (128/512) │ 60.0% (307/512) │ +35.0 points" in text
+
+
+def test_the_live_frame():
+    clock = Clock()
+    console = Console(file=io.StringIO(), force_terminal=True, width=160, color_system=None)
+    display = LiveDisplay(console, clock)
+    display.begin("train", 20)
+    clock.now = 2.0
+    display.episode_done()
+    display.batch(3, METRICS)
+    with console.capture() as capture:
+        console.print(display._render())
+    display.close()
+    frame = capture.get()
+    assert "1/20" in frame and "0.5/s, 0:38 left" in frame
+    assert "41.2%" in frame and "2.0e-06" in frame
+
+
+def test_an_unfinished_summary_is_no_accident():
+    stream = io.StringIO()
+    PlainDisplay(stream).summary({})
+    assert "training tasks" in stream.getvalue()
+
+
+def test_no_terminal_means_plain_lines():
+    assert isinstance(open_display(io.StringIO()), PlainDisplay)
+
+
+def test_where_nothing_was_held_out_there_is_no_change_to_show() -> None:
+    rates = {"train": 0.5, "heldout": float("nan")}
+    counts = {"train": [1, 2], "heldout": [0, 0]}
+    summary = {"success": {"base": rates, "final": rates}, "counts": {"base": counts, "final": counts}}
+    assert success_rows(summary) == [
+        ("training tasks", "50.0% (1/2)", "50.0% (1/2)", "+0.0 points"),
+        ("held-out tasks", "no episodes", "no episodes", ""),
+    ]
+
+
+def test_a_third_set_of_tasks_has_a_row_where_there_is_one() -> None:
+    rates = {"train": 0.5, "heldout": 0.25}
+    summary = {"success": {"base": rates | {"overall": 0.2}, "final": rates | {"overall": 0.3}}}
+    assert success_rows(summary)[2] == ("all tasks", "20.0%", "30.0%", "+10.0 points")
+    assert len(success_rows({"success": {"base": rates, "final": rates}})) == 2
+
+
+def standing(name, ended, successes, played=None):
+    return Standing(
+        name=name, total=4, ended=ended, played=ended if played is None else played, successes=successes
+    )
+
+
+def test_the_parts_of_an_evaluation_on_a_terminal():
+    stream = io.StringIO()
+    display = LiveDisplay(Console(file=stream, force_terminal=True, width=100, color_system=None))
+    display.begin("playing", 8)
+    display.standings([standing("chrome", 0, 0), standing("os", 3, 1, played=2)])
+    display.close()
+    rows = [line.split() for line in stream.getvalue().splitlines()]
+    assert ["chrome", "0/4"] in rows
+    assert ["os", "3/4", "50.0%", "(1/2)"] in rows
+
+
+def test_a_part_that_ended_is_one_line():
+    stream = io.StringIO()
+    display = PlainDisplay(stream, Clock())
+    for ended in (3, 4, 4):
+        display.standings([standing("chrome", 1, 1), standing("os", ended, 2, played=3)])
+    assert stream.getvalue() == "os: 66.7% (2/3)\n"

@@ -1,0 +1,47 @@
+import importlib.util
+import math
+from dataclasses import replace
+
+import pytest
+
+from arpo.config import Config, StoreConfig
+from arpo.errors import UserError
+from arpo.reporting.tracking import FanOut, NullTracker, StoreTracker, open_tracker
+from arpo.storage.run_folder import METRICS, Store
+
+
+def test_the_store_gets_the_numbers(tmp_path):
+    store = Store(tmp_path)
+    tracker = FanOut([StoreTracker(store), NullTracker()])
+    tracker.log(3, {"loss": 0.5})
+    tracker.log(4, {"loss": math.nan})
+    tracker.close()
+    assert list(store.read_log(METRICS)) == [{"step": 3, "loss": 0.5}, {"step": 4, "loss": None}]
+
+
+def test_tensorboard_files_hide_what_a_resumed_run_logs_again(tmp_path):
+    config = Config(store=StoreConfig(tensorboard=True))
+    store = Store(tmp_path)
+    for first, value in ((0, 1.0), (2, 9.0)):  # the second life begins again at step 2
+        tracker = open_tracker(config, store, next_step=first)
+        for step in range(first, 4):
+            tracker.log(step, {"loss": value, "odd": math.inf})
+        tracker.close()
+    files = sorted((tmp_path / "tensorboard").iterdir())
+    assert files and all(b"loss" in path.read_bytes() for path in files)
+    assert all(b"odd" not in path.read_bytes() for path in files)
+
+
+def test_only_what_the_recipe_asks_for(tmp_path):
+    config = Config(store=StoreConfig(tensorboard=False))
+    tracker = open_tracker(config, Store(tmp_path), next_step=0)
+    tracker.log(0, {"loss": 1.0})
+    tracker.close()
+    assert not (tmp_path / "tensorboard").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed here")
+def test_wandb_that_is_missing_is_the_users_to_install(tmp_path):
+    config = replace(Config(), store=StoreConfig(tensorboard=False, wandb_project="mine"))
+    with pytest.raises(UserError, match=r"pip install 'arpo\[wandb\]'"):
+        open_tracker(config, Store(tmp_path), next_step=0)

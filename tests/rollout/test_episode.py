@@ -1,0 +1,171 @@
+import asyncio
+
+import pytest
+
+from arpo.actions import CallUser, Click, Drag, Fail, Finished, Point, Type, Wait
+from arpo.config import RolloutConfig
+from arpo.errors import EngineError, UserError
+from arpo.rollout.episode import Agent, draw_seed, run_episode
+from arpo.testing import FakeEnv, screenshot, task
+from arpo.types import StopReason
+from players import CLICK, DONE, RENDERER, TEMPLATE, WAIT, scripted
+
+
+def settings(**changes):
+    return RolloutConfig(
+        **{"max_steps": 5, "max_images": 5, "max_answer_tokens": 99, "temperature": 0.7, **changes}
+    )
+
+
+def play(script, env=None, engine=None, coordinates="pixels", **changes):
+    agent = Agent(
+        engine=engine or scripted(script), renderer=RENDERER, template=TEMPLATE, coordinates=coordinates
+    )
+    run = run_episode(
+        task("t"), env or FakeEnv(), agent, episode_id="0-0-0", settings=settings(**changes), seed=3
+    )
+    return asyncio.run(run)
+
+
+def test_an_episode_from_start_to_verdict():
+    env = FakeEnv(score=lambda actions: 1.0 if Finished() in actions else 0.0)
+    trajectory = play([CLICK, DONE], env)
+    assert env.calls == ["start", "step", "step", "evaluate"]
+    assert (trajectory.score, trajectory.stop, trajectory.malformed) == (1.0, StopReason.FINISHED, False)
+    assert [turn.actions for turn in trajectory.turns] == [(Click(point=Point(28, 14)),), (Finished(),)]
+    assert [turn.screenshot for turn in trajectory.turns] == [screenshot(0), screenshot(1)]
+    assert trajectory.final == screenshot(2)
+    assert (trajectory.episode_id, trajectory.task_id) == ("0-0-0", "t")
+
+
+def test_the_sequence_only_grows():
+    engine = scripted([WAIT, CLICK, DONE])
+    trajectory = play([], engine=engine)
+    first, second, third = trajectory.turns
+    assert [turn.restart for turn in trajectory.turns] == [True, False, False]
+    assert engine.prompts[0].token_ids == first.context
+    assert engine.prompts[1].token_ids == first.context + first.completion.token_ids + second.context
+    assert (
+        engine.prompts[2].token_ids
+        == engine.prompts[1].token_ids + second.completion.token_ids + third.context
+    )
+    assert [len(prompt.images) for prompt in engine.prompts] == [1, 2, 3]
+    assert [turn.images for turn in trajectory.turns] == [(screenshot(shade),) for shade in range(3)]
+
+
+def test_a_continued_sequence_is_the_conversation_rendered_whole():
+    engine = scripted([WAIT, CLICK, DONE])
+    play([], engine=engine)
+    for prompt in engine.prompts:
+        whole = RENDERER.render(prompt.messages)
+        assert (prompt.token_ids, prompt.images) == (whole.token_ids, whole.images)
+
+
+def test_it_begins_anew_where_the_window_slides():
+    engine = scripted([WAIT, WAIT, WAIT, DONE])
+    trajectory = play([], engine=engine, max_images=2)
+    assert [turn.restart for turn in trajectory.turns] == [True, False, True, True]
+    assert engine.prompts[2].token_ids == trajectory.turns[2].context
+    assert trajectory.turns[2].images == engine.prompts[2].images == (screenshot(1), screenshot(2))
+    assert trajectory.turns[3].images == (screenshot(2), screenshot(3))
+
+
+def test_places_are_scaled_once_from_the_models_pixels_to_the_screens():
+    env = FakeEnv(size=(112, 112))
+    assert RENDERER.model_size(screenshot(0, (112, 112))) == (56, 56)
+    play([CLICK, DONE], env)
+    assert env.steps[0] == (Click(point=Point(56, 28)),)
+
+
+def test_thousandths_are_of_the_screens_sides_whatever_the_model_sees_of_it():
+    """500/1000 of 1920 is 960, 250/1000 of 1080 is 270; 1000 is the last pixel; a move has two places."""
+    env = FakeEnv(size=(1920, 1080))
+    drag = "Action: drag(start_box='(10,333)', end_box='(999,1000)')"
+    play(["Action: click(start_box='(500,250)')", drag, DONE], env, coordinates="thousandths")
+    assert env.steps[0] == (Click(point=Point(960, 270)),)
+    assert env.steps[1] == (Drag(start=Point(19, 360), end=Point(1918, 1079)),)
+    play(["Action: click(start_box='(28,14)')", DONE], pixels := FakeEnv(size=(1920, 1080)))
+    assert RENDERER.model_size(screenshot(0, (1920, 1080))) == (56, 28)
+    assert pixels.steps[0] == (Click(point=Point(960, 540)),)
+
+
+@pytest.mark.parametrize(
+    ("answer", "last", "reason"),
+    [
+        ("Action: finished()\n\nwait()", Finished(), StopReason.FINISHED),
+        ("Action: error_env()", Fail(), StopReason.FAIL),
+        ("Action: call_user()", CallUser(), StopReason.CALL_USER),
+    ],
+)
+def test_a_terminal_action_reaches_the_environment_and_is_the_last(answer, last, reason):
+    env = FakeEnv()
+    trajectory = play([answer], env)
+    assert env.steps == [(last,)]
+    assert trajectory.stop == reason
+
+
+def test_one_answer_is_one_step():
+    env = FakeEnv()
+    play(["Action: wait()\n\ntype(content='x\\n')", DONE], env)
+    assert env.steps[0] == (Wait(), Type(text="x", submit=True))
+
+
+def test_the_rules_end_it():
+    assert play([WAIT] * 5).stop == StopReason.MAX_STEPS
+    assert len(play([WAIT] * 5, max_steps=2).turns) == 2
+    ended = play([WAIT] * 5, FakeEnv(ends_after=2))
+    assert (ended.stop, len(ended.turns)) == (StopReason.TERMINATED, 2)
+
+
+def test_an_answer_outside_the_language_ends_it_and_is_judged():
+    env = FakeEnv(score=lambda actions: 0.5)
+    trajectory = play([WAIT, "Action: explode()"], env)
+    assert (trajectory.stop, trajectory.malformed, trajectory.score) == (StopReason.PARSE_ERROR, True, 0.5)
+    assert trajectory.turns[1].actions == ()
+    assert trajectory.turns[1].error == "unknown function 'explode'"
+    assert trajectory.final == screenshot(1)
+    assert env.calls == ["start", "step", "evaluate"]
+
+
+def test_an_answer_cut_by_length_ends_it_even_where_it_would_parse():
+    trajectory = play([CLICK], max_answer_tokens=3)
+    assert (trajectory.stop, trajectory.malformed) == (StopReason.LENGTH, True)
+    assert trajectory.turns[0].error == "the answer was cut at 3 tokens"
+    assert len(trajectory.turns[0].completion.token_ids) == 3
+
+
+def test_the_context_limit_ends_it_before_an_answer():
+    whole = play([WAIT] * 5)
+    lengths = [len(turn.context) + len(turn.completion.token_ids) for turn in whole.turns]
+    limit = sum(lengths[:2]) + 99
+    env = FakeEnv()
+    trajectory = play([WAIT] * 5, env, max_context_tokens=limit)
+    assert (trajectory.stop, len(trajectory.turns), trajectory.malformed) == (StopReason.MAX_STEPS, 2, False)
+    assert env.calls[-1] == "evaluate"
+    assert trajectory.final == screenshot(2)
+
+
+def test_a_limit_that_leaves_no_room_for_one_answer_is_the_users_mistake():
+    with pytest.raises(UserError, match=r"rollout\.max_context_tokens = 100"):
+        play([WAIT], max_context_tokens=100)
+
+
+def test_draws_are_keyed_by_their_place():
+    engine = scripted([WAIT, DONE])
+    play([], engine=engine)
+    assert [s.seed for s in engine.samplings] == [draw_seed(3, "t", "0-0-0", turn) for turn in range(2)]
+    assert {(s.temperature, s.max_tokens) for s in engine.samplings} == {(0.7, 99)}
+    places = [(3, "t", "e", 0), (4, "t", "e", 0), (3, "u", "e", 0), (3, "t", "f", 0), (3, "t", "e", 1)]
+    seeds = [draw_seed(*place) for place in places]
+    assert len(set(seeds)) == 5
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_an_engine_that_dies_is_named_and_still_released():
+    def dies(prompt, sampling):
+        raise ConnectionError("gone")
+
+    engine = scripted(dies)
+    with pytest.raises(EngineError, match="generate: ConnectionError: gone"):
+        play([], engine=engine)
+    assert engine.released == ["0-0-0"]

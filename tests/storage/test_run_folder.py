@@ -1,0 +1,246 @@
+import json
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from arpo import actions as act
+from arpo.config import Config
+from arpo.errors import UserError
+from arpo.recipe import load_config
+from arpo.storage.codec import action_from_json, action_to_json, ids_from_json, ids_to_json
+from arpo.storage.run_folder import LOGS, PACK, TRAJECTORIES, Store, StoreReader, read_json, read_lines
+from arpo.types import Failure, Screenshot, StopReason
+from stored_episodes import ALL_ACTIONS, desktop, episode, pixels_of, png, small, turn
+
+
+def contents(folder):
+    return {name: (folder / name).read_bytes() for name in (*LOGS, PACK)}
+
+
+def test_every_action_there_is_round_trips():
+    assert {type(action) for action in ALL_ACTIONS} == set(act.Action.__args__)
+    for action in ALL_ACTIONS:
+        assert action_from_json(json.loads(json.dumps(action_to_json(action)))) == action
+
+
+def test_an_unknown_action_is_not_looked_up_anywhere():
+    with pytest.raises(KeyError):
+        action_from_json({"do": "Point", "x": 1, "y": 2})
+
+
+def test_runs_of_token_ids_are_written_once():
+    assert ids_to_json((5, 7, 7, 7, 7, 9, 9)) == [5, [7, 4], 9, 9]
+    assert ids_from_json([5, [7, 4], 9, 9]) == (5, 7, 7, 7, 7, 9, 9)
+    assert ids_from_json(ids_to_json(())) == ()
+
+
+def test_a_trajectory_round_trips_exactly(tmp_path):
+    shots = [small(number) for number in range(4)]
+    turns = (
+        turn(shots[0], images=(), actions=ALL_ACTIONS),
+        turn(shots[1], restart=False, images=(shots[0], shots[1])),
+        turn(shots[2], actions=(), error="no Action: in the answer"),
+    )
+    trajectory = episode('e"1', shots, turns=turns, score=0.25, malformed=True, stop=StopReason.PARSE_ERROR)
+    store = Store(tmp_path)
+    store.add_trajectory(trajectory)
+    assert store.load_trajectory('e"1') == trajectory
+    store.close()
+    again = StoreReader(tmp_path)
+    assert again.episode_ids() == ['e"1']
+    assert again.load_trajectory('e"1') == trajectory
+
+
+def test_a_screenshot_is_stored_once(tmp_path):
+    store = Store(tmp_path)
+    store.add_trajectory(episode("a", [small(1), small(2), small(1)]))
+    size = store.offsets()[PACK]
+    store.add_trajectory(episode("b", [small(2), small(1), small(2)]))
+    assert store.offsets()[PACK] == size
+
+
+def test_large_screenshots_cost_what_changed_and_lose_nothing(tmp_path):
+    shots = [desktop(0), *[desktop(0, window=shade) for shade in range(0, 250, 10)]]
+    store = Store(tmp_path)
+    store.add_trajectory(episode("a", shots))
+    whole = len(shots[0].png)
+    assert store.offsets()[PACK] < 2.5 * whole  # 26 screenshots; two whole, for no chain is longer than 15
+    loaded = store.load_trajectory("a")
+    for got, wanted in zip(loaded.turns, shots[:-1], strict=True):
+        assert got.screenshot.sha256 == wanted.sha256
+        assert np.array_equal(pixels_of(got.screenshot), pixels_of(wanted))
+    assert np.array_equal(pixels_of(loaded.final), pixels_of(shots[-1]))
+
+
+def test_large_screenshots_of_odd_kinds_are_kept_byte_for_byte(tmp_path):
+    noise = np.random.default_rng(1).integers(0, 256, (200, 300, 4), np.uint8)
+    shots = [Screenshot.of(png(noise, mode)) for mode in ("RGBA", "L", "RGBA")]
+    other_size = desktop(2)
+    store = Store(tmp_path)
+    trajectory = episode("a", [*shots[:2], other_size, shots[2]])
+    store.add_trajectory(trajectory)
+    loaded = store.load_trajectory("a")
+    assert [t.screenshot.png for t in loaded.turns[:2]] == [shot.png for shot in shots[:2]]
+    assert np.array_equal(pixels_of(loaded.turns[2].screenshot), pixels_of(other_size))
+
+
+def run_to(store, steps):
+    for step in steps:
+        store.add_trajectory(episode(f"e{step}", [desktop(step), desktop(step, window=9), small(step)]))
+        store.log_metrics(step, {"loss": step / 3})
+        store.log_timing(step, {"seconds": 0.5})
+        store.add_failure(failure(step))
+
+
+def failure(step):
+    return Failure(
+        episode_id=f"f{step}", task_id="t", kind="EnvTimeout", where="step", message="late", attempts=3
+    )
+
+
+def test_a_rewound_run_leaves_the_files_of_an_undisturbed_one(tmp_path):
+    calm = Store(tmp_path / "calm")
+    run_to(calm, range(4))
+    calm.close()
+
+    killed = Store(tmp_path / "killed")
+    run_to(killed, range(2))
+    offsets = json.loads(json.dumps(killed.offsets()))
+    run_to(killed, range(2, 3))
+    killed.close()
+    for name in (*LOGS, PACK):  # the kill came in the middle of a write
+        with (tmp_path / "killed" / name).open("ab") as file:
+            file.write(b"SHOT torn")
+    resumed = Store(tmp_path / "killed")
+    resumed.rewind(offsets)
+    assert resumed.episode_ids() == ["e0", "e1"]
+    run_to(resumed, range(2, 4))
+    assert resumed.load_trajectory("e3").final == small(3)
+    resumed.close()
+    assert contents(tmp_path / "killed") == contents(tmp_path / "calm")
+
+
+def test_rewinding_to_nothing(tmp_path):
+    store = Store(tmp_path)
+    run_to(store, range(2))
+    store.rewind({})
+    assert all(content == b"" for content in contents(tmp_path).values())
+    run_to(store, range(2))
+    assert store.episode_ids() == ["e0", "e1"]
+
+
+@pytest.mark.parametrize("cut", range(1, 400, 7))
+def test_a_pack_cut_anywhere_keeps_its_whole_records(tmp_path, cut):
+    store = Store(tmp_path)
+    store.add_trajectory(episode("a", [small(1), small(2)]))
+    kept = store.offsets()
+    store.add_trajectory(episode("b", [small(3), small(4)]))
+    store.close()
+    os.truncate(tmp_path / PACK, max(kept[PACK], (tmp_path / PACK).stat().st_size - cut))
+    again = Store(tmp_path)
+    again.rewind(kept)
+    assert again.load_trajectory("a").final == small(2)
+    again.add_trajectory(episode("b", [small(3), small(4)]))
+    assert again.load_trajectory("b").final == small(4)
+    again.close()
+
+
+def test_files_shorter_than_the_checkpoint_saw_are_refused(tmp_path):
+    store = Store(tmp_path)
+    run_to(store, range(1))
+    offsets = store.offsets()
+    store.close()
+    for name in (PACK, TRAJECTORIES):
+        whole = (tmp_path / name).read_bytes()
+        os.truncate(tmp_path / name, len(whole) - 1)
+        broken = Store(tmp_path)
+        with pytest.raises(UserError, match=f"{name}: .*: bring the file back, or begin another run.dir"):
+            broken.rewind(offsets)
+        broken.close()
+        (tmp_path / name).write_bytes(whole)
+
+
+def test_a_flipped_bit_is_noticed(tmp_path):
+    store = Store(tmp_path)
+    store.add_trajectory(episode("a", [small(1), small(2)]))
+    store.close()
+    damaged = bytearray((tmp_path / PACK).read_bytes())
+    damaged[-1] ^= 1
+    (tmp_path / PACK).write_bytes(damaged)
+    with pytest.raises(UserError, match=r"is damaged, at byte \d+: bring the file back, or remove its run"):
+        StoreReader(tmp_path).load_trajectory("a")
+
+
+def test_pruning_keeps_what_is_named_and_what_that_stands_on(tmp_path):
+    store = Store(tmp_path)
+    store.add_trajectory(episode("a", [desktop(0), desktop(0, window=1)]))
+    store.add_trajectory(episode("b", [desktop(0, window=1), desktop(0, window=2), small(5)]))
+    store.add_trajectory(episode("c", [desktop(3), small(6)]))
+    kept = store.offsets()
+    used = (tmp_path / PACK).stat().st_blocks
+    store.prune(["b"])
+    assert np.array_equal(
+        pixels_of(store.load_trajectory("b").turns[1].screenshot), pixels_of(desktop(0, window=2))
+    )
+    assert (tmp_path / PACK).stat().st_blocks < used
+    with pytest.raises(UserError, match="is not in it"):
+        store.load_trajectory("c")
+    store.add_trajectory(episode("d", [desktop(3), small(6)]))
+    assert store.load_trajectory("d").final == small(6)
+    store.rewind(kept)
+    assert store.offsets() == kept
+    assert store.load_trajectory("b").final == small(5)
+    store.close()
+
+
+def test_one_writer_at_a_time_and_readers_beside_it(tmp_path):
+    store = Store(tmp_path)
+    run_to(store, range(1))
+    code = (
+        "import sys; from pathlib import Path; from arpo.storage.run_folder import Store, StoreReader\n"
+        "assert StoreReader(Path(sys.argv[1])).episode_ids() == ['e0']\n"
+        "Store(Path(sys.argv[1]))"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert "another process is writing this run" in other.stderr
+    store.close()
+    Store(tmp_path).close()
+
+
+def test_a_reader_needs_a_run_folder(tmp_path):
+    with pytest.raises(UserError, match="not a run folder"):
+        StoreReader(tmp_path)
+
+
+@pytest.mark.parametrize("line", [b'{"step":', b"3", b"\xff\xfe"])
+def test_a_damaged_record_is_named_by_its_place(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step":1}\n' + line + b'\n{"torn')
+    with pytest.raises(UserError, match=r"metrics\.jsonl: line 2: damaged, not .*: bring it back, or remove"):
+        list(read_lines(path))
+    path.write_bytes(line)
+    with pytest.raises(UserError, match=r"metrics\.jsonl: damaged, not"):
+        read_json(path)
+
+
+def test_metrics_recipe_and_summary(tmp_path):
+    store = Store(tmp_path)
+    store.write_recipe(Config())
+    store.log_metrics(1, {"loss": 0.1 + 0.2, "entropy": math.nan})
+    store.add_failure(failure(0))
+    store.log_evaluation({"step": 2, "sets": {"train": {"a": (1.0, 0.5)}}})
+    assert list(store.read_log("evaluations.jsonl")) == [{"step": 2, "sets": {"train": {"a": [1.0, 0.5]}}}]
+    assert store.read_summary() == {}
+    store.write_summary({"success": {"base": {"train": 0.25, "heldout": math.nan}}})
+    assert load_config(tmp_path / "recipe.toml") == Config()
+    assert (
+        tmp_path / "metrics.jsonl"
+    ).read_text() == '{"step":1,"loss":0.30000000000000004,"entropy":null}\n'
+    assert [record["kind"] for record in store.read_log("failures.jsonl")] == ["EnvTimeout"]
+    assert store.read_summary() == {"success": {"base": {"train": 0.25, "heldout": None}}}

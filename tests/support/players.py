@@ -1,0 +1,28 @@
+"""A player for tests: a scripted engine behind a real renderer."""
+
+from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer
+from arpo.prompts.conversation import PromptTemplate
+from arpo.prompts.rendering import Renderer
+from arpo.prompts.vision import ImageSettings
+from arpo.testing import ScriptedEngine
+
+RENDERER = Renderer(
+    build_tokenizer(ACTION_PHRASES, [], 300),
+    ImageSettings(
+        patch_size=14,
+        merge_size=2,
+        temporal_patch_size=2,
+        min_pixels=784,
+        max_pixels=784 * 4,
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+    ),
+)
+TEMPLATE = PromptTemplate(system="You use a computer.", user="{instruction}")
+CLICK = "Thought: a\nAction: click(start_box='(28,14)')"
+WAIT = "Action: wait()"
+DONE = "Action: finished()"
+
+
+def scripted(script):
+    return ScriptedEngine(script, RENDERER.encode, RENDERER.end_of_turn_id)

@@ -1,0 +1,170 @@
+"""Very small models of both families with fresh weights, and pictures; plain transformers to compare with."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tokenizers import Tokenizer
+from transformers import Qwen2_5_VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
+from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
+from arpo.models.families import VisionLanguageModel
+from arpo.models.loading import prepare
+from arpo.prompts import vision
+from arpo.prompts.rendering import Renderer
+from arpo.prompts.vision import ImageSettings
+from arpo.types import Completion, Message, Prompt, Sampling, Screenshot
+
+TOKENIZER = build_tokenizer(ACTION_PHRASES, ["open", "save", "file", "the"], 20)
+QWEN2_5, QWEN3 = "qwen2_5_vl", "qwen3_vl"
+FAMILIES = (QWEN2_5, QWEN3)
+QWEN3_SETTINGS = ImageSettings(
+    patch_size=16,
+    merge_size=2,
+    temporal_patch_size=2,
+    min_pixels=4096,
+    max_pixels=2116800,
+    mean=(0.5, 0.5, 0.5),
+    std=(0.5, 0.5, 0.5),
+)
+SETTINGS = {QWEN2_5: IMAGE_SETTINGS, QWEN3: QWEN3_SETTINGS}
+
+
+def tiny_renderer(family: str = QWEN2_5) -> Renderer:
+    return Renderer(TOKENIZER, SETTINGS[family])
+
+
+def tiny_of(family: str, seed: int = 0, *, stock: bool = False) -> VisionLanguageModel:
+    """`stock` leaves transformers' own attention in place."""
+    return tiny_model(seed, stock=stock) if family == QWEN2_5 else tiny_qwen3(seed, stock=stock)
+
+
+def tiny_qwen3(
+    seed: int = 0,
+    *,
+    stock: bool = False,
+    tokenizer: Tokenizer = TOKENIZER,
+    tied: bool = False,
+    head: int = 24,
+) -> Qwen3VLForConditionalGeneration:
+    """Three levels of deep features, heads wider than the hidden size says, two of them to each key head."""
+    with torch.random.fork_rng(devices=[]):
+        model = Qwen3VLForConditionalGeneration(qwen3_config(tokenizer, tied, head)).float()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            if weight.dim() >= 2:
+                weight.copy_(noise / math.sqrt(weight[0].numel()))
+            else:
+                weight.add_(0.2 * noise)
+    return model.eval() if stock else prepare(model)
+
+
+def qwen3_config(tokenizer: Tokenizer, tied: bool, head: int = 24) -> Qwen3VLConfig:
+    ids = special_ids(tokenizer)
+    sixth = head // 6
+    return Qwen3VLConfig(
+        text_config={
+            "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 64, "intermediate_size": 96,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head,
+            "rope_theta": 5e6,
+            "rope_scaling": {
+                "rope_type": "default", "mrope_interleaved": True,
+                "mrope_section": [head // 2 - 2 * sixth, sixth, sixth],
+            },
+            "bos_token_id": None, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"],
+        },
+        vision_config={
+            "model_type": "qwen3_vl", "depth": 4, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2,
+            "out_hidden_size": 64, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1, 3],
+        },
+        image_token_id=ids["<|image_pad|>"], video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"], vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=tied,
+    )  # fmt: skip
+
+
+def save_folder(model: Any, folder: Path, tokenizer: Tokenizer = TOKENIZER) -> Path:
+    """A Hugging Face folder of either family, in float32, with the image settings as the hub has them."""
+    family = model.config.model_type
+    save_model_folder(model, tokenizer, folder, dtype=torch.float32, settings=SETTINGS[family])
+    if family == QWEN3:
+        settings = {
+            "image_processor_type": "Qwen2VLImageProcessorFast", "processor_class": "Qwen3VLProcessor",
+            "patch_size": 16, "merge_size": 2, "temporal_patch_size": 2,
+            "size": {"shortest_edge": 4096, "longest_edge": 2116800},
+            "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+        }  # fmt: skip
+        (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def tiny_model(seed: int = 0, *, stock: bool = False) -> Qwen2_5_VLForConditionalGeneration:
+    """Two query heads share each key head. `stock` leaves transformers' own attention in place."""
+    config = tiny_config(
+        TOKENIZER.get_vocab_size(),
+        special_ids(TOKENIZER),
+        hidden=64,
+        layers=2,
+        vision_hidden=32,
+        vision_layers=2,
+    )
+    config.text_config.num_key_value_heads = 2
+    model = new_tiny_model(config, seed)
+    return model.eval() if stock else prepare(model)
+
+
+def screenshot(seed: int, width: int = 112, height: int = 84) -> Screenshot:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    png = io.BytesIO()
+    Image.fromarray(pixels).save(png, "PNG")
+    return Screenshot.of(png.getvalue())
+
+
+def first_prompt(
+    renderer: Renderer, episode_id: str, shot: Screenshot, text: str = "open the file"
+) -> Prompt:
+    messages = (Message(role="user", text=text), Message(role="user", screenshot=shot))
+    rendered = renderer.render(messages)
+    return Prompt(
+        episode_id=episode_id, token_ids=rendered.token_ids, images=rendered.images, messages=messages
+    )
+
+
+def next_prompt(renderer: Renderer, prompt: Prompt, answer: Completion, shot: Screenshot) -> Prompt:
+    end = () if answer.finish == "stop" else (renderer.end_of_turn_id,)
+    rest = renderer.continuation(Message(role="user", screenshot=shot))
+    return Prompt(
+        episode_id=prompt.episode_id,
+        token_ids=(*prompt.token_ids, *answer.token_ids, *end, *rest.token_ids),
+        images=(*prompt.images, *rest.images),
+        messages=prompt.messages,
+    )
+
+
+def sampling(seed: int, max_tokens: int = 8, temperature: float = 1.0) -> Sampling:
+    return Sampling(temperature=temperature, max_tokens=max_tokens, seed=seed)
+
+
+def stock_inputs(
+    renderer: Renderer, token_ids: Sequence[int], images: Sequence[Screenshot]
+) -> dict[str, torch.Tensor]:
+    """One sequence as plain transformers takes it; it then makes positions and masks by itself."""
+    tokens = torch.tensor([token_ids])
+    patches = np.concatenate([vision.patchify(image, renderer.settings) for image in images])
+    return {
+        "input_ids": tokens,
+        "mm_token_type_ids": (tokens == renderer.image_token_id).int(),
+        "pixel_values": torch.from_numpy(patches),
+        "image_grid_thw": torch.tensor([renderer.grid(image) for image in images]),
+    }

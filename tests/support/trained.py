@@ -1,0 +1,33 @@
+"""Runs that are trained to their end, and what they wrote, for the tests of both loops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from arpo.config import Config
+from arpo.reporting.display import Display, NullDisplay
+from arpo.storage.run_folder import Store
+from arpo.training.offline import OfflineTrainer
+from arpo.training.trainer import Trainer
+
+AnyRun = TypeVar("AnyRun", Trainer, OfflineTrainer)
+
+
+def to_the_end(kind: Callable[[Config, Store, Display], AnyRun], config: Config) -> AnyRun:
+    """Begin a run of this kind or go on with it, until it is done."""
+    store = Store(Path(config.run.dir))
+    try:
+        run = kind(config, store, NullDisplay())
+        assert asyncio.run(run.train())
+        return run
+    finally:
+        store.close()
+
+
+def lines(config: Config, name: str) -> list[dict[str, Any]]:
+    """The records of one of a run's .jsonl files."""
+    return [json.loads(line) for line in (Path(config.run.dir) / name).read_text("utf-8").splitlines()]

@@ -1,0 +1,101 @@
+"""Desk with verdicts that a test wrote down, and environments that break, for the tests of the loops."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from arpo.actions import Action
+from arpo.config import Config
+from arpo.envs.base import Env
+from arpo.envs.desk.env import DeskEnv
+from arpo.envs.pool import EnvPool, Places
+from arpo.recipe import load_config
+from arpo.testing import FailingEnv, LyingEnv, Times
+from arpo.types import StepResult
+
+A, B, C, D = "pool-001", "pool-010", "pool-013", "pool-021"  # the model wavers at their first step
+HELDOUT = "heldout-006"
+
+
+class Scripted(DeskEnv):
+    """Each task's episodes score what `script` says for it, in the order in which they end; then 0."""
+
+    script: ClassVar[dict[str, list[float]]] = {}
+
+    async def evaluate(self) -> float:
+        left = self.script.get(self.task.id)
+        return left.pop(0) if left else 0.0
+
+    @classmethod
+    def play(cls, script: Mapping[str, Sequence[float]]) -> None:
+        cls.script = {task: list(scores) for task, scores in script.items()}
+
+
+class Fragile(Scripted):
+    """Breaks at every step of task A."""
+
+    async def step(self, actions: tuple[Action, ...]) -> StepResult:
+        if self.task.id == A:
+            raise RuntimeError("the screen went dark")
+        return await super().step(actions)
+
+
+class Chaos:
+    """How many steps still raise."""
+
+    steps = Times(0)
+
+
+def failing_at_first() -> Env:
+    return FailingEnv(Scripted(), "step", Chaos.steps)
+
+
+def lying() -> Env:
+    return LyingEnv(Scripted(), None)
+
+
+def select(path: Path, source: str, tasks: Sequence[str]) -> str:
+    """A selection of a shipped list, written to `path`."""
+    counts = {task: {"successes": 1, "rollouts": 2} for task in tasks}
+    path.write_text(json.dumps({"source": source, "tasks": counts}), "utf-8")
+    return str(path)
+
+
+def small_config(folder: Path, train: Sequence[str], *overrides: str, env: str = "Scripted") -> Config:
+    """One step an episode, one held-out task, one rollout a task in evaluation, one update a batch."""
+    settings = {
+        "run.dir": str(folder / "run"),
+        "run.threads": "1",
+        "env.name": f"verdicts:{env}",
+        "tasks.train": select(folder / "train.json", "desk:pool", train),
+        "tasks.heldout": select(folder / "heldout.json", "desk:heldout", [HELDOUT]),
+        "rollout.max_steps": "1",
+        "train.epochs": "1",
+        "train.tasks_per_batch": "2",
+        "train.tasks_per_update": "2",
+        "loss.format_weight": "0",
+        "loss.kl": "0",
+        "eval.every": "0",
+        "eval.rollouts": "1",
+        "eval.heldout_rollouts": "1",
+        "store.tensorboard": "false",
+    }
+    return load_config("desk", [*(f"--{key}={value}" for key, value in settings.items()), *overrides])
+
+
+def osworld_config(
+    patch: pytest.MonkeyPatch, folder: Path, apps: Mapping[str, str], *overrides: str
+) -> Config:
+    """Under the name of osworld the same small desktops; each task says which application it needs."""
+    pool = json.loads((files("arpo") / "envs/desk/tasks/pool.json").read_text("utf-8"))
+    tasks = [task | {"related_apps": [apps[task["id"]]]} for task in pool if task["id"] in apps]
+    (folder / "osworld.json").write_text(json.dumps(tasks), "utf-8")
+    patch.setattr("arpo.training.build.open_pool", lambda config: EnvPool(Places(Scripted, 1), config.env))
+    settings = ("--env.name=osworld", f"--tasks.train={folder / 'osworld.json'}", "--tasks.heldout=")
+    return small_config(folder, [A], *settings, *overrides)

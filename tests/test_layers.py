@@ -1,0 +1,138 @@
+"""Import rules: which folder may import which, what `import arpo` loads, and what no module may do."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "arpo"
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+# Lowest layer first. A module imports from its own layer and from lower ones. Each name is a folder of the
+# package, or a module of its root.
+LAYERS = (
+    "__init__ actions config errors keys parsing recipe types",
+    "algorithms",
+    "prompts",
+    "storage",
+    "reporting",
+    "models",
+    "engines",
+    "learner",
+    "envs",
+    "testing",
+    "rollout",
+    "evaluation",
+    "training",
+    "viewer",
+    "cli __main__",
+)
+LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
+VOCABULARY = {"__init__", "actions", "config", "errors", "keys", "parsing", "recipe", "types"}
+PURE = {"algorithms", "prompts"}
+PURE_MODULES = {"storage/codec.py", "evaluation/statistics.py", "evaluation/comparison_results.py"}
+
+HEAVY = ("torch", "transformers", "numpy", "PIL", "ray", "vllm")
+PURE_LIBRARIES = {"numpy", "torch", "PIL", "tokenizers"}
+CLOCKS_AND_PROCESSES = {
+    "time", "datetime", "asyncio", "threading", "subprocess", "socket", "os", "sys", "shutil", "tempfile"
+}  # fmt: skip
+CODE_FROM_DATA = {"eval", "exec", "compile", "__import__"}
+UNPICKLERS = {"pickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
+
+
+def part(path: Path) -> str:
+    """The folder of the package, or module of its root, to which a path belongs."""
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of all imports in the tree: `from a import b` gives a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute here"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"), str(path))
+
+
+def too_high(path: Path) -> list[str]:
+    """Imports of a module from layers above its own."""
+    own = LAYER_OF[part(path)]
+    pairs = [(name, name.split(".")[1]) for name in imported(parsed(path)) if name.startswith("arpo.")]
+    return [name for name, other in pairs if LAYER_OF.get(other, 0) > own]
+
+
+def libraries(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imported(parsed(path))} - {"arpo"}
+
+
+def names(tree: ast.AST) -> Iterator[str]:
+    """Every plain name and every dotted one that the code reads: random.random, torch.load."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield ast.unparse(node)
+
+
+def test_every_part_of_the_package_has_a_layer():
+    assert {part(path) for path in MODULES} == set(LAYER_OF)
+
+
+def test_no_module_imports_from_a_higher_layer():
+    found = {str(path.relative_to(SOURCE)): names for path in MODULES if (names := too_high(path))}
+    assert found == {}
+
+
+def test_the_vocabulary_needs_only_the_standard_library():
+    for path in MODULES:
+        if part(path) not in VOCABULARY:
+            continue
+        assert libraries(path) <= sys.stdlib_module_names, path
+
+
+def test_pure_logic_has_no_clock_no_process_and_no_shared_generator():
+    for path in MODULES:
+        if part(path) not in PURE and str(path.relative_to(SOURCE)) not in PURE_MODULES:
+            continue
+        used = libraries(path)
+        assert used & CLOCKS_AND_PROCESSES == set(), path
+        assert used - sys.stdlib_module_names <= PURE_LIBRARIES, path
+        for name in names(parsed(path)):
+            if name.startswith("random."):
+                assert name.split(".")[1] == "Random", (path, name)
+            assert not name.startswith(("np.random", "torch.rand", "torch.manual_seed")), (path, name)
+
+
+def test_no_module_makes_code_from_data_or_unpickles():
+    for path in MODULES:
+        tree = parsed(path)
+        called = {
+            node.func.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        assert called & CODE_FROM_DATA == set(), path
+        assert libraries(path) & UNPICKLERS == set(), path
+        assert "torch.load" not in set(names(tree)), path
+        assert "torch.load" not in set(imported(tree)), path
+
+
+@pytest.mark.parametrize("module", ["arpo", "arpo.types", "arpo.cli.main", "arpo.recipe", "arpo.parsing"])
+def test_light_modules_load_nothing_heavy(module):
+    code = f"import sys, {module}; print(*sorted(set({HEAVY}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_the_rule_sees_an_import_inside_a_function():
+    tree = ast.parse("def f():\n    from arpo.training import trainer\n    import arpo.cli.main\n")
+    assert list(imported(tree)) == ["arpo.training.trainer", "arpo.cli.main"]

@@ -1,0 +1,203 @@
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+
+from arpo.config import Config, ModelConfig
+from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
+from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
+from arpo.errors import UserError
+from arpo.learner.local import WEIGHTS, LocalLearner
+from arpo.models.trainable import choose_trained
+from arpo.prompts.rendering import Renderer
+from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, save
+from arpo.storage.run_folder import Store
+from arpo.training.export import export_model
+from tiny_vlm import first_prompt, screenshot, stock_inputs
+
+TOKENIZER = build_tokenizer(ACTION_PHRASES, ["Click", "Save"], 225)
+
+
+def new_model(seed: int) -> Qwen2_5_VLForConditionalGeneration:
+    ids, size = special_ids(TOKENIZER), TOKENIZER.get_vocab_size()
+    return new_tiny_model(
+        tiny_config(size, ids, hidden=64, layers=1, vision_hidden=64, vision_layers=1), seed
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that began with seed 0's weights and has a checkpoint with seed 1's."""
+    folder = tmp_path_factory.mktemp("run")
+    base = folder / "base-model"
+    save_model_folder(new_model(0), TOKENIZER, base, dtype=torch.float16, settings=IMAGE_SETTINGS)
+    store = Store(folder)
+    store.write_recipe(replace(Config(), model=ModelConfig(path=str(base))))
+    store.close()
+
+    def write(path: Path) -> None:
+        (path / LEARNER).mkdir()
+        save_file(dict(new_model(1).named_parameters()), path / LEARNER / WEIGHTS)
+
+    save(folder / CHECKPOINTS, 7, write, keep=1)
+    return folder
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return AutoModelForImageTextToText.from_pretrained(folder).state_dict()
+
+
+def test_a_runs_newest_weights_in_a_plain_folder(run, tmp_path):
+    out = export_model(run, tmp_path / "out", "float32", merged=True)
+    exported, trained = weights(out), new_model(1).state_dict()
+    assert exported.keys() == trained.keys()
+    assert all(torch.equal(exported[name], trained[name]) for name in trained)
+    ids = AutoTokenizer.from_pretrained(out)("Thought: Click Save")["input_ids"]
+    assert ids == TOKENIZER.encode("Thought: Click Save").ids
+
+
+def test_one_checkpoint_in_half_precision(run, tmp_path):
+    exported = weights(
+        export_model(run / CHECKPOINTS / "step-000007", tmp_path / "out", "bfloat16", merged=True)
+    )
+    trained = new_model(1).state_dict()
+    assert all(torch.equal(exported[name], trained[name].bfloat16()) for name in trained)
+
+
+def test_a_model_folder(run, tmp_path):
+    for name in ("pytorch_model.bin", "modeling_other.py"):
+        (run / "base-model" / name).write_bytes(b"old weights, foreign code")
+    exported = weights(export_model(run / "base-model", tmp_path / "out", "float32", merged=True))
+    assert {path.suffix for path in (tmp_path / "out").iterdir()}.isdisjoint({".bin", ".py"})
+    began = new_model(0).half().float().state_dict()
+    assert all(torch.equal(exported[name], began[name]) for name in began)
+
+
+def test_refusals(run, tmp_path):
+    with pytest.raises(UserError, match="use one of float32, bfloat16"):
+        export_model(run, tmp_path / "out", "int8", merged=True)
+    with pytest.raises(UserError, match="not empty"):
+        export_model(run, run, "float32", merged=True)
+    with pytest.raises(UserError, match="neither a run folder"):
+        export_model(tmp_path, tmp_path / "out", "float32", merged=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be made"):
+        export_model(run, tmp_path / "file" / "below", "float32", merged=True)
+    store = Store(tmp_path / "young")
+    store.write_recipe(Config())
+    store.close()
+    with pytest.raises(UserError, match="no whole checkpoint yet"):
+        export_model(tmp_path / "young", tmp_path / "out", "float32", merged=True)
+
+
+def test_a_damaged_checkpoint_is_refused(run, tmp_path):
+    def write(path: Path) -> None:
+        (path / LEARNER).mkdir()
+        (path / LEARNER / WEIGHTS).write_bytes(b"?")
+
+    save(tmp_path / CHECKPOINTS, 3, write, keep=1)
+    (tmp_path / "recipe.toml").write_text((run / "recipe.toml").read_text())
+    with pytest.raises(UserError, match="cannot be read"):
+        export_model(tmp_path, tmp_path / "out", "float32", merged=True)
+    (tmp_path / CHECKPOINTS / "step-000003" / LEARNER / WEIGHTS).write_bytes(b"!")
+    with pytest.raises(UserError, match=r"damaged: learner/weights\.safetensors has other content"):
+        export_model(tmp_path / CHECKPOINTS / "step-000003", tmp_path / "out2", "float32", merged=True)
+
+
+LORA = ModelConfig(train="lora", lora_rank=4, lora_alpha=6.0)
+RENDERER = Renderer(TOKENIZER, IMAGE_SETTINGS)
+LOOK = first_prompt(RENDERER, "e", screenshot(1), "Click Save")
+
+
+def adapted_model(seed: int) -> Qwen2_5_VLForConditionalGeneration:
+    """Seed 0's weights with adapters that have moved."""
+    model = new_model(0)
+    choose_trained(model, LORA, 0)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.copy_(weight.half())  # as the folder has it
+            if ".lora." in name:
+                weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
+    return model
+
+
+@pytest.fixture(scope="module")
+def lora_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that began with seed 0's weights and trained adapters beside them, as the learner saves it."""
+    folder = tmp_path_factory.mktemp("lora")
+    base = folder / "base-model"
+    save_model_folder(new_model(0), TOKENIZER, base, dtype=torch.float16, settings=IMAGE_SETTINGS)
+    store = Store(folder)
+    config = replace(Config(), model=replace(LORA, path=str(base)))
+    store.write_recipe(config)
+    store.close()
+    learner = LocalLearner(adapted_model(5), RENDERER, config)
+    save(folder / CHECKPOINTS, 3, lambda path: learner.save(path / LEARNER), keep=1)
+    return folder
+
+
+@torch.no_grad()
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    """As plain transformers computes them, for a text with a picture."""
+    found: torch.Tensor = model(**stock_inputs(RENDERER, LOOK.token_ids, LOOK.images)).logits
+    return found
+
+
+def test_adapters_are_merged_and_plain_transformers_answers_the_same(lora_run: Path, tmp_path: Path) -> None:
+    out = export_model(lora_run, tmp_path / "out", "float32", merged=True)
+    plain = AutoModelForImageTextToText.from_pretrained(out)
+    assert plain.state_dict().keys() == new_model(0).state_dict().keys()
+    expected = logits(adapted_model(5))
+    torch.testing.assert_close(logits(plain), expected, atol=1e-4, rtol=0)
+    assert (logits(new_model(0)) - expected).abs().max() > 0.1
+    half = AutoModelForImageTextToText.from_pretrained(
+        export_model(lora_run, tmp_path / "half", "bfloat16", merged=True)
+    )
+    assert half.dtype == torch.bfloat16
+    exact, rounded = plain.state_dict(), half.state_dict()
+    assert all(torch.equal(rounded[name], exact[name].bfloat16()) for name in exact)
+
+
+def test_adapters_alone_are_what_has_to_be_added_to_the_base(lora_run: Path, tmp_path: Path) -> None:
+    out = export_model(lora_run, tmp_path / "out", "float32", merged=False)
+    assert sorted(path.name for path in out.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    config = json.loads((out / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["r"], config["lora_alpha"], config["bias"]) == (
+        "LORA",
+        4,
+        6.0,
+        "none",
+    )
+    stored = load_file(out / "adapter_model.safetensors")
+    base = AutoModelForImageTextToText.from_pretrained(lora_run / "base-model").float()
+    with torch.no_grad():
+        for layer in config["target_modules"]:
+            a, b = (stored.pop(f"base_model.model.{layer}.lora_{which}.weight") for which in "AB")
+            base.get_submodule(layer).weight.add_(6.0 / 4 * b @ a)
+    assert not stored
+    torch.testing.assert_close(logits(base), logits(adapted_model(5)), atol=1e-4, rtol=0)
+
+
+def test_adapters_of_another_base_and_adapters_that_are_not_there_are_refused(
+    run: Path, lora_run: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="no adapters to write apart"):
+        export_model(run, tmp_path / "out", "float32", merged=False)
+    with pytest.raises(UserError, match="no adapters to write apart"):
+        export_model(lora_run / "base-model", tmp_path / "out", "float32", merged=False)
+    other = tmp_path / "run"
+    shutil.copytree(lora_run, other)
+    save_model_folder(new_model(1), TOKENIZER, other / "base", dtype=torch.float32, settings=IMAGE_SETTINGS)
+    recipe = (other / "recipe.toml").read_text()
+    (other / "recipe.toml").write_text(recipe.replace(str(lora_run / "base-model"), str(other / "base")))
+    with pytest.raises(UserError, match="beside other weights"):
+        export_model(other, tmp_path / "out", "float32", merged=True)
+    (other / CHECKPOINTS / "step-000003" / LEARNER / "learner.json").write_text("{}")
+    with pytest.raises(UserError, match="damaged"):
+        export_model(other / CHECKPOINTS / "step-000003", tmp_path / "out", "float32", merged=True)

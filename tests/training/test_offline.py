@@ -1,0 +1,284 @@
+"""The offline loop on Desk, with the shipped model: one step an episode and verdicts written here."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from arpo.config import Config
+from arpo.errors import UserError
+from arpo.recipe import load_config
+from arpo.reporting.display import NullDisplay
+from arpo.storage.run_folder import Store, StoreReader
+from arpo.training.collect import run_collection
+from arpo.training.offline import ONLINE_METRICS, OfflineTrainer, open_source
+from arpo.training.trainer import run_training
+from arpo.types import Failure
+from trained import lines, to_the_end
+from trajectories import trajectory, turn
+from verdicts import A, B, C, D, Scripted, small_config
+
+
+class Notes(NullDisplay):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def collect(folder: Path, tasks: list[str], *overrides: str) -> Path:
+    """Two passes, two episodes of each task in each."""
+    (folder / "source").mkdir(parents=True, exist_ok=True)
+    settings = ("--train.epochs=2", "--env.parallel=1")
+    assert run_collection(small_config(folder / "source", tasks, *settings, *overrides)) == 0
+    return folder / "source" / "run"
+
+
+def offline(folder: Path, method: str, source: Path, tasks: list[str], *overrides: str) -> Config:
+    settings = (f"--train.method={method}", f"--offline.source={source}", "--offline.batch=2")
+    return small_config(folder, tasks, *settings, *overrides)
+
+
+def train(config: Config) -> OfflineTrainer:
+    return to_the_end(OfflineTrainer, config)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A is solved twice in four, B once, C always, D never."""
+    Scripted.play({A: [1, 0, 0, 1], B: [0, 0, 0, 1], C: [1, 1, 1, 1]})
+    return collect(tmp_path_factory.mktemp("collected"), [A, B, C, D])
+
+
+def test_a_collection_is_the_recipes_whole_budget(source: Path) -> None:
+    stored = StoreReader(source)
+    assert sorted(stored.episode_ids()) == sorted(f"collect-{number}-0" for number in range(16))
+    tasks = [stored.load_trajectory(f"collect-{number}-0").task_id for number in range(16)]
+    assert tasks == 2 * [A, A, B, B, C, C, D, D]
+    assert {path.name for path in source.iterdir()} >= {"recipe.toml", "failures.jsonl", "screenshots.pack"}
+
+
+def test_a_collection_says_what_it_holds_and_grows_with_its_epochs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Scripted.play({A: [1, 0, 1, 1], B: [1, 1, 1, 1, 0]})
+    folder = collect(tmp_path, [A, B])
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == f"{folder}: 8 episodes, 7 successes; 1 of 2 tasks were both solved and not"
+    collect(tmp_path, [A, B], "--train.epochs=3")
+    said = capsys.readouterr().out.splitlines()
+    assert "collecting: 12 episodes, 8 done before" in said
+    assert said[-1] == f"{folder}: 12 episodes, 7 successes; 2 of 2 tasks were both solved and not"
+    collect(tmp_path, [A, B], "--train.epochs=3", "--train.method=dpo", "--optim.lr=1")  # no episode changes
+    with pytest.raises(UserError, match=r"has another rollout\.temperature: give this one a --run\.dir"):
+        collect(tmp_path, [A, B], "--rollout.temperature=2")
+    with pytest.raises(
+        UserError, match=r"not of these 8, collect-10-0 for one: give train\.epochs as before"
+    ):
+        collect(tmp_path, [A, B])
+    assert load_config(folder / "recipe.toml").train.epochs == 3
+    played = [record["episodes"] for record in StoreReader(folder).read_log("metrics.jsonl")]
+    assert (played[-1], played) == (12, sorted(played))
+    assert all(record["rollout"] > 0 for record in StoreReader(folder).read_log("timing.jsonl"))
+
+
+def test_failed_episodes_of_a_collection_are_counted_and_not_played_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Scripted.play({B: [1, 0, 1, 0]})
+    for _ in range(2):
+        (tmp_path / "fragile").mkdir(exist_ok=True)
+        settings = ("--train.epochs=2", "--env.attempts=1", "--env.quarantine_after=9")
+        config = small_config(tmp_path / "fragile", [A, B], *settings, env="Fragile")
+        assert run_collection(config) == 0
+        assert [failure["task_id"] for failure in lines(config, "failures.jsonl")] == [A] * 4
+        assert len(lines(config, "trajectories.jsonl")) == 4
+    out = capsys.readouterr().out
+    assert "collecting: 8 episodes, " not in out
+    assert "run: 4 episodes, 2 successes, 4 could not be played; 1 of 1 tasks were both solved" in out
+    learned = train(offline(tmp_path, "rft", Path(config.run.dir), [A, B], "--offline.passes=1"))
+    assert (learned.summary()["episodes"], learned.summary()["failures"]) == (4, 4)
+
+
+def test_where_nothing_can_be_played_the_same_command_tries_again(tmp_path: Path) -> None:
+    config = small_config(tmp_path, [A], "--env.attempts=1", env="lying")
+    for _ in range(2):
+        with pytest.raises(UserError, match="all 2 episodes failed"):
+            run_collection(config)
+    assert lines(config, "failures.jsonl") == []
+
+
+def test_a_run_and_a_collection_do_not_share_a_folder(source: Path, tmp_path: Path) -> None:
+    Scripted.play({})
+    with pytest.raises(UserError, match=r"holds collected episodes: give the run a --run.dir of its own"):
+        run_training(small_config(tmp_path, [A], f"--run.dir={source}"))
+    assert len(StoreReader(source).episode_ids()) == 16
+    config = small_config(tmp_path, [A])
+    assert run_training(config) == 0
+    with pytest.raises(UserError, match=r"holds a training run: collect into a --run.dir of its own"):
+        run_collection(config)
+
+
+def test_each_method_takes_what_it_can_learn_from(source: Path, tmp_path: Path) -> None:
+    sizes = {}
+    for method, more in (("rft", ()), ("dpo", ("--offline.pairs=1",)), ("kto", ("--offline.batch=5",))):
+        (tmp_path / method).mkdir()
+        Scripted.play({})
+        config = offline(tmp_path / method, method, source, [A, B, C, D], "--offline.passes=2", *more)
+        trainer = train(config)
+        sizes[method] = [sum(map(len, update)) for update in trainer._updates(0)]
+        _, *updates = lines(config, "metrics.jsonl")
+        assert len(updates) == 2 * len(sizes[method])
+        assert {update["episodes"] for update in updates} == {16}
+        assert not ONLINE_METRICS & set().union(*updates) - {"loss"}
+        assert trainer.summary()["episodes"] == 16 and trainer.summary()["groups"] == {}
+        assert [line["landmark"] for line in lines(config, "evaluations.jsonl")] == ["base", "final"]
+    # Seven successes; one pair each of A and B; all sixteen, in updates as equal as may be.
+    assert sizes == {"rft": [1, 2, 2, 2], "dpo": [2, 2], "kto": [4, 4, 4, 4]}
+
+
+def test_a_pass_has_an_order_of_its_own_and_pairs_of_one_task(source: Path, tmp_path: Path) -> None:
+    Scripted.play({})
+    trainer = train(offline(tmp_path, "dpo", source, [A, B, C, D], "--offline.passes=1"))
+    stored = StoreReader(source)
+    drawn = []
+    for number in range(6):
+        pairs = [pair for update in trainer._updates(number) for pair in update]
+        assert len(pairs) == 3  # two successes of A, one of B
+        for won, lost in pairs:
+            better, worse = stored.load_trajectory(won), stored.load_trajectory(lost)
+            assert (better.task_id, better.score, worse.score) == (worse.task_id, 1.0, 0.0)
+        drawn.append(pairs)
+    assert trainer._updates(3) == trainer._updates(3) and len({str(pairs) for pairs in drawn}) > 1
+
+
+@pytest.mark.parametrize("method", ["dpo", "kto"])
+def test_more_passes_go_on_where_fewer_ended(source: Path, tmp_path: Path, method: str) -> None:
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    settings = ("--eval.every=2", "--offline.batch=6", "--optim.lr=1e-3")
+    Scripted.play({})
+    whole = offline(tmp_path / "whole", method, source, [A, B, C, D], *settings, "--offline.passes=2")
+    train(whole)
+    for passes in (1, 2):
+        parts = offline(
+            tmp_path / "parts", method, source, [A, B, C, D], *settings, f"--offline.passes={passes}"
+        )
+        train(parts)
+    ours, theirs = lines(parts, "metrics.jsonl"), lines(whole, "metrics.jsonl")
+    measured = ("eval_train", "eval_heldout")
+    assert [{k: v for k, v in line.items() if k not in measured} for line in ours] == [
+        {k: v for k, v in line.items() if k not in measured} for line in theirs
+    ]
+    fewer = offline(tmp_path / "parts", method, source, [A, B, C, D], *settings, "--offline.passes=1")
+    with pytest.raises(UserError, match=r"offline.passes = 1: the run in .* has gone through 2 already"):
+        run_training(fewer)
+    assert not (Path(fewer.run.dir) / "recipe.toml").exists()  # what is refused is not written down
+
+
+def test_a_run_goes_on_with_the_episodes_that_it_began_with(source: Path, tmp_path: Path) -> None:
+    Scripted.play({A: [1, 0, 0, 1]})
+    train(offline(tmp_path, "rft", source, [A, B, C, D], "--offline.passes=1"))
+    other = collect(tmp_path / "other", [A, B, C, D])
+    with pytest.raises(UserError, match=r"offline.source: .* holds other episodes than when this run began"):
+        train(offline(tmp_path, "rft", other, [A, B, C, D], "--offline.passes=2"))
+
+
+def test_an_online_runs_own_episodes_are_a_source_too(tmp_path: Path) -> None:
+    # The base evaluation, a batch of two groups of two, the final evaluation.
+    Scripted.play({A: [1, 1, 0, 0, 1, 1]})
+    (tmp_path / "online").mkdir()
+    online = small_config(tmp_path / "online", [A], "--train.epochs=2")
+    assert run_training(online) == 0
+    found = open_source(offline(tmp_path, "dpo", Path(online.run.dir), [A]), NullDisplay())
+    assert found.played == 4
+    assert (found.successes, found.failures) == (
+        {A: ["batch0-0-0", "batch0-1-1"]},
+        {A: ["batch0-0-1", "batch0-1-0"]},
+    )
+
+
+def test_what_cannot_be_trained_on_is_left_out_and_told(source: Path, tmp_path: Path) -> None:
+    stored = StoreReader(source)
+    store = Store(tmp_path / "mixed")
+    whole = stored.load_trajectory("collect-0-0")
+    store.add_trajectory(whole)
+    store.add_trajectory(trajectory(1.0, turn([], [], restart=True), name="text", task=A))
+    store.add_trajectory(trajectory(1.0, name="pruned", task=A))
+    store.add_trajectory(replace(whole, episode_id="other", task_id=B))
+    store.add_trajectory(replace(whole, episode_id="eval3-train-0-0"))
+    store.prune(["collect-0-0", "other"])
+    for name, task in (("collect-9-0", A), ("eval3-train-0-1", A), ("collect-8-0", B)):
+        failure = Failure(episode_id=name, task_id=task, kind="E", where="step", message="", attempts=1)
+        store.add_failure(failure)
+    store.close()
+    display, mixed = Notes(), f"{tmp_path}/mixed: 1 episodes are left out:"
+    found = open_source(offline(tmp_path, "rft", tmp_path / "mixed", [A]), display)
+    assert (found.played, found.failed) == (3, 1)
+    assert (found.successes, found.failures) == ({A: ["collect-0-0"]}, {})
+    assert display.notes == [
+        f"{mixed} they are of other tasks",
+        f"{mixed} answers in them have no tokens, as those of a text server",
+        f"{mixed} their screenshots are not in screenshots.pack (pruned, or the file was cut)",
+    ]
+
+
+def test_episodes_whose_screenshots_were_cut_off_are_left_out_and_told(source: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "cut")
+    store.add_trajectory(StoreReader(source).load_trajectory("collect-0-0"))
+    store.add_trajectory(trajectory(1.0, name="cut", task=A))
+    store.close()
+    pack = tmp_path / "cut" / "screenshots.pack"
+    os.truncate(pack, pack.stat().st_size - 1)
+    display = Notes()
+    found = open_source(offline(tmp_path, "rft", tmp_path / "cut", [A]), display)
+    assert found.successes == {A: ["collect-0-0"]}
+    assert display.notes == [
+        f"{tmp_path}/cut: 1 episodes are left out: "
+        "their screenshots are not in screenshots.pack (pruned, or the file was cut)"
+    ]
+
+
+def test_a_malformed_episode_is_no_success(source: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "malformed")
+    store.add_trajectory(replace(StoreReader(source).load_trajectory("collect-0-0"), malformed=True))
+    store.close()
+    with pytest.raises(UserError, match="no successes among its 1 episodes of the training tasks"):
+        open_source(offline(tmp_path, "rft", tmp_path / "malformed", [A]), NullDisplay())
+
+
+def test_a_source_with_nothing_to_learn_is_refused(source: Path, tmp_path: Path) -> None:
+    def refused(method: str, folder: Path | str, tasks: list[str], *overrides: str) -> str:
+        with pytest.raises(UserError) as caught:
+            open_source(offline(tmp_path, method, Path(folder), tasks, *overrides), NullDisplay())
+        return str(caught.value)
+
+    assert "is empty: rft learns from stored episodes" in refused("rft", "", [A], "--offline.source=")
+    assert "nowhere: not a run folder" in refused("rft", tmp_path / "nowhere", [A])
+    assert "is run.dir" in refused("rft", tmp_path / "run", [A])
+    assert "no successes among its 4 episodes" in refused("rft", source, [D])
+    assert "no successes among its 4 episodes" in refused("kto", source, [D])
+    assert "no successes and failures of one task" in refused("dpo", source, [C, D])
+    assert "none of its 16 episodes is of the tasks" in refused("rft", source, ["pool-002"])
+    assert "do not fit the model" in refused("rft", source, [A], "--model.max_pixels=20000")
+
+
+@pytest.mark.parametrize(
+    ("setting", "refused"),
+    [
+        ("--loss.ratio=behaviour", "loss.ratio: is behaviour, must be recompute with train.method = dpo"),
+        ("--loss.kl=0.1", "loss.kl: is 0.1, must be 0 with train.method = dpo"),
+        ("--train.curriculum=middle", "train.curriculum: is middle, must be none with train.method = dpo"),
+        ("--train.dynamic_sampling=true", "train.dynamic_sampling: must be false with train.method = dpo"),
+    ],
+)
+def test_what_only_the_policys_own_episodes_allow_is_refused(setting: str, refused: str) -> None:
+    online = ["--replay.enabled=false", setting]
+    load_config(None, online)
+    with pytest.raises(UserError, match=re.escape(refused)):
+        load_config(None, [*online, "--train.method=dpo"])

@@ -1,0 +1,448 @@
+"""The training loop on Desk, with the shipped model: one step an episode and verdicts written here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import verdicts
+from arpo.algorithms.curriculum import epoch_order
+from arpo.algorithms.samples import samples_of
+from arpo.config import Config
+from arpo.errors import UserError
+from arpo.evaluation.evaluate import load_sets
+from arpo.learner.base import Batch
+from arpo.learner.local import LocalLearner
+from arpo.storage.checkpoint import CHECKPOINTS
+from arpo.storage.run_folder import Store, StoreReader
+from arpo.testing import Times
+from arpo.training.build import assemble
+from arpo.training.run import Timing, claim, stops_gently
+from arpo.training.trainer import Trainer, run_training
+from trained import lines, to_the_end
+from verdicts import HELDOUT, A, B, C, D, Scripted, osworld_config, select, small_config
+
+HOT = ("--rollout.temperature=3", "--rollout.max_answer_tokens=16")  # so that no two answers are the same
+
+
+def train(config: Config) -> Trainer:
+    """Begin or go on, to the end."""
+    return to_the_end(Trainer, config)
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.learner.weights().handle.named_parameters()}
+
+
+def test_replay_rescues_a_group_in_which_all_failed(tmp_path: Path) -> None:
+    # Each list: the base evaluation, the two episodes of each of two batches, the final evaluation.
+    Scripted.play({A: [0, 1, 0, 0, 0, 1], B: [1, 1, 1, 0, 0, 0]})
+    config = small_config(tmp_path, [A, B], "--train.epochs=2", "--replay.capacity=2")
+    trainer = train(config)
+    base, first, second = lines(config, "metrics.jsonl")
+    assert base == {"step": 0, "eval_train": 0.5, "eval_heldout": 0.0}
+    counts = ("groups", "without_signal", "rescued", "all_success", "all_fail", "replay_size", "replay_age")
+    assert [first[name] for name in counts] == [2, 1, 0, 1, 0, 3, 0.0]
+    assert [second[name] for name in counts] == [2, 0, 2, 0, 2, 3, 1.0]
+    # The failed episodes that replay put others in the place of are failures all the same.
+    assert (first["success"], second["success"]) == (0.75, 0.0)
+    assert (first["episodes"], second["episodes"]) == (4, 8)
+    assert second["eval_train"] == 0.5 and "eval_train" not in first
+    summary = trainer.summary()
+    assert summary["groups"] == {"total": 4, "without_signal": 1, "rescued": 2}
+    assert summary["success"] == {
+        "base": {"train": 0.5, "heldout": 0.0},
+        "final": {"train": 0.5, "heldout": 0.0},
+    }
+    assert (summary["episodes"], summary["failures"], summary["seed"]) == (8, 0, 0)
+    assert trainer.progress.counts["final"] == {"train": (1.0, 2), "heldout": (0.0, 1)}
+
+
+def test_every_evaluation_is_written_down_by_task(tmp_path: Path) -> None:
+    # A: the base evaluation of both sets; two episodes, an evaluation; two episodes, the final evaluations.
+    Scripted.play({A: [0, 1, 1, 0, 1, 1, 1, 1, 1], B: [1, 0.5], HELDOUT: [0, 1]})
+    overall = select(tmp_path / "overall.json", "desk:pool", [A, B])
+    settings = (f"--tasks.overall={overall}", "--eval.every=1", "--train.epochs=2")
+    config = small_config(tmp_path, [A], *settings, "--train.tasks_per_batch=1", "--train.tasks_per_update=1")
+    trainer = train(config)
+    base, between, final = lines(config, "evaluations.jsonl")
+    assert base == {
+        "step": 0,
+        "episodes": 0,
+        "landmark": "base",
+        "sets": {"train": {A: [0.0]}, "heldout": {HELDOUT: [0.0]}, "overall": {A: [1.0], B: [1.0]}},
+        "failures": {"train": 0, "heldout": 0, "overall": 0},
+    }
+    assert (between["step"], between["episodes"], between["landmark"]) == (1, 2, "")
+    assert between["sets"] == {"train": {A: [1.0]}, "heldout": {HELDOUT: [1.0]}}
+    assert (final["step"], final["episodes"], final["landmark"]) == (2, 4, "final")
+    assert final["sets"]["overall"] == {A: [1.0], B: [0.5]}
+    assert trainer.summary()["success"]["final"] == {"train": 1.0, "heldout": 0.0, "overall": 0.75}
+    assert trainer.progress.counts["base"]["overall"] == (2.0, 2)
+    assert [line.get("eval_overall") for line in lines(config, "metrics.jsonl")] == [1.0, None, 0.75]
+
+
+def test_without_replay_it_is_exactly_grpo(tmp_path: Path) -> None:
+    script = {A: [0, 1, 0, 0, 0, 0], B: [0, 0, 0, 1, 0, 0]}
+    Scripted.play(script)
+    config = small_config(tmp_path, [A, B], "--train.epochs=2", "--replay.enabled=false", *HOT)
+    trainer = train(config)
+    assert trainer.replay.state() == {}
+    assert [line["rescued"] for line in lines(config, "metrics.jsonl")[1:]] == [0, 0]
+    assert [line["without_signal"] for line in lines(config, "metrics.jsonl")[1:]] == [1, 1]
+
+    Scripted.play({task: scores[1:] for task, scores in script.items()})
+    by_hand = asyncio.run(grpo(config))
+    trained, base = weights(trainer), dict(assemble(config).model.named_parameters())
+    assert by_hand.keys() == trained.keys()
+    assert all(torch.equal(by_hand[name], trained[name]) for name in trained)
+    assert not any(torch.equal(base[name], trained[name]) for name in trained if name.endswith("proj.weight"))
+    assert min(line["grad_norm"] for line in lines(config, "metrics.jsonl")[1:]) > 0.01
+
+
+async def grpo(config: Config) -> dict[str, torch.Tensor]:
+    """The same run as one would write it down: roll out, compare within groups, update."""
+    ensemble, tasks = assemble(config), load_sets(config)["train"]
+    learner = LocalLearner(ensemble.model, ensemble.renderer, config)
+    for batch in range(config.train.epochs):
+        await ensemble.scheduler.agent.engine.load(learner.weights())
+        order = epoch_order(tasks, config.run.seed, batch)
+        groups = await ensemble.scheduler.run(f"batch{batch}", list(enumerate(order)), lambda *_: None)
+        updates, _ = samples_of(groups, config.loss, tasks_per_update=2, token_budget=16, success=0.5)
+        await learner.train(Batch(updates=updates))
+    return dict(ensemble.model.named_parameters())
+
+
+def test_dynamic_sampling_plays_on_until_the_epochs_are_spent(tmp_path: Path) -> None:
+    # A and B never teach anything, C and D always do; the first verdict is the base evaluation's.
+    Scripted.play({C: [0, 1, 0, 1, 0], D: [0, 1, 0, 1, 0]})
+    dynamic = ("--train.epochs=2", "--train.dynamic_sampling=true", "--replay.enabled=false")
+    config = small_config(tmp_path, [A, B, C, D], *dynamic)
+    trainer = train(config)
+    metrics = lines(config, "metrics.jsonl")[1:]
+    assert trainer.summary()["groups"] == {"total": 8, "without_signal": 4, "rescued": 0}
+    assert trainer.summary()["episodes"] == metrics[-1]["episodes"] == 16
+    assert sum(line["groups"] for line in metrics) == 8
+    # A batch is full with two groups that teach, so the four of them are the first two batches.
+    assert [line["samples"] for line in metrics if line["samples"]] == [4, 4]
+    played = Counter(t["task_id"] for t in lines(config, "trajectories.jsonl") if "batch" in t["episode_id"])
+    assert played == {A: 4, B: 4, C: 4, D: 4}
+    # Over all that was played, not over what was kept: 4 successes in 16.
+    assert sum(line["success"] * 2 * line["groups"] for line in metrics) == pytest.approx(4)
+
+
+def test_dynamic_sampling_gives_up_after_so_many_attempts(tmp_path: Path) -> None:
+    Scripted.play({})
+    dynamic = ("--train.epochs=2", "--train.dynamic_sampling=true", "--train.dynamic_attempts=1")
+    config = small_config(tmp_path, [A, B, C, D], *dynamic, "--replay.enabled=false")
+    trainer = train(config)
+    first, second = lines(config, "metrics.jsonl")[1:]
+    assert [first["groups"], first["samples"], first["updates"]] == [4, 0, 0]
+    assert [second["groups"], second["episodes"]] == [4, 16]
+    trained, base = weights(trainer), dict(assemble(config).model.named_parameters())
+    assert all(torch.equal(base[name], trained[name]) for name in base)
+
+
+def test_every_epoch_has_every_task_and_the_last_batch_may_be_smaller(tmp_path: Path) -> None:
+    Scripted.play({})
+    config = small_config(tmp_path, [A, B, C], "--train.epochs=1", "--run.seed=3")
+    train(config)
+    assert [line.get("groups") for line in lines(config, "metrics.jsonl")] == [None, 2, 1]
+    stored = lines(config, "trajectories.jsonl")
+    order = [task.id for task in epoch_order(load_sets(config)["train"], 3, 0)]
+    played = [episode["task_id"] for episode in stored if episode["episode_id"].startswith("batch")]
+    assert played == [task for task in order for _ in range(2)]
+    looked_at = [episode["episode_id"] for episode in stored if episode["episode_id"].startswith("eval")]
+    assert looked_at == [
+        *("eval0-train-0-0", "eval0-train-1-0", "eval0-train-2-0", "eval0-heldout-0-0"),
+        *("eval2-train-0-0", "eval2-train-1-0", "eval2-train-2-0", "eval2-heldout-0-0"),
+    ]
+
+
+def test_a_batch_may_hold_a_task_twice(tmp_path: Path) -> None:
+    # A is of middle difficulty, so that two or three of four groups are A's, in one batch.
+    config = small_config(tmp_path, [A, B, C, D], "--train.curriculum=middle", "--train.tasks_per_batch=4")
+    counts = {task: {"successes": 8 if task == A else 0, "rollouts": 16} for task in (A, B, C, D)}
+    Path(config.tasks.train).write_text(json.dumps({"source": "desk:pool", "tasks": counts}), "utf-8")
+    Scripted.play({A: [0, 1, 0]})  # the base evaluation; the first group; then failures
+    trainer = train(config)
+    played = [t for t in lines(config, "trajectories.jsonl") if t["episode_id"].startswith("batch0")]
+    tasks = [episode["task_id"] for episode in played[::2]]
+    assert len(tasks) == 4 and tasks.count(A) in (2, 3)
+    assert [episode["task_id"] for episode in played[1::2]] == tasks
+    assert [episode["episode_id"] for episode in played] == [
+        f"batch0-{n}-{m}" for n in range(4) for m in (0, 1)
+    ]
+    # What one group of A solved rescues the others that come after it in the batch.
+    first = tasks.index(A)
+    assert trainer.replay.state() == {A: [f"batch0-{first}-0"]}
+    (metrics,) = lines(config, "metrics.jsonl")[1:]
+    assert metrics["rescued"] == tasks.count(A) - 1
+    assert (metrics["groups"], metrics["all_fail"], metrics["replay_age"]) == (4, 3, 0.0)
+
+
+def test_a_curriculum_without_counts_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+    config = small_config(tmp_path, [A], "--train.curriculum=middle", "--tasks.train=desk:pool")
+    with pytest.raises(UserError, match="desk:pool has no screening counts"):
+        train(config)
+    assert lines(config, "metrics.jsonl") == lines(config, "trajectories.jsonl") == []
+
+
+def test_part_of_the_way_is_a_reward_and_no_success(tmp_path: Path) -> None:
+    # The base evaluation, the two episodes of the batch, the final evaluation.
+    Scripted.play({A: [0.2, 0.4, 0.0, 1.0], B: [0.2, 1.0, 0.2, 0.4]})
+    config = small_config(tmp_path, [A, B])
+    trainer = train(config)
+    base, batch = lines(config, "metrics.jsonl")
+    assert (base["eval_train"], batch["eval_train"]) == (pytest.approx(0.2), pytest.approx(0.7))
+    assert (batch["success"], batch["reward"]) == (0.25, pytest.approx(0.4))
+    assert (batch["without_signal"], batch["all_fail"], batch["replay_size"]) == (0, 1, 1)
+    assert list(trainer.replay.state()) == [B]
+
+
+def test_the_base_model_of_the_kl_term_outlives_a_stop(tmp_path: Path) -> None:
+    # The base evaluation, a batch, an evaluation, a batch, an evaluation.
+    script = {A: [0, 1, 0, 0, 1, 0, 0], B: [0, 1, 0, 0, 1, 0, 0]}
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    Scripted.play(script)
+    kl = ("--loss.kl=0.1", "--eval.every=1", *HOT)
+    whole = small_config(tmp_path / "whole", [A, B], *kl, "--train.epochs=2")
+    train(whole)
+    Scripted.play(script)
+    for epochs in (1, 2):
+        parts = small_config(tmp_path / "parts", [A, B], *kl, f"--train.epochs={epochs}")
+        train(parts)
+    assert lines(parts, "metrics.jsonl") == lines(whole, "metrics.jsonl")
+    assert lines(whole, "metrics.jsonl")[1]["base_kl"] == pytest.approx(0.0, abs=1e-9)
+    assert lines(whole, "metrics.jsonl")[2]["base_kl"] > 1e-6
+
+
+@pytest.mark.parametrize("model", ["lora", "language", "bfloat16"])
+def test_whatever_is_trained_a_stop_changes_nothing(tmp_path: Path, model: str) -> None:
+    """Adapters beside a frozen model, the language model alone, and weights that are rounded by chance."""
+    script = {A: [0, 1, 0, 0, 1, 0, 0], B: [0, 1, 0, 0, 1, 0, 0]}
+    rounded = ("--model.dtype=bfloat16", "--optim.moments=bfloat16")
+    trained = rounded if model == "bfloat16" else (f"--model.train={model}", "--model.lora_rank=4")
+    settings = (*trained, "--optim.lr=1e-3", "--loss.kl=0.1", "--eval.every=1", *HOT)
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    Scripted.play(script)
+    whole = small_config(tmp_path / "whole", [A, B], *settings, "--train.epochs=2")
+    assert run_training(whole) == 0
+    Scripted.play(script)
+    for epochs in (1, 2):
+        parts = small_config(tmp_path / "parts", [A, B], *settings, f"--train.epochs={epochs}")
+        assert run_training(parts) == 0
+    assert lines(parts, "metrics.jsonl") == lines(whole, "metrics.jsonl")
+    last = lines(whole, "metrics.jsonl")[2]
+    assert last["base_kl"] > 1e-6 and last["updates"] == 1 and last["grad_norm"] > 0
+    for name in ("checkpoints/step-000002/learner/weights", "model/model"):
+        files = [Path(config.run.dir) / f"{name}.safetensors" for config in (whole, parts)]
+        assert files[0].read_bytes() == files[1].read_bytes()
+    saved = load_file(Path(whole.run.dir) / "checkpoints/step-000002/learner/weights.safetensors")
+    parameters = assemble(whole).model.named_parameters()
+    if model == "lora":
+        assert saved and all(".lora." in name for name in saved)
+    else:
+        assert saved.keys() == {n for n, _ in parameters if model == "bfloat16" or "visual" not in n}
+
+
+def test_failed_episodes_are_counted_and_are_no_rewards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Scripted.play({A: [1] * 9, B: [1] * 9})
+    monkeypatch.setattr(verdicts.Chaos, "steps", Times(1))
+    config = small_config(tmp_path, [A, B], "--env.attempts=1", env="failing_at_first")
+    trainer = train(config)
+    # The first of the two episodes of the base evaluation on training tasks failed; after that nothing did.
+    base, first = lines(config, "metrics.jsonl")
+    assert base == {"step": 0, "eval_train": 1.0, "eval_heldout": 0.0}
+    assert (first["success"], first["eval_train"], first["failures"]) == (1.0, 1.0, 1)
+    failures = lines(config, "failures.jsonl")
+    assert [failure["episode_id"] for failure in failures] == ["eval0-train-0-0"]
+    assert failures[0] | {"task_id": "", "episode_id": ""} == {
+        "episode_id": "",
+        "task_id": "",
+        "kind": "EnvError",
+        "where": "step",
+        "message": "RuntimeError: chaos at step",
+        "attempts": 1,
+    }
+    assert trainer.progress.counts["base"]["train"] == (1.0, 1)
+    assert trainer.progress.counts["final"]["train"] == (2.0, 2)
+
+
+def test_a_task_that_keeps_failing_is_set_aside_also_after_a_stop(tmp_path: Path) -> None:
+    Scripted.play({B: [0, 1, 0, 1, 0, 1, 0]})
+    settings = ("--env.attempts=1", "--env.quarantine_after=3")
+    first = small_config(tmp_path, [A, B], *settings, "--train.epochs=1", env="Fragile")
+    trainer = train(first)
+    assert trainer.scheduler.pool.quarantined == {A}
+    [_, metrics] = lines(first, "metrics.jsonl")
+    assert (metrics["too_small"], metrics["groups"], metrics["samples"], metrics["failures"]) == (1, 2, 2, 3)
+    assert (metrics["success"], metrics["reward"]) == (0.5, 0.5)
+
+    trainer = train(small_config(tmp_path, [A, B], *settings, "--train.epochs=2", env="Fragile"))
+    assert trainer.scheduler.pool.quarantined == {A}
+    kinds = [
+        (failure["task_id"], failure["kind"], failure["attempts"])
+        for failure in lines(first, "failures.jsonl")
+    ]
+    assert kinds[:3] == [(A, "EnvError", 1)] * 3
+    assert kinds[3:] == [(A, "Quarantined", 0)] * 4  # an evaluation, two episodes, an evaluation
+    assert trainer.summary()["failures"] == 7
+
+
+def test_a_run_in_which_nothing_can_be_played_stops_and_says_why(tmp_path: Path) -> None:
+    Scripted.play({})
+    config = small_config(tmp_path, [A, B], "--env.attempts=1", "--train.epochs=2", env="lying")
+    with pytest.raises(
+        UserError, match=r"all 2 episodes failed, the first of them: task \S+, evaluate: .*check-env"
+    ):
+        run_training(config)
+    assert lines(config, "metrics.jsonl") == []
+
+
+def test_a_run_that_goes_on_after_its_end_has_no_summary_until_it_ends_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Scripted.play({})
+    summary = tmp_path / "run" / "summary.json"
+    assert run_training(small_config(tmp_path, [A], "--train.epochs=1")) == 0
+    first = json.loads(summary.read_text("utf-8"))
+
+    async def stopped(trainer: Trainer) -> bool:
+        return False
+
+    longer = small_config(tmp_path, [A], "--train.epochs=2")
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "train", stopped)
+        assert run_training(longer) == 130
+    assert not summary.exists()
+    assert run_training(longer) == 0
+    assert json.loads(summary.read_text("utf-8"))["episodes"] == 2 * first["episodes"]
+
+
+def test_skipped_updates_are_told_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Scripted.play({A: [0, 1, 0, 1, 0]})  # the base evaluation, then two groups
+    settings = ("--train.epochs=2", "--loss.kl=1e38", "--optim.lr=0.1", "--optim.warmup_updates=0")
+    one_by_one = ("--train.tasks_per_batch=1", "--train.tasks_per_update=1")
+    config = small_config(tmp_path, [A], *settings, *one_by_one, *HOT)
+    assert run_training(config) == 0
+    assert [line["skipped"] for line in lines(config, "metrics.jsonl")[1:]] == [0, 1]
+    out = capsys.readouterr().out
+    assert "1 of 1 updates were skipped: their loss or their gradient was no finite number" in out
+    assert re.search(r"updates skipped +1", out)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))["skipped_updates"] == 1
+
+
+def test_pruning_frees_screenshots_that_replay_does_not_need_and_changes_nothing_else(tmp_path: Path) -> None:
+    script = {A: [1, 0, 1, 0, 0, 0, 0, 1], B: [0, 0, 0, 0, 0, 1, 0, 0]}
+    ends = []
+    for name, every in (("all", 0), ("pruned", 1)):
+        (tmp_path / name).mkdir()
+        Scripted.play(script)
+        config = small_config(tmp_path / name, [A, B], f"--store.prune_every={every}", "--train.epochs=2")
+        trainer = train(config)
+        ends.append((lines(config, "metrics.jsonl"), trainer.replay.state()))
+        stored = StoreReader(Path(config.run.dir))
+        whole = {
+            row["episode_id"] for row in stored.read_log("trajectories.jsonl") if stored.has_screenshots(row)
+        }
+        named = {episode for episodes in trainer.replay.state().values() for episode in episodes}
+        assert named and named <= whole
+        assert (whole == set(stored.episode_ids())) == (every == 0)
+    assert ends[0] == ends[1]
+    longer = small_config(tmp_path / "pruned", [A, B], "--store.prune_every=1", "--train.epochs=3")
+    assert train(longer).progress.batch == 3
+
+
+def test_a_heldout_task_that_is_trained_is_refused(tmp_path: Path) -> None:
+    config = small_config(tmp_path, [A], "--tasks.heldout=desk:32", "--tasks.train=desk:pool")
+    with pytest.raises(UserError, match="is also training task"):
+        run_training(config)
+
+
+def test_a_folder_belongs_to_one_recipe_once_it_has_a_checkpoint(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.write_recipe(Config())
+    claim(store, small_config(tmp_path, [A]))
+    store.write_recipe(small_config(tmp_path, [A]))
+    (tmp_path / CHECKPOINTS).mkdir()
+    may_change = ("--train.epochs=9", "--run.threads=2", "--store.keep_checkpoints=7", "--run.dir=elsewhere")
+    claim(store, small_config(tmp_path, [A], *may_change))
+    with pytest.raises(
+        UserError, match=r"has another loss\.kl, optim\.lr: give this one a --run\.dir of its own"
+    ):
+        claim(store, small_config(tmp_path, [A], "--optim.lr=1", "--loss.kl=1"))
+    store.close()
+
+
+def test_a_run_that_began_with_easy_tasks_keeps_its_number_of_epochs(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    easy = ("--tasks.train=desk:32", "--train.curriculum=easy_first")
+    store.write_recipe(small_config(tmp_path, [A], *easy, "--train.epochs=3"))
+    (tmp_path / CHECKPOINTS).mkdir()
+    with pytest.raises(UserError, match=r"has another train\.epochs: give this one a --run\.dir of its own"):
+        claim(store, small_config(tmp_path, [A], *easy, "--train.epochs=4"))
+    store.close()
+
+
+def test_the_first_signal_asks_and_the_second_interrupts() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asked = Counter[str]()
+        with stops_gently(partial(asked.update, ["stop"])):
+            signal.raise_signal(number)
+            assert asked == {"stop": 1}
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(number)
+        assert asked == {"stop": 1}
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_stages_are_timed_until_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((0.0, 2.0, 2.0, 5.0, 5.0, 6.0, 0.0, 4.0))
+    monkeypatch.setattr("arpo.training.run.time.monotonic", lambda: next(clock))
+    timing = Timing()
+    for stage in ("rollout", "learn", "rollout"):
+        with timing.stage(stage):
+            pass
+    assert timing.taken(12) == {"rollout": 3.0, "learn": 3.0, "episodes_per_second": 4.0}
+    with timing.stage("rollout"):
+        pass
+    assert timing.taken(2) == {"rollout": 4.0, "episodes_per_second": 0.5}
+
+
+def test_the_tasks_of_these_tests_are_shipped(tmp_path: Path) -> None:
+    sets = load_sets(small_config(tmp_path, [A, B, C, D]))
+    assert [task.id for task in sets["train"]] == [A, B, C, D] and sets["heldout"][0].id == HELDOUT
+
+
+def test_a_run_keeps_to_the_tasks_that_could_run_when_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Scripted.play({})
+    config = osworld_config(monkeypatch, tmp_path, {A: "os", B: "vscode"}, "--train.epochs=2")
+    trainer = train(config)
+    assert trainer.progress.tasks == 2
+    assert trainer.progress.counts["final"] == {"train": (0.0, 1), "heldout": (0, 0)}
+    skipped = tmp_path / "run" / "skipped.json"
+    assert json.loads(skipped.read_text("utf-8")).keys() == {B}
+
+    more = osworld_config(monkeypatch, tmp_path, {A: "os", B: "vscode"}, "--train.epochs=3")
+    assert train(more).progress.tasks == 3
+    more = osworld_config(monkeypatch, tmp_path, {A: "os", B: "os"}, "--train.epochs=4")
+    with pytest.raises(UserError, match=f"other tasks can run here than when this run began, {B} for one"):
+        train(more)
+    assert skipped.exists()

@@ -29,7 +29,7 @@ import numpy as np
 from PIL import Image, ImageGrab
 
 from arpo.actions import Wait
-from arpo.storage.run_folder import Store
+from arpo.storage.run_folder import RunFolder
 from arpo.types import Completion, Screenshot, StopReason, Trajectory, Turn
 
 SIZE = (1920, 1080)
@@ -161,7 +161,7 @@ def main() -> None:
             (options.keep / f"{index:02d}.png").write_bytes(png)
     shots = [Screenshot.of(png) for png in pngs]
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(Path(folder))
+        store = RunFolder(Path(folder))
         started = time.perf_counter()
         store.add_trajectory(episode(shots))
         seconds = time.perf_counter() - started

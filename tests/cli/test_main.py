@@ -11,7 +11,7 @@ from arpo.config import Config, EnvConfig
 from arpo.envs.factory import resolve_env
 from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
-from arpo.storage.run_folder import Store
+from arpo.storage.run_folder import RunFolder
 
 MY_ENV = """
 from arpo.testing import FakeEnv
@@ -98,7 +98,7 @@ def test_help_keys(capsys):
 
 
 def test_report(capsys, tmp_path):
-    store = Store(tmp_path)
+    store = RunFolder(tmp_path)
     store.write_recipe(Config())
     store.close()
     assert main(["report", str(tmp_path)]) == 0

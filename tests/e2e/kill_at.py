@@ -89,15 +89,15 @@ def _playing(run: str) -> Callable[[Strike], None]:
 
 def _half_a_line(strike: Strike) -> None:
     """With half of the line of an episode of the third batch in the file."""
-    from arpo.storage.run_folder import TRAJECTORIES, Store
+    from arpo.storage.run_folder import TRAJECTORIES, RunFolder
 
-    def append(store: Store, name: str, record: dict[str, Any]) -> None:
+    def append(store: RunFolder, name: str, record: dict[str, Any]) -> None:
         if name == TRAJECTORIES and record["episode_id"] == "batch2-1-0":
             with (store.folder / name).open("ab") as file:
                 file.write(b'{"episode_id":"batch2-1-0","task_id":"po')
             strike()
 
-    _before(Store, "_append", append)
+    _before(RunFolder, "_append", append)
 
 
 def _half_a_checkpoint(strike: Strike) -> None:
@@ -145,15 +145,15 @@ def _after_an_update(strike: Strike) -> None:
 
 def _half_an_episode(strike: Strike) -> None:
     """With the screenshots of the fifth episode stored and half of its line."""
-    from arpo.storage.run_folder import TRAJECTORIES, Store
+    from arpo.storage.run_folder import TRAJECTORIES, RunFolder
 
-    def append(store: Store, name: str, record: dict[str, Any]) -> None:
+    def append(store: RunFolder, name: str, record: dict[str, Any]) -> None:
         if name == TRAJECTORIES and len(store.episode_ids()) == 4:
             with (store.folder / name).open("ab") as file:
                 file.write(b'{"episode_id":"collect-')
             strike()
 
-    _before(Store, "_append", append)
+    _before(RunFolder, "_append", append)
 
 
 def _at_the_end(strike: Strike) -> None:

@@ -14,7 +14,7 @@ from arpo.cli.main import main
 from arpo.envs.task_files import load_tasks
 from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
-from arpo.storage.run_folder import StoreReader
+from arpo.storage.run_folder import RunFolderReader
 from arpo.types import Trajectory
 
 TASKS = {"train": ("desk:pool", "pool-013", "pool-021"), "heldout": ("desk:heldout", "heldout-006")}
@@ -99,7 +99,7 @@ def test_export_gives_plain_transformers_the_policy_that_played_last(run: Path, 
     trained = AutoModelForImageTextToText.from_pretrained(out, dtype=torch.float32)
     base = AutoModelForImageTextToText.from_pretrained(exported_base(tmp_path), dtype=torch.float32)
     renderer = Renderer.from_folder(out, 3136, 2116800)
-    store = StoreReader(run)
+    store = RunFolderReader(run)
     last = [name for name in store.episode_ids() if name.startswith("eval1-")]
     assert len(last) == 3
     moved = 0.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from arpo.storage.run_folder import Store
+from arpo.storage.run_folder import RunFolder
 from kill_at import MOMENTS, Ended, arpo
 
 SETTINGS = """
@@ -191,7 +191,7 @@ def test_another_recipe_is_refused_by_the_name_of_its_key(runs: Runs) -> None:
 
 
 def test_one_process_writes_a_run(runs: Runs) -> None:
-    store = Store(runs.reference)
+    store = RunFolder(runs.reference)
     try:
         refused = runs.train(runs.reference)
     finally:

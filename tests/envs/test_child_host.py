@@ -12,12 +12,12 @@ import pytest
 
 from arpo.actions import Wait
 from arpo.config import Config, EnvConfig, OSWorldConfig
-from arpo.envs.child_host import OwnHost, own_host
+from arpo.envs.child_host import ChildHost, start_child_host
 from arpo.envs.factory import open_pool
 from arpo.envs.remote import HostLost, Hosts, RemoteHost, open_session
 from arpo.errors import UserError
 from arpo.testing import task
-from hostings import FAKE
+from env_hosts import FAKE
 
 TASK = task("t")
 
@@ -52,7 +52,7 @@ async def step(source):
 
 def test_it_serves_the_recipe_and_only_to_us(monkeypatch):
     monkeypatch.setenv("ARPO_HOST_TOKEN", "of some other host")
-    source = own_host(config())
+    source = start_child_host(config())
     assert asyncio.run(step(source)) == (56, 56)
     [host] = source._hosts
     assert host.name == "the environment host of this run"
@@ -67,7 +67,7 @@ async def _ask(host):
 
 
 def test_it_is_started_again_when_it_dies():
-    child = OwnHost(config())
+    child = ChildHost(config())
     child.wait(30)
     first, pid = child.address(), child._process._process.pid
     os.kill(pid, signal.SIGKILL)
@@ -83,7 +83,7 @@ def test_it_is_started_again_when_it_dies():
 
 
 def test_a_run_goes_on_over_the_death_of_its_host():
-    child = OwnHost(config())
+    child = ChildHost(config())
     child.wait(30)
     source = Hosts([RemoteHost("ours", child.address, child.token)], config().env)
     assert asyncio.run(step(source)) == (56, 56)
@@ -94,7 +94,7 @@ def test_a_run_goes_on_over_the_death_of_its_host():
 
 def test_nothing_of_it_is_left_on_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    child = OwnHost(config())
+    child = ChildHost(config())
     assert len(list(tmp_path.iterdir())) == 1
     child.wait(30)
     assert list(tmp_path.iterdir()) == []
@@ -104,9 +104,9 @@ def test_nothing_of_it_is_left_on_the_disk(tmp_path, monkeypatch):
 PARENT = """
 import sys, time
 from arpo.config import Config, EnvConfig
-from arpo.envs.child_host import OwnHost
+from arpo.envs.child_host import ChildHost
 name, way = sys.argv[1:]
-child = OwnHost(Config(env=EnvConfig(name=name)))
+child = ChildHost(Config(env=EnvConfig(name=name)))
 if name == "arpo.testing:FakeEnv":
     child.wait(30)
 print(child._process._process.pid, flush=True)
@@ -135,7 +135,7 @@ def test_one_that_does_not_end_is_killed(tmp_path, monkeypatch):
     stubborn = tmp_path / "stubborn.py"
     stubborn.write_text("import time\nfrom arpo.testing import FakeEnv as Env\nwhile True: time.sleep(1)\n")
     monkeypatch.chdir(tmp_path)
-    child = OwnHost(config(name="stubborn:Env", step_seconds=0.5))
+    child = ChildHost(config(name="stubborn:Env", step_seconds=0.5))
     child.close()
     assert not child._process.is_alive
 
@@ -144,7 +144,7 @@ def test_one_that_does_not_come_up_says_why(tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text("raise RuntimeError('no such screen')\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"did not come up .*RuntimeError\('no such screen'\)"):
-        own_host(config(name="broken:Env"))
+        start_child_host(config(name="broken:Env"))
 
 
 def test_one_that_takes_too_long_to_come_up_is_ended(tmp_path, monkeypatch):
@@ -152,7 +152,7 @@ def test_one_that_takes_too_long_to_come_up_is_ended(tmp_path, monkeypatch):
     (tmp_path / "slow.py").write_text(slow)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"did not come up .*: nothing"):
-        own_host(config(name="slow:Env", start_seconds=5.0, step_seconds=0.5))
+        start_child_host(config(name="slow:Env", start_seconds=5.0, step_seconds=0.5))
     assert not is_running(int((tmp_path / "pid").read_text()))
 
 
@@ -169,6 +169,6 @@ def test_only_the_end_of_what_it_says_is_kept(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as caught:
-        own_host(config(name="loud:Env"))
+        start_child_host(config(name="loud:Env"))
     assert "ZeroDivisionError" in str(caught.value)
     assert len(str(caught.value)) < 20 * 600

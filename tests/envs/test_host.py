@@ -22,7 +22,7 @@ from arpo.envs import wire
 from arpo.envs.host import Listen, hosting
 from arpo.errors import UserError
 from arpo.testing import FakeEnv, failing, hanging, lying, screenshot, task
-from hostings import FAKE, HostCommand, hosted, until
+from env_hosts import FAKE, HostCommand, hosted, until
 
 TASK = {"task": wire.task_to_json(task("t"))}
 WAIT = {"actions": wire.actions_to_json((Wait(),))}

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from arpo.config import EnvConfig
-from arpo.envs.pool import EnvPool, Places
+from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import EngineError
 from arpo.testing import FakeEnv, failing, hanging, lying, screenshot, task
 from arpo.types import Failure, Observation, Screenshot, StepResult, StopReason, Trajectory
@@ -40,7 +40,7 @@ def config(**changes):
 
 
 def pool_of(factory, settings):
-    return EnvPool(Places(factory, settings.parallel), settings)
+    return EnvPool(LocalEnvs(factory, settings.parallel), settings)
 
 
 class Made:

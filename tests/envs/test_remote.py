@@ -17,19 +17,19 @@ from arpo.envs import remote, wire
 from arpo.envs.check import check_env
 from arpo.envs.desk.env import DeskEnv
 from arpo.envs.factory import open_factory, open_pool
-from arpo.envs.pool import EnvPool, Places
-from arpo.envs.remote import Hosts, Leased, RemoteHost, hosts_of, patient
+from arpo.envs.pool import EnvPool, LocalEnvs
+from arpo.envs.remote import Hosts, LeaseOnStartEnv, RemoteHost, add_timeout_slack, parse_hosts
 from arpo.envs.task_files import load_tasks
 from arpo.errors import EnvError, UserError
 from arpo.rollout.episode import Agent
 from arpo.rollout.scheduler import Scheduler
-from arpo.storage.run_folder import Store
+from arpo.storage.run_folder import RunFolder
 from arpo.testing import FakeEnv, failing, hanging, screenshot, task
 from arpo.training.run import claim
 from arpo.training.trainer import run_training
 from arpo.types import Failure, StopReason, Trajectory
 from desks import solution
-from hostings import FAKE, HostCommand, at, hosted
+from env_hosts import FAKE, HostCommand, at, hosted
 from players import CLICK, DONE, RENDERER, TEMPLATE, WAIT, scripted
 from verdicts import A, B, small_config
 
@@ -98,7 +98,9 @@ def test_the_conformance_suite_passes_through_a_host():
     async def check():
         async with hosted(DeskEnv, DESK) as address:
             source = at(DESK, address)
-            checks = await check_env(lambda: Leased(source), load_tasks("desk:32")[:2], patient(DESK))
+            checks = await check_env(
+                lambda: LeaseOnStartEnv(source), load_tasks("desk:32")[:2], add_timeout_slack(DESK)
+            )
             assert await free(address) == 2
             return checks
 
@@ -125,10 +127,10 @@ def test_episodes_are_the_same_wherever_they_are_played():
 
     async def there():
         async with hosted(DeskEnv, DESK) as one, hosted(DeskEnv, DESK) as other:
-            pool = EnvPool(at(replace(DESK, parallel=4), one, other), patient(DESK))
+            pool = EnvPool(at(replace(DESK, parallel=4), one, other), add_timeout_slack(DESK))
             return await batch(pool), pool.faults
 
-    here = asyncio.run(batch(EnvPool(Places(DeskEnv, 4), DESK)))
+    here = asyncio.run(batch(EnvPool(LocalEnvs(DeskEnv, 4), DESK)))
     groups, faults = asyncio.run(there())
     assert groups == here
     assert not faults
@@ -222,7 +224,7 @@ def test_where_all_is_full_a_lease_waits_and_its_time_does_not_count():
 def test_faults_keep_their_class_and_their_words():
     async def outcome(factory, settings):
         async with hosted(factory, settings) as address:
-            pool = EnvPool(at(settings, address), patient(settings))
+            pool = EnvPool(at(settings, address), add_timeout_slack(settings))
             return await pool.run(TASK, "e", episode), await free(address)
 
     short = config(step_seconds=0.5)
@@ -274,7 +276,7 @@ def test_a_host_killed_in_the_middle_costs_one_attempt_and_is_used_again_when_it
 
     async def play():
         source = at(settings, first.address, second.address)
-        pool = EnvPool(source, patient(settings))
+        pool = EnvPool(source, add_timeout_slack(settings))
         attempts = 0
 
         async def killing(env):
@@ -350,7 +352,7 @@ def test_hosts_of_which_none_was_ever_in_reach_are_a_mistake():
     addresses = ("http://127.0.0.1:1", "http://127.0.0.1:2")
 
     async def play():
-        return await EnvPool(at(lost, *addresses), patient(lost)).run(TASK, "e", episode)
+        return await EnvPool(at(lost, *addresses), add_timeout_slack(lost)).run(TASK, "e", episode)
 
     with pytest.raises(UserError) as refused:
         asyncio.run(play())
@@ -364,7 +366,7 @@ def test_only_when_all_hosts_are_lost_for_long_does_a_lease_fail():
 
     async def play():
         async with hosted(FakeEnv, lost) as address:
-            pool = EnvPool(at(lost, address, "http://127.0.0.1:1"), patient(lost))
+            pool = EnvPool(at(lost, address, "http://127.0.0.1:1"), add_timeout_slack(lost))
             first = await pool.run(TASK, "e", episode)
         return first, await pool.run(TASK, "f", episode)
 
@@ -379,7 +381,7 @@ def test_one_host_in_reach_is_enough():
     async def play():
         async with hosted(FakeEnv, config()) as address:
             source = at(config(), "http://127.0.0.1:1", address)
-            return await EnvPool(source, patient(config())).run(TASK, "e", episode)
+            return await EnvPool(source, add_timeout_slack(config())).run(TASK, "e", episode)
 
     assert isinstance(asyncio.run(play()), Trajectory)
 
@@ -413,14 +415,14 @@ def test_pauses_grow_up_to_half_a_minute_and_begin_anew(monkeypatch):
 )  # fmt: skip
 def test_a_bad_address_is_the_users_mistake(text):
     with pytest.raises(UserError, match="is no address: write http://HOST:PORT"):
-        hosts_of(config(hosts=text))
+        parse_hosts(config(hosts=text))
 
 
 def test_addresses():
-    hosts = hosts_of(config(hosts="http://a:8700/, https://b ,http://[::1]:1"))
+    hosts = parse_hosts(config(hosts="http://a:8700/, https://b ,http://[::1]:1"))
     assert [host.name for host in hosts._hosts] == ["http://a:8700", "https://b", "http://[::1]:1"]
     with pytest.raises(UserError, match="http://a:1 is named twice"):
-        hosts_of(config(hosts="http://a:1,http://a:1/"))
+        parse_hosts(config(hosts="http://a:1,http://a:1/"))
 
 
 def first_lease(settings, *addresses):
@@ -455,7 +457,7 @@ def test_a_wrong_token_is_the_users_mistake(monkeypatch):
             await first_lease(config(), address)
             monkeypatch.setenv("ARPO_HOST_TOKEN", "short")
             with pytest.raises(UserError, match="at least 16 letters"):
-                hosts_of(config(hosts=address))
+                parse_hosts(config(hosts=address))
 
     asyncio.run(play())
 
@@ -578,7 +580,7 @@ def test_one_source_serves_one_loop_after_another_and_leaves_nothing_open(tmp_pa
     command = HostCommand(tmp_path, "--env", FAKE, "--slots", "2", "--listen", "127.0.0.1:0")
     settings = config(parallel=3)
     source = at(settings, command.address, "http://127.0.0.1:1")
-    pool = EnvPool(source, patient(settings))
+    pool = EnvPool(source, add_timeout_slack(settings))
 
     async def batch():
         return await asyncio.gather(*(pool.run(TASK, str(number), episode) for number in range(8)))
@@ -596,7 +598,7 @@ def test_one_source_serves_one_loop_after_another_and_leaves_nothing_open(tmp_pa
 
 
 def test_the_limits_of_who_waits_are_a_little_longer():
-    wider = patient(config(start_seconds=1.0, step_seconds=2.0, evaluate_seconds=3.0))
+    wider = add_timeout_slack(config(start_seconds=1.0, step_seconds=2.0, evaluate_seconds=3.0))
     assert (wider.start_seconds, wider.step_seconds, wider.evaluate_seconds) == (11.0, 12.0, 13.0)
     assert wider.attempts == config().attempts
 
@@ -619,7 +621,7 @@ def test_a_recipe_with_hosts_plays_on_them():
 
 def test_a_leased_environment_must_be_started():
     async def play():
-        env = Leased(Hosts([], config()))
+        env = LeaseOnStartEnv(Hosts([], config()))
         with pytest.raises(EnvError, match="was not started"):
             await env.step((Wait(),))
         await env.close()
@@ -649,5 +651,5 @@ def test_a_run_on_a_host_is_the_run_without_one(tmp_path):
     for name in (*written, "model/model.safetensors"):
         one, other = ((tmp_path / folder / "run" / name).read_bytes() for folder in ("here", "there"))
         assert one == other, name
-    with closing(Store(tmp_path / "here" / "run")) as store:  # and it may go on on other hosts
+    with closing(RunFolder(tmp_path / "here" / "run")) as store:  # and it may go on on other hosts
         claim(store, replace(here, env=replace(here.env, hosts="http://other:8700")))

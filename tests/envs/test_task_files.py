@@ -7,7 +7,14 @@ import pytest
 
 from arpo.algorithms.curriculum import Count, Curriculum, keep
 from arpo.config import Config, TasksConfig, TrainConfig
-from arpo.envs.task_files import check_disjoint, choose, climbs, load_counts, load_tasks, selection
+from arpo.envs.task_files import (
+    check_disjoint,
+    escapes_folder,
+    format_selection,
+    load_counts,
+    load_tasks,
+    select_tasks,
+)
 from arpo.errors import UserError
 from arpo.training.build import curriculum_of
 from arpo.types import Task
@@ -108,8 +115,8 @@ def test_no_name_in_a_list_leads_out_of_the_folder(tmp_path: Path, domain: str, 
 
 
 def test_paths_that_climb() -> None:
-    assert [path for path in ("a", "a/b", "a..b", "...", "a/./b") if climbs(path)] == []
-    assert all(climbs(path) for path in ("", ".", "..", "/", "/a", "a/..", "a/../b", "\\a", "a\0"))
+    assert [path for path in ("a", "a/b", "a..b", "...", "a/./b") if escapes_folder(path)] == []
+    assert all(escapes_folder(path) for path in ("", ".", "..", "/", "/a", "a/..", "a/../b", "\\a", "a\0"))
 
 
 def test_an_id_is_no_path_out_of_its_folder(tmp_path: Path) -> None:
@@ -132,24 +139,24 @@ def pool(**domains: Sequence[str]) -> list[Task]:
 
 def test_tasks_are_chosen_by_domain_and_id() -> None:
     tasks = pool(os="ab", vlc="cd", gimp="e")
-    assert names(choose(tasks, TasksConfig())) == list("abcde")
-    assert names(choose(tasks, TasksConfig(domains="gimp, os"))) == list("abe")
-    assert names(choose(tasks, TasksConfig(ids="d,a,"))) == ["a", "d"]
-    assert names(choose(tasks, TasksConfig(domains="os", ids="b,c"))) == ["b"]
+    assert names(select_tasks(tasks, TasksConfig())) == list("abcde")
+    assert names(select_tasks(tasks, TasksConfig(domains="gimp, os"))) == list("abe")
+    assert names(select_tasks(tasks, TasksConfig(ids="d,a,"))) == ["a", "d"]
+    assert names(select_tasks(tasks, TasksConfig(domains="os", ids="b,c"))) == ["b"]
 
 
 def test_what_cannot_be_chosen_is_named_with_what_there_is() -> None:
     tasks = pool(os=["task-01", "task-02"], vlc=[f"movie-{n:02}" for n in range(30)])
     with pytest.raises(UserError, match=r"tasks.domains: no task of 'vcl'; there are: os, vlc"):
-        choose(tasks, TasksConfig(domains="os,vcl"))
+        select_tasks(tasks, TasksConfig(domains="os,vcl"))
     with pytest.raises(UserError, match=r"tasks.ids: no task 'task-03' \(did you mean task-02\?\)"):
-        choose(tasks, TasksConfig(ids="task-03"))
+        select_tasks(tasks, TasksConfig(ids="task-03"))
     with pytest.raises(
         UserError, match=r"tasks.ids: no task 'xyz' \(there are 32: movie-00, movie-01, movie"
     ):
-        choose(tasks, TasksConfig(ids="xyz"))
+        select_tasks(tasks, TasksConfig(ids="xyz"))
     with pytest.raises(UserError, match=r"none of these tasks is of tasks.domains: leave one of the two out"):
-        choose(tasks, TasksConfig(domains="vlc", ids="task-01"))
+        select_tasks(tasks, TasksConfig(domains="vlc", ids="task-01"))
 
 
 def test_a_selection_as_screening_writes_it(tmp_path: Path) -> None:
@@ -157,10 +164,10 @@ def test_a_selection_as_screening_writes_it(tmp_path: Path) -> None:
     kept = keep(
         {"d": Count(successes=16, rollouts=16), "a": Count(successes=5, rollouts=16)}, drop_always=False
     )
-    source = write(tmp_path / "lists" / "kept.json", selection("pool.json", kept))
+    source = write(tmp_path / "lists" / "kept.json", format_selection("pool.json", kept))
     assert names(load_tasks(source)) == ["d", "a"]
     again = write(
-        tmp_path / "again.json", selection("lists/kept.json", {"a": Count(successes=1, rollouts=2)})
+        tmp_path / "again.json", format_selection("lists/kept.json", {"a": Count(successes=1, rollouts=2)})
     )
     assert names(load_tasks(again)) == ["a"]
 
@@ -168,11 +175,11 @@ def test_a_selection_as_screening_writes_it(tmp_path: Path) -> None:
 def test_a_selection_knows_where_the_tasks_of_its_list_are(tmp_path: Path) -> None:
     write(tmp_path / "osworld" / "examples" / "os" / "a.json", entry("a"))
     write(tmp_path / "lists" / "few.json", {"os": ["a"]})
-    text = selection("../lists/few.json", {"a": Count(successes=1, rollouts=2)}, "../osworld/examples")
+    text = format_selection("../lists/few.json", {"a": Count(successes=1, rollouts=2)}, "../osworld/examples")
     kept = write(tmp_path / "out" / "kept.json", text)
     assert [(task.id, task.domain) for task in load_tasks(kept)] == [("a", "os")]
     assert names(load_tasks(kept, str(tmp_path / "gone"))) == ["a"]
-    without = write(tmp_path / "out" / "kept.json", selection("../lists/few.json", {}))
+    without = write(tmp_path / "out" / "kept.json", format_selection("../lists/few.json", {}))
     assert "or with tasks.examples" in refusal(without)
     assert "no task in it" in refusal(without, tmp_path / "osworld" / "examples")
     wrong = write(tmp_path / "wrong.json", {"source": "lists/few.json", "examples": 3, "tasks": {}})
@@ -273,11 +280,13 @@ def counted(**successes: int) -> dict[str, Count]:
 def test_the_counts_of_a_selection(tmp_path: Path) -> None:
     pool = write(tmp_path / "pool.json", [entry(name) for name in "abc"])
     assert load_counts(pool) == {}
-    kept = write(tmp_path / "kept.json", selection("pool.json", counted(c=16, a=5)))
+    kept = write(tmp_path / "kept.json", format_selection("pool.json", counted(c=16, a=5)))
     assert list(load_counts(kept).items()) == list(counted(c=16, a=5).items())
-    again = write(tmp_path / "again.json", selection("kept.json", {"a": Count(successes=1, rollouts=2)}))
+    again = write(
+        tmp_path / "again.json", format_selection("kept.json", {"a": Count(successes=1, rollouts=2)})
+    )
     assert load_counts(again) == {"a": Count(successes=1, rollouts=2)}
-    unknown = write(tmp_path / "unknown.json", selection("pool.json", counted(d=1)))
+    unknown = write(tmp_path / "unknown.json", format_selection("pool.json", counted(d=1)))
     with pytest.raises(UserError, match=r"task 'd' is not in 'pool\.json'"):
         load_counts(unknown)
 
@@ -327,4 +336,4 @@ def test_the_published_training_list() -> None:
     assert len(loaded) == 128
     assert sum(task.evaluator["func"] == "infeasible" for task in loaded) == 25
     everything = load_tasks(str(VERIFIED))
-    assert len(choose(everything, TasksConfig(domains="os,vlc"))) == 24 + 17
+    assert len(select_tasks(everything, TasksConfig(domains="os,vlc"))) == 24 + 17

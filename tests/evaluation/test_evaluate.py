@@ -11,7 +11,7 @@ import pytest
 
 import verdicts
 from arpo.config import EnvConfig, RolloutConfig
-from arpo.envs.pool import EnvPool, Places
+from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import Score, evaluate, load_sets, make_room, run_evaluation, without_partial
 from arpo.rollout.episode import Agent
@@ -50,7 +50,7 @@ def test_tasks_are_played_as_often_and_as_cold_as_asked_for() -> None:
     engine = scripted([CLICK, DONE])
     settings = RolloutConfig(group_size=2, temperature=1.0)
     scheduler = Scheduler(
-        pool=EnvPool(Places(FakeEnv, 4), EnvConfig()),
+        pool=EnvPool(LocalEnvs(FakeEnv, 4), EnvConfig()),
         agent=Agent(engine=engine, renderer=RENDERER, template=TEMPLATE, coordinates="pixels"),
         settings=settings,
         seed=0,

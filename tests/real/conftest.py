@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from arpo.config import Config, EnvConfig, OSWorldConfig
-from arpo.envs.child_host import OwnHost
+from arpo.envs.child_host import ChildHost
 from arpo.envs.remote import Hosts, RemoteHost
 from places import PYTHON
 
@@ -28,7 +28,7 @@ def host_config(tmp_path_factory):
 @pytest.fixture(scope="session")
 def hosts(host_config):
     """Where desktops are leased, two at once."""
-    host = OwnHost(host_config)
+    host = ChildHost(host_config)
     host.wait(host_config.env.start_seconds)
     yield Hosts([RemoteHost("the tests' host", host.address, host.token)], host_config.env)
     host.close()

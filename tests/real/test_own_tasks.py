@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from arpo.envs.check import check_env
-from arpo.envs.remote import Leased, patient
+from arpo.envs.remote import LeaseOnStartEnv, add_timeout_slack
 from arpo.envs.task_files import load_tasks
 from player import score
 from solvers import own
@@ -29,5 +29,5 @@ def test_the_infeasible_one_is_not_solved_by_saying_so(hosts):
 
 def test_desktops_on_a_host_pass_the_conformance_suite(hosts, host_config):
     tasks = [TASKS["files-rename"]]
-    checks = asyncio.run(check_env(lambda: Leased(hosts), tasks, patient(host_config.env)))
+    checks = asyncio.run(check_env(lambda: LeaseOnStartEnv(hosts), tasks, add_timeout_slack(host_config.env)))
     assert [str(check) for check in checks if check.required and not check.ok] == []

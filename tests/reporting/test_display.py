@@ -5,12 +5,12 @@ from rich.console import Console
 from arpo.reporting.display import (
     LiveDisplay,
     Pace,
+    PartProgress,
     PlainDisplay,
-    Standing,
-    duration,
+    format_duration,
+    format_metrics,
+    format_rate,
     open_display,
-    rate_text,
-    shown,
     success_rows,
 )
 
@@ -51,11 +51,11 @@ def test_the_pace_counts_this_life_alone():
 
 
 def test_numbers_as_text():
-    assert duration(59.6) == "1:00"
-    assert duration(3661) == "1:01:01"
-    assert rate_text(12.5, 40) == "31.2% (12.5/40)"
-    assert rate_text(0, 0) == "no episodes"
-    assert dict(shown(METRICS)) == {
+    assert format_duration(59.6) == "1:00"
+    assert format_duration(3661) == "1:01:01"
+    assert format_rate(12.5, 40) == "31.2% (12.5/40)"
+    assert format_rate(0, 0) == "no episodes"
+    assert dict(format_metrics(METRICS)) == {
         "success": "41.2%",
         "reward": "+0.250",
         "rescued": "3",
@@ -158,7 +158,7 @@ def test_a_third_set_of_tasks_has_a_row_where_there_is_one() -> None:
 
 
 def standing(name, ended, successes, played=None):
-    return Standing(
+    return PartProgress(
         name=name, total=4, ended=ended, played=ended if played is None else played, successes=successes
     )
 
@@ -167,7 +167,7 @@ def test_the_parts_of_an_evaluation_on_a_terminal():
     stream = io.StringIO()
     display = LiveDisplay(Console(file=stream, force_terminal=True, width=100, color_system=None))
     display.begin("playing", 8)
-    display.standings([standing("chrome", 0, 0), standing("os", 3, 1, played=2)])
+    display.part_progress([standing("chrome", 0, 0), standing("os", 3, 1, played=2)])
     display.close()
     rows = [line.split() for line in stream.getvalue().splitlines()]
     assert ["chrome", "0/4"] in rows
@@ -178,5 +178,5 @@ def test_a_part_that_ended_is_one_line():
     stream = io.StringIO()
     display = PlainDisplay(stream, Clock())
     for ended in (3, 4, 4):
-        display.standings([standing("chrome", 1, 1), standing("os", ended, 2, played=3)])
+        display.part_progress([standing("chrome", 1, 1), standing("os", ended, 2, played=3)])
     assert stream.getvalue() == "os: 66.7% (2/3)\n"

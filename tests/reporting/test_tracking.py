@@ -6,13 +6,13 @@ import pytest
 
 from arpo.config import Config, StoreConfig
 from arpo.errors import UserError
-from arpo.reporting.tracking import FanOut, NullTracker, StoreTracker, open_tracker
-from arpo.storage.run_folder import METRICS, Store
+from arpo.reporting.tracking import FanOut, JsonlTracker, NullTracker, open_tracker
+from arpo.storage.run_folder import METRICS, RunFolder
 
 
 def test_the_store_gets_the_numbers(tmp_path):
-    store = Store(tmp_path)
-    tracker = FanOut([StoreTracker(store), NullTracker()])
+    store = RunFolder(tmp_path)
+    tracker = FanOut([JsonlTracker(store), NullTracker()])
     tracker.log(3, {"loss": 0.5})
     tracker.log(4, {"loss": math.nan})
     tracker.close()
@@ -21,7 +21,7 @@ def test_the_store_gets_the_numbers(tmp_path):
 
 def test_tensorboard_files_hide_what_a_resumed_run_logs_again(tmp_path):
     config = Config(store=StoreConfig(tensorboard=True))
-    store = Store(tmp_path)
+    store = RunFolder(tmp_path)
     for first, value in ((0, 1.0), (2, 9.0)):  # the second life begins again at step 2
         tracker = open_tracker(config, store, next_step=first)
         for step in range(first, 4):
@@ -34,7 +34,7 @@ def test_tensorboard_files_hide_what_a_resumed_run_logs_again(tmp_path):
 
 def test_only_what_the_recipe_asks_for(tmp_path):
     config = Config(store=StoreConfig(tensorboard=False))
-    tracker = open_tracker(config, Store(tmp_path), next_step=0)
+    tracker = open_tracker(config, RunFolder(tmp_path), next_step=0)
     tracker.log(0, {"loss": 1.0})
     tracker.close()
     assert not (tmp_path / "tensorboard").exists()
@@ -44,4 +44,4 @@ def test_only_what_the_recipe_asks_for(tmp_path):
 def test_wandb_that_is_missing_is_the_users_to_install(tmp_path):
     config = replace(Config(), store=StoreConfig(tensorboard=False, wandb_project="mine"))
     with pytest.raises(UserError, match=r"pip install 'arpo\[wandb\]'"):
-        open_tracker(config, Store(tmp_path), next_step=0)
+        open_tracker(config, RunFolder(tmp_path), next_step=0)

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from arpo.config import EnvConfig, RolloutConfig
-from arpo.envs.pool import EnvPool, Places
+from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import UserError
 from arpo.rollout.episode import Agent
 from arpo.rollout.scheduler import Scheduler
@@ -18,7 +18,7 @@ TASKS = [(1, task("b")), (0, task("a")), (2, task("c"))]
 
 def scheduler(engine, factory=FakeEnv, attempts=1, parallel=4):
     config = EnvConfig(parallel=parallel, attempts=attempts, quarantine_after=99)
-    pool = EnvPool(Places(factory, parallel), config)
+    pool = EnvPool(LocalEnvs(factory, parallel), config)
     agent = Agent(engine=engine, renderer=RENDERER, template=TEMPLATE, coordinates="pixels")
     return Scheduler(pool=pool, agent=agent, settings=SETTINGS, seed=0)
 

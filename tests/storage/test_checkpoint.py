@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from arpo.storage.checkpoint import MANIFEST, Checkpoint, damage, latest, save
+from arpo.storage.checkpoint import MANIFEST, Checkpoint, find_damage, latest, save
 
 
 def writer(text):
@@ -136,7 +136,7 @@ def test_manifests_of_nonsense_are_damage_not_a_crash(tmp_path):
         "\x00",
     ):
         (checkpoint.path / MANIFEST).write_text(text)
-        assert damage(checkpoint)
+        assert find_damage(checkpoint)
     shutil.copytree(save(tmp_path, 1, writer("a"), keep=1).path, tmp_path / "step-000007")
     found, damaged = latest(tmp_path)
     assert found is not None and found.step == 1

@@ -12,7 +12,15 @@ from arpo.config import Config
 from arpo.errors import UserError
 from arpo.recipe import load_config
 from arpo.storage.codec import action_from_json, action_to_json, ids_from_json, ids_to_json
-from arpo.storage.run_folder import LOGS, PACK, TRAJECTORIES, Store, StoreReader, read_json, read_lines
+from arpo.storage.run_folder import (
+    LOGS,
+    PACK,
+    TRAJECTORIES,
+    RunFolder,
+    RunFolderReader,
+    read_json,
+    read_lines,
+)
 from arpo.types import Failure, Screenshot, StopReason
 from stored_episodes import ALL_ACTIONS, desktop, episode, pixels_of, png, small, turn
 
@@ -46,17 +54,17 @@ def test_a_trajectory_round_trips_exactly(tmp_path):
         turn(shots[2], actions=(), error="no Action: in the answer"),
     )
     trajectory = episode('e"1', shots, turns=turns, score=0.25, malformed=True, stop=StopReason.PARSE_ERROR)
-    store = Store(tmp_path)
+    store = RunFolder(tmp_path)
     store.add_trajectory(trajectory)
     assert store.load_trajectory('e"1') == trajectory
     store.close()
-    again = StoreReader(tmp_path)
+    again = RunFolderReader(tmp_path)
     assert again.episode_ids() == ['e"1']
     assert again.load_trajectory('e"1') == trajectory
 
 
 def test_a_screenshot_is_stored_once(tmp_path):
-    store = Store(tmp_path)
+    store = RunFolder(tmp_path)
     store.add_trajectory(episode("a", [small(1), small(2), small(1)]))
     size = store.offsets()[PACK]
     store.add_trajectory(episode("b", [small(2), small(1), small(2)]))
@@ -65,7 +73,7 @@ def test_a_screenshot_is_stored_once(tmp_path):
 
 def test_large_screenshots_cost_what_changed_and_lose_nothing(tmp_path):
     shots = [desktop(0), *[desktop(0, window=shade) for shade in range(0, 250, 10)]]
-    store = Store(tmp_path)
+    store = RunFolder(tmp_path)
     store.add_trajectory(episode("a", shots))
     whole = len(shots[0].png)
     assert store.offsets()[PACK] < 2.5 * whole  # 26 screenshots; two whole, for no chain is longer than 15
@@ -80,7 +88,7 @@ def test_large_screenshots_of_odd_kinds_are_kept_byte_for_byte(tmp_path):
     noise = np.random.default_rng(1).integers(0, 256, (200, 300, 4), np.uint8)
     shots = [Screenshot.of(png(noise, mode)) for mode in ("RGBA", "L", "RGBA")]
     other_size = desktop(2)
-    store = Store(tmp_path)
+    store = RunFolder(tmp_path)
     trajectory = episode("a", [*shots[:2], other_size, shots[2]])
     store.add_trajectory(trajectory)
     loaded = store.load_trajectory("a")
@@ -103,11 +111,11 @@ def failure(step):
 
 
 def test_a_rewound_run_leaves_the_files_of_an_undisturbed_one(tmp_path):
-    calm = Store(tmp_path / "calm")
+    calm = RunFolder(tmp_path / "calm")
     run_to(calm, range(4))
     calm.close()
 
-    killed = Store(tmp_path / "killed")
+    killed = RunFolder(tmp_path / "killed")
     run_to(killed, range(2))
     offsets = json.loads(json.dumps(killed.offsets()))
     run_to(killed, range(2, 3))
@@ -115,7 +123,7 @@ def test_a_rewound_run_leaves_the_files_of_an_undisturbed_one(tmp_path):
     for name in (*LOGS, PACK):  # the kill came in the middle of a write
         with (tmp_path / "killed" / name).open("ab") as file:
             file.write(b"SHOT torn")
-    resumed = Store(tmp_path / "killed")
+    resumed = RunFolder(tmp_path / "killed")
     resumed.rewind(offsets)
     assert resumed.episode_ids() == ["e0", "e1"]
     run_to(resumed, range(2, 4))
@@ -125,7 +133,7 @@ def test_a_rewound_run_leaves_the_files_of_an_undisturbed_one(tmp_path):
 
 
 def test_rewinding_to_nothing(tmp_path):
-    store = Store(tmp_path)
+    store = RunFolder(tmp_path)
     run_to(store, range(2))
     store.rewind({})
     assert all(content == b"" for content in contents(tmp_path).values())
@@ -135,13 +143,13 @@ def test_rewinding_to_nothing(tmp_path):
 
 @pytest.mark.parametrize("cut", range(1, 400, 7))
 def test_a_pack_cut_anywhere_keeps_its_whole_records(tmp_path, cut):
-    store = Store(tmp_path)
+    store = RunFolder(tmp_path)
     store.add_trajectory(episode("a", [small(1), small(2)]))
     kept = store.offsets()
     store.add_trajectory(episode("b", [small(3), small(4)]))
     store.close()
     os.truncate(tmp_path / PACK, max(kept[PACK], (tmp_path / PACK).stat().st_size - cut))
-    again = Store(tmp_path)
+    again = RunFolder(tmp_path)
     again.rewind(kept)
     assert again.load_trajectory("a").final == small(2)
     again.add_trajectory(episode("b", [small(3), small(4)]))
@@ -150,14 +158,14 @@ def test_a_pack_cut_anywhere_keeps_its_whole_records(tmp_path, cut):
 
 
 def test_files_shorter_than_the_checkpoint_saw_are_refused(tmp_path):
-    store = Store(tmp_path)
+    store = RunFolder(tmp_path)
     run_to(store, range(1))
     offsets = store.offsets()
     store.close()
     for name in (PACK, TRAJECTORIES):
         whole = (tmp_path / name).read_bytes()
         os.truncate(tmp_path / name, len(whole) - 1)
-        broken = Store(tmp_path)
+        broken = RunFolder(tmp_path)
         with pytest.raises(UserError, match=f"{name}: .*: bring the file back, or begin another run.dir"):
             broken.rewind(offsets)
         broken.close()
@@ -165,18 +173,18 @@ def test_files_shorter_than_the_checkpoint_saw_are_refused(tmp_path):
 
 
 def test_a_flipped_bit_is_noticed(tmp_path):
-    store = Store(tmp_path)
+    store = RunFolder(tmp_path)
     store.add_trajectory(episode("a", [small(1), small(2)]))
     store.close()
     damaged = bytearray((tmp_path / PACK).read_bytes())
     damaged[-1] ^= 1
     (tmp_path / PACK).write_bytes(damaged)
     with pytest.raises(UserError, match=r"is damaged, at byte \d+: bring the file back, or remove its run"):
-        StoreReader(tmp_path).load_trajectory("a")
+        RunFolderReader(tmp_path).load_trajectory("a")
 
 
 def test_pruning_keeps_what_is_named_and_what_that_stands_on(tmp_path):
-    store = Store(tmp_path)
+    store = RunFolder(tmp_path)
     store.add_trajectory(episode("a", [desktop(0), desktop(0, window=1)]))
     store.add_trajectory(episode("b", [desktop(0, window=1), desktop(0, window=2), small(5)]))
     store.add_trajectory(episode("c", [desktop(3), small(6)]))
@@ -198,24 +206,24 @@ def test_pruning_keeps_what_is_named_and_what_that_stands_on(tmp_path):
 
 
 def test_one_writer_at_a_time_and_readers_beside_it(tmp_path):
-    store = Store(tmp_path)
+    store = RunFolder(tmp_path)
     run_to(store, range(1))
     code = (
-        "import sys; from pathlib import Path; from arpo.storage.run_folder import Store, StoreReader\n"
-        "assert StoreReader(Path(sys.argv[1])).episode_ids() == ['e0']\n"
-        "Store(Path(sys.argv[1]))"
+        "import sys; from pathlib import Path; from arpo.storage.run_folder import RunFolder, RunFolderReader\n"
+        "assert RunFolderReader(Path(sys.argv[1])).episode_ids() == ['e0']\n"
+        "RunFolder(Path(sys.argv[1]))"
     )
     other = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert "another process is writing this run" in other.stderr
     store.close()
-    Store(tmp_path).close()
+    RunFolder(tmp_path).close()
 
 
 def test_a_reader_needs_a_run_folder(tmp_path):
     with pytest.raises(UserError, match="not a run folder"):
-        StoreReader(tmp_path)
+        RunFolderReader(tmp_path)
 
 
 @pytest.mark.parametrize("line", [b'{"step":', b"3", b"\xff\xfe"])
@@ -230,7 +238,7 @@ def test_a_damaged_record_is_named_by_its_place(tmp_path, line):
 
 
 def test_metrics_recipe_and_summary(tmp_path):
-    store = Store(tmp_path)
+    store = RunFolder(tmp_path)
     store.write_recipe(Config())
     store.log_metrics(1, {"loss": 0.1 + 0.2, "entropy": math.nan})
     store.add_failure(failure(0))

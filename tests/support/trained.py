@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 
 from arpo.config import Config
 from arpo.reporting.display import Display, NullDisplay
-from arpo.storage.run_folder import Store
+from arpo.storage.run_folder import RunFolder
 from arpo.training.offline import OfflineTrainer
 from arpo.training.trainer import Trainer
 
 AnyRun = TypeVar("AnyRun", Trainer, OfflineTrainer)
 
 
-def to_the_end(kind: Callable[[Config, Store, Display], AnyRun], config: Config) -> AnyRun:
+def to_the_end(kind: Callable[[Config, RunFolder, Display], AnyRun], config: Config) -> AnyRun:
     """Begin a run of this kind or go on with it, until it is done."""
-    store = Store(Path(config.run.dir))
+    store = RunFolder(Path(config.run.dir))
     try:
         run = kind(config, store, NullDisplay())
         assert asyncio.run(run.train())

@@ -14,7 +14,7 @@ from arpo.actions import Action
 from arpo.config import Config
 from arpo.envs.base import Env
 from arpo.envs.desk.env import DeskEnv
-from arpo.envs.pool import EnvPool, Places
+from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.recipe import load_config
 from arpo.testing import FailingEnv, LyingEnv, Times
 from arpo.types import StepResult
@@ -96,6 +96,6 @@ def osworld_config(
     pool = json.loads((files("arpo") / "envs/desk/tasks/pool.json").read_text("utf-8"))
     tasks = [task | {"related_apps": [apps[task["id"]]]} for task in pool if task["id"] in apps]
     (folder / "osworld.json").write_text(json.dumps(tasks), "utf-8")
-    patch.setattr("arpo.training.build.open_pool", lambda config: EnvPool(Places(Scripted, 1), config.env))
+    patch.setattr("arpo.training.build.open_pool", lambda config: EnvPool(LocalEnvs(Scripted, 1), config.env))
     settings = ("--env.name=osworld", f"--tasks.train={folder / 'osworld.json'}", "--tasks.heldout=")
     return small_config(folder, [A], *settings, *overrides)

@@ -16,7 +16,7 @@ from arpo.learner.local import WEIGHTS, LocalLearner
 from arpo.models.trainable import choose_trained
 from arpo.prompts.rendering import Renderer
 from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, save
-from arpo.storage.run_folder import Store
+from arpo.storage.run_folder import RunFolder
 from arpo.training.export import export_model
 from tiny_vlm import first_prompt, screenshot, stock_inputs
 
@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     base = folder / "base-model"
     save_model_folder(new_model(0), TOKENIZER, base, dtype=torch.float16, settings=IMAGE_SETTINGS)
-    store = Store(folder)
+    store = RunFolder(folder)
     store.write_recipe(replace(Config(), model=ModelConfig(path=str(base))))
     store.close()
 
@@ -88,7 +88,7 @@ def test_refusals(run, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot be made"):
         export_model(run, tmp_path / "file" / "below", "float32", merged=True)
-    store = Store(tmp_path / "young")
+    store = RunFolder(tmp_path / "young")
     store.write_recipe(Config())
     store.close()
     with pytest.raises(UserError, match="no whole checkpoint yet"):
@@ -133,7 +133,7 @@ def lora_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lora")
     base = folder / "base-model"
     save_model_folder(new_model(0), TOKENIZER, base, dtype=torch.float16, settings=IMAGE_SETTINGS)
-    store = Store(folder)
+    store = RunFolder(folder)
     config = replace(Config(), model=replace(LORA, path=str(base)))
     store.write_recipe(config)
     store.close()

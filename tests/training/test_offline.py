@@ -13,7 +13,7 @@ from arpo.config import Config
 from arpo.errors import UserError
 from arpo.recipe import load_config
 from arpo.reporting.display import NullDisplay
-from arpo.storage.run_folder import Store, StoreReader
+from arpo.storage.run_folder import RunFolder, RunFolderReader
 from arpo.training.collect import run_collection
 from arpo.training.offline import ONLINE_METRICS, OfflineTrainer, open_source
 from arpo.training.trainer import run_training
@@ -56,7 +56,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_collection_is_the_recipes_whole_budget(source: Path) -> None:
-    stored = StoreReader(source)
+    stored = RunFolderReader(source)
     assert sorted(stored.episode_ids()) == sorted(f"collect-{number}-0" for number in range(16))
     tasks = [stored.load_trajectory(f"collect-{number}-0").task_id for number in range(16)]
     assert tasks == 2 * [A, A, B, B, C, C, D, D]
@@ -82,9 +82,9 @@ def test_a_collection_says_what_it_holds_and_grows_with_its_epochs(
     ):
         collect(tmp_path, [A, B])
     assert load_config(folder / "recipe.toml").train.epochs == 3
-    played = [record["episodes"] for record in StoreReader(folder).read_log("metrics.jsonl")]
+    played = [record["episodes"] for record in RunFolderReader(folder).read_log("metrics.jsonl")]
     assert (played[-1], played) == (12, sorted(played))
-    assert all(record["rollout"] > 0 for record in StoreReader(folder).read_log("timing.jsonl"))
+    assert all(record["rollout"] > 0 for record in RunFolderReader(folder).read_log("timing.jsonl"))
 
 
 def test_failed_episodes_of_a_collection_are_counted_and_not_played_again(
@@ -117,7 +117,7 @@ def test_a_run_and_a_collection_do_not_share_a_folder(source: Path, tmp_path: Pa
     Scripted.play({})
     with pytest.raises(UserError, match=r"holds collected episodes: give the run a --run.dir of its own"):
         run_training(small_config(tmp_path, [A], f"--run.dir={source}"))
-    assert len(StoreReader(source).episode_ids()) == 16
+    assert len(RunFolderReader(source).episode_ids()) == 16
     config = small_config(tmp_path, [A])
     assert run_training(config) == 0
     with pytest.raises(UserError, match=r"holds a training run: collect into a --run.dir of its own"):
@@ -145,7 +145,7 @@ def test_each_method_takes_what_it_can_learn_from(source: Path, tmp_path: Path) 
 def test_a_pass_has_an_order_of_its_own_and_pairs_of_one_task(source: Path, tmp_path: Path) -> None:
     Scripted.play({})
     trainer = train(offline(tmp_path, "dpo", source, [A, B, C, D], "--offline.passes=1"))
-    stored = StoreReader(source)
+    stored = RunFolderReader(source)
     drawn = []
     for number in range(6):
         pairs = [pair for update in trainer._updates(number) for pair in update]
@@ -204,8 +204,8 @@ def test_an_online_runs_own_episodes_are_a_source_too(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_trained_on_is_left_out_and_told(source: Path, tmp_path: Path) -> None:
-    stored = StoreReader(source)
-    store = Store(tmp_path / "mixed")
+    stored = RunFolderReader(source)
+    store = RunFolder(tmp_path / "mixed")
     whole = stored.load_trajectory("collect-0-0")
     store.add_trajectory(whole)
     store.add_trajectory(trajectory(1.0, turn([], [], restart=True), name="text", task=A))
@@ -229,8 +229,8 @@ def test_what_cannot_be_trained_on_is_left_out_and_told(source: Path, tmp_path: 
 
 
 def test_episodes_whose_screenshots_were_cut_off_are_left_out_and_told(source: Path, tmp_path: Path) -> None:
-    store = Store(tmp_path / "cut")
-    store.add_trajectory(StoreReader(source).load_trajectory("collect-0-0"))
+    store = RunFolder(tmp_path / "cut")
+    store.add_trajectory(RunFolderReader(source).load_trajectory("collect-0-0"))
     store.add_trajectory(trajectory(1.0, name="cut", task=A))
     store.close()
     pack = tmp_path / "cut" / "screenshots.pack"
@@ -245,8 +245,8 @@ def test_episodes_whose_screenshots_were_cut_off_are_left_out_and_told(source: P
 
 
 def test_a_malformed_episode_is_no_success(source: Path, tmp_path: Path) -> None:
-    store = Store(tmp_path / "malformed")
-    store.add_trajectory(replace(StoreReader(source).load_trajectory("collect-0-0"), malformed=True))
+    store = RunFolder(tmp_path / "malformed")
+    store.add_trajectory(replace(RunFolderReader(source).load_trajectory("collect-0-0"), malformed=True))
     store.close()
     with pytest.raises(UserError, match="no successes among its 1 episodes of the training tasks"):
         open_source(offline(tmp_path, "rft", tmp_path / "malformed", [A]), NullDisplay())

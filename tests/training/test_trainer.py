@@ -23,7 +23,7 @@ from arpo.evaluation.evaluate import load_sets
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
 from arpo.storage.checkpoint import CHECKPOINTS
-from arpo.storage.run_folder import Store, StoreReader
+from arpo.storage.run_folder import RunFolder, RunFolderReader
 from arpo.testing import Times
 from arpo.training.build import assemble
 from arpo.training.run import Timing, claim, stops_gently
@@ -355,7 +355,7 @@ def test_pruning_frees_screenshots_that_replay_does_not_need_and_changes_nothing
         config = small_config(tmp_path / name, [A, B], f"--store.prune_every={every}", "--train.epochs=2")
         trainer = train(config)
         ends.append((lines(config, "metrics.jsonl"), trainer.replay.state()))
-        stored = StoreReader(Path(config.run.dir))
+        stored = RunFolderReader(Path(config.run.dir))
         whole = {
             row["episode_id"] for row in stored.read_log("trajectories.jsonl") if stored.has_screenshots(row)
         }
@@ -374,7 +374,7 @@ def test_a_heldout_task_that_is_trained_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_belongs_to_one_recipe_once_it_has_a_checkpoint(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = RunFolder(tmp_path)
     store.write_recipe(Config())
     claim(store, small_config(tmp_path, [A]))
     store.write_recipe(small_config(tmp_path, [A]))
@@ -389,7 +389,7 @@ def test_a_folder_belongs_to_one_recipe_once_it_has_a_checkpoint(tmp_path: Path)
 
 
 def test_a_run_that_began_with_easy_tasks_keeps_its_number_of_epochs(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = RunFolder(tmp_path)
     easy = ("--tasks.train=desk:32", "--train.curriculum=easy_first")
     store.write_recipe(small_config(tmp_path, [A], *easy, "--train.epochs=3"))
     (tmp_path / CHECKPOINTS).mkdir()

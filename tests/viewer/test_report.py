@@ -5,7 +5,7 @@ import pytest
 from arpo import actions as act
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.storage.run_folder import Store
+from arpo.storage.run_folder import RunFolder
 from arpo.types import Completion
 from arpo.viewer.charts import Series, line_chart
 from arpo.viewer.episodes import label, mark
@@ -21,7 +21,7 @@ def said(text):
 
 
 def make_run(folder):
-    store = Store(folder)
+    store = RunFolder(folder)
     store.write_recipe(Config())
     for step in range(5):
         store.log_metrics(step, {"success": step / 10, "loss": -0.1, "rescued": 2.0, "grad_norm": 0.3})
@@ -70,7 +70,7 @@ def test_what_a_model_wrote_is_never_markup(tmp_path):
 
 
 def test_a_run_that_has_just_begun_has_a_report(tmp_path):
-    store = Store(tmp_path)
+    store = RunFolder(tmp_path)
     store.write_recipe(Config())
     assert "not finished yet" in write_report(tmp_path).read_text("utf-8")
     store.close()
@@ -82,7 +82,7 @@ def test_what_is_no_run_is_refused(tmp_path):
 
 
 def test_pruned_episodes_are_left_out(tmp_path):
-    store = Store(tmp_path)
+    store = RunFolder(tmp_path)
     store.write_recipe(Config())
     store.add_trajectory(episode("gone", [small(1), small(2)]))
     store.add_trajectory(episode("kept", [small(3), small(4)]))
@@ -92,7 +92,7 @@ def test_pruned_episodes_are_left_out(tmp_path):
 
 
 def test_large_screenshots_are_shown_smaller(tmp_path):
-    store = Store(tmp_path)
+    store = RunFolder(tmp_path)
     store.write_recipe(Config())
     store.add_trajectory(episode("e", [desktop(0), small(1)]))
     assert "data:image/webp" not in write_report(tmp_path).read_text("utf-8")

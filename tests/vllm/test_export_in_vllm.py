@@ -27,7 +27,7 @@ from arpo.models.loading import load_model, load_renderer, resolve_model
 from arpo.models.trainable import choose_trained
 from arpo.prompts.rendering import Renderer
 from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, save
-from arpo.storage.run_folder import Store
+from arpo.storage.run_folder import RunFolder
 from arpo.types import Message, Screenshot
 from tiny_vlm import save_folder, stock_inputs, tiny_qwen3
 
@@ -205,7 +205,7 @@ def qwen3_run(folder: Path) -> Path:
     """A LoRA run of a Qwen3-VL with fresh weights, whose adapters have moved, as the learner saves it."""
     base = save_folder(tiny_qwen3(head=32), folder / "base-model")  # vLLM on a CPU knows no narrower heads
     config = replace(Config(), model=replace(LORA, path=str(base)))
-    store = Store(folder)
+    store = RunFolder(folder)
     store.write_recipe(config)
     store.close()
     model = load_model(config.model, config.run.seed)

@@ -131,9 +131,9 @@ def _check_env(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
     from arpo.envs.check import check_env
     from arpo.envs.factory import open_factory
-    from arpo.envs.task_files import choose, load_tasks
+    from arpo.envs.task_files import load_tasks, select_tasks
 
-    tasks = choose(load_tasks(options.tasks or config.tasks.train, config.tasks.examples), config.tasks)
+    tasks = select_tasks(load_tasks(options.tasks or config.tasks.train, config.tasks.examples), config.tasks)
     checks = asyncio.run(check_env(open_factory(config), tasks, config.env))
     print(*checks, sep="\n")
     return 0 if all(check.ok or not check.required for check in checks) else 1
@@ -148,9 +148,9 @@ def _count(text: str) -> int:
 def _osworld(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     config = load_config(options.recipe, overrides)
     from arpo.envs.osworld.fetch import fetch_cache
-    from arpo.envs.task_files import choose, load_tasks
+    from arpo.envs.task_files import load_tasks, select_tasks
 
-    tasks = choose(load_tasks(options.tasks or config.tasks.train, config.tasks.examples), config.tasks)
+    tasks = select_tasks(load_tasks(options.tasks or config.tasks.train, config.tasks.examples), config.tasks)
     return fetch_cache(tasks, config.osworld, options.jobs or config.osworld.downloads)
 
 

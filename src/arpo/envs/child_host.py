@@ -34,14 +34,14 @@ _SECRETS = ("OPENAI_API_KEY", "WANDB_API_KEY", "HF_TOKEN")  # no business of a d
 _NAME = "the environment host of this run"
 
 
-def own_host(config: Config) -> Hosts:
+def start_child_host(config: Config) -> Hosts:
     """Start a host for the recipe's environments and wait until it listens."""
-    child = OwnHost(config)
+    child = ChildHost(config)
     child.wait(config.env.start_seconds)
     return Hosts([RemoteHost(_NAME, child.address, child.token)], config.env)
 
 
-class OwnHost:
+class ChildHost:
     """The process, and the one that follows it if it dies."""
 
     def __init__(self, config: Config) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from arpo.config import Config
 from arpo.envs.base import Env, EnvFactory, EnvSource
-from arpo.envs.pool import EnvPool, Places
+from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import UserError
 
 CALLS = ("start", "step", "evaluate", "close")
@@ -41,20 +41,20 @@ def resolve_env(config: Config) -> EnvFactory:
 def open_pool(config: Config) -> EnvPool:
     """The recipe's environments, wherever they are."""
     if not is_elsewhere(config):
-        return EnvPool(Places(resolve_env(config), config.env.parallel), config.env)
-    from arpo.envs.remote import patient
+        return EnvPool(LocalEnvs(resolve_env(config), config.env.parallel), config.env)
+    from arpo.envs.remote import add_timeout_slack
 
-    return EnvPool(_elsewhere(config), patient(config.env))
+    return EnvPool(_elsewhere(config), add_timeout_slack(config.env))
 
 
 def open_factory(config: Config) -> EnvFactory:
     """The same, for who makes environments one by one and keeps no more than env.parallel of them."""
     if not is_elsewhere(config):
         return resolve_env(config)
-    from arpo.envs.remote import Leased
+    from arpo.envs.remote import LeaseOnStartEnv
 
     source = _elsewhere(config)
-    return lambda: Leased(source)
+    return lambda: LeaseOnStartEnv(source)
 
 
 def is_elsewhere(config: Config) -> bool:
@@ -62,10 +62,10 @@ def is_elsewhere(config: Config) -> bool:
 
 
 def _elsewhere(config: Config) -> EnvSource:
-    from arpo.envs.child_host import own_host
-    from arpo.envs.remote import hosts_of
+    from arpo.envs.child_host import start_child_host
+    from arpo.envs.remote import parse_hosts
 
-    return hosts_of(config.env) if config.env.hosts else own_host(config)
+    return parse_hosts(config.env) if config.env.hosts else start_child_host(config)
 
 
 def _imported(name: str) -> EnvFactory:

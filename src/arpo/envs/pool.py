@@ -2,7 +2,7 @@
 
 An episode that fails is tried again in a fresh environment; a task whose episodes keep failing is set aside.
 What comes out is a trajectory or a Failure. No fault is ever given a score here. Where environments come from
-is a source's business: `Places` makes them in this process, so many at once.
+is a source's business: `LocalEnvs` makes them in this process, so many at once.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class GuardedEnv:
             await self._env.close()
 
 
-class Turns:
+class Slots:
     """So many at once. asyncio's semaphore serves one loop; a run may have several, one after another."""
 
     def __init__(self, most: int) -> None:
@@ -75,16 +75,16 @@ class Turns:
         return self._free
 
 
-class Places:
+class LocalEnvs:
     """The source of environments in this process: `parallel` at once, each made when it has a place."""
 
     def __init__(self, factory: EnvFactory, parallel: int) -> None:
         self._factory = factory
-        self._turns = Turns(parallel)
+        self._slots = Slots(parallel)
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[Env]:
-        async with self._turns():
+        async with self._slots():
             async with boundary(EnvError, "start"):
                 env = self._factory()
             yield env

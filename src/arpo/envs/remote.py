@@ -26,7 +26,7 @@ from arpo.actions import Action
 from arpo.config import EnvConfig
 from arpo.envs import wire
 from arpo.envs.base import Env, EnvSource
-from arpo.envs.pool import Turns
+from arpo.envs.pool import Slots
 from arpo.envs.wire import BadRequest, NoFreeSlot, NoSuchEpisode, WrongToken
 from arpo.errors import EnvError, UserError
 from arpo.types import Observation, Screenshot, StepResult, Task
@@ -245,14 +245,14 @@ class Hosts:
     def __init__(self, hosts: Sequence[RemoteHost], config: EnvConfig) -> None:
         self._hosts = tuple(hosts)
         self._config = config
-        self._turns = Turns(config.parallel)
+        self._slots = Slots(config.parallel)
         self._given = False  # a first lease
         self._looks: dict[str, asyncio.Task[None]] = {}
         self._waiting: set[asyncio.Future[None]] = set()
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[Env]:
-        async with self._turns(), open_session() as session:
+        async with self._slots(), open_session() as session:
             host, episode = await self._take(session)
             try:
                 yield RemoteEnv(host, session, episode, self._config)
@@ -319,7 +319,7 @@ class Hosts:
                 told.set_result(None)
 
 
-class Leased:
+class LeaseOnStartEnv:
     """An environment that is leased when it starts, for those who make their environments one by one."""
 
     def __init__(self, source: EnvSource) -> None:
@@ -348,7 +348,7 @@ class Leased:
         return self._env
 
 
-def hosts_of(config: EnvConfig) -> Hosts:
+def parse_hosts(config: EnvConfig) -> Hosts:
     """The hosts that env.hosts names: "http://a:8700,http://b:8700"."""
     token = wire.read_token(os.environ)
     addresses = [_address(entry.strip()) for entry in config.hosts.split(",")]
@@ -358,7 +358,7 @@ def hosts_of(config: EnvConfig) -> Hosts:
     return Hosts([_fixed(address, token) for address in addresses], config)
 
 
-def patient(config: EnvConfig) -> EnvConfig:
+def add_timeout_slack(config: EnvConfig) -> EnvConfig:
     """The limits of who waits for a host: it has limits of its own, so only one that hangs is later."""
     more = 2 * SLACK_SECONDS
     return replace(

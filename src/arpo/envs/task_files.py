@@ -53,7 +53,7 @@ def load_counts(source: str, examples: str = "") -> dict[str, Count]:
     return {}
 
 
-def choose(tasks: Sequence[Task], settings: TasksConfig) -> tuple[Task, ...]:
+def select_tasks(tasks: Sequence[Task], settings: TasksConfig) -> tuple[Task, ...]:
     """The tasks of the domains and with the ids that the settings name; where they name none, all."""
     domains, ids = _names(settings.domains), _names(settings.ids)
     there = sorted({task.domain for task in tasks})
@@ -75,17 +75,17 @@ def is_shipped(source: str) -> bool:
     return source.startswith(tuple(SHIPPED))
 
 
-def climbs(path: str) -> bool:
+def escapes_folder(path: str) -> bool:
     """Whether a path leads out of the folder that it is to be looked for in, or to that folder itself.
 
-    >>> climbs("os/a.json"), climbs("../a.json"), climbs("/a.json"), climbs(".")
+    >>> escapes_folder("os/a.json"), escapes_folder("../a.json"), escapes_folder("/a.json"), escapes_folder(".")
     (False, True, True, True)
     """
     parts = path.replace("\\", "/").split("/")
     return parts[0] == "" or ".." in parts or set(parts) <= {"", "."} or "\0" in path
 
 
-def selection(source: str, kept: Mapping[str, Count], examples: str = "") -> str:
+def format_selection(source: str, kept: Mapping[str, Count], examples: str = "") -> str:
     """The text of a selection file. Paths must be relative to that file's folder."""
     tasks = {task: {"successes": n.successes, "rollouts": n.rollouts} for task, n in kept.items()}
     content = {"source": source} | ({"examples": examples} if examples else {}) | {"tasks": tasks}
@@ -184,7 +184,7 @@ def _indexed(index: Mapping[str, Any], place: str, examples: Path) -> Iterator[T
         if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
             raise UserError(f"{place}: {domain!r}: must be a list of task ids")
         for name in ids:
-            if climbs(domain) or climbs(name):
+            if escapes_folder(domain) or escapes_folder(name):
                 raise UserError(f"{place}: {domain!r}: {name!r} leads out of {examples}: use plain names")
             path = examples / domain / f"{name}.json"
             if not path.is_file():
@@ -226,7 +226,7 @@ def _task(entry: Any, place: str, domain: str = "") -> Task:
     entry = OPTIONAL | entry
     apps = tuple(map(str, _field(entry, "related_apps", list, place)))
     domain = domain or _field({"domain": apps[0] if apps else ""} | entry, "domain", str, place)
-    if climbs(name) or (domain and climbs(domain)):
+    if escapes_folder(name) or (domain and escapes_folder(domain)):
         raise UserError(f"{place}: id and domain name files of the task's own: no path that leads elsewhere")
     return Task(
         id=name,

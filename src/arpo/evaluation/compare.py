@@ -26,7 +26,7 @@ from typing import BinaryIO
 from arpo.config import INCIDENTAL, LEARNING, Config
 from arpo.errors import UserError
 from arpo.recipe import changed, load_config, nearest
-from arpo.reporting.display import Display, duration, open_display
+from arpo.reporting.display import Display, format_duration, open_display
 from arpo.storage.run_folder import (
     METRICS,
     RECIPE,
@@ -340,7 +340,7 @@ def _found(job: Job) -> str:
     final = summary.get("success", {}).get("final", {})
     rates = [f", {which} {rate:.1%}" for which, rate in final.items() if rate is not None]
     seconds = seconds_of_collection(job.folder) if job.collects else summary["seconds"]
-    return "".join(rates) + f", {duration(seconds)}"
+    return "".join(rates) + f", {format_duration(seconds)}"
 
 
 def seconds_of_collection(folder: Path) -> float:

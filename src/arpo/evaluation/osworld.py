@@ -26,13 +26,13 @@ from arpo.envs.base import Env
 from arpo.envs.factory import open_pool
 from arpo.envs.osworld.needs import REMEDY, runnable
 from arpo.envs.pool import EnvPool
-from arpo.envs.task_files import choose, load_tasks
+from arpo.envs.task_files import load_tasks, select_tasks
 from arpo.errors import UserError
 from arpo.evaluation.osworld_results import SUMMARY, Place, Played, Trial, model_folder, place_of, scores
 from arpo.evaluation.osworld_summary import summarise, table
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import ChatRenderer
-from arpo.reporting.display import Display, Standing, open_display
+from arpo.reporting.display import Display, PartProgress, open_display
 from arpo.rollout.episode import Agent, run_episode
 from arpo.rollout.scheduler import reason
 from arpo.storage.run_folder import write_atomically
@@ -43,7 +43,7 @@ SECTIONS = ("run", "model", "tasks", "env", "osworld", "rollout", "eval", "serve
 
 def run_osworld_evaluation(config: Config) -> int:
     """Play what has no result yet, then write and print where things stand; 1 if something failed."""
-    chosen = choose(load_tasks(config.eval.tasks, config.tasks.examples), config.tasks)
+    chosen = select_tasks(load_tasks(config.eval.tasks, config.tasks.examples), config.tasks)
     tasks, skipped = runnable(chosen, config)
     if not tasks:
         why = f"none of its {len(chosen)} tasks can run here; the first: {skipped[0][1]}; {REMEDY}"
@@ -212,9 +212,9 @@ class _Progress:
         self._successes[domain] += score
 
     def _tell(self) -> None:
-        self.display.standings(
+        self.display.part_progress(
             [
-                Standing(
+                PartProgress(
                     name=domain,
                     total=total,
                     ended=self._ended[domain],

@@ -26,7 +26,7 @@ from typing import Any, Self
 
 from arpo.actions import TERMINAL, Action, Finished, Wait
 from arpo.envs.pyautogui_program import program
-from arpo.envs.task_files import climbs
+from arpo.envs.task_files import escapes_folder
 from arpo.errors import UserError
 from arpo.storage.run_folder import write_atomically
 from arpo.types import Failure, StopReason, Task, Trajectory
@@ -227,6 +227,6 @@ def action_text(actions: Sequence[Action]) -> str:
 
 def _safe(name: str, what: str) -> str:
     """A name that stays a path within its folder and is not hidden there."""
-    if not name or climbs(name) or any(part.startswith(".") for part in name.split("/")):
+    if not name or escapes_folder(name) or any(part.startswith(".") for part in name.split("/")):
         raise UserError(f"{what}: {name!r} cannot name a folder of results")
     return name

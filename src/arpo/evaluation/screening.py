@@ -20,7 +20,7 @@ from typing import Any
 
 from arpo.algorithms.curriculum import Count, keep
 from arpo.config import Config
-from arpo.envs.task_files import choose, is_shipped, load_tasks, selection
+from arpo.envs.task_files import format_selection, is_shipped, load_tasks, select_tasks
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import SKIPPED, evaluate, make_room, playable, write_skipped
 from arpo.reporting.display import Display, open_display
@@ -100,7 +100,7 @@ class Screening:
 def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_always: bool) -> int:
     """`arpo screen`: count successes of every task, then write those worth training on, and the report."""
     examples = config.tasks.examples
-    pool = {task.id: task for task in choose(load_tasks(tasks, examples), config.tasks)}
+    pool = {task.id: task for task in select_tasks(load_tasks(tasks, examples), config.tasks)}
     _, skipped = playable(config, {"named": tuple(pool.values())})
     make_room(out)
     progress, report = (out.with_name(f"{out.name}.{end}") for end in ("progress.jsonl", "report.json"))
@@ -129,7 +129,9 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
     _refuse_nothing(screening, tasks, config.env.name)
     folder = out.resolve().parent
     source = tasks if is_shipped(tasks) else os.path.relpath(tasks, folder)
-    write_atomically(out, selection(source, screening.kept, examples and os.path.relpath(examples, folder)))
+    write_atomically(
+        out, format_selection(source, screening.kept, examples and os.path.relpath(examples, folder))
+    )
     progress.unlink(missing_ok=True)
     print(f"written to {out}")
     return 0

@@ -31,7 +31,7 @@ SHOWN = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class PartProgress:
     """How far one part of an evaluation is. Failed episodes are among those that ended, not those played."""
 
     name: str
@@ -52,7 +52,7 @@ class Display(Protocol):
 
     def evaluation(self, name: str, successes: float, episodes: int) -> None: ...
 
-    def standings(self, standings: Sequence[Standing]) -> None:
+    def part_progress(self, standings: Sequence[PartProgress]) -> None:
         """How far each part is; told again whenever one of them changed."""
         ...
 
@@ -78,7 +78,7 @@ class NullDisplay:
     def evaluation(self, name: str, successes: float, episodes: int) -> None:
         pass
 
-    def standings(self, standings: Sequence[Standing]) -> None:
+    def part_progress(self, standings: Sequence[PartProgress]) -> None:
         pass
 
     def note(self, text: str) -> None:
@@ -106,7 +106,7 @@ class Pace:
 
     @property
     def left(self) -> str:
-        return duration((self.total - self.done) / self.rate) if self.rate else "?"
+        return format_duration((self.total - self.done) / self.rate) if self.rate else "?"
 
 
 class PlainDisplay:
@@ -130,17 +130,17 @@ class PlainDisplay:
             )
 
     def batch(self, step: int, metrics: Mapping[str, float]) -> None:
-        numbers = [*(f"{label} {text}" for label, text in shown(metrics)), f"{self._pace.left} left"]
+        numbers = [*(f"{label} {text}" for label, text in format_metrics(metrics)), f"{self._pace.left} left"]
         self.note(f"batch {step}: {', '.join(numbers)}")
 
     def evaluation(self, name: str, successes: float, episodes: int) -> None:
-        self.note(f"{name}: {rate_text(successes, episodes)}")
+        self.note(f"{name}: {format_rate(successes, episodes)}")
 
-    def standings(self, standings: Sequence[Standing]) -> None:
+    def part_progress(self, standings: Sequence[PartProgress]) -> None:
         for part in standings:
             if part.ended == part.total and part.name not in self._ended:
                 self._ended.add(part.name)
-                self.note(f"{part.name}: {rate_text(part.successes, part.played)}")
+                self.note(f"{part.name}: {format_rate(part.successes, part.played)}")
 
     def note(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
@@ -185,22 +185,22 @@ class LiveDisplay:
 
     def batch(self, step: int, metrics: Mapping[str, float]) -> None:
         numbers = Table(box=None, show_edge=False, padding=(0, 2))
-        row = [("batch", str(step)), *shown(metrics)]
+        row = [("batch", str(step)), *format_metrics(metrics)]
         for label, _ in row:
             numbers.add_column(label, justify="right", header_style="dim")
         numbers.add_row(*[text for _, text in row])
         self._numbers = numbers
 
     def evaluation(self, name: str, successes: float, episodes: int) -> None:
-        self.note(f"{name}: {rate_text(successes, episodes)}")
+        self.note(f"{name}: {format_rate(successes, episodes)}")
 
-    def standings(self, standings: Sequence[Standing]) -> None:
+    def part_progress(self, standings: Sequence[PartProgress]) -> None:
         table = Table(box=None, show_edge=False, padding=(0, 2))
         for label in ("", "done", "success"):
             table.add_column(label, justify="right" if label else "left", header_style="dim")
         for part in standings:
             done = f"{part.ended}/{part.total}"
-            table.add_row(part.name, done, rate_text(part.successes, part.played) if part.played else "")
+            table.add_row(part.name, done, format_rate(part.successes, part.played) if part.played else "")
         self._numbers = table
 
     def note(self, text: str) -> None:
@@ -224,17 +224,17 @@ def open_display(stream: TextIO) -> Display:
     return PlainDisplay(stream)
 
 
-def shown(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+def format_metrics(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     """[("success", "41.2%"), …]: what there is of the metrics that a person follows."""
     return [(label, form.format(metrics[name])) for name, label, form in SHOWN if name in metrics]
 
 
-def rate_text(successes: float, episodes: int) -> str:
+def format_rate(successes: float, episodes: int) -> str:
     """12.5 of 40 -> "31.2% (12.5/40)"; scores between 0 and 1 count as what they are."""
     return f"{successes / episodes:.1%} ({successes:g}/{episodes})" if episodes else "no episodes"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
@@ -263,7 +263,7 @@ def success_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 def _rate_of(summary: Mapping[str, Any], when: str, tasks: str) -> str:
     counts = summary.get("counts", {}).get(when, {}).get(tasks)
     if counts:
-        return rate_text(*counts)
+        return format_rate(*counts)
     fraction = summary.get("success", {}).get(when, {}).get(tasks)
     return "–" if fraction is None else f"{fraction:.1%}"
 
@@ -280,7 +280,7 @@ def total_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     texts = [(label, str(value)) for label, value in rows if value is not None]
     if summary.get("seconds") is not None:
-        texts.append(("time", duration(summary["seconds"])))
+        texts.append(("time", format_duration(summary["seconds"])))
     return texts
 
 

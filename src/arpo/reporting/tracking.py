@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.storage.run_folder import Store, write_atomically
+from arpo.storage.run_folder import RunFolder, write_atomically
 
 WANDB_ID = "wandb-id.txt"
 
@@ -34,10 +34,10 @@ class NullTracker:
         pass
 
 
-class StoreTracker:
+class JsonlTracker:
     """metrics.jsonl. The store is its owner's to close."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RunFolder) -> None:
         self._store = store
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -107,9 +107,9 @@ class FanOut:
             tracker.close()
 
 
-def open_tracker(config: Config, store: Store, next_step: int) -> Tracker:
+def open_tracker(config: Config, store: RunFolder, next_step: int) -> Tracker:
     """The trackers that a recipe asks for. `next_step` is the first that this life of the run will log."""
-    trackers: list[Tracker] = [StoreTracker(store)]
+    trackers: list[Tracker] = [JsonlTracker(store)]
     if config.store.tensorboard:
         trackers.append(TensorBoardTracker(store.folder / "tensorboard", next_step))
     if config.store.wandb_project:

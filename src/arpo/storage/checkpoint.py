@@ -59,14 +59,14 @@ def latest(root: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
     """The newest whole checkpoint, and a line about each newer one that is damaged."""
     damaged: list[str] = []
     for found in _listed(root):
-        reason = damage(found)
+        reason = find_damage(found)
         if not reason:
             return found, tuple(damaged)
         damaged.append(f"checkpoint {found.path} is damaged and was passed over: {reason}")
     return None, tuple(damaged)
 
 
-def damage(checkpoint: Checkpoint) -> str:
+def find_damage(checkpoint: Checkpoint) -> str:
     """What is wrong with it; "" when nothing is."""
     try:
         manifest = json.loads((checkpoint.path / MANIFEST).read_text("utf-8"))

@@ -43,7 +43,7 @@ PACK, RECIPE, SUMMARY = "screenshots.pack", "recipe.toml", "summary.json"
 _ID_PREFIX = b'{"episode_id":'
 
 
-class StoreReader:
+class RunFolderReader:
     """Reads a run's folder, also while the run goes on."""
 
     def __init__(self, folder: Path, *, writable: bool = False) -> None:
@@ -83,7 +83,7 @@ class StoreReader:
             return json.loads(file.readline())
 
 
-class Store(StoreReader):
+class RunFolder(RunFolderReader):
     """Writes a run's folder, making it if need be."""
 
     def __init__(self, folder: Path) -> None:

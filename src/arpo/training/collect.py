@@ -18,7 +18,7 @@ from arpo.evaluation.evaluate import evaluate, sets_of_run, tell_failures
 from arpo.reporting.display import Display, open_display
 from arpo.rollout.scheduler import Outcome
 from arpo.storage import checkpoint
-from arpo.storage.run_folder import FAILURES, TRAJECTORIES, Store
+from arpo.storage.run_folder import FAILURES, TRAJECTORIES, RunFolder
 from arpo.training.build import assemble
 from arpo.training.run import COLLECTED, Timing, check_recipe
 from arpo.types import Task, Trajectory
@@ -26,7 +26,7 @@ from arpo.types import Task, Trajectory
 
 def run_collection(config: Config) -> int:
     """`arpo collect`: begin the collection in run.dir or go on with it, and say what it holds."""
-    store = Store(Path(config.run.dir))
+    store = RunFolder(Path(config.run.dir))
     display = open_display(sys.stdout)
     try:
         if (store.folder / checkpoint.CHECKPOINTS).is_dir():
@@ -59,7 +59,7 @@ def _places(config: Config, tasks: Sequence[Task]) -> dict[str, Task]:
 
 
 async def _collect(
-    config: Config, left: Sequence[tuple[int, Task]], of: int, store: Store, display: Display
+    config: Config, left: Sequence[tuple[int, Task]], of: int, store: RunFolder, display: Display
 ) -> None:
     scheduler = assemble(config).scheduler
     display.begin("collecting", of, of - len(left))
@@ -90,11 +90,11 @@ async def _collect(
         store.log_timing(step, timing.taken(len(groups)))
 
 
-def _ended(store: Store) -> set[str]:
+def _ended(store: RunFolder) -> set[str]:
     return {*store.episode_ids(), *(failure["episode_id"] for failure in store.read_log(FAILURES))}
 
 
-def _describe(store: Store, threshold: float) -> str:
+def _describe(store: RunFolder, threshold: float) -> str:
     """512 episodes, 143 successes, 3 could not be played; 19 of 32 tasks were both solved and not"""
     outcomes: dict[str, list[bool]] = {}
     for record in store.read_log(TRAJECTORIES):

@@ -25,7 +25,7 @@ from arpo.models.loading import DTYPES, load_model, resolve_model
 from arpo.models.lora import adapter_weights, merge
 from arpo.models.trainable import choose_trained, frozen_fingerprint
 from arpo.recipe import load_config
-from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, MANIFEST, Checkpoint, damage, latest
+from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, MANIFEST, Checkpoint, find_damage, latest
 from arpo.storage.run_folder import RECIPE
 
 # Weights, the card that is about them, and what we neither run nor unpickle.
@@ -99,7 +99,7 @@ def _find(source: Path) -> tuple[Config, Path | None]:
         step = source.resolve().name.removeprefix("step-")
         if not step.isdigit():
             raise UserError(f"{source}: a checkpoint's folder is named step-NUMBER")
-        if reason := damage(Checkpoint(step=int(step), path=source)):
+        if reason := find_damage(Checkpoint(step=int(step), path=source)):
             raise UserError(f"{source}: this checkpoint is damaged: {reason}")
         return _on_cpu(load_config(source.resolve().parents[1] / RECIPE)), source
     if (source / "config.json").is_file():

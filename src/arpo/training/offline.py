@@ -28,7 +28,7 @@ from arpo.models.loading import load_renderer
 from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
 from arpo.reporting.display import Display
-from arpo.storage.run_folder import FAILURES, PACK, TRAJECTORIES, Store, StoreReader
+from arpo.storage.run_folder import FAILURES, PACK, TRAJECTORIES, RunFolder, RunFolderReader
 from arpo.training.run import EVALUATED, Progress, Run
 from arpo.types import Trajectory
 
@@ -49,7 +49,7 @@ class Source:
     be carried out.
     """
 
-    reader: StoreReader
+    reader: RunFolderReader
     played: int
     failed: int
     successes: Mapping[str, Sequence[str]]
@@ -70,7 +70,7 @@ class Source:
 class OfflineTrainer(Run):
     """One run of a recipe whose train.method is rft, dpo or kto."""
 
-    def __init__(self, config: Config, store: Store, display: Display) -> None:
+    def __init__(self, config: Config, store: RunFolder, display: Display) -> None:
         self.source = open_source(config, display)
         beginning = Progress(episodes=self.source.played, failures=self.source.failed)
         super().__init__(config, store, display, beginning)
@@ -223,7 +223,7 @@ def open_source(config: Config, display: Display) -> Source:
     folder = Path(config.offline.source)
     if folder.resolve() == Path(config.run.dir).resolve():
         raise UserError(f"offline.source: {folder} is run.dir: give the run a --run.dir of its own")
-    source = _read(config, StoreReader(folder), display)
+    source = _read(config, RunFolderReader(folder), display)
     learned = "successes and failures of one task" if config.train.method == "dpo" else "successes"
     if not (source.both if config.train.method == "dpo" else source.successes):
         raise UserError(
@@ -235,7 +235,7 @@ def open_source(config: Config, display: Display) -> Source:
     return source
 
 
-def _read(config: Config, reader: StoreReader, display: Display) -> Source:
+def _read(config: Config, reader: RunFolderReader, display: Display) -> Source:
     """Sort its episodes by task and verdict, and tell what is left out."""
     known = set(reader.episode_ids())  # it may grow meanwhile
     tasks = {task.id for task in load_sets(config)["train"]}
@@ -272,7 +272,7 @@ def _read(config: Config, reader: StoreReader, display: Display) -> Source:
     )
 
 
-def _obstacle(record: Mapping[str, Any], tasks: Set[str], reader: StoreReader) -> str:
+def _obstacle(record: Mapping[str, Any], tasks: Set[str], reader: RunFolderReader) -> str:
     """Why an episode cannot be trained on; empty where it can."""
     if record["task_id"] not in tasks:
         return OF_OTHER_TASKS

@@ -26,7 +26,7 @@ from arpo.recipe import changed, load_config
 from arpo.reporting.display import Display
 from arpo.reporting.tracking import open_tracker
 from arpo.storage import checkpoint
-from arpo.storage.run_folder import RECIPE, Store
+from arpo.storage.run_folder import RECIPE, RunFolder
 from arpo.training.build import assemble, open_learner
 
 STATE = "state.json"
@@ -53,7 +53,7 @@ class Progress:
 class Run(ABC):
     """One run in one process, from its folder. A loop has set up what is its own before this is."""
 
-    def __init__(self, config: Config, store: Store, display: Display, beginning: Progress) -> None:
+    def __init__(self, config: Config, store: RunFolder, display: Display, beginning: Progress) -> None:
         self.config, self.store, self.display = config, store, display
         self._checkpoints = store.folder / checkpoint.CHECKPOINTS
         self.sets = sets_of_run(config, store.folder, self._checkpoints.is_dir(), display)
@@ -239,12 +239,12 @@ def stops_gently(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-def collected(store: Store) -> list[str]:
+def collected(store: RunFolder) -> list[str]:
     """The episodes of a folder that `arpo collect` fills."""
     return [name for name in store.episode_ids() if name.startswith(f"{COLLECTED}-")]
 
 
-def claim(store: Store, config: Config) -> None:
+def claim(store: RunFolder, config: Config) -> None:
     """Refuse a folder that holds something else than a training run of this recipe."""
     if collected(store):
         raise UserError(
@@ -255,7 +255,7 @@ def claim(store: Store, config: Config) -> None:
         check_recipe(store, config, partial(_may_change, config))
 
 
-def check_recipe(store: Store, config: Config, may_change: Callable[[str], bool]) -> None:
+def check_recipe(store: RunFolder, config: Config, may_change: Callable[[str], bool]) -> None:
     """What has begun in this folder is of this recipe, or is refused."""
     path = store.folder / RECIPE
     if path.is_file():

@@ -26,7 +26,7 @@ from arpo.config import Config
 from arpo.evaluation.evaluate import tell_failures
 from arpo.learner.base import Batch, Metrics
 from arpo.reporting.display import Display, open_display
-from arpo.storage.run_folder import Store
+from arpo.storage.run_folder import RunFolder
 from arpo.training.build import curriculum_of
 from arpo.training.export import export_model
 from arpo.training.offline import OfflineTrainer
@@ -39,7 +39,7 @@ MODEL = "model"
 class Trainer(Run):
     """The online loop: it learns from what it plays."""
 
-    def __init__(self, config: Config, store: Store, display: Display) -> None:
+    def __init__(self, config: Config, store: RunFolder, display: Display) -> None:
         self.curriculum = curriculum_of(config)
         self.replay = ReplayBuffer(config.replay)
         # What the replay buffers of the checkpoints on the disk name: pruning leaves it alone.
@@ -186,7 +186,7 @@ def _mean(values: Iterable[float]) -> float:
     return fmean(numbers) if numbers else math.nan
 
 
-def open_run(config: Config, store: Store, display: Display) -> Trainer | OfflineTrainer:
+def open_run(config: Config, store: RunFolder, display: Display) -> Trainer | OfflineTrainer:
     """The loop of the recipe's method."""
     loop = Trainer if config.train.method == "online" else OfflineTrainer
     return loop(config, store, display)
@@ -194,7 +194,7 @@ def open_run(config: Config, store: Store, display: Display) -> Trainer | Offlin
 
 def run_training(config: Config) -> int:
     """`arpo train`: begin the run in run.dir or go on with it, and leave its summary, report and model."""
-    store = Store(Path(config.run.dir))
+    store = RunFolder(Path(config.run.dir))
     display = open_display(sys.stdout)
     try:
         claim(store, config)

@@ -20,7 +20,7 @@ from arpo.evaluation.comparison_results import (
     Spread,
 )
 from arpo.recipe import changed, value
-from arpo.reporting.display import duration
+from arpo.reporting.display import format_duration
 
 UNKNOWN = "–"
 SURE = 0.05
@@ -136,7 +136,7 @@ def success_table(comparison: Comparison) -> Table:
             Cell(main=name_shown(row.name)),
             *(percent(row.success.get(which)) for which in shown),
             _total(row, "episodes", lambda value: f"{value:,.0f}"),
-            _total(row, "seconds", duration),
+            _total(row, "seconds", format_duration),
             *(_of_groups(row, what) for what in ("without_signal", "rescued")),
         ]
         for row in comparison.rows

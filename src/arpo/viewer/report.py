@@ -16,7 +16,7 @@ from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
 from arpo.recipe import load_config
 from arpo.reporting.display import success_rows, total_rows
-from arpo.storage.run_folder import METRICS, RECIPE, TRAJECTORIES, StoreReader, write_atomically
+from arpo.storage.run_folder import METRICS, RECIPE, TRAJECTORIES, RunFolderReader, write_atomically
 from arpo.viewer.charts import Series, line_chart
 from arpo.viewer.episodes import episode_html
 from arpo.viewer.style import document
@@ -50,7 +50,7 @@ BODY = """
 
 def write_report(run_folder: Path) -> Path:
     """Write report.html into a run's folder, finished or not, and return its path."""
-    store = StoreReader(run_folder)
+    store = RunFolderReader(run_folder)
     recipe_path = run_folder / RECIPE
     if not recipe_path.is_file():
         raise UserError(f"{run_folder}: not a run folder: it has no {RECIPE}")
@@ -108,7 +108,7 @@ def _more_charts(metrics: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _episodes(store: StoreReader, config: Config) -> str:
+def _episodes(store: RunFolderReader, config: Config) -> str:
     instructions = _instructions(config)
     known = set(store.episode_ids())  # the run may go on and add others meanwhile
     records = [

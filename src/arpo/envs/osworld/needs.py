@@ -20,7 +20,7 @@ from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 from arpo.config import Config, OSWorldConfig
-from arpo.envs.task_files import climbs
+from arpo.envs.task_files import escapes_folder
 from arpo.errors import UserError
 from arpo.types import Json, Task
 
@@ -138,7 +138,7 @@ class Part:
 
 def needs(task: Task) -> Needs:
     """What the task needs; what is wrong with it for desktop-env is a `UserError` with its id and its key."""
-    if climbs(task.id):
+    if escapes_folder(task.id):
         raise UserError(f"task {task.id!r}: its id names its folder in the cache: use a plain name")
     steps, getters = list(_steps(task)), list(_getters(task))
     for part in (*steps, *getters):
@@ -197,7 +197,7 @@ def stage(task: Task, cache: Path, into: Path) -> None:
 def _shipped_bytes(url: str) -> bytes:
     name = url.removeprefix(SHIPPED)
     file = resources("arpo") / "envs" / "osworld" / "tasks" / "files" / name
-    if climbs(name) or not file.is_file():
+    if escapes_folder(name) or not file.is_file():
         raise UserError(f"{url}: no such file is shipped")
     return file.read_bytes()
 
@@ -267,7 +267,7 @@ def _refuse(part: Part) -> None:
     if part.kind == "cache_file":
         written.append(part.text("path"))
     for name in written:
-        if climbs(name):
+        if escapes_folder(name):
             raise part.refused(f"{name!r} leads out of the task's own folder: use a plain name")
 
 

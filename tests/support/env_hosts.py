@@ -17,7 +17,7 @@ from pathlib import Path
 from arpo.config import EnvConfig
 from arpo.envs.base import EnvFactory
 from arpo.envs.host import Listen, hosting
-from arpo.envs.remote import Hosts, hosts_of
+from arpo.envs.remote import Hosts, parse_hosts
 
 FAKE = "arpo.testing:FakeEnv"
 ANY_PORT = Listen(host="127.0.0.1", port=0)
@@ -30,7 +30,7 @@ async def hosted(factory: EnvFactory, settings: EnvConfig, token: str | None = N
 
 
 def at(settings: EnvConfig, *addresses: str) -> Hosts:
-    return hosts_of(replace(settings, hosts=",".join(addresses)))
+    return parse_hosts(replace(settings, hosts=",".join(addresses)))
 
 
 async def until(condition: Callable[[], bool]) -> None:

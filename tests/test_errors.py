@@ -1,4 +1,4 @@
-"""The boundary: whatever escapes from a call is attributed to it, and a stop that was asked for is not."""
+"""`boundary` attributes every exception to its call, and lets a requested cancellation pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from arpo.errors import ArpoFault, EngineError, EnvError, EnvTimeout, boundary
 
 
-async def _cancelled_within() -> None:
+async def _awaits_a_cancelled_task() -> None:
     helper = asyncio.ensure_future(asyncio.sleep(60))
     helper.cancel()
     await helper
@@ -33,11 +33,11 @@ async def _named_already() -> None:
         (_division, EnvError, "step: ZeroDivisionError: by zero"),
         (_named_already, EngineError, "generate: out of memory"),
         (_its_own_timeout, EnvError, "step: TimeoutError: the socket gave up"),
-        (_cancelled_within, EnvError, "step: CancelledError: what it waited for was cancelled"),
+        (_awaits_a_cancelled_task, EnvError, "step: CancelledError: an awaited task was cancelled"),
         (asyncio.Event().wait, EnvTimeout, "step: no answer within 0.01 s"),
     ],
 )
-def test_what_escapes_is_a_fault_of_the_call(call, kind, message):
+def test_an_exception_becomes_a_fault_of_the_call(call, kind, message):
     async def guarded() -> None:
         async with boundary(EnvError, "step", 0.01 if kind is EnvTimeout else 60):
             await call()
@@ -47,7 +47,7 @@ def test_what_escapes_is_a_fault_of_the_call(call, kind, message):
     assert (type(caught.value), str(caught.value)) == (kind, message)
 
 
-def test_a_task_that_is_told_to_stop_stops():
+def test_a_requested_cancellation_passes():
     async def guarded() -> None:
         async with boundary(EnvError, "step", 60):
             await asyncio.Event().wait()

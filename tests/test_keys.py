@@ -1,3 +1,5 @@
+"""Key names: every accepted spelling has one canonical name; unknown keys raise ValueError."""
+
 import pytest
 
 from arpo.keys import canonical_keys

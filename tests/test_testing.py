@@ -1,3 +1,5 @@
+"""The fakes that `arpo.testing` ships: screenshots, a scripted engine, misbehaving environments."""
+
 import asyncio
 import io
 

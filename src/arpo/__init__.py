@@ -1,6 +1,6 @@
-"""ARPO: reinforcement learning for agents that work a computer through screenshots, mouse and keyboard.
+"""ARPO: reinforcement learning for agents that use a computer through screenshots, mouse and keyboard.
 
-Importing this package loads nothing heavy: torch and transformers come with the rooms that use them.
+`import arpo` is fast. It does not import torch or transformers; the modules that use them do.
 """
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m arpo` is the `arpo` command."""
+"""Entry point of `python -m arpo`, which is the same as the command `arpo`."""
 
 import sys
 

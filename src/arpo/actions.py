@@ -1,6 +1,6 @@
-"""The actions of UI-TARS, typed: how they are written (`render`) and moved between pixel grids (`scale`).
+"""Typed actions of UI-TARS. `render` writes them as text; `scale` converts their coordinates.
 
-Reading a model's text is `arpo.parsing`; nothing here sees a string that a model wrote.
+`arpo.parsing` does the opposite of `render`: it reads the text of a model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A place in pixels; of the model's image when parsed, of the screen after `scale`."""
+    """A position in pixels: of the model's image after parsing, of the screen after `scale`."""
 
     x: float
     y: float
@@ -64,7 +64,7 @@ class Scroll:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hotkey:
-    """Keys pressed together, in canonical names: ("ctrl", "c"), ("pagedown",)."""
+    """Keys pressed together, by canonical name: ("ctrl", "c"), ("pagedown",)."""
 
     keys: tuple[str, ...]
 
@@ -81,7 +81,7 @@ class KeyUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Type:
-    """Text to type; `submit` presses Enter after it (a trailing newline in the model's text)."""
+    """Text to type. `submit` presses Enter afterwards (the model's text ended with a newline)."""
 
     text: str
     submit: bool = False
@@ -111,7 +111,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """error_env(): the model judges that the task cannot be done."""
+    """error_env(): the model declares the task infeasible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ _ESCAPES = str.maketrans({"\\": r"\\", "'": r"\'", "\n": r"\n", "\r": r"\r", "\t
 
 
 def up_to_terminal(actions: Sequence[Action]) -> tuple[Action, ...]:
-    """The actions that count: what follows the first terminal one is dropped."""
+    """The actions up to and including the first terminal one. Later actions are dropped."""
     for index, action in enumerate(actions):
         if isinstance(action, TERMINAL):
             return tuple(actions[: index + 1])
@@ -137,7 +137,7 @@ def up_to_terminal(actions: Sequence[Action]) -> tuple[Action, ...]:
 
 
 def render(actions: Sequence[Action], thought: str = "") -> str:
-    r"""An answer in the action language.
+    r"""Write an answer in the action language.
 
     >>> render([Click(point=Point(105, 63))], "open it")
     "Thought: open it\nAction: click(start_box='(105,63)')"
@@ -147,25 +147,28 @@ def render(actions: Sequence[Action], thought: str = "") -> str:
 
 
 def scale(action: Action, from_size: tuple[int, int], to_size: tuple[int, int]) -> Action:
-    """The action in another grid of pixels; a place beyond the screen becomes the last pixel.
+    """Convert the action's coordinates to an image of another size. Points outside it move to its edge.
 
-    A model that answers in 0..1000 has from_size (1000, 1000).
+    If a model answers in 0..1000, from_size is (1000, 1000).
+
+    >>> scale(Click(point=Point(500, 250)), (1000, 1000), (1920, 1080))
+    Click(point=Point(x=960.0, y=270.0))
     """
 
-    def moved(point: Point) -> Point:
+    def scaled(point: Point) -> Point:
         x, y = (
-            float(min(round(min(max(value, 0), of) * to / of), to - 1))
-            for value, of, to in zip((point.x, point.y), from_size, to_size, strict=True)
+            float(min(round(min(max(value, 0), source) * target / source), target - 1))
+            for value, source, target in zip((point.x, point.y), from_size, to_size, strict=True)
         )
         return Point(x, y)
 
     match action:
         case Click(point=point) | DoubleClick(point=point) | RightClick(point=point):
-            return replace(action, point=moved(point))
+            return replace(action, point=scaled(point))
         case Hover(point=point) | LongPress(point=point) | Scroll(point=Point() as point):
-            return replace(action, point=moved(point))
+            return replace(action, point=scaled(point))
         case Drag(start=start, end=end):
-            return Drag(start=moved(start), end=moved(end))
+            return Drag(start=scaled(start), end=scaled(end))
         case _:
             return action
 
@@ -184,8 +187,8 @@ def _call(action: Action) -> str:
             return f"long_press(start_box={_box(point)})"
         case Drag(start=start, end=end):
             return f"drag(start_box={_box(start)}, end_box={_box(end)})"
-        case Scroll(point=place, direction=direction):
-            return f"scroll({f'start_box={_box(place)}, ' if place else ''}direction='{direction}')"
+        case Scroll(point=target, direction=direction):
+            return f"scroll({f'start_box={_box(target)}, ' if target else ''}direction='{direction}')"
         case Hotkey(keys=keys):
             return f"hotkey(key={_keys(*keys)})"
         case KeyDown(key=key):
@@ -223,5 +226,5 @@ def _number(value: float) -> str:
 
 
 def _keys(*keys: str) -> str:
-    """A written + stands between keys, so the key of that name is spelled out."""
+    """Quote keys, separated by spaces. "+" also separates keys, so the key "+" is written "plus"."""
     return _quoted(" ".join("plus" if key == "+" else key for key in keys))

@@ -1,7 +1,7 @@
-"""Typed failures, and the one boundary that attributes every error that escapes from elsewhere.
+"""Exception types, and `boundary`, which attributes every exception to the call that raised it.
 
-A user's mistake is a `UserError`: one line that names the place and the remedy. A fault of an environment or
-an engine is an `ArpoFault` that says where it happened. Nothing here turns an error into a value.
+`UserError`: the user made a mistake. Its message is one line: what is wrong, where, and what to do.
+`ArpoFault`: an environment or an engine failed. It names the call.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 
 
 class UserError(ValueError):
-    """Bad input: a recipe, a task file, a checkpoint, a path. The command line prints it and exits with 2."""
+    """Bad input: a recipe, a task file, a checkpoint, a path. `arpo` prints it and exits with code 2."""
 
 
 class ArpoFault(Exception):
-    """Something outside our logic failed. `where` names the call that it escaped from."""
+    """An external component failed. `where` names the call, for example "step"."""
 
     def __init__(self, where: str, message: str) -> None:
         super().__init__(f"{where}: {message}")
@@ -25,27 +25,30 @@ class ArpoFault(Exception):
 
 
 class EnvError(ArpoFault):
-    """An environment raised, hung or answered nonsense."""
+    """An environment raised an exception, hung, or returned an invalid value."""
 
 
 class EnvTimeout(EnvError):
-    """An environment's call took longer than it may."""
+    """A call of an environment exceeded its timeout."""
 
 
 class EngineError(ArpoFault):
-    """The inference engine raised or died."""
+    """The inference engine raised an exception or died."""
 
 
 class ContextTooLong(EngineError):
-    """Prompt and answer do not fit into the model's context: a limit, which ends an episode, not a fault."""
+    """Prompt and answer exceed the model's context. This limit ends the episode; it is not a fault."""
 
 
 @asynccontextmanager
 async def boundary(fault: type[ArpoFault], where: str, seconds: float | None = None) -> AsyncIterator[None]:
-    """Attribute whatever escapes from the block to `where`; with `seconds`, also its taking too long.
+    """Convert every exception of the block to `fault(where, message)`. `seconds` is its timeout (None: none).
 
-    A cancellation that nobody asked this task for (an awaited task of the block's own was cancelled) is a
-    fault too: let through, it would end the whole run without a word.
+    If the caller cancels this task, CancelledError passes through. If a task awaited inside the block was
+    cancelled, CancelledError is converted as well: otherwise it would end the whole run silently.
+
+    >>> async with boundary(EnvError, "step", seconds=60):
+    ...     result = await env.step(actions)  # ZeroDivisionError becomes EnvError("step", …)
     """
     try:
         async with asyncio.timeout(seconds) as limit:
@@ -56,7 +59,7 @@ async def boundary(fault: type[ArpoFault], where: str, seconds: float | None = N
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise fault(where, "CancelledError: what it waited for was cancelled") from error
+        raise fault(where, "CancelledError: an awaited task was cancelled") from error
     except Exception as error:
         if isinstance(error, TimeoutError) and limit.expired():
             late = EnvTimeout if issubclass(fault, EnvError) else fault

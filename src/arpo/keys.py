@@ -1,6 +1,6 @@
-"""Names of keys: one canonical spelling for each, the one that pyautogui and X11 users know.
+"""Key names: one canonical spelling per key, as in pyautogui.
 
-Letters are lower case: a model that writes "ctrl C" means the keys, not a capital.
+Letters are lower case: "ctrl C" means the keys ctrl and c, without shift.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ _FILLERS = ("arrow", "key")
 
 
 def canonical_keys(written: str) -> tuple[str, ...]:
-    """The keys of one stroke, however they are joined.
+    """Canonical names of keys pressed together. Spaces, "+", "-" and "_" may separate them.
+
+    Raises ValueError for an unknown key and for an empty text.
 
     >>> canonical_keys("Ctrl+Shift+T"), canonical_keys("ctrl page down"), canonical_keys("ctrl +")
     (('ctrl', 'shift', 't'), ('ctrl', 'pagedown'), ('ctrl', '+'))
@@ -66,11 +68,11 @@ def canonical_keys(written: str) -> tuple[str, ...]:
 
 
 def _words(written: str) -> list[str]:
-    """Split at spaces, + and -; a + at the very end is the key of that name."""
+    """Split at spaces, "+", "-" and "_". A final "+" is the key "+"."""
     words: list[str] = []
     found = _WORD.findall(written)
-    for place, word in enumerate(found):
-        if word == "+" and place < len(found) - 1:
+    for index, word in enumerate(found):
+        if word == "+" and index < len(found) - 1:
             continue
         pieces = [word] if _key(word) else re.split(r"[-_]", word)
         words += [piece for piece in pieces if piece not in _FILLERS]

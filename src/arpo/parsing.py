@@ -1,8 +1,8 @@
-"""A model's answer, read: `parse(text)` gives typed actions or a `ParseError` that says why not.
+"""Parser for a model's answer: `parse(text)` returns typed actions or raises `ParseError`.
 
-A small scanner for calls with quoted arguments, generous about spellings that real models use (boxes and
-points, key names, quotes that were not escaped), strict about everything else. Nothing is ever evaluated as
-code, and no string whatever raises anything but ParseError.
+The parser scans calls with quoted arguments. It accepts the spellings of real models (boxes and points, key
+names, unescaped quotes) and rejects everything else. It never evaluates text as code, and raises no exception
+other than ParseError.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from arpo.keys import canonical_keys
 
 
 class ParseError(ValueError):
-    """The answer is not in the action language; the message says where it leaves it."""
+    """The answer is not in the action language. The message names the error and the text at fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,22 +49,22 @@ class Answer:
 
 
 def parse(text: str) -> Answer:
-    r"""Read one answer.
+    r"""Parse one answer.
 
     >>> parse("Thought: open it\nAction: click(start_box='(105,63)')")
     Answer(thought='open it', actions=(Click(point=Point(x=105.0, y=63.0)),))
     """
-    if pad := _NOT_TEXT.search(text):
-        raise ParseError(f"the answer holds the special token {pad[0]}")
+    if token := _SPECIAL_TOKEN.search(text):
+        raise ParseError(f"the answer contains the special token {token[0]}")
     label = _ACTION_LINE.search(text) or _ACTION.search(text)
     if label is None:
-        raise ParseError("no 'Action:' in the answer")
+        raise ParseError("the answer contains no 'Action:'")
     thought = _THOUGHT.sub("", text[: label.start()], count=1).strip()
     return Answer(thought=thought, actions=_calls(text, label.end()))
 
 
 class _Arguments:
-    """The arguments of one call; each is taken once, and none may be left."""
+    """The arguments of one call. Each method removes the argument that it reads."""
 
     def __init__(self, call: str, values: dict[str, str]) -> None:
         self._call = call
@@ -100,19 +100,21 @@ class _Arguments:
 
     def refuse_rest(self) -> None:
         if self._values:
-            raise ParseError(f"{self._call}() does not know {next(iter(self._values))}=")
+            raise ParseError(f"{self._call}() has no argument {next(iter(self._values))}=")
 
 
-_PLACE = ("start_box", "point", "start_point")
-_END = ("end_box", "end_point")
+_POINT_NAMES = ("start_box", "point", "start_point")
+_END_NAMES = ("end_box", "end_point")
 
 
 def _scroll(args: _Arguments) -> Scroll:
     direction = args.text("direction").strip().lower()
     if direction not in set(Direction):
-        raise ParseError(f"scroll() goes {', '.join(Direction)}; got {_short(direction)}")
-    place = args.optional(*_PLACE)
-    return Scroll(point=_point(place) if place else None, direction=Direction(direction))
+        raise ParseError(
+            f"scroll(): direction= must be one of {', '.join(Direction)}, got {_short(direction)}"
+        )
+    point = args.optional(*_POINT_NAMES)
+    return Scroll(point=_point(point) if point else None, direction=Direction(direction))
 
 
 def _type(args: _Arguments) -> Type:
@@ -126,14 +128,14 @@ def _call_user(args: _Arguments) -> CallUser:
 
 
 _BUILDERS: dict[str, Callable[[_Arguments], Action]] = {
-    "click": lambda args: Click(point=args.point(*_PLACE)),
-    "left_single": lambda args: Click(point=args.point(*_PLACE)),
-    "left_double": lambda args: DoubleClick(point=args.point(*_PLACE)),
-    "right_single": lambda args: RightClick(point=args.point(*_PLACE)),
-    "hover": lambda args: Hover(point=args.point(*_PLACE)),
-    "long_press": lambda args: LongPress(point=args.point(*_PLACE)),
-    "drag": lambda args: Drag(start=args.point(*_PLACE), end=args.point(*_END)),
-    "select": lambda args: Drag(start=args.point(*_PLACE), end=args.point(*_END)),
+    "click": lambda args: Click(point=args.point(*_POINT_NAMES)),
+    "left_single": lambda args: Click(point=args.point(*_POINT_NAMES)),
+    "left_double": lambda args: DoubleClick(point=args.point(*_POINT_NAMES)),
+    "right_single": lambda args: RightClick(point=args.point(*_POINT_NAMES)),
+    "hover": lambda args: Hover(point=args.point(*_POINT_NAMES)),
+    "long_press": lambda args: LongPress(point=args.point(*_POINT_NAMES)),
+    "drag": lambda args: Drag(start=args.point(*_POINT_NAMES), end=args.point(*_END_NAMES)),
+    "select": lambda args: Drag(start=args.point(*_POINT_NAMES), end=args.point(*_END_NAMES)),
     "scroll": _scroll,
     "hotkey": lambda args: Hotkey(keys=args.keys()),
     "press": lambda args: Hotkey(keys=args.keys()),
@@ -149,7 +151,7 @@ _BUILDERS: dict[str, Callable[[_Arguments], Action]] = {
     "call_user": _call_user,
 }
 
-_NOT_TEXT = re.compile(
+_SPECIAL_TOKEN = re.compile(
     r"<\|(?:image_pad|video_pad|vision_start|vision_end|vision_pad|im_start|im_end|endoftext)\|>"
 )
 _ACTION = re.compile(r"\bAction\s*[:：]")
@@ -157,17 +159,17 @@ _ACTION_LINE = re.compile(r"^[ \t]*Action\s*[:：]", re.MULTILINE)
 _THOUGHT = re.compile(r"^\s*Thought\s*[:：]")
 _NAME = re.compile(r"([A-Za-z_]+)\s*\(\s*")
 _ARGUMENT = re.compile(r"([A-Za-z_]+)\s*=\s*")
-_BARE_PLACE = re.compile(r"[(\[][-+0-9.,\s]*[)\]]")
+_BARE_POINT = re.compile(r"[(\[][-+0-9.,\s]*[)\]]")
 _SPACE = re.compile(r"\s*")
 _ESCAPE = re.compile(r"\\([nrt'\"\\])")
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t"}
 
-# A quote ends its argument where the language goes on after it: with the next argument, or with the end of
-# the call and then nothing, another call or another label. Any other quote belongs to the text.
+# Models often leave quotes inside a text unescaped. A quote therefore ends its argument only if valid syntax
+# follows: the next argument, or the end of the call and then the end of the text, another call or a label.
 _NEXT_CALL = rf"(?:{'|'.join(_BUILDERS)})\s*\("
 _NEXT_LABEL = r"(?:Thought|Reflection|Action_Summary|Action)\s*[:：]"
-_GOES_ON = rf"\s*(?:,\s*[A-Za-z_]+\s*=|\)\s*(?:\Z|{_NEXT_CALL}|{_NEXT_LABEL}))"
-_CLOSING = {quote: re.compile(rf"\\.|({quote})(?={_GOES_ON})", re.DOTALL) for quote in "'\""}
+_VALID_REST = rf"\s*(?:,\s*[A-Za-z_]+\s*=|\)\s*(?:\Z|{_NEXT_CALL}|{_NEXT_LABEL}))"
+_CLOSING = {quote: re.compile(rf"\\.|({quote})(?={_VALID_REST})", re.DOTALL) for quote in "'\""}
 _ANY_CLOSING = {quote: re.compile(rf"\\.|({quote})(?=\s*[,)])", re.DOTALL) for quote in "'\""}
 
 _NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
@@ -186,9 +188,9 @@ def _calls(text: str, position: int) -> tuple[Action, ...]:
         actions.append(action)
         position = _skip(text, end)
         if position < len(text) and "\n" not in text[end:position]:
-            raise ParseError(f"junk after the call: {_short(text[position:])}")
+            raise ParseError(f"unexpected text after the call: {_short(text[position:])}")
     if not actions:
-        raise ParseError("no call after 'Action:'")
+        raise ParseError("no call follows 'Action:'")
     return tuple(actions)
 
 
@@ -207,7 +209,7 @@ def _call(text: str, position: int) -> tuple[Action, int]:
 
 
 def _arguments(text: str, position: int, call: str) -> tuple[dict[str, str], int]:
-    """The arguments from after the opening bracket, and the position after the closing one."""
+    """Read arguments up to the closing bracket. Returns them and the position after the bracket."""
     values: dict[str, str] = {}
     while not text.startswith(")", position):
         head = _ARGUMENT.match(text, position)
@@ -224,18 +226,18 @@ def _arguments(text: str, position: int, call: str) -> tuple[dict[str, str], int
     return values, position + 1
 
 
-def _value(text: str, position: int, where: str) -> tuple[str, int]:
+def _value(text: str, position: int, argument: str) -> tuple[str, int]:
     quote = text[position : position + 1]
     if quote not in _CLOSING:
-        bare = _BARE_PLACE.match(text, position)
+        bare = _BARE_POINT.match(text, position)
         if bare is None:
-            raise ParseError(f"{where}…) needs a quoted value, got {_short(text[position:])}")
+            raise ParseError(f"{argument}…) needs a quoted value, got {_short(text[position:])}")
         return bare[0], bare.end()
     for closing in (_CLOSING[quote], _ANY_CLOSING[quote]):
         for found in closing.finditer(text, position + 1):
             if found[1]:
                 return _unescaped(text[position + 1 : found.start()]), found.end()
-    raise ParseError(f"{where}{quote}…: the quote is not closed")
+    raise ParseError(f"{argument}{quote}…: the quote is not closed")
 
 
 def _unescaped(text: str) -> str:

@@ -1,6 +1,6 @@
-"""The vocabulary of the house: what crosses the walls between its rooms.
+"""Data types that modules exchange.
 
-Values only: frozen, made once, complete from the start. Nothing here acts, reads a file or knows torch.
+All types are immutable and complete when constructed. This module needs no torch and reads no files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,18 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One thing to do, in OSWorld's schema: how to set it up, what to ask for, how to judge the end state."""
+    """One task in OSWorld's schema: setup steps, instruction for the model, and checker of the end state.
+
+    >>> task = Task(
+    ...     id="pool-040",
+    ...     instruction="Set the language to Greek",
+    ...     snapshot="SetLanguage",
+    ...     config=({"type": "open", "parameters": {"app": "Conf", "column": 8, "row": 2}},),
+    ...     evaluator={"func": "desk_state", "expected": {"rules": {"conf": {"Lang": "Greek"}}}},
+    ...     related_apps=("Conf",),
+    ...     domain="Conf",
+    ... )
+    """
 
     id: str
     instruction: str
@@ -27,12 +38,16 @@ class Task:
     config: tuple[Json, ...]
     evaluator: Json
     related_apps: tuple[str, ...] = ()
-    domain: str = ""  # the heading that a list gives it
+    domain: str = ""  # its key in a task list {domain: [id, …]}
 
 
 @dataclass(frozen=True, slots=True)
 class Screenshot:
-    """A lossless picture of the screen, named by its content."""
+    """A lossless image of the screen, identified by the SHA-256 of its PNG bytes.
+
+    >>> Screenshot.of(png).size  # png: bytes of a 1920x1080 image
+    (1920, 1080)
+    """
 
     png: bytes = field(repr=False)
     sha256: str
@@ -55,27 +70,27 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What an environment shows after one answer. `terminated`: the environment itself ended the episode."""
+    """The screen after one answer. `terminated`: the environment has ended the episode."""
 
     observation: Observation
     terminated: bool = False
 
 
 class StopReason(StrEnum):
-    """Why an episode ended: the model's doing or the rules'. A fault is a Failure instead."""
+    """Reason why an episode ended normally. If the environment or the engine fails, there is a Failure."""
 
-    FINISHED = "finished"  # the model said so: finished()
-    FAIL = "fail"  # the model judged the task infeasible: error_env()
-    CALL_USER = "call_user"  # the model asked for a person
-    TERMINATED = "terminated"  # the environment ended it
+    FINISHED = "finished"  # the model called finished()
+    FAIL = "fail"  # the model called error_env(): it judged the task infeasible
+    CALL_USER = "call_user"  # the model called call_user()
+    TERMINATED = "terminated"  # the environment ended the episode
     MAX_STEPS = "max_steps"
     PARSE_ERROR = "parse_error"  # the answer is not in the action language
-    LENGTH = "length"  # the answer was cut at its token limit
+    LENGTH = "length"  # the answer reached its token limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message of the conversation. `token_ids` is a sampled answer itself, never tokenised again."""
+    """One message of the conversation. For a sampled answer, `token_ids` are its exact tokens."""
 
     role: str  # system | user | assistant
     text: str = ""
@@ -85,17 +100,25 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Everything the model sees before one answer. An engine uses the form that it understands."""
+    """The model's input for one answer, as tokens with images and as messages. An engine uses either form.
+
+    >>> prompt = Prompt(
+    ...     episode_id="batch2-0-1",  # batch 2, group 0, episode 1
+    ...     token_ids=(1, 5, 9, 9, 6),  # 9: image token; this image has two
+    ...     images=(shot,),
+    ...     messages=(Message(role="user", text="Set the language to Greek", screenshot=shot),),
+    ... )
+    """
 
     episode_id: str
     token_ids: tuple[int, ...]
-    images: tuple[Screenshot, ...]  # one for each image slot in token_ids, in order
+    images: tuple[Screenshot, ...]  # in the order of their tokens in token_ids
     messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to sample one answer. `seed` alone decides the draws: no generator is shared between requests."""
+    """Parameters for sampling one answer. Its random numbers depend on `seed` alone."""
 
     temperature: float
     max_tokens: int
@@ -104,10 +127,18 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One answer as it was sampled: these tokens are the ones that are trained.
+    """One sampled answer. Training uses exactly these tokens.
 
-    logprobs are the engine's, of each sampled token, at the sampling temperature. The end-of-turn token is
-    part of the answer when finish is "stop"; `text` is the answer without it.
+    `logprobs` are the engine's log-probabilities of the tokens at the sampling temperature. If finish is
+    "stop", the last token is the end-of-turn token; `text` does not contain it.
+
+    >>> completion = Completion(
+    ...     token_ids=(21, 22, 2),  # 2: end of turn
+    ...     logprobs=(-0.1, -0.7, -0.01),
+    ...     text="Action: wait()",
+    ...     finish="stop",
+    ...     policy_version=3,
+    ... )
     """
 
     token_ids: tuple[int, ...]
@@ -119,25 +150,50 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One look and one answer.
+    """One screenshot and the model's answer to it.
 
-    `context` are the tokens between the previous answer and this one, and `images` the screenshots whose
-    slots are in it. Where `restart` is true the sequence begins anew with this context (the first turn, and
-    each turn after the window of screenshots slid); else it continues the turn before.
+    `context`: prompt tokens since the previous answer; `images`: the screenshots in it. If `restart` is true,
+    a new sequence begins with this context: in the first turn, and when old screenshots leave the window.
+    Otherwise the sequence of the previous turn continues.
+
+    >>> first = Turn(
+    ...     screenshot=shot,
+    ...     context=(1, 5, 9, 9, 6),
+    ...     images=(shot,),
+    ...     restart=True,
+    ...     completion=completion,  # tokens (21, 22, 2)
+    ...     actions=(Wait(),),
+    ... )
+    >>> second = replace(first, context=(5, 9, 9, 6), restart=False)
     """
 
-    screenshot: Screenshot  # what the model looked at, newest
+    screenshot: Screenshot  # the newest one that the model saw
     context: tuple[int, ...]
     images: tuple[Screenshot, ...]
     restart: bool
     completion: Completion
     actions: tuple[Action, ...]  # empty when the answer did not parse
-    error: str = ""  # why it did not parse
+    error: str = ""  # message of the ParseError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One whole episode. `score` is the checker's verdict in [0, 1]; `malformed`: an answer did not parse."""
+    """One complete episode.
+
+    `score`: result of the task's checker, in [0, 1]. `malformed`: an answer did not parse or was cut.
+
+    >>> trajectory = Trajectory(
+    ...     episode_id="batch2-0-1",
+    ...     task_id="pool-040",
+    ...     turns=(first, second),  # 3 sampled tokens each
+    ...     final=shot,
+    ...     score=1.0,
+    ...     malformed=False,
+    ...     stop=StopReason.MAX_STEPS,
+    ... )
+    >>> trajectory.policy_version, trajectory.sampled_tokens
+    (3, 6)
+    """
 
     episode_id: str
     task_id: str
@@ -149,7 +205,7 @@ class Trajectory:
 
     @property
     def policy_version(self) -> int:
-        """The oldest policy that took part."""
+        """The oldest policy version of its turns."""
         return min(turn.completion.policy_version for turn in self.turns)
 
     @property
@@ -159,7 +215,17 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """An episode that could not be carried out. Data, counted, never a reward."""
+    """An episode that an environment or engine fault prevented. It is counted and never becomes a reward.
+
+    >>> failure = Failure(
+    ...     episode_id="batch2-0-3",
+    ...     task_id="pool-040",
+    ...     kind="EnvTimeout",
+    ...     where="step",
+    ...     message="no answer within 60 s",
+    ...     attempts=3,
+    ... )
+    """
 
     episode_id: str
     task_id: str
@@ -171,19 +237,30 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescue:
-    """One place of a group that replay took: from whom, for which stored success, how many versions old."""
+    """One replacement by replay: a stored success took the position of a failed episode in its group.
 
-    index: int
+    >>> rescue = Rescue(index=1, replaced_episode="batch5-0-1", stored_episode="batch2-0-1", age=3)
+    """
+
+    index: int  # position in Group.trajectories
     replaced_episode: str
     stored_episode: str
-    age: int
+    age: int  # current policy version minus version of the stored episode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The episodes of one task in one batch. Failures leave it smaller; `rescues` tell what replay did."""
+    """The episodes of one task in one batch. Failed ones are not in `trajectories`.
 
-    index: int  # place in the batch
+    >>> group = Group(
+    ...     index=0,
+    ...     task_id="pool-040",
+    ...     trajectories=(trajectory, replace(trajectory, episode_id="batch2-0-2", score=0.0)),
+    ...     failures=(failure,),
+    ... )
+    """
+
+    index: int  # position in the batch
     task_id: str
     trajectories: tuple[Trajectory, ...]
     failures: tuple[Failure, ...] = ()
@@ -192,15 +269,25 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One training sequence: `mask` is true exactly at sampled tokens.
+    """One training sequence. `mask` is true at sampled tokens; `behaviour_logprobs` has one value for each.
 
-    `behaviour_logprobs` are the engine's, at mask positions in order.
+    The successful trajectory of the group above, with loss.advantage = "grpo":
+
+    >>> sample = Sample(
+    ...     token_ids=(1, 5, 9, 9, 6, 21, 22, 2, 5, 9, 9, 6, 21, 22, 2),
+    ...     mask=(*[False] * 5, *[True] * 3, *[False] * 4, *[True] * 3),
+    ...     images=(shot, shot),
+    ...     behaviour_logprobs=(-0.1, -0.7, -0.01, -0.1, -0.7, -0.01),
+    ...     advantage=1.0,
+    ...     weight=1 / 12,  # 1 group in the update, 2 trajectories in the group, 6 sampled tokens
+    ...     replayed=False,
+    ... )
     """
 
     token_ids: tuple[int, ...]
     mask: tuple[bool, ...]
     images: tuple[Screenshot, ...]
-    behaviour_logprobs: tuple[float, ...]
+    behaviour_logprobs: tuple[float, ...]  # the engine's, as in Completion
     advantage: float
-    weight: float  # of each sampled token's term in the update's objective, normalisation included
+    weight: float  # factor of each sampled token in the objective, all normalisation included
     replayed: bool

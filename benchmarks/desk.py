@@ -17,10 +17,10 @@ import time
 from PIL import Image
 
 from arpo.actions import TERMINAL, Action, scale
-from arpo.envs.desk.canvas import PALETTE, UNITS_HIGH, UNITS_WIDE
+from arpo.envs.desk.canvas import LAYOUT_HEIGHT, LAYOUT_WIDTH, PALETTE
 from arpo.envs.desk.env import DeskEnv, act, set_up
 from arpo.envs.desk.goals import FAMILIES, from_json, next_step
-from arpo.envs.desk.invent import invent_task, rng_for
+from arpo.envs.desk.random_tasks import random_task, rng_for
 from arpo.types import Observation, Screenshot, Task
 
 Episode = tuple[Task, list[Action]]
@@ -43,7 +43,7 @@ def solved(task: Task, size: tuple[int, int]) -> Episode:
     actions: list[Action] = []
     while len(actions) < LONGEST:
         action = next_step(desktop, goals).action
-        actions.append(scale(action, (UNITS_WIDE, UNITS_HIGH), size))
+        actions.append(scale(action, (LAYOUT_WIDTH, LAYOUT_HEIGHT), size))
         act(desktop, action)
         if isinstance(action, TERMINAL):
             break
@@ -54,7 +54,7 @@ def invented(size: tuple[int, int], per_family: int) -> list[Episode]:
     episodes = []
     for number, family in enumerate(FAMILIES.values()):
         for repeat in range(per_family):
-            raw = invent_task(rng_for("pretrain", 1_000 * number + repeat), [family], f"{number}-{repeat}")
+            raw = random_task(rng_for("pretrain", 1_000 * number + repeat), [family], f"{number}-{repeat}")
             names = ("id", "instruction", "snapshot", "evaluator")
             task = Task(config=tuple(raw["config"]), **{name: raw[name] for name in names})
             episodes.append(solved(task, size))
@@ -77,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--size", default=f"{UNITS_WIDE}x{UNITS_HIGH}", help="pixels of the screen")
+    parser.add_argument("--size", default=f"{LAYOUT_WIDTH}x{LAYOUT_HEIGHT}", help="pixels of the screen")
     parser.add_argument("--episodes", type=int, default=20, help="of each family")
     options = parser.parse_args()
     width, height = map(int, options.size.split("x"))

@@ -69,7 +69,7 @@ def measure(config: Config, batches: int) -> dict[str, float]:
     learner, tasks = open_learner(ensemble, config), load_sets(config)["train"]
     engine: Any = ensemble.scheduler.agent.engine
     clock.watch(engine, ("_prefill", "_decode", "_postprocess"), "engine")
-    clock.watch(desk, ("set_up", "act", "judge"), "environment")
+    clock.watch(desk, ("set_up", "act", "task_score"), "environment")
     clock.watch(desk.DeskEnv, ("_look",), "environment")
     size, rollout = config.train.tasks_per_batch, config.rollout
 

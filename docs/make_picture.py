@@ -14,17 +14,17 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from arpo.actions import Action, Click, Drag, Finished, Point, render
-from arpo.envs.desk.canvas import PALETTE, UNITS_WIDE
-from arpo.envs.desk.env import act, judge, set_up
+from arpo.envs.desk.canvas import LAYOUT_WIDTH, PALETTE
+from arpo.envs.desk.env import act, set_up, task_score
 from arpo.envs.desk.goals import FEASIBLE, from_json, next_step
 from arpo.envs.desk.goals.base import Step
-from arpo.envs.desk.invent import invent_task
+from arpo.envs.desk.random_tasks import random_task
 from arpo.types import Task
 
 OUT = Path(__file__).parent / "picture.png"
 SEED, FAMILIES = "picture-3", ("MoveFile", "TurnSwitch")
 SCREEN = (672, 504)
-UNIT = SCREEN[0] / UNITS_WIDE  # pixels of the picture for one of the layout
+UNIT = SCREEN[0] / LAYOUT_WIDTH  # pixels of the picture for one of the layout
 COLUMNS, GAP, HEADER, CAPTION = 3, 40, 96, 108
 PAGE, CARD, INK, SOFT, MARK, GOOD = "#e9edf4", "#ffffff", "#1c2030", "#6b7288", "#f0442e", "#1f9d55"
 FINER = 4  # marks are drawn so much larger and reduced, which makes their edges smooth
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def some_task() -> Task:
-    made = invent_task(random.Random(SEED), [FEASIBLE[name] for name in FAMILIES], SEED)
+    made = random_task(random.Random(SEED), [FEASIBLE[name] for name in FAMILIES], SEED)
     return Task(**{**made, "config": tuple(made["config"]), "related_apps": tuple(made["related_apps"])})
 
 
@@ -60,7 +60,7 @@ def episode(task: Task) -> list[tuple[Image.Image, Step]]:
         step = next_step(desktop, goals)
         frames.append((Image.fromarray(PALETTE[desktop.draw(*SCREEN).pixels]), step))
         act(desktop, step.action)
-    assert judge(task, desktop.world, frames[-1][1].action) == 1.0
+    assert task_score(task, desktop.world, frames[-1][1].action) == 1.0
     return frames
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from arpo.actions import Action, Fail, Finished
 from arpo.envs.desk.apps import APPS
-from arpo.envs.desk.desktop import Desktop, Seen
-from arpo.envs.desk.env import act, judge, set_up
+from arpo.envs.desk.desktop import Desktop, Element
+from arpo.envs.desk.env import act, set_up, task_score
 from arpo.envs.desk.goals import from_json, next_step
 from arpo.types import Task
 
@@ -39,9 +39,11 @@ def desk(*apps: str) -> Desktop:
     return desktop
 
 
-def find(desktop: Desktop, label: str, kind: str = "") -> Seen:
+def find(desktop: Desktop, label: str, kind: str = "") -> Element:
     """The last thing in sight with those words, in reading order."""
-    found = [part for part in desktop.seen() if part.label == label and (not kind or part.kind == kind)]
+    found = [
+        part for part in desktop.visible_elements() if part.label == label and (not kind or part.kind == kind)
+    ]
     assert found, f"no {kind or 'thing'} {label!r} in sight"
     return found[-1]
 
@@ -88,4 +90,4 @@ def solution(task: Task, desktop: Desktop | None = None, most: int = 60) -> list
 
 
 def score(task: Task, desktop: Desktop, last: Action) -> float:
-    return judge(task, desktop.world, last)
+    return task_score(task, desktop.world, last)

@@ -7,7 +7,7 @@ import pytest
 from arpo.actions import Hotkey, Type
 from arpo.envs.desk.apps.calc import Calc
 from arpo.envs.desk.apps.files import Files
-from arpo.envs.desk.apps.mail import Letter, Mail
+from arpo.envs.desk.apps.mail import ComposeWindow, Mail
 from arpo.envs.desk.apps.notes import Notes
 from arpo.envs.desk.apps.web import Web
 from arpo.envs.desk.desktop import Desktop
@@ -254,7 +254,7 @@ def test_a_typed_newline_is_the_enter_key_and_a_tab_the_tab_key() -> None:
     click(desktop, "New")
     act(desktop, Type(text="Anna\tlunch\tmilk\nbread"))
     letter = desktop.front
-    assert isinstance(letter, Letter)
+    assert isinstance(letter, ComposeWindow)
     assert (letter.to.text, letter.subject.text, letter.body.text) == ("Anna", "lunch", "milkbread")
     desktop = desk("File")
     click(desktop, "New")
@@ -356,7 +356,7 @@ def test_a_full_inbox_scrolls() -> None:
         {"from": name, "subject": "exam", "body": "", "flag": False} for name in ("Clara", "David", "Elena")
     ]
     desktop.scroll(10 * 7, 5 * 14, 2)
-    labels = [part.label for part in desktop.seen() if part.kind == "Item"]
+    labels = [part.label for part in desktop.visible_elements() if part.kind == "Item"]
     assert labels == ["Boris  rent", "Clara  exam", "David  exam", "Elena  exam"]
     click(desktop, "Elena  exam", "Del")
     assert [mail["from"] for mail in desktop.world["mail"]["Trash"]] == ["Elena"]
@@ -490,7 +490,7 @@ def test_an_order_is_filled_in_and_submitted() -> None:
     desktop = desk("Web")
     click(desktop, "Name", kind="Field")
     desktop.type("Nora")
-    desktop.click(*next(part.centre for part in desktop.seen() if part.kind == "DropDown"))
+    desktop.click(*next(part.centre for part in desktop.visible_elements() if part.kind == "DropDown"))
     click(desktop, "Sofa")
     click(desktop, "", kind="DropDown")
     click(desktop, "Lima", "Medium", "Gift", "Submit")
@@ -502,12 +502,12 @@ def test_an_order_is_filled_in_and_submitted() -> None:
 def test_what_is_submitted_cannot_be_taken_back() -> None:
     desktop = desk("Web")
     click(desktop, "Submit")
-    nothing = {"name": "", "item": "", "city": "", "size": "", "gift": False}
+    do_nothing = {"name": "", "item": "", "city": "", "size": "", "gift": False}
     click(desktop, "New")
     click(desktop, "Gift", "Clear")
     assert isinstance(desktop.front, Web) and not desktop.front.gift
     click(desktop, "x")
-    assert desktop.world["orders"] == [nothing]
+    assert desktop.world["orders"] == [do_nothing]
     click(desktop, "Web", kind="app")
     click(desktop, "Submit")
-    assert desktop.world["orders"] == [nothing, nothing]
+    assert desktop.world["orders"] == [do_nothing, do_nothing]

@@ -38,9 +38,9 @@ from arpo.actions import (
 from arpo.config import Config, EnvConfig
 from arpo.envs.check import check_env
 from arpo.envs.desk.canvas import PALETTE
-from arpo.envs.desk.env import DeskEnv, act, judge, set_up, way_gone
+from arpo.envs.desk.env import DeskEnv, act, set_up, task_progress, task_score
 from arpo.envs.desk.goals import FAMILIES, INFEASIBLE
-from arpo.envs.desk.invent import invent_task, rng_for
+from arpo.envs.desk.random_tasks import random_task, rng_for
 from arpo.envs.factory import resolve_env
 from arpo.errors import EnvError
 from arpo.types import Screenshot, Task
@@ -48,7 +48,7 @@ from desks import WORLD, solution, task_of, titles
 
 
 def invented(family: str, seed: int = 800_000) -> Task:
-    return task_of(invent_task(rng_for("pretrain", seed), [FAMILIES[family]], f"{family}-{seed}"))
+    return task_of(random_task(rng_for("pretrain", seed), [FAMILIES[family]], f"{family}-{seed}"))
 
 
 def plain_task(*windows: str, **changed: Any) -> Task:
@@ -175,19 +175,19 @@ def test_an_unfinished_goal_is_worth_part_of_the_way_by_option() -> None:
     assert verdict(Wait()) == 0.0  # nothing done
     assert verdict(budget, *delete) == 0.0  # three leaves away, and two at first
     solved = {**WORLD, "files": files, "conf": conf}
-    assert judge(task, solved, None) == way_gone(task, solved, None) == 1.0
+    assert task_score(task, solved, None) == task_progress(task, solved, None) == 1.0
     changed_too = {**solved, "calc": {**WORLD["calc"], "D4": 1}}
-    assert (judge(task, changed_too, None), way_gone(task, changed_too, None)) == (0.0, 0.5)
+    assert (task_score(task, changed_too, None), task_progress(task, changed_too, None)) == (0.0, 0.5)
 
 
 def test_the_way_is_measured_in_leaves() -> None:
     old, moved = {"poem": "tea"}, {"Work": {}, "Old": {"poem": "tea"}, "": WORLD["files"][""]}
     task = plain_task(files=moved)  # Work/poem goes, Work is empty; Old is not, Old/poem comes: four leaves
     copied = {**WORLD, "files": {**WORLD["files"], "Old": old}}
-    assert way_gone(task, copied, None) == 0.5
-    assert way_gone(plain_task(), copied, None) == 0.0  # nothing was asked for
+    assert task_progress(task, copied, None) == 0.5
+    assert task_progress(plain_task(), copied, None) == 0.0  # nothing was asked for
     infeasible = replace(task, evaluator={"func": "infeasible"})
-    assert way_gone(infeasible, copied, None) == 0.0
+    assert task_progress(infeasible, copied, None) == 0.0
 
 
 def test_the_way_leads_from_0_to_the_goal_on_every_kind_of_task() -> None:
@@ -195,11 +195,11 @@ def test_the_way_leads_from_0_to_the_goal_on_every_kind_of_task() -> None:
         task = invented(family)
         desktop, ways = set_up(task), []
         for _, action in solution(task):
-            ways.append(way_gone(task, desktop.world, None))
-            assert 0 <= ways[-1] < 1 or judge(task, desktop.world, None) == 1
+            ways.append(task_progress(task, desktop.world, None))
+            assert 0 <= ways[-1] < 1 or task_score(task, desktop.world, None) == 1
             act(desktop, action)
         assert ways[0] == 0, family
-        assert way_gone(task, desktop.world, None) == judge(task, desktop.world, None) == 1, family
+        assert task_progress(task, desktop.world, None) == task_score(task, desktop.world, None) == 1, family
 
 
 def test_the_other_actions() -> None:
@@ -244,7 +244,7 @@ TEXTS = (
 
 def any_place(rng: random.Random, env: DeskEnv) -> Point:
     if rng.random() < 0.7:
-        x, y = rng.choice(env.desktop.seen()).centre
+        x, y = rng.choice(env.desktop.visible_elements()).centre
         return Point(x * env.width / 224, y * env.height / 168)
     edges = (-1e308, -5, 0, 0.5, 223.5, 1e6, 1e308, rng.uniform(-50, 2000))
     return Point(rng.choice(edges), rng.choice(edges))

@@ -7,7 +7,7 @@ import pytest
 
 from arpo.envs.desk.apps.conf import Conf
 from arpo.envs.desk.apps.files import Files
-from arpo.envs.desk.apps.mail import Letter
+from arpo.envs.desk.apps.mail import ComposeWindow
 from arpo.envs.desk.apps.notes import Notes
 from arpo.envs.desk.apps.web import Web
 from arpo.envs.desk.canvas import Colour
@@ -200,7 +200,7 @@ def test_a_menu_closes_with_escape_and_swallows_other_keys() -> None:
 
 def test_a_menu_stays_on_the_screen() -> None:
     desktop = desk()
-    desktop.offer(31, 11, (("One", lambda: None), ("Two", lambda: None)))
+    desktop.open_menu(31, 11, (("One", lambda: None), ("Two", lambda: None)))
     assert desktop.popup is not None and (desktop.popup.column, desktop.popup.row) == (24, 9)
 
 
@@ -237,7 +237,7 @@ def test_tab_goes_round_the_fields_and_selects_them() -> None:
     desktop = desk("Mail")
     click(desktop, "Anna   lunch", "Reply")
     letter = desktop.front
-    assert isinstance(letter, Letter) and letter.focus is letter.body
+    assert isinstance(letter, ComposeWindow) and letter.focus is letter.body
     desktop.key(("tab",))
     assert letter.focus is letter.to and letter.to.selected == "Anna"
     desktop.key(("tab",))
@@ -295,20 +295,20 @@ def test_a_slider_is_clicked_or_dragged() -> None:
 def test_keys_held_down_go_with_what_follows() -> None:
     desktop = desk("Note")
     desktop.type("milk")
-    desktop.hold("ctrl")
-    desktop.hold("ctrl")
+    desktop.key_down("ctrl")
+    desktop.key_down("ctrl")
     desktop.key(("a",))
     desktop.type("c")
-    desktop.let_go("ctrl")
-    desktop.let_go("ctrl")
+    desktop.key_up("ctrl")
+    desktop.key_up("ctrl")
     desktop.key(("end",))
     desktop.key(("ctrl", "v"))
     assert isinstance(desktop.front, Notes) and desktop.front.edit.text == "milkmilk"
-    desktop.hold("shift")
+    desktop.key_down("shift")
     desktop.type("b")
     desktop.key(("home",))
-    desktop.let_go("shift")
-    desktop.hold("backspace")  # not one of the keys that stay down
+    desktop.key_up("shift")
+    desktop.key_down("backspace")  # not one of the keys that stay down
     desktop.key(("x",))
     assert desktop.front.edit.text == "x"
 
@@ -336,7 +336,7 @@ def test_a_double_click_on_a_menu_or_a_title_is_a_click() -> None:
 
 def test_in_sight_is_what_no_window_covers() -> None:
     desktop = two_windows()
-    seen = {(part.label, part.kind) for part in desktop.seen()}
+    seen = {(part.label, part.kind) for part in desktop.visible_elements()}
     assert ("Submit", "Button") in seen and ("Net", "Tab") in seen and ("Web", "app") in seen
     # Web covers cells 8 and on; Wifi's middle is cell 8, the title's is cell 5.
     assert ("Wifi", "Check") not in seen and ("Conf", "title") in seen
@@ -348,8 +348,8 @@ def test_in_sight_is_what_no_menu_covers() -> None:
     desktop = desk("Conf")
     click(desktop, "Look")
     assert find(desktop, "Light", "Radio") and find(desktop, "Small", "DropDown")
-    desktop.offer(6, 4, (("One", lambda: None),))
-    labels = [part.label for part in desktop.seen()]
+    desktop.open_menu(6, 4, (("One", lambda: None),))
+    labels = [part.label for part in desktop.visible_elements()]
     assert "One" in labels and "Light" not in labels and "Dark" in labels
 
 
@@ -359,8 +359,8 @@ def test_what_is_in_sight_gets_the_click() -> None:
         desktop = desk("Conf", app)
         front = desktop.front
         assert front is not None
-        for part in desktop.seen():
-            if part.kind in ("app", "title", "close") or not front.holds(part.column, part.row):
+        for part in desktop.visible_elements():
+            if part.kind in ("app", "title", "close") or not front.contains(part.column, part.row):
                 continue
             column, row = part.centre[0] // 7, part.centre[1] // 14
             widget = front.widget_at(column, row)
@@ -406,7 +406,7 @@ def test_a_window_that_nobody_touched_looks_the_same(app: str) -> None:
     desktop = desk(app)
     window = desktop.windows[0]
     assert window.widgets() == window.widgets()
-    for tab in [part for part in desktop.seen() if part.kind == "Tab"]:
+    for tab in [part for part in desktop.visible_elements() if part.kind == "Tab"]:
         desktop.click(*tab.centre)
         assert window.widgets() == window.widgets()
 

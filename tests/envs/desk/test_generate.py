@@ -11,10 +11,10 @@ import pytest
 
 from arpo.actions import Fail, Finished
 from arpo.config import Config
-from arpo.envs.desk.env import judge, set_up
+from arpo.envs.desk.env import set_up, task_score
 from arpo.envs.desk.generate import HELDOUT, POOL, make_tasks, solution_length
 from arpo.envs.desk.goals import INFEASIBLE
-from arpo.envs.desk.invent import invent_world, rng_for
+from arpo.envs.desk.random_tasks import random_world, rng_for
 from arpo.envs.task_files import check_disjoint, load_tasks
 from arpo.types import Task
 from desks import score, solution
@@ -53,7 +53,7 @@ def test_every_shipped_task_is_solved_by_its_solver_and_not_by_doing_nothing(
         assert isinstance(last, Fail if set(families(task)) & INFEASIBLE.keys() else Finished)
         assert score(task, desktop, last) == 1.0, task.id
         assert score(task, set_up(task), Finished()) == 0.0, task.id
-        assert judge(task, set_up(task).world, None) == 0.0, task.id
+        assert task_score(task, set_up(task).world, None) == 0.0, task.id
         lengths.append(len(steps))
     assert max(lengths) <= 15 == Config().rollout.max_steps
     assert min(lengths) == 1 and sum(length > 10 for length in lengths) >= 50
@@ -91,10 +91,10 @@ def world_of(task: Task) -> str:
 def test_pretraining_never_sees_the_world_of_a_shipped_task(
     shipped: dict[str, tuple[Task, ...]],
 ) -> None:
-    taken = {world_of(task) for tasks in shipped.values() for task in tasks}
-    seen = {json.dumps(invent_world(rng_for("pretrain", seed)), sort_keys=True) for seed in range(3000)}
+    name_taken = {world_of(task) for tasks in shipped.values() for task in tasks}
+    seen = {json.dumps(random_world(rng_for("pretrain", seed)), sort_keys=True) for seed in range(3000)}
     assert len(seen) == 3000
-    assert not seen & taken
+    assert not seen & name_taken
 
 
 def test_the_list_of_32_is_of_middle_difficulty_and_short(shipped: dict[str, tuple[Task, ...]]) -> None:

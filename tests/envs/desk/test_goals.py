@@ -19,7 +19,7 @@ from arpo.envs.desk.goals.files import MoveFile
 from arpo.envs.desk.goals.mail import SendFileText
 from arpo.envs.desk.goals.sheet import PutValue, SumColumn
 from arpo.envs.desk.goals.web import PlaceOrder
-from arpo.envs.desk.invent import invent_task, rng_for
+from arpo.envs.desk.random_tasks import random_task, rng_for
 from arpo.envs.desk.window import Dialog
 from arpo.envs.desk.words import vocabulary
 from arpo.types import Task
@@ -30,7 +30,7 @@ SEEDS = range(700_000, 700_012)
 
 def tasks(family: str) -> list[Task]:
     return [
-        task_of(invent_task(rng_for("pretrain", seed), [FAMILIES[family]], f"{family}-{seed}"))
+        task_of(random_task(rng_for("pretrain", seed), [FAMILIES[family]], f"{family}-{seed}"))
         for seed in SEEDS
     ]
 
@@ -39,7 +39,7 @@ def mixed(rng: random.Random, number: int) -> Task:
     while True:
         families = rng.sample(list(FEASIBLE.values()), number)
         if compatible(families):
-            return task_of(invent_task(rng, families, "mixed"))
+            return task_of(random_task(rng, families, "mixed"))
 
 
 def done(task: Task) -> Desktop:
@@ -129,7 +129,7 @@ def test_the_solver_finds_its_way_from_any_state(family: str) -> None:
         rng = random.Random(i)
         desktop = set_up(task)
         for _ in range(6):
-            x, y = rng.choice(desktop.seen()).centre
+            x, y = rng.choice(desktop.visible_elements()).centre
             rng.choice((desktop.click, desktop.double_click, desktop.right_click))(x, y)
         if family == "WriteNote" and isinstance(desktop.front, Dialog):
             continue  # a "Save as" that someone else began is taken for its own
@@ -149,7 +149,7 @@ def test_tasks_take_from_one_step_to_more_than_ten() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_goal_survives_json(family: str) -> None:
-    goal = FAMILIES[family].invent(random.Random(3), copy.deepcopy(WORLD))
+    goal = FAMILIES[family].sample(random.Random(3), copy.deepcopy(WORLD))
     assert from_json(json.loads(json.dumps(to_json([goal])))) == [goal]
 
 
@@ -158,7 +158,7 @@ def test_reaching_a_goal_is_what_its_checker_wants(family: str) -> None:
     for task in tasks(family):
         world = copy.deepcopy(task.config[0]["parameters"])
         for goal in from_json(task.evaluator["solution"]):
-            goal.reach(world)
+            goal.apply(world)
         expected = task.config[0]["parameters"] | task.evaluator.get("expected", {}).get("rules", {})
         assert world == expected
         assert (world == task.config[0]["parameters"]) == (family in INFEASIBLE)
@@ -179,7 +179,7 @@ def test_words_and_worlds_of_a_few_goals() -> None:
     assert order.instruction == "Order a Small Sofa for Nora in Lima as a gift"
     assert MoveFile(file="report", folder="Work").instruction == "Move the file report to the folder Work"
     assert PutValue(cell="B2", value=40).instruction == "Put 40 in cell B2"
-    total = SumColumn.invent(random.Random(0), {"calc": {"A1": 3, "A2": 4, "A5": 9}})
+    total = SumColumn.sample(random.Random(0), {"calc": {"A1": 3, "A2": 4, "A5": 9}})
     assert (total.column, total.total) == ("A", 7)
     assert total.instruction == "Put the sum of column A in cell A5"
 
@@ -207,7 +207,7 @@ def test_the_look_is_the_one_that_the_base_model_learned() -> None:
     digest = hashlib.sha256(PALETTE.tobytes())
     digest.update(" ".join(vocabulary()).encode())
     for number, family in enumerate(FAMILIES.values()):
-        task = task_of(invent_task(rng_for("pretrain", 900_000 + number), [family], "look"))
+        task = task_of(random_task(rng_for("pretrain", 900_000 + number), [family], "look"))
         desktop = set_up(task)
         digest.update(task.instruction.encode())
         for thought, action in solution(task):

@@ -20,7 +20,7 @@ from arpo.envs.desk.widgets import (
     Tab,
     TextEdit,
     Widget,
-    nothing,
+    do_nothing,
 )
 
 
@@ -73,8 +73,8 @@ def test_other_keys_are_not_for_the_text(keys: tuple[str, ...]) -> None:
 
 def test_typing_replaces_the_selection_and_drops_what_cannot_be_printed() -> None:
     edit = TextEdit("bread")
-    edit.place(1)
-    edit.place(3, extend=True)
+    edit.move_caret(1)
+    edit.move_caret(3, extend=True)
     edit.insert("\x00o\x1b\r\u200e🙂")
     assert (edit.text, edit.caret, edit.selected) == ("bo🙂ad", 3, "")
 
@@ -92,7 +92,7 @@ def test_the_caret_never_leaves_the_text(events: list[str | int]) -> None:
     edit = TextEdit("milk")
     for event in events:
         if isinstance(event, int):
-            edit.place(event, extend=event % 2 == 0)
+            edit.move_caret(event, extend=event % 2 == 0)
         elif not edit.key(tuple(event.split(" "))):
             edit.insert(event)
         assert 0 <= edit.caret <= len(edit.text) and 0 <= edit.anchor <= len(edit.text)
@@ -103,7 +103,7 @@ def field(
     text: str, caret: int, *, columns: int = 8, rows: int = 1, focused: bool = True
 ) -> tuple[Field, TextEdit]:
     edit = TextEdit(text)
-    edit.place(caret)
+    edit.move_caret(caret)
     widget = Field(
         column=2, row=0, columns=columns, rows=rows, label="Name", text=text, caret=caret,
         selection=(caret, caret), focused=focused, edit=edit,
@@ -113,24 +113,24 @@ def field(
 
 def test_a_click_puts_the_caret_between_characters() -> None:
     widget, edit = field("bread", 5)
-    widget.press(2, 0)
+    widget.click_at(2, 0)
     assert edit.caret == 2
-    widget.press(7, 0)
+    widget.click_at(7, 0)
     assert edit.caret == 5
     wrapped, edit = field("abcdefghij", 0, columns=4, rows=3)
-    wrapped.press(1, 2)
+    wrapped.click_at(1, 2)
     assert edit.caret == 9
 
 
 def test_a_long_text_follows_its_caret() -> None:
     widget, edit = field("abcdefghijklmnopqrs", 19, columns=8)
-    assert widget.first == 16
-    widget.press(1, 0)
+    assert widget.first_visible == 16
+    widget.click_at(1, 0)
     assert edit.caret == 17
     page, _ = field("abcdefghijklmnopqrs", 19, columns=4, rows=2)
-    assert page.first == 12
-    assert field("abcdefghijklmnopqrs", 19, focused=False)[0].first == 0
-    assert field("abcdefg", 7)[0].first == 0
+    assert page.first_visible == 12
+    assert field("abcdefghijklmnopqrs", 19, focused=False)[0].first_visible == 0
+    assert field("abcdefg", 7)[0].first_visible == 0
 
 
 def test_the_caret_is_drawn_where_it_is_and_only_with_the_focus() -> None:
@@ -165,7 +165,7 @@ def test_a_selection_is_highlighted_on_every_line_that_it_covers() -> None:
 @pytest.mark.parametrize(("column", "value"), [(0, 0), (7, 70), (10, 100), (11, 100), (40, 100), (-3, 0)])
 def test_a_slider_stops_at_tens(column: int, value: int) -> None:
     heard: list[int] = []
-    Slider(column=2, row=3, columns=12, value=50, change=heard.append).press(column, 0)
+    Slider(column=2, row=3, columns=12, value=50, change=heard.append).click_at(column, 0)
     assert heard == [value]
 
 
@@ -173,23 +173,23 @@ def test_a_scroll_bar_moves_towards_the_click() -> None:
     heard: list[int] = []
     bar = ScrollBar(column=22, row=1, columns=2, rows=6, top=0, shown=6, total=9, move=heard.append)
     for row in (0, 2, 3, 5):
-        bar.press(0, row)
+        bar.click_at(0, row)
     assert heard == [-1, -1, 1, 1]
 
 
 def test_a_widget_holds_its_cells_and_no_others() -> None:
     button = Button(column=4, row=2, columns=3, rows=2)
-    held = {(column, row) for column in range(12) for row in range(6) if button.holds(column, row)}
+    held = {(column, row) for column in range(12) for row in range(6) if button.contains(column, row)}
     assert held == {(4, 2), (5, 2), (6, 2), (4, 3), (5, 3), (6, 3)}
 
 
 def test_widgets_are_equal_when_they_look_the_same() -> None:
     def other() -> None: ...
 
-    plain = Button(column=1, row=2, columns=4, label="Save", click=nothing)
+    plain = Button(column=1, row=2, columns=4, label="Save", click=do_nothing)
     assert plain == Button(column=1, row=2, columns=4, label="Save", click=other)
-    assert plain != Button(column=1, row=2, columns=4, label="Send", click=nothing)
-    assert plain != Label(column=1, row=2, columns=4, label="Save", click=nothing)
+    assert plain != Button(column=1, row=2, columns=4, label="Send", click=do_nothing)
+    assert plain != Label(column=1, row=2, columns=4, label="Save", click=do_nothing)
     assert field("milk", 2)[0] == field("milk", 2)[0]
     assert field("milk", 2)[0] != field("milk", 3)[0]
     on = Item(column=0, row=0, columns=9, label="a", on=True)
@@ -208,7 +208,7 @@ EVERY: list[Widget] = [
     field(LONG, 31, columns=10)[0],
     field(LONG, 10, columns=10, rows=2)[0],
     Item(column=0, row=0, columns=10, label=LONG, on=True, folder=True),
-    Item(column=0, row=0, columns=10, label=LONG, marked=True),
+    Item(column=0, row=0, columns=10, label=LONG, flagged=True),
     Cell(column=0, row=0, columns=4, label=LONG, on=True),
     ScrollBar(column=0, row=0, columns=2, rows=6, top=3, shown=6, total=9, move=lambda _: None),
 ]
@@ -219,7 +219,7 @@ EVERY: list[Widget] = [
 def test_a_widget_paints_inside_its_place(widget: Widget, size: tuple[int, int]) -> None:
     canvas = Canvas(*size)
     widget.draw(canvas, 70, 56)
-    place = canvas.area(70, 56, widget.wide, widget.high)
+    place = canvas.area(70, 56, widget.width, widget.height)
     assert np.any(canvas.pixels[place] != Colour.WALLPAPER)
     canvas.pixels[place] = Colour.WALLPAPER
     assert (canvas.pixels == Colour.WALLPAPER).all()

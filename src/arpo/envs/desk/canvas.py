@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 COLUMNS, ROWS = 32, 12
 CELL_WIDTH, CELL_HEIGHT = 7, 14
-UNITS_WIDE, UNITS_HIGH = COLUMNS * CELL_WIDTH, ROWS * CELL_HEIGHT
+LAYOUT_WIDTH, LAYOUT_HEIGHT = COLUMNS * CELL_WIDTH, ROWS * CELL_HEIGHT
 _OUTLINE_FONT_FROM = 24  # pixels of cell height
 
 
@@ -65,8 +65,8 @@ class Canvas:
 
     def __init__(self, width: int, height: int) -> None:
         self.pixels: NDArray[np.uint8] = np.full((height, width), Colour.WALLPAPER, dtype=np.uint8)
-        self._across = _ratio(width, UNITS_WIDE)
-        self._down = _ratio(height, UNITS_HIGH)
+        self._across = _ratio(width, LAYOUT_WIDTH)
+        self._down = _ratio(height, LAYOUT_HEIGHT)
 
     def area(self, x: float, y: float, width: float, height: float) -> tuple[slice, slice]:
         """Where the pixels of a rectangle are: rows, columns."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from arpo.envs.desk.canvas import CELL_HEIGHT, CELL_WIDTH, COLUMNS, ROWS, Canvas, Colour
-from arpo.envs.desk.widgets import Act, Choices, Field, Item, Slider, Switch, TextEdit, Widget
+from arpo.envs.desk.widgets import Callback, Choices, Field, Item, Slider, Switch, TextEdit, Widget
 from arpo.envs.desk.window import Dialog, Window
+from arpo.envs.desk.world import World
 
-World = dict[str, Any]
 _BAR = ROWS - 1
 _BAR_CELLS = 4
 _POPUP_COLUMNS = 8
@@ -29,13 +28,13 @@ class Popup:
     row: int
     choices: Choices
 
-    def choice_at(self, column: int, row: int) -> Act | None:
+    def choice_at(self, column: int, row: int) -> Callback | None:
         inside = 0 <= column - self.column < _POPUP_COLUMNS and 0 <= row - self.row < len(self.choices)
         return self.choices[row - self.row][1] if inside else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Element:
     """Something that can be seen and aimed at: its words, its kind, its place on the screen in cells."""
 
     label: str
@@ -77,7 +76,7 @@ class Desktop:
             window = kind(self, column, row)
             self._move(window, column, row)
             self.windows.append(window)
-        self.bring_forward(window)
+        self.bring_to_front(window)
         return window
 
     def open_app(self, app: str) -> None:
@@ -86,12 +85,16 @@ class Desktop:
             self.popup = None
             self.launch(app)
 
-    def bring_forward(self, window: Window) -> None:
+    def show(self, window: Window) -> None:
+        """Add a new window in front of the others."""
+        self.windows.append(window)
+
+    def bring_to_front(self, window: Window) -> None:
         self.windows.remove(window)
         self.windows.append(window)
 
     def close(self, window: Window) -> None:
-        window.leave()
+        window.on_close()
         self.windows.remove(window)
 
     def open_file(self, folder: str, name: str) -> None:
@@ -99,13 +102,15 @@ class Desktop:
         window = self.launch("Note")
         window.load(folder, name)
 
-    def confirm(self, question: str, act: Act) -> None:
-        self.windows.append(Dialog(self, question, lambda _: act(), ask=False))
+    def confirm(self, question: str, on_accept: Callback) -> None:
+        """Open a modal yes/no question."""
+        self.show(Dialog(self, question, lambda _: on_accept(), asks_name=False))
 
-    def ask(self, question: str, act: Callable[[str], None]) -> None:
-        self.windows.append(Dialog(self, question, act, ask=True))
+    def ask_name(self, question: str, on_accept: Callable[[str], None]) -> None:
+        """Open a modal question with a text field. An empty name is not accepted."""
+        self.show(Dialog(self, question, on_accept, asks_name=True))
 
-    def offer(self, column: int, row: int, choices: Choices) -> None:
+    def open_menu(self, column: int, row: int, choices: Choices) -> None:
         """Open a menu there, moved up or left where it would leave the screen."""
         self.popup = Popup(min(column, COLUMNS - _POPUP_COLUMNS), min(row, _BAR - len(choices)), choices)
 
@@ -122,18 +127,18 @@ class Desktop:
         if window is None:
             self._click_bar(column, row)
             return
-        self.bring_forward(window)
+        self.bring_to_front(window)
         if row == window.row:
             if column >= window.column + window.columns - 2:
                 self.close(window)
             return
         if widget := window.widget_at(column, row):
-            widget.press(column - window.column - widget.column, row - window.row - 1 - widget.row)
+            widget.click_at(column - window.column - widget.column, row - window.row - 1 - widget.row)
 
     def double_click(self, x: int, y: int) -> None:
         if self.popup is None and (widget := self._widget(*_cell(x, y))):
             widget.click()
-            widget.double()
+            widget.double_click()
         else:
             self.click(x, y)
 
@@ -143,7 +148,7 @@ class Desktop:
         widget = self._widget(column, row)
         if widget is not None and widget.menu:
             widget.click()
-            self.offer(column // 2 * 2, row, widget.menu)
+            self.open_menu(column // 2 * 2, row, widget.menu)
 
     def drag(self, start: tuple[int, int], end: tuple[int, int]) -> None:
         self.popup = None
@@ -152,20 +157,20 @@ class Desktop:
         window = self._window_for(column, row)
         if window is None:
             return
-        self.bring_forward(window)
+        self.bring_to_front(window)
         if row == window.row:
             self._move(window, window.column + to_column - column, window.row + to_row - row)
             return
         target = self._widget(to_column, to_row)
         match window.widget_at(column, row):
             case Slider() as slider:
-                slider.press(to_column - window.column - slider.column, 0)
+                slider.click_at(to_column - window.column - slider.column, 0)
             case Field() as field:
-                field.press(column - window.column - field.column, row - window.row - 1 - field.row)
-                position = field.position(
+                field.click_at(column - window.column - field.column, row - window.row - 1 - field.row)
+                position = field.index_at(
                     to_column - window.column - field.column, to_row - window.row - 1 - field.row
                 )
-                field.edit.place(position, extend=True)
+                field.edit.move_caret(position, extend=True)
             case Item(payload=payload) if payload and isinstance(target, Item) and target.accept:
                 target.accept(payload)
 
@@ -182,14 +187,14 @@ class Desktop:
             for character in text:
                 self.key((character,))
 
-    def hold(self, key: str) -> None:
+    def key_down(self, key: str) -> None:
         """Press a key: one of those that change others stays down until it is let go."""
         if key not in _MODIFIERS:
             self.key((key,))
         elif key not in self._held:
             self._held = (*self._held, key)
 
-    def let_go(self, key: str) -> None:
+    def key_up(self, key: str) -> None:
         self._held = tuple(held for held in self._held if held != key)
 
     def key(self, keys: tuple[str, ...]) -> None:
@@ -203,7 +208,7 @@ class Desktop:
         if keys == ("alt", "f4"):
             self.close(window)
         elif keys == ("alt", "tab") and not window.modal:
-            self.bring_forward(self.windows[0])
+            self.bring_to_front(self.windows[0])
         elif window.focus is None:
             window.key(keys)
         elif keys == ("tab",):
@@ -239,8 +244,8 @@ class Desktop:
     def _window_for(self, column: int, row: int) -> Window | None:
         """The window that an event at this cell goes to; a modal one lets nothing past."""
         if self.front is not None and self.front.modal:
-            return self.front if self.front.holds(column, row) else None
-        return next((w for w in reversed(self.windows) if w.holds(column, row)), None)
+            return self.front if self.front.contains(column, row) else None
+        return next((w for w in reversed(self.windows) if w.contains(column, row)), None)
 
     def _widget(self, column: int, row: int) -> Widget | None:
         window = self._window_for(column, row)
@@ -250,10 +255,10 @@ class Desktop:
 
     # looking
 
-    def seen(self) -> list[Seen]:
+    def visible_elements(self) -> list[Element]:
         """Everything in sight that a pointer could aim at, top to bottom."""
         found = [
-            Seen(label=name, kind="app", column=i * _BAR_CELLS, row=_BAR, columns=_BAR_CELLS, rows=1)
+            Element(label=name, kind="app", column=i * _BAR_CELLS, row=_BAR, columns=_BAR_CELLS, rows=1)
             for i, name in enumerate(self.apps)
         ]
         for i, window in enumerate(self.windows):
@@ -261,7 +266,7 @@ class Desktop:
             found += [part for part in _parts(window) if self._uncovered(part, above)]
         if self.popup is not None:
             found += [
-                Seen(
+                Element(
                     label=label, kind="choice", column=self.popup.column, row=self.popup.row + i,
                     columns=_POPUP_COLUMNS, rows=1,
                 )
@@ -269,11 +274,11 @@ class Desktop:
             ]  # fmt: skip
         return sorted(found, key=lambda part: (part.row, part.column))
 
-    def _uncovered(self, part: Seen, above: Sequence[Window]) -> bool:
+    def _uncovered(self, part: Element, above: Sequence[Window]) -> bool:
         """Whether its middle row shows, from its first cell to its middle one, and no menu lies over it."""
         x, y = part.centre
         row, columns = y // CELL_HEIGHT, range(part.column, x // CELL_WIDTH + 1)
-        hidden = any(other.holds(column, row) for other in above for column in columns)
+        hidden = any(other.contains(column, row) for other in above for column in columns)
         under = self.popup is not None and any(self.popup.choice_at(column, row) for column in columns)
         return not hidden and not under
 
@@ -305,14 +310,14 @@ def _cell(x: int, y: int) -> tuple[int, int]:
     return x // CELL_WIDTH, y // CELL_HEIGHT
 
 
-def _parts(window: Window) -> list[Seen]:
+def _parts(window: Window) -> list[Element]:
     """A window's title, its closing mark and its widgets."""
     column, row = window.column, window.row
     return [
-        Seen(label=window.title, kind="title", column=column, row=row, columns=10, rows=1),
-        Seen(label="x", kind="close", column=column + window.columns - 2, row=row, columns=2, rows=1),
+        Element(label=window.title, kind="title", column=column, row=row, columns=10, rows=1),
+        Element(label="x", kind="close", column=column + window.columns - 2, row=row, columns=2, rows=1),
         *(
-            Seen(
+            Element(
                 label=widget.label, kind=type(widget).__name__, column=column + widget.column,
                 row=row + 1 + widget.row, columns=widget.columns, rows=widget.rows,
                 on=isinstance(widget, Switch) and widget.on,

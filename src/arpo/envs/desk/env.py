@@ -34,8 +34,9 @@ from arpo.actions import (
     up_to_terminal,
 )
 from arpo.envs.desk.apps import APPS
-from arpo.envs.desk.canvas import UNITS_HIGH, UNITS_WIDE, Canvas
-from arpo.envs.desk.desktop import Desktop, World
+from arpo.envs.desk.canvas import LAYOUT_HEIGHT, LAYOUT_WIDTH, Canvas
+from arpo.envs.desk.desktop import Desktop
+from arpo.envs.desk.world import World
 from arpo.errors import EnvError
 from arpo.types import Observation, Screenshot, StepResult, Task
 
@@ -62,7 +63,7 @@ def set_up(task: Task) -> Desktop:
     return desktop
 
 
-def judge(task: Task, world: World, last: Action | None) -> float:
+def task_score(task: Task, world: World, last: Action | None) -> float:
     """1 if the world is what the task asks for and nothing else changed; an infeasible task wants FAIL."""
     gave_up = isinstance(last, Fail)
     match task.evaluator:
@@ -76,7 +77,7 @@ def judge(task: Task, world: World, last: Action | None) -> float:
             raise EnvError("evaluate", f"task {task.id}: Desk has no evaluator {func!r}")
 
 
-def way_gone(task: Task, world: World, last: Action | None) -> float:
+def task_progress(task: Task, world: World, last: Action | None) -> float:
     """The share of what had to change that has; 0 for what was given up, is infeasible or has moved away.
 
     It is 1 − d/d0: d counts the leaves in which the world differs from what the task asks for, d0 those in
@@ -117,7 +118,7 @@ def _leaves(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str
 class DeskEnv:
     """One episode on the embedded desktop, drawn at the size given; `partial` is what the way is worth."""
 
-    def __init__(self, width: int = UNITS_WIDE, height: int = UNITS_HIGH, partial: float = 0.0) -> None:
+    def __init__(self, width: int = LAYOUT_WIDTH, height: int = LAYOUT_HEIGHT, partial: float = 0.0) -> None:
         self.width, self.height, self._partial = width, height, partial
         self._last: Action | None = None
         self._seen: Canvas | None = None
@@ -129,13 +130,13 @@ class DeskEnv:
 
     async def step(self, actions: tuple[Action, ...]) -> StepResult:
         for action in up_to_terminal(actions):
-            act(self.desktop, scale(action, (self.width, self.height), (UNITS_WIDE, UNITS_HIGH)))
+            act(self.desktop, scale(action, (self.width, self.height), (LAYOUT_WIDTH, LAYOUT_HEIGHT)))
             self._last = action
         return StepResult(observation=self._look())
 
     async def evaluate(self) -> float:
         ended = self.task, self.desktop.world, self._last
-        return judge(*ended) or self._partial * way_gone(*ended)
+        return task_score(*ended) or self._partial * task_progress(*ended)
 
     async def close(self) -> None:
         """Nothing outlives the object."""
@@ -162,13 +163,13 @@ def act(desktop: Desktop, action: Action) -> None:
             desktop.drag(_whole(start), _whole(end))
         case Scroll(point=point, direction=Direction.UP | Direction.DOWN as direction):
             lines = _LINES_A_SCROLL if direction is Direction.DOWN else -_LINES_A_SCROLL
-            desktop.scroll(*_whole(point or Point(UNITS_WIDE / 2, UNITS_HIGH / 2)), lines)
+            desktop.scroll(*_whole(point or Point(LAYOUT_WIDTH / 2, LAYOUT_HEIGHT / 2)), lines)
         case Hotkey(keys=keys):
             desktop.key(keys)
         case KeyDown(key=key):
-            desktop.hold(key)
+            desktop.key_down(key)
         case KeyUp(key=key):
-            desktop.let_go(key)
+            desktop.key_up(key)
         case Type(text=text, submit=submit):
             _type(desktop, text + "\n" * submit)
         case OpenApp(name=name):

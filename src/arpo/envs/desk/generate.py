@@ -22,7 +22,7 @@ from arpo.envs.desk.goals import FEASIBLE, INFEASIBLE, compatible, from_json, ne
 from arpo.envs.desk.goals.files import DeleteFile, MoveFile, RenameFile, ReplaceText
 from arpo.envs.desk.goals.mail import AnswerMail, DeleteMail, FlagMail, SendFileText, SendMail
 from arpo.envs.desk.goals.sheet import CopyValue, PutValue
-from arpo.envs.desk.invent import invent_task, rng_for
+from arpo.envs.desk.random_tasks import random_task, rng_for
 from arpo.types import Task
 
 Family = type[Any]
@@ -68,7 +68,7 @@ def make_tasks(purpose: str, portions: tuple[Portion, ...]) -> Iterator[dict[str
         while number < portion.tasks:
             rng = rng_for(purpose, seed)
             seed += 1
-            task = invent_task(rng, _families(rng, portion, number), f"{purpose}-{made:03d}")
+            task = random_task(rng, _families(rng, portion, number), f"{purpose}-{made:03d}")
             if solution_length(task) <= RolloutConfig().max_steps:
                 yield task
                 number += 1

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from arpo.envs.desk.canvas import CELL_HEIGHT, CELL_WIDTH, Canvas, Colour
 
-Act = Callable[[], None]
-Choices = tuple[tuple[str, Act], ...]
+Callback = Callable[[], None]
+Choices = tuple[tuple[str, Callback], ...]
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """What most widgets do when double-clicked, and labels when clicked."""
 
 
@@ -46,7 +46,7 @@ class TextEdit:
     def select_all(self) -> None:
         self.anchor, self.caret = 0, len(self.text)
 
-    def place(self, position: int, *, extend: bool = False) -> None:
+    def move_caret(self, position: int, *, extend: bool = False) -> None:
         self.caret = max(0, min(position, len(self.text)))
         if not extend:
             self.anchor = self.caret
@@ -60,13 +60,13 @@ class TextEdit:
             case "delete":
                 self._erase(1)
             case "left":
-                self.place(self.caret - 1, extend=extend)
+                self.move_caret(self.caret - 1, extend=extend)
             case "right":
-                self.place(self.caret + 1, extend=extend)
+                self.move_caret(self.caret + 1, extend=extend)
             case "home":
-                self.place(0, extend=extend)
+                self.move_caret(0, extend=extend)
             case "end":
-                self.place(len(self.text), extend=extend)
+                self.move_caret(len(self.text), extend=extend)
             case "ctrl a":
                 self.select_all()
             case "space":
@@ -79,7 +79,7 @@ class TextEdit:
 
     def _erase(self, step: int) -> None:
         if self.caret == self.anchor:
-            self.place(self.caret + step, extend=True)
+            self.move_caret(self.caret + step, extend=True)
         self.insert("")
 
 
@@ -92,14 +92,14 @@ class Widget:
     columns: int
     rows: int = 1
     label: str = ""
-    click: Act = field(default=nothing, compare=False)
-    double: Act = field(default=nothing, compare=False)
+    click: Callback = field(default=do_nothing, compare=False)
+    double_click: Callback = field(default=do_nothing, compare=False)
     menu: Choices = field(default=(), compare=False)  # what a right click offers
 
-    def holds(self, column: int, row: int) -> bool:
+    def contains(self, column: int, row: int) -> bool:
         return 0 <= column - self.column < self.columns and 0 <= row - self.row < self.rows
 
-    def press(self, column: int, row: int) -> None:
+    def click_at(self, column: int, row: int) -> None:
         """A click at a cell inside the widget, counted from its corner."""
         self.click()
 
@@ -107,11 +107,11 @@ class Widget:
         canvas.text(x, y, self.label[: self.columns], Colour.INK)
 
     @property
-    def wide(self) -> int:
+    def width(self) -> int:
         return self.columns * CELL_WIDTH
 
     @property
-    def high(self) -> int:
+    def height(self) -> int:
         return self.rows * CELL_HEIGHT
 
 
@@ -121,7 +121,7 @@ class Label(Widget):
 
 class Button(Widget):
     def draw(self, canvas: Canvas, x: int, y: int) -> None:
-        canvas.box(x, y, self.wide, self.high, Colour.FACE, Colour.EDGE)
+        canvas.box(x, y, self.width, self.height, Colour.FACE, Colour.EDGE)
         canvas.text(x, y, self.label, Colour.INK)
 
 
@@ -151,11 +151,11 @@ class Radio(Switch):
 
 class Tab(Switch):
     def draw(self, canvas: Canvas, x: int, y: int) -> None:
-        canvas.box(x, y, self.wide, self.high, Colour.PAPER if self.on else Colour.DIM, Colour.EDGE)
+        canvas.box(x, y, self.width, self.height, Colour.PAPER if self.on else Colour.DIM, Colour.EDGE)
         canvas.text(x, y, self.label, Colour.TITLE if self.on else Colour.INK)
 
 
-def tab_row(tabs: Sequence[tuple[str, int]], on: str, show: Callable[[str], Act]) -> list[Widget]:
+def tab_row(tabs: Sequence[tuple[str, int]], on: str, show: Callable[[str], Callback]) -> list[Widget]:
     """Tabs side by side on the first row, each with its width in cells; `show` gives what a click does."""
     row: list[Widget] = []
     column = 0
@@ -169,10 +169,10 @@ class DropDown(Widget):
     """Shows the value; a click opens the choices."""
 
     def draw(self, canvas: Canvas, x: int, y: int) -> None:
-        canvas.box(x, y, self.wide, self.high, Colour.FIELD, Colour.EDGE)
+        canvas.box(x, y, self.width, self.height, Colour.FIELD, Colour.EDGE)
         canvas.text(x, y, self.label, Colour.INK)
-        arrow = x + self.wide - 2 * CELL_WIDTH
-        canvas.fill(arrow, y + 1, 2 * CELL_WIDTH - 1, self.high - 2, Colour.FACE)
+        arrow = x + self.width - 2 * CELL_WIDTH
+        canvas.fill(arrow, y + 1, 2 * CELL_WIDTH - 1, self.height - 2, Colour.FACE)
         for step in range(4):
             canvas.fill(arrow + 3 + step, y + 5 + step, 8 - 2 * step, 1, Colour.INK)
 
@@ -184,7 +184,7 @@ class Slider(Widget):
     value: int
     change: Callable[[int], None] = field(compare=False)
 
-    def press(self, column: int, row: int) -> None:
+    def click_at(self, column: int, row: int) -> None:
         self.change(10 * max(0, min(column, 10)))
 
     def draw(self, canvas: Canvas, x: int, y: int) -> None:
@@ -203,22 +203,24 @@ class Field(Widget):
     edit: TextEdit = field(compare=False)
 
     @property
-    def first(self) -> int:
+    def first_visible(self) -> int:
         """The first character on show."""
         beyond = self.caret // self.columns - self.rows + 1
         return max(0, beyond) * self.columns if self.focused else 0
 
-    def position(self, column: int, row: int) -> int:
-        return self.first + row * self.columns + column
+    def index_at(self, column: int, row: int) -> int:
+        return self.first_visible + row * self.columns + column
 
-    def press(self, column: int, row: int) -> None:
+    def click_at(self, column: int, row: int) -> None:
         self.click()
-        self.edit.place(self.position(column, row))
+        self.edit.move_caret(self.index_at(column, row))
 
     def draw(self, canvas: Canvas, x: int, y: int) -> None:
-        canvas.box(x, y, self.wide, self.high, Colour.FIELD, Colour.ACCENT if self.focused else Colour.EDGE)
+        canvas.box(
+            x, y, self.width, self.height, Colour.FIELD, Colour.ACCENT if self.focused else Colour.EDGE
+        )
         for row in range(self.rows):
-            start, end = self.position(0, row), self.position(0, row + 1)
+            start, end = self.index_at(0, row), self.index_at(0, row + 1)
             if self.focused:
                 left, right = max(start, self.selection[0]), min(end, self.selection[1])
                 width = max(0, right - left) * CELL_WIDTH
@@ -236,15 +238,15 @@ class Item(Switch):
     """A row of a list. One that carries a `payload` can be dragged to one that can `accept` it."""
 
     folder: bool = False
-    marked: bool = False
+    flagged: bool = False
     payload: str = ""
     accept: Callable[[str], None] | None = field(default=None, compare=False)
 
     def draw(self, canvas: Canvas, x: int, y: int) -> None:
-        canvas.fill(x, y, self.wide, self.high, Colour.ACCENT if self.on else Colour.FIELD)
+        canvas.fill(x, y, self.width, self.height, Colour.ACCENT if self.on else Colour.FIELD)
         if self.folder:
             canvas.box(x + 2, y + 3, 10, 8, Colour.FOLDER, Colour.EDGE)
-        elif self.marked:
+        elif self.flagged:
             canvas.fill(x + 4, y + 4, 6, 6, Colour.DANGER)
         words = self.label[: self.columns - 2]
         canvas.text(x + 2 * CELL_WIDTH, y, words, Colour.LIGHT if self.on else Colour.INK)
@@ -254,9 +256,9 @@ class Cell(Switch):
     """A cell of a sheet."""
 
     def draw(self, canvas: Canvas, x: int, y: int) -> None:
-        canvas.box(x, y, self.wide, self.high, Colour.FIELD, Colour.ACCENT if self.on else Colour.DIM)
+        canvas.box(x, y, self.width, self.height, Colour.FIELD, Colour.ACCENT if self.on else Colour.DIM)
         if self.on:
-            canvas.box(x + 1, y + 1, self.wide - 2, self.high - 2, Colour.FIELD, Colour.ACCENT)
+            canvas.box(x + 1, y + 1, self.width - 2, self.height - 2, Colour.FIELD, Colour.ACCENT)
         canvas.text(x, y, self.label[: self.columns], Colour.INK)
 
 
@@ -269,12 +271,12 @@ class ScrollBar(Widget):
     total: int
     move: Callable[[int], None] = field(compare=False)
 
-    def press(self, column: int, row: int) -> None:
+    def click_at(self, column: int, row: int) -> None:
         self.move(1 if row >= self.rows / 2 else -1)
 
     def draw(self, canvas: Canvas, x: int, y: int) -> None:
-        canvas.fill(x, y, self.wide, self.high, Colour.FACE)
+        canvas.fill(x, y, self.width, self.height, Colour.FACE)
         if self.total > self.shown:
-            start = self.high * self.top // self.total
-            length = self.high * self.shown // self.total
-            canvas.box(x + 2, y + start, self.wide - 4, length, Colour.TITLE_IDLE, Colour.EDGE)
+            start = self.height * self.top // self.total
+            length = self.height * self.shown // self.total
+            canvas.box(x + 2, y + start, self.width - 4, length, Colour.TITLE_IDLE, Colour.EDGE)

@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 
-from arpo.envs.desk.base_model.lessons import READ, Lesson, Teacher, listing
+from arpo.envs.desk.base_model.lessons import READ, Lesson, LessonGenerator, listing
 from arpo.envs.desk.base_model.pretrain import desk_tokenizer
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
 from arpo.envs.desk.goals import FAMILIES
-from arpo.envs.desk.invent import invent_task, rng_for
+from arpo.envs.desk.random_tasks import random_task, rng_for
 from arpo.envs.desk.words import vocabulary
 from arpo.parsing import parse
 from arpo.prompts.conversation import load_template
@@ -18,7 +18,7 @@ from desks import click, desk, solution, task_of
 
 TOKENIZER = desk_tokenizer()
 RENDERER = Renderer(TOKENIZER, IMAGE_SETTINGS)
-TEACHER = Teacher(RENDERER, load_template("desk"))
+TEACHER = LessonGenerator(RENDERER, load_template("desk"))
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_a_word_that_is_not_listed_is_noticed() -> None:
 def test_instructions_and_answers_are_made_of_listed_words(purpose: str) -> None:
     for number, family in enumerate(FAMILIES.values()):
         for repeat in range(6):
-            task = task_of(invent_task(rng_for(purpose, 100 * number + repeat), [family], "words"))
+            task = task_of(random_task(rng_for(purpose, 100 * number + repeat), [family], "words"))
             thoughts = " ".join(thought for thought, _ in solution(task))
             assert spelled_out(task.instruction) == set(), task.instruction
             assert spelled_out(thoughts) == set(), thoughts

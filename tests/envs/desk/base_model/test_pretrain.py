@@ -15,7 +15,7 @@ from arpo.envs.desk.base_model.pretrain import LessonBatch, Pretraining, batches
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
 from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
 from arpo.envs.desk.canvas import PALETTE
-from arpo.envs.desk.invent import rng_for
+from arpo.envs.desk.random_tasks import rng_for
 from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
 from arpo.recipe import load_config

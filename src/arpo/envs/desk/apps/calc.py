@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from arpo.envs.desk.desktop import Desktop
-from arpo.envs.desk.widgets import Act, Button, Cell, Label, TextEdit, Widget
-from arpo.envs.desk.window import Window
+from arpo.envs.desk.widgets import Button, Callback, Cell, Label, TextEdit, Widget
+from arpo.envs.desk.window import Window, WindowManager
 
 COLUMN_NAMES = "ABCD"
 ROW_COUNT = 5
@@ -15,7 +14,7 @@ _NUMBER = re.compile("-?[0-9]{1,15}")  # as many digits as spreadsheets keep; mo
 
 
 class Calc(Window):
-    def __init__(self, desktop: Desktop, column: int, row: int) -> None:
+    def __init__(self, desktop: WindowManager, column: int, row: int) -> None:
         super().__init__(desktop, column, row)
         self.cell = ""
         self.entry = TextEdit()
@@ -59,10 +58,10 @@ class Calc(Window):
             case ("ctrl", "s"):
                 self._commit()
 
-    def leave(self) -> None:
+    def on_close(self) -> None:
         self._commit()
 
-    def _select(self, key: str) -> Act:
+    def _select(self, key: str) -> Callback:
         def select() -> None:
             self._commit()
             self.cell = key

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from arpo.envs.desk.desktop import Desktop
 from arpo.envs.desk.widgets import (
-    Act,
     Button,
+    Callback,
     Check,
     DropDown,
     Label,
@@ -17,14 +16,14 @@ from arpo.envs.desk.widgets import (
     Widget,
     tab_row,
 )
-from arpo.envs.desk.window import Window
+from arpo.envs.desk.window import Window, WindowManager
 from arpo.envs.desk.words import LANGUAGES, SIZES, SWITCHES, THEMES
 
 TABS = (("Net", 4), ("Look", 4), ("Sound", 6), ("User", 4))
 
 
 class Conf(Window):
-    def __init__(self, desktop: Desktop, column: int, row: int) -> None:
+    def __init__(self, desktop: WindowManager, column: int, row: int) -> None:
         super().__init__(desktop, column, row)
         self.tab = "Net"
         self.name = TextEdit(self.settings["Name"])
@@ -91,19 +90,19 @@ class Conf(Window):
         return Check(column=2, row=row, columns=12, label=name, on=on, click=self._set(name, not on))
 
     def _drop_down(self, name: str, values: tuple[str, ...], column: int, row: int) -> DropDown:
-        def offer() -> None:
+        def open_menu() -> None:
             choices = tuple((value, self._set(name, value)) for value in values)
-            self.desktop.offer(self.column + column, self.row + row + 2, choices)
+            self.desktop.open_menu(self.column + column, self.row + row + 2, choices)
 
-        return DropDown(column=column, row=row, columns=10, label=self.settings[name], click=offer)
+        return DropDown(column=column, row=row, columns=10, label=self.settings[name], click=open_menu)
 
-    def _set(self, name: str, value: Any) -> Act:
+    def _set(self, name: str, value: Any) -> Callback:
         def change() -> None:
             self.settings[name] = value
 
         return change
 
-    def _show(self, tab: str) -> Act:
+    def _show(self, tab: str) -> Callback:
         def show() -> None:
             self.tab, self.focus = tab, None
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from arpo.envs.desk.desktop import Desktop
-from arpo.envs.desk.widgets import Act, Button, Item, Label, ScrollBar, Widget
-from arpo.envs.desk.window import Window
+from arpo.envs.desk.widgets import Button, Callback, Item, Label, ScrollBar, Widget
+from arpo.envs.desk.window import Window, WindowManager
 
-SHOWN = 6
+VISIBLE_ROWS = 6
 ROOT = ""
 Folders = dict[str, dict[str, str]]
 
 
-def taken(folders: Folders, folder: str, name: str) -> bool:
+def name_taken(folders: Folders, folder: str, name: str) -> bool:
     """Whether a name is in use there. Folders are all at the top, beside the files of no folder."""
     return name in folders[folder] or (folder == ROOT and name in folders)
 
 
 class Files(Window):
-    def __init__(self, desktop: Desktop, column: int, row: int) -> None:
+    def __init__(self, desktop: WindowManager, column: int, row: int) -> None:
         super().__init__(desktop, column, row)
         self.folder = ROOT
         self.selected = ""
@@ -43,19 +42,19 @@ class Files(Window):
             Button(column=4, row=0, columns=4, label="Del", click=self._delete_selected),
             Button(column=8, row=0, columns=4, label="Up", click=lambda: self.enter(ROOT)),
             ScrollBar(
-                column=22, row=1, columns=2, rows=SHOWN, top=self.top, shown=SHOWN, total=len(entries),
-                move=self.scroll,
+                column=22, row=1, columns=2, rows=VISIBLE_ROWS, top=self.top, shown=VISIBLE_ROWS,
+                total=len(entries), move=self.scroll,
             ),
             Label(column=0, row=7, columns=12, label=f"{len(entries)} items"),
         ]  # fmt: skip
-        shown = entries[self.top : self.top + SHOWN]
+        shown = entries[self.top : self.top + VISIBLE_ROWS]
         return tools + [self._item(name, row + 1) for row, name in enumerate(shown)]
 
     def _item(self, name: str, row: int) -> Item:
         folder = self._is_folder(name)
         return Item(
             column=0, row=row, columns=22, label=name, on=name == self.selected, folder=folder,
-            click=lambda: self._select(name), double=lambda: self._open(name),
+            click=lambda: self._select(name), double_click=lambda: self._open(name),
             menu=(
                 ("Open", lambda: self._open(name)),
                 ("Rename", self._rename(name)),
@@ -66,7 +65,7 @@ class Files(Window):
         )  # fmt: skip
 
     def scroll(self, lines: int) -> None:
-        self.top = max(0, min(self.top + lines, len(self.entries()) - SHOWN))
+        self.top = max(0, min(self.top + lines, len(self.entries()) - VISIBLE_ROWS))
 
     def key(self, keys: tuple[str, ...]) -> None:
         if keys == ("delete",):
@@ -93,16 +92,16 @@ class Files(Window):
 
     def _new_folder(self) -> None:
         def make(name: str) -> None:
-            if not taken(self.folders, ROOT, name):
+            if not name_taken(self.folders, ROOT, name):
                 self.folders[name] = {}
 
-        self.desktop.ask("New folder", make)
+        self.desktop.ask_name("New folder", make)
 
     def _delete_selected(self) -> None:
         if self.selected:
             self._delete(self.selected)()
 
-    def _delete(self, name: str) -> Act:
+    def _delete(self, name: str) -> Callback:
         def delete() -> None:
             del (self.folders if self._is_folder(name) else self.folders[self.folder])[name]
             self.selected = ""
@@ -110,9 +109,9 @@ class Files(Window):
 
         return lambda: self.desktop.confirm(f"Delete {name}", delete)
 
-    def _rename(self, name: str) -> Act:
+    def _rename(self, name: str) -> Callback:
         def rename(new: str) -> None:
-            if taken(self.folders, self.folder, new):
+            if name_taken(self.folders, self.folder, new):
                 return
             if self._is_folder(name):
                 self.folders[new] = self.folders.pop(name)
@@ -120,10 +119,10 @@ class Files(Window):
                 self.folders[self.folder][new] = self.folders[self.folder].pop(name)
             self.selected = ""
 
-        return lambda: self.desktop.ask(f"Rename {name}", rename)
+        return lambda: self.desktop.ask_name(f"Rename {name}", rename)
 
     def _move(self, file: str, folder: str) -> None:
-        if not taken(self.folders, folder, file):
+        if not name_taken(self.folders, folder, file):
             self.folders[folder][file] = self.folders[self.folder].pop(file)
             self.selected = ""
             self.scroll(0)

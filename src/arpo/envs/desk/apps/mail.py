@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from arpo.envs.desk.desktop import Desktop
-from arpo.envs.desk.widgets import Act, Button, Item, Label, ScrollBar, TextEdit, Widget, tab_row
-from arpo.envs.desk.window import Window
+from arpo.envs.desk.widgets import Button, Callback, Item, Label, ScrollBar, TextEdit, Widget, tab_row
+from arpo.envs.desk.window import Window, WindowManager
 
-_SHOWN = 4
+_VISIBLE_ROWS = 4
 _BOXES = (("In", 4), ("Sent", 4), ("Trash", 6))
 
 
 class Mail(Window):
-    def __init__(self, desktop: Desktop, column: int, row: int) -> None:
+    def __init__(self, desktop: WindowManager, column: int, row: int) -> None:
         super().__init__(desktop, column, row)
         self.box = "In"
         self.selected = -1
@@ -36,11 +35,11 @@ class Mail(Window):
             Button(column=10, row=1, columns=4, label="Del", click=self._delete),
             Button(column=14, row=1, columns=4, label="Flag", click=self._flag),
             ScrollBar(
-                column=22, row=2, columns=2, rows=_SHOWN, top=self.top, shown=_SHOWN, total=len(self.mails),
-                move=self.scroll,
+                column=22, row=2, columns=2, rows=_VISIBLE_ROWS, top=self.top, shown=_VISIBLE_ROWS,
+                total=len(self.mails), move=self.scroll,
             ),
         ]  # fmt: skip
-        for i, mail in list(enumerate(self.mails))[self.top : self.top + _SHOWN]:
+        for i, mail in list(enumerate(self.mails))[self.top : self.top + _VISIBLE_ROWS]:
             widgets.append(self._item(i, mail))
         if self.selected >= 0:
             widgets.append(Label(column=2, row=6, columns=20, label=self.mails[self.selected]["body"]))
@@ -53,11 +52,11 @@ class Mail(Window):
         who = mail.get("from") or mail["to"]
         return Item(
             column=0, row=2 + i - self.top, columns=22, label=f"{who:<6} {mail['subject']}",
-            on=i == self.selected, marked=mail.get("flag", False), click=select,
+            on=i == self.selected, flagged=mail.get("flag", False), click=select,
         )  # fmt: skip
 
     def scroll(self, lines: int) -> None:
-        self.top = max(0, min(self.top + lines, len(self.mails) - _SHOWN))
+        self.top = max(0, min(self.top + lines, len(self.mails) - _VISIBLE_ROWS))
 
     def key(self, keys: tuple[str, ...]) -> None:
         if keys == ("delete",):
@@ -66,9 +65,9 @@ class Mail(Window):
             self.write("", "")
 
     def write(self, to: str, subject: str) -> None:
-        self.desktop.windows.append(Letter(self.desktop, self.column, self.row + 1, to, subject))
+        self.desktop.show(ComposeWindow(self.desktop, self.column, self.row + 1, to, subject))
 
-    def _show(self, box: str) -> Act:
+    def _show(self, box: str) -> Callback:
         def show() -> None:
             self.box, self.selected, self.top = box, -1, 0
 
@@ -91,12 +90,12 @@ class Mail(Window):
             mail["flag"] = not mail["flag"]
 
 
-class Letter(Window):
+class ComposeWindow(Window):
     """A mail being written."""
 
     rows = 7
 
-    def __init__(self, desktop: Desktop, column: int, row: int, to: str, subject: str) -> None:
+    def __init__(self, desktop: WindowManager, column: int, row: int, to: str, subject: str) -> None:
         super().__init__(desktop, column, row)
         self.to, self.subject, self.body = TextEdit(to), TextEdit(subject), TextEdit()
         self.focus = self.body if to else self.to

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from arpo.envs.desk.apps.files import ROOT, Folders
-from arpo.envs.desk.desktop import Desktop
-from arpo.envs.desk.widgets import Act, Button, Label, TextEdit, Widget
-from arpo.envs.desk.window import Window
+from arpo.envs.desk.widgets import Button, Callback, Label, TextEdit, Widget
+from arpo.envs.desk.window import Window, WindowManager
 
 
 class Notes(Window):
-    def __init__(self, desktop: Desktop, column: int, row: int) -> None:
+    def __init__(self, desktop: WindowManager, column: int, row: int) -> None:
         super().__init__(desktop, column, row)
         self.load(ROOT, "")
 
@@ -42,7 +41,7 @@ class Notes(Window):
         if self.name:
             self._save_as(self.name)
         else:
-            self.desktop.ask("Save as", self._save_as)
+            self.desktop.ask_name("Save as", self._save_as)
 
     def _save_as(self, name: str) -> None:
         files: Folders = self.desktop.world["files"]
@@ -51,7 +50,7 @@ class Notes(Window):
             files.setdefault(self.folder, {})[name] = self.edit.text
 
     def _offer_edits(self) -> None:
-        def edit(*keys: str) -> Act:
+        def edit(*keys: str) -> Callback:
             return lambda: self.desktop.key(keys)
 
         def clear() -> None:
@@ -62,4 +61,4 @@ class Notes(Window):
             ("All", edit("ctrl", "a")), ("Copy", edit("ctrl", "c")), ("Cut", edit("ctrl", "x")),
             ("Paste", edit("ctrl", "v")), ("Clear", clear),
         )  # fmt: skip
-        self.desktop.offer(self.column + 8, self.row + 2, choices)
+        self.desktop.open_menu(self.column + 8, self.row + 2, choices)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from arpo.envs.desk.desktop import Desktop
-from arpo.envs.desk.widgets import Act, Button, Check, DropDown, Label, Radio, TextEdit, Widget
-from arpo.envs.desk.window import Window
+from arpo.envs.desk.widgets import Button, Callback, Check, DropDown, Label, Radio, TextEdit, Widget
+from arpo.envs.desk.window import Window, WindowManager
 from arpo.envs.desk.words import CITIES, ITEMS, SIZES
 
 
 class Web(Window):
-    def __init__(self, desktop: Desktop, column: int, row: int) -> None:
+    def __init__(self, desktop: WindowManager, column: int, row: int) -> None:
         super().__init__(desktop, column, row)
         self._reset()
 
@@ -17,14 +16,14 @@ class Web(Window):
         self.name = TextEdit()
         self.focus = None
         self.item = self.city = self.size = ""
-        self.gift = self.sent = False
+        self.gift = self.submitted = False
 
     @property
     def title(self) -> str:
         return "Web Order"
 
     def widgets(self) -> list[Widget]:
-        if self.sent:
+        if self.submitted:
             again = Button(column=2, row=4, columns=4, label="New", click=self._reset)
             return [Label(column=2, row=2, columns=8, label="Thanks"), again]
         sizes: list[Widget] = [
@@ -50,13 +49,13 @@ class Web(Window):
         ]
 
     def _drop_down(self, name: str, values: tuple[str, ...], row: int) -> DropDown:
-        def offer() -> None:
+        def open_menu() -> None:
             choices = tuple((value, self._set(name, value)) for value in values)
-            self.desktop.offer(self.column + 6, self.row + row + 2, choices)
+            self.desktop.open_menu(self.column + 6, self.row + row + 2, choices)
 
-        return DropDown(column=6, row=row, columns=12, label=getattr(self, name), click=offer)
+        return DropDown(column=6, row=row, columns=12, label=getattr(self, name), click=open_menu)
 
-    def _set(self, name: str, value: str | bool) -> Act:
+    def _set(self, name: str, value: str | bool) -> Callback:
         return lambda: setattr(self, name, value)
 
     def _submit(self) -> None:
@@ -65,4 +64,4 @@ class Web(Window):
             "gift": self.gift,
         }  # fmt: skip
         self.desktop.world["orders"].append(order)
-        self.sent, self.focus = True, None
+        self.submitted, self.focus = True, None

@@ -11,11 +11,11 @@ import re
 from pathlib import Path
 
 from arpo.config import Config
-from arpo.envs.desk.base_model.lessons import Teacher
+from arpo.envs.desk.base_model.lessons import LessonGenerator
 from arpo.envs.desk.base_model.tiny import CHAT_TEMPLATE, IMAGE_SETTINGS
 from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
 from arpo.envs.desk.canvas import PALETTE
-from arpo.envs.desk.invent import rng_for
+from arpo.envs.desk.random_tasks import rng_for
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
 
@@ -27,7 +27,7 @@ _LINE = re.compile(r"^fingerprint: `([0-9a-f]{64})`$", re.MULTILINE)
 def fingerprint() -> str:
     """Of the tokenizer, the prompt, the image settings, and the screens and answers of some lessons."""
     tokenizer = desk_tokenizer()
-    teacher = Teacher(Renderer(tokenizer, IMAGE_SETTINGS), load_template("desk"))
+    teacher = LessonGenerator(Renderer(tokenizer, IMAGE_SETTINGS), load_template("desk"))
     digest = hashlib.sha256()
     for text in (tokenizer.to_str(), CHAT_TEMPLATE, repr(IMAGE_SETTINGS)):
         digest.update(text.encode())

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from arpo.actions import Click, Fail, Finished, Point, render
 from arpo.envs.desk.apps import APPS
-from arpo.envs.desk.canvas import UNITS_HIGH, UNITS_WIDE, Canvas
-from arpo.envs.desk.desktop import Desktop, Seen
+from arpo.envs.desk.canvas import LAYOUT_HEIGHT, LAYOUT_WIDTH, Canvas
+from arpo.envs.desk.desktop import Desktop, Element
 from arpo.envs.desk.env import act
 from arpo.envs.desk.goals import FEASIBLE, INFEASIBLE, Goal, compatible, next_step
-from arpo.envs.desk.invent import invent_windows, invent_world
+from arpo.envs.desk.random_tasks import random_windows, random_world
 from arpo.prompts.conversation import PromptTemplate
 from arpo.prompts.rendering import Renderer
 from arpo.types import Message, Screenshot
@@ -41,7 +41,7 @@ class Lesson:
     frames: tuple[NDArray[np.uint8], ...]
 
 
-class Teacher:
+class LessonGenerator:
     """Makes lessons in the words and tokens that the policy itself will use."""
 
     def __init__(self, renderer: Renderer, template: PromptTemplate) -> None:
@@ -49,7 +49,7 @@ class Teacher:
         self._system = Message(role="system", text=template.system)
         self._user = template.user
         # Every screen has one size, so any picture of that size renders to the right number of slots.
-        blank = Screenshot.of(Canvas(UNITS_WIDE, UNITS_HIGH).png())
+        blank = Screenshot.of(Canvas(LAYOUT_WIDTH, LAYOUT_HEIGHT).png())
         self._look = Message(role="user", screenshot=blank)
         self._next_look = renderer.continuation(self._look).token_ids
 
@@ -58,24 +58,24 @@ class Teacher:
         desktop = _some_desktop(rng)
         kind = rng.random()
         if kind < 0.35:
-            return self._sequence(READ, [(desktop.draw(UNITS_WIDE, UNITS_HIGH), listing(desktop))])
+            return self._sequence(READ, [(desktop.draw(LAYOUT_WIDTH, LAYOUT_HEIGHT), listing(desktop))])
         if kind < 0.55:
             return self._pointing(rng, desktop)
         return self._doing(rng, desktop)
 
     def _pointing(self, rng: random.Random, desktop: Desktop) -> Lesson:
-        labels = [part.label for part in desktop.seen()]
-        parts = [part for part in desktop.seen() if part.label and labels.count(part.label) == 1]
+        labels = [part.label for part in desktop.visible_elements()]
+        parts = [part for part in desktop.visible_elements() if part.label and labels.count(part.label) == 1]
         part = rng.choice(parts)
         answer = render([Click(point=Point(*part.centre))], f"Click {_words(part)}")
-        return self._sequence(f"Click {_words(part)}", [(desktop.draw(UNITS_WIDE, UNITS_HIGH), answer)])
+        return self._sequence(f"Click {_words(part)}", [(desktop.draw(LAYOUT_WIDTH, LAYOUT_HEIGHT), answer)])
 
     def _doing(self, rng: random.Random, desktop: Desktop) -> Lesson:
         goals = _some_goals(rng, desktop)
         turns = []
         for _ in range(_MOST_STEPS):
             step = next_step(desktop, goals)
-            turns.append((desktop.draw(UNITS_WIDE, UNITS_HIGH), render([step.action], step.thought)))
+            turns.append((desktop.draw(LAYOUT_WIDTH, LAYOUT_HEIGHT), render([step.action], step.thought)))
             act(desktop, step.action)
             if isinstance(step.action, Finished | Fail):
                 break
@@ -99,26 +99,28 @@ class Teacher:
 
 def listing(desktop: Desktop) -> str:
     """What the windows show, with its place, in reading order."""
-    named = [part for part in desktop.seen() if part.label and part.kind not in _PLAIN][:_MOST_READ]
+    named = [part for part in desktop.visible_elements() if part.label and part.kind not in _PLAIN][
+        :_MOST_READ
+    ]
     return "".join(_entry(part) for part in named)
 
 
-def _entry(part: Seen) -> str:
+def _entry(part: Element) -> str:
     x, y = part.centre
     return f"{_words(part)}{' on' if part.on else ''}({x},{y})"
 
 
-def _words(part: Seen) -> str:
+def _words(part: Element) -> str:
     return " ".join(part.label.split())
 
 
 def _some_desktop(rng: random.Random) -> Desktop:
     """A desktop in some state that a user could have left it in."""
-    desktop = Desktop(invent_world(rng), APPS)
-    for window in invent_windows(rng, rng.choice(list(APPS))):
+    desktop = Desktop(random_world(rng), APPS)
+    for window in random_windows(rng, rng.choice(list(APPS))):
         desktop.launch(**window)
     for _ in range(rng.choice(_WANDER)):
-        x, y = rng.choice(desktop.seen()).centre
+        x, y = rng.choice(desktop.visible_elements()).centre
         rng.choice((desktop.click, desktop.click, desktop.click, desktop.double_click, desktop.right_click))(
             x, y
         )
@@ -128,11 +130,11 @@ def _some_desktop(rng: random.Random) -> Desktop:
 def _some_goals(rng: random.Random, desktop: Desktop) -> list[Goal]:
     """Goals that the desktop as it stands admits."""
     if rng.random() < 0.1:
-        return [rng.choice(list(INFEASIBLE.values())).invent(rng, desktop.world)]
+        return [rng.choice(list(INFEASIBLE.values())).sample(rng, desktop.world)]
     while True:
         families = rng.sample(list(FEASIBLE.values()), rng.choice(_GOALS))
         if compatible(families):
             try:
-                return [family.invent(rng, desktop.world) for family in families]
+                return [family.sample(rng, desktop.world) for family in families]
             except (IndexError, ValueError):  # an inbox or a sheet that wandering left empty
                 continue

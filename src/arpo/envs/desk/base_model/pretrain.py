@@ -24,11 +24,11 @@ from torch.nn.functional import cross_entropy
 
 from arpo.config import Config
 from arpo.envs.desk.base_model.card import CARD, card
-from arpo.envs.desk.base_model.lessons import Lesson, Teacher
+from arpo.envs.desk.base_model.lessons import Lesson, LessonGenerator
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
 from arpo.envs.desk.base_model.tokenizer import desk_tokenizer, special_ids
-from arpo.envs.desk.canvas import PALETTE, UNITS_HIGH, UNITS_WIDE
-from arpo.envs.desk.invent import rng_for
+from arpo.envs.desk.canvas import LAYOUT_HEIGHT, LAYOUT_WIDTH, PALETTE
+from arpo.envs.desk.random_tasks import rng_for
 from arpo.errors import UserError
 from arpo.models.forward import hidden_states
 from arpo.models.loading import prepare, resolve_device
@@ -59,7 +59,7 @@ def collate(lessons: list[Lesson], renderer: Renderer) -> LessonBatch:
     mask = np.zeros((len(lessons), width), dtype=bool)
     slots = np.zeros((len(lessons), width), dtype=bool)
     positions = np.zeros((3, len(lessons), width), dtype=np.int32)
-    grid = vision.grid(UNITS_WIDE, UNITS_HIGH, renderer.settings)
+    grid = vision.grid(LAYOUT_WIDTH, LAYOUT_HEIGHT, renderer.settings)
     for row, lesson in enumerate(lessons):
         length, grids = len(lesson.token_ids), [grid] * len(lesson.frames)
         tokens[row, :length] = lesson.token_ids
@@ -81,7 +81,7 @@ def collate(lessons: list[Lesson], renderer: Renderer) -> LessonBatch:
 
 def batches(rng: random.Random, renderer: Renderer, tokens_per_step: int) -> Iterator[LessonBatch]:
     """Without end: lessons of similar length together, batches in random order."""
-    teacher = Teacher(renderer, load_template("desk"))
+    teacher = LessonGenerator(renderer, load_template("desk"))
     while True:
         lessons: list[Lesson] = []
         while sum(len(lesson.token_ids) for lesson in lessons) < _CHUNKS * tokens_per_step:
@@ -111,7 +111,7 @@ def lesson_loss(model: Any, batch: LessonBatch, palette: Tensor) -> Tensor:
     mask = batch.mask_BT.to(device)
     pixels = palette[batch.frames_NHW.to(device).long()]
     patches = vision.patchify_pixels(pixels, IMAGE_SETTINGS)
-    grid = vision.grid(UNITS_WIDE, UNITS_HIGH, IMAGE_SETTINGS)
+    grid = vision.grid(LAYOUT_WIDTH, LAYOUT_HEIGHT, IMAGE_SETTINGS)
     grids = torch.tensor([grid] * len(pixels), device=device)
     features = model.model.visual(patches.flatten(0, 1), grid_thw=grids).pooler_output
     words = model.model.language_model.embed_tokens(tokens)

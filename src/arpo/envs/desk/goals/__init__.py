@@ -71,6 +71,6 @@ def from_json(rows: Sequence[dict[str, Any]]) -> list[Goal]:
 def next_step(desktop: Desktop, goals: Sequence[Goal]) -> Step:
     """The first goal that is not reached yet says what to do; when all are, the work is done."""
     for goal in goals:
-        if step := goal.next(desktop):
+        if step := goal.next_step(desktop):
             return step
     return Step("Done", Finished())

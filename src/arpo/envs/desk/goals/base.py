@@ -12,9 +12,10 @@ from typing import ClassVar, Protocol
 
 from arpo.actions import Action, Click, DoubleClick, Drag, Hotkey, Point, RightClick, Scroll, Type
 from arpo.actions import Direction as ScrollDirection
-from arpo.envs.desk.desktop import Desktop, Seen, World
+from arpo.envs.desk.desktop import Desktop, Element
 from arpo.envs.desk.widgets import Field, ScrollBar, TextEdit
 from arpo.envs.desk.window import Dialog
+from arpo.envs.desk.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,77 +32,81 @@ class Goal(Protocol):
     app: ClassVar[str]
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> Goal: ...
+    def sample(cls, rng: random.Random, world: World) -> Goal: ...
 
     @property
     def instruction(self) -> str: ...
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         """Change a world into what it must be in the end."""
         ...
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         """The next step towards the goal, or None when it is reached."""
         ...
 
 
-def see(desktop: Desktop, label: str, kind: str, nth: int = 0) -> Seen | None:
+def find_element(desktop: Desktop, label: str, kind: str, nth: int = 0) -> Element | None:
     """The thing of that kind with those words, in the front window, the open menu or the task bar."""
-    found = [part for part in desktop.seen() if part.kind == kind and (part.label == label or not label)]
+    found = [
+        element
+        for element in desktop.visible_elements()
+        if element.kind == kind and (element.label == label or not label)
+    ]
     if kind not in ("app", "choice") and (front := desktop.front) is not None:
-        found = [part for part in found if front.holds(part.column, part.row)]
+        found = [element for element in found if front.contains(element.column, element.row)]
     return found[nth] if nth < len(found) else None
 
 
-def _point(part: Seen) -> Point:
-    return Point(*part.centre)
+def _point(element: Element) -> Point:
+    return Point(*element.centre)
 
 
-def click(part: Seen, thought: str) -> Step:
-    return Step(thought, Click(point=_point(part)))
+def click(element: Element, thought: str) -> Step:
+    return Step(thought, Click(point=_point(element)))
 
 
-def press(desktop: Desktop, label: str, kind: str = "Button") -> Step:
+def click_on(desktop: Desktop, label: str, kind: str = "Button") -> Step:
     """Click something that must be in sight."""
-    part = see(desktop, label, kind)
-    assert part is not None, f"no {kind} {label!r} in sight"
-    return click(part, f"Click {label}")
+    element = find_element(desktop, label, kind)
+    assert element is not None, f"no {kind} {label!r} in sight"
+    return click(element, f"Click {label}")
 
 
-def double_click(part: Seen, thought: str) -> Step:
-    return Step(thought, DoubleClick(point=_point(part)))
+def double_click(element: Element, thought: str) -> Step:
+    return Step(thought, DoubleClick(point=_point(element)))
 
 
-def right_click(part: Seen, thought: str) -> Step:
-    return Step(thought, RightClick(point=_point(part)))
+def right_click(element: Element, thought: str) -> Step:
+    return Step(thought, RightClick(point=_point(element)))
 
 
-def drag(part: Seen, target: Seen, thought: str) -> Step:
-    return Step(thought, Drag(start=_point(part), end=_point(target)))
+def drag(element: Element, target: Element, thought: str) -> Step:
+    return Step(thought, Drag(start=_point(element), end=_point(target)))
 
 
 def open_app(desktop: Desktop, app: str) -> Step | None:
     """Bring the application to the front; whatever dialog or letter is in the way is dismissed first."""
     front = desktop.front
     if isinstance(front, Dialog):
-        return press(desktop, "Cancel" if front.ask else "No")
+        return click_on(desktop, "Cancel" if front.asks_name else "No")
     if type(front) is desktop.apps[app]:
         return None
-    part = see(desktop, app, "app")
-    assert part is not None
-    return click(part, f"Open {app}")
+    element = find_element(desktop, app, "app")
+    assert element is not None
+    return click(element, f"Open {app}")
 
 
-def no_menu(desktop: Desktop) -> Step | None:
+def close_menu(desktop: Desktop) -> Step | None:
     """Close a menu that is in the way."""
     return Step("Close menu", Hotkey(keys=("esc",))) if desktop.popup is not None else None
 
 
 def choose(desktop: Desktop, value: str) -> Step | None:
     """Pick a value from the open menu; if that is another menu, close it. None when no menu is open."""
-    if part := see(desktop, value, "choice"):
-        return click(part, f"Click {value}")
-    return no_menu(desktop)
+    if element := find_element(desktop, value, "choice"):
+        return click(element, f"Click {value}")
+    return close_menu(desktop)
 
 
 def field_edit(desktop: Desktop, label: str) -> TextEdit:
@@ -110,7 +115,7 @@ def field_edit(desktop: Desktop, label: str) -> TextEdit:
     return next(w.edit for w in front.widgets() if isinstance(w, Field) and w.label == label)
 
 
-def fill(desktop: Desktop, label: str, text: str) -> Step | None:
+def fill_field(desktop: Desktop, label: str, text: str) -> Step | None:
     """Make a text field of the front window hold just this text."""
     front = desktop.front
     edit = field_edit(desktop, label)
@@ -118,24 +123,24 @@ def fill(desktop: Desktop, label: str, text: str) -> Step | None:
     if edit.text == text:
         return None
     if front.focus is not edit:
-        part = see(desktop, label, "Field")
-        assert part is not None
-        return click(part, f"Click {label}")
+        element = find_element(desktop, label, "Field")
+        assert element is not None
+        return click(element, f"Click {label}")
     if edit.selected != edit.text:
         return Step("Select all", Hotkey(keys=("ctrl", "a")))
     return Step(f"Type {text}", Type(text=text))
 
 
-def find_item(desktop: Desktop, label: str) -> Seen | Step:
+def find_item(desktop: Desktop, label: str) -> Element | Step:
     """A row of the front window's list, or the scrolling that brings it into sight."""
-    part = see(desktop, label, "Item")
-    if part is not None:
-        return part
+    element = find_element(desktop, label, "Item")
+    if element is not None:
+        return element
     front = desktop.front
     assert front is not None
     bar = next(widget for widget in front.widgets() if isinstance(widget, ScrollBar))
     at_end = bar.top >= bar.total - bar.shown
-    first = see(desktop, "", "Item")
+    first = find_element(desktop, "", "Item")
     assert first is not None
     direction = ScrollDirection.UP if at_end else ScrollDirection.DOWN
     return Step(f"Scroll to {label}", Scroll(point=_point(first), direction=direction))
@@ -146,12 +151,12 @@ def answer_name(desktop: Desktop, question: str, name: str) -> Step | None:
     front = desktop.front
     if not (isinstance(front, Dialog) and front.question == question):
         return None
-    return fill(desktop, "Name", name) or press(desktop, "OK")
+    return fill_field(desktop, "Name", name) or click_on(desktop, "OK")
 
 
 def answer_yes(desktop: Desktop, question: str) -> Step | None:
     """Confirm the one question that is meant."""
     front = desktop.front
     if isinstance(front, Dialog) and front.question == question:
-        return press(desktop, "Yes")
+        return click_on(desktop, "Yes")
     return None

@@ -9,9 +9,19 @@ from typing import ClassVar
 from arpo.actions import Click, Fail, Point
 from arpo.envs.desk.apps.conf import Conf
 from arpo.envs.desk.canvas import CELL_WIDTH
-from arpo.envs.desk.desktop import Desktop, World
-from arpo.envs.desk.goals.base import Step, choose, click, fill, no_menu, open_app, press, see
+from arpo.envs.desk.desktop import Desktop
+from arpo.envs.desk.goals.base import (
+    Step,
+    choose,
+    click,
+    click_on,
+    close_menu,
+    fill_field,
+    find_element,
+    open_app,
+)
 from arpo.envs.desk.words import LANGUAGES, MISSING_SWITCHES, PEOPLE, SIZES, SWITCHES, THEMES
+from arpo.envs.desk.world import World
 
 
 def show_tab(desktop: Desktop, tab: str) -> Step | None:
@@ -20,10 +30,10 @@ def show_tab(desktop: Desktop, tab: str) -> Step | None:
         return step
     front = desktop.front
     assert isinstance(front, Conf)
-    return None if front.tab == tab else press(desktop, tab, "Tab")
+    return None if front.tab == tab else click_on(desktop, tab, "Tab")
 
 
-def _other(rng: random.Random, values: tuple[str, ...], now: str) -> str:
+def _other_value(rng: random.Random, values: tuple[str, ...], now: str) -> str:
     return rng.choice([value for value in values if value != now])
 
 
@@ -34,7 +44,7 @@ class TurnSwitch:
     on: bool
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> TurnSwitch:
+    def sample(cls, rng: random.Random, world: World) -> TurnSwitch:
         name = rng.choice((*SWITCHES, "Mute"))
         return cls(name=name, on=not world["conf"][name])
 
@@ -42,14 +52,14 @@ class TurnSwitch:
     def instruction(self) -> str:
         return f"Turn {'on' if self.on else 'off'} {self.name}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         world["conf"][self.name] = self.on
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         if desktop.world["conf"][self.name] == self.on:
             return None
         tab = "Sound" if self.name == "Mute" else "Net"
-        return no_menu(desktop) or show_tab(desktop, tab) or press(desktop, self.name, "Check")
+        return close_menu(desktop) or show_tab(desktop, tab) or click_on(desktop, self.name, "Check")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,24 +68,24 @@ class SetTheme:
     theme: str
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> SetTheme:
-        return cls(theme=_other(rng, THEMES, world["conf"]["Theme"]))
+    def sample(cls, rng: random.Random, world: World) -> SetTheme:
+        return cls(theme=_other_value(rng, THEMES, world["conf"]["Theme"]))
 
     @property
     def instruction(self) -> str:
         return f"Set the theme to {self.theme}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         world["conf"]["Theme"] = self.theme
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         if desktop.world["conf"]["Theme"] == self.theme:
             return None
-        return no_menu(desktop) or show_tab(desktop, "Look") or press(desktop, self.theme, "Radio")
+        return close_menu(desktop) or show_tab(desktop, "Look") or click_on(desktop, self.theme, "Radio")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Chosen:
+class _DropDownSetting:
     """A setting with a drop-down of its own on its tab."""
 
     value: str
@@ -85,44 +95,44 @@ class _Chosen:
             return None
         if step := choose(desktop, self.value) or show_tab(desktop, tab):
             return step
-        part = see(desktop, "", "DropDown")
-        assert part is not None
-        return click(part, f"Click {key}")
+        element = find_element(desktop, "", "DropDown")
+        assert element is not None
+        return click(element, f"Click {key}")
 
 
-class SetTextSize(_Chosen):
+class SetTextSize(_DropDownSetting):
     app: ClassVar[str] = "Conf"
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> SetTextSize:
-        return cls(value=_other(rng, SIZES, world["conf"]["Text"]))
+    def sample(cls, rng: random.Random, world: World) -> SetTextSize:
+        return cls(value=_other_value(rng, SIZES, world["conf"]["Text"]))
 
     @property
     def instruction(self) -> str:
         return f"Set the text size to {self.value}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         world["conf"]["Text"] = self.value
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         return self._pick(desktop, "Text", "Look")
 
 
-class SetLanguage(_Chosen):
+class SetLanguage(_DropDownSetting):
     app: ClassVar[str] = "Conf"
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> SetLanguage:
-        return cls(value=_other(rng, LANGUAGES, world["conf"]["Lang"]))
+    def sample(cls, rng: random.Random, world: World) -> SetLanguage:
+        return cls(value=_other_value(rng, LANGUAGES, world["conf"]["Lang"]))
 
     @property
     def instruction(self) -> str:
         return f"Set the language to {self.value}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         world["conf"]["Lang"] = self.value
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         return self._pick(desktop, "Lang", "User")
 
 
@@ -132,22 +142,22 @@ class SetVolume:
     volume: int
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> SetVolume:
+    def sample(cls, rng: random.Random, world: World) -> SetVolume:
         return cls(volume=rng.choice([v for v in range(0, 101, 10) if v != world["conf"]["Volume"]]))
 
     @property
     def instruction(self) -> str:
         return f"Set the volume to {self.volume}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         world["conf"]["Volume"] = self.volume
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         if desktop.world["conf"]["Volume"] == self.volume:
             return None
-        if step := no_menu(desktop) or show_tab(desktop, "Sound"):
+        if step := close_menu(desktop) or show_tab(desktop, "Sound"):
             return step
-        slider = see(desktop, "Volume", "Slider")
+        slider = find_element(desktop, "Volume", "Slider")
         assert slider is not None
         x = (slider.column + self.volume // 10) * CELL_WIDTH + CELL_WIDTH // 2
         return Step(f"Set {self.volume}", Click(point=Point(x, slider.centre[1])))
@@ -159,24 +169,24 @@ class SetUserName:
     name: str
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> SetUserName:
-        return cls(name=_other(rng, PEOPLE, world["conf"]["Name"]))
+    def sample(cls, rng: random.Random, world: World) -> SetUserName:
+        return cls(name=_other_value(rng, PEOPLE, world["conf"]["Name"]))
 
     @property
     def instruction(self) -> str:
         return f"Set the user name to {self.name}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         world["conf"]["Name"] = self.name
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         if desktop.world["conf"]["Name"] == self.name:
             return None
         return (
-            no_menu(desktop)
+            close_menu(desktop)
             or show_tab(desktop, "User")
-            or fill(desktop, "Name", self.name)
-            or press(desktop, "Save")
+            or fill_field(desktop, "Name", self.name)
+            or click_on(desktop, "Save")
         )
 
 
@@ -188,15 +198,15 @@ class TurnMissingSwitch:
     name: str
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> TurnMissingSwitch:
+    def sample(cls, rng: random.Random, world: World) -> TurnMissingSwitch:
         return cls(name=rng.choice(MISSING_SWITCHES))
 
     @property
     def instruction(self) -> str:
         return f"Turn on {self.name}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         """Nothing can be done."""
 
-    def next(self, desktop: Desktop) -> Step | None:
-        return no_menu(desktop) or show_tab(desktop, "Net") or Step(f"no {self.name}", Fail())
+    def next_step(self, desktop: Desktop) -> Step | None:
+        return close_menu(desktop) or show_tab(desktop, "Net") or Step(f"no {self.name}", Fail())

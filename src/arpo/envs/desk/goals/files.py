@@ -7,46 +7,47 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from arpo.actions import Fail, Hotkey, Type
-from arpo.envs.desk.apps.files import ROOT, SHOWN, Files
+from arpo.envs.desk.apps.files import ROOT, VISIBLE_ROWS, Files
 from arpo.envs.desk.apps.notes import Notes
-from arpo.envs.desk.desktop import Desktop, Seen, World
+from arpo.envs.desk.desktop import Desktop, Element
 from arpo.envs.desk.goals.base import (
     Step,
     answer_name,
     answer_yes,
     choose,
+    click_on,
+    close_menu,
     double_click,
     drag,
     find_item,
-    no_menu,
     open_app,
-    press,
     right_click,
 )
 from arpo.envs.desk.words import FILES, FOLDERS, TEXTS
+from arpo.envs.desk.world import World
 
 
-def _known_file(rng: random.Random, world: World) -> str:
+def _existing_file(rng: random.Random, world: World) -> str:
     return rng.choice(list(world["files"][ROOT]))
 
 
-def _new_file(rng: random.Random, world: World) -> str:
+def _unused_file_name(rng: random.Random, world: World) -> str:
     taken = {name for folder in world["files"].values() for name in folder}
     return rng.choice([name for name in FILES if name not in taken])
 
 
-def at_root(desktop: Desktop) -> Step | None:
+def show_root(desktop: Desktop) -> Step | None:
     """Show the top of the folders."""
     if step := open_app(desktop, "File"):
         return step
     front = desktop.front
     assert isinstance(front, Files)
-    return press(desktop, "Up") if front.folder != ROOT else None
+    return click_on(desktop, "Up") if front.folder != ROOT else None
 
 
-def row_of(desktop: Desktop, name: str) -> Seen | Step:
+def find_row(desktop: Desktop, name: str) -> Element | Step:
     """The row of a file or folder, or the step that leads to it."""
-    return no_menu(desktop) or at_root(desktop) or find_item(desktop, name)
+    return close_menu(desktop) or show_root(desktop) or find_item(desktop, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,27 +56,29 @@ class DeleteFile:
     file: str
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> DeleteFile:
-        return cls(file=_known_file(rng, world))
+    def sample(cls, rng: random.Random, world: World) -> DeleteFile:
+        return cls(file=_existing_file(rng, world))
 
     @property
     def instruction(self) -> str:
         return f"Delete the file {self.file}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         del world["files"][ROOT][self.file]
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         if self.file not in desktop.world["files"][ROOT]:
             return None
         if step := answer_yes(desktop, f"Delete {self.file}"):
             return step
-        row = row_of(desktop, self.file)
+        row = find_row(desktop, self.file)
         if isinstance(row, Step):
             return row
         front = desktop.front
         assert isinstance(front, Files)
-        return press(desktop, "Del") if front.selected == self.file else press(desktop, self.file, "Item")
+        return (
+            click_on(desktop, "Del") if front.selected == self.file else click_on(desktop, self.file, "Item")
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +88,10 @@ class MoveFile:
     folder: str
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> MoveFile:
+    def sample(cls, rng: random.Random, world: World) -> MoveFile:
         """A file and a folder that can be in sight together."""
         folders = [name for name in world["files"] if name != ROOT]
-        shown = SHOWN - len(folders)
+        shown = VISIBLE_ROWS - len(folders)
         file = rng.choice(list(world["files"][ROOT])[:shown])
         return cls(file=file, folder=rng.choice(folders))
 
@@ -96,13 +99,13 @@ class MoveFile:
     def instruction(self) -> str:
         return f"Move the file {self.file} to the folder {self.folder}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         world["files"][self.folder][self.file] = world["files"][ROOT].pop(self.file)
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         if self.file not in desktop.world["files"][ROOT]:
             return None
-        row = row_of(desktop, self.file)
+        row = find_row(desktop, self.file)
         if isinstance(row, Step):
             return row
         target = find_item(desktop, self.folder)
@@ -116,17 +119,17 @@ class RenameFile:
     name: str
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> RenameFile:
-        return cls(file=_known_file(rng, world), name=_new_file(rng, world))
+    def sample(cls, rng: random.Random, world: World) -> RenameFile:
+        return cls(file=_existing_file(rng, world), name=_unused_file_name(rng, world))
 
     @property
     def instruction(self) -> str:
         return f"Rename the file {self.file} to {self.name}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         world["files"][ROOT][self.name] = world["files"][ROOT].pop(self.file)
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         if self.file not in desktop.world["files"][ROOT]:
             return None
         if step := answer_name(desktop, f"Rename {self.file}", self.name):
@@ -134,7 +137,7 @@ class RenameFile:
         front = desktop.front
         if isinstance(front, Files) and front.selected == self.file and (step := choose(desktop, "Rename")):
             return step
-        row = row_of(desktop, self.file)
+        row = find_row(desktop, self.file)
         return row if isinstance(row, Step) else right_click(row, f"right click {self.file}")
 
 
@@ -144,24 +147,24 @@ class MakeFolder:
     folder: str
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> MakeFolder:
+    def sample(cls, rng: random.Random, world: World) -> MakeFolder:
         return cls(folder=rng.choice([name for name in FOLDERS if name not in world["files"]]))
 
     @property
     def instruction(self) -> str:
         return f"Make a folder named {self.folder}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         world["files"][self.folder] = {}
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         if self.folder in desktop.world["files"]:
             return None
         return (
             answer_name(desktop, "New folder", self.folder)
-            or no_menu(desktop)
+            or close_menu(desktop)
             or open_app(desktop, "File")
-            or press(desktop, "New")
+            or click_on(desktop, "New")
         )
 
 
@@ -173,18 +176,18 @@ class DeleteMissingFile:
     file: str
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> DeleteMissingFile:
-        return cls(file=_new_file(rng, world))
+    def sample(cls, rng: random.Random, world: World) -> DeleteMissingFile:
+        return cls(file=_unused_file_name(rng, world))
 
     @property
     def instruction(self) -> str:
         return f"Delete the file {self.file}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         """Nothing can be done."""
 
-    def next(self, desktop: Desktop) -> Step | None:
-        return no_menu(desktop) or at_root(desktop) or Step(f"no {self.file}", Fail())
+    def next_step(self, desktop: Desktop) -> Step | None:
+        return close_menu(desktop) or show_root(desktop) or Step(f"no {self.file}", Fail())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,33 +197,33 @@ class WriteNote:
     file: str
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> WriteNote:
-        return cls(text=rng.choice(TEXTS), file=_new_file(rng, world))
+    def sample(cls, rng: random.Random, world: World) -> WriteNote:
+        return cls(text=rng.choice(TEXTS), file=_unused_file_name(rng, world))
 
     @property
     def instruction(self) -> str:
         return f"Write {self.text} in a new note and save it as {self.file}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         world["files"][ROOT][self.file] = self.text
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         if self.file in desktop.world["files"][ROOT]:
             return None
         if (
             step := answer_name(desktop, "Save as", self.file)
-            or no_menu(desktop)
+            or close_menu(desktop)
             or open_app(desktop, "Note")
         ):
             return step
         front = desktop.front
         assert isinstance(front, Notes)
         if front.name:
-            return press(desktop, "New")
-        return fill_page(front, self.text) or press(desktop, "Save")
+            return click_on(desktop, "New")
+        return fill_note(front, self.text) or click_on(desktop, "Save")
 
 
-def fill_page(notes: Notes, text: str) -> Step | None:
+def fill_note(notes: Notes, text: str) -> Step | None:
     """Make the page hold just this text."""
     edit = notes.edit
     if edit.text == text:
@@ -237,33 +240,33 @@ class ReplaceText:
     text: str
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> ReplaceText:
-        file = _known_file(rng, world)
+    def sample(cls, rng: random.Random, world: World) -> ReplaceText:
+        file = _existing_file(rng, world)
         return cls(file=file, text=rng.choice([text for text in TEXTS if text != world["files"][ROOT][file]]))
 
     @property
     def instruction(self) -> str:
         return f"Replace the text of the file {self.file} with {self.text}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         world["files"][ROOT][self.file] = self.text
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         if desktop.world["files"][ROOT].get(self.file) == self.text:
             return None
         if step := show_file(desktop, self.file):
             return step
         front = desktop.front
         assert isinstance(front, Notes)
-        return fill_page(front, self.text) or press(desktop, "Save")
+        return fill_note(front, self.text) or click_on(desktop, "Save")
 
 
 def show_file(desktop: Desktop, file: str) -> Step | None:
     """Open a file in the editor."""
-    if step := no_menu(desktop):
+    if step := close_menu(desktop):
         return step
     front = desktop.front
     if isinstance(front, Notes) and front.name == file:
         return None
-    row = row_of(desktop, file)
+    row = find_row(desktop, file)
     return row if isinstance(row, Step) else double_click(row, f"Open {file}")

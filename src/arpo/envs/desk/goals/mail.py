@@ -8,18 +8,19 @@ from typing import ClassVar
 
 from arpo.actions import Fail
 from arpo.envs.desk.apps.files import ROOT
-from arpo.envs.desk.apps.mail import Letter, Mail
-from arpo.envs.desk.desktop import Desktop, World
-from arpo.envs.desk.goals.base import Step, fill, find_item, no_menu, open_app, press
+from arpo.envs.desk.apps.mail import ComposeWindow, Mail
+from arpo.envs.desk.desktop import Desktop
+from arpo.envs.desk.goals.base import Step, click_on, close_menu, fill_field, find_item, open_app
 from arpo.envs.desk.goals.files import show_file
 from arpo.envs.desk.words import PEOPLE, SUBJECTS, TEXTS
+from arpo.envs.desk.world import World
 
 
-def _sender(rng: random.Random, world: World) -> str:
+def _random_sender(rng: random.Random, world: World) -> str:
     return str(rng.choice(world["mail"]["In"])["from"])
 
 
-def _stranger(rng: random.Random, world: World) -> str:
+def _unknown_sender(rng: random.Random, world: World) -> str:
     known = {mail["from"] for mail in world["mail"]["In"]}
     return rng.choice([name for name in PEOPLE if name not in known])
 
@@ -30,12 +31,12 @@ def _index(world: World, sender: str) -> int:
 
 def select_mail(desktop: Desktop, sender: str) -> Step | None:
     """Show the inbox with the mail from `sender` selected."""
-    if step := no_menu(desktop) or open_app(desktop, "Mail"):
+    if step := close_menu(desktop) or open_app(desktop, "Mail"):
         return step
     front = desktop.front
     assert isinstance(front, Mail)
     if front.box != "In":
-        return press(desktop, "In", "Tab")
+        return click_on(desktop, "In", "Tab")
     index = _index(desktop.world, sender)
     if front.selected == index:
         return None
@@ -43,21 +44,21 @@ def select_mail(desktop: Desktop, sender: str) -> Step | None:
     row = find_item(desktop, f"{sender:<6} {mail['subject']}")
     if isinstance(row, Step):
         return Step(f"Scroll to {sender}", row.action)
-    return Step(f"Click {sender}", press(desktop, row.label, "Item").action)
+    return Step(f"Click {sender}", click_on(desktop, row.label, "Item").action)
 
 
-def _letter(to: str, subject: str, body: str) -> dict[str, str]:
+def _sent_mail(to: str, subject: str, body: str) -> dict[str, str]:
     """A mail as the box of sent ones holds it."""
     return {"to": to, "subject": subject, "body": body}
 
 
-def write_letter(desktop: Desktop, to: str, subject: str, body: str) -> Step:
+def write_mail(desktop: Desktop, to: str, subject: str, body: str) -> Step:
     """Fill the open letter and send it."""
     return (
-        fill(desktop, "To", to)
-        or fill(desktop, "Sub", subject)
-        or fill(desktop, "Body", body)
-        or press(desktop, "Send")
+        fill_field(desktop, "To", to)
+        or fill_field(desktop, "Sub", subject)
+        or fill_field(desktop, "Body", body)
+        or click_on(desktop, "Send")
     )
 
 
@@ -69,22 +70,22 @@ class SendMail:
     body: str
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> SendMail:
+    def sample(cls, rng: random.Random, world: World) -> SendMail:
         return cls(to=rng.choice(PEOPLE), subject=rng.choice(SUBJECTS), body=rng.choice(TEXTS))
 
     @property
     def instruction(self) -> str:
         return f"Send a mail to {self.to} about {self.subject} saying {self.body}"
 
-    def reach(self, world: World) -> None:
-        world["mail"]["Sent"].append(_letter(self.to, self.subject, self.body))
+    def apply(self, world: World) -> None:
+        world["mail"]["Sent"].append(_sent_mail(self.to, self.subject, self.body))
 
-    def next(self, desktop: Desktop) -> Step | None:
-        if _letter(self.to, self.subject, self.body) in desktop.world["mail"]["Sent"]:
+    def next_step(self, desktop: Desktop) -> Step | None:
+        if _sent_mail(self.to, self.subject, self.body) in desktop.world["mail"]["Sent"]:
             return None
-        if isinstance(desktop.front, Letter):
-            return write_letter(desktop, self.to, self.subject, self.body)
-        return no_menu(desktop) or open_app(desktop, "Mail") or press(desktop, "New")
+        if isinstance(desktop.front, ComposeWindow):
+            return write_mail(desktop, self.to, self.subject, self.body)
+        return close_menu(desktop) or open_app(desktop, "Mail") or click_on(desktop, "New")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,7 @@ class AnswerMail:
     body: str
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> AnswerMail:
+    def sample(cls, rng: random.Random, world: World) -> AnswerMail:
         mail = rng.choice(world["mail"]["In"])
         return cls(sender=mail["from"], subject=mail["subject"], body=rng.choice(TEXTS))
 
@@ -103,15 +104,15 @@ class AnswerMail:
     def instruction(self) -> str:
         return f"Answer the mail from {self.sender} with {self.body}"
 
-    def reach(self, world: World) -> None:
-        world["mail"]["Sent"].append(_letter(self.sender, self.subject, self.body))
+    def apply(self, world: World) -> None:
+        world["mail"]["Sent"].append(_sent_mail(self.sender, self.subject, self.body))
 
-    def next(self, desktop: Desktop) -> Step | None:
-        if _letter(self.sender, self.subject, self.body) in desktop.world["mail"]["Sent"]:
+    def next_step(self, desktop: Desktop) -> Step | None:
+        if _sent_mail(self.sender, self.subject, self.body) in desktop.world["mail"]["Sent"]:
             return None
-        if isinstance(desktop.front, Letter):
-            return write_letter(desktop, self.sender, self.subject, self.body)
-        return select_mail(desktop, self.sender) or press(desktop, "Reply")
+        if isinstance(desktop.front, ComposeWindow):
+            return write_mail(desktop, self.sender, self.subject, self.body)
+        return select_mail(desktop, self.sender) or click_on(desktop, "Reply")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,20 +121,20 @@ class DeleteMail:
     sender: str
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> DeleteMail:
-        return cls(sender=_sender(rng, world))
+    def sample(cls, rng: random.Random, world: World) -> DeleteMail:
+        return cls(sender=_random_sender(rng, world))
 
     @property
     def instruction(self) -> str:
         return f"Delete the mail from {self.sender}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         world["mail"]["Trash"].append(world["mail"]["In"].pop(_index(world, self.sender)))
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         if _index(desktop.world, self.sender) < 0:
             return None
-        return select_mail(desktop, self.sender) or press(desktop, "Del")
+        return select_mail(desktop, self.sender) or click_on(desktop, "Del")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +143,7 @@ class FlagMail:
     sender: str
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> FlagMail:
+    def sample(cls, rng: random.Random, world: World) -> FlagMail:
         plain = [mail["from"] for mail in world["mail"]["In"] if not mail["flag"]]
         return cls(sender=rng.choice(plain))
 
@@ -150,13 +151,13 @@ class FlagMail:
     def instruction(self) -> str:
         return f"Flag the mail from {self.sender}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         world["mail"]["In"][_index(world, self.sender)]["flag"] = True
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         if desktop.world["mail"]["In"][_index(desktop.world, self.sender)]["flag"]:
             return None
-        return select_mail(desktop, self.sender) or press(desktop, "Flag")
+        return select_mail(desktop, self.sender) or click_on(desktop, "Flag")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,18 +168,18 @@ class DeleteMissingMail:
     sender: str
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> DeleteMissingMail:
-        return cls(sender=_stranger(rng, world))
+    def sample(cls, rng: random.Random, world: World) -> DeleteMissingMail:
+        return cls(sender=_unknown_sender(rng, world))
 
     @property
     def instruction(self) -> str:
         return f"Delete the mail from {self.sender}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         """Nothing can be done."""
 
-    def next(self, desktop: Desktop) -> Step | None:
-        return no_menu(desktop) or open_app(desktop, "Mail") or Step(f"no {self.sender}", Fail())
+    def next_step(self, desktop: Desktop) -> Step | None:
+        return close_menu(desktop) or open_app(desktop, "Mail") or Step(f"no {self.sender}", Fail())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +193,7 @@ class SendFileText:
     body: str
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> SendFileText:
+    def sample(cls, rng: random.Random, world: World) -> SendFileText:
         file, body = rng.choice(list(world["files"][ROOT].items()))
         return cls(file=file, to=rng.choice(PEOPLE), subject=rng.choice(SUBJECTS), body=body)
 
@@ -200,18 +201,18 @@ class SendFileText:
     def instruction(self) -> str:
         return f"Send the text of the file {self.file} in a mail to {self.to} about {self.subject}"
 
-    def reach(self, world: World) -> None:
-        world["mail"]["Sent"].append(_letter(self.to, self.subject, self.body))
+    def apply(self, world: World) -> None:
+        world["mail"]["Sent"].append(_sent_mail(self.to, self.subject, self.body))
 
-    def next(self, desktop: Desktop) -> Step | None:
-        if _letter(self.to, self.subject, self.body) in desktop.world["mail"]["Sent"]:
+    def next_step(self, desktop: Desktop) -> Step | None:
+        if _sent_mail(self.to, self.subject, self.body) in desktop.world["mail"]["Sent"]:
             return None
-        if isinstance(desktop.front, Letter):
-            return write_letter(desktop, self.to, self.subject, self.body)
-        if step := no_menu(desktop):
+        if isinstance(desktop.front, ComposeWindow):
+            return write_mail(desktop, self.to, self.subject, self.body)
+        if step := close_menu(desktop):
             return step
         if isinstance(desktop.front, Mail):
-            return press(desktop, "New")
+            return click_on(desktop, "New")
         if step := show_file(desktop, self.file):
             return step
         return open_app(desktop, "Mail")

@@ -9,21 +9,22 @@ from typing import ClassVar
 from arpo.actions import Click, Hotkey, Point, Type
 from arpo.envs.desk.apps.calc import COLUMN_NAMES, ROW_COUNT, Calc
 from arpo.envs.desk.canvas import CELL_HEIGHT, CELL_WIDTH
-from arpo.envs.desk.desktop import Desktop, World
-from arpo.envs.desk.goals.base import Step, no_menu, open_app, press
+from arpo.envs.desk.desktop import Desktop
+from arpo.envs.desk.goals.base import Step, click_on, close_menu, open_app
+from arpo.envs.desk.world import World
 
 
 def _all_cells() -> list[str]:
     return [f"{column}{row}" for column in COLUMN_NAMES for row in range(1, ROW_COUNT + 1)]
 
 
-def _filled(rng: random.Random, world: World) -> str:
+def _filled_cell(rng: random.Random, world: World) -> str:
     return rng.choice(sorted(world["calc"]))
 
 
 def select_cell(desktop: Desktop, cell: str) -> Step | None:
     """Open the sheet with this cell selected."""
-    if step := no_menu(desktop) or open_app(desktop, "Calc"):
+    if step := close_menu(desktop) or open_app(desktop, "Calc"):
         return step
     front = desktop.front
     assert isinstance(front, Calc)
@@ -54,7 +55,7 @@ class PutValue:
     value: int
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> PutValue:
+    def sample(cls, rng: random.Random, world: World) -> PutValue:
         cell = rng.choice(_all_cells())
         return cls(cell=cell, value=rng.choice([v for v in range(1, 100) if v != world["calc"].get(cell)]))
 
@@ -62,10 +63,10 @@ class PutValue:
     def instruction(self) -> str:
         return f"Put {self.value} in cell {self.cell}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         world["calc"][self.cell] = self.value
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         if desktop.world["calc"].get(self.cell) == self.value:
             return None
         return enter_value(desktop, self.cell, self.value)
@@ -77,20 +78,20 @@ class ClearCell:
     cell: str
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> ClearCell:
-        return cls(cell=_filled(rng, world))
+    def sample(cls, rng: random.Random, world: World) -> ClearCell:
+        return cls(cell=_filled_cell(rng, world))
 
     @property
     def instruction(self) -> str:
         return f"Clear cell {self.cell}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         del world["calc"][self.cell]
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         if self.cell not in desktop.world["calc"]:
             return None
-        return select_cell(desktop, self.cell) or press(desktop, "Clear")
+        return select_cell(desktop, self.cell) or click_on(desktop, "Clear")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ class SumColumn:
     total: int
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> SumColumn:
+    def sample(cls, rng: random.Random, world: World) -> SumColumn:
         columns = sorted({cell[0] for cell in world["calc"] if int(cell[1:]) < ROW_COUNT})
         column = rng.choice(columns)
         above = [world["calc"].get(f"{column}{row}", 0) for row in range(1, ROW_COUNT)]
@@ -110,14 +111,14 @@ class SumColumn:
     def instruction(self) -> str:
         return f"Put the sum of column {self.column} in cell {self.column}{ROW_COUNT}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         world["calc"][f"{self.column}{ROW_COUNT}"] = self.total
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         cell = f"{self.column}{ROW_COUNT}"
         if desktop.world["calc"].get(cell) == self.total:
             return None
-        return select_cell(desktop, cell) or press(desktop, "Sum")
+        return select_cell(desktop, cell) or click_on(desktop, "Sum")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +129,8 @@ class CopyValue:
     value: int
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> CopyValue:
-        source = _filled(rng, world)
+    def sample(cls, rng: random.Random, world: World) -> CopyValue:
+        source = _filled_cell(rng, world)
         empty = [cell for cell in _all_cells() if cell not in world["calc"]]
         return cls(source=source, target=rng.choice(empty), value=world["calc"][source])
 
@@ -137,10 +138,10 @@ class CopyValue:
     def instruction(self) -> str:
         return f"Copy the value of cell {self.source} to cell {self.target}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         world["calc"][self.target] = self.value
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         if desktop.world["calc"].get(self.target) == self.value:
             return None
         return enter_value(desktop, self.target, self.value)

@@ -7,9 +7,19 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from arpo.envs.desk.apps.web import Web
-from arpo.envs.desk.desktop import Desktop, World
-from arpo.envs.desk.goals.base import Step, choose, click, fill, no_menu, open_app, press, see
+from arpo.envs.desk.desktop import Desktop
+from arpo.envs.desk.goals.base import (
+    Step,
+    choose,
+    click,
+    click_on,
+    close_menu,
+    fill_field,
+    find_element,
+    open_app,
+)
 from arpo.envs.desk.words import CITIES, ITEMS, PEOPLE, SIZES
+from arpo.envs.desk.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +32,7 @@ class PlaceOrder:
     gift: bool
 
     @classmethod
-    def invent(cls, rng: random.Random, world: World) -> PlaceOrder:
+    def sample(cls, rng: random.Random, world: World) -> PlaceOrder:
         return cls(
             name=rng.choice(PEOPLE), item=rng.choice(ITEMS), city=rng.choice(CITIES), size=rng.choice(SIZES),
             gift=rng.random() < 0.5,
@@ -33,28 +43,28 @@ class PlaceOrder:
         gift = " as a gift" if self.gift else ""
         return f"Order a {self.size} {self.item} for {self.name} in {self.city}{gift}"
 
-    def reach(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         world["orders"].append(asdict(self))
 
-    def next(self, desktop: Desktop) -> Step | None:
+    def next_step(self, desktop: Desktop) -> Step | None:
         if asdict(self) in desktop.world["orders"]:
             return None
         front = desktop.front
         if not isinstance(front, Web):
-            return no_menu(desktop) or open_app(desktop, "Web")
-        if front.sent:
-            return press(desktop, "New")
+            return close_menu(desktop) or open_app(desktop, "Web")
+        if front.submitted:
+            return click_on(desktop, "New")
         if front.item != self.item:
             return choose(desktop, self.item) or self._open_menu(desktop, "Item", 0)
         if front.city != self.city:
             return choose(desktop, self.city) or self._open_menu(desktop, "City", 1)
-        if step := no_menu(desktop) or fill(desktop, "Name", self.name):
+        if step := close_menu(desktop) or fill_field(desktop, "Name", self.name):
             return step
         if front.size != self.size:
-            return press(desktop, self.size, "Radio")
-        return press(desktop, "Gift", "Check") if front.gift != self.gift else press(desktop, "Submit")
+            return click_on(desktop, self.size, "Radio")
+        return click_on(desktop, "Gift", "Check") if front.gift != self.gift else click_on(desktop, "Submit")
 
     def _open_menu(self, desktop: Desktop, label: str, nth: int) -> Step:
-        part = see(desktop, "", "DropDown", nth)
-        assert part is not None
-        return click(part, f"Click {label}")
+        element = find_element(desktop, "", "DropDown", nth)
+        assert element is not None
+        return click(element, f"Click {label}")

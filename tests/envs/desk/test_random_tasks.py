@@ -10,14 +10,14 @@ from arpo.envs.desk.apps import APPS
 from arpo.envs.desk.canvas import COLUMNS, ROWS
 from arpo.envs.desk.env import set_up
 from arpo.envs.desk.goals import FAMILIES, FEASIBLE
-from arpo.envs.desk.invent import SEEDS, invent_task, invent_windows, invent_world, rng_for
+from arpo.envs.desk.random_tasks import SEEDS, random_task, random_windows, random_world, rng_for
 from arpo.envs.task_files import load_tasks
 from desks import task_of
 
 
 def test_the_same_seed_invents_the_same_task() -> None:
     for number, family in enumerate(FAMILIES.values()):
-        first, second = (invent_task(rng_for("pool", number), [family], "same") for _ in range(2))
+        first, second = (random_task(rng_for("pool", number), [family], "same") for _ in range(2))
         assert json.dumps(first) == json.dumps(second)
 
 
@@ -33,7 +33,7 @@ def test_purposes_have_seeds_of_their_own() -> None:
 
 def test_no_world_of_one_purpose_is_a_world_of_another() -> None:
     worlds = {
-        purpose: {json.dumps(invent_world(rng_for(purpose, number))) for number in range(500)}
+        purpose: {json.dumps(random_world(rng_for(purpose, number))) for number in range(500)}
         for purpose in SEEDS
     }
     assert all(len(each) == 500 for each in worlds.values())
@@ -42,7 +42,7 @@ def test_no_world_of_one_purpose_is_a_world_of_another() -> None:
 
 def test_a_world_holds_what_tasks_need() -> None:
     for number in range(200):
-        world = invent_world(rng_for("pretrain", number))
+        world = random_world(rng_for("pretrain", number))
         names = [name for folder in world["files"].values() for name in folder]
         assert len(set(names)) == len(names) and set(names) <= set(words.FILES)
         assert 2 <= len(world["files"][""]) <= 5 and 1 <= len(world["files"]) - 1 <= 3
@@ -56,7 +56,7 @@ def test_a_world_holds_what_tasks_need() -> None:
 def test_windows_are_on_the_screen_and_half_of_the_time_the_right_one_is_in_front() -> None:
     in_front = 0
     for number in range(400):
-        windows = invent_windows(rng_for("pretrain", number), "Mail")
+        windows = random_windows(rng_for("pretrain", number), "Mail")
         apps = [window["app"] for window in windows]
         assert len(set(apps)) == len(apps) <= 3
         assert "Mail" not in apps[:-1]
@@ -70,7 +70,7 @@ def test_windows_are_on_the_screen_and_half_of_the_time_the_right_one_is_in_fron
 
 def test_a_task_says_which_windows_are_open_and_where() -> None:
     for number in range(50):
-        raw = invent_task(rng_for("pool", number), [FAMILIES["SetTheme"]], "t")
+        raw = random_task(rng_for("pool", number), [FAMILIES["SetTheme"]], "t")
         desktop = set_up(task_of(raw))
         opened = [step["parameters"] for step in raw["config"][1:]]
         assert [(type(w), w.column, w.row) for w in desktop.windows] == [
@@ -79,16 +79,16 @@ def test_a_task_says_which_windows_are_open_and_where() -> None:
 
 
 def test_the_evaluator_names_only_what_changes() -> None:
-    raw = invent_task(rng_for("pool", 5), [FEASIBLE["SetTheme"], FEASIBLE["PutValue"]], "two")
+    raw = random_task(rng_for("pool", 5), [FEASIBLE["SetTheme"], FEASIBLE["PutValue"]], "two")
     assert set(raw["evaluator"]["expected"]["rules"]) == {"conf", "calc"}
     assert raw["snapshot"] == "SetTheme+PutValue" and raw["related_apps"] == ["Conf", "Calc"]
-    infeasible = invent_task(rng_for("pool", 5), [FAMILIES["DeleteMissingFile"]], "none")
+    infeasible = random_task(rng_for("pool", 5), [FAMILIES["DeleteMissingFile"]], "none")
     assert infeasible["evaluator"]["func"] == "infeasible"
 
 
 def test_tasks_are_read_by_the_loader(tmp_path: Path) -> None:
     rows = [
-        invent_task(rng_for("heldout", number), [family], f"task-{number}")
+        random_task(rng_for("heldout", number), [family], f"task-{number}")
         for number, family in enumerate(FAMILIES.values())
     ]
     path = tmp_path / "tasks.json"

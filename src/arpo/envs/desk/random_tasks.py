@@ -14,8 +14,8 @@ from typing import Any
 from arpo.envs.desk import words
 from arpo.envs.desk.apps import APPS
 from arpo.envs.desk.apps.files import ROOT
-from arpo.envs.desk.desktop import World
 from arpo.envs.desk.goals import INFEASIBLE, Goal, to_json
+from arpo.envs.desk.world import World
 
 SEEDS = {"pool": 1, "heldout": 2, "pretrain": 3}  # the first part of every seed: these never meet
 _COLUMNS, _ROWS = (0, 2, 4, 6, 8), (0, 1, 2)
@@ -25,7 +25,7 @@ def rng_for(purpose: str, number: int) -> random.Random:
     return random.Random(f"desk-{SEEDS[purpose]}-{number}")
 
 
-def invent_world(rng: random.Random) -> World:
+def random_world(rng: random.Random) -> World:
     names = iter(rng.sample(words.FILES, 12))
     folders = rng.sample(words.FOLDERS, rng.randint(1, 3))
     files = {ROOT: {next(names): rng.choice(words.TEXTS) for _ in range(rng.randint(2, 5))}}
@@ -54,23 +54,23 @@ def invent_world(rng: random.Random) -> World:
     }
 
 
-def invent_windows(rng: random.Random, app: str, most: int = 3) -> list[dict[str, Any]]:
+def random_windows(rng: random.Random, app: str, most: int = 3) -> list[dict[str, Any]]:
     """The windows open at the start, back to front; half of the time the one that matters is in front."""
     others = rng.sample([name for name in APPS if name != app], rng.randint(0, most - 1))
     open_apps = [*others, app] if rng.random() < 0.5 else others
     return [{"app": name, "column": rng.choice(_COLUMNS), "row": rng.choice(_ROWS)} for name in open_apps]
 
 
-def invent_task(rng: random.Random, families: Sequence[type[Any]], task_id: str) -> dict[str, Any]:
+def random_task(rng: random.Random, families: Sequence[type[Any]], task_id: str) -> dict[str, Any]:
     """A task that asks for one goal of each family in turn, in OSWorld's schema."""
-    world = invent_world(rng)
+    world = random_world(rng)
     final = copy.deepcopy(world)
     goals: list[Goal] = []
     for family in families:
-        goal = family.invent(rng, final)
-        goal.reach(final)
+        goal = family.sample(rng, final)
+        goal.apply(final)
         goals.append(goal)
-    windows = invent_windows(rng, goals[0].app)
+    windows = random_windows(rng, goals[0].app)
     infeasible = any(type(goal).__name__ in INFEASIBLE for goal in goals)
     changed = {part: final[part] for part in world if final[part] != world[part]}
     evaluator = (

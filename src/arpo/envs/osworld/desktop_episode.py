@@ -1,8 +1,8 @@
-"""One episode on a real desktop: boot it, set the task up, act, judge, stop. Every failure is typed.
+"""One episode on a real desktop: boot, set up the task, act, evaluate, stop. Every failure is an EnvError.
 
-A verdict is a number that upstream's evaluators gave while the guest was alive; anything else is an EnvError.
-It stands until something is done, because judging may close applications. Where a provider can pause its
-machine, it rests while the model thinks. Single use; one call at a time, from one thread.
+A score is a number in [0, 1] from desktop-env's evaluators; it counts only if the guest is still alive. It is
+kept until the next action, because evaluation may close applications. Between calls the machine is paused, if
+its provider supports pausing. Single use; one call at a time, from one thread.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import Any
 from arpo.actions import TERMINAL, Action, Finished, Wait, up_to_terminal
 from arpo.config import EnvConfig, OSWorldConfig
 from arpo.envs.osworld.local_provider import LocalProvider
-from arpo.envs.osworld.machine import Ear, Machine, Plan, stop_by_name, vocabulary
-from arpo.envs.osworld.needs import LOCAL, stage
+from arpo.envs.osworld.machine import ErrorRecorder, Machine, MachineSettings, known_names, stop_machine
+from arpo.envs.osworld.messages import MACHINE_FILE
+from arpo.envs.osworld.needs import LOCAL, stage_files
 from arpo.envs.osworld.sandbox import SandboxSettings
-from arpo.envs.osworld.task_check import vet
-from arpo.envs.osworld.worker import MACHINE_FILE
+from arpo.envs.osworld.task_check import check_task
 from arpo.envs.pyautogui_program import program
 from arpo.errors import ArpoFault, EnvError, UserError
 from arpo.types import Json, Task
 
 PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
-WAIT_SECONDS = 1.0  # of a Wait on a local desktop; elsewhere at least this
-MISSING_FILE_SECONDS = 0.5  # a local guest answers at once; its file may still be on its way
+WAIT_SECONDS = 1.0  # duration of a Wait on a local desktop; minimum elsewhere
+MISSING_FILE_SECONDS = 0.5  # a local guest answers at once, but an application may still write the file
 
-# What pip calls the packages that desktop-env's providers import.
-_PIP = {
+# Module imported by a desktop-env provider → packages to install with pip.
+_PIP_NAMES = {
     "alibabacloud_ecs20140526": "alibabacloud_ecs20140526",
     "alibabacloud_tea_openapi": "alibabacloud_tea_openapi",
     "alibabacloud_tea_util": "alibabacloud_tea_util",
@@ -48,8 +48,8 @@ _PIP = {
 }
 
 
-class Desktop:
-    """`folder` is this episode's own; `home` is where virtual machines and their registers are looked for."""
+class DesktopEpisode:
+    """`folder` is private to the episode. desktop-env looks for virtual machines in `home`."""
 
     def __init__(
         self, *, config: OSWorldConfig, env: EnvConfig, network: bool, folder: Path, home: Path
@@ -61,112 +61,114 @@ class Desktop:
         self._home = home
         self._local = config.provider == LOCAL
         self._machine: Machine | None = None
-        self._rest = Rest()
+        self._pauser = Pauser()
         self._func: Any = None
-        self._verdict: float | None = None
-        self._ear = Ear()
-        logging.getLogger().addHandler(self._ear)
+        self._score: float | None = None
+        self._recorder = ErrorRecorder()
+        logging.getLogger().addHandler(self._recorder)
 
     def start(self, task: Task) -> bytes:
-        """The first picture, when the task is set up."""
+        """The first screenshot, as PNG bytes, once the task is set up."""
         with self._call("start"):
-            vet(task, vocabulary())
-            stage(task, Path(self._config.cache), self._folder / "cache")
+            check_task(task, known_names())
+            stage_files(task, Path(self._config.cache), self._folder / "cache")
             self._func = task.evaluator["func"]
             if not self._local:
                 os.chdir(self._home)
-            self._machine = Machine(self._plan(), self._ear)
+            self._machine = Machine(self._machine_settings(), self._recorder)
             self._machine.boot()
             if not self._local:
-                (self._folder / MACHINE_FILE).write_text(json.dumps(self._machine.name()))
-        with self._call("start"), self._awake() as machine:
-            picture = machine.reset(asdict(task))["screenshot"]
+                (self._folder / MACHINE_FILE).write_text(json.dumps(self._machine.identity()))
+        with self._call("start"), self._running() as machine:
+            screenshot = machine.reset(asdict(task))["screenshot"]
             if not self._local:
                 time.sleep(self._config.pause)
-                picture = machine.controller.get_screenshot()
-            return self._png("start", picture)
+                screenshot = machine.controller.get_screenshot()
+            return self._png("start", screenshot)
 
     def step(self, actions: tuple[Action, ...]) -> bytes:
-        """Carry the actions out, up to the first terminal one, which is noted as upstream notes it."""
-        counted = up_to_terminal(actions)
-        if not all(isinstance(action, Wait) for action in counted):
-            self._verdict = None
-        ends = bool(counted) and isinstance(counted[-1], TERMINAL)
-        acts = counted[:-1] if ends else counted
-        with self._call("step"), self._awake() as machine:
-            if acts or not ends:
-                picture = self._act(machine, acts)
+        """Runs the actions up to the first terminal one, which desktop-env records as DONE or FAIL."""
+        played = up_to_terminal(actions)
+        if not all(isinstance(action, Wait) for action in played):
+            self._score = None
+        ends = bool(played) and isinstance(played[-1], TERMINAL)
+        inputs = played[:-1] if ends else played
+        with self._call("step"), self._running() as machine:
+            if inputs or not ends:
+                screenshot = self._act(machine, inputs)
             if ends:
-                word = "DONE" if isinstance(counted[-1], Finished) else "FAIL"
-                picture = machine.step(word, 0)[0]["screenshot"]
-            return self._png("step", picture)
+                outcome = "DONE" if isinstance(played[-1], Finished) else "FAIL"
+                screenshot = machine.step(outcome, 0)[0]["screenshot"]
+            return self._png("step", screenshot)
 
     def _act(self, machine: Machine, actions: tuple[Action, ...]) -> Any:
         pause = 0 if self._local else self._config.pause
         if actions == (Wait(),):
-            # upstream pauses once for the action and once more before the picture
+            # desktop-env pauses twice: for the action and before the screenshot
             return machine.step("WAIT", max(pause, WAIT_SECONDS) / 2)[0]["screenshot"]
         machine.controller.answer = {}
-        picture = machine.step(unmistakable(program(actions)), pause)[0]["screenshot"]
+        screenshot = machine.step(prevent_rewriting(program(actions)), pause)[0]["screenshot"]
         if machine.controller.answer.get("returncode", 0) != 0:
             error = str(machine.controller.answer.get("error", "")).strip().splitlines()
-            raise EnvError("step", f"the guest could not act: {error[-1] if error else 'no reason given'}")
-        return picture
+            raise EnvError("step", f"the guest's program failed: {error[-1] if error else 'no reason given'}")
+        return screenshot
 
     def evaluate(self) -> float:
-        if self._verdict is None:
-            with self._call("evaluate"), self._awake() as machine:
-                self._verdict = self._judged(machine)
-        return self._verdict
+        if self._score is None:
+            with self._call("evaluate"), self._running() as machine:
+                self._score = self._evaluate(machine)
+        return self._score
 
-    def _judged(self, machine: Machine) -> float:
-        self._ear.forget()
+    def _evaluate(self, machine: Machine) -> float:
+        self._recorder.clear()
         try:
             value = machine.evaluate()
         except Exception as error:
-            said = self._ear.said()
-            self._expect_alive(machine)
+            suffix = self._recorder.suffix()
+            self._check_alive(machine)
             if isinstance(error, ArpoFault):
                 raise
-            raise EnvError("evaluate", f"{self._func}: {type(error).__name__}: {error}{said}") from error
-        self._expect_alive(machine)
+            raise EnvError("evaluate", f"{self._func}: {type(error).__name__}: {error}{suffix}") from error
+        self._check_alive(machine)
         if not hasattr(type(value), "__float__") or not 0.0 <= float(value) <= 1.0:
-            raise EnvError("evaluate", f"{self._func}: gave {value!r}, not a number in [0, 1]")
+            raise EnvError("evaluate", f"{self._func}: returned {value!r}, not a number in [0, 1]")
         return float(value)
 
-    def _expect_alive(self, machine: Machine) -> None:
-        """What a dead guest cannot tell, evaluators take for a task that was not done."""
+    def _check_alive(self, machine: Machine) -> None:
+        """Evaluators score a dead guest like an unsolved task."""
         if not machine.controller.alive():
-            raise EnvError("evaluate", f"the desktop has died{self._ear.said()}{self._rest.said()}")
+            raise EnvError(
+                "evaluate", f"the desktop has died{self._recorder.suffix()}{self._pauser.suffix()}"
+            )
 
     def close(self) -> None:
         machine, self._machine = self._machine, None
         if machine is None:
             return
-        self._ear.forget()
+        self._recorder.clear()
         with suppress(Exception):
-            self._rest.end()
+            self._pauser.resume()
         with self._call("close"):
             machine.stop()
-            self._expect_stopped()
+            self._check_stopped()
             (self._folder / MACHINE_FILE).unlink(missing_ok=True)
-        logging.getLogger().removeHandler(self._ear)
+        logging.getLogger().removeHandler(self._recorder)
 
-    def stop_left_behind(self, name: Json) -> None:
-        """Stop the machine of a worker that died, by the note that it left."""
+    def stop_orphaned_machine(self, identity: Json) -> None:
+        """Stops the machine of a crashed worker. `identity` is the content of its MACHINE_FILE."""
         with self._call("close"):
             os.chdir(self._home)
-            stop_by_name(self._plan(), name)
-            self._expect_stopped()
+            stop_machine(self._machine_settings(), identity)
+            self._check_stopped()
 
-    def _expect_stopped(self) -> None:
-        """A provider only logs that it could not stop its machine."""
-        if errors := self._ear.heard("desktopenv.providers"):
+    def _check_stopped(self) -> None:
+        """Providers only log an error if they cannot stop their machine."""
+        if errors := self._recorder.errors("desktopenv.providers"):
             raise EnvError("close", errors[-1])
 
     @contextmanager
     def _call(self, where: str) -> Iterator[None]:
-        """Whatever escapes is attributed to the call."""
+        """Turns every error of the block into an EnvError of the call `where`."""
         try:
             yield
         except ArpoFault:
@@ -175,25 +177,26 @@ class Desktop:
             raise EnvError(where, str(error)) from error
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
-            remedy = f": pip install {_PIP[package]}" if package in _PIP else ""
+            remedy = f": pip install {_PIP_NAMES[package]}" if package in _PIP_NAMES else ""
             raise EnvError(where, f"provider {self._config.provider!r}: {error}{remedy}") from error
         except Exception as error:
-            said = f"{self._ear.said()}{self._rest.said()}"
-            raise EnvError(where, f"{type(error).__name__}: {error}{said}") from error
+            suffix = f"{self._recorder.suffix()}{self._pauser.suffix()}"
+            raise EnvError(where, f"{type(error).__name__}: {error}{suffix}") from error
 
     @contextmanager
-    def _awake(self) -> Iterator[Machine]:
+    def _running(self) -> Iterator[Machine]:
+        """Resumes the machine for the block and pauses it afterwards."""
         if self._machine is None:
             raise RuntimeError("the desktop is not running")
-        self._ear.forget()
-        self._rest.end()
+        self._recorder.clear()
+        self._pauser.resume()
         yield self._machine
-        self._rest.begin(self._machine.provider)
+        self._pauser.pause(self._machine.provider)
 
-    def _plan(self) -> Plan:
-        return Plan(
+    def _machine_settings(self) -> MachineSettings:
+        return MachineSettings(
             provider=self._config.provider,
-            own=self._sandboxed if self._local else None,
+            make_provider=self._local_provider if self._local else None,
             path=LOCAL if self._local else self._config.machine,
             region=self._config.region,
             cache=self._folder / "cache",
@@ -202,7 +205,7 @@ class Desktop:
             retry_interval=MISSING_FILE_SECONDS if self._local else None,
         )
 
-    def _sandboxed(self) -> LocalProvider:
+    def _local_provider(self) -> LocalProvider:
         settings = SandboxSettings(
             width=self._env.width,
             height=self._env.height,
@@ -211,18 +214,23 @@ class Desktop:
         )
         return LocalProvider(settings, self._env.start_seconds / 2, self._folder / "netrc")
 
-    def _png(self, where: str, picture: Any) -> bytes:
-        if isinstance(picture, bytes) and picture.startswith(PNG_START) and picture.endswith(PNG_END):
-            return picture
-        what = "no screenshot" if picture is None else "a screenshot that is no whole PNG"
-        raise EnvError(where, f"the guest gave {what}{self._ear.said()}")
+    def _png(self, where: str, screenshot: Any) -> bytes:
+        if (
+            isinstance(screenshot, bytes)
+            and screenshot.startswith(PNG_START)
+            and screenshot.endswith(PNG_END)
+        ):
+            return screenshot
+        problem = "no screenshot" if screenshot is None else "a screenshot that is not a complete PNG"
+        raise EnvError(where, f"the guest sent {problem}{self._recorder.suffix()}")
 
 
-def unmistakable(text: str) -> str:
-    r"""The same program, in a spelling that desktop-env leaves alone.
+def prevent_rewriting(text: str) -> str:
+    r"""An equivalent program, safe from desktop-env's rewriting.
 
-    It rewrites what looks like pyautogui.press('<') or pyautogui.typewrite('…'), also inside of text that is
-    to be typed. Programs of ours have neither outside of text, where one letter can be written by its number.
+    desktop-env rewrites pyautogui.press('<') and pyautogui.typewrite('…') everywhere, even inside text to be
+    typed. Our programs contain them only inside string literals, so one letter can be escaped:
+    "pyautogui.press('<" becomes "pyautogui.pres\x73('<".
     """
     text = text.replace("pyautogui.typewrite(", r"pyautogui.type\x77rite(")
     for quote in "'\"":
@@ -230,34 +238,34 @@ def unmistakable(text: str) -> str:
     return text
 
 
-class Rest:
-    """Pauses the machine of a provider that can, or whose container can, as Docker's; else does nothing."""
+class Pauser:
+    """Pauses a machine if its provider, or the provider's Docker container, can do it. Else does nothing."""
 
     def __init__(self) -> None:
         self._resume: Callable[[], object] | None = None
-        self._refusal = ""
+        self._failure = ""
 
-    def begin(self, provider: Any) -> None:
-        """A machine that cannot be paused runs on. Should it be broken, the next call fails and says both."""
-        if self._refusal:
+    def pause(self, provider: Any) -> None:
+        """A failed pause is no error: the machine continues to run. `suffix` reports it."""
+        if self._failure:
             return
-        for holder in (provider, getattr(provider, "container", None)):
-            pause = getattr(holder, "pause", None)
-            resume = getattr(holder, "unpause", None) or getattr(holder, "resume", None)
+        for target in (provider, getattr(provider, "container", None)):
+            pause = getattr(target, "pause", None)
+            resume = getattr(target, "unpause", None) or getattr(target, "resume", None)
             if callable(pause) and callable(resume):
                 try:
                     pause()
                 except Exception as error:
-                    self._refusal = f"; earlier it could not be paused: {type(error).__name__}: {error}"
+                    self._failure = f"; an earlier pause failed: {type(error).__name__}: {error}"
                 else:
                     self._resume = resume
                 return
 
-    def said(self) -> str:
-        """Why the machine never rested, as the end of a message."""
-        return self._refusal
+    def suffix(self) -> str:
+        """The reason of a failed pause, to append to a message; "" if there was none."""
+        return self._failure
 
-    def end(self) -> None:
+    def resume(self) -> None:
         if self._resume is not None:
             resume, self._resume = self._resume, None
             resume()

@@ -1,9 +1,10 @@
-"""Where workers come from: a process that has desktop-env loaded and forks one worker for each episode.
+"""Fork server: loads desktop-env once and forks one worker process per episode.
 
-Loading takes seconds and 250 MB, a fork milliseconds and what the episode itself needs. Everything hangs on
-pipes and ends with this process, also when it is killed: the nursery reads the end of its connection, its
-workers are killed with it, and a janitor, which does nothing but wait, removes the folder with all files of
-all episodes. No process is ever known by a number alone: a worker is held by a file descriptor.
+Loading takes seconds and 250 MB. A fork takes milliseconds and only the memory of its episode.
+
+Everything ends with this process, even if it is killed. The fork server exits when its control socket closes,
+and the kernel kills its workers with it. A cleanup process waits for the end of a pipe and then deletes the
+folder with the files of all episodes. Workers are identified by pidfd, never by a process id alone.
 """
 
 from __future__ import annotations
@@ -22,62 +23,64 @@ from pathlib import Path
 
 from arpo.errors import EnvError
 
-WARM_SECONDS = 120.0  # desktop-env loads within seconds; a busy machine is given time
+LOAD_SECONDS = 120.0  # desktop-env loads within seconds; a busy machine needs longer
 FORK_SECONDS = 30.0
-PACKET = 2**16
+MAX_PACKET_BYTES = 2**16
 
-# Removes its argument when its input ends; again while dying workers still write.
-JANITOR = 'cat >/dev/null; for i in 1 2 3 4 5 6 7 8 9 10; do rm -rf -- "$1" && exit; sleep 1; done'
+# Deletes its argument at the end of its input. Retries because dying workers may still write.
+CLEANUP_SCRIPT = 'cat >/dev/null; for i in 1 2 3 4 5 6 7 8 9 10; do rm -rf -- "$1" && exit; sleep 1; done'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One process for one episode, and the folder that is its own."""
+    """Process and private folder of one episode."""
 
     pid: int
-    handle: int  # a pidfd: readable when the process has ended
+    pidfd: int  # readable once the process has ended
     connection: socket.socket
     folder: Path
 
     def signal(self, number: signal.Signals) -> None:
+        """Does nothing if the process has already ended."""
         try:
-            signal.pidfd_send_signal(self.handle, number)
+            signal.pidfd_send_signal(self.pidfd, number)
         except ProcessLookupError:
             return
 
     def release(self) -> None:
-        os.close(self.handle)
+        os.close(self.pidfd)
 
 
 def private_root() -> Path:
-    """This process's own folder; a janitor removes it when the process has ended, however it did."""
-    with _making:
+    """Temporary folder of this process. It is deleted when the process ends, even if it is killed."""
+    with _root_lock:
         return _root()[0]
 
 
 @functools.cache
 def _root() -> tuple[Path, subprocess.Popen[bytes]]:
-    """The folder, and the janitor: held, so that its pipe stays open."""
+    """The folder and its cleanup process. The cache keeps the pipe to it open."""
     root = tempfile.mkdtemp(prefix="arpo-osworld-")
-    janitor = subprocess.Popen(
-        ["/bin/sh", "-c", JANITOR, "sh", root],
+    cleanup = subprocess.Popen(
+        ["/bin/sh", "-c", CLEANUP_SCRIPT, "sh", root],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
         start_new_session=True,
     )
-    return Path(root), janitor
+    return Path(root), cleanup
 
 
-_making = threading.Lock()
-_numbers = itertools.count()
+_root_lock = threading.Lock()
+_episode_numbers = itertools.count()
 
 
-class Nursery:
-    """Forks workers under `python`. `gentle`: they are asked to end before they are killed.
+class ForkServer:
+    """Forks workers under the interpreter `python`.
 
-    Safe to use from several threads. A nursery process that has died is replaced at the next fork.
+    With `gentle`, workers get SIGTERM and time to stop their machine before SIGKILL.
+    Thread-safe. If the server process has died, the next fork starts a new one.
     """
 
     def __init__(self, python: str, *, gentle: bool) -> None:
@@ -88,8 +91,8 @@ class Nursery:
         self._control: socket.socket | None = None
 
     def fork(self) -> Worker:
-        """Blocks until the worker runs: the first time until desktop-env is loaded."""
-        folder = private_root() / f"episode-{next(_numbers)}"
+        """Blocks until the worker runs; the first call also waits for desktop-env to load."""
+        folder = private_root() / f"episode-{next(_episode_numbers)}"
         folder.mkdir(mode=0o700)
         try:
             with self._lock:
@@ -101,35 +104,36 @@ class Nursery:
     def _fork(self, folder: Path) -> Worker:
         if self._control is not None:
             try:
-                return self._forked(self._control, folder)
+                return self._request_worker(self._control, folder)
             except (OSError, EOFError):
                 self._control.close()
                 self._control = None
-        self._control = self._warm()
+        self._control = self._start_process()
         try:
-            return self._forked(self._control, folder)
+            return self._request_worker(self._control, folder)
         except (OSError, EOFError) as error:
-            raise EnvError("start", f"no worker could be started: {error}; {self._log()}") from error
+            raise EnvError("start", f"cannot start a worker: {error}; {self._last_log_line()}") from error
 
-    def _forked(self, control: socket.socket, folder: Path) -> Worker:
+    def _request_worker(self, control: socket.socket, folder: Path) -> Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
                 control.settimeout(FORK_SECONDS)
-                order = json.dumps({"folder": str(folder), "gentle": self.gentle}).encode()
-                socket.send_fds(control, [order], [theirs.fileno()])
-                answer, handles, _, _ = socket.recv_fds(control, PACKET, 1)
+                request = json.dumps({"folder": str(folder), "gentle": self.gentle}).encode()
+                socket.send_fds(control, [request], [theirs.fileno()])
+                answer, pidfds, _, _ = socket.recv_fds(control, MAX_PACKET_BYTES, 1)
             except OSError:
                 ours.close()
                 raise
-        if not handles:
+        if not pidfds:
             ours.close()
             if answer:
-                raise EnvError("start", f"no worker could be forked: {json.loads(answer)['error']}")
-            raise EOFError("the nursery has ended")
-        return Worker(pid=json.loads(answer)["pid"], handle=handles[0], connection=ours, folder=folder)
+                raise EnvError("start", f"cannot fork a worker: {json.loads(answer)['error']}")
+            raise EOFError("the fork server has ended")
+        return Worker(pid=json.loads(answer)["pid"], pidfd=pidfds[0], connection=ours, folder=folder)
 
-    def _warm(self) -> socket.socket:
+    def _start_process(self) -> socket.socket:
+        """Returns the control socket once desktop-env is loaded."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -144,15 +148,15 @@ class Nursery:
                     stdout=subprocess.DEVNULL,
                     stderr=log,
                     cwd=root,
-                    env=_environment(dotenv=self.gentle),
+                    env=_server_environment(dotenv=self.gentle),
                     start_new_session=True,
                 )
             except OSError as error:
                 ours.close()
                 raise EnvError("start", f"osworld.python = {self._python!r}: {error}") from error
-        ours.settimeout(WARM_SECONDS)
+        ours.settimeout(LOAD_SECONDS)
         try:
-            answer = ours.recv(PACKET)
+            answer = ours.recv(MAX_PACKET_BYTES)
         except TimeoutError:
             answer = b""
         if not answer:
@@ -160,37 +164,41 @@ class Nursery:
             self._process.kill()
             self._process.wait()
             self._process = None
-            raise EnvError("start", f"{self._python} cannot run desktop-env (`make osworld`): {self._log()}")
+            raise EnvError(
+                "start",
+                f"{self._python} cannot load desktop-env: {self._last_log_line()}; run `make osworld`",
+            )
         return ours
 
     @property
     def _log_file(self) -> Path:
-        return private_root() / f"nursery-{id(self)}.log"
+        return private_root() / f"fork-server-{id(self)}.log"
 
-    def _log(self) -> str:
-        """Its last line, which of a traceback is the error."""
-        said = self._log_file.read_text("utf-8", "replace").strip()
-        return f"it said: {said.splitlines()[-1]}" if said else "it said nothing"
+    def _last_log_line(self) -> str:
+        """The error, if the log ends with a traceback."""
+        log = self._log_file.read_text("utf-8", "replace").strip()
+        return log.splitlines()[-1] if log else "its log is empty"
 
 
 @functools.cache
-def nursery(python: str, gentle: bool) -> Nursery:
-    """The one of this process for this interpreter."""
-    return Nursery(python, gentle=gentle)
+def fork_server(python: str, gentle: bool) -> ForkServer:
+    """The fork server of this process for `python`; later calls return the same one."""
+    return ForkServer(python, gentle=gentle)
 
 
-def _environment(*, dotenv: bool) -> dict[str, str]:
-    """What desktop-env may see: no file of proxies or secrets that lies about, nor the host's own token.
+def _server_environment(*, dotenv: bool) -> dict[str, str]:
+    """Environment variables for desktop-env, without secrets.
 
-    One thread each, as threads do not survive a fork; guests on this machine are not asked through a proxy.
+    Hidden are the host's token, the proxy file and, unless `dotenv`, .env files. Numeric libraries get one
+    thread because threads do not survive a fork. Requests to guests on this machine bypass proxies.
     """
-    kept = {name: value for name, value in os.environ.items() if name not in _HIDDEN}
-    past_proxies = ",".join(
+    kept = {name: value for name, value in os.environ.items() if name not in _HIDDEN_VARIABLES}
+    no_proxy = ",".join(
         filter(None, [kept.get("no_proxy") or kept.get("NO_PROXY"), "127.0.0.1", "localhost"])
     )
-    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    unread = {} if dotenv else {"PYTHON_DOTENV_DISABLED": "1"}
-    return {**kept, **single, **unread, "no_proxy": past_proxies, "NO_PROXY": past_proxies}
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    no_dotenv = {} if dotenv else {"PYTHON_DOTENV_DISABLED": "1"}
+    return {**kept, **one_thread, **no_dotenv, "no_proxy": no_proxy, "NO_PROXY": no_proxy}
 
 
-_HIDDEN = ("PROXY_CONFIG_FILE", "ARPO_HOST_TOKEN")
+_HIDDEN_VARIABLES = ("PROXY_CONFIG_FILE", "ARPO_HOST_TOKEN")

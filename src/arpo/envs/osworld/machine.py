@@ -1,9 +1,9 @@
-"""desktop-env's DesktopEnv without its surprises.
+"""desktop-env's DesktopEnv with four changes.
 
-Booting is a call of its own, so that what was started can be stopped when the rest fails. A program is sent
-once, because typing twice is not typing. A setup step that desktop-env would only log as failed raises. Two
-metrics would run what a guest says as code: one is given a reader of literals instead, the other is refused.
-Nothing here decides what an episode does.
+1. Booting is a separate call: if it fails halfway, the started machine can still be stopped.
+2. A program is sent once. desktop-env would retry it, and text would be typed twice.
+3. A failed setup step raises. desktop-env would only log it.
+4. Two metrics would run the guest's output as code. One gets a parser for literals, the other is disabled.
 """
 
 from __future__ import annotations
@@ -28,45 +28,47 @@ from desktop_env.evaluators import getters, metrics
 from desktop_env.evaluators.metrics import basic_os
 from desktop_env.providers.base import Provider
 
-from arpo.envs.osworld.task_check import Vocabulary
+from arpo.envs.osworld.task_check import KnownNames
 from arpo.errors import EnvError, EnvTimeout
 
 SETUP_LOG = "desktopenv.setup"
-SAID_CHARACTERS = 300
-CLEAN_AND_ANYWHERE = "docker"  # by this name a machine begins unused and its ports are asked for
+MAX_MESSAGE_CHARACTERS = 300
+# For a provider of this name, desktop-env takes a new machine as unused and asks the provider for its ports.
+FRESH_PROVIDER = "docker"
 
-# Steps that log each failed try and raise after the last; of `until` steps, so many failures are too many.
-_TRY_AGAIN = frozenset({"download", "chrome_open_tabs", "chrome_close_tabs", "login"})
-_UNTIL_FAILURES = 5
+# These steps log each failed attempt and raise after the last one.
+_RETRYING_STEPS = frozenset({"download", "chrome_open_tabs", "chrome_close_tabs", "login"})
+_MAX_UNTIL_FAILURES = 5  # with so many failed attempts, a step with `until` has failed
 
 
-class Ear(logging.Handler):
-    """Hears the errors that desktop-env logs, for messages of our own; keeps the latest and prints none."""
+class ErrorRecorder(logging.Handler):
+    """Keeps the latest errors in desktop-env's logs, for our own error messages. Prints nothing."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self._heard: deque[tuple[str, str]] = deque(maxlen=50)
+        self._errors: deque[tuple[str, str]] = deque(maxlen=50)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = record.getMessage()
         except (TypeError, ValueError):
             text = str(record.msg)
-        self._heard.append((record.name, " ".join(text.split())[:SAID_CHARACTERS]))
+        self._errors.append((record.name, " ".join(text.split())[:MAX_MESSAGE_CHARACTERS]))
 
-    def forget(self) -> None:
-        self._heard.clear()
+    def clear(self) -> None:
+        self._errors.clear()
 
-    def heard(self, logger: str) -> list[str]:
-        return [text for name, text in self._heard if name.startswith(logger)]
+    def errors(self, logger: str) -> list[str]:
+        """Messages of this logger and its children, oldest first."""
+        return [text for name, text in self._errors if name.startswith(logger)]
 
-    def said(self) -> str:
-        """The last thing, as the end of a message."""
-        return f"; desktop-env said: {self._heard[-1][1]}" if self._heard else ""
+    def suffix(self) -> str:
+        """The latest error, to append to a message; "" if there is none."""
+        return f"; last error of desktop-env: {self._errors[-1][1]}" if self._errors else ""
 
 
-class Controller(PythonController):
-    """`answer` is what the guest answered to the latest program."""
+class GuestController(PythonController):
+    """`answer` is the guest's response to the latest program."""
 
     retry_times: int
     retry_interval: float
@@ -76,98 +78,103 @@ class Controller(PythonController):
         self.answer: Mapping[str, Any] = {}
 
     def execute_python_command(self, command: str) -> Mapping[str, Any]:
-        with self._once():
+        with self._no_retries():
             answer = super().execute_python_command(command)
         if answer is None:
-            raise RuntimeError("the guest did not carry out a program")
+            raise RuntimeError("the guest did not run the program")
         self.answer = answer
         return answer
 
     def alive(self) -> bool:
-        """Whether the guest still shows its screen."""
-        with self._once():
+        """Whether the guest answers with a screenshot."""
+        with self._no_retries():
             return self.get_screenshot() is not None
 
     @contextmanager
-    def _once(self) -> Iterator[None]:
-        usual = self.retry_times, self.retry_interval
+    def _no_retries(self) -> Iterator[None]:
+        saved = self.retry_times, self.retry_interval
         self.retry_times, self.retry_interval = 1, 0
         try:
             yield
         finally:
-            self.retry_times, self.retry_interval = usual
+            self.retry_times, self.retry_interval = saved
 
 
-class Setup(SetupController):
-    """`strict` until the task is set up. After the episode, what the model left may well make a step fail."""
+class CheckedSetup(SetupController):
+    """Raises EnvError if a setup step fails.
 
-    def __init__(self, ear: Ear, **known: Any) -> None:
-        super().__init__(**known)
+    Logged errors count as failures only while `strict`: after an episode, the model's changes may cause them.
+    """
+
+    def __init__(self, recorder: ErrorRecorder, **settings: Any) -> None:
+        super().__init__(**settings)
         self.strict = True
-        self._ear = ear
+        self._recorder = recorder
 
     def setup(self, config: Sequence[Mapping[str, Any]], use_proxy: bool = False) -> bool:
         self.use_proxy = use_proxy
         where, key = ("start", "config") if self.strict else ("evaluate", "postconfig")
         for number, step in enumerate(config, 1):
-            place = f"{key} step {number} of {len(config)} ({step['type']})"
-            self._ear.forget()
+            location = f"{key} step {number} of {len(config)} ({step['type']})"
+            self._recorder.clear()
             try:
                 getattr(self, f"_{step['type']}_setup")(**step["parameters"])
             except Exception as error:
-                raise EnvError(where, f"{place}: {error}") from error
-            if self.strict and (failed := self._failed(step)):
-                raise EnvError(where, f"{place}: {failed}")
+                raise EnvError(where, f"{location}: {error}") from error
+            if self.strict and (failure := self._failure(step)):
+                raise EnvError(where, f"{location}: {failure}")
         return True
 
-    def _failed(self, step: Mapping[str, Any]) -> str:
-        errors = self._ear.heard(SETUP_LOG)
-        if not errors or step["type"] in _TRY_AGAIN:
+    def _failure(self, step: Mapping[str, Any]) -> str:
+        errors = self._recorder.errors(SETUP_LOG)
+        if not errors or step["type"] in _RETRYING_STEPS:
             return ""
-        if step["parameters"].get("until") and len(errors) < _UNTIL_FAILURES:
+        if step["parameters"].get("until") and len(errors) < _MAX_UNTIL_FAILURES:
             return ""
         return errors[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What kind of machine to boot. `own` makes a provider that desktop-env does not have."""
+class MachineSettings:
+    """`make_provider` creates a provider unknown to desktop-env; None selects `provider` by name."""
 
     provider: str
-    own: Callable[[], Provider] | None
+    make_provider: Callable[[], Provider] | None
     path: str
     region: str
     cache: Path
     screen: tuple[int, int]
     ready_seconds: float
-    retry_interval: float | None  # between tries to read something; None: as desktop-env has it
+    retry_interval: float | None  # seconds between attempts to read a file; None: desktop-env's default
 
 
 class Machine(DesktopEnv):
-    def __init__(self, plan: Plan, ear: Ear) -> None:
-        self._plan = plan
-        self._ear = ear
+    """One machine. The constructor starts nothing; `boot` does."""
+
+    def __init__(self, settings: MachineSettings, recorder: ErrorRecorder) -> None:
+        self._settings = settings
+        self._recorder = recorder
 
     def boot(self) -> None:
-        with _provided_by(self._plan.own):
+        with _use_provider(self._settings.make_provider):
             super().__init__(
-                provider_name=CLEAN_AND_ANYWHERE if self._plan.own else self._plan.provider,
-                region=self._plan.region or None,
-                path_to_vm=self._plan.path or None,
+                provider_name=FRESH_PROVIDER if self._settings.make_provider else self._settings.provider,
+                region=self._settings.region or None,
+                path_to_vm=self._settings.path or None,
                 action_space="pyautogui",
-                cache_dir=str(self._plan.cache),
-                screen_size=self._plan.screen,
+                cache_dir=str(self._settings.cache),
+                screen_size=self._settings.screen,
                 headless=True,
                 require_a11y_tree=False,
             )
 
     def stop(self) -> None:
-        """As far as it had come."""
+        """Also works after a failed `boot`."""
         if getattr(self, "provider", None) is not None:
             self.provider.stop_emulator(getattr(self, "path_to_vm", None))
 
-    def name(self) -> dict[str, Any]:
-        """By which another process can stop it."""
+    def identity(self) -> dict[str, Any]:
+        """JSON from which another process can stop this machine: see `stop_machine`."""
         container = getattr(self.provider, "container", None)
         return {"path": self.path_to_vm, "container": getattr(container, "id", None)}
 
@@ -177,11 +184,11 @@ class Machine(DesktopEnv):
 
     def _start_emulator(self) -> None:
         super()._start_emulator()
-        self.controller = Controller(self.vm_ip, self.server_port)
-        if self._plan.retry_interval is not None:
-            self.controller.retry_interval = self._plan.retry_interval
-        self.setup_controller = Setup(
-            self._ear,
+        self.controller = GuestController(self.vm_ip, self.server_port)
+        if self._settings.retry_interval is not None:
+            self.controller.retry_interval = self._settings.retry_interval
+        self.setup_controller = CheckedSetup(
+            self._recorder,
             vm_ip=self.vm_ip,
             server_port=self.server_port,
             chromium_port=self.chromium_port,
@@ -191,45 +198,47 @@ class Machine(DesktopEnv):
             screen_width=self.screen_width,
             screen_height=self.screen_height,
         )
-        if self._plan.own is None:
+        if self._settings.make_provider is None:
             self._wait_for_guest()
 
     def _wait_for_guest(self) -> None:
-        deadline = time.monotonic() + self._plan.ready_seconds
+        deadline = time.monotonic() + self._settings.ready_seconds
         while not self.controller.alive():
             if time.monotonic() > deadline:
-                raise EnvTimeout("start", f"the guest shows no screen{self._ear.said()}")
+                raise EnvTimeout("start", f"the guest sends no screenshot{self._recorder.suffix()}")
             time.sleep(1.0)
 
 
-def stop_by_name(plan: Plan, name: Mapping[str, Any]) -> None:
-    _, provider = upstream.create_vm_manager_and_provider(plan.provider, plan.region or None)
-    if name["container"]:
-        provider.container = provider.client.containers.get(name["container"])
-        with suppress(Exception):  # it runs
+def stop_machine(settings: MachineSettings, identity: Mapping[str, Any]) -> None:
+    """Stops a machine of another process."""
+    _, provider = upstream.create_vm_manager_and_provider(settings.provider, settings.region or None)
+    if identity["container"]:
+        provider.container = provider.client.containers.get(identity["container"])
+        with suppress(Exception):  # it is not paused
             provider.container.unpause()
-    provider.stop_emulator(name["path"])
+    provider.stop_emulator(identity["path"])
 
 
 @contextmanager
-def _provided_by(own: Callable[[], Provider] | None) -> Iterator[None]:
-    """desktop-env asks one function for providers, by the names that it has."""
-    usual = upstream.create_vm_manager_and_provider
-    if own is not None:
-        upstream.create_vm_manager_and_provider = lambda *_, **__: (None, own())
+def _use_provider(make_provider: Callable[[], Provider] | None) -> Iterator[None]:
+    """Replaces desktop-env's provider factory, which only accepts the names of its own providers."""
+    original = upstream.create_vm_manager_and_provider
+    if make_provider is not None:
+        upstream.create_vm_manager_and_provider = lambda *_, **__: (None, make_provider())
     try:
         yield
     finally:
-        upstream.create_vm_manager_and_provider = usual
+        upstream.create_vm_manager_and_provider = original
 
 
 @functools.cache
-def vocabulary() -> Vocabulary:
+def known_names() -> KnownNames:
+    """Names of the setup steps, getters and metrics of the installed desktop-env."""
     methods = [name for name in dir(SetupController) if name.startswith("_") and name.endswith("_setup")]
-    unusable = {"check_python_file_by_test_suite": "it runs files that the model wrote outside their sandbox"}
-    if getattr(sys.modules.get("easyocr"), "__spec__", None) is None:  # something that stands in for it
+    unusable = {"check_python_file_by_test_suite": "it runs files of the model outside the sandbox"}
+    if getattr(sys.modules.get("easyocr"), "__spec__", None) is None:  # a placeholder
         unusable["compare_image_text"] = "it needs easyocr, which is not installed: pip install easyocr"
-    return Vocabulary(
+    return KnownNames(
         steps=frozenset(name.removeprefix("_").removesuffix("_setup") for name in methods),
         getters=frozenset(name.removeprefix("get_") for name in dir(getters) if name.startswith("get_")),
         metrics=frozenset(
@@ -239,5 +248,5 @@ def vocabulary() -> Vocabulary:
     )
 
 
-# A metric reads a guest's list with Python's own evaluator; of all that, a list is a literal.
+# A metric calls eval() on a list from the guest. A parser for literals reads the list and runs no code.
 basic_os.eval = ast.literal_eval

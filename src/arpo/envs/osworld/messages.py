@@ -1,7 +1,9 @@
-"""Messages between an environment and its worker: a JSON value, and the bytes of a picture beside it.
+"""Protocol between an environment and its worker process.
 
-Both lengths come first. Nothing is pickled; a length that no message has is refused, and so is text that is
-not JSON.
+A message is a JSON value plus the bytes of an optional screenshot. The lengths of both come first. Nothing is
+pickled. A message with an impossible length or invalid JSON raises `InvalidMessage`.
+
+The worker's folder also carries two files: `CRASH_FILE` and `MACHINE_FILE`.
 """
 
 from __future__ import annotations
@@ -12,54 +14,57 @@ import socket
 import struct
 from typing import Any
 
+CRASH_FILE = "crash.txt"  # the stack of the worker at the moment of a crash
+MACHINE_FILE = "machine.json"  # exists while a virtual machine runs: it would outlive a crashed worker
+
 LENGTHS = struct.Struct(">II")
-LARGEST = 256 * 2**20
+MAX_BYTES = 256 * 2**20
 
 
-class Garbled(Exception):
-    """What came is not a message of this protocol."""
+class InvalidMessage(Exception):
+    """The received bytes do not follow this protocol."""
 
 
-def packed(value: Any, picture: bytes = b"") -> bytes:
+def encode_message(value: Any, screenshot: bytes = b"") -> bytes:
     text = json.dumps(value).encode()
-    return LENGTHS.pack(len(text), len(picture)) + text + picture
+    return LENGTHS.pack(len(text), len(screenshot)) + text + screenshot
 
 
-def send(connection: socket.socket, value: Any, picture: bytes = b"") -> None:
-    connection.sendall(packed(value, picture))
+def send(connection: socket.socket, value: Any, screenshot: bytes = b"") -> None:
+    connection.sendall(encode_message(value, screenshot))
 
 
 def receive(connection: socket.socket) -> tuple[Any, bytes]:
-    """Waits for the whole message; EOFError when the other side has closed."""
-    text, picture = _lengths(_exactly(connection, LENGTHS.size))
-    return _value(_exactly(connection, text)), _exactly(connection, picture)
+    """Blocks until a whole message has arrived. Raises EOFError if the peer closed the connection."""
+    text, screenshot = _decode_lengths(_receive_exactly(connection, LENGTHS.size))
+    return _decode_json(_receive_exactly(connection, text)), _receive_exactly(connection, screenshot)
 
 
 async def receive_async(reader: asyncio.StreamReader) -> tuple[Any, bytes]:
-    """The same; asyncio.IncompleteReadError, an EOFError, when the other side has closed."""
-    text, picture = _lengths(await reader.readexactly(LENGTHS.size))
-    return _value(await reader.readexactly(text)), await reader.readexactly(picture)
+    """Like `receive`. Raises asyncio.IncompleteReadError, an EOFError, if the peer closed the connection."""
+    text, screenshot = _decode_lengths(await reader.readexactly(LENGTHS.size))
+    return _decode_json(await reader.readexactly(text)), await reader.readexactly(screenshot)
 
 
-def _lengths(head: bytes) -> tuple[int, int]:
-    text, picture = LENGTHS.unpack(head)
-    if max(text, picture) > LARGEST:
-        raise Garbled(f"a message of {max(text, picture)} bytes")
-    return text, picture
+def _decode_lengths(head: bytes) -> tuple[int, int]:
+    text, screenshot = LENGTHS.unpack(head)
+    if max(text, screenshot) > MAX_BYTES:
+        raise InvalidMessage(f"message of {max(text, screenshot)} bytes: the limit is {MAX_BYTES} bytes")
+    return text, screenshot
 
 
-def _value(text: bytes) -> Any:
+def _decode_json(text: bytes) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise Garbled(f"a message that is not JSON: {error}") from error
+        raise InvalidMessage(f"message is not JSON: {error}") from error
 
 
-def _exactly(connection: socket.socket, length: int) -> bytes:
-    taken = bytearray()
-    while len(taken) < length:
-        more = connection.recv(min(length - len(taken), 2**20))
-        if not more:
-            raise EOFError("the other side has closed")
-        taken += more
-    return bytes(taken)
+def _receive_exactly(connection: socket.socket, length: int) -> bytes:
+    received = bytearray()
+    while len(received) < length:
+        chunk = connection.recv(min(length - len(received), 2**20))
+        if not chunk:
+            raise EOFError("the peer closed the connection")
+        received += chunk
+    return bytes(received)

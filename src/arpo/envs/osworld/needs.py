@@ -1,11 +1,9 @@
-"""What an OSWorld task needs from outside (files, the network, applications), and what of it is not here.
+"""External needs of an OSWorld task (files, network, applications), and whether they are available.
 
-It is read from the task alone, without desktop-env. Files have the names under which desktop-env looks for
-them in its cache before it downloads: <task id>/<uuid5 of the address>_<name> for what a set-up step puts on
-the desktop, <task id>/<dest> for what a verdict is compared with.
+They are read from the task alone, without desktop-env. File names are those in desktop-env's cache:
+<task id>/<uuid5 of the url>_<name> for files of setup steps, <task id>/<dest> for files of the evaluator.
 
-Refused are a task that would write outside of its own folder in the cache, and one that would put files of
-this machine on the desktop.
+A task is rejected if it would write outside its own cache folder or read files of this machine.
 """
 
 from __future__ import annotations
@@ -24,9 +22,9 @@ from arpo.envs.task_files import escapes_folder
 from arpo.errors import UserError
 from arpo.types import Json, Task
 
-SHIPPED = "arpo:"  # of the address of a file that is part of this package
-LOCAL = "local"  # the provider whose desktops have no network and few applications
-REMEDY = "`arpo osworld fetch-cache` fetches files, --osworld.network=on allows the network"
+SHIPPED_PREFIX = "arpo:"  # URL prefix of files in this package
+LOCAL = "local"  # name of the provider with light desktops: no network, few applications
+FIX_HINT = "`arpo osworld fetch-cache` downloads files, --osworld.network=on allows the network"
 
 EMPTY_HISTORY = (
     "https://huggingface.co/datasets/xlangai/ubuntu_osworld_file_cache/resolve/main/chrome/"
@@ -37,35 +35,36 @@ APPLICATIONS = {
     "chrome", "gimp", "libreoffice_calc", "libreoffice_impress", "libreoffice_writer", "thunderbird", "vlc",
     "vs_code",
 }  # fmt: skip
-OTHER_NAMES = {
+APPLICATION_ALIASES = {
     "vscode": "vs_code",
     "browser": "chrome",
     "calc": "libreoffice_calc",
     "impress": "libreoffice_impress",
     "writer": "libreoffice_writer",
 }
-NOT_ON_THE_LOCAL_DESKTOP = {"vs_code": "VS Code", "thunderbird": "Thunderbird"}
-# Tasks whose verdict on the local desktop is 1 whatever is done.
-SOLVED_FROM_THE_START = {
-    "99146c54-4f37-4ab8-9327-5f3291665e1e": "today's Chromium writes by itself what its verdict looks for",
+NOT_ON_LOCAL_DESKTOP = {"vs_code": "VS Code", "thunderbird": "Thunderbird"}
+# These tasks score 1 on the local desktop even if nothing is done.
+ALWAYS_SOLVED = {
+    "99146c54-4f37-4ab8-9327-5f3291665e1e": "current Chromium writes the expected setting by itself",
     "937087b6-f668-4ba6-9110-60682ee33441": "VLC is the local desktop's only video player",
 }
 
-LIVE_STEPS = {"login", "googledrive"}
-# They open a page, or read the address bar or the page that it leads to.
-LIVE_GETTERS = {
+NETWORK_STEPS = {"login", "googledrive"}
+# They open a web page or read the address bar.
+NETWORK_GETTERS = {
     "active_tab_html_parse", "active_tab_info", "active_tab_url_parse", "active_url_from_accessTree",
     "googledrive_file", "gotoRecreationPage_and_get_html_content", "info_from_website",
     "macys_product_url_parse", "number_of_search_results", "page_info", "pdf_from_url", "url_dashPart",
     "url_path_parse",
 }  # fmt: skip
-WEB = re.compile(r"https?://(?!localhost|127\.)")
-FETCHES = re.compile(
-    r"\b(apt|apt-get|snap|pip3?|conda|npm)\b[^|;&]*\binstall\b|\b(wget|curl|git clone)\b[^|;&]*" + WEB.pattern
+WEB_URL = re.compile(r"https?://(?!localhost|127\.)")
+DOWNLOAD_COMMAND = re.compile(
+    r"\b(apt|apt-get|snap|pip3?|conda|npm)\b[^|;&]*\binstall\b|\b(wget|curl|git clone)\b[^|;&]*"
+    + WEB_URL.pattern
 )
 
-# OSWorld's tasks that send one to the web in their instruction alone: to install, to look up, to download.
-ASKS_FOR_THE_WEB = {
+# OSWorld's tasks with an instruction to install, look up or download something from the web.
+WEB_INSTRUCTION_TASKS = {
     "3c8f201a-009d-4bbe-8b65-a6f8b35bb57f", "42f4d1c7-4521-4161-b646-0a8934e36081",
     "48c46dc7-fe04-4505-ade7-723cba1aa6f6", "48d05431-6cd5-4e76-82eb-12b60d823f7d",
     "4e60007a-f5be-4bfc-9723-c39affa0a6d3", "68a25bd4-59c7-4f4d-975e-da0c8509c848",
@@ -83,19 +82,19 @@ ASKS_FOR_THE_WEB = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeededFile:
-    """NeededFile(url="https://…/poem.docx", path="<task id>/<uuid5 of the url>_poem.docx")"""
+    """Example: NeededFile(url="https://…/poem.docx", path="<task id>/<uuid5 of the url>_poem.docx")"""
 
     url: str
-    path: str  # under the cache
+    path: str  # relative to the cache
 
     @property
     def shipped(self) -> bool:
-        return self.url.startswith(SHIPPED)
+        return self.url.startswith(SHIPPED_PREFIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a task needs from outside, in set-up and verdict."""
+    """External needs of a task, for its setup and its evaluation."""
 
     files: tuple[NeededFile, ...]
     network: bool
@@ -103,90 +102,92 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A set-up step or a getter of a verdict: its kind, its settings, and how a refusal names it."""
+class TaskPart:
+    """A setup step or an evaluator's getter. `location` starts its error messages."""
 
     kind: str
     settings: Json
-    place: str
+    location: str
 
-    def text(self, key: str) -> str:
+    def string(self, key: str) -> str:
         value = self.settings.get(key)
         if not isinstance(value, str):
-            raise self.refused(f"key {key!r} must be a string")
+            raise self.error(f"key {key!r} must be a string")
         return value
 
-    def listed(self, key: str) -> list[Any]:
+    def list_value(self, key: str) -> list[Any]:
         value = self.settings.get(key)
         if not isinstance(value, list):
-            raise self.refused(f"key {key!r} must be a list")
+            raise self.error(f"key {key!r} must be a list")
         return value
 
-    def texts(self, key: str) -> list[str]:
-        if not all(isinstance(value, str) for value in self.listed(key)):
-            raise self.refused(f"key {key!r} must be a list of strings")
-        return self.listed(key)
+    def strings(self, key: str) -> list[str]:
+        if not all(isinstance(value, str) for value in self.list_value(key)):
+            raise self.error(f"key {key!r} must be a list of strings")
+        return self.list_value(key)
 
-    def either(self, key: str) -> list[str]:
-        """A text as a list of one."""
+    def string_or_strings(self, key: str) -> list[str]:
+        """A list; a single string becomes a list of one, a missing key an empty list."""
         value = self.settings.get(key)
-        return [] if value is None else [value] if isinstance(value, str) else self.texts(key)
+        return [] if value is None else [value] if isinstance(value, str) else self.strings(key)
 
-    def refused(self, reason: str) -> UserError:
-        return UserError(f"{self.place}: {reason}")
+    def error(self, reason: str) -> UserError:
+        return UserError(f"{self.location}: {reason}")
 
 
 def needs(task: Task) -> Needs:
-    """What the task needs; what is wrong with it for desktop-env is a `UserError` with its id and its key."""
+    """Raises UserError, with the task id and the key, if desktop-env could not run the task."""
     if escapes_folder(task.id):
         raise UserError(f"task {task.id!r}: its id names its folder in the cache: use a plain name")
     steps, getters = list(_steps(task)), list(_getters(task))
     for part in (*steps, *getters):
-        _refuse(part)
+        _check_paths(part)
     found: dict[str, NeededFile] = {}
     for url, name in (pair for part in (*steps, *getters) for pair in _downloads(part)):
         found.setdefault(name, NeededFile(url=url, path=f"{task.id}/{name}"))
     names = (task.domain, task.snapshot, *task.related_apps)
-    plain = {name.lower().replace(" ", "_") for name in names}
+    normalised = {name.lower().replace(" ", "_") for name in names}
     return Needs(
         files=tuple(found.values()),
-        network=task.id in ASKS_FOR_THE_WEB or any(map(_is_live, (*steps, *getters))),
-        applications=frozenset(OTHER_NAMES.get(name, name) for name in plain) & APPLICATIONS,
+        network=task.id in WEB_INSTRUCTION_TASKS or any(map(_needs_network, (*steps, *getters))),
+        applications=frozenset(APPLICATION_ALIASES.get(name, name) for name in normalised) & APPLICATIONS,
     )
 
 
-def missing(task: Task, settings: OSWorldConfig) -> str | None:
-    """Why the task cannot run here, if so. Other providers' desktops have a network and all applications."""
-    return _not_offered(task, settings) or _not_cached(task, settings)
+def why_not_runnable(task: Task, settings: OSWorldConfig) -> str | None:
+    """The reason why the task cannot run here; None if it can. Virtual machines can run every task."""
+    return _not_supported(task, settings) or _not_cached(task, settings)
 
 
-def runnable(tasks: Iterable[Task], config: Config) -> tuple[tuple[Task, ...], list[tuple[Task, str]]]:
-    """The tasks that can run, and the others with the reason. Hosts have caches of their own to look into."""
+def split_runnable(tasks: Iterable[Task], config: Config) -> tuple[tuple[Task, ...], list[tuple[Task, str]]]:
+    """The runnable tasks, and the others with the reason. The caches of remote hosts are not checked."""
     if config.env.name != "osworld":
         return tuple(tasks), []
-    why = _not_offered if config.env.hosts else missing
-    reasons = [(task, why(task, config.osworld)) for task in tasks]
+    reason_for = _not_supported if config.env.hosts else why_not_runnable
+    reasons = [(task, reason_for(task, config.osworld)) for task in tasks]
     kept = tuple(task for task, reason in reasons if reason is None)
     return kept, [(task, reason) for task, reason in reasons if reason is not None]
 
 
 def allows_network(task: Task, setting: str) -> bool:
-    """What osworld.network says of the task: "on", "off", or a file that has its id on a line."""
+    """Whether the task may use the network. `setting` is "on", "off" or a file with one task id per line."""
     if setting in ("on", "off"):
         return setting == "on"
     try:
         lines = Path(setting).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"osworld.network: {setting!r}: is not on, off or a file of ids: {error}") from error
+        raise UserError(
+            f"osworld.network = {setting!r}: use on, off or a file of task ids: {error}"
+        ) from error
     return task.id in (line.partition("#")[0].strip() for line in lines)
 
 
-def stage(task: Task, cache: Path, into: Path) -> None:
-    """Copy what is there of the task's files to `into`: a cache that desktop-env may write to."""
-    wanted = needs(task).files
-    (into / task.id).mkdir(parents=True, exist_ok=True)
-    for file in wanted:
-        target = into / file.path
+def stage_files(task: Task, cache: Path, target_cache: Path) -> None:
+    """Copies the task's files to a cache for desktop-env to change. Skips files missing from `cache`."""
+    files = needs(task).files
+    (target_cache / task.id).mkdir(parents=True, exist_ok=True)
+    for file in files:
+        target = target_cache / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         if file.shipped:
             target.write_bytes(_shipped_bytes(file.url))
@@ -195,20 +196,20 @@ def stage(task: Task, cache: Path, into: Path) -> None:
 
 
 def _shipped_bytes(url: str) -> bytes:
-    name = url.removeprefix(SHIPPED)
+    name = url.removeprefix(SHIPPED_PREFIX)
     file = resources("arpo") / "envs" / "osworld" / "tasks" / "files" / name
     if escapes_folder(name) or not file.is_file():
-        raise UserError(f"{url}: no such file is shipped")
+        raise UserError(f"{url}: no such file in the package")
     return file.read_bytes()
 
 
-def _not_offered(task: Task, settings: OSWorldConfig) -> str | None:
+def _not_supported(task: Task, settings: OSWorldConfig) -> str | None:
     need = needs(task)
     if settings.provider != LOCAL:
         return None
-    if task.id in SOLVED_FROM_THE_START:
-        return f"would be solved from the start: {SOLVED_FROM_THE_START[task.id]}"
-    for application, title in NOT_ON_THE_LOCAL_DESKTOP.items():
+    if task.id in ALWAYS_SOLVED:
+        return f"would be solved from the start: {ALWAYS_SOLVED[task.id]}"
+    for application, title in NOT_ON_LOCAL_DESKTOP.items():
         if application in need.applications:
             return f"needs {title}, which the local desktop does not have"
     if need.network and not allows_network(task, settings.network):
@@ -225,76 +226,79 @@ def _not_cached(task: Task, settings: OSWorldConfig) -> str | None:
     return None
 
 
-def _steps(task: Task) -> Iterator[Part]:
+def _steps(task: Task) -> Iterator[TaskPart]:
     lists: tuple[tuple[str, Any], ...] = (
         ("config", task.config),
         ("evaluator: key 'postconfig'", task.evaluator.get("postconfig", [])),
     )
     for key, steps in lists:
         for number, step in enumerate(steps if isinstance(steps, Sequence) else [steps]):
-            place = f"task {task.id!r}: {key}, step {number}"
+            location = f"task {task.id!r}: {key}, step {number}"
             match step:
                 case {"type": str(kind), "parameters": dict(parameters)}:
-                    yield Part(kind=kind, settings=parameters, place=f"{place} ({kind})")
+                    yield TaskPart(kind=kind, settings=parameters, location=f"{location} ({kind})")
                 case _:
-                    raise UserError(f"{place}: must be an object {{type, parameters}}")
+                    raise UserError(f"{location}: must be an object {{type, parameters}}")
 
 
-def _getters(task: Task) -> Iterator[Part]:
-    place = f"task {task.id!r}: evaluator"
+def _getters(task: Task) -> Iterator[TaskPart]:
+    location = f"task {task.id!r}: evaluator"
     func = task.evaluator.get("func")
     if not isinstance(func, str | list):
-        raise UserError(f"{place}: key 'func' must be a name or a list of names")
+        raise UserError(f"{location}: key 'func' must be a name or a list of names")
     if func != "infeasible" and not task.evaluator.get("result"):
-        raise UserError(f"{place}: key 'result' is missing: say what is to be judged, {{type, …}}")
+        raise UserError(f"{location}: key 'result' is missing: add the getter to evaluate, {{type, …}}")
     for key in ("result", "expected"):
         value = task.evaluator.get(key) or []
         if value and isinstance(value, list) != isinstance(func, list):
-            raise UserError(f"{place}: key {key!r} must be a list where 'func' is one, and only there")
+            raise UserError(f"{location}: key {key!r} must be a list if and only if 'func' is a list")
         for getter in value if isinstance(value, list) else [value]:
             match getter:
                 case {"type": str(kind)}:
-                    yield Part(kind=kind, settings=getter, place=f"{place}: key {key!r} ({kind})")
+                    yield TaskPart(kind=kind, settings=getter, location=f"{location}: key {key!r} ({kind})")
                 case _ if getter or key == "result":
-                    raise UserError(f"{place}: key {key!r}: must be an object {{type, …}}")
+                    raise UserError(f"{location}: key {key!r}: must be an object {{type, …}}")
 
 
-def _refuse(part: Part) -> None:
-    """Desktop-env joins these names to the task's folder in the cache and writes there."""
+def _check_paths(part: TaskPart) -> None:
+    """Rejects names leading out of the task's cache folder: desktop-env writes to them."""
     if part.kind == "upload_file":
-        raise part.refused("would read files of this machine: give them as a 'download' step")
-    written = [*part.either("dest"), *filter(None, [*part.either("stdout"), *part.either("stderr")])]
+        raise part.error("would read files of this machine: use a 'download' step")
+    names = [
+        *part.string_or_strings("dest"),
+        *filter(None, [*part.string_or_strings("stdout"), *part.string_or_strings("stderr")]),
+    ]
     if part.kind == "cache_file":
-        written.append(part.text("path"))
-    for name in written:
+        names.append(part.string("path"))
+    for name in names:
         if escapes_folder(name):
-            raise part.refused(f"{name!r} leads out of the task's own folder: use a plain name")
+            raise part.error(f"{name!r} leads out of the task's own folder: use a plain name")
 
 
-def _downloads(part: Part) -> Iterator[tuple[str, str]]:
-    """Address, and name in the task's folder of the cache."""
+def _downloads(part: TaskPart) -> Iterator[tuple[str, str]]:
+    """Pairs of URL and file name in the task's cache folder."""
     match part.kind:
         case "download":
-            for entry in part.listed("files"):
+            for entry in part.list_value("files"):
                 match entry:
                     case {"url": str(url), "path": str(path)}:
                         yield url, f"{uuid5(NAMESPACE_URL, url)}_{path.rpartition('/')[2]}"
                     case _:
-                        raise part.refused("key 'files' must be a list of {url, path}")
+                        raise part.error("key 'files' must be a list of {url, path}")
         case "update_browse_history":
             yield EMPTY_HISTORY, "history_new.sqlite"
         case "cloud_file" if part.settings.get("multi"):
-            urls, names = part.texts("path"), part.texts("dest")
+            urls, names = part.strings("path"), part.strings("dest")
             if len(urls) != len(names):
-                raise part.refused(f"{len(urls)} addresses in 'path', but {len(names)} names in 'dest'")
+                raise part.error(f"{len(urls)} URLs in 'path', but {len(names)} names in 'dest'")
             yield from zip(urls, names, strict=True)
         case "cloud_file":
-            yield part.text("path"), part.text("dest")
+            yield part.string("path"), part.string("dest")
 
 
-def _is_live(part: Part) -> bool:
+def _needs_network(part: TaskPart) -> bool:
     if part.kind == "chrome_open_tabs":
-        return any(WEB.match(url) for url in part.texts("urls_to_open"))
+        return any(WEB_URL.match(url) for url in part.strings("urls_to_open"))
     command = part.settings.get("command", "")
     text = " ".join(map(str, command)) if isinstance(command, list) else str(command)
-    return part.kind in LIVE_STEPS | LIVE_GETTERS or FETCHES.search(text) is not None
+    return part.kind in NETWORK_STEPS | NETWORK_GETTERS or DOWNLOAD_COMMAND.search(text) is not None

@@ -1,11 +1,11 @@
-"""The process in which desktop-env runs: one nursery, and the workers that it forks, one for each episode.
+"""Program of the fork server and of its workers, one per episode.
 
     python -m arpo.envs.osworld.worker FD
 
-A worker does what it is told over its connection (start, step, evaluate, close; or stop what a worker before
-it left behind), one call at a time, all in its main thread. A fault goes back as its kind, place and message,
-and the worker lives on; whoever ends the connection ends the worker. It dies with the nursery, and that with
-the process that holds FD. Apart from `main`, nothing here loads desktop-env.
+FD is the control socket. A worker answers calls (start, step, evaluate, close; or stop, for the machine of a
+crashed worker) one at a time, in its main thread. An error is sent back as JSON and the worker continues. A
+worker ends when its connection closes or the fork server ends. The fork server ends when FD closes.
+Only `main` loads desktop-env.
 """
 
 from __future__ import annotations
@@ -27,158 +27,162 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from arpo.config import EnvConfig, OSWorldConfig
-from arpo.envs.osworld.messages import receive, send
+from arpo.envs.osworld.messages import CRASH_FILE, receive, send
 from arpo.errors import ArpoFault, EnvTimeout, UserError
 from arpo.storage.codec import action_from_json
 from arpo.types import Json, Task
 
 if TYPE_CHECKING:
-    from arpo.envs.osworld.desktop_episode import Desktop
+    from arpo.envs.osworld.desktop_episode import DesktopEpisode
 
-PACKET = 2**16
+MAX_PACKET_BYTES = 2**16
 PR_SET_PDEATHSIG = 1
-FIRST_TO_GO = 800  # when memory runs out, an episode is the least that can be lost
-CRASH_FILE = "crash.txt"  # in the worker's folder: where it stood when it crashed
-MACHINE_FILE = "machine.json"  # there too, as long as a virtual machine runs that would outlive the worker
+OOM_SCORE_ADJ = 800  # when memory runs out, the kernel kills workers first: only one episode is lost
 
 
-class Absent(ModuleType):
-    """Stands for a package that is not installed, and says so when it is used."""
+class MissingPackage(ModuleType):
+    """Placeholder for a package that is not installed. Using it raises ImportError."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise ImportError(f"{self.__name__} is not installed here: pip install {self.__name__}")
+        raise ImportError(f"{self.__name__} is not installed: pip install {self.__name__}")
 
 
-def stand_in_for(package: str) -> None:
+def add_placeholder(package: str) -> None:
+    """Makes `import package` succeed even if the package is not installed."""
     if importlib.util.find_spec(package) is None:
-        sys.modules[package] = Absent(package)
+        sys.modules[package] = MissingPackage(package)
 
 
-class Stopped(BaseException):
-    """The worker was asked to end in the middle of a call."""
+class StopRequested(BaseException):
+    """The worker received SIGTERM during a call."""
 
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended workers leave nothing behind
-    stand_in_for("easyocr")
-    from arpo.envs.osworld.desktop_episode import Desktop
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended workers leave no zombies
+    add_placeholder("easyocr")
+    from arpo.envs.osworld.desktop_episode import DesktopEpisode
 
-    gc.freeze()  # what was loaded is shared with all workers as long as nobody writes to it
+    gc.freeze()  # keeps the garbage collector from copying memory pages shared with the workers
     control.send(json.dumps({"ready": os.getpid()}).encode())
     while True:
-        order, handles, _, _ = socket.recv_fds(control, PACKET, 1)
-        if not order:
+        request, handles, _, _ = socket.recv_fds(control, MAX_PACKET_BYTES, 1)
+        if not request:
             return
         with socket.socket(fileno=handles[0]) as connection:
-            _fork(control, connection, json.loads(order), Desktop)
+            _fork(control, connection, json.loads(request), DesktopEpisode)
 
 
 def _fork(
-    control: socket.socket, connection: socket.socket, order: Json, desktop: Callable[..., Desktop]
+    control: socket.socket,
+    connection: socket.socket,
+    request: Json,
+    make_episode: Callable[..., DesktopEpisode],
 ) -> None:
-    nursery = os.getpid()
+    server_pid = os.getpid()
     try:
         child = os.fork()
     except OSError as error:
         control.send(json.dumps({"error": str(error)}).encode())
         return
     if child:
-        handle = os.pidfd_open(child)
-        socket.send_fds(control, [json.dumps({"pid": child}).encode()], [handle])
-        os.close(handle)
+        pidfd = os.pidfd_open(child)
+        socket.send_fds(control, [json.dumps({"pid": child}).encode()], [pidfd])
+        os.close(pidfd)
         return
     try:
         control.close()
-        _live(connection, order, nursery, desktop)
+        _run_worker(connection, request, server_pid, make_episode)
     finally:
-        os._exit(0)  # the nursery's own stack is no business of the worker's
+        os._exit(0)  # the worker must not return into the fork server's loop
 
 
-def _live(connection: socket.socket, order: Json, nursery: int, desktop: Callable[..., Desktop]) -> None:
-    folder = Path(order["folder"])
+def _run_worker(
+    connection: socket.socket, request: Json, server_pid: int, make_episode: Callable[..., DesktopEpisode]
+) -> None:
+    folder = Path(request["folder"])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, _stop if order["gentle"] else signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM if order["gentle"] else signal.SIGKILL)
-    if os.getppid() != nursery:
+    signal.signal(signal.SIGTERM, _on_sigterm if request["gentle"] else signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM if request["gentle"] else signal.SIGKILL)
+    if os.getppid() != server_pid:
         return
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(FIRST_TO_GO))
-    quiet = os.open(os.devnull, os.O_RDWR)
+        Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
+    null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
-        os.dup2(quiet, stream)
+        os.dup2(null, stream)
     with (folder / CRASH_FILE).open("w") as crash:
         faulthandler.enable(crash)
         temporary = folder / "tmp"
         temporary.mkdir()
         tempfile.tempdir = os.environ["TMPDIR"] = str(temporary)
         os.chdir(temporary)
-        _serve(connection, folder, desktop)
+        _serve(connection, folder, make_episode)
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Stopped
+    raise StopRequested
 
 
-def _serve(connection: socket.socket, folder: Path, desktop: Callable[..., Desktop]) -> None:
-    """Answers one call after the other, until told to close or left alone."""
-    held: Desktop | None = None
+def _serve(connection: socket.socket, folder: Path, make_episode: Callable[..., DesktopEpisode]) -> None:
+    """Answers calls until `close`, SIGTERM or the end of the connection. Then stops the machine."""
+    episode: DesktopEpisode | None = None
     try:
         while True:
             call, _ = receive(connection)
             try:
                 if "config" in call:
-                    held = desktop(
+                    episode = make_episode(
                         config=OSWorldConfig(**call["config"]),
                         env=EnvConfig(**call["env"]),
                         network=call["network"],
                         folder=folder,
                         home=Path(call["home"]),
                     )
-                if held is None:
-                    raise RuntimeError("nothing was started")
-                answer, picture = _carried_out(held, call)
+                if episode is None:
+                    raise RuntimeError("no episode was started")
+                answer, screenshot = _dispatch(episode, call)
             except Exception as error:
-                answer, picture = {"error": _described(error, call["call"])}, b""
-            send(connection, answer, picture)
+                answer, screenshot = {"error": _error_to_json(error, call["call"])}, b""
+            send(connection, answer, screenshot)
             if call["call"] == "close":
                 return
-    except (EOFError, OSError, Stopped):
+    except (EOFError, OSError, StopRequested):
         return
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if held is not None:
-            held.close()
+        if episode is not None:
+            episode.close()
 
 
-def _carried_out(desktop: Desktop, call: Json) -> tuple[Json, bytes]:
+def _dispatch(episode: DesktopEpisode, call: Json) -> tuple[Json, bytes]:
     match call["call"]:
         case "start":
-            return {}, desktop.start(_task(call["task"]))
+            return {}, episode.start(_task_from_json(call["task"]))
         case "step":
-            return {}, desktop.step(tuple(action_from_json(action) for action in call["actions"]))
+            return {}, episode.step(tuple(action_from_json(action) for action in call["actions"]))
         case "evaluate":
-            return {"score": desktop.evaluate()}, b""
+            return {"score": episode.evaluate()}, b""
         case "close":
-            desktop.close()
+            episode.close()
             return {}, b""
         case "stop":
-            desktop.stop_left_behind(call["note"])
+            episode.stop_orphaned_machine(call["note"])
             return {}, b""
         case other:
-            raise ValueError(f"there is no call {other!r}")
+            raise ValueError(f"unknown call {other!r}")
 
 
-def _task(fields: Json) -> Task:
+def _task_from_json(fields: Json) -> Task:
     lists = {key: tuple(fields[key]) for key in ("config", "related_apps")}
     return Task(**{**fields, **lists})
 
 
-def _described(error: Exception, where: str) -> Json:
-    """What the other side raises again. A user's mistake explains itself; of others the type is told too."""
+def _error_to_json(error: Exception, where: str) -> Json:
+    """The message includes the type of unexpected errors; a UserError explains itself."""
     if isinstance(error, ArpoFault):
         late = isinstance(error, EnvTimeout)
         return {"late": late, "where": error.where, "message": error.message}

@@ -1,8 +1,8 @@
-"""A process that holds environments and is there to be killed.
+"""Starts one environment and waits, to be killed by a test.
 
     osworld_holder.py CONFIG ENV TASK
 
-starts one environment (all three as JSON), says in one line who belongs to it, and waits.
+All arguments are JSON. Prints one JSON line with the worker's pid and the root folder.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from arpo.types import Task
 
 
 async def hold(config, env, task):
-    held = OSWorldEnv(OSWorldConfig(**config), EnvConfig(**env))
-    await held.start(Task(**task))
-    print(json.dumps({"worker": held.session.worker.pid, "root": str(private_root())}), flush=True)
+    environment = OSWorldEnv(OSWorldConfig(**config), EnvConfig(**env))
+    await environment.start(Task(**task))
+    print(json.dumps({"worker": environment.client.worker.pid, "root": str(private_root())}), flush=True)
     await asyncio.sleep(3600)
 
 

@@ -1,7 +1,4 @@
-"""Episodes at the wall to desktop-env, over a small fake of it: what it is asked, what its surprises become.
-
-The fake is put on the path here; the real one is tried in tests/real.
-"""
+"""Episodes with a fake desktop-env: calls, scores and failures. tests/real uses the real one."""
 
 import ast
 import re
@@ -33,29 +30,29 @@ def _fake_desktop_env():
 
 
 @pytest.fixture
-def world():
-    from desktop_env.guests import fresh
+def machine():
+    from desktop_env.guests import reset_machine
 
-    return fresh()
+    return reset_machine()
 
 
 @pytest.fixture
-def make(tmp_path, world):
-    """Desktops of a provider; each is closed at the end."""
-    from arpo.envs.osworld.desktop_episode import Desktop
+def make(tmp_path, machine):
+    """Factory of episodes. All are closed after the test."""
+    from arpo.envs.osworld.desktop_episode import DesktopEpisode
 
-    made: list[Desktop] = []
+    episodes: list[DesktopEpisode] = []
 
     def desktop(provider="docker", start_seconds=60.0):
-        folder = tmp_path / f"episode-{len(made)}"
+        folder = tmp_path / f"episode-{len(episodes)}"
         folder.mkdir()
         config = OSWorldConfig(provider=provider, cache=str(tmp_path / "shared"), pause=0, machine="a.vm")
         env = EnvConfig(name="osworld", start_seconds=start_seconds)
-        made.append(Desktop(config=config, env=env, network=False, folder=folder, home=tmp_path))
-        return made[-1]
+        episodes.append(DesktopEpisode(config=config, env=env, network=False, folder=folder, home=tmp_path))
+        return episodes[-1]
 
     yield desktop
-    for each in made:
+    for each in episodes:
         each.close()
 
 
@@ -70,27 +67,27 @@ def a_task(*config, func="given", value=0.25, **evaluator):
     )
 
 
-def raised(call, *arguments, kind=EnvError):
+def error_of(call, *arguments, kind=EnvError):
     with pytest.raises(kind) as caught:
         call(*arguments)
     return caught.value.where, caught.value.message
 
 
-def test_an_episode_boots_acts_judges_and_stops(make, world):
+def test_an_episode_boots_acts_evaluates_and_stops(make, machine):
     desktop = make()
-    assert desktop.start(a_task(("launch", {"command": "gimp"}))) == world.picture
-    assert desktop.step((CLICK,)) == world.picture
+    assert desktop.start(a_task(("launch", {"command": "gimp"}))) == machine.screenshot
+    assert desktop.step((CLICK,)) == machine.screenshot
     assert desktop.evaluate() == 0.25
     desktop.close()
-    assert world.programs == ["import time\nimport pyautogui\npyautogui.click(3, 4)"]
-    assert world.events == [
-        "boot", "launch gimp", "pause", "unpause", "pause", "unpause", "judged", "pause", "unpause", "stop"
+    assert machine.programs == ["import time\nimport pyautogui\npyautogui.click(3, 4)"]
+    assert machine.events == [
+        "boot", "launch gimp", "pause", "unpause", "pause", "unpause", "evaluated", "pause", "unpause", "stop"
     ]  # fmt: skip
     desktop.close()
-    assert world.events.count("stop") == 1
+    assert machine.events.count("stop") == 1
 
 
-def test_each_desktop_has_copies_of_the_downloaded_files(make, world, tmp_path):
+def test_each_episode_gets_copies_of_the_cached_files(make, machine, tmp_path):
     name = f"{uuid5(NAMESPACE_URL, 'https://a.example/1')}_a.xlsx"
     downloaded = tmp_path / "shared" / "t" / name
     downloaded.parent.mkdir(parents=True)
@@ -98,13 +95,13 @@ def test_each_desktop_has_copies_of_the_downloaded_files(make, world, tmp_path):
     task = a_task(("download", {"files": [{"url": "https://a.example/1", "path": "/a.xlsx"}]}))
     for folder in ("episode-0", "episode-1"):
         make().start(task)
-        assert world.files == {"/a.xlsx": b"as downloaded"}
+        assert machine.files == {"/a.xlsx": b"as downloaded"}
         assert (tmp_path / folder / "cache" / "t" / name).read_bytes() == b"overwritten"
     assert downloaded.read_bytes() == b"as downloaded"
 
 
 @pytest.mark.parametrize(
-    ("step", "message"),
+    ("step", "problem"),
     [
         (
             ("launch", {"command": "missing"}),
@@ -119,41 +116,44 @@ def test_each_desktop_has_copies_of_the_downloaded_files(make, world, tmp_path):
         (("launch", {"comand": "gimp"}), "unexpected keyword argument 'comand'"),
     ],
 )
-def test_a_setup_step_that_fails_is_an_error_that_names_it(make, step, message):
-    where, said = raised(make().start, a_task(("sleep", {"seconds": 0}), step))
-    assert where == "start" and said.startswith("config step 2 of 2 ") and message in said
+def test_a_failed_setup_step_is_named(make, step, problem):
+    where, message = error_of(make().start, a_task(("sleep", {"seconds": 0}), step))
+    assert where == "start" and message.startswith("config step 2 of 2 ") and problem in message
 
 
-def test_a_setup_step_that_succeeds_at_another_try_is_none(make):
+def test_a_setup_step_may_succeed_on_a_retry(make):
     desktop = make()
     desktop.start(a_task(("execute", {"command": "x", "until": {"returncode": 0}, "failures": 4})))
 
 
-def test_after_the_episode_a_step_may_find_what_the_model_left(make):
+def test_a_failed_postconfig_step_is_ignored(make):
     desktop = make()
     desktop.start(a_task(postconfig=[{"type": "launch", "parameters": {"command": "missing"}}]))
     assert desktop.evaluate() == 0.25
 
 
-def test_a_misspelt_name_is_told_before_anything_boots(make, world):
-    where, said = raised(make().start, a_task(func="exact_mach"))
+def test_a_misspelt_name_fails_before_booting(make, machine):
+    where, message = error_of(make().start, a_task(func="exact_mach"))
     assert where == "start"
-    assert said == (
+    assert message == (
         "task t: evaluator.func = 'exact_mach': desktop-env has no metric exact_mach "
         "(did you mean 'exact_match'?)"
     )
-    assert world.events == []
+    assert machine.events == []
 
 
 @pytest.mark.parametrize(
     ("func", "why"),
-    [("compare_image_text", "pip install easyocr"), ("check_python_file_by_test_suite", "the model wrote")],
+    [
+        ("compare_image_text", "pip install easyocr"),
+        ("check_python_file_by_test_suite", "files of the model"),
+    ],
 )
-def test_metrics_that_cannot_be_used_here_are_refused(make, func, why):
-    assert why in raised(make().start, a_task(func=func))[1]
+def test_unusable_metrics_are_rejected(make, func, why):
+    assert why in error_of(make().start, a_task(func=func))[1]
 
 
-def test_what_a_guest_says_is_not_run_as_code(make):
+def test_output_of_the_guest_is_not_run_as_code(make):
     from desktop_env.evaluators.metrics.basic_os import check_gnome_favorite_apps
 
     assert check_gnome_favorite_apps("['a', 'b']") == ["a", "b"]
@@ -161,96 +161,96 @@ def test_what_a_guest_says_is_not_run_as_code(make):
         check_gnome_favorite_apps("__import__('os').getpid()")
 
 
-def test_terminal_actions_are_noted_and_nothing_is_executed(make, world):
+def test_terminal_actions_are_recorded_and_run_nothing(make, machine):
     for action, word in ((Finished(), "DONE"), (Fail(), "FAIL"), (CallUser(), "FAIL")):
         desktop = make()
         desktop.start(a_task())
-        assert desktop.step((action,)) == world.picture
+        assert desktop.step((action,)) == machine.screenshot
         assert desktop._machine.action_history == [word]
-    assert world.programs == []
+    assert machine.programs == []
 
 
-def test_calls_before_a_terminal_one_are_executed_those_after_are_not(make, world):
+def test_actions_after_a_terminal_one_are_ignored(make, machine):
     desktop = make()
     desktop.start(a_task())
     desktop.step((Hotkey(keys=("ctrl", "s")), Finished(), CLICK))
-    assert [text.splitlines()[-1] for text in world.programs] == ["pyautogui.hotkey('ctrl', 's')"]
+    assert [text.splitlines()[-1] for text in machine.programs] == ["pyautogui.hotkey('ctrl', 's')"]
     assert desktop._machine.action_history[-1] == "DONE"
 
 
-def test_a_wait_pauses_once(make, world):
+def test_a_wait_pauses_once(make, machine):
     desktop = make()
     desktop.start(a_task())
     desktop.step((Wait(),))
-    assert world.naps == [0.5, 0.5]  # upstream takes the pause twice
+    assert machine.sleeps == [0.5, 0.5]  # desktop-env pauses twice
     assert desktop._machine.action_history == ["WAIT"]
 
 
-def test_actions_of_a_telephone_do_nothing(make, world):
+def test_mobile_actions_do_nothing(make, machine):
     desktop = make()
     desktop.start(a_task())
     desktop.step((OpenApp(name="Notes"),))
-    assert world.programs == ["import time\nimport pyautogui"]
+    assert machine.programs == ["import time\nimport pyautogui"]
 
 
-def test_a_program_that_is_refused_is_not_sent_again(make, world):
+def test_a_rejected_program_is_not_sent_again(make, machine):
     desktop = make()
     desktop.start(a_task())
-    world.answer = None
-    where, said = raised(desktop.step, (Type(text="rm"),))
-    assert where == "step" and "did not carry out" in said and "Status code: 500" in said
-    assert len(world.programs) == 1
+    machine.answer = None
+    where, message = error_of(desktop.step, (Type(text="rm"),))
+    assert where == "step" and "did not run the program" in message and "Status code: 500" in message
+    assert len(machine.programs) == 1
 
 
-def test_a_program_that_fails_in_the_guest_is_an_error(make, world):
+def test_a_program_that_fails_in_the_guest_is_an_error(make, machine):
     desktop = make()
     desktop.start(a_task())
-    world.answer = {"returncode": 1, "error": "Traceback\nXlib.error.DisplayConnectionError: :0\n"}
-    where, said = raised(desktop.step, (CLICK,))
-    assert (where, said) == ("step", "the guest could not act: Xlib.error.DisplayConnectionError: :0")
+    machine.answer = {"returncode": 1, "error": "Traceback\nXlib.error.DisplayConnectionError: :0\n"}
+    where, message = error_of(desktop.step, (CLICK,))
+    assert (where, message) == ("step", "the guest's program failed: Xlib.error.DisplayConnectionError: :0")
 
 
 @pytest.mark.parametrize(
-    ("picture", "said"),
+    ("png", "problem"),
     [
         (None, "no screenshot"),
-        (b"\xff\xd8\xff jpeg", "no whole PNG"),
-        (b"\x89PNG\r\n\x1a\n torn", "no whole"),
+        (b"\xff\xd8\xff jpeg", "not a complete PNG"),
+        (b"\x89PNG\r\n\x1a\n torn", "not a complete"),
     ],
 )
-def test_a_screenshot_that_is_no_png_is_an_error(make, world, picture, said):
+def test_an_incomplete_screenshot_is_an_error(make, machine, png, problem):
     desktop = make()
     desktop.start(a_task())
-    world.picture = picture
-    where, message = raised(desktop.step, (CLICK,))
-    assert where == "step" and said in message
+    machine.screenshot = png
+    where, message = error_of(desktop.step, (CLICK,))
+    assert where == "step" and problem in message
 
 
 @pytest.mark.parametrize(("value", "score"), [(0, 0.0), (1, 1.0), (0.5, 0.5), (True, 1.0)])
-def test_a_number_is_a_verdict(make, value, score):
+def test_a_number_in_range_is_the_score(make, value, score):
     desktop = make()
     desktop.start(a_task(value=value))
     assert desktop.evaluate() == score
 
 
 @pytest.mark.parametrize("value", [None, "nan", "1", 1.5, -0.1, [1]])
-def test_anything_else_is_none(make, value):
+def test_any_other_value_is_an_error(make, value):
     desktop = make()
     desktop.start(a_task(value=value))
-    where, said = raised(desktop.evaluate)
-    assert where == "evaluate" and said.startswith("given: gave ")
+    where, message = error_of(desktop.evaluate)
+    assert where == "evaluate" and message.startswith("given: returned ")
 
 
-def test_a_metric_that_raises_is_an_error_that_names_it(make):
+def test_a_metric_that_raises_is_named(make):
     desktop = make()
     desktop.start(a_task(func="raises"))
-    assert raised(desktop.evaluate) == (
+    assert error_of(desktop.evaluate) == (
         "evaluate",
         "raises: TypeError: 'NoneType' object is not iterable",
     )
 
 
-def test_a_file_that_the_model_did_not_make_scores_as_upstream_scores_it(make):
+def test_a_missing_file_scores_as_in_desktop_env(make):
     desktop = make()
     rule = {"type": "rule", "rules": {"expected": "x"}}
     task = a_task(func="exact_match", result={"type": "vm_file", "path": "/no"}, expected=rule)
@@ -259,28 +259,28 @@ def test_a_file_that_the_model_did_not_make_scores_as_upstream_scores_it(make):
 
 
 @pytest.mark.parametrize("getter", ["fatal", "answer"])
-def test_a_guest_that_dies_while_it_is_judged_is_never_a_zero(make, world, getter):
+def test_a_guest_that_dies_during_evaluation_is_an_error(make, machine, getter):
     desktop = make()
     rule = {"type": "rule", "rules": {"expected": "x"}}
     desktop.start(a_task(func="exact_match", result={"type": getter, "path": "/no"}, expected=rule))
-    world.alive = getter == "fatal"
-    where, said = raised(desktop.evaluate)
-    assert where == "evaluate" and said.startswith("the desktop has died")
+    machine.alive = getter == "fatal"
+    where, message = error_of(desktop.evaluate)
+    assert where == "evaluate" and message.startswith("the desktop has died")
 
 
-def test_a_verdict_stands_until_something_is_done(make, world):
+def test_the_score_is_kept_until_the_next_action(make, machine):
     desktop = make()
     desktop.start(a_task())
     assert [desktop.evaluate(), desktop.evaluate()] == [0.25, 0.25]
     desktop.step((Wait(),))
     desktop.evaluate()
-    assert world.events.count("judged") == 1
+    assert machine.events.count("evaluated") == 1
     desktop.step((CLICK,))
     desktop.evaluate()
-    assert world.events.count("judged") == 2
+    assert machine.events.count("evaluated") == 2
 
 
-def test_an_infeasible_task_wants_a_fail_as_the_last_word(make):
+def test_an_infeasible_task_is_solved_by_a_final_fail(make):
     desktop = make()
     desktop.start(a_task(func="infeasible"))
     assert desktop.evaluate() == 0.0
@@ -290,64 +290,64 @@ def test_an_infeasible_task_wants_a_fail_as_the_last_word(make):
     assert desktop.evaluate() == 0.0
 
 
-def test_giving_up_a_feasible_task_scores_nothing(make):
+def test_fail_on_a_feasible_task_scores_zero(make):
     desktop = make()
     desktop.start(a_task(value=1))
     desktop.step((Fail(),))
     assert desktop.evaluate() == 0.0
 
 
-def test_a_machine_that_was_started_is_stopped_when_the_rest_fails(make, world):
-    world.boot_error = TimeoutError("VM failed to become ready within timeout period")
+def test_a_machine_is_stopped_after_a_failed_boot(make, machine):
+    machine.boot_error = TimeoutError("VM failed to become ready within timeout period")
     desktop = make()
-    where, said = raised(desktop.start, a_task())
-    assert where == "start" and "failed to become ready" in said
+    where, message = error_of(desktop.start, a_task())
+    assert where == "start" and "failed to become ready" in message
     desktop.close()
-    assert world.events == ["boot", "stop"]
+    assert machine.events == ["boot", "stop"]
 
 
-def test_a_guest_that_never_shows_its_screen_is_late(make, world):
-    world.alive = False
-    where, said = raised(make(start_seconds=0.01).start, a_task(), kind=EnvTimeout)
-    assert where == "start" and said.startswith("the guest shows no screen")
+def test_a_guest_without_a_screenshot_times_out(make, machine):
+    machine.alive = False
+    where, message = error_of(make(start_seconds=0.01).start, a_task(), kind=EnvTimeout)
+    assert where == "start" and message.startswith("the guest sends no screenshot")
 
 
-def test_a_used_virtual_machine_goes_back_to_its_snapshot_before_the_task(make, world):
+def test_a_used_virtual_machine_is_reverted_to_its_snapshot(make, machine):
     make("vmware").start(a_task(("launch", {"command": "gimp"})))
-    assert world.events == ["boot", "revert init_state", "boot", "launch gimp"]
+    assert machine.events == ["boot", "revert init_state", "boot", "launch gimp"]
 
 
-def test_a_machine_that_cannot_be_paused_runs_on(make, world):
-    world.pause_error = "cgroup freezer is not there"
+def test_a_failed_pause_is_ignored(make, machine):
+    machine.pause_error = "cgroup freezer is not there"
     desktop = make()
     desktop.start(a_task())
     desktop.step((CLICK,))
     assert desktop.evaluate() == 0.25
-    assert world.events == ["boot", "judged"]
+    assert machine.events == ["boot", "evaluated"]
 
 
-def test_when_it_fails_later_it_says_that_it_could_not_be_paused(make, world):
-    world.pause_error = "cgroup freezer is not there"
+def test_later_errors_report_a_failed_pause(make, machine):
+    machine.pause_error = "cgroup freezer is not there"
     desktop = make()
     desktop.start(a_task())
-    world.alive = False
-    where, said = raised(desktop.evaluate)
-    assert where == "evaluate" and said.startswith("the desktop has died")
-    assert said.endswith("; earlier it could not be paused: RuntimeError: cgroup freezer is not there")
+    machine.alive = False
+    where, message = error_of(desktop.evaluate)
+    assert where == "evaluate" and message.startswith("the desktop has died")
+    assert message.endswith("; an earlier pause failed: RuntimeError: cgroup freezer is not there")
 
 
-def test_a_light_desktop_refuses_to_save_its_state(tmp_path):
+def test_a_light_desktop_has_no_snapshots(tmp_path):
     from arpo.envs.osworld.local_provider import LocalProvider
 
     settings = SandboxSettings(width=64, height=64, home_megabytes=1, network=False)
     provider = LocalProvider(settings, 1.0, tmp_path / "netrc")
-    with pytest.raises(UserError, match="has no snapshots: it always starts anew"):
+    with pytest.raises(UserError, match="has no snapshots: every start is fresh"):
         provider.save_state("a.vm", "init_state")
 
 
-def test_a_missing_package_is_named_as_pip_names_it(make):
-    where, said = raised(make("aws").start, a_task())
-    assert (where, said) == ("start", "provider 'aws': No module named 'boto3': pip install boto3")
+def test_a_missing_package_is_reported_with_its_pip_name(make):
+    where, message = error_of(make("aws").start, a_task())
+    assert (where, message) == ("start", "provider 'aws': No module named 'boto3': pip install boto3")
 
 
 @pytest.mark.parametrize(
@@ -359,11 +359,11 @@ def test_a_missing_package_is_named_as_pip_names_it(make):
         "say \"pyautogui.typewrite('<')\"",
     ],
 )
-def test_text_that_looks_like_a_program_is_typed_as_it_is(text):
-    from arpo.envs.osworld.desktop_episode import unmistakable
+def test_text_that_looks_like_a_program_is_typed_unchanged(text):
+    from arpo.envs.osworld.desktop_episode import prevent_rewriting
 
-    spelled = unmistakable(program((Type(text=text),)))
-    assert not re.search(r"pyautogui\.press\([\"'](?:<|\\u003c)[\"']\)", spelled)
-    assert not re.search(r"pyautogui\.typewrite\(([\"'])(.*?)\1\)", spelled)
-    typed = [node.value for node in ast.walk(ast.parse(spelled)) if isinstance(node, ast.Constant)]
+    escaped = prevent_rewriting(program((Type(text=text),)))
+    assert not re.search(r"pyautogui\.press\([\"'](?:<|\\u003c)[\"']\)", escaped)
+    assert not re.search(r"pyautogui\.typewrite\(([\"'])(.*?)\1\)", escaped)
+    typed = [node.value for node in ast.walk(ast.parse(escaped)) if isinstance(node, ast.Constant)]
     assert text in typed

@@ -1,4 +1,4 @@
-"""Filling the cache, from a server on this machine that answers well, badly, in part and never."""
+"""Downloads into the cache, from a local server with complete, failing, truncated and stalled responses."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import pytest
 from arpo.cli.main import main
 from arpo.config import OSWorldConfig
 from arpo.envs.osworld.fetch import fetch_cache
-from arpo.envs.osworld.needs import missing, needs
+from arpo.envs.osworld.needs import needs, why_not_runnable
 from arpo.errors import UserError
 from arpo.types import Task
 
 PROXIES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 
 
-class Answers(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        self.site.asked.append(self.path)
+        self.site.requests.append(self.path)
         match urlsplit(self.path).path:
             case "/moved":
                 self.send_response(302)
@@ -37,7 +37,7 @@ class Answers(BaseHTTPRequestHandler):
                 self._begin(1000)
                 self.wfile.write(b"roses")
                 self.wfile.flush()
-                self.site.over.wait(60)
+                self.site.closing.wait(60)
             case "/poem%20of%20roses" | "/long" as path:
                 text = b"roses" if path != "/long" else b"violets " * 100_000
                 self._begin(len(text))
@@ -61,9 +61,9 @@ class Answers(BaseHTTPRequestHandler):
 
 class Site(ThreadingHTTPServer):
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answers)
-        self.asked: list[str] = []
-        self.over = threading.Event()
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.requests: list[str] = []
+        self.closing = threading.Event()
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.server_port}/{path}"
@@ -77,7 +77,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server
-        server.over.set()
+        server.closing.set()
         server.shutdown()
         thread.join()
 
@@ -98,7 +98,7 @@ def settings(cache: Path, seconds: float = 60.0) -> OSWorldConfig:
 
 
 def contents(cache: Path) -> dict[str, str]:
-    """By the name that the file has on the desktop; nothing else is in the cache."""
+    """All files of the cache, by task and file name on the desktop."""
     files = [path for path in cache.rglob("*") if path.is_file()]
     return {f"{path.parent.name}/{path.name.partition('_')[2]}": path.read_text()[:10] for path in files}
 
@@ -116,69 +116,67 @@ def test_files_of_all_tasks_are_fetched(
         "a/1.txt": "roses",
         "b/0.txt": "violets vi",
     }
-    assert all(missing(each, settings(tmp_path / "new" / "cache")) is None for each in tasks)
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"3 files of 2 tasks, 0 of them in {tmp_path}/new/cache"
-    assert f"[3/3] {needs(tasks[1]).files[0].path}: 800,000 bytes" in said
-    assert said[-1] == "3 files fetched, 0 failed"
+    assert all(why_not_runnable(each, settings(tmp_path / "new" / "cache")) is None for each in tasks)
+    output = capsys.readouterr().out.splitlines()
+    assert output[0] == f"3 files for 2 tasks, 0 already in {tmp_path}/new/cache"
+    assert f"[3/3] {needs(tasks[1]).files[0].path}: 800,000 bytes" in output
+    assert output[-1] == "3 files downloaded, 0 failed"
 
 
-def test_what_is_there_is_kept(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cached_files_are_kept(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     both = task("a", site.url("long"), site.url("moved"))
     first = tmp_path / needs(both).files[0].path
     first.parent.mkdir()
     first.write_text("kept")
     assert fetch_cache([both], settings(tmp_path), jobs=8) == 0
     assert contents(tmp_path) == {"a/0.txt": "kept", "a/1.txt": "roses"}
-    assert site.asked == ["/moved", "/poem%20of%20roses?download=true"]
+    assert site.requests == ["/moved", "/poem%20of%20roses?download=true"]
     assert fetch_cache([both], settings(tmp_path), jobs=8) == 0
-    assert len(site.asked) == 2
+    assert len(site.requests) == 2
     assert capsys.readouterr().out.endswith(
-        f"2 files of 1 tasks, 2 of them in {tmp_path}\n0 files fetched, 0 failed\n"
+        f"2 files for 1 tasks, 2 already in {tmp_path}\n0 files downloaded, 0 failed\n"
     )
 
 
-def test_what_fails_is_told_and_leaves_nothing(
+def test_failures_are_listed_and_leave_no_files(
     site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused = f"http://127.0.0.1:{free_port()}/x"
     reasons = {
         site.url("gone"): "the server answered 404 Not Found",
         site.url("cut"): "the connection broke before the end of the file",
-        "ftp://example.org/x": "this is no http address",
-        "nonsense": "this is no http address",
+        "ftp://example.org/x": "not an HTTP URL",
+        "nonsense": "not an HTTP URL",
         refused: "ClientConnectorError: Cannot connect to host",
     }
     one = task("a", *reasons, site.url("moved"))
     assert fetch_cache([one], settings(tmp_path), jobs=3) == 1
     assert contents(tmp_path) == {"a/5.txt": "roses"}
-    said = capsys.readouterr().out
-    assert "1 files fetched, 5 failed" in said
-    told = said.partition("5 failed\n")[2].splitlines()
+    output = capsys.readouterr().out
+    assert "1 files downloaded, 5 failed" in output
+    failures = output.partition("5 failed\n")[2].splitlines()
     for file in needs(one).files[:5]:
-        place = told.index(f"  {file.path}")
-        assert told[place + 1] == f"    {file.url}"
-        assert told[place + 2].startswith(f"    {reasons[file.url]}")
-    assert told[-1] == "the same command tries them again"
+        index = failures.index(f"  {file.path}")
+        assert failures[index + 1] == f"    {file.url}"
+        assert failures[index + 2].startswith(f"    {reasons[file.url]}")
+    assert failures[-1] == "run the same command again to retry"
 
 
-def test_a_download_that_stands_still_has_failed(
-    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stalled_download_fails(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fetch_cache([task("a", site.url("never"))], settings(tmp_path, seconds=0.2), jobs=1) == 1
     assert contents(tmp_path) == {}
-    assert "nothing came for 0.2 s" in capsys.readouterr().out
+    assert "no data for 0.2 s" in capsys.readouterr().out
 
 
 def free_port() -> int:
-    """Of a server that is gone."""
+    """Port of a server that has been closed."""
     with Site() as gone:
         return gone.server_port
 
 
-def test_a_cache_that_cannot_be_written_is_the_users_to_mend(site: Site, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_a_user_error(site: Site, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"osworld.cache: .*0.txt: cannot be written: Not a directory"):
+    with pytest.raises(UserError, match=r"osworld\.cache: cannot write .*0\.txt: Not a directory"):
         fetch_cache([task("a", site.url("moved"))], settings(tmp_path / "file"), jobs=4)
 
 

@@ -1,4 +1,4 @@
-"""Messages between an environment and its worker: whole, or refused."""
+"""Messages between an environment and its worker."""
 
 import asyncio
 import socket
@@ -6,41 +6,48 @@ import struct
 
 import pytest
 
-from arpo.envs.osworld.messages import LARGEST, Garbled, packed, receive, receive_async, send
+from arpo.envs.osworld.messages import (
+    MAX_BYTES,
+    InvalidMessage,
+    encode_message,
+    receive,
+    receive_async,
+    send,
+)
 
 
 def test_a_message_arrives_as_it_was_sent():
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        send(ours, {"text": "两"}, b"picture")
+        send(ours, {"text": "两"}, b"png")
         send(ours, [1, None])
-        assert receive(theirs) == ({"text": "两"}, b"picture")
+        assert receive(theirs) == ({"text": "两"}, b"png")
         assert receive(theirs) == ([1, None], b"")
 
 
-def test_one_that_is_cut_off_is_the_end():
+def test_truncated_message_raises_eof():
     ours, theirs = socket.socketpair()
     with theirs:
         with ours:
-            ours.sendall(packed({}, b"picture")[:-1])
+            ours.sendall(encode_message({}, b"png")[:-1])
         with pytest.raises(EOFError):
             receive(theirs)
 
 
 @pytest.mark.parametrize(
-    ("sent", "said"),
-    [(struct.pack(">II", 0, LARGEST + 1), "bytes"), (struct.pack(">II", 3, 0) + b"{]}", "not JSON")],
+    ("sent", "message"),
+    [(struct.pack(">II", 0, MAX_BYTES + 1), "bytes"), (struct.pack(">II", 3, 0) + b"{]}", "not JSON")],
 )
-def test_one_that_is_none_is_refused(sent, said):
+def test_invalid_message_is_rejected(sent, message):
     async def read():
         reader = asyncio.StreamReader()
         reader.feed_data(sent)
         await receive_async(reader)
 
-    with pytest.raises(Garbled, match=said):
+    with pytest.raises(InvalidMessage, match=message):
         asyncio.run(read())
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(sent)
-        with pytest.raises(Garbled, match=said):
+        with pytest.raises(InvalidMessage, match=message):
             receive(theirs)

@@ -1,4 +1,4 @@
-"""What a task needs from outside, under which names, and why it cannot run where that is not there."""
+"""External needs of tasks, names in the cache, and reasons why a task cannot run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 
 from arpo.config import OSWorldConfig
-from arpo.envs.osworld.needs import NeededFile, allows_network, missing, needs, runnable, stage
+from arpo.envs.osworld.needs import (
+    NeededFile,
+    allows_network,
+    needs,
+    split_runnable,
+    stage_files,
+    why_not_runnable,
+)
 from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
 from arpo.recipe import load_config
@@ -53,17 +60,17 @@ def task(*config: dict[str, Any], id: str = "t", apps: tuple[str, ...] = ("os",)
     )
 
 
-def refusal(of: Task) -> str:
+def error_of(wrong: Task) -> str:
     with pytest.raises(UserError) as caught:
-        needs(of)
+        needs(wrong)
     return str(caught.value)
 
 
-def test_a_file_for_the_desktop_is_named_by_its_address_and_its_name() -> None:
+def test_a_setup_file_is_named_by_its_url_and_name() -> None:
     assert needs(task(download())).files == (NeededFile(url=POEM, path=f"t/{POEM_NAME}"),)
 
 
-def test_files_of_the_verdict_are_needed_too() -> None:
+def test_files_of_the_evaluator_are_needed_too() -> None:
     two = gold(multi=True, path=[GOLD, POEM], dest=["gold.docx", "a/poem.docx"], gives=[0, 1])
     judged = task(func=["f", "g"], result=[vm_file(), gold()], expected=[None, two], postconfig=[download()])
     assert [(file.url, file.path) for file in needs(judged).files] == [
@@ -73,7 +80,7 @@ def test_files_of_the_verdict_are_needed_too() -> None:
     ]
 
 
-def test_a_browsing_history_begins_with_a_file() -> None:
+def test_a_browsing_history_needs_a_file() -> None:
     (file,) = needs(task(step("update_browse_history", history=[]))).files
     assert file.path == "t/history_new.sqlite"
     assert file.url.endswith("/history_empty.sqlite?download=true")
@@ -94,7 +101,7 @@ def test_a_browsing_history_begins_with_a_file() -> None:
         task(id="94d95f96-9699-4208-98ba-3c3119edf9c2"),
     ],
 )
-def test_what_needs_a_network(live: Task) -> None:
+def test_tasks_that_need_a_network(live: Task) -> None:
     assert needs(live).network
 
 
@@ -110,7 +117,7 @@ def test_what_needs_a_network(live: Task) -> None:
         task(result={"type": "bookmarks"}),
     ],
 )
-def test_what_needs_none(quiet: Task) -> None:
+def test_tasks_that_need_no_network(quiet: Task) -> None:
     assert not needs(quiet).network
 
 
@@ -125,7 +132,7 @@ def test_applications_by_any_of_their_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "message"),
     [
         (task(id="../t"), "task '../t': its id names its folder in the cache"),
         (task({"type": "open"}), "task 't': config, step 0: must be an object {type, parameters}"),
@@ -139,14 +146,14 @@ def test_applications_by_any_of_their_names() -> None:
         ),
         (task(step("chrome_open_tabs", urls_to_open="x")), "key 'urls_to_open' must be a list"),
         (task(step("chrome_open_tabs", urls_to_open=[3])), "key 'urls_to_open' must be a list of strings"),
-        (task(step("upload_file", files=[])), "would read files of this machine: give them as a 'download'"),
+        (task(step("upload_file", files=[])), "would read files of this machine: use a 'download'"),
         (task(step("execute", command="ls", stdout="../out")), "'../out' leads out of the task's own folder"),
         (task(step("command", command="ls", stderr="/etc/x")), "'/etc/x' leads out of the task's own folder"),
         (task(func=None), "evaluator: key 'func' must be a name or a list of names"),
         (task(result=None), "evaluator: key 'result' is missing"),
         (task(result="poem"), "key 'result': must be an object {type, …}"),
-        (task(result=[vm_file()]), "key 'result' must be a list where 'func' is one, and only there"),
-        (task(func=["f"]), "key 'result' must be a list where 'func' is one"),
+        (task(result=[vm_file()]), "key 'result' must be a list if and only if 'func' is a list"),
+        (task(func=["f"]), "key 'result' must be a list if and only if"),
         (task(func=["f", "g"], result=[vm_file(), None]), "key 'result': must be an object {type, …}"),
         (task(expected={"rules": {}}), "key 'expected': must be an object {type, …}"),
         (task(result=vm_file(dest="../poem")), "key 'result' (vm_file): '../poem' leads out of"),
@@ -155,15 +162,15 @@ def test_applications_by_any_of_their_names() -> None:
         (task(expected=gold(dest=3)), "key 'expected' (cloud_file): key 'dest' must be a list"),
         (task(expected=gold(dest="")), "'' leads out of the task's own folder"),
         (task(expected=gold(path=None)), "key 'expected' (cloud_file): key 'path' must be a string"),
-        (task(expected=gold(multi=True, path=[GOLD], dest=["a", "b"])), "1 addresses in 'path', but 2 names"),
+        (task(expected=gold(multi=True, path=[GOLD], dest=["a", "b"])), "1 URLs in 'path', but 2 names"),
     ],
 )
-def test_what_desktop_env_could_not_carry_out_is_refused(wrong: Task, says: str) -> None:
-    assert refusal(wrong).startswith("task ")
-    assert says in refusal(wrong)
+def test_tasks_that_desktop_env_cannot_run_are_rejected(wrong: Task, message: str) -> None:
+    assert error_of(wrong).startswith("task ")
+    assert message in error_of(wrong)
 
 
-def test_an_infeasible_task_is_judged_by_its_last_action_alone() -> None:
+def test_an_infeasible_task_needs_no_files() -> None:
     infeasible = Task(id="t", instruction="", snapshot="", config=(), evaluator={"func": "infeasible"})
     assert needs(infeasible).files == ()
 
@@ -178,86 +185,90 @@ def put(path: Path, content: str = "text") -> Path:
     return path
 
 
-def test_why_a_task_cannot_run(tmp_path: Path) -> None:
+def test_reasons_why_a_task_cannot_run(tmp_path: Path) -> None:
     wanted = task(download(), expected=gold())
     assert (
-        missing(wanted, settings(tmp_path)) == f"file t/{POEM_NAME} ({POEM}) is not in the cache {tmp_path}"
+        why_not_runnable(wanted, settings(tmp_path))
+        == f"file t/{POEM_NAME} ({POEM}) is not in the cache {tmp_path}"
     )
     put(tmp_path / "t" / POEM_NAME)
-    assert missing(wanted, settings(tmp_path)) == f"file t/gold.docx ({GOLD}) is not in the cache {tmp_path}"
+    assert (
+        why_not_runnable(wanted, settings(tmp_path))
+        == f"file t/gold.docx ({GOLD}) is not in the cache {tmp_path}"
+    )
     put(tmp_path / "t" / "gold.docx")
-    assert missing(wanted, settings(tmp_path)) is None
+    assert why_not_runnable(wanted, settings(tmp_path)) is None
 
     live = task(step("login"))
-    assert missing(live, settings(tmp_path)) == "needs the network, which is off (osworld.network)"
-    assert missing(live, settings(tmp_path, network="on")) is None
-    assert missing(replace(live, related_apps=("vscode",)), settings(tmp_path)) == (
+    assert why_not_runnable(live, settings(tmp_path)) == "needs the network, which is off (osworld.network)"
+    assert why_not_runnable(live, settings(tmp_path, network="on")) is None
+    assert why_not_runnable(replace(live, related_apps=("vscode",)), settings(tmp_path)) == (
         "needs VS Code, which the local desktop does not have"
     )
-    assert missing(task(apps=("thunderbird",)), settings(tmp_path, network="on")) == (
+    assert why_not_runnable(task(apps=("thunderbird",)), settings(tmp_path, network="on")) == (
         "needs Thunderbird, which the local desktop does not have"
     )
 
 
 def test_virtual_machines_have_all_that_a_task_needs(tmp_path: Path) -> None:
     everything = task(download(), step("login"), apps=("vscode",))
-    assert missing(everything, settings(tmp_path, provider="docker")) is None
+    assert why_not_runnable(everything, settings(tmp_path, provider="docker")) is None
     with pytest.raises(UserError, match="leads out of the task's own folder"):
-        missing(task(result=vm_file(dest="../x")), settings(tmp_path, provider="docker"))
+        why_not_runnable(task(result=vm_file(dest="../x")), settings(tmp_path, provider="docker"))
 
 
 def test_a_file_may_say_which_tasks_are_allowed_the_network(tmp_path: Path) -> None:
     ids = put(tmp_path / "ids.txt", "a  # looks things up\n\n# b\nt\n")
     assert [allows_network(task(id=name), str(ids)) for name in ("a", "b", "t")] == [True, False, True]
-    assert missing(task(step("login")), settings(tmp_path, network=str(ids))) is None
-    with pytest.raises(UserError, match=r"osworld.network: 'yes': is not on, off or a file of ids"):
+    assert why_not_runnable(task(step("login")), settings(tmp_path, network=str(ids))) is None
+    with pytest.raises(UserError, match=r"osworld\.network = 'yes': use on, off or a file of task ids"):
         allows_network(task(), "yes")
 
 
-def test_tasks_that_cannot_run_are_parted_from_those_that_can(tmp_path: Path) -> None:
+def test_split_runnable(tmp_path: Path) -> None:
     plain, wanting, live = task(id="a"), task(download(), id="b"), task(step("login"), id="c")
     overrides = ["--env.name=osworld", f"--osworld.cache={tmp_path}"]
-    kept, skipped = runnable([wanting, plain, live], load_config(None, overrides))
+    kept, skipped = split_runnable([wanting, plain, live], load_config(None, overrides))
     assert kept == (plain,)
     assert [(left.id, reason.split()[0]) for left, reason in skipped] == [("b", "file"), ("c", "needs")]
     elsewhere = load_config(None, ["--env.name=desk", f"--osworld.cache={tmp_path}"])
-    assert runnable([wanting, plain, live], elsewhere) == ((wanting, plain, live), [])
+    assert split_runnable([wanting, plain, live], elsewhere) == ((wanting, plain, live), [])
 
 
-def test_a_hosts_cache_is_not_looked_for_on_this_machine(tmp_path: Path) -> None:
+def test_caches_of_remote_hosts_are_not_checked(tmp_path: Path) -> None:
     hosted = load_config(None, ["--env.name=osworld", "--env.hosts=http://127.0.0.1:1"])
-    kept, skipped = runnable([task(download(), id="b"), task(step("login"), id="c")], hosted)
+    kept, skipped = split_runnable([task(download(), id="b"), task(step("login"), id="c")], hosted)
     assert [left.id for left in kept] == ["b"]
     assert [left.id for left, _ in skipped] == ["c"]
 
 
-def test_files_are_copied_to_where_desktop_env_looks(tmp_path: Path) -> None:
+def test_stage_files_copies_the_needed_files(tmp_path: Path) -> None:
     cache, into = tmp_path / "cache", tmp_path / "into"
     put(cache / "t" / POEM_NAME, "roses")
     put(cache / "t" / "unasked", "weeds")
-    stage(task(download(), expected=gold()), cache, into)
+    stage_files(task(download(), expected=gold()), cache, into)
     assert [str(file.relative_to(into)) for file in into.rglob("*") if file.is_file()] == [f"t/{POEM_NAME}"]
     (into / "t" / POEM_NAME).write_text("overwritten")
     assert (cache / "t" / POEM_NAME).read_text() == "roses"
-    stage(task(id="nothing"), cache, into)
+    stage_files(task(id="nothing"), cache, into)
     assert (into / "nothing").is_dir()
 
 
-def test_nothing_is_staged_outside(tmp_path: Path) -> None:
+def test_nothing_is_staged_outside_the_folder(tmp_path: Path) -> None:
     for wrong in (task(id="../out"), task(expected=gold(dest="../../out"))):
         with pytest.raises(UserError):
-            stage(wrong, tmp_path / "cache", tmp_path / "a" / "b")
+            stage_files(wrong, tmp_path / "cache", tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_shipped_files_are_never_missing_and_stay_in_their_folder(tmp_path: Path) -> None:
-    assert missing(task(download("arpo:poem.txt")), settings(tmp_path)) is None
+    assert why_not_runnable(task(download("arpo:poem.txt")), settings(tmp_path)) is None
     for name in ("arpo:no such file", "arpo:../train.json", "arpo:/etc/hostname"):
-        with pytest.raises(UserError, match=f"{name}: no such file is shipped"):
-            stage(task(download(name)), tmp_path, tmp_path / "into")
+        with pytest.raises(UserError, match=f"{name}: no such file in the package"):
+            stage_files(task(download(name)), tmp_path, tmp_path / "into")
 
 
-def test_it_needs_nothing_heavy() -> None:
+def test_import_loads_no_heavy_packages() -> None:
     heavy = ("torch", "transformers", "numpy", "aiohttp", "desktop_env", "rich")
     code = f"import sys, arpo.envs.osworld.needs; print(*sorted(set({heavy}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -265,7 +276,7 @@ def test_it_needs_nothing_heavy() -> None:
 
 
 @needs_upstream
-def test_osworlds_tasks_that_need_nothing_from_outside() -> None:
+def test_osworlds_offline_tasks() -> None:
     tasks = load_tasks(str(VERIFIED))
     found = {task.id: needs(task) for task in tasks}
     rows = (FOLDER / "offline_tasks.tsv").read_text("utf-8").splitlines()
@@ -279,14 +290,14 @@ def test_osworlds_tasks_that_need_nothing_from_outside() -> None:
         for task in tasks
         if json.loads((VERIFIED / "examples" / task.domain / f"{task.id}.json").read_text("utf-8"))["proxy"]
     }
-    # the one that only forgets a history needs no site
+    # it only clears the history
     assert {name for name in proxied if not found[name].network} == {"44ee5668-ecd5-4366-a6ce-c1c9b8d4e938"}
 
 
 @needs_upstream
 def test_osworlds_tasks_on_a_desktop_without_cache_and_network(tmp_path: Path) -> None:
     config = load_config(None, ["--env.name=osworld", f"--osworld.cache={tmp_path}"])
-    kept, skipped = runnable(load_tasks(str(VERIFIED)), config)
+    kept, skipped = split_runnable(load_tasks(str(VERIFIED)), config)
     assert len(kept) == 40
     assert Counter(reason.split()[0 if reason.startswith("file") else 1] for _, reason in skipped) == {
         "file": 187,

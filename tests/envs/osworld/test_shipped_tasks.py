@@ -1,17 +1,17 @@
-"""Our own tasks for real desktops, as data; tests/real plays them."""
+"""Our own tasks for real desktops: their data. tests/real runs them."""
 
 from importlib.resources import files
 
 from arpo.config import OSWorldConfig
-from arpo.envs.osworld.needs import SHIPPED, missing, needs
+from arpo.envs.osworld.needs import SHIPPED_PREFIX, needs, why_not_runnable
 from arpo.envs.task_files import check_disjoint, load_tasks
 
 TRAIN, HELDOUT = load_tasks("desktop:train"), load_tasks("desktop:heldout")
 FOLDER = files("arpo") / "envs" / "osworld" / "tasks" / "files"
-LARGEST = 20_000
+MAX_FILE_BYTES = 20_000
 
 
-def test_there_are_ten_and_more_of_many_applications() -> None:
+def test_at_least_ten_tasks_cover_all_applications() -> None:
     assert len(TRAIN) >= 10
     assert {task.domain for task in TRAIN} == {
         *("chrome", "gimp", "libreoffice_calc", "libreoffice_impress", "libreoffice_writer"),
@@ -20,16 +20,16 @@ def test_there_are_ten_and_more_of_many_applications() -> None:
     assert [task.id for task in TRAIN if task.evaluator["func"] == "infeasible"] == ["vlc-translate"]
 
 
-def test_what_is_held_out_is_not_trained_on() -> None:
+def test_train_and_heldout_are_disjoint() -> None:
     check_disjoint(TRAIN, HELDOUT)
 
 
-def test_they_need_nothing_that_is_not_shipped() -> None:
+def test_all_needed_files_are_shipped() -> None:
     tasks = (*TRAIN, *HELDOUT)
-    assert [missing(task, OSWorldConfig()) for task in tasks] == [None] * len(tasks)
-    named = {file.url.removeprefix(SHIPPED) for task in tasks for file in needs(task).files}
+    assert [why_not_runnable(task, OSWorldConfig()) for task in tasks] == [None] * len(tasks)
+    named = {file.url.removeprefix(SHIPPED_PREFIX) for task in tasks for file in needs(task).files}
     assert named == {file.name for file in FOLDER.iterdir()}
 
 
-def test_their_files_are_small() -> None:
-    assert max(len(file.read_bytes()) for file in FOLDER.iterdir()) < LARGEST
+def test_files_are_small() -> None:
+    assert max(len(file.read_bytes()) for file in FOLDER.iterdir()) < MAX_FILE_BYTES

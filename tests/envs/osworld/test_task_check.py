@@ -1,12 +1,12 @@
-"""What is found in a task before its desktop boots."""
+"""Checks of a task before its desktop boots."""
 
 import pytest
 
-from arpo.envs.osworld.task_check import Vocabulary, vet
+from arpo.envs.osworld.task_check import KnownNames, check_task
 from arpo.errors import EnvError
 from arpo.types import Task
 
-KNOWN = Vocabulary(
+KNOWN = KnownNames(
     steps=frozenset({"launch", "execute", "download"}),
     getters=frozenset({"vm_file", "cloud_file", "cache_file", "rule"}),
     metrics=frozenset({"exact_match", "compare_table", "infeasible"}),
@@ -15,15 +15,15 @@ KNOWN = Vocabulary(
 GOOD = {"func": "exact_match", "result": {"type": "vm_file", "path": "/a", "dest": "a"}}
 
 
-def complaint(*config, evaluator=GOOD, id="t"):
+def error_of(*config, evaluator=GOOD, id="t"):
     task = Task(id=id, instruction="", snapshot="", config=config, evaluator=evaluator)
     with pytest.raises(EnvError) as caught:
-        vet(task, KNOWN)
+        check_task(task, KNOWN)
     assert caught.value.where == "start"
     return caught.value.message
 
 
-def test_a_task_in_order_passes():
+def test_valid_tasks_pass():
     step = {"type": "execute", "parameters": {"command": "ls", "stdout": "ls.out"}}
     several = {
         "func": ["exact_match", "exact_match"],
@@ -34,7 +34,7 @@ def test_a_task_in_order_passes():
     }
     for evaluator in (GOOD, several, {"func": "infeasible"}, {**GOOD, "expected": {}}):
         task = Task(id="t", instruction="", snapshot="", config=(step,), evaluator=evaluator)
-        vet(task, KNOWN)
+        check_task(task, KNOWN)
 
 
 @pytest.mark.parametrize(
@@ -64,16 +64,16 @@ def test_a_task_in_order_passes():
         ),
     ],
 )
-def test_a_bad_evaluator_is_named_by_its_key(evaluator, message):
-    assert message in complaint(evaluator=evaluator)
+def test_error_names_the_key(evaluator, message):
+    assert message in error_of(evaluator=evaluator)
 
 
 @pytest.mark.parametrize("name", ["../.bashrc", "/etc/passwd", ".."])
-def test_a_name_that_leads_out_of_its_folder_is_refused(name):
-    assert repr(name) in complaint(id=name)
-    assert repr(name) in complaint({"type": "execute", "parameters": {"command": "x", "stdout": name}})
-    assert repr(name) in complaint(evaluator={**GOOD, "result": {"type": "cache_file", "path": name}})
+def test_names_leading_out_of_the_folder_are_rejected(name):
+    assert repr(name) in error_of(id=name)
+    assert repr(name) in error_of({"type": "execute", "parameters": {"command": "x", "stdout": name}})
+    assert repr(name) in error_of(evaluator={**GOOD, "result": {"type": "cache_file", "path": name}})
 
 
-def test_a_task_that_is_built_otherwise_is_refused():
-    assert "config, step 1: must be an object" in complaint({"type": "launch", "parameters": {}}, "launch")
+def test_malformed_step_is_rejected():
+    assert "config, step 1: must be an object" in error_of({"type": "launch", "parameters": {}}, "launch")

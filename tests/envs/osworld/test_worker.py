@@ -1,4 +1,4 @@
-"""Workers of the OSWorld environment: asked, given up, crashed, orphaned. desktop-env is a small fake."""
+"""Workers of the OSWorld environment: calls, timeouts, crashes, kills. desktop-env is a fake."""
 
 import asyncio
 import importlib
@@ -14,8 +14,8 @@ import pytest
 from arpo.actions import Click, Fail, Point, Type, Wait
 from arpo.config import EnvConfig, OSWorldConfig
 from arpo.envs.osworld.env import OSWorldEnv
-from arpo.envs.osworld.fork_server import Nursery
-from arpo.envs.osworld.worker import stand_in_for
+from arpo.envs.osworld.fork_server import ForkServer
+from arpo.envs.osworld.worker import add_placeholder
 from arpo.errors import EnvError, UserError
 from arpo.types import Task
 from processes import descendants, parents, wait_until
@@ -27,7 +27,7 @@ CLICK = Click(point=Point(3, 4))
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
-    """Where the fake machines write what happens to them."""
+    """File to which the fake machines append their events."""
     path = tmp_path_factory.mktemp("fake") / "events"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAKE_EVENTS", str(path))
@@ -42,7 +42,7 @@ def events(log):
 
 @pytest.fixture
 def made(monkeypatch, tmp_path, log):
-    """Makes environments whose workers load the fake."""
+    """Factory of environments with workers that load the fake."""
     monkeypatch.setenv("PYTHONPATH", str(FAKES))
     monkeypatch.syspath_prepend(str(FAKES))
     (tmp_path / "disk").touch()
@@ -60,19 +60,19 @@ def a_task(*config, value=0.25):
     )
 
 
-def test_an_episode_goes_through_its_worker(made):
+def test_an_episode_runs_in_its_worker(made):
     async def episode():
         env = made()
         observation = await env.start(a_task())
         result = await env.step((Type(text="两", submit=True), CLICK, Wait()))
         assert not result.terminated
-        folder, worker = env.session.worker.folder, env.session.worker.pid
+        folder, worker = env.client.worker.folder, env.client.worker.pid
         assert folder.is_dir() and worker in parents()
-        verdicts = [await env.evaluate(), await env.evaluate()]
+        scores = [await env.evaluate(), await env.evaluate()]
         await env.close()
         await env.close()
         assert not folder.exists() and worker not in parents()
-        return observation.screenshot.size, result.observation.screenshot.size, verdicts
+        return observation.screenshot.size, result.observation.screenshot.size, scores
 
     assert asyncio.run(episode()) == ((1, 1), (1, 1), [0.25, 0.25])
 
@@ -85,13 +85,13 @@ def test_an_environment_can_be_closed_unused_and_is_good_for_one_episode(made):
                 await call
         await env.close()
         await env.close()
-        with pytest.raises(EnvError, match="one episode"):
+        with pytest.raises(EnvError, match="already used"):
             await env.start(a_task())
 
     asyncio.run(misuse())
 
 
-def test_a_fault_in_the_worker_comes_back_in_its_own_words(made):
+def test_an_error_in_the_worker_is_raised_with_its_message(made):
     async def fails():
         env = made()
         try:
@@ -105,13 +105,13 @@ def test_a_fault_in_the_worker_comes_back_in_its_own_words(made):
     asyncio.run(fails())
 
 
-def test_a_worker_that_crashes_costs_its_own_episode_and_its_machine_is_stopped(made, events):
+def test_a_crash_fails_one_episode_and_its_machine_is_stopped(made, events):
     async def crash():
         good, bad = made(), made()
         await good.start(a_task(("launch", {"command": "gimp"})))
         with pytest.raises(EnvError, match=r"start: the worker died: Fatal Python error: Aborted"):
             await bad.start(a_task(("crash", {})))
-        folder = bad.session.worker.folder
+        folder = bad.client.worker.folder
         await bad.close()
         assert not folder.exists()
         assert await good.evaluate() == 0.25
@@ -121,14 +121,14 @@ def test_a_worker_that_crashes_costs_its_own_episode_and_its_machine_is_stopped(
     asyncio.run(crash())
 
 
-def test_a_call_that_is_given_up_ends_the_worker_and_stops_its_machine(made, events):
+def test_a_call_that_times_out_ends_the_worker_and_stops_its_machine(made, events):
     async def hang():
         env = made()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(2.0):
                 await env.start(a_task(("launch", {"command": "gimp"}), ("sleep", {"seconds": 3600})))
-        worker = env.session.worker.pid
-        with pytest.raises(EnvError, match="given up"):
+        worker = env.client.worker.pid
+        with pytest.raises(EnvError, match="cancelled"):
             await env.step((CLICK,))
         await env.close()
         assert worker not in parents()
@@ -137,26 +137,26 @@ def test_a_call_that_is_given_up_ends_the_worker_and_stops_its_machine(made, eve
     assert events() == ["boot", "launch gimp", "stop"]
 
 
-def test_cancelled_while_the_worker_is_made_it_is_ended_all_the_same(made):
+def test_a_worker_is_ended_if_start_is_cancelled(made):
     async def cancelled():
         env = made()
         start = asyncio.create_task(env.start(a_task()))
-        await asyncio.sleep(0)  # it has asked for a worker and has none yet
+        await asyncio.sleep(0)  # the fork is requested, not finished
         start.cancel()
         with pytest.raises(asyncio.CancelledError):
             await start
         await env.close()
-        assert env.session.worker.pid not in parents()
+        assert env.client.worker.pid not in parents()
 
     asyncio.run(cancelled())
 
 
-def test_a_nursery_that_dies_is_replaced(made):
+def test_a_dead_fork_server_is_replaced(made):
     async def orphaned():
         env = made()
         await env.start(a_task())
-        os.kill(parents()[env.session.worker.pid], signal.SIGKILL)
-        assert wait_until(lambda: env.session.worker.pid not in parents())
+        os.kill(parents()[env.client.worker.pid], signal.SIGKILL)
+        assert wait_until(lambda: env.client.worker.pid not in parents())
         with pytest.raises(EnvError):
             await env.evaluate()
         await env.close()
@@ -168,29 +168,29 @@ def test_a_nursery_that_dies_is_replaced(made):
     asyncio.run(orphaned())
 
 
-def test_when_its_process_is_killed_nothing_is_left(made, events, tmp_path):
+def test_nothing_remains_after_the_process_is_killed(made, events, tmp_path):
     config = {"provider": "docker", "machine": str(tmp_path / "disk"), "pause": 0}
     task = {"id": "t", "instruction": "", "snapshot": "", "config": [], "evaluator": {"func": "infeasible"}}
-    words = [json.dumps(each) for each in (config, {"name": "osworld"}, task)]
+    arguments = [json.dumps(each) for each in (config, {"name": "osworld"}, task)]
     with subprocess.Popen(
-        [sys.executable, HOLDER, *words],
+        [sys.executable, HOLDER, *arguments],
         stdout=subprocess.PIPE,
         text=True,
     ) as host:
         assert host.stdout is not None
-        told = json.loads(host.stdout.readline())
+        printed = json.loads(host.stdout.readline())
         family = descendants(host.pid)
-        assert told["worker"] in family and Path(told["root"]).is_dir()
+        assert printed["worker"] in family and Path(printed["root"]).is_dir()
         host.kill()
     assert wait_until(lambda: not family & set(parents()))
-    assert wait_until(lambda: not Path(told["root"]).exists())
+    assert wait_until(lambda: not Path(printed["root"]).exists())
     assert events()[-1] == "stop"
 
 
-def test_a_worker_has_one_thread_and_knows_no_secrets(made, monkeypatch):
+def test_a_worker_has_one_thread_and_no_secrets(made, monkeypatch):
     monkeypatch.setenv("ARPO_HOST_TOKEN", "secret")
     monkeypatch.setenv("no_proxy", "intranet")
-    worker = Nursery(sys.executable, gentle=False).fork()
+    worker = ForkServer(sys.executable, gentle=False).fork()
     with worker.connection:
         process = Path("/proc", str(worker.pid))
         variables = dict(pair.split("=", 1) for pair in (process / "environ").read_text().split("\0") if pair)
@@ -200,28 +200,30 @@ def test_a_worker_has_one_thread_and_knows_no_secrets(made, monkeypatch):
     assert variables["no_proxy"] == "intranet,127.0.0.1,localhost"
 
 
-def test_a_package_that_is_not_installed_says_so_when_it_is_used():
-    stand_in_for("no_such_reader")
+def test_a_placeholder_raises_import_error_on_use():
+    add_placeholder("no_such_reader")
     reader = importlib.import_module("no_such_reader")
     del sys.modules["no_such_reader"]
-    with pytest.raises(ImportError, match="no_such_reader is not installed here: pip install no_such_reader"):
+    with pytest.raises(ImportError, match="no_such_reader is not installed: pip install no_such_reader"):
         reader.Reader(["en"])
-    stand_in_for("json")
+    add_placeholder("json")
     assert importlib.import_module("json") is json
 
 
-def test_an_unknown_provider_is_refused_with_the_list():
-    with pytest.raises(UserError, match=r"'dokcer': there are local, docker, .*did you mean 'docker'\?"):
+def test_an_unknown_provider_is_rejected_with_the_list():
+    with pytest.raises(
+        UserError, match=r"'dokcer': unknown provider; use one of local, docker, .*did you mean 'docker'\?"
+    ):
         OSWorldEnv(OSWorldConfig(provider="dokcer"), EnvConfig())
 
 
-def test_docker_wants_its_disk_image(tmp_path):
+def test_docker_needs_its_disk_image(tmp_path):
     config = OSWorldConfig(provider="docker", machine=str(tmp_path / "Ubuntu.qcow2"))
-    with pytest.raises(UserError, match=r"osworld\.machine: .* there is no .*Ubuntu\.qcow2; it is unpacked"):
+    with pytest.raises(UserError, match=r"osworld\.machine: no disk image at .*Ubuntu\.qcow2; .*unpack it"):
         OSWorldEnv(config, EnvConfig())
 
 
-def test_a_provider_wants_its_program(monkeypatch):
+def test_a_provider_needs_its_program(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="'vmware': vmrun is not on the PATH"):
         OSWorldEnv(OSWorldConfig(provider="vmware"), EnvConfig())
@@ -232,11 +234,12 @@ def test_an_interpreter_that_is_not_there_is_named():
         OSWorldEnv(OSWorldConfig(python="no/python"), EnvConfig())
 
 
-def test_an_interpreter_without_desktop_env_says_what_is_missing(monkeypatch):
+def test_an_interpreter_without_desktop_env_is_reported(monkeypatch):
     async def start():
         env = OSWorldEnv(OSWorldConfig(python=sys.executable), EnvConfig())
         with pytest.raises(
-            EnvError, match=r"make osworld`\): it said: ModuleNotFoundError: No module named 'desktop_env'"
+            EnvError,
+            match=r"desktop-env: ModuleNotFoundError: No module named 'desktop_env'; run `make osworld`",
         ):
             await env.start(a_task())
         await env.close()
@@ -245,7 +248,7 @@ def test_an_interpreter_without_desktop_env_says_what_is_missing(monkeypatch):
     asyncio.run(start())
 
 
-def test_what_a_task_lacks_is_told_before_anything_boots():
+def test_a_task_with_uncached_files_fails_before_booting():
     async def start():
         env = OSWorldEnv(OSWorldConfig(python=sys.executable), EnvConfig())
         task = a_task(("download", {"files": [{"url": "https://a.example", "path": "/a"}]}))
@@ -258,7 +261,7 @@ def test_what_a_task_lacks_is_told_before_anything_boots():
     asyncio.run(start())
 
 
-def test_giving_up_is_heard_through_the_worker(made):
+def test_fail_solves_an_infeasible_task(made):
     async def infeasible():
         env = made()
         await env.start(

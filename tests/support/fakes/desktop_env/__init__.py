@@ -1,1 +1,1 @@
-"""A small desktop-env for tests: the real one's names, calls and surprises, over a guest of plain values."""
+"""Fake desktop-env: the names, calls and quirks of the real one, without a real machine."""

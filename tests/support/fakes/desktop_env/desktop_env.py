@@ -3,7 +3,7 @@ import os
 
 from desktop_env.controllers.python import PythonController
 from desktop_env.evaluators import getters, metrics
-from desktop_env.guests import PORT, world
+from desktop_env.guests import PORT, machine
 from desktop_env.providers.base import Provider
 
 logger = logging.getLogger("desktopenv.providers.docker.DockerProvider")
@@ -13,33 +13,33 @@ class Container:
     id = "c0ffee"
 
     def pause(self):
-        if world.pause_error:
-            raise RuntimeError(world.pause_error)
-        world.note("pause")
+        if machine.pause_error:
+            raise RuntimeError(machine.pause_error)
+        machine.record("pause")
 
     def unpause(self):
-        world.note("unpause")
+        machine.record("unpause")
 
 
 class VirtualMachine(Provider):
-    """As vmware: nothing to pause, a snapshot to go back to."""
+    """Like vmware: it has a snapshot and cannot be paused."""
 
     container = None
 
     def start_emulator(self, path_to_vm, headless, os_type):
-        world.note("boot")
-        if world.boot_error:
-            raise world.boot_error
+        machine.record("boot")
+        if machine.boot_error:
+            raise machine.boot_error
 
     def get_ip_address(self, path_to_vm):
         return f"localhost:{PORT}:9222:8006:8080"
 
     def revert_to_snapshot(self, path_to_vm, snapshot_name):
-        world.note(f"revert {snapshot_name}")
+        machine.record(f"revert {snapshot_name}")
         return path_to_vm
 
     def stop_emulator(self, path_to_vm, region=None):
-        world.note("stop")
+        machine.record("stop")
 
 
 class Containers:
@@ -105,10 +105,10 @@ class DesktopEnv:
     def step(self, action, pause=2):
         self.action_history.append(action)
         if action == "WAIT":
-            world.naps.append(pause)
+            machine.sleeps.append(pause)
         elif action not in ("DONE", "FAIL"):
             self.controller.execute_python_command(action)
-        world.naps.append(pause)
+        machine.sleeps.append(pause)
         return self._get_obs(), 0, action in ("DONE", "FAIL"), {}
 
     def evaluate(self):

@@ -1,6 +1,6 @@
-"""The machines behind the fake: what a test sets about them, and what was done to them.
+"""State of the fake machine: values set by a test, and a record of calls.
 
-A test in the same process looks at `world`; one that looks at workers reads the file that FAKE_EVENTS names.
+A test in the same process uses `machine`. A test of workers reads the file named by FAKE_EVENTS.
 """
 
 import os
@@ -22,28 +22,28 @@ PNG = (
 )
 
 
-class World:
+class FakeMachine:
     def __init__(self):
-        self.events = []  # what happened to the machine, in order
-        self.programs = []  # what the guest was told to run
-        self.naps = []  # seconds that were slept
+        self.events = []  # "boot", "pause", "stop", … in order
+        self.programs = []  # sources sent to the guest
+        self.sleeps = []  # seconds
         self.files = {}
-        self.picture = PNG
+        self.screenshot = PNG
         self.alive = True
         self.answer = {"status": "success", "returncode": 0, "output": "", "error": ""}  # None: HTTP 500
         self.boot_error = None
         self.pause_error = None
 
-    def note(self, event):
+    def record(self, event):
         self.events.append(event)
         if path := os.environ.get("FAKE_EVENTS"):
             with open(path, "a") as file:
                 file.write(event + "\n")
 
 
-world = World()
+machine = FakeMachine()
 
 
-def fresh():
-    world.__init__()
-    return world
+def reset_machine():
+    machine.__init__()
+    return machine

@@ -1,6 +1,6 @@
 import logging
 
-from desktop_env.guests import world
+from desktop_env.guests import machine
 
 logger = logging.getLogger("desktopenv.pycontroller")
 
@@ -13,26 +13,26 @@ class PythonController:
     def _tries(self):
         for _ in range(self.retry_times):
             yield
-            world.naps.append(self.retry_interval)
+            machine.sleeps.append(self.retry_interval)
 
     def get_screenshot(self):
         for _ in self._tries():
-            if world.alive:
-                return world.picture
+            if machine.alive:
+                return machine.screenshot
             logger.error("An error occurred while trying to get the screenshot: refused")
         return None
 
     def get_file(self, file_path):
         for _ in self._tries():
-            if world.alive and file_path in world.files:
-                return world.files[file_path]
+            if machine.alive and file_path in machine.files:
+                return machine.files[file_path]
             logger.error("Failed to get file. Status code: 404")
         return None
 
     def execute_python_command(self, command):
         for _ in self._tries():
-            world.programs.append(command)
-            if world.alive and world.answer is not None:
-                return world.answer
+            machine.programs.append(command)
+            if machine.alive and machine.answer is not None:
+                return machine.answer
             logger.error("Failed to execute command. Status code: 500")
         return None

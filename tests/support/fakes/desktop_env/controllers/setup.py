@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from uuid import NAMESPACE_URL, uuid5
 
-from desktop_env.guests import world
+from desktop_env.guests import machine
 
 logger = logging.getLogger("desktopenv.setup")
 
@@ -17,13 +17,13 @@ class SetupController:
         self.cache_dir = cache_dir
 
     def setup(self, config, use_proxy=False):
-        raise AssertionError("the adapter takes the steps itself")
+        raise AssertionError("CheckedSetup overrides this method")
 
     def _launch_setup(self, command):
         if command == "missing":
             logger.error("Failed to launch application. Status code: %s", "no such program")
         else:
-            world.note(f"launch {command}")
+            machine.record(f"launch {command}")
 
     def _execute_setup(self, command, until=None, failures=0):
         for _ in range(failures):
@@ -35,7 +35,7 @@ class SetupController:
             name = f"{uuid5(NAMESPACE_URL, file['url'])}_{Path(file['path']).name}"
             if not (Path(self.cache_dir) / name).exists():
                 raise OSError(f"no retries left for {file['url']}")
-            world.files[file["path"]] = (Path(self.cache_dir) / name).read_bytes()
+            machine.files[file["path"]] = (Path(self.cache_dir) / name).read_bytes()
             (Path(self.cache_dir) / name).write_bytes(b"overwritten")
 
     def _sleep_setup(self, seconds):

@@ -1,4 +1,4 @@
-from desktop_env.guests import world
+from desktop_env.guests import machine
 
 
 def get_vm_file(env, config):
@@ -6,7 +6,7 @@ def get_vm_file(env, config):
 
 
 def get_value(env, config):
-    world.note("judged")
+    machine.record("evaluated")
     return config["value"]
 
 
@@ -15,8 +15,8 @@ def get_rule(env, config):
 
 
 def get_fatal(env, config):
-    """The guest dies while it is asked, which the real getters log and pass over."""
-    world.alive = False
+    """The guest dies during the call. The real getters only log it."""
+    machine.alive = False
     return env.controller.get_file(config["path"])
 
 

@@ -1,7 +1,7 @@
-"""A Docker engine of one process, in place of the package `docker`: a container is a small guest server.
+"""Fake of the package `docker`, without a Docker daemon. A container is a small guest server in a thread.
 
-It speaks as much of OSWorld's guest protocol as a test needs, on the port that it is told. What happens to it
-is written to the file that FAKE_EVENTS names; its picture is the file that FAKE_PICTURE names.
+The server implements the part of OSWorld's guest protocol used by the tests. Events are appended to the file
+named by FAKE_EVENTS. The screenshot is the file named by FAKE_SCREENSHOT.
 """
 
 import json
@@ -11,18 +11,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 
-def note(event):
+def record(event):
     with open(os.environ["FAKE_EVENTS"], "a") as file:
         file.write(event + "\n")
 
 
 class Guest(BaseHTTPRequestHandler):
     def do_GET(self):
-        self._answer(Path(os.environ["FAKE_PICTURE"]).read_bytes(), "image/png")
+        self._answer(Path(os.environ["FAKE_SCREENSHOT"]).read_bytes(), "image/png")
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        note(f"{self.path} {body.rpartition('pyautogui.')[2].strip()}")
+        record(f"{self.path} {body.rpartition('pyautogui.')[2].strip()}")
         answer = {"status": "success", "output": "here\n", "error": "", "returncode": 0}
         self._answer(json.dumps(answer).encode())
 
@@ -46,23 +46,23 @@ class Container:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def pause(self):
-        note("pause")
+        record("pause")
 
     def unpause(self):
-        note("unpause")
+        record("unpause")
 
     def stop(self):
         self._server.shutdown()
-        note("stop")
+        record("stop")
 
     def remove(self):
-        note("remove")
+        record("remove")
 
 
 class Containers:
     def run(self, image, environment, cap_add, devices, volumes, ports, detach):
         (disk,) = volumes
-        note(f"run {image} {Path(disk).name} {volumes[disk]['mode']}")
+        record(f"run {image} {Path(disk).name} {volumes[disk]['mode']}")
         return Container(ports[5000])
 
     def list(self):

@@ -1,9 +1,12 @@
+"""Configs and recipes: reading, writing, overrides, and the error messages for wrong values."""
+
 from dataclasses import replace
+from typing import get_type_hints
 
 import pytest
 
-from arpo.config import BadSetting, Config, LossConfig, RolloutConfig, TrainConfig
-from arpo.errors import UserError
+from arpo.config import Config, LossConfig, RolloutConfig, TrainConfig
+from arpo.errors import BadSetting, UserError
 from arpo.recipe import describe, keys, load_config, shipped_recipes, to_toml
 
 
@@ -19,11 +22,11 @@ def recipe(tmp_path, text):
     return path
 
 
-def test_no_recipe_is_all_defaults():
+def test_without_a_recipe_all_keys_have_their_defaults():
     assert load_config() == Config()
 
 
-def test_a_recipe_then_the_overrides(tmp_path):
+def test_overrides_win_over_the_recipe(tmp_path):
     path = recipe(tmp_path, "[loss]\nclip_low = 0.05\nkl = 1\n[replay]\nenabled = true\n")
     config = load_config(path, ["--loss.clip_low", "0.1", "--replay.enabled=false", "--run.dir", "a=b"])
     assert config.loss == replace(LossConfig(), clip_low=0.1, kl=1.0)
@@ -43,7 +46,7 @@ def test_shipped_recipes_are_valid_and_round_trip(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_recipes() if name.startswith("ablations/")])
-def test_an_ablation_is_the_published_method_but_for_one_setting(name):
+def test_an_ablation_differs_from_the_published_method_in_one_key(name):
     paper, ablation = to_toml(load_config("paper")), to_toml(load_config(name))
     assert len(set(ablation.splitlines()) - set(paper.splitlines())) == 1
 
@@ -71,18 +74,18 @@ def test_hostile_text_round_trips(tmp_path):
         ("--rollout.groupsize", "rollout.group_size"),
     ],
 )
-def test_an_unknown_key_gets_the_nearest_name(word, suggestion):
+def test_an_unknown_key_suggests_the_nearest_one(word, suggestion):
     message = refusal(None, word, "1")
-    assert message == f"command line: {word[2:]}: no such key (did you mean {suggestion}?)"
+    assert message == f"command line: {word[2:]}: unknown key (did you mean {suggestion}?)"
 
 
-def test_refusals_name_the_file_and_the_key(tmp_path):
+def test_errors_name_the_file_and_the_key(tmp_path):
     path = recipe(tmp_path, "[loss]\nclip_lo = 0.1\n")
-    assert refusal(path) == f"{path}: loss.clip_lo: no such key (did you mean loss.clip_low?)"
+    assert refusal(path) == f"{path}: loss.clip_lo: unknown key (did you mean loss.clip_low?)"
     path = recipe(tmp_path, "[los]\nclip_low = 0.1\n")
-    assert refusal(path) == f"{path}: los: no such section (did you mean loss?)"
+    assert refusal(path) == f"{path}: los: unknown section (did you mean loss?)"
     path = recipe(tmp_path, "loss = 3\n")
-    assert refusal(path) == f"{path}: loss: must be a table, [loss], with keys in it"
+    assert refusal(path) == f"{path}: loss: is a value, must be a section: [loss]"
     path = recipe(tmp_path, "[rollout]\ngroup_size = 1\n")
     assert refusal(path) == f"{path}: rollout.group_size: is 1, must be >= 2"
     path = recipe(tmp_path, "[loss\n")
@@ -93,12 +96,12 @@ def test_refusals_name_the_file_and_the_key(tmp_path):
     ("line", "reason"),
     [
         ('[loss]\nclip_low = "0.1"', "loss.clip_low: is '0.1', must be a number"),
-        ("[run]\nseed = 1.5", "run.seed: is 1.5, must be a whole number"),
-        ("[run]\nseed = true", "run.seed: is True, must be a whole number"),
+        ("[run]\nseed = 1.5", "run.seed: is 1.5, must be an integer"),
+        ("[run]\nseed = true", "run.seed: is True, must be an integer"),
         ("[replay]\nenabled = 1", "replay.enabled: is 1, must be true or false"),
-        ("[run]\ndir = 3", "run.dir: is 3, must be a text"),
-        ('[run]\ndir = ""', "run.dir: is empty, must name the folder that the run writes into"),
-        ("[run.dir]\nx = 3", "run.dir: is {'x': 3}, must be a text"),
+        ("[run]\ndir = 3", "run.dir: is 3, must be a string"),
+        ('[run]\ndir = ""', "run.dir: is empty, must be the output directory of the run"),
+        ("[run.dir]\nx = 3", "run.dir: is {'x': 3}, must be a string"),
         ("[optim]\nlr = inf", "optim.lr: is inf, must be a finite number"),
         ("[loss]\nclip_low = 1", "loss.clip_low: is 1.0, must be < 1"),
         ("[optim]\nlr = 0", "optim.lr: is 0.0, must be > 0"),
@@ -132,60 +135,67 @@ def test_impossible_combinations(overrides, key):
     assert refusal(None, *overrides).startswith(f"command line: {key}: ")
 
 
-def test_the_command_line_is_refused_where_it_is_wrong():
+def test_errors_of_the_command_line():
     assert refusal(None, "--run.seed") == "command line: --run.seed needs a value (int)"
-    assert "write --section.key value" in refusal(None, "seed")
+    assert "write --section.key VALUE" in refusal(None, "seed")
     assert refusal(None, "--replay.enabled", "yes").endswith("must be true or false")
 
 
-def test_an_unknown_recipe_names_the_nearest_shipped_one():
+def test_an_unknown_recipe_suggests_the_nearest_shipped_one():
     assert refusal("dsek").endswith("(did you mean desk?)")
 
 
-def test_a_tree_made_in_python_is_checked_too():
+def test_a_config_made_in_python_is_checked_too():
     with pytest.raises(BadSetting, match=r"rollout\.group_size"):
         Config(rollout=RolloutConfig(group_size=1))
     with pytest.raises(BadSetting, match=r"must divide train\.tasks_per_batch \(6\)"):
         Config(train=TrainConfig(tasks_per_batch=6, tasks_per_update=4))
 
 
-def test_every_key_has_help_and_is_listed():
+def test_the_listing_has_every_section_and_every_key_with_help():
     listing = describe()
+    for name, kind in get_type_hints(Config).items():
+        assert f"\n[{name}]  {kind.__doc__}\n" in listing and not kind.__doc__.startswith(kind.__name__)
     for key in keys():
-        assert key.help, key.name
+        assert key.help[0].isupper() and not key.help.endswith("."), key.name
         assert f"--{key.name} " in listing
+    assert "--env.partial 0.0  (float, >= 0, < 1)" in listing
     assert '--loss.ratio "recompute"  (recompute | behaviour | truncated)' in listing
 
 
-def test_a_recipe_stands_on_another(tmp_path):
-    (tmp_path / "under.toml").write_text("[loss]\nkl = 0.1\nclip_low = 0.05\n[optim]\nlr = 1e-3\n", "utf-8")
+def test_a_recipe_extends_another(tmp_path):
+    (tmp_path / "parent.toml").write_text("[loss]\nkl = 0.1\nclip_low = 0.05\n[optim]\nlr = 1e-3\n", "utf-8")
     config = load_config(
-        recipe(tmp_path, 'extends = "under.toml"\n[loss]\nkl = 0.3\n'), ["--optim.lr", "2e-3"]
+        recipe(tmp_path, 'extends = "parent.toml"\n[loss]\nkl = 0.3\n'), ["--optim.lr", "2e-3"]
     )
     assert (config.loss.kl, config.loss.clip_low, config.optim.lr) == (0.3, 0.05, 2e-3)
 
 
-def test_a_recipe_stands_on_a_shipped_one(tmp_path):
+def test_a_recipe_extends_a_shipped_one(tmp_path):
     config = load_config(recipe(tmp_path, 'extends = "desk"\n[replay]\nenabled = false\n'))
     assert config == replace(load_config("desk"), replay=replace(Config().replay, enabled=False))
 
 
-def test_what_a_recipe_cannot_stand_on(tmp_path):
+def test_invalid_extends(tmp_path):
     path = recipe(tmp_path, 'extends = "mine.toml"\n')
-    assert refusal(path) == f"{path}: extends: leads back to {path}: a recipe cannot stand on itself"
+    assert refusal(path) == f"{path}: extends: a recipe cannot extend itself, here through {path}"
     path = recipe(tmp_path, "extends = 3\n")
-    assert refusal(path) == f"{path}: extends: is 3, must be the name of a recipe, or its file"
+    assert refusal(path) == f"{path}: extends: is 3, must be the name or the file of a recipe"
     path = recipe(tmp_path, 'extends = "deks"\n')
-    assert refusal(path).startswith(f"{path}: extends: deks: no such recipe file")
+    assert refusal(path).startswith(
+        f"{path}: extends: deks: no such recipe: neither a file nor a shipped recipe"
+    )
     assert refusal(path).endswith("(did you mean desk?)")
     path = recipe(tmp_path, f'extends = "../{tmp_path.name}/mine.toml"\n')
     again = f"{tmp_path}/../{tmp_path.name}/mine.toml"
-    assert refusal(path) == f"{path}: extends: leads back to {again}: a recipe cannot stand on itself"
+    assert refusal(path) == f"{path}: extends: a recipe cannot extend itself, here through {again}"
     path = recipe(tmp_path, '[train]\nextends = "desk"\n')
-    assert refusal(path) == f"{path}: train.extends: no such key: put extends before the first section"
+    assert refusal(path) == f"{path}: train.extends: unknown key; put extends before the first section"
 
 
-def test_a_refusal_names_the_recipe_that_said_it(tmp_path):
-    under = tmp_path / "under.toml"
-    under.write_text("[loss]\nkl = -1\n", "utf-8")
-    assert refusal(recipe(tmp_path, 'extends = "under.toml"\n')) == f"{under}: loss.kl: is -1.0, must be >= 0"
+def test_an_error_names_the_extended_recipe_that_caused_it(tmp_path):
+    parent = tmp_path / "parent.toml"
+    parent.write_text("[loss]\nkl = -1\n", "utf-8")
+    assert (
+        refusal(recipe(tmp_path, 'extends = "parent.toml"\n')) == f"{parent}: loss.kl: is -1.0, must be >= 0"
+    )

@@ -14,7 +14,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # Lowest layer first. A module imports from its own layer and from lower ones. Each name is a folder of the
 # package, or a module of its root.
 LAYERS = (
-    "__init__ actions config errors keys parsing recipe types",
+    "__init__ actions config config_checks errors keys parsing recipe types",
     "algorithms",
     "prompts",
     "storage",
@@ -31,7 +31,7 @@ LAYERS = (
     "cli __main__",
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
-VOCABULARY = {"__init__", "actions", "config", "errors", "keys", "parsing", "recipe", "types"}
+VOCABULARY = set(LAYERS[0].split())
 PURE = {"algorithms", "prompts"}
 PURE_MODULES = {"storage/codec.py", "evaluation/statistics.py", "evaluation/comparison_results.py"}
 

@@ -15,6 +15,15 @@ class UserError(ValueError):
     """Bad input: a recipe, a task file, a checkpoint, a path. `arpo` prints it and exits with code 2."""
 
 
+class BadSetting(UserError):
+    """An invalid value: BadSetting("loss.kl", "is -1.0, must be >= 0")."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(f"{key}: {reason}")
+        self.key = key
+        self.reason = reason
+
+
 class ArpoFault(Exception):
     """An external component failed. `where` names the call, for example "step"."""
 

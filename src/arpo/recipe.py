@@ -1,13 +1,14 @@
-"""Recipes: TOML and dotted overrides in, a `Config` out, and back.
+"""Recipes: read TOML and command-line overrides into a `Config`, and write a `Config` as TOML.
 
-A recipe may stand on another one: `extends = "paper"`, before its first section, takes that one's settings
-and changes those that follow. What the tree does not know is refused with the place, the reason and the
-nearest right name. Nothing is guessed: a text is not a number, and 1 is not true.
+A recipe can extend another one: the line `extends = "paper"` before the first section starts from the
+settings of that recipe. Every error names the file, the key, the reason and the nearest valid name. Values
+are not converted: the string "1" is not a number, and the number 1 is not true.
 """
 
 from __future__ import annotations
 
 import json
+import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -16,19 +17,25 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from arpo.config import BadSetting, Config
-from arpo.errors import UserError
+from arpo.config import Config
+from arpo.errors import BadSetting, UserError
 
+COMMAND_LINE = "command line"
 _SHIPPED = Path(str(files("arpo"))) / "recipes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One setting of the tree: Key(name="loss.kl", type=float, default=0.0, help="weight of …")."""
+    """One config key.
+
+    >>> Key(name="loss.kl", type=float, default=0.0, range=">= 0", help="Weight of the KL term").type_name
+    'float'
+    """
 
     name: str
-    type: Any  # bool, int, float, str or a Literal of texts
+    type: Any  # bool, int, float, str or a Literal of strings
     default: Any
+    range: str  # for example ">= 0, < 1"; empty if there is none
     help: str
 
     @property
@@ -37,21 +44,23 @@ class Key:
 
 
 def keys() -> Iterator[Key]:
-    """Every setting there is, in the order of the tree."""
+    """All config keys, in the order of `Config`."""
     for section, section_type in get_type_hints(Config).items():
         hints = get_type_hints(section_type)
         for entry in fields(section_type):
             assert entry.default is not MISSING
+            bounds = entry.metadata["bounds"].items()
             yield Key(
                 name=f"{section}.{entry.name}",
                 type=hints[entry.name],
                 default=entry.default,
+                range=", ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None),
                 help=entry.metadata["help"],
             )
 
 
 def changed(one: Config, other: Config) -> list[str]:
-    """The settings in which two recipes differ."""
+    """Names of the keys whose values differ."""
     return [key.name for key in keys() if value(one, key.name) != value(other, key.name)]
 
 
@@ -61,21 +70,22 @@ def value(config: Config, name: str) -> str | float:
 
 
 def load_config(recipe: Path | str | None = None, overrides: Sequence[str] = ()) -> Config:
-    """Read a recipe (a path, or the name of a shipped one; None: all defaults), then apply the overrides.
+    """Read a recipe (a path or the name of a shipped recipe; None: all defaults), then apply the overrides.
 
-    >>> load_config("desk", ["--loss.clip_low", "0.1", "--replay.enabled=false"])
+    >>> load_config("desk", ["--loss.clip_low", "0.1", "--replay.enabled=false"]).loss.clip_low
+    0.1
     """
-    settings: dict[str, tuple[Any, str]] = {}  # dotted key -> value, where it was said
-    place = "command line"
+    settings: dict[str, tuple[Any, str]] = {}  # key -> value, file or command line that sets it
+    source = COMMAND_LINE
     if recipe is not None:
         path = find_recipe(recipe)
-        place = str(path)
+        source = str(path)
         settings.update(_read_recipe(path, ()))
-    settings.update((name, (value, "command line")) for name, value in _read_overrides(overrides))
+    settings.update((name, (value, COMMAND_LINE)) for name, value in _read_overrides(overrides))
     try:
         return _build({name: value for name, (value, _) in settings.items()})
     except BadSetting as error:
-        raise UserError(f"{settings.get(error.key, (None, place))[1]}: {error}") from None
+        raise UserError(f"{settings.get(error.key, (None, source))[1]}: {error}") from None
 
 
 def find_recipe(recipe: Path | str) -> Path:
@@ -85,17 +95,17 @@ def find_recipe(recipe: Path | str) -> Path:
     if str(recipe) in names:
         return _SHIPPED / f"{recipe}.toml"
     raise UserError(
-        f"{recipe}: no such recipe file, and no shipped recipe of that name{nearest(str(recipe), names)}"
+        f"{recipe}: no such recipe: neither a file nor a shipped recipe{nearest(str(recipe), names)}"
     )
 
 
 def shipped_recipes() -> list[str]:
-    """Their names, those in folders as "paper/grpo"."""
+    """Names of all shipped recipes, for example "desk" and "paper/grpo"."""
     return sorted(path.relative_to(_SHIPPED).with_suffix("").as_posix() for path in _SHIPPED.rglob("*.toml"))
 
 
 def to_toml(config: Config) -> str:
-    """The whole tree, fully resolved; `load_config` of it gives the same tree."""
+    """All keys with their values as TOML. `load_config` reads it back as an equal Config."""
     lines = []
     for section in fields(config):
         lines.append(f"[{section.name}]")
@@ -106,40 +116,45 @@ def to_toml(config: Config) -> str:
 
 
 def describe() -> str:
-    """Every key with its type, default and help, for reading."""
-    lines = []
+    """Listing of all keys by section, each with its default, type, range and help text."""
+    sections = get_type_hints(Config)
+    lines = [
+        "Every config key with its default value, type and range.",
+        "In a recipe (TOML), write `key = value` under [section]; on the command line, --section.key VALUE.",
+    ]
     section = ""
     for key in keys():
         if key.name.split(".")[0] != section:
             section = key.name.split(".")[0]
-            lines += ["", f"[{section}]"]
-        lines.append(f"  --{key.name} {_toml(key.default)}  ({key.type_name})")
-        lines.append(f"      {key.help}")
-    return "\n".join(lines[1:])
+            lines += ["", f"[{section}]  {sections[section].__doc__}"]
+        kind = f"{key.type_name}, {key.range}" if key.range else key.type_name
+        lines.append(f"  --{key.name} {_toml(key.default)}  ({kind})")
+        lines += textwrap.wrap(key.help, 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines)
 
 
-def _read_recipe(path: Path, trail: tuple[Path, ...]) -> dict[str, tuple[Any, str]]:
-    """Its settings with the file that said each, on top of those of the recipe that it extends.
+def _read_recipe(path: Path, extended_by: tuple[Path, ...]) -> dict[str, tuple[Any, str]]:
+    """Settings of a recipe and of the recipes that it extends: key -> value, file that sets it.
 
-    `trail` are the recipes that led here.
+    `extended_by`: the recipes on the way from the user's recipe to this one, to detect a cycle.
     """
-    if any(path.samefile(other) for other in trail):
-        raise UserError(f"{trail[-1]}: extends: leads back to {path}: a recipe cannot stand on itself")
+    if any(path.samefile(other) for other in extended_by):
+        raise UserError(f"{extended_by[-1]}: extends: a recipe cannot extend itself, here through {path}")
     document = _read_toml(path)
-    under = document.pop("extends", None)
-    if under is not None and not isinstance(under, str):
-        raise UserError(f"{path}: extends: is {under!r}, must be the name of a recipe, or its file")
+    extended = document.pop("extends", None)
+    if extended is not None and not isinstance(extended, str):
+        raise UserError(f"{path}: extends: is {extended!r}, must be the name or the file of a recipe")
     settings: dict[str, tuple[Any, str]] = {}
-    if under is not None:
-        settings = _read_recipe(_find_under(path, under), (*trail, path))
+    if extended is not None:
+        settings = _read_recipe(_find_extended(path, extended), (*extended_by, path))
     return settings | {name: (value, str(path)) for name, value in _settings(document, path)}
 
 
-def _find_under(path: Path, under: str) -> Path:
-    """The recipe that the one at `path` extends: a file beside it comes first."""
-    beside = path.parent / under
+def _find_extended(path: Path, extended: str) -> Path:
+    """Path of the recipe that `path` extends. A file in the same folder wins over a shipped recipe."""
+    beside = path.parent / extended
     try:
-        return find_recipe(beside if beside.is_file() else under)
+        return find_recipe(beside if beside.is_file() else extended)
     except UserError as error:
         raise UserError(f"{path}: extends: {error}") from None
 
@@ -156,41 +171,44 @@ def _settings(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, An
     sections = [section.name for section in fields(Config)]
     for section, table in document.items():
         if section not in sections:
-            raise UserError(f"{path}: {section}: no such section{nearest(section, sections)}")
+            raise UserError(f"{path}: {section}: unknown section{nearest(section, sections)}")
         if not isinstance(table, Mapping):
-            raise UserError(f"{path}: {section}: must be a table, [{section}], with keys in it")
+            raise UserError(f"{path}: {section}: is a value, must be a section: [{section}]")
         for name, value in table.items():
             if name == "extends":
                 raise UserError(
-                    f"{path}: {section}.extends: no such key: put extends before the first section"
+                    f"{path}: {section}.extends: unknown key; put extends before the first section"
                 )
             key = _known(f"{section}.{name}", known, str(path))
             yield key.name, _typed(key, value, str(path))
 
 
 def _read_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    place = "command line"
     known = {key.name: key for key in keys()}
     words = iter(overrides)
     for word in words:
         if not word.startswith("--"):
-            raise UserError(f"{place}: {word!r} is not a setting; write --section.key value")
+            raise UserError(f"{COMMAND_LINE}: {word!r} is not a setting; write --section.key VALUE")
         name, equals, text = word[2:].partition("=")
-        key = _known(name, known, place)
+        key = _known(name, known, COMMAND_LINE)
         value = text if equals else next(words, None)
         if value is None:
-            raise UserError(f"{place}: --{name} needs a value ({key.type_name})")
-        yield key.name, _typed(key, _from_text(key, value), place)
+            raise UserError(f"{COMMAND_LINE}: --{name} needs a value ({key.type_name})")
+        yield key.name, _typed(key, _from_text(key, value), COMMAND_LINE)
 
 
-def _known(name: str, known: Mapping[str, Key], place: str) -> Key:
+def _known(name: str, known: Mapping[str, Key], source: str) -> Key:
     if name not in known:
-        raise UserError(f"{place}: {name}: no such key{nearest(name, list(known))}")
+        raise UserError(f"{source}: {name}: unknown key{nearest(name, list(known))}")
     return known[name]
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """The suggestion at the end of a refusal. The last part of a dotted name weighs as much as the whole."""
+    """A suggestion for the end of an error message. Compares the whole name and its part after the dot.
+
+    >>> nearest("loss.cliplow", ["loss.clip_low", "loss.kl"])
+    ' (did you mean loss.clip_low?)'
+    """
     leaf = _leaf(name)
     leaves = {_leaf(other): other for other in reversed(names)}
     close = get_close_matches(name, names, n=1, cutoff=0.75)
@@ -199,7 +217,7 @@ def nearest(name: str, names: Sequence[str]) -> str:
     return (
         f" (did you mean {close[0]}?)"
         if close
-        else f" (there are: {', '.join(names)})"
+        else f" (valid: {', '.join(names)})"
         if len(names) < 20
         else ""
     )
@@ -210,7 +228,7 @@ def _leaf(name: str) -> str:
 
 
 def _from_text(key: Key, text: str) -> Any:
-    """A command line's text as the value that TOML would have held; left as text where it is not one."""
+    """Convert text of the command line to the key's type. Invalid text stays text: `_typed` rejects it."""
     if key.type is bool:
         return {"true": True, "false": False}.get(text, text)
     if key.type in (int, float):
@@ -221,19 +239,19 @@ def _from_text(key: Key, text: str) -> Any:
     return text
 
 
-def _typed(key: Key, value: Any, place: str) -> Any:
+def _typed(key: Key, value: Any, source: str) -> Any:
     if get_origin(key.type) is Literal:
         choices = get_args(key.type)
         if value not in choices:
             close = get_close_matches(str(value), choices, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
-            raise UserError(f"{place}: {key.name}: is {value!r}, must be one of {', '.join(choices)}{hint}")
+            raise UserError(f"{source}: {key.name}: is {value!r}, must be one of {', '.join(choices)}{hint}")
         return value
     if key.type is float and type(value) is int:
         return float(value)
     if type(value) is not key.type:
-        expected = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[key.type]
-        raise UserError(f"{place}: {key.name}: is {value!r}, must be {expected}")
+        expected = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}[key.type]
+        raise UserError(f"{source}: {key.name}: is {value!r}, must be {expected}")
     return value
 
 

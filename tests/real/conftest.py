@@ -7,7 +7,7 @@ import pytest
 from arpo.config import Config, EnvConfig, OSWorldConfig
 from arpo.envs.child_host import ChildHost
 from arpo.envs.remote import Hosts, RemoteHost
-from places import PYTHON
+from osworld_files import PYTHON
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 
 from arpo.cli.main import main
 from arpo.evaluation.osworld_results import scores
-from places import PYTHON, ROOT, osworld_folder, osworld_task
+from osworld_files import PYTHON, ROOT, osworld_folder, osworld_task
 
 sys.path.append(str(ROOT / "tests"))
 from openai_server import says, serving

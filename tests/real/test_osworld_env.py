@@ -1,4 +1,4 @@
-"""OSWorld's own tasks through the real DesktopEnv: on light desktops, and with Docker's provider."""
+"""OSWorld's own tasks with the real DesktopEnv, on light desktops and with the Docker provider."""
 
 import asyncio
 import json
@@ -15,17 +15,15 @@ from arpo.actions import Click, Fail, Finished, Hotkey, Point, Type, Wait
 from arpo.config import EnvConfig, OSWorldConfig
 from arpo.envs.check import check_env
 from arpo.envs.osworld.env import OSWorldEnv
-from arpo.envs.osworld.fork_server import nursery
+from arpo.envs.osworld.fork_server import fork_server
 from arpo.envs.pool import GuardedEnv
 from arpo.errors import EnvError
 from arpo.testing import screenshot
 from arpo.types import Task
-from places import PYTHON, ROOT, osworld_task
-
-sys.path.append(str(ROOT / "tests"))
+from osworld_files import PYTHON, ROOT, osworld_task
 from processes import descendants, parents, wait_until
 
-FAKES = ROOT / "tests" / "fakes"
+SUPPORT = ROOT / "tests" / "support"
 SETTINGS = EnvConfig(name="osworld", width=1280, height=800, start_seconds=120, evaluate_seconds=120)
 LIGHT = OSWorldConfig(python=str(PYTHON))
 RENAME, INFEASIBLE = "os/e0df059f", "os/c288e301"
@@ -34,14 +32,14 @@ pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="desktop-env is not 
 
 
 async def open_terminal(env):
-    """As one who looks: presses the keys, and waits until something has come up and keeps still."""
+    """Presses the shortcut and waits until the screen has changed and is stable."""
     before = (await env.step((Wait(),))).observation.screenshot
     shown = (await env.step((Hotkey(keys=("ctrl", "alt", "t")),))).observation.screenshot
     for _ in range(30):
         last, shown = shown, (await env.step((Wait(),))).observation.screenshot
         if last == shown != before:
             return
-    raise AssertionError("no terminal came up")
+    raise AssertionError("no terminal appeared")
 
 
 async def type_lines(env, *lines):
@@ -60,10 +58,10 @@ async def desktop(task, config=LIGHT):
         await guarded.close()
 
 
-def told(command):
-    """A task that asks the guest for the output of a command."""
+def command_task(command):
+    """A task that is solved if the command prints "yes" in the guest."""
     return Task(
-        id="told",
+        id="t",
         instruction="",
         snapshot="",
         config=(),
@@ -75,22 +73,22 @@ def told(command):
     )
 
 
-async def renamed(do_it):
+async def rename_score(solve):
     async with desktop(osworld_task(RENAME)) as env:
-        if do_it:
+        if solve:
             await open_terminal(env)
             await type_lines(env, "mv ~/Desktop/todo_list_Jan_1 ~/Desktop/todo_list_Jan_2")
         return await env.evaluate()
 
 
-def test_beside_each_other_the_one_that_did_it_scores_and_the_one_that_did_not_does_not():
-    async def race():
-        return await asyncio.gather(*(renamed(number % 2 == 0) for number in range(4)))
+def test_parallel_desktops_get_their_own_scores():
+    async def all_desktops():
+        return await asyncio.gather(*(rename_score(number % 2 == 0) for number in range(4)))
 
-    assert asyncio.run(race()) == [1.0, 0.0, 1.0, 0.0]
+    assert asyncio.run(all_desktops()) == [1.0, 0.0, 1.0, 0.0]
 
 
-def test_an_infeasible_task_wants_to_be_given_up():
+def test_an_infeasible_task_is_solved_by_fail():
     async def ended(action):
         async with desktop(osworld_task(INFEASIBLE)) as env:
             await env.step((action,))
@@ -100,7 +98,7 @@ def test_an_infeasible_task_wants_to_be_given_up():
 
 
 @pytest.mark.parametrize("name", ["chrome/030eeff7", "vlc/8ba5ae7a", "libreoffice_impress/2cd43775"])
-def test_an_application_that_nobody_touched_scores_nothing(name):
+def test_an_untouched_application_scores_zero(name):
     async def untouched():
         async with desktop(osworld_task(name)) as env:
             return await env.evaluate()
@@ -111,9 +109,9 @@ def test_an_application_that_nobody_touched_scores_nothing(name):
 @pytest.mark.parametrize(
     "text", ["a<b> 'c' \"d\" \\n {e}", "pyautogui.typewrite('<')", "pyautogui.press('<')"]
 )
-def test_what_is_typed_arrives_as_it_is(text):
+def test_text_is_typed_unchanged(text):
     async def typing():
-        task = told(["python3", "-c", _SAME, text])
+        task = command_task(["python3", "-c", _SAME, text])
         task.evaluator["result"]["shell"] = False
         async with desktop(task) as env:
             await open_terminal(env)
@@ -137,9 +135,9 @@ def test_it_passes_the_conformance_suite():
     assert [str(check) for check in checks if check.required and not check.ok] == []
 
 
-def test_a_misspelt_getter_is_told_before_anything_boots():
+def test_a_misspelt_getter_fails_before_booting():
     async def start():
-        task = told("true")
+        task = command_task("true")
         task.evaluator["result"]["type"] = "vm_comand_line"
         async with desktop(task):
             pass
@@ -147,15 +145,15 @@ def test_a_misspelt_getter_is_told_before_anything_boots():
     with pytest.raises(EnvError) as caught:
         asyncio.run(start())
     assert caught.value.message == (
-        "task told: evaluator.result.type = 'vm_comand_line': desktop-env has no getter get_vm_comand_line "
+        "task t: evaluator.result.type = 'vm_comand_line': desktop-env has no getter get_vm_comand_line "
         "(did you mean 'vm_command_line'?)"
     )
 
 
-def test_a_set_up_that_fails_is_named():
+def test_a_failed_setup_step_is_named():
     async def start():
         step = {"type": "launch", "parameters": {"command": ["no-such-program"]}}
-        task = told("true")
+        task = command_task("true")
         async with desktop(Task(**{**_fields(task), "config": (step,)})):
             pass
 
@@ -167,12 +165,12 @@ def _fields(task):
     return {name: getattr(task, name) for name in Task.__dataclass_fields__}
 
 
-def test_a_guest_that_is_killed_is_an_error_and_never_a_zero():
+def test_a_killed_guest_is_an_error():
     async def killed(at):
         async with desktop(osworld_task(RENAME)) as env:
-            guest = descendants(env.session.worker.pid)
+            guest = descendants(env.client.worker.pid)
             for process in guest:
-                with suppress(ProcessLookupError):  # it went with another
+                with suppress(ProcessLookupError):  # it ended with another process
                     os.kill(process, signal.SIGKILL)
             assert wait_until(lambda: not guest & set(parents()))
             with pytest.raises(EnvError) as caught:
@@ -182,10 +180,10 @@ def test_a_guest_that_is_killed_is_an_error_and_never_a_zero():
     assert [asyncio.run(killed(at)) for at in ("step", "evaluate")] == ["step", "evaluate"]
 
 
-def test_a_worker_that_is_killed_takes_its_desktop_with_it_and_no_other():
+def test_a_killed_worker_ends_only_its_own_desktop():
     async def killed():
         async with desktop(osworld_task(RENAME)) as other, desktop(osworld_task(RENAME)) as env:
-            worker, family = env.session.worker, descendants(env.session.worker.pid)
+            worker, family = env.client.worker, descendants(env.client.worker.pid)
             assert len(family) > 3
             os.kill(worker.pid, signal.SIGKILL)
             with pytest.raises(EnvError, match="step: the worker died"):
@@ -198,10 +196,10 @@ def test_a_worker_that_is_killed_takes_its_desktop_with_it_and_no_other():
     assert asyncio.run(killed()) == 0.0
 
 
-def test_a_worker_that_hangs_is_given_up_and_ended():
+def test_a_hanging_worker_is_ended():
     async def hangs():
         async with desktop(osworld_task(RENAME)) as env:
-            worker, family = env.session.worker, descendants(env.session.worker.pid)
+            worker, family = env.client.worker, descendants(env.client.worker.pid)
             os.kill(worker.pid, signal.SIGSTOP)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1.0):
@@ -213,37 +211,37 @@ def test_a_worker_that_hangs_is_given_up_and_ended():
     asyncio.run(hangs())
 
 
-def test_when_its_process_is_killed_nothing_is_left():
-    words = [{"python": str(PYTHON)}, {"name": "osworld"}, _fields(osworld_task(RENAME))]
+def test_nothing_remains_after_the_process_is_killed():
+    arguments = [{"python": str(PYTHON)}, {"name": "osworld"}, _fields(osworld_task(RENAME))]
     with subprocess.Popen(
-        [sys.executable, ROOT / "tests" / "osworld_holder.py", *map(json.dumps, words)],
+        [sys.executable, SUPPORT / "osworld_holder.py", *map(json.dumps, arguments)],
         stdout=subprocess.PIPE,
         text=True,
     ) as host:
         assert host.stdout is not None
-        said = json.loads(host.stdout.readline())
+        printed = json.loads(host.stdout.readline())
         family = descendants(host.pid)
-        assert said["worker"] in family and len(family) > 5
+        assert printed["worker"] in family and len(family) > 5
         host.kill()
     assert wait_until(lambda: not family & set(parents()))
-    assert wait_until(lambda: not Path(said["root"]).exists())
+    assert wait_until(lambda: not Path(printed["root"]).exists())
 
 
-def test_docker_as_desktop_env_has_it(tmp_path, monkeypatch):
-    """Its own provider and life cycle; only the engine, which few machines have, is a small fake."""
+def test_docker_provider_of_desktop_env(tmp_path, monkeypatch):
+    """desktop-env's own provider and life cycle; only the package `docker` is a fake."""
     (tmp_path / "Ubuntu.qcow2").touch()
     (tmp_path / "screen.png").write_bytes(screenshot(7).png)
     events = tmp_path / "events"
     monkeypatch.setenv("FAKE_EVENTS", str(events))
-    monkeypatch.setenv("FAKE_PICTURE", str(tmp_path / "screen.png"))
-    monkeypatch.setenv("PYTHONPATH", str(FAKES / "docker_engine"))
-    nursery.cache_clear()  # the next one sees the variables
+    monkeypatch.setenv("FAKE_SCREENSHOT", str(tmp_path / "screen.png"))
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT / "fakes" / "docker_engine"))
+    fork_server.cache_clear()  # a new fork server sees the new variables
     docker = OSWorldConfig(
         provider="docker", machine=str(tmp_path / "Ubuntu.qcow2"), python=str(PYTHON), pause=0
     )
 
     async def episode():
-        task = told("test -e ~/it && echo yes")
+        task = command_task("test -e ~/it && echo yes")
         step = {"type": "launch", "parameters": {"command": ["gimp"]}}
         async with desktop(Task(**{**_fields(task), "config": (step,)}), docker) as env:
             result = await env.step((Click(point=Point(3, 4)),))
@@ -252,7 +250,7 @@ def test_docker_as_desktop_env_has_it(tmp_path, monkeypatch):
     try:
         assert asyncio.run(episode()) == ((56, 56), 0.0)
     finally:
-        nursery.cache_clear()
+        fork_server.cache_clear()
     assert events.read_text().splitlines() == [
         "run happysixd/osworld-docker Ubuntu.qcow2 ro",
         '/setup/launch {"command": ["gimp"], "shell": false}',

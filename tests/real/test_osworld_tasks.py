@@ -1,13 +1,13 @@
-"""OSWorld's own tasks on light desktops, through a host: solved they score 1, left alone 0.
+"""OSWorld's own tasks on light desktops, through a host: 1 if solved, 0 if untouched.
 
-By default one or two of each application; FULL=1 runs all that are solved here.
+The default is one or two tasks per application; FULL=1 runs all tasks with a solution.
 """
 
 import asyncio
 
 import pytest
 
-from places import osworld_task
+from osworld_files import osworld_task
 from player import score
 from solvers import chrome, gimp, impress, os, vlc
 
@@ -39,19 +39,19 @@ def tasks(names):
 
 
 @pytest.mark.parametrize("name", tasks(SOLUTIONS))
-def test_solved_it_scores_1_and_left_alone_0(name, hosts):
+def test_solved_scores_1_and_untouched_0(name, hosts):
     task = osworld_task(name)
     assert asyncio.run(score(hosts, task, SOLUTIONS[name])) == 1.0
     assert asyncio.run(score(hosts, task, [])) == 0.0
 
 
 @pytest.mark.parametrize("name", tasks(INFEASIBLE))
-def test_an_infeasible_task_wants_to_be_given_up(name, hosts):
+def test_an_infeasible_task_is_solved_by_fail(name, hosts):
     task = osworld_task(name)
     assert asyncio.run(score(hosts, task, ["error_env()"])) == 1.0
     assert asyncio.run(score(hosts, task, ["finished()"])) == 0.0
 
 
-def test_there_are_twenty_of_five_applications():
+def test_solutions_cover_five_applications():
     assert len(SOLUTIONS) >= 20
     assert len({name.partition("/")[0] for name in SOLUTIONS}) >= 5

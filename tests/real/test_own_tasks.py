@@ -1,4 +1,4 @@
-"""Our own desktop tasks on light desktops, through a host: solved they score 1, left alone 0."""
+"""Our own desktop tasks on light desktops, through a host: 1 if solved, 0 if untouched."""
 
 import asyncio
 
@@ -18,12 +18,12 @@ def test_every_task_has_a_solution():
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_solved_it_scores_1_and_left_alone_0(name, hosts):
+def test_solved_scores_1_and_untouched_0(name, hosts):
     assert asyncio.run(score(hosts, TASKS[name], own.SOLUTIONS[name])) == 1.0
     assert asyncio.run(score(hosts, TASKS[name], [])) == 0.0
 
 
-def test_the_infeasible_one_is_not_solved_by_saying_so(hosts):
+def test_finished_does_not_solve_an_infeasible_task(hosts):
     assert asyncio.run(score(hosts, TASKS["vlc-translate"], ["finished()"])) == 0.0
 
 

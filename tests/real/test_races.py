@@ -1,6 +1,6 @@
-"""Two desktops on the same task at the same time, one solved and one left alone: never a wrong reward.
+"""Two desktops run the same task at the same time; one is solved. Each gets its own score.
 
-The verdict on this task is made of a file that is fetched from the guest into the cache.
+The evaluator of this task copies a file from the guest into the cache.
 """
 
 import asyncio
@@ -14,15 +14,15 @@ from solvers import own
 NAME = "calc-total"
 
 
-async def judged_together(hosts, solutions):
+async def evaluated_together(hosts, solutions):
     (task,) = (task for task in load_tasks("desktop:train") if task.id == NAME)
     ready = asyncio.Barrier(len(solutions))
 
     async def episode(solution):
         async with hosts.lease() as env:
             try:
-                begun = await env.start(task)
-                await play(env, begun.screenshot, solution)
+                first = await env.start(task)
+                await play(env, first.screenshot, solution)
                 await ready.wait()
                 return await env.evaluate()
             finally:
@@ -33,7 +33,7 @@ async def judged_together(hosts, solutions):
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.full)])
-def test_each_is_judged_by_what_it_did(rounds, hosts):
+def test_each_desktop_gets_its_own_score(rounds, hosts):
     pairs = [[own.SOLUTIONS[NAME], []], [[], own.SOLUTIONS[NAME]]]
-    verdicts = [asyncio.run(judged_together(hosts, pairs[turn % 2])) for turn in range(rounds)]
-    assert verdicts == [[1.0, 0.0], [0.0, 1.0]] * (rounds // 2)
+    scores = [asyncio.run(evaluated_together(hosts, pairs[number % 2])) for number in range(rounds)]
+    assert scores == [[1.0, 0.0], [0.0, 1.0]] * (rounds // 2)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from arpo.cli.main import main
-from places import PYTHON, osworld_folder, osworld_task
+from osworld_files import PYTHON, osworld_folder, osworld_task
 
 # Nothing is solved; what tells episodes apart is whether an answer can be read. Six of a kind are rare.
 SHORT = """

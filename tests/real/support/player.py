@@ -1,4 +1,4 @@
-"""Plays scripted answers: each is read and carried out as if a model had written it."""
+"""Plays scripted answers: they are parsed and run like those of a model."""
 
 import io
 from dataclasses import dataclass
@@ -8,43 +8,40 @@ from PIL import Image
 from arpo.actions import Action, Wait
 from arpo.parsing import parse
 
-MOST_LOOKS = 20
-MOST_LOOKS_AT_FIRST = 5  # a cursor that blinks never keeps still
-CENTRE = (960, 540)  # where the pointer is at first
-POINTER = 28  # pixels of its sides, with its shadow
+MAX_WAITS = 20
+MAX_FIRST_WAITS = 5  # a blinking cursor never stops changing
+CENTRE = (960, 540)  # initial position of the pointer
+POINTER_SIZE = 28  # pixels, with its shadow
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """wait() until this part of the screen is another than before the last answer, and keeps still.
-
-    Where the pointer was and is does not count.
-    """
+class WaitForChange:
+    """Waits until this region differs from before the last answer and is stable. Ignores the pointer."""
 
     left: int
     top: int
     right: int
     bottom: int
 
-    def part(self, screenshot, pointers):
+    def region(self, screenshot, pointers):
         with Image.open(io.BytesIO(screenshot.png)) as file:
-            picture = file.convert("RGB")
+            image = file.convert("RGB")
         for x, y in pointers:
-            picture.paste((0, 0, 0), (x - 2, y - 2, x + POINTER, y + POINTER))
-        return picture.crop((self.left, self.top, self.right, self.bottom)).tobytes()
+            image.paste((0, 0, 0), (x - 2, y - 2, x + POINTER_SIZE, y + POINTER_SIZE))
+        return image.crop((self.left, self.top, self.right, self.bottom)).tobytes()
 
 
 async def play(env, shown, solution):
-    """`shown` is what it began with; an entry is an answer, without its "Action: ", or a Look."""
+    """`shown` is the first screenshot. An entry is an answer without "Action: ", or a WaitForChange."""
     before = shown = await _settled(env, shown)
     actions: tuple[Action, ...] = (Wait(),)  # of the last answer
-    pointers = (CENTRE, CENTRE)  # before it, and after
+    pointers = (CENTRE, CENTRE)  # before and after the last answer
     for entry in solution:
-        if isinstance(entry, Look):
-            found = await _look(env, entry, before, shown, pointers)
-            if found is None:  # a person would try again: programs have missed a double click
-                found = await _look(env, entry, before, await _step(env, actions), pointers)
-            assert found is not None, f"nothing came up at {entry}"
+        if isinstance(entry, WaitForChange):
+            found = await _wait_for(env, entry, before, shown, pointers)
+            if found is None:  # retry once: applications sometimes miss a double click
+                found = await _wait_for(env, entry, before, await _step(env, actions), pointers)
+            assert found is not None, f"no change in {entry}"
             shown = found
         else:
             before, actions = shown, parse(f"Action: {entry}").actions
@@ -60,20 +57,20 @@ def _pointer(actions, pointer):
 
 
 async def _settled(env, shown):
-    """Applications go on painting for a while after they have come up."""
-    for _ in range(MOST_LOOKS_AT_FIRST):
+    """Waits until the screen is stable: applications keep drawing for a while after they start."""
+    for _ in range(MAX_FIRST_WAITS):
         last, shown = shown, await _step(env, (Wait(),))
         if last == shown:
             break
     return shown
 
 
-async def _look(env, look, before, shown, pointers):
-    """What is shown when it has come up; None where it does not."""
-    before, last = (look.part(picture, pointers) for picture in (before, shown))
-    for _ in range(MOST_LOOKS):
+async def _wait_for(env, wait, before, shown, pointers):
+    """The screenshot after the change; None if the region does not change."""
+    before, last = (wait.region(screenshot, pointers) for screenshot in (before, shown))
+    for _ in range(MAX_WAITS):
         shown = await _step(env, (Wait(),))
-        now = look.part(shown, pointers)
+        now = wait.region(shown, pointers)
         if before != now == last:
             return shown
         last = now
@@ -85,11 +82,11 @@ async def _step(env, actions):
 
 
 async def score(hosts, task, solution):
-    """What the task's judge says after the solution, in a fresh environment."""
+    """Score of the task after the solution, in a new environment."""
     async with hosts.lease() as env:
         try:
-            begun = await env.start(task)
-            await play(env, begun.screenshot, solution)
+            first = await env.start(task)
+            await play(env, first.screenshot, solution)
             return await env.evaluate()
         finally:
             await env.close()

@@ -1,13 +1,13 @@
-"""How each task is solved, as a model would write it: one entry is one answer, or a Look at what comes up.
+"""Solutions by task id or its beginning. An entry is one answer of a model, or a WaitForChange.
 
-By the task's id, or by its beginning. Places are pixels of a screen of 1920x1080.
+Coordinates are pixels of a 1920x1080 screen.
 """
 
-from player import Look
+from player import WaitForChange
 
-TERMINAL_TITLE = Look(800, 300, 1150, 340)
+TERMINAL_TITLE = WaitForChange(800, 300, 1150, 340)
 
 
 def in_terminal(*lines):
-    """Opens a terminal by its shortcut and types into it; one answer for each line."""
+    """Opens a terminal by its shortcut and types the lines, one answer each."""
     return ["hotkey(key='ctrl alt t')", TERMINAL_TITLE, *(f"type(content={line!r})" for line in lines)]

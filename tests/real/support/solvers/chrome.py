@@ -1,6 +1,6 @@
 """OSWorld's tasks for Chrome: in its settings pages, by mouse and keyboard."""
 
-from player import Look
+from player import WaitForChange
 
 
 def page(address, shows):
@@ -10,27 +10,27 @@ def page(address, shows):
 SOLUTIONS = {
     # Bing as search engine
     "bb5e4c0d": [
-        *page("chrome://settings/searchEngines", Look(650, 650, 900, 710)),
+        *page("chrome://settings/searchEngines", WaitForChange(650, 650, 900, 710)),
         "click(start_box='(1286,681)')",
-        Look(1180, 690, 1270, 770),
+        WaitForChange(1180, 690, 1270, 770),
         "click(start_box='(1237,713)')",
-        Look(650, 650, 900, 710),
+        WaitForChange(650, 650, 900, 710),
     ],
-    # a folder on the bookmarks bar; Chrome writes its bookmarks 2.5 s later, and not when it is killed
+    # a folder on the bookmarks bar; Chrome writes its bookmarks 2.5 s later and loses them if killed before
     "2ad9387a": [
         "hotkey(key='ctrl shift o')",
-        Look(80, 140, 320, 240),
+        WaitForChange(80, 140, 320, 240),
         "click(start_box='(1888,113)')",
-        Look(1720, 160, 1900, 370),
+        WaitForChange(1720, 160, 1900, 370),
         "click(start_box='(1810,213)')",
-        Look(700, 350, 950, 700),
+        WaitForChange(700, 350, 950, 700),
         "type(content='Favorites\\n')",
-        Look(700, 350, 950, 700),
+        WaitForChange(700, 350, 950, 700),
         *["wait()"] * 3,
     ],
     # another name of the profile
     "2ae9ba84": [
-        *page("chrome://settings/manageProfile", Look(650, 220, 1200, 320)),
+        *page("chrome://settings/manageProfile", WaitForChange(650, 220, 1200, 320)),
         "hotkey(key='tab')",
         "hotkey(key='ctrl a')",
         "type(content='Thomas')",
@@ -39,17 +39,17 @@ SOLUTIONS = {
     ],
     # the largest font
     "af630914": [
-        *page("chrome://settings/fonts", Look(650, 220, 1300, 320)),
+        *page("chrome://settings/fonts", WaitForChange(650, 220, 1300, 320)),
         "hotkey(key='tab')",
         "hotkey(key='end')",
-        Look(700, 430, 900, 500),
+        WaitForChange(700, 430, 900, 500),
     ],
     # do not track
     "030eeff7": [
-        *page("chrome://settings/cookies", Look(650, 570, 1280, 640)),
+        *page("chrome://settings/cookies", WaitForChange(650, 570, 1280, 640)),
         "click(start_box='(1290,612)')",
-        Look(700, 450, 1200, 700),
+        WaitForChange(700, 450, 1200, 700),
         "hotkey(key='enter')",
-        Look(700, 450, 1200, 700),
+        WaitForChange(700, 450, 1200, 700),
     ],
 }

@@ -1,22 +1,22 @@
 """OSWorld's tasks for VLC: in its preferences, by mouse and keyboard."""
 
-from player import Look
+from player import WaitForChange
 
-PREFERENCES = ["hotkey(key='ctrl p')", Look(900, 180, 1100, 230)]
-SAVED = ["hotkey(key='alt s')", Look(900, 850, 1390, 890)]
+PREFERENCES = ["hotkey(key='ctrl p')", WaitForChange(900, 180, 1100, 230)]
+SAVED = ["hotkey(key='alt s')", WaitForChange(900, 850, 1390, 890)]
 
-# "All" settings; a search for "qt"; the page of the interface of that name; its lower half.
+# Show "All" settings, search for "qt", open the page of the Qt interface, scroll to its lower half.
 INTERFACE = [
     *PREFERENCES,
     "click(start_box='(688,863)')",
-    Look(610, 300, 900, 320),
+    WaitForChange(610, 300, 900, 320),
     "click(start_box='(758,219)')",
     "type(content='qt')",
-    Look(610, 400, 900, 700),
+    WaitForChange(610, 400, 900, 700),
     "click(start_box='(682,334)')",
-    Look(920, 260, 1360, 300),
+    WaitForChange(920, 260, 1360, 300),
     "scroll(start_box='(1100,700)', direction='down')",
-    Look(920, 300, 1360, 480),
+    WaitForChange(920, 300, 1360, 480),
 ]
 
 SOLUTIONS = {
@@ -24,7 +24,7 @@ SOLUTIONS = {
     "8ba5ae7a": [
         *PREFERENCES,
         "click(start_box='(1038,240)')",
-        Look(610, 280, 880, 320),
+        WaitForChange(610, 280, 880, 320),
         "click(start_box='(1069,692)')",
         "type(content='/home/user/Desktop')",
         *SAVED,

@@ -1,4 +1,4 @@
-"""Where the tests on real desktops find what is not part of the project."""
+"""Files outside the project for tests on real desktops: desktop-env's interpreter and OSWorld's tasks."""
 
 import json
 import os
@@ -13,9 +13,9 @@ PYTHON = ROOT / ".venv-osworld" / "bin" / "python"
 
 
 def osworld_folder():
-    """OSWorld's task files, in the folder that ARPO_OSWORLD names or in ../shared/osworld; else skips."""
-    named = os.environ.get("ARPO_OSWORLD")
-    folder = Path(named) if named else ROOT.parent / "shared" / "osworld"
+    """Folder of OSWorld's task files: $ARPO_OSWORLD or ../shared/osworld. Skips the test if there is none."""
+    configured = os.environ.get("ARPO_OSWORLD")
+    folder = Path(configured) if configured else ROOT.parent / "shared" / "osworld"
     for tasks in (folder, folder / "verified"):
         if (tasks / "examples").is_dir():
             return tasks
@@ -23,7 +23,7 @@ def osworld_folder():
 
 
 def osworld_task(name):
-    """By domain and the beginning of its id: "os/e0df059f"."""
+    """A task by domain and beginning of its id, for example "os/e0df059f"."""
     (file,) = (osworld_folder() / "examples").glob(f"{name}*.json")
     entry = json.loads(file.read_text("utf-8"))
     return Task(

@@ -62,7 +62,7 @@ def test_the_module_is_the_command():
     command = [sys.executable, "-m", "arpo", "train", "--loss.cliplow", "1"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2
-    expected = "arpo: error: command line: loss.cliplow: no such key (did you mean loss.clip_low?)\n"
+    expected = "arpo: error: command line: loss.cliplow: unknown key (did you mean loss.clip_low?)\n"
     assert result.stderr == expected
 
 
@@ -139,8 +139,8 @@ def test_an_environment_of_ones_own(tmp_path, monkeypatch):
     assert type(resolve_env(Config(env=EnvConfig(name="mine_for_cli:Mine")))).__name__ == "type"
     for name, reason in {
         "mine_for_cli": "module:Class",
-        "mine_for_cli:Theirs": "has no Theirs",
-        "mine_for_cli:NoEnv": "it has no start, step, evaluate, close",
+        "mine_for_cli:Theirs": "has no class Theirs",
+        "mine_for_cli:NoEnv": "add the methods start, step, evaluate, close",
         "broken_for_cli:Env": "ZeroDivisionError",
         "not_there_for_cli:Env": "not_there_for_cli",
     }.items():

@@ -43,7 +43,7 @@ def test_faults_and_hangs_are_found(at):
 
 def test_a_verdict_that_is_none_is_found():
     assert (
-        "evaluate: gave None"
+        "evaluate: returned None"
         in broken(lying(FakeEnv, None))["the verdict is a number in [0, 1] and asking changes nothing"]
     )
 

@@ -1,4 +1,4 @@
-"""The host that a run starts for itself: it comes up, comes back, and goes when the run goes."""
+"""The environment host that a run starts as a child: it starts, restarts, and exits with the run."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ def wait_until(condition):
         if condition():
             return
         time.sleep(0.02)
-    raise AssertionError("it did not come to that")
+    raise AssertionError("the condition was not met in time")
 
 
 async def step(source):
@@ -50,7 +50,7 @@ async def step(source):
         return result.observation.screenshot.size
 
 
-def test_it_serves_the_recipe_and_only_to_us(monkeypatch):
+def test_it_serves_the_recipe_and_requires_the_token(monkeypatch):
     monkeypatch.setenv("ARPO_HOST_TOKEN", "of some other host")
     source = start_child_host(config())
     assert asyncio.run(step(source)) == (56, 56)
@@ -66,13 +66,13 @@ async def _ask(host):
         await host.call(session, "GET", "/health", where="start", seconds=5)
 
 
-def test_it_is_started_again_when_it_dies():
+def test_a_dead_host_is_restarted():
     child = ChildHost(config())
     child.wait(30)
     first, pid = child.address(), child._process._process.pid
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not child._process.is_alive)
-    with pytest.raises(HostLost, match="ended and is started again"):
+    with pytest.raises(HostLost, match="died and is being restarted"):
         child.address()
     with pytest.raises(HostLost, match="does not listen yet"):
         child.address()
@@ -82,7 +82,7 @@ def test_it_is_started_again_when_it_dies():
     assert not is_running(pid) and not child._process.is_alive
 
 
-def test_a_run_goes_on_over_the_death_of_its_host():
+def test_a_run_continues_when_its_host_dies():
     child = ChildHost(config())
     child.wait(30)
     source = Hosts([RemoteHost("ours", child.address, child.token)], config().env)
@@ -92,7 +92,7 @@ def test_a_run_goes_on_over_the_death_of_its_host():
     child.close()
 
 
-def test_nothing_of_it_is_left_on_the_disk(tmp_path, monkeypatch):
+def test_its_temporary_folder_is_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     child = ChildHost(config())
     assert len(list(tmp_path.iterdir())) == 1
@@ -116,7 +116,7 @@ if way == "stay":
 
 
 @pytest.mark.parametrize(("name", "way"), [(FAKE, "stay"), (FAKE, "leave"), ("endless:Env", "stay")])
-def test_it_goes_when_its_run_goes_however_that_ends(tmp_path, name, way):
+def test_it_exits_with_its_parent(tmp_path, name, way):
     (tmp_path / "endless.py").write_text("while True: pass\n")
     command = [sys.executable, "-c", PARENT, name, way]
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -131,7 +131,7 @@ def test_it_goes_when_its_run_goes_however_that_ends(tmp_path, name, way):
     wait_until(lambda: not is_running(pid))
 
 
-def test_one_that_does_not_end_is_killed(tmp_path, monkeypatch):
+def test_a_host_that_does_not_exit_is_killed(tmp_path, monkeypatch):
     stubborn = tmp_path / "stubborn.py"
     stubborn.write_text("import time\nfrom arpo.testing import FakeEnv as Env\nwhile True: time.sleep(1)\n")
     monkeypatch.chdir(tmp_path)
@@ -140,18 +140,18 @@ def test_one_that_does_not_end_is_killed(tmp_path, monkeypatch):
     assert not child._process.is_alive
 
 
-def test_one_that_does_not_come_up_says_why(tmp_path, monkeypatch):
+def test_a_host_that_fails_to_start_reports_its_stderr(tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text("raise RuntimeError('no such screen')\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"did not come up .*RuntimeError\('no such screen'\)"):
+    with pytest.raises(UserError, match=r"did not start .*RuntimeError\('no such screen'\)"):
         start_child_host(config(name="broken:Env"))
 
 
-def test_one_that_takes_too_long_to_come_up_is_ended(tmp_path, monkeypatch):
+def test_a_host_that_starts_too_slowly_is_stopped(tmp_path, monkeypatch):
     slow = "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
     (tmp_path / "slow.py").write_text(slow)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"did not come up .*: nothing"):
+    with pytest.raises(UserError, match=r"did not start .*: none"):
         start_child_host(config(name="slow:Env", start_seconds=5.0, step_seconds=0.5))
     assert not is_running(int((tmp_path / "pid").read_text()))
 
@@ -163,7 +163,7 @@ def test_a_missing_interpreter_is_named_with_its_remedy():
         open_pool(recipe)
 
 
-def test_only_the_end_of_what_it_says_is_kept(tmp_path, monkeypatch):
+def test_only_the_last_lines_of_stderr_are_kept(tmp_path, monkeypatch):
     (tmp_path / "loud.py").write_text(
         "import sys\nfor n in range(30000): print('line', n, 'x' * 900, file=sys.stderr)\n1 / 0\n"
     )

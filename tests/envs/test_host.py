@@ -135,7 +135,7 @@ def test_a_full_host_says_so():
             path = await call.episode()
             status, headers, body = await call.post("/episodes")
             assert (status, headers["Retry-After"]) == (503, "1")
-            assert body == {"kind": "NoFreeSlot", "where": "start", "message": "all 1 slots are taken"}
+            assert body == {"kind": "NoFreeSlot", "where": "start", "message": "all 1 slots are in use"}
             await call("DELETE", path)
             assert (await call.post("/episodes"))[0] == 201
 
@@ -186,7 +186,7 @@ def test_a_verdict_that_is_none_never_leaves_the_house():
         async with calling(lying(FakeEnv, float("nan"))) as call:
             path = await call.episode()
             status, _, body = await call.post(f"{path}/evaluate")
-            assert (status, body["message"]) == (500, "gave nan, not a number in [0, 1]")
+            assert (status, body["message"]) == (500, "returned nan, not a number in [0, 1]")
 
     asyncio.run(play())
 
@@ -244,7 +244,7 @@ def test_an_episode_can_be_closed_while_a_call_is_under_way():
             await asyncio.sleep(0.1)
             assert (await call("DELETE", path))[0] == 204
             status, _, body = await stuck
-            assert (status, body["message"]) == (404, "the episode was closed meanwhile")
+            assert (status, body["message"]) == (404, "the episode was closed during the call")
             assert await call.free() == 1
 
     asyncio.run(play())
@@ -258,10 +258,10 @@ def test_calls_out_of_order_are_refused():
             path = f"/episodes/{headers[wire.EPISODE]}"
             for name, body in (("step", WAIT), ("evaluate", {})):
                 status, _, answer = await call.post(f"{path}/{name}", body)
-                assert (status, answer["message"]) == (409, "the episode has not begun")
+                assert (status, answer["message"]) == (409, "the episode has not started")
             await call.post(f"{path}/start", TASK)
             status, _, answer = await call.post(f"{path}/start", TASK)
-            assert (status, answer["message"]) == (409, "the episode has begun already")
+            assert (status, answer["message"]) == (409, "the episode has started already")
 
     asyncio.run(play())
 
@@ -275,7 +275,7 @@ def test_an_episode_that_nobody_calls_is_given_up():
             await until(lambda: made.envs[0].calls[-1] == "close")
             status, _, body = await call.post(f"{path}/step", WAIT)
             assert (status, body["kind"]) == (404, "NoSuchEpisode")
-            assert "given up after 0.3 s without a call" in body["message"]
+            assert "expired after 0.3 s without a call" in body["message"]
             assert await call.free() == 1
 
     asyncio.run(play())
@@ -315,7 +315,7 @@ def test_a_long_call_does_not_run_out_of_its_lease():
         ("start", b"[]", "body: must be an object"),
         ("start", b"{}", "body: key 'task' is missing"),
         ("start", b'{"task": 3}', "task: must be an object"),
-        ("start", b'{"task": {}, "seed": 1}', "body: no such key 'seed'; there are: task"),
+        ("start", b'{"task": {}, "seed": 1}', "body: no such key 'seed'; the keys are: task"),
         ("step", b'{"actions": [{"do": "Reboot"}]}', "actions[0]: no such action 'Reboot'"),
         ("step", b'{"actions": [{"do": "Wait", "x": 1}]}', "actions[0]: no such key 'x'"),
         ("evaluate", b'{"score": 1}', "body: no such key 'score'"),
@@ -363,7 +363,7 @@ def test_a_path_that_leads_nowhere_is_a_typed_error(method, path, status):
 
 
 def test_a_body_that_is_too_long_or_of_another_kind_is_refused(monkeypatch):
-    monkeypatch.setattr(wire, "MOST_REQUEST_BYTES", 1000)
+    monkeypatch.setattr(wire, "MAX_REQUEST_BYTES", 1000)
 
     async def play():
         async with calling() as call:
@@ -462,7 +462,7 @@ def test_when_it_ends_every_environment_is_closed():
 
 @pytest.mark.parametrize("text", ["", "8700", ":8700", "127.0.0.1", "127.0.0.1:", "a:b", "a:99999", "a:-1"])
 def test_where_it_listens_must_be_a_host_and_a_port(text):
-    with pytest.raises(UserError, match="write HOST:PORT"):
+    with pytest.raises(UserError, match="not HOST:PORT"):
         Listen.read(text)
 
 
@@ -470,7 +470,9 @@ def test_beyond_this_machine_only_with_a_token():
     for text in ("127.0.0.1:8700", "127.9.9.9:0", "[::1]:0", "localhost:1"):
         Listen.read(text).checked(None)
     for text in ("0.0.0.0:8700", "[::]:8700", "192.168.1.4:8700", "desktops-1:8700"):
-        with pytest.raises(UserError, match="can be reached from other machines: set ARPO_HOST_TOKEN"):
+        with pytest.raises(
+            UserError, match="is reachable from other machines, but there is no token: set ARPO_HOST_TOKEN"
+        ):
             Listen.read(text).checked(None)
         assert Listen.read(text).checked(TOKEN) == Listen.read(text)
 
@@ -484,9 +486,9 @@ def refusal(capsys, *words):
 def test_what_is_wrong_with_a_command_is_one_line(capsys, monkeypatch):
     monkeypatch.delenv("ARPO_HOST_TOKEN", raising=False)
     assert "set ARPO_HOST_TOKEN" in refusal(capsys, "--env", "desk", "--listen", "0.0.0.0:0")
-    assert "write HOST:PORT" in refusal(capsys, "--listen", "8700")
+    assert "not HOST:PORT" in refusal(capsys, "--listen", "8700")
     assert "env.parallel: is 0, must be >= 1" in refusal(capsys, "--slots", "0")
-    assert "must be a whole number" in refusal(capsys, "--slots", "many")
+    assert "must be an integer" in refusal(capsys, "--slots", "many")
     assert "no_such_module" in refusal(capsys, "--env", "no_such_module:Env")
     assert "no such recipe" in refusal(capsys, "nowhere.toml")
     monkeypatch.setenv("ARPO_HOST_TOKEN", "short")

@@ -215,7 +215,7 @@ def test_a_success_ends_the_row_of_failures():
         return pool
 
     assert not asyncio.run(main()).quarantined
-    assert not pool._failed_in_a_row
+    assert not pool._consecutive_failures
 
 
 def test_an_engine_at_fault_sets_no_task_aside():

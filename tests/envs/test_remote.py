@@ -247,7 +247,7 @@ def test_an_episode_that_the_host_gave_up_is_a_fault_of_its_own():
         async with hosted(FakeEnv, short) as address, at(short, address).lease() as env:
             await env.start(TASK)
             await asyncio.sleep(0.6)
-            with pytest.raises(EnvError, match=r"given up after 0.2 s without a call"):
+            with pytest.raises(EnvError, match=r"expired after 0.2 s without a call"):
                 await env.step((Wait(),))
             await env.close()
 
@@ -309,7 +309,7 @@ def test_a_host_killed_in_the_middle_costs_one_attempt_and_is_used_again_when_it
 
 
 def test_a_host_that_hangs_is_noticed_and_comes_back_by_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(remote, "PROBE_SECONDS", 0.5)
     monkeypatch.setattr(remote, "SLACK_SECONDS", 0.3)
     command = HostCommand(tmp_path, "--env", FAKE, "--slots", "2", "--listen", "127.0.0.1:0")
     settings = config(step_seconds=0.5, start_seconds=20.0)
@@ -356,8 +356,8 @@ def test_hosts_of_which_none_was_ever_in_reach_are_a_mistake():
 
     with pytest.raises(UserError) as refused:
         asyncio.run(play())
-    assert str(refused.value).startswith("no environment host is in reach: http://127.0.0.1:1: Client")
-    assert str(refused.value).endswith(": start one with `arpo env-host`, or mend env.hosts")
+    assert str(refused.value).startswith("no environment host is reachable: http://127.0.0.1:1: Client")
+    assert str(refused.value).endswith(": start one with `arpo env-host`, or correct env.hosts")
     assert all(address in str(refused.value) for address in addresses)
 
 
@@ -374,7 +374,7 @@ def test_only_when_all_hosts_are_lost_for_long_does_a_lease_fail():
     assert isinstance(played, Trajectory)
     assert isinstance(outcome, Failure)
     assert (outcome.kind, outcome.where) == ("EnvError", "start")
-    assert outcome.message.startswith("no environment host is in reach: http://127.0.0.1:")
+    assert outcome.message.startswith("no environment host is reachable: http://127.0.0.1:")
 
 
 def test_one_host_in_reach_is_enough():
@@ -414,14 +414,14 @@ def test_pauses_grow_up_to_half_a_minute_and_begin_anew(monkeypatch):
     ],
 )  # fmt: skip
 def test_a_bad_address_is_the_users_mistake(text):
-    with pytest.raises(UserError, match="is no address: write http://HOST:PORT"):
+    with pytest.raises(UserError, match="is not an address: use http://HOST:PORT"):
         parse_hosts(config(hosts=text))
 
 
 def test_addresses():
     hosts = parse_hosts(config(hosts="http://a:8700/, https://b ,http://[::1]:1"))
     assert [host.name for host in hosts._hosts] == ["http://a:8700", "https://b", "http://[::1]:1"]
-    with pytest.raises(UserError, match="http://a:1 is named twice"):
+    with pytest.raises(UserError, match="http://a:1 occurs twice"):
         parse_hosts(config(hosts="http://a:1,http://a:1/"))
 
 
@@ -439,7 +439,7 @@ def test_a_host_of_other_environments_is_refused():
             with pytest.raises(UserError, match=f"{address}: serves 'desk', but env.name = '{FAKE}'"):
                 await first_lease(config(), good, address)
             wide = replace(DESK, width=1920)
-            with pytest.raises(UserError, match=r"screens of \(224, 168\), but .* say \(1920, 168\)"):
+            with pytest.raises(UserError, match=r"screens of \(224, 168\), but .* are \(1920, 168\)"):
                 await first_lease(wide, address)
 
     asyncio.run(play())
@@ -522,18 +522,18 @@ def picture(png, name):
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (lambda: picture(screenshot(1).png, f'"{screenshot(2).sha256}"'), "not the one that its name says"),
-        (lambda: picture(b"torn", f'"{screenshot(1).sha256}"'), "not the one that its name says"),
-        (lambda: web.Response(status=204, headers={"ETag": '"ab"'}), "names a picture that it never sent"),
-        (lambda: web.Response(status=204), "names a picture that it never sent"),
+        (lambda: picture(screenshot(1).png, f'"{screenshot(2).sha256}"'), "does not match its ETag"),
+        (lambda: picture(b"torn", f'"{screenshot(1).sha256}"'), "does not match its ETag"),
+        (lambda: web.Response(status=204, headers={"ETag": '"ab"'}), "refers to a screenshot that it never sent"),
+        (lambda: web.Response(status=204), "refers to a screenshot that it never sent"),
         (lambda: web.Response(status=302, headers={"Location": "/health"}), "answered 302, not as an env"),
-        (lambda: web.Response(status=500, text="<html>"), "answered 500, not as an environment host does"),
-        (lambda: web.json_response(["EnvError"], status=500), "answered 500, not as an environment host"),
-        (lambda: picture(b"\0" * 2000, '"ab"'), "the answer has more than 1000 bytes"),
+        (lambda: web.Response(status=500, text="<html>"), "not an environment host: it responded with status 500"),
+        (lambda: web.json_response(["EnvError"], status=500), "not an environment host: it responded with status 500"),
+        (lambda: picture(b"\0" * 2000, '"ab"'), "the response is larger than 1000 bytes"),
     ],
 )  # fmt: skip
 def test_an_answer_that_is_none_is_a_fault_of_that_episode(monkeypatch, answer, reason):
-    monkeypatch.setattr(wire, "MOST_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(wire, "MAX_RESPONSE_BYTES", 1000)
 
     async def play():
         async with pretending(start=answer) as address, at(config(), address).lease() as env:

@@ -56,7 +56,7 @@ def test_every_task_arrives_as_it_was_sent():
         ({"do": ["Wait"]}, "actions[0]: no such action ['Wait']"),
         ({"do": "Eval"}, "actions[0]: no such action 'Eval'"),
         ({"do": "Point", "x": 1, "y": 2}, "actions[0]: no such action 'Point'"),
-        ({"do": "Wait", "long": True}, "actions[0]: no such key 'long'; there are: do"),
+        ({"do": "Wait", "long": True}, "actions[0]: no such key 'long'; the keys are: do"),
         ({"do": "Click"}, "actions[0]: key 'point' is missing"),
         ({"do": "Click", "point": None}, "actions[0].point: must be an object, not None"),
         ({"do": "Click", "point": [1, 2]}, "actions[0].point: must be an object, not [1, 2]"),
@@ -96,7 +96,7 @@ def test_the_place_of_a_bad_action_is_counted():
         ({"config": [{}, "rm"]}, "task.config[1]: must be an object, not 'rm'"),
         ({"evaluator": []}, "task.evaluator: must be an object, not []"),
         ({"related_apps": [None]}, "task.related_apps: must be a text, not None"),
-        ({"proxy": True}, "task: no such key 'proxy'; there are: id, instruction, snapshot"),
+        ({"proxy": True}, "task: no such key 'proxy'; the keys are: id, instruction, snapshot"),
     ],
 )
 def test_what_is_no_task_is_refused_with_its_place(change, reason):
@@ -145,13 +145,13 @@ def test_health():
 
 
 def test_only_screens_that_the_recipe_decides_are_compared():
-    assert wire.screen_of(EnvConfig(name="osworld", width=1920, height=1080)) == (1920, 1080)
-    assert wire.screen_of(EnvConfig(name="mine:Mine")) is None
+    assert wire.configured_screen(EnvConfig(name="osworld", width=1920, height=1080)) == (1920, 1080)
+    assert wire.configured_screen(EnvConfig(name="mine:Mine")) is None
 
 
 def test_a_token_is_long_and_printable():
     assert wire.read_token({}) is None
     assert wire.read_token({"ARPO_HOST_TOKEN": "0123456789abcdef"}) == "0123456789abcdef"
     for bad in ("", "short", "0123456789abcde", "0123456789 abcdef", "0123456789abcdef\n", "é" * 16):
-        with pytest.raises(UserError, match="ARPO_HOST_TOKEN: must be at least 16 letters"):
+        with pytest.raises(UserError, match="ARPO_HOST_TOKEN: must be at least 16 ASCII characters"):
             wire.read_token({"ARPO_HOST_TOKEN": bad})

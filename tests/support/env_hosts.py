@@ -38,7 +38,7 @@ async def until(condition: Callable[[], bool]) -> None:
         if condition():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("it did not come to that")
+    raise AssertionError("the condition was not met in time")
 
 
 class HostCommand:

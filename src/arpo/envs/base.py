@@ -1,7 +1,7 @@
-"""The environment protocol: four calls, one task, one episode; and where environments come from.
+"""The environment interface: four calls, one task, one episode; and the interface of environment sources.
 
-An Env is single use. It acts on typed actions in the pixels of the screenshots that it shows, judges the
-final state itself, and raises when something is broken; it never returns a reward for a fault.
+An environment is single use. It executes typed actions in the pixels of its own screenshots and scores the
+final state itself. It raises when something is broken; it never returns a score for a fault.
 """
 
 from __future__ import annotations
@@ -15,27 +15,59 @@ from arpo.types import Observation, StepResult, Task
 
 
 class Env(Protocol):
-    async def start(self, task: Task) -> Observation: ...
+    """One episode of one task. A complete environment, solved by any click:
+
+        class OneClick:
+            async def start(self, task: Task) -> Observation:
+                self.clicked = False
+                return self.observe()
+
+            async def step(self, actions: tuple[Action, ...]) -> StepResult:
+                self.clicked = self.clicked or any(isinstance(action, Click) for action in actions)
+                return StepResult(observation=self.observe(), terminated=False)
+
+            async def evaluate(self) -> float:
+                return float(self.clicked)
+
+            async def close(self) -> None:
+                pass
+
+            def observe(self) -> Observation:
+                png = io.BytesIO()
+                Image.new("RGB", (224, 168), "white" if self.clicked else "black").save(png, "PNG")
+                return Observation(screenshot=Screenshot.of(png.getvalue()))
+
+    `arpo check-env module:OneClick --tasks tasks.json` tests an environment; examples/doorbell.py is a longer
+    one.
+    """
+
+    async def start(self, task: Task) -> Observation:
+        """Set the task up and return the first screenshot."""
+        ...
 
     async def step(self, actions: tuple[Action, ...]) -> StepResult:
-        """Carry out one answer of the model: its calls in order, up to the first terminal one."""
+        """Execute the actions of one model answer in order, up to the first terminal one."""
         ...
 
     async def evaluate(self) -> float:
-        """Judge the state as it is now, in [0, 1]."""
+        """Score the current state, in [0, 1]. A second call returns the same score."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Free all resources. Closing twice, or before `start`, is allowed."""
+        ...
 
 
 EnvFactory = Callable[[], Env]
 
 
 class EnvSource(Protocol):
-    def lease(self) -> AbstractAsyncContextManager[Env]:
-        """Wait for a place and give a fresh environment in it; at the end the place is free again.
+    """Leases environments, a limited number at a time: `async with source.lease() as env: ...`."""
 
-        Whoever leases closes the environment before the lease ends, because a fault in closing is theirs
-        to count. EnvError where none can be had.
+    def lease(self) -> AbstractAsyncContextManager[Env]:
+        """Wait for a free slot and yield a new environment; leaving the block frees the slot.
+
+        The caller closes the environment inside the block, so that it can count a fault in `close`.
+        Raises EnvError if no environment is available.
         """
         ...

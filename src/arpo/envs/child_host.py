@@ -1,7 +1,7 @@
-"""An environment host of our own: a child process that lives as long as the run does.
+"""An environment host as a child process, for environments that cannot share the trainer's interpreter.
 
-For environments that cannot share the trainer's interpreter. Loopback, a free port, a token made for it;
-started again when it dies. It ends when its stdin does: with this process, however that ends.
+The host listens on a free loopback port and requires a random token. It is restarted when it dies. It exits
+when its stdin closes, which also happens when this process is killed.
 """
 
 from __future__ import annotations
@@ -28,71 +28,74 @@ from arpo.errors import UserError
 from arpo.recipe import to_toml
 
 RECIPE, READY = "recipe.toml", "ready.json"
-LINES_KEPT = 20
-_LOOK_AGAIN = 0.05
-_SECRETS = ("OPENAI_API_KEY", "WANDB_API_KEY", "HF_TOKEN")  # no business of a desktop's host
+STDERR_LINES = 20
+_POLL_SECONDS = 0.05
+_SECRETS = ("OPENAI_API_KEY", "WANDB_API_KEY", "HF_TOKEN")  # not passed on: a desktop does not need them
 _NAME = "the environment host of this run"
 
 
 def start_child_host(config: Config) -> Hosts:
-    """Start a host for the recipe's environments and wait until it listens."""
+    """Start a host for the recipe's environments and wait until it listens.
+
+    Raises UserError with the end of its stderr if it does not within `env.start_seconds`.
+    """
     child = ChildHost(config)
     child.wait(config.env.start_seconds)
     return Hosts([RemoteHost(_NAME, child.address, child.token)], config.env)
 
 
 class ChildHost:
-    """The process, and the one that follows it if it dies."""
+    """Runs the host process and restarts it when it has died."""
 
     def __init__(self, config: Config) -> None:
         self.token = secrets.token_urlsafe(24)
         self._python = _interpreter(config)
         env = replace(config.env, hosts="", listen="127.0.0.1:0")
         self._recipe = to_toml(replace(config, env=env))
-        self._patience = config.env.step_seconds
+        self._grace_seconds = config.env.step_seconds
         try:
-            self._process = self._begin()
+            self._process = self._spawn()
         except OSError as error:
             raise UserError(f"{self._python}: cannot be run: {error.strerror}") from error
 
     def wait(self, seconds: float) -> None:
-        """Return when it listens; where it does not come up, say what it said."""
+        """Wait until the host listens. Raises UserError with the end of its stderr if it does not."""
         end = time.monotonic() + seconds
         while not self._process.is_ready:
             if not self._process.is_alive or time.monotonic() > end:
                 self._process.close()
                 raise UserError(
-                    f"env.name: {_NAME} did not come up with {self._python}: {self._process.said}"
+                    f"env.name: {_NAME} did not start with {self._python}: its output: {self._process.output}"
                 )
-            time.sleep(_LOOK_AGAIN)
+            time.sleep(_POLL_SECONDS)
 
     def address(self) -> str:
-        """Where it listens; HostLost where it does not yet, or has to be started again."""
+        """Return the URL of the host. Raises HostLost while it starts; restarts it first if it has died."""
         if not self._process.is_alive:
-            said = self._process.said
+            output = self._process.output
             try:
-                self._process = self._begin()
+                self._process = self._spawn()
             except OSError as error:
-                raise HostLost("start", f"{_NAME} cannot be started again: {error.strerror}") from error
-            raise HostLost("start", f"{_NAME} ended and is started again; it said: {said}")
+                raise HostLost("start", f"{_NAME} cannot be restarted: {error.strerror}") from error
+            raise HostLost("start", f"{_NAME} died and is being restarted; its output: {output}")
         if not self._process.is_ready:
             raise HostLost("start", f"{_NAME} does not listen yet")
         return self._process.address
 
     def close(self) -> None:
-        """End it, and with it every environment; without this call it ends with this object or process."""
+        """Stop the host and its environments. Garbage collection and the end of this process do the same."""
         self._process.close()
 
-    def _begin(self) -> HostProcess:
-        return HostProcess(self._python, self._recipe, self.token, self._patience)
+    def _spawn(self) -> HostProcess:
+        return HostProcess(self._python, self._recipe, self.token, self._grace_seconds)
 
 
 class HostProcess:
-    """One `arpo env-host` with our hand on its stdin."""
+    """One `arpo env-host` process. It exits when `close` closes its stdin."""
 
-    def __init__(self, python: str, recipe: str, token: str, patience: float) -> None:
+    def __init__(self, python: str, recipe: str, token: str, grace_seconds: float) -> None:
         self.address = ""
-        self._tail: deque[str] = deque(maxlen=LINES_KEPT)
+        self._tail: deque[str] = deque(maxlen=STDERR_LINES)
         self._folder = TemporaryDirectory(prefix="arpo-host-")
         folder = Path(self._folder.name)
         (folder / RECIPE).write_text(recipe, "utf-8")
@@ -105,13 +108,13 @@ class HostProcess:
             stderr=subprocess.PIPE,
             env={
                 **{name: value for name, value in os.environ.items() if name not in _SECRETS},
-                wire.TOKEN: token,
+                wire.TOKEN_VARIABLE: token,
             },
-            start_new_session=True,  # Ctrl-C is for us: a run that stops gently still needs its desktops
+            start_new_session=True,  # no Ctrl-C: a run that stops gracefully still needs its desktops
         )
         self._reader = threading.Thread(target=_keep_tail, args=(self._process, self._tail), daemon=True)
         self._reader.start()
-        self.close = weakref.finalize(self, _end, self._process, patience)
+        self.close = weakref.finalize(self, _stop, self._process, grace_seconds)
 
     @property
     def is_alive(self) -> bool:
@@ -126,11 +129,11 @@ class HostProcess:
         return bool(self.address)
 
     @property
-    def said(self) -> str:
-        """The end of its stderr, on one line."""
+    def output(self) -> str:
+        """The last lines of stderr, joined into one."""
         if not self.is_alive:
             self._reader.join(1.0)
-        return " | ".join(self._tail) or "nothing"
+        return " | ".join(self._tail) or "none"
 
 
 def _keep_tail(process: subprocess.Popen[bytes], tail: deque[str]) -> None:
@@ -140,22 +143,22 @@ def _keep_tail(process: subprocess.Popen[bytes], tail: deque[str]) -> None:
             tail.append(text)
 
 
-def _end(process: subprocess.Popen[bytes], patience: float) -> None:
-    """Let it close its environments; one that does not end is killed."""
+def _stop(process: subprocess.Popen[bytes], grace_seconds: float) -> None:
+    """Let the host close its environments; kill it if it has not exited after the grace period."""
     assert process.stdin is not None
     process.stdin.close()
     try:
-        process.wait(patience)
+        process.wait(grace_seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 
 
 def _interpreter(config: Config) -> str:
-    """Real desktops have one of their own; everything else runs in ours."""
+    """The Python to run: OSWorld has its own, all other environments use the current one."""
     if config.env.name != "osworld":
         return sys.executable
     python = config.osworld.python
     if which(python) is None:
-        raise UserError(f"osworld.python = {python!r}: no such program: `make osworld` installs it")
+        raise UserError(f"osworld.python = {python!r}: no such program: install it with `make osworld`")
     return python

@@ -1,7 +1,7 @@
-"""From a name in a recipe to environments: "desk", "osworld", or module:Class of the user's own.
+"""Opens the environments that `env.name` names: "desk", "osworld", or "module:Class" of the user.
 
-They run in this process, or with `env.hosts` on other machines; real desktops, whose libraries and the
-trainer's cannot share an interpreter, in a host of our own.
+They run in this process, or on the machines of `env.hosts`. OSWorld's libraries conflict with the trainer's,
+so "osworld" without `env.hosts` runs in a child process.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from arpo.envs.base import Env, EnvFactory, EnvSource
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import UserError
 
-CALLS = ("start", "step", "evaluate", "close")
+ENV_METHODS = ("start", "step", "evaluate", "close")
 
 
 def resolve_env(config: Config) -> EnvFactory:
-    """What makes a fresh environment at each call. A class of the user's own is called without arguments."""
+    """Return a factory of environments in this process. A class of the user is called without arguments.
+
+    Raises UserError if the name is unknown, or if the environment cannot work on this machine.
+    """
     if config.env.name == "desk":
         from arpo.envs.desk.env import DeskEnv
 
@@ -33,56 +36,58 @@ def resolve_env(config: Config) -> EnvFactory:
         def make_osworld() -> Env:
             return OSWorldEnv(config.osworld, config.env)
 
-        make_osworld()  # what cannot work is told now, not by every episode
+        make_osworld()  # reports a missing requirement once, now, and not in every episode
         return make_osworld
-    return _imported(config.env.name)
+    return _import_env(config.env.name)
 
 
 def open_pool(config: Config) -> EnvPool:
-    """The recipe's environments, wherever they are."""
-    if not is_elsewhere(config):
+    """Open a pool of the recipe's environments, local or remote."""
+    if not uses_hosts(config):
         return EnvPool(LocalEnvs(resolve_env(config), config.env.parallel), config.env)
     from arpo.envs.remote import add_timeout_slack
 
-    return EnvPool(_elsewhere(config), add_timeout_slack(config.env))
+    return EnvPool(_open_hosts(config), add_timeout_slack(config.env))
 
 
 def open_factory(config: Config) -> EnvFactory:
-    """The same, for who makes environments one by one and keeps no more than env.parallel of them."""
-    if not is_elsewhere(config):
+    """Like `open_pool`, but returns a factory, for callers that keep at most env.parallel environments."""
+    if not uses_hosts(config):
         return resolve_env(config)
     from arpo.envs.remote import LeaseOnStartEnv
 
-    source = _elsewhere(config)
+    source = _open_hosts(config)
     return lambda: LeaseOnStartEnv(source)
 
 
-def is_elsewhere(config: Config) -> bool:
+def uses_hosts(config: Config) -> bool:
     return bool(config.env.hosts) or config.env.name == "osworld"
 
 
-def _elsewhere(config: Config) -> EnvSource:
+def _open_hosts(config: Config) -> EnvSource:
     from arpo.envs.child_host import start_child_host
     from arpo.envs.remote import parse_hosts
 
     return parse_hosts(config.env) if config.env.hosts else start_child_host(config)
 
 
-def _imported(name: str) -> EnvFactory:
+def _import_env(name: str) -> EnvFactory:
     module_name, colon, class_name = name.partition(":")
     if not (module_name and colon and class_name):
-        raise UserError(f'env.name = {name!r}: write "desk", "osworld", or module:Class')
+        raise UserError(f'env.name = {name!r}: no such environment: use "desk", "osworld" or "module:Class"')
     here = str(Path.cwd())
-    if here not in sys.path:  # a command that is installed does not look where it is called
+    if here not in sys.path:  # an installed command does not search the current folder
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        raise UserError(f"env.name = {name!r}: importing {module_name} gave {error!r}") from error
+        raise UserError(f"env.name = {name!r}: importing {module_name} failed: {error!r}") from error
     factory = getattr(module, class_name, None)
     if factory is None:
-        raise UserError(f"env.name = {name!r}: {module_name} has no {class_name}")
-    missing = [call for call in CALLS if isinstance(factory, type) and not hasattr(factory, call)]
-    if missing or not callable(factory):
-        raise UserError(f"env.name = {name!r}: not an environment, it has no {', '.join(missing) or 'call'}")
+        raise UserError(f"env.name = {name!r}: module {module_name} has no class {class_name}")
+    if not callable(factory):
+        raise UserError(f"env.name = {name!r}: not an environment: it is not callable")
+    missing = [method for method in ENV_METHODS if isinstance(factory, type) and not hasattr(factory, method)]
+    if missing:
+        raise UserError(f"env.name = {name!r}: not an environment: add the methods {', '.join(missing)}")
     return factory

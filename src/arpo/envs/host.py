@@ -1,9 +1,9 @@
-"""`arpo env-host`: the environments of one factory, served to other processes by the protocol of `wire.py`.
+"""`arpo env-host`: serves environments to other processes with the protocol of `wire.py`.
 
-So many slots, one environment in each. Every call is timed as in a pool of its own; an environment that hangs
-is closed and its slot is free again, and so is the slot of an episode that nobody calls any more. It listens
-on this machine only, unless there is a token, and then answers nobody without it. What is not in the protocol
-is refused by a typed error; no traceback leaves the house.
+A host has a fixed number of slots, one environment in each. It applies the same timeouts as a local pool. It
+closes an environment that hangs, and the environment of an episode that received no call for
+`env.lease_seconds`; both free the slot. Without a token it listens on loopback only; with a token it refuses
+every request that does not carry it. Errors leave the host as typed messages, never as tracebacks.
 """
 
 from __future__ import annotations
@@ -39,29 +39,33 @@ from arpo.errors import EnvError, EnvTimeout, UserError, boundary
 from arpo.types import Screenshot
 
 RETRY_SECONDS = 1
-LAST_ANSWERS_SECONDS = 1.0  # what calls under way may still take when the host ends
+SHUTDOWN_SECONDS = 1.0  # for calls that are running when the host stops
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listen:
+    """An address to listen on, from `env.listen`."""
+
     host: str
-    port: int  # 0: any that is free
+    port: int  # 0: any free port
 
     @classmethod
     def read(cls, text: str) -> Listen:
-        """ "127.0.0.1:8700", "[::1]:0" """
+        """Parse "127.0.0.1:8700" or "[::1]:0"."""
         host, _, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not (host and re.fullmatch(r"[0-9]{1,5}", port) and int(port) < 65536):
-            raise UserError(f"env.listen = {text!r}: write HOST:PORT, as in 127.0.0.1:8700")
+            raise UserError(f"env.listen = {text!r}: not HOST:PORT: use for example 127.0.0.1:8700")
         return cls(host=host, port=int(port))
 
     def checked(self, token: str | None) -> Listen:
+        """Return self. Raises UserError for an address beyond loopback without a token."""
         if token is None and not is_loopback(self.host):
             raise UserError(
-                f"env.listen: {self.host} can be reached from other machines: set {wire.TOKEN}, here and "
-                f"where the callers run, to {wire.SHORTEST_TOKEN} secret letters or more, or use 127.0.0.1"
+                f"env.listen: {self.host} is reachable from other machines, but there is no token: set "
+                f"{wire.TOKEN_VARIABLE} on the host and on its callers to the same secret of at least "
+                f"{wire.MIN_TOKEN_LENGTH} characters, or listen on 127.0.0.1"
             )
         return self
 
@@ -75,14 +79,14 @@ def is_loopback(name: str) -> bool:
 
 @dataclass(slots=True)
 class _Episode:
-    timer: asyncio.TimerHandle  # gives it up
+    timer: asyncio.TimerHandle  # closes the episode
     env: GuardedEnv | None = None
-    call: asyncio.Task[Any] | None = None  # the one under way
-    sent: set[str] = field(default_factory=set)  # names of the pictures that the caller has
+    call: asyncio.Task[Any] | None = None  # the running call
+    sent: set[str] = field(default_factory=set)  # sha256 of the screenshots that the caller has
 
 
 class Host:
-    """The slots and the episodes in them; `application` is how they are reached."""
+    """The slots and their episodes; `application` serves them over HTTP."""
 
     def __init__(self, factory: EnvFactory, config: EnvConfig, token: str | None) -> None:
         self._factory = factory
@@ -92,11 +96,13 @@ class Host:
         self._closing: dict[str, asyncio.Task[None]] = {}
 
     def application(self) -> web.Application:
-        application = web.Application(middlewares=[self._answer], client_max_size=wire.MOST_REQUEST_BYTES)
+        application = web.Application(
+            middlewares=[self._handle_errors], client_max_size=wire.MAX_REQUEST_BYTES
+        )
         application.add_routes(
             [
                 web.get("/health", self._health),
-                web.post("/episodes", self._take),
+                web.post("/episodes", self._create_episode),
                 web.post("/episodes/{episode}/start", self._start),
                 web.post("/episodes/{episode}/step", self._step),
                 web.post("/episodes/{episode}/evaluate", self._evaluate),
@@ -117,47 +123,49 @@ class Host:
         return self._config.parallel - len(self._episodes) - len(self._closing)
 
     @web.middleware
-    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """The boundary: whatever a caller sends and whatever breaks, the answer is of the protocol."""
+    async def _handle_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Convert every exception to an error response of the protocol."""
         try:
-            self._admit(request)
+            self._authorise(request)
             return await handler(request)
         except EnvError as fault:
-            return _refusal(wire.status_of(fault), fault)
+            return _error_response(wire.status_of(fault), fault)
         except web.HTTPException as error:
-            return _refusal(
+            return _error_response(
                 error.status, BadRequest("host", f"{request.method} {request.path}: {error.reason}")
             )
         except Exception as error:
             _log.exception("%s %s", request.method, request.path)
-            return _refusal(500, EnvError("host", f"{type(error).__name__}: {error}"))
+            return _error_response(500, EnvError("host", f"{type(error).__name__}: {error}"))
 
-    def _admit(self, request: web.Request) -> None:
+    def _authorise(self, request: web.Request) -> None:
         if self._token is None:
-            # Else a page in a browser of this machine could call us by a name of its own.
+            # DNS rebinding: a web page could otherwise call this host under its own domain name.
             if not is_loopback(request.url.host or ""):
-                raise WrongToken("host", f"without {wire.TOKEN} a host is called by 127.0.0.1 or localhost")
+                raise WrongToken(
+                    "host", f"set {wire.TOKEN_VARIABLE}, or call the host as 127.0.0.1 or localhost"
+                )
             return
-        shown = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(shown, f"Bearer {self._token}".encode()):
-            raise WrongToken("host", f"wrong or no token: {wire.TOKEN} must be the host's")
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+            raise WrongToken("host", f"wrong or no token: set {wire.TOKEN_VARIABLE} to the host's token")
 
     async def _health(self, request: web.Request) -> web.Response:
         config = self._config
         health = wire.Health(
             env=config.name,
-            screen=wire.screen_of(config),
+            screen=wire.configured_screen(config),
             slots=config.parallel,
             free=self._free,
             version=__version__,
         )
         return web.json_response(wire.health_to_json(health))
 
-    async def _take(self, request: web.Request) -> web.Response:
-        """A slot, and an episode in it that has not begun: one that does not begin is soon given up."""
+    async def _create_episode(self, request: web.Request) -> web.Response:
+        """Take a slot. The episode expires unless `start` follows within `env.start_seconds`."""
         await _body(request, "start")
         if self._free <= 0:
-            raise NoFreeSlot("start", f"all {self._config.parallel} slots are taken")
+            raise NoFreeSlot("start", f"all {self._config.parallel} slots are in use")
         name = secrets.token_hex(16)
         self._episodes[name] = _Episode(self._timer(name, self._config.start_seconds))
         return web.Response(status=201, headers={wire.EPISODE: name})
@@ -168,11 +176,11 @@ class Host:
 
         async def start(episode: _Episode) -> web.Response:
             if episode.env is not None:
-                raise OutOfTurn("start", "the episode has begun already")
+                raise OutOfTurn("start", "the episode has started already")
             async with boundary(EnvError, "start"):
                 made = self._factory()
             episode.env = GuardedEnv(made, self._config)
-            return _picture(episode, (await episode.env.start(task)).screenshot)
+            return _screenshot_response(episode, (await episode.env.start(task)).screenshot)
 
         return await self._call(request, "start", start)
 
@@ -181,10 +189,10 @@ class Host:
         actions = wire.actions_from_json(content, "step")
 
         async def step(episode: _Episode) -> web.Response:
-            result = await _begun(episode, "step").step(actions)
-            answer = _picture(episode, result.observation.screenshot)
-            answer.headers[wire.TERMINATED] = json.dumps(result.terminated)
-            return answer
+            result = await _started_env(episode, "step").step(actions)
+            response = _screenshot_response(episode, result.observation.screenshot)
+            response.headers[wire.TERMINATED] = json.dumps(result.terminated)
+            return response
 
         return await self._call(request, "step", step)
 
@@ -192,31 +200,31 @@ class Host:
         await _body(request, "evaluate")
 
         async def evaluate(episode: _Episode) -> web.Response:
-            return web.json_response({"score": await _begun(episode, "evaluate").evaluate()})
+            return web.json_response({"score": await _started_env(episode, "evaluate").evaluate()})
 
         return await self._call(request, "evaluate", evaluate)
 
     async def _delete(self, request: web.Request) -> web.Response:
-        """Also while a call is under way, which then ends; waits until the slot is free."""
+        """Cancel a running call, close the environment and wait until the slot is free."""
         name = request.match_info["episode"]
         if name in self._episodes:
             self._close(name)
         if name not in self._closing:
-            raise NoSuchEpisode("close", "no such episode: it was closed before")
+            raise NoSuchEpisode("close", "no such episode: it was already closed")
         await asyncio.shield(self._closing[name])
         return web.Response(status=204)
 
     async def _call(
         self, request: web.Request, where: str, work: Callable[[_Episode], Coroutine[Any, Any, web.Response]]
     ) -> web.Response:
-        """One call of an episode at a time; while it lasts, its lease does not run out."""
+        """Run one call of an episode; it does not expire meanwhile. A second concurrent call is refused."""
         name = request.match_info["episode"]
         if name not in self._episodes:
             limit = f"{self._config.lease_seconds:g} s without a call"
-            raise NoSuchEpisode(where, f"no such episode: it was closed, or given up after {limit}")
+            raise NoSuchEpisode(where, f"no such episode: it was closed, or expired after {limit}")
         episode = self._episodes[name]
         if episode.call is not None:
-            raise OutOfTurn(where, "another call of this episode is under way")
+            raise OutOfTurn(where, "another call of this episode is running")
         episode.timer.cancel()
         episode.call = asyncio.create_task(work(episode))
         try:
@@ -227,7 +235,7 @@ class Host:
         except asyncio.CancelledError:
             if (own := asyncio.current_task()) is None or own.cancelling():
                 raise
-            raise NoSuchEpisode(where, "the episode was closed meanwhile") from None
+            raise NoSuchEpisode(where, "the episode was closed during the call") from None
         finally:
             episode.call = None
             if name in self._episodes:
@@ -237,7 +245,7 @@ class Host:
         return asyncio.get_running_loop().call_later(seconds, self._close, name)
 
     def _close(self, name: str) -> None:
-        """End the episode; its slot is free when its environment is closed."""
+        """End the episode in the background; its slot is free once the environment is closed."""
         if (episode := self._episodes.pop(name, None)) is None:
             return
         episode.timer.cancel()
@@ -262,9 +270,9 @@ class Host:
 async def hosting(
     factory: EnvFactory, config: EnvConfig, *, token: str | None, listen: Listen
 ) -> AsyncIterator[str]:
-    """A host that listens while the block lasts; its address. At the end every environment is closed."""
+    """Run a host during the block and yield its URL. Leaving the block closes every environment."""
     host = Host(factory, config, token)
-    runner = web.AppRunner(host.application(), access_log=None, shutdown_timeout=LAST_ANSWERS_SECONDS)
+    runner = web.AppRunner(host.application(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
     try:
         await runner.setup()
         try:
@@ -279,17 +287,17 @@ async def hosting(
 
 
 def run_host(config: Config, ready_file: Path | None, with_parent: bool) -> int:
-    """`arpo env-host`: serve until SIGINT or SIGTERM, or until stdin ends where that is asked for."""
-    lifeline = _Lifeline()
+    """`arpo env-host`: serve until SIGINT or SIGTERM, or with `with_parent` until stdin closes."""
+    parent = _ParentWatch()
     if with_parent:
-        lifeline.watch(patience=2 * config.env.step_seconds)
+        parent.watch(grace_seconds=2 * config.env.step_seconds)
     token = wire.read_token(os.environ)
     listen = Listen.read(config.env.listen).checked(token)
     factory = resolve_env(config)
 
     async def serve() -> None:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        lifeline.end = lambda: loop.call_soon_threadsafe(ended.set)
+        parent.on_exit = lambda: loop.call_soon_threadsafe(ended.set)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, ended.set)
         async with hosting(factory, config.env, token=token, listen=listen) as address:
@@ -298,54 +306,54 @@ def run_host(config: Config, ready_file: Path | None, with_parent: bool) -> int:
                 _write_ready(ready_file, address)
             await ended.wait()
             for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)  # a second one ends us at once
+                loop.remove_signal_handler(number)  # a second signal kills the process
 
     asyncio.run(serve())
     return 0
 
 
-class _Lifeline:
-    """Our stdin, whose other end is held by who started us: when it ends they are gone, however they went."""
+class _ParentWatch:
+    """Detects the exit of the parent process, which holds the other end of stdin, even if it was killed."""
 
     def __init__(self) -> None:
-        self.end: Callable[[], object] = lambda: os._exit(1)
+        self.on_exit: Callable[[], object] = lambda: os._exit(1)
 
-    def watch(self, patience: float) -> None:
-        """Call `end` then. An environment that blocks this process keeps it alive for `patience` seconds."""
+    def watch(self, grace_seconds: float) -> None:
+        """Call `on_exit` when stdin closes; kill this process if it still runs `grace_seconds` later."""
 
         def wait() -> None:
             while os.read(0, 4096):
                 pass
-            self.end()
-            time.sleep(patience)
+            self.on_exit()
+            time.sleep(grace_seconds)
             os._exit(1)
 
         threading.Thread(target=wait, daemon=True).start()
 
 
 def _write_ready(path: Path, address: str) -> None:
-    beside = path.with_name(f".{path.name}.tmp")
-    beside.write_text(json.dumps({"address": address}), "utf-8")
-    os.replace(beside, path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps({"address": address}), "utf-8")
+    os.replace(temporary, path)
 
 
 async def _body(request: web.Request, where: str, *names: str) -> list[Any]:
-    """The values of the body, an object with exactly these keys.
+    """Return the values of the body, a JSON object with exactly these keys.
 
-    Its declared type must be JSON: that is what a page in a browser cannot send to a stranger.
+    Requires the JSON content type: a web page of another origin cannot send it without CORS permission.
     """
     if request.content_type != "application/json":
         raise BadRequest(where, f"the body must be application/json, not {request.content_type}")
-    return wire.members(wire.read_json(await request.read(), where), names, where, "body")
+    return wire.object_values(wire.read_json(await request.read(), where), names, where, "body")
 
 
-def _begun(episode: _Episode, where: str) -> GuardedEnv:
+def _started_env(episode: _Episode, where: str) -> GuardedEnv:
     if episode.env is None:
-        raise OutOfTurn(where, "the episode has not begun")
+        raise OutOfTurn(where, "the episode has not started")
     return episode.env
 
 
-def _picture(episode: _Episode, screenshot: Screenshot) -> web.Response:
+def _screenshot_response(episode: _Episode, screenshot: Screenshot) -> web.Response:
     headers = {"ETag": f'"{screenshot.sha256}"'}
     if screenshot.sha256 in episode.sent:
         return web.Response(status=204, headers=headers)
@@ -353,6 +361,6 @@ def _picture(episode: _Episode, screenshot: Screenshot) -> web.Response:
     return web.Response(body=screenshot.png, content_type="image/png", headers=headers)
 
 
-def _refusal(status: int, fault: EnvError) -> web.Response:
+def _error_response(status: int, fault: EnvError) -> web.Response:
     headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(fault, NoFreeSlot) else {}
     return web.json_response(wire.fault_to_json(fault), status=status, headers=headers)

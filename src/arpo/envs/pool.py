@@ -1,8 +1,8 @@
-"""Episodes in leased, single-use environments: every call timed, every environment closed.
+"""Runs episodes in leased, single-use environments. Every call has a timeout; every environment is closed.
 
-An episode that fails is tried again in a fresh environment; a task whose episodes keep failing is set aside.
-What comes out is a trajectory or a Failure. No fault is ever given a score here. Where environments come from
-is a source's business: `LocalEnvs` makes them in this process, so many at once.
+A failed episode is retried in a new environment. A task whose episodes keep failing is quarantined. The
+result is a Trajectory or a Failure; a fault never becomes a score. `LocalEnvs` makes environments in this
+process, a limited number at a time; `remote.py` leases them from hosts.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from arpo.errors import ArpoFault, EnvError, boundary
 from arpo.types import Failure, Observation, StepResult, Task, Trajectory
 
 PNG_HEADER = b"\x89PNG\r\n\x1a\n"
-_SET_ASIDE = "the task is set aside: too many of its episodes failed in a row"
+_QUARANTINED = "the task is quarantined: too many of its episodes failed in a row"
 
 Episode = Callable[[Env], Awaitable[Trajectory]]
 
 
 class Quarantined(EnvError):
-    """The episode was not tried, because the episodes of its task kept failing."""
+    """The episode was not attempted, because the task is quarantined."""
 
 
 class GuardedEnv:
-    """An environment that answers in time and in its types, or raises EnvError."""
+    """Wraps an environment: each call returns a valid value within its timeout, or raises EnvError."""
 
     def __init__(self, env: Env, config: EnvConfig) -> None:
         self._env = env
@@ -47,7 +47,7 @@ class GuardedEnv:
         async with boundary(EnvError, "step", self._config.step_seconds):
             result = await self._env.step(actions)
             if not isinstance(result, StepResult):
-                raise EnvError("step", f"gave {type(result).__name__}, not a StepResult")
+                raise EnvError("step", f"returned {type(result).__name__}, not a StepResult")
             _checked_observation("step", result.observation)
             return result
 
@@ -61,22 +61,22 @@ class GuardedEnv:
 
 
 class Slots:
-    """So many at once. asyncio's semaphore serves one loop; a run may have several, one after another."""
+    """A semaphore for `async with slots():`. Unlike asyncio's, it also works after a change of event loop."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, count: int) -> None:
+        self._count = count
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._free = asyncio.Semaphore(most)
+        self._semaphore = asyncio.Semaphore(count)
 
     def __call__(self) -> asyncio.Semaphore:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            self._loop, self._free = loop, asyncio.Semaphore(self._most)
-        return self._free
+            self._loop, self._semaphore = loop, asyncio.Semaphore(self._count)
+        return self._semaphore
 
 
 class LocalEnvs:
-    """The source of environments in this process: `parallel` at once, each made when it has a place."""
+    """Leases environments that run in this process, at most `parallel` at a time."""
 
     def __init__(self, factory: EnvFactory, parallel: int) -> None:
         self._factory = factory
@@ -91,52 +91,56 @@ class LocalEnvs:
 
 
 class EnvPool:
-    """`faults` counts every fault as "where:kind", also of attempts that a later one made good."""
+    """Runs episodes in the environments of a source.
+
+    `faults` counts every fault as "call:class", for example "step:EnvTimeout", including those of attempts
+    whose retry succeeded.
+    """
 
     def __init__(self, source: EnvSource, config: EnvConfig) -> None:
         self.faults: Counter[str] = Counter()
         self._source = source
         self._config = config
-        self._failed_in_a_row: Counter[str] = Counter()
+        self._consecutive_failures: Counter[str] = Counter()
 
     @property
     def quarantined(self) -> frozenset[str]:
         limit = self._config.quarantine_after
-        return frozenset(task for task, failed in self._failed_in_a_row.items() if failed >= limit)
+        return frozenset(task for task, failed in self._consecutive_failures.items() if failed >= limit)
 
     def state(self) -> dict[str, int]:
-        """What a checkpoint keeps: the episodes of each task that failed in a row."""
-        return dict(self._failed_in_a_row)
+        """Consecutive failed episodes by task id, for a checkpoint."""
+        return dict(self._consecutive_failures)
 
     def restore(self, state: Mapping[str, int]) -> None:
-        self._failed_in_a_row = Counter(state)
+        self._consecutive_failures = Counter(state)
 
     async def run(self, task: Task, episode_id: str, episode: Episode) -> Trajectory | Failure:
-        """Carry out one episode, in as many fresh environments as it may take.
+        """Run one episode, with up to `env.attempts` attempts, each in a new environment.
 
-        Waits for a place of the source, before each attempt anew; by then the task may be set aside.
+        Every attempt waits for a free slot. The task may be quarantined in the meantime: hence two checks.
         """
-        set_aside = _failure(task, episode_id, Quarantined("start", _SET_ASIDE), attempts=0)
+        quarantined = _failure(task, episode_id, Quarantined("start", _QUARANTINED), attempts=0)
         for _ in range(self._config.attempts):
             if task.id in self.quarantined:
-                return set_aside
+                return quarantined
             try:
-                async with self._leased() as env:
+                async with self._lease() as env:
                     if task.id in self.quarantined:
-                        return set_aside
+                        return quarantined
                     trajectory = await episode(env)
             except ArpoFault as error:
                 self._count(error)
                 fault = error
             else:
-                del self._failed_in_a_row[task.id]
+                del self._consecutive_failures[task.id]
                 return trajectory
         if isinstance(fault, EnvError):
-            self._failed_in_a_row[task.id] += 1
+            self._consecutive_failures[task.id] += 1
         return _failure(task, episode_id, fault, self._config.attempts)
 
     @asynccontextmanager
-    async def _leased(self) -> AsyncIterator[Env]:
+    async def _lease(self) -> AsyncIterator[Env]:
         async with self._source.lease() as leased:
             env = GuardedEnv(leased, self._config)
             try:
@@ -164,10 +168,10 @@ def _failure(task: Task, episode_id: str, fault: ArpoFault, attempts: int) -> Fa
 
 def _checked_observation(where: str, value: Observation) -> Observation:
     if not isinstance(value, Observation):
-        raise EnvError(where, f"gave {type(value).__name__}, not an Observation")
+        raise EnvError(where, f"returned {type(value).__name__}, not an Observation")
     if not value.screenshot.png.startswith(PNG_HEADER):
         raise EnvError(where, "the screenshot is not a PNG")
-    # A torn picture found later would fail every episode that shares its prefill.
+    # Found only later, a damaged image would fail every episode that shares its prefill batch.
     try:
         Image.open(io.BytesIO(value.screenshot.png)).verify()
     except (OSError, SyntaxError) as error:
@@ -177,5 +181,5 @@ def _checked_observation(where: str, value: Observation) -> Observation:
 
 def _checked_score(value: float) -> float:
     if not isinstance(value, Real) or not 0.0 <= value <= 1.0:
-        raise EnvError("evaluate", f"gave {value!r}, not a number in [0, 1]")
+        raise EnvError("evaluate", f"returned {value!r}, not a number in [0, 1]")
     return float(value)

@@ -1,8 +1,8 @@
-"""Actions as a pyautogui program, for environments whose guests run Python.
+"""Converts actions to a pyautogui program, for environments whose guests run Python.
 
-The program is a syntax tree in which everything that came from a model is a literal: no text can become
-code. Terminal actions and those of a telephone have no counterpart on a desktop and add nothing. pyautogui
-itself is never imported here.
+The program is built as a syntax tree in which all model output is a literal, so no text can become code.
+Terminal actions and phone actions have no counterpart on a desktop and produce no statement. This module
+does not import pyautogui.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from arpo.actions import (
 
 Literal = str | int | float
 
-_NOTCHES = 5  # of the wheel, a scroll
-_HOLD_SECONDS = 1.0  # of a long press, a drag, a wait
+_NOTCHES = 5  # wheel notches per scroll
+_HOLD_SECONDS = 1.0  # duration of a long press, a drag, a wait
 
-# pyautogui can only type what is on the keyboard; other text goes through the clipboard. The branch is taken
-# in the guest, so that the shape of the program never depends on the text.
+# pyautogui can type only characters of the keyboard; other text goes through the clipboard. The guest chooses
+# the branch, so the structure of the program never depends on the text.
 _TYPING = """
 if text.isascii():
     pyautogui.write(text)
@@ -46,7 +46,7 @@ else:
 
 
 def program(actions: Sequence[Action]) -> str:
-    """The Python program that carries out one answer.
+    """Return the Python program that executes the actions of one answer.
 
     >>> print(program([Click(point=Point(105, 63))]))
     import time

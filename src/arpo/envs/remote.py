@@ -1,10 +1,10 @@
-"""Environments in other processes and on other machines, over the protocol of `wire.py`.
+"""Environments in other processes and on other machines, reached with the protocol of `wire.py`.
 
-`Hosts` is a source like any other. A lease goes to the host with most free slots. A host that refuses, dies
-or hangs costs the episodes that it held, is set aside, and is looked at again with growing pauses until it
-is back. Only when none has been in reach for long enough does a lease fail; if none ever was, the run ends.
+`Hosts` is an EnvSource. A lease goes to the host with the most free slots. When a host refuses calls, dies or
+hangs, its episodes fail, and the host is probed again with exponential backoff until it is back. A lease
+fails only if no host was reachable for `env.start_seconds`; if none ever was, this is a UserError.
 
-A session belongs to a lease and ends with it, so nothing here outlives the loop that it was used in.
+Each lease has its own HTTP session, because a session must not outlive its event loop.
 """
 
 from __future__ import annotations
@@ -31,77 +31,79 @@ from arpo.envs.wire import BadRequest, NoFreeSlot, NoSuchEpisode, WrongToken
 from arpo.errors import EnvError, UserError
 from arpo.types import Observation, Screenshot, StepResult, Task
 
-LOOK_SECONDS = 5.0  # a question that needs no environment is answered sooner, or the host hangs
-SLACK_SECONDS = 5.0  # the host's own verdict that an environment is late comes first
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-FULL_PAUSE = 1.0
+PROBE_SECONDS = 5.0  # timeout of connecting, and of calls that involve no environment
+SLACK_SECONDS = 5.0  # added to each timeout, so that the host reports a slow environment first
+MIN_BACKOFF, MAX_BACKOFF = 1.0, 30.0  # seconds between probes of a lost host
+FULL_SECONDS = 1.0  # between probes of a host without free slots
 
 
 class HostLost(EnvError):
-    """The host gave no answer: it refused, vanished or hung."""
+    """The host did not respond: it refused the connection, died or hung."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Response:
+    """A successful HTTP response, read completely."""
+
     status: int
     headers: Mapping[str, str]
     body: bytes
 
 
 class RemoteHost:
-    """One host as it looks from here: where it is, how many slots it has free, since when it is lost."""
+    """One host as seen by this process. `address` returns its URL, or raises HostLost while it has none."""
 
     def __init__(self, name: str, address: Callable[[], str], token: str | None) -> None:
         self.name = name
         self.free = 0
-        self.looked = False  # at least once
-        self.refusal = ""  # why it is not a host for us
-        self.trouble = ""  # why it was set aside
+        self.was_probed = False
+        self.rejection = ""  # why its environments cannot be used, for example a wrong token
+        self.last_error = ""  # why it was marked lost
         self.lost_since: float | None = None
-        self._address = address  # HostLost where there is none at the moment
+        self._address = address
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._look_at = 0.0
-        self._pause = FIRST_PAUSE
+        self._next_probe = 0.0
+        self._backoff = MIN_BACKOFF
 
     @property
-    def is_due(self) -> bool:
-        """Whether it should be looked at: nothing can be leased from it, and its pause is over."""
-        return self.free <= 0 and time.monotonic() >= self._look_at
+    def needs_probe(self) -> bool:
+        """Whether it has no free slot and its backoff is over."""
+        return self.free <= 0 and time.monotonic() >= self._next_probe
 
-    async def look(self, config: EnvConfig) -> None:
-        """Ask how it is. A host that serves something else than `config` says is refused."""
+    async def probe(self, config: EnvConfig) -> None:
+        """Update its state from /health. A host that serves other environments than `config` is rejected."""
         try:
             async with open_session() as session:
-                answer = await self.call(session, "GET", "/health", where="start", seconds=LOOK_SECONDS)
-            health = wire.health_from_json(wire.read_json(answer.body, "start"), "start")
+                response = await self.call(session, "GET", "/health", where="start", seconds=PROBE_SECONDS)
+            health = wire.health_from_json(wire.read_json(response.body, "start"), "start")
             self._check(health, config)
         except HostLost:
             pass
         except EnvError as fault:
-            self._refuse(fault)
+            self._reject(fault)
         else:
-            self.free, self.lost_since, self.refusal = health.free, None, ""
-            self._look_at = time.monotonic() + FULL_PAUSE
+            self.free, self.lost_since, self.rejection = health.free, None, ""
+            self._next_probe = time.monotonic() + FULL_SECONDS
         finally:
-            self.looked = True
+            self.was_probed = True
 
-    async def take(self, session: aiohttp.ClientSession) -> str | None:
-        """A slot: the name of the episode in it; None where there is none, and that is remembered."""
+    async def acquire_slot(self, session: aiohttp.ClientSession) -> str | None:
+        """Take a slot and return its episode id; None if the host has none or is lost."""
         self.free -= 1
         try:
-            answer = await self.call(
-                session, "POST", "/episodes", where="start", seconds=LOOK_SECONDS, body={}
+            response = await self.call(
+                session, "POST", "/episodes", where="start", seconds=PROBE_SECONDS, body={}
             )
-            episode = answer.headers.get(wire.EPISODE, "")
+            episode = response.headers.get(wire.EPISODE, "")
             if not re.fullmatch("[0-9a-f]+", episode):
-                raise EnvError("start", f"{self.name}: gave no episode")
+                raise EnvError("start", f"{self.name}: returned no episode id")
         except NoFreeSlot:
             self.free = 0
-            self._look_at = time.monotonic() + FULL_PAUSE
+            self._next_probe = time.monotonic() + FULL_SECONDS
         except HostLost:
             pass
         except EnvError as fault:
-            self._refuse(fault)
+            self._reject(fault)
         else:
             return episode
         return None
@@ -115,9 +117,12 @@ class RemoteHost:
         where: str,
         seconds: float,
         body: Mapping[str, Any] | None = None,
-    ) -> Answer:
-        """Its answer, or the fault that it answers with. HostLost, and the host is set aside, without one."""
-        limit = aiohttp.ClientTimeout(total=seconds, sock_connect=LOOK_SECONDS)
+    ) -> Response:
+        """Call the host and return its response.
+
+        Raises the EnvError that the host reports, or HostLost if it does not respond within `seconds`.
+        """
+        limit = aiohttp.ClientTimeout(total=seconds, sock_connect=PROBE_SECONDS)
         try:
             async with session.request(
                 method,
@@ -126,55 +131,59 @@ class RemoteHost:
                 headers=self._headers,
                 timeout=limit,
                 allow_redirects=False,
-            ) as response:
-                content = await _limited(response, where)
+            ) as reply:
+                content = await _read_body(reply, where)
         except HostLost as lost:
-            self._set_aside(lost.message)
+            self._mark_lost(lost.message)
             raise
         except (aiohttp.ClientError, OSError) as error:
-            late = isinstance(error, TimeoutError)
-            reason = f"no answer within {seconds:g} s" if late else f"{type(error).__name__}: {error}"
-            self._set_aside(f"{self.name}: {reason}")
-            raise HostLost(where, self.trouble) from error
-        if response.status >= 300:
-            raise self._fault(response.status, content, where)
-        return Answer(status=response.status, headers=response.headers, body=content)
+            is_timeout = isinstance(error, TimeoutError)
+            reason = f"no answer within {seconds:g} s" if is_timeout else f"{type(error).__name__}: {error}"
+            self._mark_lost(f"{self.name}: {reason}")
+            raise HostLost(where, self.last_error) from error
+        if reply.status >= 300:
+            raise self._fault(reply.status, content, where)
+        return Response(status=reply.status, headers=reply.headers, body=content)
 
     def _fault(self, status: int, content: bytes, where: str) -> EnvError:
         try:
             return wire.fault_from_json(wire.read_json(content, where), where)
         except BadRequest:
-            return EnvError(where, f"{self.name}: answered {status}, not as an environment host does")
+            return EnvError(where, f"{self.name}: not an environment host: it responded with status {status}")
 
     def _check(self, health: wire.Health, config: EnvConfig) -> None:
         if health.env != config.name:
             raise EnvError("start", f"serves {health.env!r}, but env.name = {config.name!r}")
-        if health.screen != wire.screen_of(config):
+        if health.screen != wire.configured_screen(config):
             raise EnvError(
                 "start",
-                f"has screens of {health.screen}, but env.width and env.height say {wire.screen_of(config)}: "
-                "give its `arpo env-host` the same recipe",
+                f"has screens of {health.screen}, but env.width and env.height are "
+                f"{wire.configured_screen(config)}: start its `arpo env-host` with the same recipe",
             )
 
-    def _refuse(self, fault: EnvError) -> None:
-        reason = f"set {wire.TOKEN} to the host's token" if isinstance(fault, WrongToken) else fault.message
-        self.refusal = f"{self.name}: {reason}"
-        self._set_aside(self.refusal)
+    def _reject(self, fault: EnvError) -> None:
+        reason = (
+            f"set {wire.TOKEN_VARIABLE} to the host's token"
+            if isinstance(fault, WrongToken)
+            else fault.message
+        )
+        self.rejection = f"{self.name}: {reason}"
+        self._mark_lost(self.rejection)
 
-    def _set_aside(self, trouble: str) -> None:
-        """Until it is looked at again. All its episodes may say so at once: that is one reason, not many."""
+    def _mark_lost(self, last_error: str) -> None:
+        """Exclude the host until its next probe. Its episodes may all fail at once: only the first counts."""
         now = time.monotonic()
         if self.lost_since is None:
-            self.lost_since, self._pause = now, FIRST_PAUSE
-        elif now >= self._look_at:
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            self.lost_since, self._backoff = now, MIN_BACKOFF
+        elif now >= self._next_probe:
+            self._backoff = min(2 * self._backoff, MAX_BACKOFF)
         else:
             return
-        self.free, self.trouble, self._look_at = 0, trouble, now + self._pause
+        self.free, self.last_error, self._next_probe = 0, last_error, now + self._backoff
 
 
 class RemoteEnv:
-    """One episode on a host. Every picture crosses the wall once."""
+    """One episode on a host. Each distinct screenshot is transferred once."""
 
     def __init__(
         self, host: RemoteHost, session: aiohttp.ClientSession, episode: str, config: EnvConfig
@@ -183,40 +192,42 @@ class RemoteEnv:
         self._session = session
         self._path = f"/episodes/{episode}"
         self._config = config
-        self._seen: dict[str, Screenshot] = {}
+        self._received: dict[str, Screenshot] = {}
         self._lost = False
         self._closed = False
 
     async def start(self, task: Task) -> Observation:
         body = {"task": wire.task_to_json(task)}
-        answer = await self._post("start", self._config.start_seconds, body)
-        return Observation(screenshot=self._screenshot("start", answer))
+        response = await self._post("start", self._config.start_seconds, body)
+        return Observation(screenshot=self._screenshot("start", response))
 
     async def step(self, actions: tuple[Action, ...]) -> StepResult:
         body = {"actions": wire.actions_to_json(actions)}
-        answer = await self._post("step", self._config.step_seconds, body)
+        response = await self._post("step", self._config.step_seconds, body)
         return StepResult(
-            observation=Observation(screenshot=self._screenshot("step", answer)),
-            terminated=answer.headers.get(wire.TERMINATED) == json.dumps(True),
+            observation=Observation(screenshot=self._screenshot("step", response)),
+            terminated=response.headers.get(wire.TERMINATED) == json.dumps(True),
         )
 
     async def evaluate(self) -> float:
-        answer = await self._post("evaluate", self._config.evaluate_seconds, {})
-        [score] = wire.members(wire.read_json(answer.body, "evaluate"), ("score",), "evaluate", "answer")
+        response = await self._post("evaluate", self._config.evaluate_seconds, {})
+        [score] = wire.object_values(
+            wire.read_json(response.body, "evaluate"), ("score",), "evaluate", "response"
+        )
         return score
 
     async def close(self) -> None:
-        """Nothing is left to close where the host gave the episode up, or is itself gone."""
+        """Does not fail if the episode has expired, or if an earlier call already lost the host."""
         if self._closed:
             return
         self._closed = True
-        limit = LOOK_SECONDS if self._lost else self._config.step_seconds + SLACK_SECONDS
+        limit = PROBE_SECONDS if self._lost else self._config.step_seconds + SLACK_SECONDS
         with suppress(NoSuchEpisode, *([HostLost] if self._lost else [])):
             await self._host.call(self._session, "DELETE", self._path, where="close", seconds=limit)
         if self._host.lost_since is None:
             self._host.free += 1
 
-    async def _post(self, where: str, seconds: float, body: Mapping[str, Any]) -> Answer:
+    async def _post(self, where: str, seconds: float, body: Mapping[str, Any]) -> Response:
         limit = seconds + SLACK_SECONDS
         try:
             return await self._host.call(
@@ -226,101 +237,101 @@ class RemoteEnv:
             self._lost = True
             raise
 
-    def _screenshot(self, where: str, answer: Answer) -> Screenshot:
-        name = answer.headers.get("ETag", "").strip('"')
-        if answer.status == 204:
-            if name not in self._seen:
-                raise EnvError(where, f"{self._host.name}: names a picture that it never sent")
-            return self._seen[name]
-        screenshot = Screenshot.of(answer.body)
+    def _screenshot(self, where: str, response: Response) -> Screenshot:
+        name = response.headers.get("ETag", "").strip('"')
+        if response.status == 204:
+            if name not in self._received:
+                raise EnvError(where, f"{self._host.name}: refers to a screenshot that it never sent")
+            return self._received[name]
+        screenshot = Screenshot.of(response.body)
         if screenshot.sha256 != name:
-            raise EnvError(where, f"{self._host.name}: the picture is not the one that its name says")
-        self._seen[name] = screenshot
+            raise EnvError(where, f"{self._host.name}: the screenshot does not match its ETag")
+        self._received[name] = screenshot
         return screenshot
 
 
 class Hosts:
-    """The source of environments on these hosts: env.parallel at once, or as many as they have slots."""
+    """Leases environments from hosts: at most env.parallel at a time, limited by their slots."""
 
     def __init__(self, hosts: Sequence[RemoteHost], config: EnvConfig) -> None:
         self._hosts = tuple(hosts)
         self._config = config
         self._slots = Slots(config.parallel)
-        self._given = False  # a first lease
-        self._looks: dict[str, asyncio.Task[None]] = {}
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._has_leased = False
+        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._waiters: set[asyncio.Future[None]] = set()
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[Env]:
         async with self._slots(), open_session() as session:
-            host, episode = await self._take(session)
+            host, episode = await self._acquire(session)
             try:
                 yield RemoteEnv(host, session, episode, self._config)
             finally:
-                self._tell()
+                self._notify()
 
-    async def _take(self, session: aiohttp.ClientSession) -> tuple[RemoteHost, str]:
-        """A slot of some host. Waits, while all are full or lost, for the end of a lease or of a look."""
+    async def _acquire(self, session: aiohttp.ClientSession) -> tuple[RemoteHost, str]:
+        """Take a slot of some host. If all are full or lost, waits until a lease or a probe ends."""
         since = time.monotonic()
         while True:
-            self._look_around()
-            if all(host.looked for host in self._hosts):
-                self._refuse_strangers()
+            self._start_probes()
+            if all(host.was_probed for host in self._hosts):
+                self._raise_if_rejected()
                 best = max(self._hosts, key=lambda host: host.free)
                 if best.free > 0:
-                    if episode := await best.take(session):
-                        self._given = True
+                    if episode := await best.acquire_slot(session):
+                        self._has_leased = True
                         return best, episode
                     continue
-                self._give_up_if_lost(since)
-            await self._change(FULL_PAUSE)
+                self._raise_if_all_lost(since)
+            await self._wait_for_change(FULL_SECONDS)
 
-    def _look_around(self) -> None:
-        """Look at every host that is due, without waiting: one that hangs holds nobody up."""
+    def _start_probes(self) -> None:
+        """Start due probes in the background, so that a host that hangs delays no lease."""
         for host in self._hosts:
-            if host.is_due and (host.name not in self._looks or self._looks[host.name].done()):
-                self._looks[host.name] = asyncio.create_task(self._look(host))
+            if host.needs_probe and (host.name not in self._probes or self._probes[host.name].done()):
+                self._probes[host.name] = asyncio.create_task(self._probe(host))
 
-    async def _look(self, host: RemoteHost) -> None:
-        await host.look(self._config)
-        self._tell()
+    async def _probe(self, host: RemoteHost) -> None:
+        await host.probe(self._config)
+        self._notify()
 
-    def _refuse_strangers(self) -> None:
-        """A wrong address or token is the user's mistake, found at the start; later, such a host is lost."""
+    def _raise_if_rejected(self) -> None:
+        """Before the first lease, a rejected host is a user error; later it counts as lost."""
         for host in self._hosts:
-            if host.refusal and not self._given:
-                raise UserError(f"env.hosts: {host.refusal}")
+            if host.rejection and not self._has_leased:
+                raise UserError(f"env.hosts: {host.rejection}")
 
-    def _give_up_if_lost(self, since: float) -> None:
+    def _raise_if_all_lost(self, since: float) -> None:
         lost = [host.lost_since for host in self._hosts if host.lost_since is not None]
         if len(lost) < len(self._hosts):
             return
         if time.monotonic() - max(since, *lost) >= self._config.start_seconds:
-            troubles = "; ".join(host.trouble for host in self._hosts)
-            if not self._given:
+            errors = "; ".join(host.last_error for host in self._hosts)
+            if not self._has_leased:
                 raise UserError(
-                    f"no environment host is in reach: {troubles}: start one with `arpo env-host`, or mend "
+                    f"no environment host is reachable: {errors}: start one with `arpo env-host`, or correct "
                     "env.hosts"
                 )
-            raise EnvError("start", f"no environment host is in reach: {troubles}")
+            raise EnvError("start", f"no environment host is reachable: {errors}")
 
-    async def _change(self, seconds: float) -> None:
-        """Wait for `_tell`, at most so long. (An asyncio.Event would be tied to its first loop.)"""
-        told = asyncio.get_running_loop().create_future()
-        self._waiting.add(told)
+    async def _wait_for_change(self, seconds: float) -> None:
+        """Wait for `_notify`, at most `seconds`. (An asyncio.Event would be tied to its first loop.)"""
+        changed = asyncio.get_running_loop().create_future()
+        self._waiters.add(changed)
         try:
-            await asyncio.wait([told], timeout=seconds)
+            await asyncio.wait([changed], timeout=seconds)
         finally:
-            self._waiting.discard(told)
+            self._waiters.discard(changed)
 
-    def _tell(self) -> None:
-        for told in self._waiting:
-            if not told.done():
-                told.set_result(None)
+    def _notify(self) -> None:
+        for changed in self._waiters:
+            if not changed.done():
+                changed.set_result(None)
 
 
 class LeaseOnStartEnv:
-    """An environment that is leased when it starts, for those who make their environments one by one."""
+    """An environment that takes its lease in `start` and returns it in `close`."""
 
     def __init__(self, source: EnvSource) -> None:
         self._source = source
@@ -344,28 +355,31 @@ class LeaseOnStartEnv:
 
     def _started(self, where: str) -> Env:
         if self._env is None:
-            raise EnvError(where, "was not started")
+            raise EnvError(where, "the environment was not started")
         return self._env
 
 
 def parse_hosts(config: EnvConfig) -> Hosts:
-    """The hosts that env.hosts names: "http://a:8700,http://b:8700"."""
+    """Read the addresses in env.hosts, for example "http://a:8700,http://b:8700"."""
     token = wire.read_token(os.environ)
-    addresses = [_address(entry.strip()) for entry in config.hosts.split(",")]
+    addresses = [_parse_address(entry.strip()) for entry in config.hosts.split(",")]
     for address in addresses:
         if addresses.count(address) > 1:
-            raise UserError(f"env.hosts: {address} is named twice")
-    return Hosts([_fixed(address, token) for address in addresses], config)
+            raise UserError(f"env.hosts: {address} occurs twice: remove one")
+    return Hosts([_host_at(address, token) for address in addresses], config)
 
 
 def add_timeout_slack(config: EnvConfig) -> EnvConfig:
-    """The limits of who waits for a host: it has limits of its own, so only one that hangs is later."""
-    more = 2 * SLACK_SECONDS
+    """Return longer timeouts, for callers of a host.
+
+    The host applies the configured ones itself, so only a host that hangs exceeds the longer ones.
+    """
+    slack = 2 * SLACK_SECONDS
     return replace(
         config,
-        start_seconds=config.start_seconds + more,
-        step_seconds=config.step_seconds + more,
-        evaluate_seconds=config.evaluate_seconds + more,
+        start_seconds=config.start_seconds + slack,
+        step_seconds=config.step_seconds + slack,
+        evaluate_seconds=config.evaluate_seconds + slack,
     )
 
 
@@ -373,26 +387,26 @@ def open_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession()
 
 
-def _fixed(address: str, token: str | None) -> RemoteHost:
+def _host_at(address: str, token: str | None) -> RemoteHost:
     return RemoteHost(address, lambda: address, token)
 
 
-def _address(text: str) -> str:
+def _parse_address(text: str) -> str:
     try:
         url = URL(text)
         origin = url.origin()
-        good = url.scheme in ("http", "https") and url == origin
+        is_valid = url.scheme in ("http", "https") and url == origin
     except ValueError:
-        good = False
-    if not good:
-        raise UserError(f"env.hosts: {text!r} is no address: write http://HOST:PORT, several with commas")
+        is_valid = False
+    if not is_valid:
+        raise UserError(f"env.hosts: {text!r} is not an address: use http://HOST:PORT, separated by commas")
     return str(origin)
 
 
-async def _limited(response: aiohttp.ClientResponse, where: str) -> bytes:
+async def _read_body(reply: aiohttp.ClientResponse, where: str) -> bytes:
     content = bytearray()
-    async for chunk in response.content.iter_any():
+    async for chunk in reply.content.iter_any():
         content += chunk
-        if len(content) > wire.MOST_ANSWER_BYTES:
-            raise EnvError(where, f"the answer has more than {wire.MOST_ANSWER_BYTES} bytes")
+        if len(content) > wire.MAX_RESPONSE_BYTES:
+            raise EnvError(where, f"the response is larger than {wire.MAX_RESPONSE_BYTES} bytes")
     return bytes(content)

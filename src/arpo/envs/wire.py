@@ -1,16 +1,16 @@
-"""What crosses the wall between an environment and who plays in it, when they are not in one process.
+"""The HTTP protocol between `arpo env-host` and its callers.
 
     GET    /health                -> {"env", "screen", "slots", "free", "version"}
-    POST   /episodes              {} -> 201, Arpo-Episode: ID; a slot is taken
-    POST   /episodes/ID/start     {"task": {…}} -> a picture
-    POST   /episodes/ID/step      {"actions": [{"do": "Wait"}, …]} -> a picture, Arpo-Terminated
+    POST   /episodes              {} -> 201, header Arpo-Episode: ID; takes a slot
+    POST   /episodes/ID/start     {"task": {…}} -> screenshot
+    POST   /episodes/ID/step      {"actions": [{"do": "Wait"}, …]} -> screenshot, header Arpo-Terminated
     POST   /episodes/ID/evaluate  {} -> {"score": 0.5}
-    DELETE /episodes/ID           -> 204; closed, the slot is free
+    DELETE /episodes/ID           -> 204; closes the environment and frees the slot
 
-A picture is a PNG with its sha256 as ETag; one that this episode was sent before is 204 and the ETag alone.
-Faults and refusals are {"kind", "where", "message"}: the class, and what it was made with. What is not
-exactly so is a `BadRequest` that names the place: nothing is guessed, nothing is left out, and no class is
-looked up by name but actions and faults.
+A screenshot is a PNG with its sha256 as ETag; if the episode was sent the same one before, the response is
+204 with the ETag alone. An error is {"kind": class name, "where": call, "message": text}. Every message is
+checked strictly: an unknown or missing key or a wrong type is a `BadRequest` that names its path, such as
+"actions[1].keys". Only actions and errors are looked up by class name.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from arpo.storage.codec import ACTIONS, action_to_json
 from arpo.types import Task
 
 EPISODE, TERMINATED = "Arpo-Episode", "Arpo-Terminated"
-MOST_REQUEST_BYTES = 8 << 20
-MOST_ANSWER_BYTES = 64 << 20
-TOKEN = "ARPO_HOST_TOKEN"
-SHORTEST_TOKEN = 16
-DRAWN_TO_SIZE = ("desk", "osworld")  # whose screens are env.width x env.height
+MAX_REQUEST_BYTES = 8 << 20
+MAX_RESPONSE_BYTES = 64 << 20
+TOKEN_VARIABLE = "ARPO_HOST_TOKEN"
+MIN_TOKEN_LENGTH = 16
+SIZED_BY_RECIPE = ("desk", "osworld")  # their screens are env.width x env.height
 
 
 class BadRequest(EnvError):
-    """A request that is not in the protocol."""
+    """The request does not follow the protocol."""
 
 
 class WrongToken(EnvError):
-    """The caller did not show the host's token."""
+    """The request does not carry the host's token."""
 
 
 class NoSuchEpisode(EnvError):
-    """Never was, was closed, or was given up by its host."""
+    """The episode never existed, was closed, or expired."""
 
 
 class OutOfTurn(EnvError):
-    """The episode cannot take this call now: it is at another one, has begun already, or not yet."""
+    """The call is not allowed now: another call is running, or `start` comes twice or not first."""
 
 
 class NoFreeSlot(EnvError):
-    """Every slot of the host is taken."""
+    """All slots of the host are in use."""
 
 
 STATUS: Mapping[type[EnvError], int] = {
@@ -69,7 +69,10 @@ _KINDS = {kind.__name__: kind for kind in STATUS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What a host says of itself. `screen` is (width, height) where the recipe decides it."""
+    """The state of a host. `screen` is (width, height) if the recipe sets it, otherwise None.
+
+    >>> Health(env="desk", screen=(224, 168), slots=32, free=30, version="0.1.0")
+    """
 
     env: str
     screen: tuple[int, int] | None
@@ -78,17 +81,19 @@ class Health:
     version: str
 
 
-def screen_of(config: EnvConfig) -> tuple[int, int] | None:
-    return (config.width, config.height) if config.name in DRAWN_TO_SIZE else None
+def configured_screen(config: EnvConfig) -> tuple[int, int] | None:
+    return (config.width, config.height) if config.name in SIZED_BY_RECIPE else None
 
 
 def read_token(environ: Mapping[str, str]) -> str | None:
-    """The secret that a host and its callers share; None where there is none."""
-    token = environ.get(TOKEN)
+    """Return the secret that the host and its callers share, or None if the variable is not set."""
+    token = environ.get(TOKEN_VARIABLE)
     if token is None:
         return None
-    if len(token) < SHORTEST_TOKEN or not (token.isascii() and token.isprintable()) or " " in token:
-        raise UserError(f"{TOKEN}: must be at least {SHORTEST_TOKEN} letters and digits, without spaces")
+    if len(token) < MIN_TOKEN_LENGTH or not (token.isascii() and token.isprintable()) or " " in token:
+        raise UserError(
+            f"{TOKEN_VARIABLE}: must be at least {MIN_TOKEN_LENGTH} ASCII characters without spaces"
+        )
     return token
 
 
@@ -99,16 +104,18 @@ def read_json(body: bytes, where: str) -> Any:
         raise BadRequest(where, f"the body is not JSON: {error}") from error
 
 
-def members(value: Any, names: Sequence[str], where: str, place: str) -> list[Any]:
-    """The values of an object that has these keys and no others."""
+def object_values(value: Any, names: Sequence[str], where: str, path: str) -> list[Any]:
+    """Return the values of `names`, in order. Raises BadRequest unless the object has exactly these keys."""
     if not isinstance(value, dict):
-        raise BadRequest(where, f"{place}: must be an object, not {_shown(value)}")
+        raise BadRequest(where, f"{path}: must be an object, not {_short_repr(value)}")
     for name in value:
         if name not in names:
-            raise BadRequest(where, f"{place}: no such key {_shown(name)}; there are: {', '.join(names)}")
+            raise BadRequest(
+                where, f"{path}: no such key {_short_repr(name)}; the keys are: {', '.join(names)}"
+            )
     for name in names:
         if name not in value:
-            raise BadRequest(where, f"{place}: key {name!r} is missing")
+            raise BadRequest(where, f"{path}: key {name!r} is missing")
     return [value[name] for name in names]
 
 
@@ -118,7 +125,7 @@ def task_to_json(task: Task) -> dict[str, Any]:
 
 def task_from_json(value: Any, where: str) -> Task:
     names = [entry.name for entry in fields(Task)]
-    given = dict(zip(names, members(value, names, where, "task"), strict=True))
+    given = dict(zip(names, object_values(value, names, where, "task"), strict=True))
     for name in ("id", "instruction", "snapshot", "domain"):
         _expect(given[name], str, where, f"task.{name}")
     _expect(given["evaluator"], dict, where, "task.evaluator")
@@ -143,11 +150,11 @@ def fault_to_json(fault: EnvError) -> dict[str, str]:
 
 
 def fault_from_json(value: Any, where: str) -> EnvError:
-    """A class of fault that this side does not know is an EnvError."""
-    kind, place, message = members(value, ("kind", "where", "message"), where, "fault")
-    for text in (kind, place, message):
+    """An unknown kind becomes an EnvError."""
+    kind, call, message = object_values(value, ("kind", "where", "message"), where, "fault")
+    for text in (kind, call, message):
         _expect(text, str, where, "fault")
-    return _KINDS.get(kind, EnvError)(place, message)
+    return _KINDS.get(kind, EnvError)(call, message)
 
 
 def status_of(fault: EnvError) -> int:
@@ -160,7 +167,7 @@ def health_to_json(health: Health) -> dict[str, Any]:
 
 def health_from_json(value: Any, where: str) -> Health:
     names = [entry.name for entry in fields(Health)]
-    given = dict(zip(names, members(value, names, where, "health"), strict=True))
+    given = dict(zip(names, object_values(value, names, where, "health"), strict=True))
     for name, kind in {"env": str, "slots": int, "free": int, "version": str}.items():
         _expect(given[name], kind, where, f"health.{name}")
     if given["screen"] is not None:
@@ -170,55 +177,55 @@ def health_from_json(value: Any, where: str) -> Health:
 
 
 def _kind(fault: EnvError) -> type[EnvError]:
-    """The nearest class that the other side knows too."""
+    """The nearest base class that is part of the protocol."""
     return next(kind for kind in type(fault).__mro__ if kind in STATUS)
 
 
-def _action(value: Any, where: str, place: str) -> Action:
-    name = _expect(value, dict, where, place).get("do")
+def _action(value: Any, where: str, path: str) -> Action:
+    name = _expect(value, dict, where, path).get("do")
     kind = ACTIONS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise BadRequest(where, f"{place}: no such action {_shown(name)}")
+        raise BadRequest(where, f"{path}: no such action {_short_repr(name)}")
     hints = get_type_hints(kind)
-    _, *arguments = members(value, ("do", *hints), where, place)
+    _, *arguments = object_values(value, ("do", *hints), where, path)
     read = {
-        field: _READERS[hint](argument, where, f"{place}.{field}")
+        field: _READERS[hint](argument, where, f"{path}.{field}")
         for (field, hint), argument in zip(hints.items(), arguments, strict=True)
     }
     return kind(**read)
 
 
-def _point(value: Any, where: str, place: str) -> Point:
-    x, y = members(value, ("x", "y"), where, place)
-    return Point(_coordinate(x, where, f"{place}.x"), _coordinate(y, where, f"{place}.y"))
+def _point(value: Any, where: str, path: str) -> Point:
+    x, y = object_values(value, ("x", "y"), where, path)
+    return Point(_coordinate(x, where, f"{path}.x"), _coordinate(y, where, f"{path}.y"))
 
 
-def _coordinate(value: Any, where: str, place: str) -> float:
+def _coordinate(value: Any, where: str, path: str) -> float:
     if type(value) not in (int, float) or not abs(value) < math.inf:
-        raise BadRequest(where, f"{place}: must be a finite number, not {_shown(value)}")
+        raise BadRequest(where, f"{path}: must be a finite number, not {_short_repr(value)}")
     return value
 
 
-def _point_or_none(value: Any, where: str, place: str) -> Point | None:
-    return None if value is None else _point(value, where, place)
+def _point_or_none(value: Any, where: str, path: str) -> Point | None:
+    return None if value is None else _point(value, where, path)
 
 
-def _direction(value: Any, where: str, place: str) -> Direction:
+def _direction(value: Any, where: str, path: str) -> Direction:
     if value not in list(Direction):
-        raise BadRequest(where, f"{place}: must be one of {', '.join(Direction)}, not {_shown(value)}")
+        raise BadRequest(where, f"{path}: must be one of {', '.join(Direction)}, not {_short_repr(value)}")
     return Direction(value)
 
 
-def _texts(value: Any, where: str, place: str) -> tuple[str, ...]:
-    return tuple(_expect(text, str, where, place) for text in _expect(value, list, where, place))
+def _texts(value: Any, where: str, path: str) -> tuple[str, ...]:
+    return tuple(_expect(text, str, where, path) for text in _expect(value, list, where, path))
 
 
-def _text(value: Any, where: str, place: str) -> str:
-    return _expect(value, str, where, place)
+def _text(value: Any, where: str, path: str) -> str:
+    return _expect(value, str, where, path)
 
 
-def _flag(value: Any, where: str, place: str) -> bool:
-    return _expect(value, bool, where, place)
+def _flag(value: Any, where: str, path: str) -> bool:
+    return _expect(value, bool, where, path)
 
 
 _READERS: Mapping[Any, Any] = {
@@ -229,20 +236,20 @@ _READERS: Mapping[Any, Any] = {
     str: _text,
     bool: _flag,
 }
-_CALLED = {str: "a text", bool: "true or false", int: "a whole number", list: "a list", dict: "an object"}
+_TYPE_NAMES = {str: "a text", bool: "true or false", int: "a whole number", list: "a list", dict: "an object"}
 
 
-def _expect(value: Any, kind: type, where: str, place: str) -> Any:
+def _expect(value: Any, kind: type, where: str, path: str) -> Any:
     if type(value) is not kind:
-        raise BadRequest(where, f"{place}: must be {_CALLED[kind]}, not {_shown(value)}")
+        raise BadRequest(where, f"{path}: must be {_TYPE_NAMES[kind]}, not {_short_repr(value)}")
     return value
 
 
 def _pair(value: Any, where: str) -> list[Any]:
     if len(_expect(value, list, where, "health.screen")) != 2:
-        raise BadRequest(where, f"health.screen: must be [width, height], not {_shown(value)}")
+        raise BadRequest(where, f"health.screen: must be [width, height], not {_short_repr(value)}")
     return value
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     return repr(value)[:60]

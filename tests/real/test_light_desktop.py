@@ -1,4 +1,4 @@
-"""The light desktop at work: real applications, and input and pictures through OSWorld's guest protocol."""
+"""The light desktop with real applications: input and screenshots through OSWorld's guest protocol."""
 
 import io
 import json
@@ -45,9 +45,9 @@ def size(png):
     return Image.open(io.BytesIO(png)).size
 
 
-def screen_of_terminal(guest):
-    """(left, top) of the terminal's text."""
-    tree = ElementTree.fromstring(json.loads(guest.ask("/accessibility")[1])["AT"])
+def terminal_position(guest):
+    """(left, top) of the terminal's text, in pixels."""
+    tree = ElementTree.fromstring(json.loads(guest.request("/accessibility")[1])["AT"])
     (element,) = tree.iter("terminal")
     left, top = element.attrib[f"{COMPONENT}screencoord"].strip("()").split(",")
     return int(left), int(top)
@@ -57,119 +57,121 @@ def selected(guest):
     return guest.run("xclip -out -selection primary")["output"]
 
 
-def test_a_picture_has_the_screens_size_and_shows_the_cursor(guest):
-    guest.play("pyautogui.moveTo(600, 500)")
-    there = Image.open(io.BytesIO(guest.picture())).convert("RGB")
-    guest.play("pyautogui.moveTo(900, 300)")
-    away = Image.open(io.BytesIO(guest.picture())).convert("RGB")
+def test_a_screenshot_has_the_screens_size_and_shows_the_cursor(guest):
+    guest.run_pyautogui("pyautogui.moveTo(600, 500)")
+    there = Image.open(io.BytesIO(guest.screenshot())).convert("RGB")
+    guest.run_pyautogui("pyautogui.moveTo(900, 300)")
+    away = Image.open(io.BytesIO(guest.screenshot())).convert("RGB")
     assert there.size == (SETTINGS.width, SETTINGS.height)
     around = (590, 490, 630, 530)
     assert there.crop(around).tobytes() != away.crop(around).tobytes()
     assert away.crop(around).tobytes() == away.crop((190, 490, 230, 530)).tobytes()
-    assert json.loads(guest.ask("/cursor_position")[1]) == [900, 300]
-    assert json.loads(guest.ask("/screen_size", {})[1]) == {
+    assert json.loads(guest.request("/cursor_position")[1]) == [900, 300]
+    assert json.loads(guest.request("/screen_size", {})[1]) == {
         "width": SETTINGS.width,
         "height": SETTINGS.height,
     }
 
 
-def test_nothing_done_means_the_same_picture(guest):
-    assert guest.picture() == guest.picture()
+def test_screenshots_of_an_unchanged_screen_are_equal(guest):
+    assert guest.screenshot() == guest.screenshot()
 
 
-def test_other_sizes_of_screen():
+def test_other_screen_sizes():
     with booted(type(SETTINGS)(width=641, height=479, home_megabytes=64, network=False)) as guest:
-        assert size(guest.picture()) == (641, 479)
+        assert size(guest.screenshot()) == (641, 479)
 
 
 @pytest.mark.parametrize("text", [PRINTABLE, FOREIGN])
 def test_text_is_typed_exactly(terminal, text):
-    terminal.play("pyautogui.write('cat > typed'); pyautogui.press('enter')")
-    answer = terminal.play(f"pyautogui.write({text!r}); pyautogui.press('enter')")
-    assert (answer["status"], answer["error"], answer["returncode"]) == ("success", "", 0)
-    terminal.play("pyautogui.hotkey('ctrl', 'd')")
-    terminal.picture()
+    terminal.run_pyautogui("pyautogui.write('cat > typed'); pyautogui.press('enter')")
+    result = terminal.run_pyautogui(f"pyautogui.write({text!r}); pyautogui.press('enter')")
+    assert (result["status"], result["error"], result["returncode"]) == ("success", "", 0)
+    terminal.run_pyautogui("pyautogui.hotkey('ctrl', 'd')")
+    terminal.screenshot()
     assert terminal.file("/home/user/typed") == (200, f"{text}\n".encode())
 
 
-def test_what_a_model_types_arrives_also_where_pasting_would_not(terminal):
+def test_a_type_action_works_in_a_terminal(terminal):
     text = "echo 'naïve: 漢字 < > €' > typed"
-    terminal.play(program([Type(text=text, submit=True)]))
-    terminal.picture()
+    terminal.run_pyautogui(program([Type(text=text, submit=True)]))
+    terminal.screenshot()
     assert terminal.file("/home/user/typed") == (200, "naïve: 漢字 < > €\n".encode())
 
 
 def test_many_different_characters_in_one_text(terminal):
     text = "".join(map(chr, range(0x4E00, 0x4E00 + 60)))
-    terminal.play(f"pyautogui.write({f'echo {text} > typed'!r}); pyautogui.press('enter')")
-    terminal.picture()
+    terminal.run_pyautogui(f"pyautogui.write({f'echo {text} > typed'!r}); pyautogui.press('enter')")
+    terminal.screenshot()
     assert terminal.file("/home/user/typed") == (200, f"{text}\n".encode())
 
 
-def test_an_unknown_key_is_passed_over_and_named(guest):
-    answer = guest.play("pyautogui.press('hyper')")
-    assert (answer["status"], answer["error"]) == ("success", "unknown key 'hyper', passed over")
+def test_an_unknown_key_is_skipped_with_a_warning(guest):
+    result = guest.run_pyautogui("pyautogui.press('hyper')")
+    assert (result["status"], result["error"]) == ("success", "unknown key 'hyper', skipped")
 
 
-def test_a_program_that_is_no_plain_input_runs_as_python(guest):
-    guest.play("pyautogui.moveTo(123, 45)")
-    assert guest.play("print(pyautogui.position())")["output"] == "Point(x=123, y=45)\n"
-    assert guest.play("import platform; print(platform.system())") == {
+def test_other_programs_run_with_python(guest):
+    guest.run_pyautogui("pyautogui.moveTo(123, 45)")
+    assert guest.run_pyautogui("print(pyautogui.position())")["output"] == "Point(x=123, y=45)\n"
+    assert guest.run_pyautogui("import platform; print(platform.system())") == {
         "status": "success", "output": "Linux\n", "error": "", "returncode": 0
     }  # fmt: skip
-    assert guest.play("1 / 0")["returncode"] == 1
+    assert guest.run_pyautogui("1 / 0")["returncode"] == 1
 
 
 def test_the_clipboard(guest):
-    guest.play("import pyperclip; pyperclip.copy('pasté')")
+    guest.run_pyautogui("import pyperclip; pyperclip.copy('pasté')")
     assert guest.output("xclip -out -selection clipboard") == "pasté"
-    assert guest.play("import pyperclip; print(pyperclip.paste())")["output"] == "pasté\n"
+    assert guest.run_pyautogui("import pyperclip; print(pyperclip.paste())")["output"] == "pasté\n"
 
 
 def test_double_click_drag_and_single_clicks(terminal):
-    terminal.play("pyautogui.write(\"PS1=; clear; echo alpha beta gamma\"); pyautogui.press('enter')")
-    terminal.picture()
-    left, top = screen_of_terminal(terminal)
+    terminal.run_pyautogui(
+        "pyautogui.write(\"PS1=; clear; echo alpha beta gamma\"); pyautogui.press('enter')"
+    )
+    terminal.screenshot()
+    left, top = terminal_position(terminal)
     word = f"{left + 15}, {top + 10}"
-    terminal.play(f"pyautogui.click({word})")
-    terminal.play(f"pyautogui.click({word})")
+    terminal.run_pyautogui(f"pyautogui.click({word})")
+    terminal.run_pyautogui(f"pyautogui.click({word})")
     assert selected(terminal) == ""
-    terminal.play(f"pyautogui.doubleClick({word})")
-    terminal.picture()
+    terminal.run_pyautogui(f"pyautogui.doubleClick({word})")
+    terminal.screenshot()
     assert selected(terminal) == "alpha"
-    terminal.play(
+    terminal.run_pyautogui(
         f"pyautogui.moveTo({left + 2}, {top + 10}); pyautogui.dragTo({left + 500}, {top + 10}, 0.3)"
     )
-    terminal.picture()
+    terminal.screenshot()
     assert selected(terminal).strip() == "alpha beta gamma"
 
 
 def test_the_wheel_scrolls(terminal):
-    terminal.play("pyautogui.write('seq 1 500'); pyautogui.press('enter')")
-    terminal.picture()
-    left, top = screen_of_terminal(terminal)
-    below = terminal.picture()
-    terminal.play(f"pyautogui.scroll(5, {left + 50}, {top + 50})")
-    assert terminal.picture() != below
-    terminal.play("pyautogui.scroll(-50)")
-    terminal.play("pyautogui.moveTo(5, 5)")
-    text = json.loads(terminal.ask("/terminal")[1])["output"]
+    terminal.run_pyautogui("pyautogui.write('seq 1 500'); pyautogui.press('enter')")
+    terminal.screenshot()
+    left, top = terminal_position(terminal)
+    below = terminal.screenshot()
+    terminal.run_pyautogui(f"pyautogui.scroll(5, {left + 50}, {top + 50})")
+    assert terminal.screenshot() != below
+    terminal.run_pyautogui("pyautogui.scroll(-50)")
+    terminal.run_pyautogui("pyautogui.moveTo(5, 5)")
+    text = json.loads(terminal.request("/terminal")[1])["output"]
     assert "\n499\n500\n" in text
 
 
-def test_the_terminal_is_read_only_where_it_is_in_front(terminal):
-    terminal.play("pyautogui.write('echo grün'); pyautogui.press('enter')")
-    terminal.picture()
-    assert "\ngrün\n" in json.loads(terminal.ask("/terminal")[1])["output"]
+def test_only_the_focused_terminal_is_read(terminal):
+    terminal.run_pyautogui("pyautogui.write('echo grün'); pyautogui.press('enter')")
+    terminal.screenshot()
+    assert "\ngrün\n" in json.loads(terminal.request("/terminal")[1])["output"]
     terminal.launch("gedit")
-    assert json.loads(terminal.ask("/terminal")[1]) == {"output": None, "status": "success"}
+    assert json.loads(terminal.request("/terminal")[1]) == {"output": None, "status": "success"}
 
 
-def test_the_keys_and_the_dock_open_a_terminal(guest):
-    guest.play(
+def test_the_keyboard_shortcut_opens_a_terminal(guest):
+    guest.run_pyautogui(
         "pyautogui.hotkey('ctrl', 'alt', 't'); pyautogui.write('touch typed'); pyautogui.press('enter')"
     )
-    guest.picture()
+    guest.screenshot()
     assert guest.file("/home/user/typed") == (200, b"")
 
 
@@ -184,39 +186,39 @@ def test_the_keys_and_the_dock_open_a_terminal(guest):
         (("google-chrome",), "New Tab - Chromium"),
     ],
 )
-def test_applications_come_up_alone_and_at_once(guest, command, title):
-    """No tips, no questions, no tour: the application's window and nothing else."""
-    empty = guest.picture()
+def test_applications_open_only_their_own_window(guest, command, title):
+    """No tips, questions or tours appear."""
+    empty = guest.screenshot()
     guest.launch(*command)
-    shown = guest.picture()
+    shown = guest.screenshot()
     assert titles(guest) == [title]
     assert shown != empty
 
 
-def test_windows_are_found_by_the_names_that_tasks_use(guest):
+def test_windows_are_found_by_the_names_in_tasks(guest):
     guest.launch("gnome-terminal")
     guest.launch("google-chrome")
-    assert guest.ask("/setup/activate_window", {"window_name": "Terminal"})[0] == 200
-    guest.picture()
-    assert json.loads(guest.ask("/terminal")[1])["output"] is not None
-    assert guest.ask("/setup/activate_window", {"window_name": "Google Chrome"})[0] == 200
-    guest.picture()
-    assert json.loads(guest.ask("/terminal")[1])["output"] is None
-    assert guest.ask("/setup/close_window", {"window_name": "Terminal", "strict": True})[0] == 200
-    guest.picture()
+    assert guest.request("/setup/activate_window", {"window_name": "Terminal"})[0] == 200
+    guest.screenshot()
+    assert json.loads(guest.request("/terminal")[1])["output"] is not None
+    assert guest.request("/setup/activate_window", {"window_name": "Google Chrome"})[0] == 200
+    guest.screenshot()
+    assert json.loads(guest.request("/terminal")[1])["output"] is None
+    assert guest.request("/setup/close_window", {"window_name": "Terminal", "strict": True})[0] == 200
+    guest.screenshot()
     assert titles(guest) == ["New Tab - Chromium"]
 
 
 def test_files_open_in_their_applications(guest):
     guest.run("echo hello > ~/Desktop/note.txt; printf 'a,b\\n1,2\\n' > /tmp/t.csv")
     guest.run("soffice --headless --convert-to xlsx --outdir ~/Desktop /tmp/t.csv")
-    assert guest.ask("/setup/open_file", {"path": "~/Desktop/note.txt"})[0] == 200
-    assert guest.ask("/setup/open_file", {"path": "/home/user/Desktop/t.xlsx"})[0] == 200
+    assert guest.request("/setup/open_file", {"path": "~/Desktop/note.txt"})[0] == 200
+    assert guest.request("/setup/open_file", {"path": "/home/user/Desktop/t.xlsx"})[0] == 200
     assert titles(guest) == ["note.txt (~/Desktop) - gedit", "t.xlsx - LibreOffice Calc"]
-    assert guest.ask("/setup/open_file", {"path": "~/Desktop/none.txt"})[0] == 404
+    assert guest.request("/setup/open_file", {"path": "~/Desktop/none.txt"})[0] == 404
 
 
-def test_the_browsers_and_the_players_ports_lead_inside(guest):
+def test_the_ports_of_browser_and_player_reach_the_guest(guest):
     guest.launch("google-chrome", "--remote-debugging-port=1337")
     guest.launch("socat", "tcp-listen:9222,fork", "tcp:localhost:1337")
     guest.run("timeout 10 sh -c 'until curl -s localhost:9222/json/version; do sleep 0.1; done'")
@@ -236,7 +238,7 @@ def test_the_browsers_and_the_players_ports_lead_inside(guest):
         assert b"<state>stopped</state>" in got.read()
 
 
-def test_settings_of_the_desktop_last(guest):
+def test_desktop_settings_are_kept(guest):
     assert guest.output("gsettings set org.gnome.desktop.session idle-delay 300; gsettings get "
                         "org.gnome.desktop.session idle-delay") == "uint32 300\n"  # fmt: skip
     assert "-0500" in guest.output("timedatectl") or "-0400" in guest.output("timedatectl")
@@ -246,10 +248,10 @@ def test_settings_of_the_desktop_last(guest):
     assert guest.run("timedatectl set-timezone Nowhere")["returncode"] == 1
 
 
-def test_a_wallpaper_is_shown_and_given_back(guest):
+def test_a_wallpaper_is_shown_and_returned(guest):
     guest.run(
         "python3 -c \"from PIL import Image; Image.new('RGB', (40, 30), (200, 10, 20)).save('red.png')\""
     )
-    assert guest.ask("/setup/change_wallpaper", {"path": "/home/user/red.png"})[0] == 200
-    assert Image.open(io.BytesIO(guest.picture())).convert("RGB").getpixel((300, 700)) == (200, 10, 20)
-    assert guest.ask("/wallpaper", {}) == guest.file("/home/user/red.png")
+    assert guest.request("/setup/change_wallpaper", {"path": "/home/user/red.png"})[0] == 200
+    assert Image.open(io.BytesIO(guest.screenshot())).convert("RGB").getpixel((300, 700)) == (200, 10, 20)
+    assert guest.request("/wallpaper", {}) == guest.file("/home/user/red.png")

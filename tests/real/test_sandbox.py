@@ -1,4 +1,4 @@
-"""The walls of a light desktop: what can not be reached from it, and what is left of it when it ends."""
+"""Isolation of the light desktop from its host, and cleanup after it ends."""
 
 import contextlib
 import http.server
@@ -17,7 +17,7 @@ import pytest
 from arpo.envs.osworld.sandbox import GUEST_PACKAGES, LOG_BYTES, Sandbox
 from arpo.errors import EnvError, EnvTimeout, UserError
 from guests import BOOT_SECONDS, SETTINGS, booted
-from places import ROOT
+from osworld_files import ROOT
 
 sys.path.append(str(ROOT / "tests"))
 from processes import descendants, parents, wait_until
@@ -33,7 +33,7 @@ def guest():
         yield running
 
 
-def refused(port):
+def is_refused(port):
     try:
         socket.create_connection(("127.0.0.1", port), timeout=10).close()
     except ConnectionRefusedError:
@@ -42,16 +42,16 @@ def refused(port):
 
 
 def memory():
-    """Bytes that this process occupies."""
+    """Resident memory of this process, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_wrong_token_is_refused(guest):
-    assert guest.ask("/screenshot", token="wrong")[0] == 401
-    assert guest.ask("/execute", {"command": ["true"]}, token="wrong")[0] == 401
+    assert guest.request("/screenshot", token="wrong")[0] == 401
+    assert guest.request("/execute", {"command": ["true"]}, token="wrong")[0] == 401
 
 
-def test_it_is_the_user_of_a_machine_of_its_own(guest):
+def test_the_guest_has_its_own_user_and_host_name(guest):
     assert guest.output("id -un; hostname; echo $HOME; pwd; whoami; sudo id -u").split() == [
         "user", "user-virtual-machine", "/home/user", "/home/user", "user", "1000"
     ]  # fmt: skip
@@ -70,11 +70,11 @@ def test_it_is_the_user_of_a_machine_of_its_own(guest):
         "/etc/ssl/private",
     ],
 )
-def test_what_is_the_hosts_alone_is_not_there(guest, path):
+def test_private_paths_of_the_host_are_missing(guest, path):
     assert guest.run(f"test -e '{path}'")["returncode"] == 1
 
 
-def test_a_file_of_the_host_can_not_be_asked_for(guest, tmp_path):
+def test_a_file_of_the_host_cannot_be_read(guest, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("mine")
     assert guest.file(str(secret))[0] == 404
@@ -82,7 +82,7 @@ def test_a_file_of_the_host_can_not_be_asked_for(guest, tmp_path):
     assert guest.file("/home/user/../../../../root/.bashrc")[0] == 404
 
 
-def test_nothing_of_the_host_can_be_written(guest):
+def test_the_hosts_folders_are_read_only(guest):
     for folder in (
         "/",
         "/usr",
@@ -107,12 +107,12 @@ def test_the_hosts_environment_does_not_leak(guest):
     )
 
 
-def test_it_sees_its_own_processes_only(guest):
+def test_the_guest_sees_only_its_own_processes(guest):
     assert str(os.getpid()) not in guest.output("ps -e -o args").split()
     assert "pytest" not in guest.output("ps -e -o args")
 
 
-def test_the_network_can_not_be_reached(guest):
+def test_the_network_cannot_be_reached(guest):
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     reach = "python3 -c 'import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)'"
@@ -124,29 +124,29 @@ def test_the_network_can_not_be_reached(guest):
     listening.close()
 
 
-def test_a_full_disk_hurts_nobody():
+def test_the_server_survives_a_full_disk():
     with booted(replace(SETTINGS, home_megabytes=64)) as guest:
-        answer = guest.run(
+        result = guest.run(
             "head -c 200000000 /dev/zero > ~/fill; head -c 200000000 /dev/zero > /tmp/fill; sync"
         )
-        assert answer["error"].count("No space left on device") == 2
+        assert result["error"].count("No space left on device") == 2
         assert guest.output("du -m ~/fill").split()[0] in {"63", "64"}
-        assert guest.picture().startswith(b"\x89PNG")
+        assert guest.screenshot().startswith(b"\x89PNG")
         body = b'--b\r\nContent-Disposition: form-data; name="file_path"\r\n\r\n/home/user/x\r\n--b--\r\n'
-        assert guest.ask("/setup/upload", body)[0] == 400
+        assert guest.request("/setup/upload", body)[0] == 400
         assert guest.run("rm ~/fill /tmp/fill && echo gone")["output"] == "gone\n"
 
 
-def test_a_flood_of_output_is_read_and_dropped():
+def test_output_beyond_the_limit_is_dropped():
     with booted() as guest:
         before = memory()
         guest.launch("sh", "-c", "yes flood | head -c 200000000; yes flood | head -c 200000000 >&2; sleep 60")
         assert wait_until(lambda: guest.run("pgrep -x yes")["returncode"] == 1, 60.0)
         assert memory() - before < 20 * LOG_BYTES + 50_000_000
-        answer = guest.run("yes line | head -c 50000000")
-        assert len(answer["output"]) < 2**20 + 100
-        assert "bytes more were dropped" in answer["output"]
-        assert guest.picture().startswith(b"\x89PNG")
+        result = guest.run("yes line | head -c 50000000")
+        assert len(result["output"]) < 2**20 + 100
+        assert "more bytes were dropped" in result["output"]
+        assert guest.screenshot().startswith(b"\x89PNG")
 
 
 def test_close_leaves_no_process_no_file_and_no_port(tmp_path, monkeypatch):
@@ -161,31 +161,31 @@ def test_close_leaves_no_process_no_file_and_no_port(tmp_path, monkeypatch):
         guest.sandbox.close()
         assert descendants(os.getpid()) - before == set()
         assert list(tmp_path.iterdir()) == []
-        assert [refused(port) for port in (ports.server, ports.chromium, ports.vlc)] == [True] * 3
+        assert [is_refused(port) for port in (ports.server, ports.chromium, ports.vlc)] == [True] * 3
         guest.sandbox.close()
 
 
 @pytest.mark.parametrize("victims", ["-f [a]rpo.envs", "-x Xvfb"])
-def test_a_guest_that_kills_its_server_or_its_screen_ends_whole(victims):
+def test_a_guest_without_its_server_or_screen_ends_completely(victims):
     before = descendants(os.getpid())
     with booted() as guest:
         with pytest.raises(OSError):
             guest.run(f"pkill -9 {victims}; sleep 60")
-        assert wait_until(lambda: refused(guest.sandbox.ports.server))
+        assert wait_until(lambda: is_refused(guest.sandbox.ports.server))
         assert wait_until(lambda: descendants(os.getpid()) - before == set())
 
 
-def test_a_guest_that_is_killed_from_outside_can_still_be_closed():
+def test_a_killed_guest_can_still_be_closed():
     before = descendants(os.getpid())
     with booted() as guest:
         for process in descendants(os.getpid()) - before:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        assert wait_until(lambda: refused(guest.sandbox.ports.server))
+        assert wait_until(lambda: is_refused(guest.sandbox.ports.server))
     assert descendants(os.getpid()) - before == set()
 
 
-def test_a_killed_parent_takes_its_guest_along():
+def test_the_guest_dies_with_its_parent():
     code = (
         "import sys, time; sys.path[:0] = [{!r}, {!r}]\n"
         "from guests import booted\n"
@@ -200,24 +200,24 @@ def test_a_killed_parent_takes_its_guest_along():
     parent.wait()
     parent.stdout.close()
     assert wait_until(lambda: not family & set(parents()))
-    assert refused(port)
+    assert is_refused(port)
 
 
-def test_a_guest_that_does_not_come_up_in_time_is_a_typed_failure():
+def test_a_guest_that_does_not_start_in_time_raises_a_timeout():
     before = descendants(os.getpid())
     sandbox = Sandbox(SETTINGS)
-    with pytest.raises(EnvTimeout, match="start: the guest did not come up in time"):
+    with pytest.raises(EnvTimeout, match="start: the guest did not start in time"):
         sandbox.boot(0.0)
     assert descendants(os.getpid()) - before == set()
 
 
-def test_a_guest_that_dies_at_its_start_is_heard():
+def test_the_error_of_a_failed_start_has_the_guests_output():
     sandbox = Sandbox(replace(SETTINGS, width=0, height=0))
-    with pytest.raises(EnvError, match=r"the guest ended while it started; its last words: (?s:.*)Xvfb"):
+    with pytest.raises(EnvError, match=r"the guest exited during startup; last output: (?s:.*)Xvfb"):
         sandbox.boot(BOOT_SECONDS)
 
 
-def test_missing_packages_are_the_users_to_install(monkeypatch, tmp_path):
+def test_missing_packages_are_a_user_error(monkeypatch, tmp_path):
     monkeypatch.setenv(GUEST_PACKAGES, str(tmp_path / "none"))
     with pytest.raises(UserError, match="make osworld"):
         Sandbox(SETTINGS).boot(BOOT_SECONDS)
@@ -227,7 +227,7 @@ def test_missing_packages_are_the_users_to_install(monkeypatch, tmp_path):
         Sandbox(SETTINGS).boot(BOOT_SECONDS)
 
 
-def test_desktops_side_by_side_share_nothing():
+def test_parallel_desktops_share_nothing():
     with booted() as one, booted() as two:
         one.run("echo one > /tmp/who; echo one > ~/who; setsid python3 -m http.server 8123 >/dev/null 2>&1 &")
         assert wait_until(lambda: one.run("curl -s localhost:8123")["returncode"] == 0)
@@ -235,11 +235,11 @@ def test_desktops_side_by_side_share_nothing():
         assert two.run("cat /tmp/who ~/who")["output"] == ""
         assert "http.server" not in two.output("ps -e -o args")
         assert one.sandbox.token != two.sandbox.token
-        assert two.ask("/platform", token=one.sandbox.token)[0] == 401
+        assert two.request("/platform", token=one.sandbox.token)[0] == 401
 
 
 def host_address():
-    """An address of this machine that is not its loopback; None where it has none."""
+    """A non-loopback address of this machine, or None."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -248,13 +248,11 @@ def host_address():
         return probe.getsockname()[0]
 
 
-@pytest.mark.skipif(
-    not os.path.exists("/dev/net/tun"), reason="there is no /dev/net/tun for a user-mode network"
-)
-def test_a_network_that_is_asked_for_reaches_out_but_not_to_our_loopback():
+@pytest.mark.skipif(not os.path.exists("/dev/net/tun"), reason="a user-mode network needs /dev/net/tun")
+def test_the_user_mode_network_reaches_the_host_but_not_its_loopback():
     address = host_address()
     if address is None:
-        pytest.skip("this machine has no address but its loopback's")
+        pytest.skip("this machine has only a loopback address")
     handler = http.server.SimpleHTTPRequestHandler
     with (
         http.server.ThreadingHTTPServer(("0.0.0.0", 0), handler) as server,

@@ -1,4 +1,4 @@
-"""A light desktop for a test: booted, asked over its protocol, and gone afterwards."""
+"""A light desktop for a test, with helpers for OSWorld's guest protocol."""
 
 import base64
 import json
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from urllib.parse import urlencode
 
 from arpo.envs.osworld.sandbox import GUEST_PACKAGES, Sandbox, SandboxSettings
-from places import PYTHON
+from osworld_files import PYTHON
 
 os.environ.setdefault(GUEST_PACKAGES, str(PYTHON.parents[1] / "guest-packages"))
 
@@ -22,49 +22,50 @@ class Guest:
     def __init__(self, sandbox):
         self.sandbox = sandbox
 
-    def ask(self, path, body=None, token=None, seconds=120.0):
-        """(status, bytes) of a request: GET without a body, else JSON, or a form where it is bytes."""
+    def request(self, path, body=None, token=None, seconds=120.0):
+        """(status, bytes). Sends GET without a body, a form if the body is bytes, else JSON."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         address = f"http://127.0.0.1:{self.sandbox.ports.server}{path}"
-        request = urllib.request.Request(address, data=data)
+        message = urllib.request.Request(address, data=data)
         credentials = base64.b64encode(f"arpo:{token or self.sandbox.token}".encode()).decode()
-        request.add_header("Authorization", f"Basic {credentials}")
+        message.add_header("Authorization", f"Basic {credentials}")
         try:
-            with urllib.request.urlopen(request, timeout=seconds) as answer:
-                return answer.status, answer.read()
+            with urllib.request.urlopen(message, timeout=seconds) as response:
+                return response.status, response.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
 
-    def picture(self):
-        return self.ask("/screenshot")[1]
+    def screenshot(self):
+        return self.request("/screenshot")[1]
 
     def run(self, command):
-        """What a shell command answers."""
-        status, body = self.ask("/execute", {"command": command, "shell": True})
+        """The JSON response to a shell command."""
+        status, body = self.request("/execute", {"command": command, "shell": True})
         assert status == 200, body
         return json.loads(body)
 
     def output(self, command):
-        answer = self.run(command)
-        assert answer["returncode"] == 0, answer
-        return answer["output"]
+        result = self.run(command)
+        assert result["returncode"] == 0, result
+        return result["output"]
 
-    def play(self, code):
-        """A pyautogui program, sent as desktop-env sends it."""
-        status, body = self.ask("/execute", {"command": ["python", "-c", PREFIX + code], "shell": False})
+    def run_pyautogui(self, code):
+        """Sends a pyautogui program in desktop-env's format."""
+        status, body = self.request("/execute", {"command": ["python", "-c", PREFIX + code], "shell": False})
         assert status == 200, body
         return json.loads(body)
 
     def launch(self, *command):
-        status, body = self.ask("/setup/launch", {"command": list(command), "shell": False})
+        status, body = self.request("/setup/launch", {"command": list(command), "shell": False})
         assert status == 200, body
 
     def file(self, path):
-        return self.ask("/file", urlencode({"file_path": path}).encode())
+        return self.request("/file", urlencode({"file_path": path}).encode())
 
 
 @contextmanager
 def booted(settings=SETTINGS):
+    """Boots a desktop, and closes it at the end of the block."""
     sandbox = Sandbox(settings)
     sandbox.boot(BOOT_SECONDS)
     try:

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the Debian packages of the light desktop that are missing: as root, or by sudo. Where neither is there, or no
-# apt, it names them and stops.
+# Installs the missing Debian packages of the light desktop, as root or with sudo. Without apt, root and sudo, it prints
+# the missing packages and exits with status 2.
 set -eu
 list="$(dirname "$0")/guest/packages.txt"
 
@@ -15,8 +15,8 @@ if [ -z "$missing" ]; then
 fi
 
 if ! command -v apt-get >/dev/null; then
-    echo "The light desktop needs these Debian packages, or what your system calls them:$missing" >&2
-    echo "On a system without apt, host environments on a Debian or Ubuntu machine: arpo env-host --help" >&2
+    echo "The light desktop needs these Debian packages, or their equivalents on your system:$missing" >&2
+    echo "apt-get is not available here. Run the environments on a Debian or Ubuntu machine instead: arpo env-host --help" >&2
     exit 2
 fi
 if [ "$(id -u)" = 0 ]; then
@@ -24,7 +24,7 @@ if [ "$(id -u)" = 0 ]; then
 elif command -v sudo >/dev/null; then
     root="sudo"
 else
-    echo "Ask an administrator to install:$missing" >&2
+    echo "Installing Debian packages needs root or sudo. Ask an administrator to install:$missing" >&2
     exit 2
 fi
 echo "Installing Debian packages:$missing"

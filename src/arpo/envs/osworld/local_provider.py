@@ -1,7 +1,7 @@
-"""The light sandbox as a provider of desktop-env: what starts and stops the machine of one environment.
+"""The light desktop as a desktop-env provider, which starts and stops the machine of one environment.
 
-It has no snapshots and needs none, as every start is from the same prepared home. desktop-env's own requests
-carry the guest's token, because `requests` looks up NETRC by itself.
+It has no snapshots: every start begins with a fresh home. desktop-env's requests carry the guest's token
+because the `requests` library reads the file in the environment variable NETRC.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from desktop_env.providers.base import Provider
 from arpo.envs.osworld.sandbox import Sandbox, SandboxSettings
 from arpo.errors import UserError
 
-NO_SCREEN_SHARING = 0  # the port that desktop-env asks for and never uses
+NO_VNC_PORT = 0  # desktop-env expects a VNC port and never uses it
 
 
 class LocalProvider(Provider):
@@ -33,16 +33,16 @@ class LocalProvider(Provider):
         os.environ["NETRC"] = str(self._netrc)
 
     def get_ip_address(self, path_to_vm: str) -> str:
-        """In the form in which desktop-env takes ports from its Docker provider."""
+        """address:server:chromium:vnc:vlc, the format of desktop-env's Docker provider."""
         assert self._sandbox is not None
         ports = self._sandbox.ports
-        return f"127.0.0.1:{ports.server}:{ports.chromium}:{NO_SCREEN_SHARING}:{ports.vlc}"
+        return f"127.0.0.1:{ports.server}:{ports.chromium}:{NO_VNC_PORT}:{ports.vlc}"
 
     def save_state(self, path_to_vm: str, snapshot_name: str) -> None:
-        raise UserError("a light desktop has no snapshots: it always starts anew")
+        raise UserError("a light desktop has no snapshots: every start is fresh")
 
     def revert_to_snapshot(self, path_to_vm: str, snapshot_name: str) -> str:
-        """What follows is a start, which is fresh."""
+        """Stops the desktop. desktop-env then calls `start_emulator`, which starts a fresh one."""
         self.stop_emulator(path_to_vm)
         return path_to_vm
 

@@ -1,8 +1,9 @@
-"""`python -m arpo.envs.osworld.prepare_home`: records the first start of applications for later use.
+"""`python -m arpo.envs.osworld.prepare_home`: creates the prepared home of the light desktop.
 
-LibreOffice and GIMP take seconds to set themselves up in an empty home. This starts each once in a sandbox
-and keeps what it wrote, beside the guest's packages; every later home begins with it (`guest/fresh_home.py`).
-Without it all works, slower.
+LibreOffice and GIMP take seconds for their first start in an empty home. This module starts each application
+once in a sandbox, and saves its files next to the guest's packages. Every later desktop copies these files
+into its home (`guest/fresh_home.py`). Without them the desktop works too, but applications start more
+slowly.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import tarfile
 import urllib.request
 from pathlib import Path
 
-from arpo.envs.osworld.sandbox import Sandbox, SandboxSettings, warm_home
+from arpo.envs.osworld.sandbox import Sandbox, SandboxSettings, prepared_home
 
 _BOOT_SECONDS = 60.0
-_ANSWER_SECONDS = 120.0
-_SETTINGS = ".config/libreoffice .config/GIMP"  # GIMP's as its start leaves them
-_CACHES = ".cache/babl .cache/gimp"  # written at the end
-_TAR = "cd && tar --file /tmp/warm.tar --ignore-failed-read --exclude .lock"
-_FILL_SCREEN = (  # GIMP's first window, as its own settings say
+_RESPONSE_SECONDS = 120.0
+_SETTINGS_FOLDERS = ".config/libreoffice .config/GIMP"  # saved while GIMP runs
+_CACHE_FOLDERS = ".cache/babl .cache/gimp"  # written when GIMP quits
+_TAR = "cd && tar --file /tmp/home.tar --ignore-failed-read --exclude .lock"
+_MAXIMIZE_GIMP = (  # in GIMP's session settings
     'sed \'s/(maximized "no")/(maximized "yes")/\' /etc/gimp/2.0/sessionrc > ~/.config/GIMP/2.10/sessionrc'
 )
 
@@ -34,23 +35,23 @@ def main() -> None:
         _open(sandbox, "libreoffice", "--writer")
         _quit(sandbox, "soffice.bin")
         _open(sandbox, "gimp")
-        _run(sandbox, _FILL_SCREEN)
-        _run(sandbox, f"{_TAR} --create {_SETTINGS}")
+        _run(sandbox, _MAXIMIZE_GIMP)
+        _run(sandbox, f"{_TAR} --create {_SETTINGS_FOLDERS}")
         _quit(sandbox, "gimp")
-        _run(sandbox, f"{_TAR} --append {_CACHES}")
-        packed = _ask(sandbox, "/file", "file_path=/tmp/warm.tar")
+        _run(sandbox, f"{_TAR} --append {_CACHE_FOLDERS}")
+        archive = _request(sandbox, "/file", "file_path=/tmp/home.tar")
     finally:
         sandbox.close()
-    _unpack(packed, warm_home())
+    _unpack(archive, prepared_home())
 
 
 def _open(sandbox: Sandbox, *command: str) -> None:
-    _ask(sandbox, "/setup/launch", json.dumps({"command": command}))
-    _ask(sandbox, "/screenshot", None)  # which waits until it has come to rest
+    _request(sandbox, "/setup/launch", json.dumps({"command": command}))
+    _request(sandbox, "/screenshot", None)  # waits until the screen is stable
 
 
 def _quit(sandbox: Sandbox, process: str) -> None:
-    _ask(
+    _request(
         sandbox,
         "/execute",
         json.dumps({"command": ["python", "-c", "import pyautogui; pyautogui.hotkey('ctrl', 'q')"]}),
@@ -59,28 +60,28 @@ def _quit(sandbox: Sandbox, process: str) -> None:
 
 
 def _run(sandbox: Sandbox, command: str) -> None:
-    _ask(sandbox, "/execute", json.dumps({"command": command, "shell": True}))
+    _request(sandbox, "/execute", json.dumps({"command": command, "shell": True}))
 
 
-def _ask(sandbox: Sandbox, path: str, body: str | None) -> bytes:
+def _request(sandbox: Sandbox, path: str, body: str | None) -> bytes:
     request = urllib.request.Request(
         f"http://127.0.0.1:{sandbox.ports.server}{path}", data=body.encode() if body is not None else None
     )
     request.add_header(
         "Authorization", f"Basic {base64.b64encode(f'arpo:{sandbox.token}'.encode()).decode()}"
     )
-    with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:
-        return bytes(answer.read())
+    with urllib.request.urlopen(request, timeout=_RESPONSE_SECONDS) as response:
+        return bytes(response.read())
 
 
-def _unpack(packed: bytes, folder: Path) -> None:
-    """In place of what was there before, and only when it is complete."""
-    fresh = folder.with_name(f"{folder.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        archive.extractall(fresh, filter="data")
+def _unpack(archive: bytes, folder: Path) -> None:
+    """Replaces the folder after the archive is fully extracted."""
+    extracted = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(extracted, ignore_errors=True)
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(extracted, filter="data")
     shutil.rmtree(folder, ignore_errors=True)
-    fresh.rename(folder)
+    extracted.rename(folder)
 
 
 if __name__ == "__main__":

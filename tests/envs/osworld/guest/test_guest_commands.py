@@ -1,4 +1,4 @@
-"""Commands of the guest: what they say is kept to a limit, and none runs for ever."""
+"""Commands in the guest: output limit, timeout, and the program name of a command line."""
 
 import os
 import time
@@ -7,11 +7,11 @@ import pytest
 
 from arpo.envs.osworld.guest import commands
 from arpo.envs.osworld.guest.commands import run
-from arpo.envs.osworld.guest.launches import program
+from arpo.envs.osworld.guest.launcher import program_name
 from processes import wait_until
 
 
-def gone(process):
+def has_exited(process):
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -19,12 +19,12 @@ def gone(process):
     return False
 
 
-def test_both_outputs_and_the_code_come_back():
-    outcome = run("echo out; echo err >&2; exit 3", True, 10.0)
-    assert (outcome.output, outcome.error, outcome.returncode, outcome.problem) == ("out\n", "err\n", 3, "")
+def test_run_returns_both_outputs_and_the_exit_code():
+    result = run("echo out; echo err >&2; exit 3", True, 10.0)
+    assert (result.output, result.error, result.returncode, result.problem) == ("out\n", "err\n", 3, "")
 
 
-def test_a_text_is_split_into_words_where_no_shell_reads_it():
+def test_a_string_is_split_into_words_without_a_shell():
     assert run("echo 'a  b' $HOME", False, 10.0).output == "a  b $HOME\n"
 
 
@@ -32,42 +32,42 @@ def test_a_leading_tilde_is_the_home_folder():
     assert run(["echo", "~/x", "a~/x"], False, 10.0).output == f"{os.path.expanduser('~')}/x a~/x\n"
 
 
-def test_a_flood_is_read_to_its_end_and_cut(monkeypatch):
+def test_output_beyond_the_limit_is_dropped(monkeypatch):
     monkeypatch.setattr(commands, "OUTPUT_BYTES", 1000)
-    outcome = run("head -c 5000000 /dev/zero | tr '\\0' x; echo done >&2", True, 60.0)
-    assert outcome.output == "x" * 1000 + "\n[4999000 bytes more were dropped]"
-    assert outcome.error == "done\n"
+    result = run("head -c 5000000 /dev/zero | tr '\\0' x; echo done >&2", True, 60.0)
+    assert result.output == "x" * 1000 + "\n[4999000 more bytes were dropped]"
+    assert result.error == "done\n"
 
 
-def test_output_that_is_not_text_is_still_an_answer():
+def test_invalid_utf8_in_the_output_is_replaced():
     assert run(["printf", "a\\377b"], False, 10.0).output == "a\ufffdb"
 
 
-def test_a_command_that_takes_too_long_ends_with_its_children(tmp_path):
+def test_a_timeout_kills_the_command_and_its_children(tmp_path):
     file = tmp_path / "child"
-    outcome = run(f"sleep 60 & echo $! > {file}; wait", True, 1.0)
-    assert outcome.returncode == commands.TOO_LONG
-    assert outcome.problem == outcome.error == "Command timed out after 1 seconds."
-    assert wait_until(lambda: gone(int(file.read_text())))
+    result = run(f"sleep 60 & echo $! > {file}; wait", True, 1.0)
+    assert result.returncode == commands.EXIT_TIMED_OUT
+    assert result.problem == result.error == "Command timed out after 1 seconds."
+    assert wait_until(lambda: has_exited(int(file.read_text())))
 
 
-def test_a_background_process_does_not_hold_the_answer_up(tmp_path):
+def test_run_does_not_wait_for_a_background_process(tmp_path):
     file = tmp_path / "child"
     start = time.monotonic()
-    outcome = run(f"sleep 60 & echo $! > {file}; echo here", True, 30.0)
+    result = run(f"sleep 60 & echo $! > {file}; echo here", True, 30.0)
     try:
-        assert outcome.output == "here\n"
+        assert result.output == "here\n"
         assert time.monotonic() - start < 30
-        assert not gone(int(file.read_text()))
+        assert not has_exited(int(file.read_text()))
     finally:
         os.kill(int(file.read_text()), 9)
 
 
 @pytest.mark.parametrize("command", [["no-such-program-here"], "'unbalanced", ["a\0b"]])
-def test_a_command_that_can_not_start_is_an_answer(command):
-    outcome = run(command, False, 10.0)
-    assert outcome.returncode == commands.NOT_FOUND
-    assert outcome.problem
+def test_a_command_that_cannot_start_returns_a_result(command):
+    result = run(command, False, 10.0)
+    assert result.returncode == commands.EXIT_NOT_FOUND
+    assert result.problem
 
 
 @pytest.mark.parametrize(
@@ -82,5 +82,5 @@ def test_a_command_that_can_not_start_is_an_answer(command):
         ([], ""),
     ],
 )
-def test_which_program_a_command_starts(command, name):
-    assert program(command) == name
+def test_program_name_of_a_command(command, name):
+    assert program_name(command) == name

@@ -1,39 +1,42 @@
-"""A fresh home: the template's files win, and of what was written before only the marks of a set-up stay."""
+"""The fresh home: the template overrides the prepared home, except for the flags of a completed setup."""
 
-from arpo.envs.osworld.guest.fresh_home import FOLDERS, REGISTRY, prepare_home, with_marks
+from arpo.envs.osworld.guest.fresh_home import FOLDERS, REGISTRY, add_setup_flags, fill_home
 from arpo.envs.osworld.sandbox import GUEST
 
 SETTINGS = "<oor:items>\n<item>no tips</item>\n</oor:items>\n"
-MARK = '<item oor:path="/org.openoffice.Setup/Product"><prop oor:name="ooSetupLastVersion"/></item>'
+FLAG = '<item oor:path="/org.openoffice.Setup/Product"><prop oor:name="ooSetupLastVersion"/></item>'
 STATE = '<item oor:path="/org.openoffice.Office.Views/Windows"/>'
 
 
-def test_marks_are_added_and_nothing_else():
-    written = f"<oor:items>\n<item>no tips</item>\n{STATE}\n{MARK}\n</oor:items>\n"
-    assert with_marks(SETTINGS, written) == f"<oor:items>\n<item>no tips</item>\n{MARK}\n</oor:items>\n"
+def test_only_setup_flags_are_added():
+    prepared_settings = f"<oor:items>\n<item>no tips</item>\n{STATE}\n{FLAG}\n</oor:items>\n"
+    assert (
+        add_setup_flags(SETTINGS, prepared_settings)
+        == f"<oor:items>\n<item>no tips</item>\n{FLAG}\n</oor:items>\n"
+    )
 
 
-def test_a_mark_that_is_there_is_not_added_again():
-    settings = with_marks(SETTINGS, MARK)
-    assert with_marks(settings, MARK) == settings
+def test_an_existing_flag_is_not_added_again():
+    settings = add_setup_flags(SETTINGS, FLAG)
+    assert add_setup_flags(settings, FLAG) == settings
 
 
-def test_nothing_written_leaves_the_settings():
-    assert with_marks(SETTINGS, "") == SETTINGS
+def test_empty_prepared_settings_change_nothing():
+    assert add_setup_flags(SETTINGS, "") == SETTINGS
 
 
-def test_a_home_from_template_and_warm_folder(tmp_path):
-    home, warm = tmp_path / "home", tmp_path / "warm"
+def test_a_home_from_template_and_prepared_home(tmp_path):
+    home, prepared = tmp_path / "home", tmp_path / "prepared"
     home.mkdir()
-    (warm / REGISTRY).parent.mkdir(parents=True)
-    (warm / REGISTRY).write_text(f"{STATE}\n{MARK}\n")
-    (warm / ".config/vlc").mkdir()
-    (warm / ".config/vlc/vlcrc").write_text("qt-privacy-ask=1")
-    (warm / ".cache").mkdir()
-    (warm / ".cache/fishes").write_text("kept")
-    prepare_home(home, GUEST / "home", warm)
+    (prepared / REGISTRY).parent.mkdir(parents=True)
+    (prepared / REGISTRY).write_text(f"{STATE}\n{FLAG}\n")
+    (prepared / ".config/vlc").mkdir()
+    (prepared / ".config/vlc/vlcrc").write_text("qt-privacy-ask=1")
+    (prepared / ".cache").mkdir()
+    (prepared / ".cache/fishes").write_text("kept")
+    fill_home(home, GUEST / "home", prepared)
     settings = (home / REGISTRY).read_text()
-    assert MARK in settings
+    assert FLAG in settings
     assert STATE not in settings
     assert "ShowTipOfTheDay" in settings
     assert "qt-privacy-ask=0" in (home / ".config/vlc/vlcrc").read_text()
@@ -41,7 +44,7 @@ def test_a_home_from_template_and_warm_folder(tmp_path):
     assert {path.name for path in home.iterdir()} >= {*FOLDERS, ".config", ".local"}
 
 
-def test_a_home_without_a_warm_folder_is_the_template(tmp_path):
-    prepare_home(tmp_path, GUEST / "home", tmp_path / "none")
+def test_a_home_without_a_prepared_home_is_the_template(tmp_path):
+    fill_home(tmp_path, GUEST / "home", tmp_path / "none")
     template = GUEST / "home" / "dot_config" / REGISTRY.relative_to(".config")
     assert (tmp_path / REGISTRY).read_text() == template.read_text()

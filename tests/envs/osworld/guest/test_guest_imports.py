@@ -1,4 +1,4 @@
-"""What the guest may import: it sees its own folder of the package, and no other."""
+"""Guest modules import only the guest folder of this package: the sandbox mounts no other."""
 
 import ast
 from pathlib import Path

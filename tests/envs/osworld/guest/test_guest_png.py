@@ -1,4 +1,4 @@
-"""The guest's PNG: every pixel as it was, packed again only where it changed."""
+"""The guest's PNG encoder: exact pixels, and compression of changed bands only."""
 
 import io
 import random
@@ -10,9 +10,9 @@ from arpo.envs.osworld.guest import png
 from arpo.envs.osworld.guest.png import PngEncoder
 
 
-def colors(picture):
-    image = Image.open(io.BytesIO(picture))
-    image.load()  # checks the stream's own sums
+def colors(data):
+    image = Image.open(io.BytesIO(data))
+    image.load()  # checks the checksums
     assert image.mode == "RGB"
     return image.size, image.tobytes()
 
@@ -24,15 +24,15 @@ def test_pixels_come_back_exactly():
 
 
 @pytest.mark.parametrize("rows", [1, 7, 10, 1000])
-def test_bands_make_one_picture(rows, monkeypatch):
+def test_bands_form_one_image(rows, monkeypatch):
     monkeypatch.setattr(png, "BAND_ROWS", rows)
     width, height = 33, 50
     encoder = PngEncoder(width, height)
     draw = random.Random(0)
     pixels = bytearray(draw.randbytes(width * height * 4))
     for _ in range(20):
-        at = draw.randrange(width * height) * 4
-        pixels[at : at + 4] = draw.randbytes(4)
+        offset = draw.randrange(width * height) * 4
+        pixels[offset : offset + 4] = draw.randbytes(4)
         expected = Image.frombytes("RGB", (width, height), bytes(pixels), "raw", "BGRX").tobytes()
         assert colors(encoder.encode(bytes(pixels))) == ((width, height), expected)
 
@@ -43,9 +43,9 @@ def test_an_unchanged_screen_gives_the_same_bytes():
     assert encoder.encode(pixels) is first
 
 
-def test_a_picture_does_not_depend_on_those_before_it():
+def test_an_image_does_not_depend_on_previous_images():
     one, other = bytes(4 * 200 * 4), b"\x05" * (4 * 200 * 4)
     encoder = PngEncoder(4, 200)
-    pictures = [encoder.encode(pixels) for pixels in (one, other, one)]
-    assert pictures[0] == pictures[2] == PngEncoder(4, 200).encode(one)
-    assert pictures[1] == PngEncoder(4, 200).encode(other)
+    images = [encoder.encode(pixels) for pixels in (one, other, one)]
+    assert images[0] == images[2] == PngEncoder(4, 200).encode(one)
+    assert images[1] == PngEncoder(4, 200).encode(other)

@@ -1,4 +1,4 @@
-"""Bodies of requests to the guest: JSON, forms and uploads, read with a limit and refused with a reason."""
+"""Request bodies: JSON, forms and uploads, with size limits and error messages."""
 
 import io
 
@@ -22,7 +22,8 @@ def multipart(*parts, boundary="frontier", end="--"):
     return request(body + f"--{boundary}{end}\r\n".encode(), f"multipart/form-data; boundary={boundary}")
 
 
-def reason(call):
+def failure(call):
+    """(status, message) of the raised BadRequest."""
     with pytest.raises(BadRequest) as caught:
         call()
     return caught.value.status, str(caught.value)
@@ -33,28 +34,28 @@ def test_json_is_an_object():
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])
-def test_what_is_not_json_is_refused(body):
-    status, message = reason(request(body).json)
+def test_invalid_json_is_refused(body):
+    status, message = failure(request(body).json)
     assert status == 400
     assert message.startswith("the body is not JSON: ")
 
 
-def test_json_that_is_no_object_is_refused():
-    assert reason(request(b"[1]").json) == (400, "the body is a JSON list, must be an object")
+def test_json_other_than_an_object_is_refused():
+    assert failure(request(b"[1]").json) == (400, "the body is a JSON list, must be an object")
 
 
 def test_a_body_that_ends_early_is_refused():
-    assert reason(request(b"{}", length=5).json) == (400, "the body ended early")
+    assert failure(request(b"{}", length=5).json) == (400, "the body ended early")
 
 
 def test_a_large_body_is_refused_unread(monkeypatch):
     monkeypatch.setattr(protocol, "BODY_BYTES", 10)
-    assert reason(request(b"x" * 11).body) == (413, "a body of 11 bytes, more than 10")
+    assert failure(request(b"x" * 11).body) == (413, "the body has 11 bytes, must have at most 10")
 
 
 @pytest.mark.parametrize("length", ["", "-1", "1e3", "x"])
-def test_a_length_that_is_no_number_is_refused(length):
-    assert reason(lambda: request(b"", length=length))[0] == 411
+def test_an_invalid_length_is_refused(length):
+    assert failure(lambda: request(b"", length=length))[0] == 411
 
 
 def test_a_plain_form():
@@ -62,7 +63,7 @@ def test_a_plain_form():
     assert form.fields == {"file_path": "/tmp/a b", "x": ""}
 
 
-def test_an_upload_goes_to_a_file_byte_for_byte():
+def test_an_upload_is_written_to_a_file():
     content = bytes(range(256)) * 1000 + b"\r\n--frontie\r\n--front"
     form = multipart(("file_path", None, "/tmp/é".encode()), ("file_data", "x.bin", content)).form()
     try:
@@ -78,25 +79,25 @@ def test_an_empty_upload_is_an_empty_file():
     form.files["file_data"].unlink()
 
 
-def test_an_upload_that_breaks_off_leaves_no_file(tmp_path, monkeypatch):
+def test_an_incomplete_upload_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr(protocol.tempfile, "tempdir", str(tmp_path))
     broken = multipart(("file_data", "x", b"y" * 100_000), end="")
-    assert reason(broken.form) == (400, "the multipart body ended early")
+    assert failure(broken.form) == (400, "the multipart body ended early")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("body", "kind", "message"),
     [
-        (b"", "multipart/form-data", "multipart without a boundary"),
-        (b"no mark at all", "multipart/form-data; boundary=b", "the multipart body ended early"),
-        (b"--b\r\nX: y\r\n\r\nz\r\n--b--", "multipart/form-data; boundary=b", "a part without a name"),
+        (b"", "multipart/form-data", "the multipart Content-Type has no boundary"),
+        (b"no delimiter", "multipart/form-data; boundary=b", "the multipart body ended early"),
+        (b"--b\r\nX: y\r\n\r\nz\r\n--b--", "multipart/form-data; boundary=b", "a multipart part has no name"),
     ],
 )
 def test_broken_multipart_is_refused(body, kind, message):
-    assert reason(request(body, kind).form) == (400, message)
+    assert failure(request(body, kind).form) == (400, message)
 
 
-def test_a_field_that_is_too_long_is_refused(monkeypatch):
+def test_a_field_over_the_limit_is_refused(monkeypatch):
     monkeypatch.setattr(protocol, "FIELD_BYTES", 1000)
-    assert reason(multipart(("file_path", None, b"x" * 200_000)).form)[0] == 413
+    assert failure(multipart(("file_path", None, b"x" * 200_000)).form)[0] == 413

@@ -1,5 +1,6 @@
-"""What runs inside the light desktop: the session, and a server that speaks OSWorld's guest protocol.
+"""The code inside the light desktop: the desktop session, and an HTTP server for OSWorld's guest protocol.
 
-Started as `python3 -m arpo.envs.osworld.guest` by the guest's own Python. Of the package it sees this folder
-alone, so it imports nothing else of it: the standard library, python-xlib, Pillow and, lazily, pyatspi.
+The sandbox starts it with the system's Python: `python3 -m arpo.envs.osworld.guest`. Only this folder of the
+package is visible there. Allowed imports: this folder, the standard library, python-xlib, Pillow, and,
+lazily, libatspi through PyGObject.
 """

@@ -1,4 +1,4 @@
-"""The guest's first process: brings the session up, says so, and serves until the sandbox ends."""
+"""The guest's first process: starts the desktop session, reports readiness, and serves until it is killed."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import os
 import socket
 import sys
 
-from arpo.envs.osworld.guest.session import Session
+from arpo.envs.osworld.guest.session import DesktopSession
 
 
 def main() -> None:
     settings = json.loads(sys.stdin.readline())
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
-    session = Session(settings["width"], settings["height"])
-    # Imported while the X server starts, which takes as long.
-    from arpo.envs.osworld.guest.parts import Desktop
+    with open(os.devnull) as devnull:
+        os.dup2(devnull.fileno(), 0)
+    session = DesktopSession(settings["width"], settings["height"])
+    # These imports take as long as the X server's start: run both at the same time.
+    from arpo.envs.osworld.guest.guest_desktop import GuestDesktop
     from arpo.envs.osworld.guest.relay import start_relay
     from arpo.envs.osworld.guest.server import GuestServer
 
-    desktop = Desktop.of(session)
+    desktop = GuestDesktop.start(session)
     for port, fd in settings["relays"].items():
         start_relay(socket.socket(fileno=fd), int(port))
     server = GuestServer(socket.socket(fileno=settings["server"]), settings["token"], desktop)

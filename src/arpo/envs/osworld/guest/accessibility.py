@@ -1,7 +1,8 @@
-"""The accessibility tree of the desktop as XML, in OSWorld's words, and the text of the terminal in front.
+"""The desktop's accessibility tree as XML in OSWorld's format, and the text of the focused terminal.
 
-Reading it talks to every application, which may hang, and loads much code. So it runs as a process of its
-own, with a time limit: `python3 -m arpo.envs.osworld.guest.accessibility tree`, or `terminal`.
+Reading the tree queries every application. An application may hang, and the libraries are large. The reader
+is therefore a separate process with a timeout: `python3 -m arpo.envs.osworld.guest.accessibility MODE`, with
+the mode `tree` or `terminal`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from collections.abc import Iterator
 from typing import Any
 from xml.etree import ElementTree
 
-SECONDS = 60.0
-DEPTH = 50
-CHILDREN = 1024
-NODES = 20_000
-_SPACE = "https://accessibility.ubuntu.example.org/ns/"
-_SPACES = {
+TIMEOUT_SECONDS = 60.0
+MAX_DEPTH = 50
+MAX_CHILDREN = 1024  # per element
+MAX_NODES = 20_000  # in the whole tree
+_NAMESPACE_PREFIX = "https://accessibility.ubuntu.example.org/ns/"
+_NAMESPACES = {
     "st": "state",
     "attr": "attributes",
     "cp": "component",
@@ -30,35 +31,35 @@ _SPACES = {
     "val": "value",
     "act": "action",
 }
-_NO_NAME = re.compile(r"[^\w.-]")
-_NO_TEXT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|\ufffc|\ufffd")
+_INVALID_IN_NAME = re.compile(r"[^\w.-]")
+_INVALID_IN_TEXT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|\ufffc|\ufffd")
 
 
 def tree() -> str:
-    """Every application's elements, with their states, places, texts and actions."""
-    return _ask("tree")
+    """All applications' elements as XML, with their states, positions, texts and actions."""
+    return _run_reader("tree")
 
 
 def terminal_text() -> str | None:
-    """What the focused terminal of the active window shows; None where there is none."""
-    text = json.loads(_ask("terminal"))
+    """The text of the focused terminal in the active window. None if no terminal is focused."""
+    text = json.loads(_run_reader("terminal"))
     return text if text is None else str(text)
 
 
-def _ask(question: str) -> str:
+def _run_reader(mode: str) -> str:
     done = subprocess.run(
-        ["/usr/bin/python3", "-P", "-m", "arpo.envs.osworld.guest.accessibility", question],
+        ["/usr/bin/python3", "-P", "-m", "arpo.envs.osworld.guest.accessibility", mode],
         env=os.environ | {"PYTHONPATH": "/opt/arpo"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        timeout=SECONDS,
+        timeout=TIMEOUT_SECONDS,
         check=True,
     )
     return done.stdout.decode("utf-8", "replace")
 
 
 class _Reader:
-    """Reads elements through libatspi; the room for nodes is shared by the whole tree."""
+    """Reads elements through libatspi, at most `MAX_NODES` in total."""
 
     def __init__(self) -> None:
         import gi
@@ -66,8 +67,8 @@ class _Reader:
         gi.require_version("Atspi", "2.0")
         from gi.repository import Atspi, GLib
 
-        self._atspi, self._gone = Atspi, GLib.Error
-        self._room = NODES
+        self._atspi, self._error = Atspi, GLib.Error
+        self._nodes_left = MAX_NODES
         Atspi.set_timeout(1000, 5000)
 
     def applications(self) -> Iterator[Any]:
@@ -75,56 +76,56 @@ class _Reader:
         yield from self.children(desktop)
 
     def element(self, node: Any, depth: int) -> ElementTree.Element | None:
-        """One element with all below it; None for one that has gone meanwhile."""
-        self._room -= 1
+        """One element with its descendants. None if the element has disappeared meanwhile."""
+        self._nodes_left -= 1
         try:
             role = node.get_role_name().strip() or "unknown"
-            element = ElementTree.Element(_NO_NAME.sub("-", role), self._attributes(node))
+            element = ElementTree.Element(_INVALID_IN_NAME.sub("-", role), self._attributes(node))
             element.text = self._text(node) or None
-            if depth < DEPTH:
-                for child in self._shown_cells(node) if role == "table" else self.children(node):
-                    if self._room <= 0:
+            if depth < MAX_DEPTH:
+                for child in self._visible_cells(node) if role == "table" else self.children(node):
+                    if self._nodes_left <= 0:
                         break
-                    below = self.element(child, depth + 1)
-                    if below is not None:
-                        element.append(below)
+                    child_element = self.element(child, depth + 1)
+                    if child_element is not None:
+                        element.append(child_element)
             return element
-        except self._gone:
+        except self._error:
             return None
 
     def terminal(self, node: Any, depth: int) -> str | None:
         if node.get_role() == self._atspi.Role.TERMINAL:
             focused = node.get_state_set().contains(self._atspi.StateType.FOCUSED)
             return self._text(node).rstrip() if focused else None
-        found = (self.terminal(child, depth + 1) for child in self.children(node) if depth < DEPTH)
+        found = (self.terminal(child, depth + 1) for child in self.children(node) if depth < MAX_DEPTH)
         return next((text for text in found if text is not None), None)
 
     def is_active(self, node: Any) -> bool:
         return bool(node.get_state_set().contains(self._atspi.StateType.ACTIVE))
 
     def children(self, node: Any) -> Iterator[Any]:
-        for index in range(min(node.get_child_count(), CHILDREN)):
+        for index in range(min(node.get_child_count(), MAX_CHILDREN)):
             try:
                 child = node.get_child_at_index(index)
-            except self._gone:
+            except self._error:
                 continue
             if child is not None:
                 yield child
 
-    def _shown_cells(self, node: Any) -> Iterator[Any]:
-        """The cells that are on the screen: a sheet has millions."""
+    def _visible_cells(self, node: Any) -> Iterator[Any]:
+        """The table cells on the screen: a spreadsheet has millions in total."""
         table, component = node.get_table_iface(), node.get_component_iface()
-        if table is None or component is None or node.get_child_count() <= CHILDREN:
+        if table is None or component is None or node.get_child_count() <= MAX_CHILDREN:
             yield from self.children(node)
             return
         screen = self._atspi.CoordType.SCREEN
-        place = component.get_extents(screen)
-        first = component.get_accessible_at_point(place.x + 2, place.y + 2, screen)
+        extents = component.get_extents(screen)
+        first = component.get_accessible_at_point(extents.x + 2, extents.y + 2, screen)
         index = first.get_index_in_parent() if first is not None else 0
         top, left = table.get_row_at_index(index), table.get_column_at_index(index)
-        for row in range(top, min(top + CHILDREN, table.get_n_rows())):
+        for row in range(top, min(top + MAX_CHILDREN, table.get_n_rows())):
             shown = 0
-            for column in range(left, min(left + CHILDREN, table.get_n_columns())):
+            for column in range(left, min(left + MAX_CHILDREN, table.get_n_columns())):
                 cell = table.get_accessible_at(row, column)
                 if cell is None or not cell.get_state_set().contains(self._atspi.StateType.SHOWING):
                     break
@@ -143,9 +144,9 @@ class _Reader:
             if key
         }
         if {"visible", "showing"} <= states and (component := node.get_component_iface()):
-            place = component.get_extents(self._atspi.CoordType.SCREEN)
-            found[_qualified("cp", "screencoord")] = str((place.x, place.y))
-            found[_qualified("cp", "size")] = str((place.width, place.height))
+            extents = component.get_extents(self._atspi.CoordType.SCREEN)
+            found[_qualified("cp", "screencoord")] = str((extents.x, extents.y))
+            found[_qualified("cp", "size")] = str((extents.width, extents.height))
         if node.get_image_iface():
             found["image"] = "true"
         if node.get_selection_iface():
@@ -176,17 +177,17 @@ class _Reader:
         return _clean(text.get_text(0, text.get_character_count())) if text else ""
 
 
-def _qualified(space: str, name: str) -> str:
-    return f"{{{_SPACE}{_SPACES[space]}}}{_NO_NAME.sub('-', name)}"
+def _qualified(namespace: str, name: str) -> str:
+    return f"{{{_NAMESPACE_PREFIX}{_NAMESPACES[namespace]}}}{_INVALID_IN_NAME.sub('-', name)}"
 
 
 def _clean(text: str) -> str:
-    return _NO_TEXT.sub("", text)
+    return _INVALID_IN_TEXT.sub("", text)
 
 
 def _read_tree() -> str:
-    for prefix, name in _SPACES.items():
-        ElementTree.register_namespace(prefix, _SPACE + name)
+    for prefix, name in _NAMESPACES.items():
+        ElementTree.register_namespace(prefix, _NAMESPACE_PREFIX + name)
     reader, root = _Reader(), ElementTree.Element("desktop-frame")
     for application in reader.applications():
         element = reader.element(application, 1)

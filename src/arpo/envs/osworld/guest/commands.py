@@ -1,7 +1,7 @@
-"""Commands: run one to its end and keep what it says, up to a limit.
+"""Runs commands with a timeout and an output limit.
 
-A command that takes too long is ended with its whole process group. What it says beyond the limit is read and
-dropped, so that it neither blocks nor fills memory. A background process that it leaves behind lives on.
+After the timeout the whole process group is killed. Output beyond the limit is read and dropped: the command
+does not block, and memory stays bounded. Background processes of a finished command keep running.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
-OUTPUT_BYTES = 2**20  # kept of each of the two outputs
-SECONDS = 120.0
-NOT_FOUND = 127
-TOO_LONG = 124
-_DRAIN_SECONDS = 0.2  # a finished command's outputs may be held open by what it left behind
+OUTPUT_BYTES = 2**20  # kept of stdout, and of stderr
+TIMEOUT_SECONDS = 120.0
+EXIT_NOT_FOUND = 127
+EXIT_TIMED_OUT = 124
+_DRAIN_SECONDS = 0.2  # background processes may hold the output of a finished command open
 _CHUNK = 64 * 1024
 
-Words = str | Sequence[str]
+CommandLine = str | Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CommandResult:
     output: str
     error: str
     returncode: int
-    problem: str  # why it did not run to its end; empty where it did
+    problem: str  # reason if the command did not start or timed out, else empty
 
 
-def split(command: Words, shell: bool) -> Words:
-    """The command as `subprocess` takes it: words, with the home folder for a leading tilde."""
+def popen_arguments(command: CommandLine, shell: bool) -> CommandLine:
+    """The command for `subprocess.Popen`. Without a shell, a leading ~/ becomes the home folder."""
     if isinstance(command, str):
         return command if shell else [_expand(word) for word in shlex.split(command)]
     return [_expand(word) for word in command]
@@ -46,9 +46,10 @@ def _expand(word: str) -> str:
     return os.path.expanduser(word) if word.startswith("~/") else word
 
 
-def run(command: Words, shell: bool, seconds: float, folder: str | None = None) -> Outcome:
+def run(command: CommandLine, shell: bool, seconds: float, folder: str | None = None) -> CommandResult:
+    """Waits at most `seconds` for the command to exit. Failures are part of the result: nothing is raised."""
     try:
-        words = split(command, shell)
+        words = popen_arguments(command, shell)
         process = subprocess.Popen(
             words,
             shell=shell,
@@ -59,9 +60,9 @@ def run(command: Words, shell: bool, seconds: float, folder: str | None = None) 
             start_new_session=True,
         )
     except (OSError, ValueError, IndexError) as error:
-        return Outcome(output="", error=str(error), returncode=NOT_FOUND, problem=str(error))
+        return CommandResult(output="", error=str(error), returncode=EXIT_NOT_FOUND, problem=str(error))
     assert process.stdout is not None and process.stderr is not None
-    output, error_output = _Kept(process.stdout), _Kept(process.stderr)
+    output, error_output = _OutputReader(process.stdout), _OutputReader(process.stderr)
     problem = ""
     try:
         process.wait(seconds)
@@ -70,14 +71,14 @@ def run(command: Words, shell: bool, seconds: float, folder: str | None = None) 
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    drained = time.monotonic() + _DRAIN_SECONDS
-    texts = output.text(drained), error_output.text(drained)
-    code = TOO_LONG if problem else process.returncode
-    return Outcome(output=texts[0], error=texts[1] or problem, returncode=code, problem=problem)
+    deadline = time.monotonic() + _DRAIN_SECONDS
+    texts = output.text(deadline), error_output.text(deadline)
+    code = EXIT_TIMED_OUT if problem else process.returncode
+    return CommandResult(output=texts[0], error=texts[1] or problem, returncode=code, problem=problem)
 
 
-class _Kept:
-    """The beginning of a stream that is read to its end by a thread."""
+class _OutputReader:
+    """Reads a stream to its end in a thread, and keeps the first `OUTPUT_BYTES`."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -89,12 +90,12 @@ class _Kept:
     def _read(self) -> None:
         with self._stream:
             while chunk := os.read(self._stream.fileno(), _CHUNK):
-                room = OUTPUT_BYTES - len(self._kept)
-                self._kept += chunk[:room]
-                self._dropped += max(0, len(chunk) - room)
+                free = OUTPUT_BYTES - len(self._kept)
+                self._kept += chunk[:free]
+                self._dropped += max(0, len(chunk) - free)
 
-    def text(self, until: float) -> str:
-        """What was kept, when the stream has ended or, at the latest, at that moment."""
-        self._thread.join(max(0.0, until - time.monotonic()))
+    def text(self, deadline: float) -> str:
+        """The kept output. Waits for the end of the stream, at most until `deadline` (monotonic)."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         text = self._kept.decode("utf-8", "replace")
-        return f"{text}\n[{self._dropped} bytes more were dropped]" if self._dropped else text
+        return f"{text}\n[{self._dropped} more bytes were dropped]" if self._dropped else text

@@ -1,6 +1,7 @@
-"""The guest's fresh home: the template, and what applications wrote at their first start elsewhere.
+"""Fills the guest's home folder from the template and the prepared home (`prepare_home.py`).
 
-Of LibreOffice's own settings only the marks of a completed set-up are taken over: none of its windows' state.
+The template overrides the prepared home. Of LibreOffice's prepared settings, only the flags of a completed
+first start are kept, no window state.
 """
 
 from __future__ import annotations
@@ -10,25 +11,30 @@ from pathlib import Path
 
 FOLDERS = ("Desktop", "Documents", "Downloads", "Music", "Pictures", "Public", "Templates", "Videos")
 REGISTRY = Path(".config/libreoffice/4/user/registrymodifications.xcu")
-_MARKS = ("/org.openoffice.Setup/Product", "LastCompatibilityCheckID", "ooSetupInstCompleted", "ooLocale")
-_END = "</oor:items>"
+_SETUP_FLAGS = (
+    "/org.openoffice.Setup/Product",
+    "LastCompatibilityCheckID",
+    "ooSetupInstCompleted",
+    "ooLocale",
+)
+_CLOSING_TAG = "</oor:items>"
 
 
-def prepare_home(home: Path, template: Path, warm: Path) -> None:
-    """In the template, dot_ at the beginning of a name stands for a dot. There may be no warm folder."""
-    if warm.is_dir():
-        shutil.copytree(warm, home, dirs_exist_ok=True)
-    written = (home / REGISTRY).read_text("utf-8") if (home / REGISTRY).is_file() else ""
+def fill_home(home: Path, template: Path, prepared: Path) -> None:
+    """Names with the prefix `dot_` in the template become dot files. `prepared` may be missing."""
+    if prepared.is_dir():
+        shutil.copytree(prepared, home, dirs_exist_ok=True)
+    prepared_settings = (home / REGISTRY).read_text("utf-8") if (home / REGISTRY).is_file() else ""
     for source in template.iterdir():
         shutil.copytree(source, home / source.name.replace("dot_", ".", 1), dirs_exist_ok=True)
     settings = (home / REGISTRY).read_text("utf-8")
-    (home / REGISTRY).write_text(with_marks(settings, written), "utf-8")
+    (home / REGISTRY).write_text(add_setup_flags(settings, prepared_settings), "utf-8")
     for name in FOLDERS:
         (home / name).mkdir(exist_ok=True)
 
 
-def with_marks(settings: str, written: str) -> str:
-    """The settings, and those of the written ones that say that LibreOffice has been set up."""
-    marks = [line for line in written.splitlines() if any(mark in line for mark in _MARKS)]
-    fresh = [line for line in marks if line not in settings]
-    return settings.replace(_END, "".join(f"{line}\n" for line in fresh) + _END)
+def add_setup_flags(settings: str, prepared_settings: str) -> str:
+    """Adds the lines of `prepared_settings` that mark LibreOffice's first start as completed."""
+    flags = [line for line in prepared_settings.splitlines() if any(flag in line for flag in _SETUP_FLAGS)]
+    missing = [line for line in flags if line not in settings]
+    return settings.replace(_CLOSING_TAG, "".join(f"{line}\n" for line in missing) + _CLOSING_TAG)

@@ -1,4 +1,4 @@
-"""Key names as pyautogui spells them, and characters, to X's key symbols."""
+"""Converts pyautogui's key names, and characters, to X keysyms."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 _RETURN, _TAB, _BACKSPACE, _ESCAPE, _DELETE = 0xFF0D, 0xFF09, 0xFF08, 0xFF1B, 0xFFFF
 SHIFT, _CONTROL, _ALT, _SUPER = 0xFFE1, 0xFFE3, 0xFFE9, 0xFFEB  # the left ones
 
-_SYMBOLS = {
+_KEYSYMS = {
     "accept": _RETURN, "enter": _RETURN, "return": _RETURN, "tab": _TAB, "backspace": _BACKSPACE,
     "esc": _ESCAPE, "escape": _ESCAPE, "del": _DELETE, "delete": _DELETE, "space": 0x20,
     "shift": SHIFT, "shiftleft": SHIFT, "shiftright": 0xFFE2,
@@ -30,41 +30,41 @@ _SYMBOLS = {
     **{f"f{number}": 0xFFBD + number for number in range(1, 25)},
     **{f"num{digit}": 0xFFB0 + digit for digit in range(10)},
 }  # fmt: skip
-_CONTROLS = {
+_CONTROL_CHARACTERS = {
     "\n": _RETURN, "\r": _RETURN, "\t": _TAB, "\b": _BACKSPACE, "\x1b": _ESCAPE, "\x7f": _DELETE
 }  # fmt: skip
-_UNICODE = 0x01000000  # the symbol of a character beyond Latin-1 is this plus its code point
+_UNICODE_OFFSET = 0x01000000  # the keysym of a character beyond Latin-1 is this plus its code point
 
 
-def symbol_of_key(name: str) -> int | None:
-    """The symbol of a key's name or of a single character; None for what pyautogui does not know either."""
-    return symbol_of_character(name) if len(name) == 1 else _SYMBOLS.get(name)
+def keysym_of_key(name: str) -> int | None:
+    """The keysym of a key name or a single character. None if pyautogui does not know the name either."""
+    return keysym_of_character(name) if len(name) == 1 else _KEYSYMS.get(name)
 
 
-def symbol_of_character(character: str) -> int | None:
-    """None for control characters that no key stands for.
+def keysym_of_character(character: str) -> int | None:
+    """The keysym of a character. None for control characters without a key.
 
-    >>> hex(symbol_of_character("a")), hex(symbol_of_character("€"))
+    >>> hex(keysym_of_character("a")), hex(keysym_of_character("€"))
     ('0x61', '0x10020ac')
     """
-    if character in _CONTROLS:
-        return _CONTROLS[character]
+    if character in _CONTROL_CHARACTERS:
+        return _CONTROL_CHARACTERS[character]
     code = ord(character)
     if code < 0x20 or 0x7F <= code < 0xA0:
         return None
-    return code if code < 0x100 else _UNICODE + code
+    return code if code < 0x100 else _UNICODE_OFFSET + code
 
 
-def reach(symbols: Sequence[int], own: Container[int], spare: int) -> tuple[int, list[int]]:
-    """How many symbols, from the first, need no more than the spare keys, and which of them need one.
+def typeable_prefix(keysyms: Sequence[int], layout: Container[int], spare_keys: int) -> tuple[int, list[int]]:
+    """How many of the first keysyms fit the layout plus the spare keys, and which of them need a spare key.
 
-    >>> reach([97, 8364, 98, 8364, 937, 99], {97, 98, 99}, 1)
+    >>> typeable_prefix([97, 8364, 98, 8364, 937, 99], {97, 98, 99}, 1)
     (4, [8364])
     """
-    lacking: list[int] = []
-    for place, symbol in enumerate(symbols):
-        if symbol not in own and symbol not in lacking:
-            if len(lacking) == spare:
-                return place, lacking
-            lacking.append(symbol)
-    return len(symbols), lacking
+    missing: list[int] = []
+    for index, keysym in enumerate(keysyms):
+        if keysym not in layout and keysym not in missing:
+            if len(missing) == spare_keys:
+                return index, missing
+            missing.append(keysym)
+    return len(keysyms), missing

@@ -1,7 +1,6 @@
-"""Questions and answers of the guest's server, apart from the network: bodies read with a limit, and typed.
+"""Requests and responses of the guest's server: JSON, form and multipart bodies, read with size limits.
 
-JSON, forms and multipart uploads are read here. A body that is too large or not what it claims to be is a
-`BadRequest` with its reason.
+A body over its limit, or one with invalid content, raises `BadRequest` with the reason.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl
 
-BODY_BYTES = 16 * 2**20  # of a body that is held in memory; files are written as they come
+BODY_BYTES = 16 * 2**20  # of a body in memory; uploaded files go to disk in chunks
 FIELD_BYTES = 2**20
 _CHUNK = 64 * 1024
 _DRAINED_CHUNKS = 1024
 
 
 class BadRequest(Exception):
-    """The asker's mistake, answered with 400 and this reason, or with another status."""
+    """A mistake of the client. The response has this reason and status."""
 
     def __init__(self, reason: str, status: int = 400) -> None:
         super().__init__(reason)
@@ -33,26 +32,26 @@ class BadRequest(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """Bytes of a kind, or a file that is sent as it is."""
+class Response:
+    """Sends `file` if it is set, else `body`."""
 
     body: bytes = b""
-    kind: str = "application/octet-stream"
+    content_type: str = "application/octet-stream"
     status: int = 200
     file: Path | None = None
 
 
-def as_json(value: Any, status: int = 200) -> Answer:
-    return Answer(body=json.dumps(value).encode(), kind="application/json", status=status)
+def json_response(value: Any, status: int = 200) -> Response:
+    return Response(body=json.dumps(value).encode(), content_type="application/json", status=status)
 
 
-def as_text(text: str, status: int = 200) -> Answer:
-    return Answer(body=text.encode(), kind="text/plain; charset=utf-8", status=status)
+def text_response(text: str, status: int = 200) -> Response:
+    return Response(body=text.encode(), content_type="text/plain; charset=utf-8", status=status)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """Fields, and for each uploaded one a temporary file that the caller moves away or removes."""
+    """Text fields, and uploads as temporary files. The caller deletes the files."""
 
     fields: dict[str, str] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
@@ -64,11 +63,11 @@ class Request:
         self._stream = stream
         length = headers.get("Content-Length", "0")
         if not length.isascii() or not length.isdigit() or "Transfer-Encoding" in headers:
-            raise BadRequest("a body needs a Content-Length", 411)
+            raise BadRequest("the request needs a valid Content-Length header", 411)
         self._left = int(length)
 
     def read(self, size: int) -> bytes:
-        """At most so many bytes of the body; empty at its end."""
+        """At most `size` bytes of the body; empty at its end."""
         wanted = min(size, self._left)
         chunk = self._stream.read(wanted)
         if len(chunk) < wanted:
@@ -78,11 +77,14 @@ class Request:
 
     def body(self) -> bytes:
         if self._left > BODY_BYTES:
-            raise BadRequest(f"a body of {self._left} bytes, more than {BODY_BYTES}", 413)
+            raise BadRequest(f"the body has {self._left} bytes, must have at most {BODY_BYTES}", 413)
         return self.read(self._left)
 
     def drain(self) -> bool:
-        """Read what was not asked for, so that the asker gets to read the answer; True at the body's end."""
+        """Reads the rest of the body, at most 64 MiB. True if it reached the end.
+
+        The client reads the response only after it has sent the whole body.
+        """
         with contextlib.suppress(BadRequest):
             for _ in range(_DRAINED_CHUNKS):
                 self.read(_CHUNK)
@@ -98,24 +100,24 @@ class Request:
         return value
 
     def form(self) -> Form:
-        kind = Message()
-        kind["Content-Type"] = self._headers.get("Content-Type", "")
-        if kind.get_content_type() != "multipart/form-data":
+        header = Message()
+        header["Content-Type"] = self._headers.get("Content-Type", "")
+        if header.get_content_type() != "multipart/form-data":
             pairs = parse_qsl(self.body().decode("utf-8", "replace"), keep_blank_values=True)
             return Form(fields=dict(pairs))
-        boundary = kind.get_param("boundary")
+        boundary = header.get_param("boundary")
         if not isinstance(boundary, str) or not boundary:
-            raise BadRequest("multipart without a boundary")
+            raise BadRequest("the multipart Content-Type has no boundary")
         return _Multipart(self, b"\r\n--" + boundary.encode()).form()
 
 
 class _Multipart:
-    """Parts are told apart by a line that no part holds; files go to disk chunk by chunk."""
+    """Splits a multipart body at its delimiter, and writes files to disk in chunks."""
 
-    def __init__(self, request: Request, mark: bytes) -> None:
+    def __init__(self, request: Request, delimiter: bytes) -> None:
         self._request = request
-        self._mark = mark
-        self._buffer = b"\r\n"  # the first mark has no line before it
+        self._delimiter = delimiter
+        self._buffer = b"\r\n"  # the first delimiter has no line break before it
 
     def form(self) -> Form:
         form = Form()
@@ -130,20 +132,20 @@ class _Multipart:
         return form
 
     def _at_end(self) -> bool:
-        self._need(2)
+        self._fill_buffer(2)
         end, self._buffer = self._buffer[:2] == b"--", self._buffer[2:]
         return end
 
     def _read_part(self, form: Form) -> None:
         while b"\r\n\r\n" not in self._buffer:
             if len(self._buffer) > FIELD_BYTES:
-                raise BadRequest("a part's headers are too long")
-            self._need(len(self._buffer) + 1)
+                raise BadRequest(f"the headers of a multipart part are longer than {FIELD_BYTES} bytes")
+            self._fill_buffer(len(self._buffer) + 1)
         head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
         headers = BytesParser().parsebytes(head + b"\r\n\r\n", headersonly=True)
         name = headers.get_param("name", header="Content-Disposition")
         if not isinstance(name, str):
-            raise BadRequest("a part without a name")
+            raise BadRequest("a multipart part has no name")
         if headers.get_filename() is None:
             with tempfile.SpooledTemporaryFile(FIELD_BYTES) as value:
                 self._copy_part(value, FIELD_BYTES)  # type: ignore[arg-type]
@@ -156,24 +158,24 @@ class _Multipart:
                 self._copy_part(file, None)
 
     def _copy_part(self, target: BinaryIO | None, limit: int | None) -> None:
-        """Everything up to the next mark, which is passed over too."""
+        """Copies everything before the next delimiter, and skips the delimiter."""
         copied = 0
-        while (at := self._buffer.find(self._mark)) < 0:
-            safe = max(0, len(self._buffer) - len(self._mark))
-            copied += self._write(target, self._buffer[:safe])
-            self._buffer = self._buffer[safe:]
+        while (end := self._buffer.find(self._delimiter)) < 0:
+            complete = max(0, len(self._buffer) - len(self._delimiter))
+            copied += self._write(target, self._buffer[:complete])
+            self._buffer = self._buffer[complete:]
             if limit is not None and copied > limit:
-                raise BadRequest(f"a field of more than {limit} bytes", 413)
-            self._need(len(self._buffer) + 1)
-        self._write(target, self._buffer[:at])
-        self._buffer = self._buffer[at + len(self._mark) :]
+                raise BadRequest(f"a form field has more than {limit} bytes", 413)
+            self._fill_buffer(len(self._buffer) + 1)
+        self._write(target, self._buffer[:end])
+        self._buffer = self._buffer[end + len(self._delimiter) :]
 
     def _write(self, target: BinaryIO | None, data: bytes) -> int:
         if target is not None:
             target.write(data)
         return len(data)
 
-    def _need(self, size: int) -> None:
+    def _fill_buffer(self, size: int) -> None:
         while len(self._buffer) < size:
             chunk = self._request.read(_CHUNK)
             if not chunk:

@@ -1,6 +1,6 @@
-"""Relays: connections to a port outside go on to a port of the guest, byte for byte.
+"""Forwards TCP connections from a port of the host to a port of the guest, with one thread per direction.
 
-Each direction has a thread of its own. Where nobody listens in the guest, the connection is closed at once.
+If no program listens on the guest's port, the relay closes the connection at once.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ def start_relay(listening: socket.socket, port: int) -> None:
 
 def _accept(listening: socket.socket, port: int) -> None:
     while True:
-        outside, _ = listening.accept()
-        threading.Thread(target=_connect, args=(outside, port), daemon=True).start()
+        host, _ = listening.accept()
+        threading.Thread(target=_connect, args=(host, port), daemon=True).start()
 
 
-def _connect(outside: socket.socket, port: int) -> None:
+def _connect(host: socket.socket, port: int) -> None:
     try:
-        inside = socket.create_connection(("127.0.0.1", port), timeout=5)
+        guest = socket.create_connection(("127.0.0.1", port), timeout=5)
     except OSError:
-        outside.close()
+        host.close()
         return
-    inside.settimeout(None)
-    there = threading.Thread(target=_pump, args=(outside, inside), daemon=True)
-    there.start()
-    _pump(inside, outside)
-    there.join()
-    outside.close()
-    inside.close()
+    guest.settimeout(None)
+    upload = threading.Thread(target=_copy_stream, args=(host, guest), daemon=True)
+    upload.start()
+    _copy_stream(guest, host)
+    upload.join()
+    host.close()
+    guest.close()
 
 
-def _pump(source: socket.socket, sink: socket.socket) -> None:
+def _copy_stream(source: socket.socket, sink: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while chunk := source.recv(_CHUNK):
             sink.sendall(chunk)

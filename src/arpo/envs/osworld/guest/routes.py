@@ -1,7 +1,7 @@
-"""OSWorld's guest protocol: its routes, with the shapes that desktop-env's client expects.
+"""Routes of OSWorld's guest protocol, with the responses that desktop-env's client expects.
 
-A command that fails is an answer of 200 that says so: the client takes any other status for a lost request
-and sends it again, which would type a text twice. Recording is not offered.
+A failed command is a response with status 200 and the error inside. After any other status the client repeats
+the request, which would type a text twice. Screen recording is not supported.
 """
 
 from __future__ import annotations
@@ -19,64 +19,66 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from arpo.envs.osworld.guest import accessibility, commands
-from arpo.envs.osworld.guest.launches import start
-from arpo.envs.osworld.guest.program import parse
-from arpo.envs.osworld.guest.protocol import Answer, BadRequest, Request, as_json, as_text
+from arpo.envs.osworld.guest.launcher import start_process
+from arpo.envs.osworld.guest.protocol import BadRequest, Request, Response, json_response, text_response
+from arpo.envs.osworld.guest.pyautogui_parser import parse_program
 
-if TYPE_CHECKING:  # for their types alone, as in `launches.py`
-    from arpo.envs.osworld.guest.parts import Desktop
-    from arpo.envs.osworld.guest.windows import Window
+if TYPE_CHECKING:  # these import python-xlib
+    from arpo.envs.osworld.guest.guest_desktop import GuestDesktop
+    from arpo.envs.osworld.guest.windows import XWindow
 
 WINDOW_SECONDS = 30.0
 OPEN_SECONDS = 120.0
 OPEN_PAINT_SECONDS = 3.0
 PYTHON_SECONDS = 30.0
 BASH_SECONDS = 100.0
-TREE_ENTRIES = 100_000
-_PYTHONS = {"python", "python3", "/usr/bin/python", "/usr/bin/python3"}
+MAX_TREE_ENTRIES = 100_000
+_PYTHON_NAMES = {"python", "python3", "/usr/bin/python", "/usr/bin/python3"}
 
-Route = Callable[["Desktop", Request], Answer]
-
-
-def screenshot(desktop: Desktop, request: Request) -> Answer:
-    return Answer(body=desktop.screen.png(), kind="image/png")
+Route = Callable[["GuestDesktop", Request], Response]
 
 
-def execute(desktop: Desktop, request: Request) -> Answer:
-    asked = request.json()
-    command, shell = _command(asked)
-    return as_json(_outcome(_execute(desktop, command, shell)))
+def screenshot(desktop: GuestDesktop, request: Request) -> Response:
+    return Response(body=desktop.screen.screenshot(), content_type="image/png")
 
 
-def execute_with_verification(desktop: Desktop, request: Request) -> Answer:
-    asked = request.json()
-    command, shell = _command(asked)
-    checks = asked.get("verification") or {}
+def execute(desktop: GuestDesktop, request: Request) -> Response:
+    body = request.json()
+    command, shell = _parse_command(body)
+    return json_response(_result_fields(_execute(desktop, command, shell)))
+
+
+def execute_with_verification(desktop: GuestDesktop, request: Request) -> Response:
+    body = request.json()
+    command, shell = _parse_command(body)
+    checks = body.get("verification") or {}
     if not isinstance(checks, dict):
         raise BadRequest("verification must be an object")
-    seconds, pause = _number(asked, "max_wait_time", 10), _number(asked, "check_interval", 1)
-    result = _outcome(_execute(desktop, command, shell))
+    seconds, pause = _optional_number(body, "max_wait_time", 10), _optional_number(body, "check_interval", 1)
+    result = _result_fields(_execute(desktop, command, shell))
     if not checks:
-        return as_json(result)
+        return json_response(result)
     since = time.monotonic()
     while not _verified(desktop, checks):
         if time.monotonic() - since >= seconds:
             failed = {"status": "verification_failed", "verification": "failed", "wait_time": seconds}
-            return as_json(result | failed, 500)
+            return json_response(result | failed, 500)
         time.sleep(min(pause, seconds))
-    return as_json(result | {"verification": "passed", "wait_time": time.monotonic() - since})
+    return json_response(result | {"verification": "passed", "wait_time": time.monotonic() - since})
 
 
-def launch(desktop: Desktop, request: Request) -> Answer:
-    command, shell = _command(request.json())
+def launch(desktop: GuestDesktop, request: Request) -> Response:
+    command, shell = _parse_command(request.json())
     try:
-        desktop.launches.launch(command, shell)
+        desktop.launcher.launch(command, shell)
     except (OSError, ValueError, IndexError) as error:
-        return as_json({"status": "error", "message": str(error)}, 500)
-    return as_text(f"{command if isinstance(command, str) else ' '.join(command)} launched successfully")
+        return json_response({"status": "error", "message": str(error)}, 500)
+    return text_response(
+        f"{command if isinstance(command, str) else ' '.join(command)} launched successfully"
+    )
 
 
-def upload(desktop: Desktop, request: Request) -> Answer:
+def upload(desktop: GuestDesktop, request: Request) -> Response:
     form = request.form()
     try:
         if "file_path" not in form.fields or "file_data" not in form.files:
@@ -86,68 +88,68 @@ def upload(desktop: Desktop, request: Request) -> Answer:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(form.files["file_data"], target)
         except OSError as error:
-            return as_json({"error": f"{target}: {error.strerror}"}, 500)
-        return as_text("File Uploaded")
+            return json_response({"error": f"{target}: {error.strerror}"}, 500)
+        return text_response("File Uploaded")
     finally:
         for path in form.files.values():
             path.unlink(missing_ok=True)
 
 
-def file(desktop: Desktop, request: Request) -> Answer:
+def read_file(desktop: GuestDesktop, request: Request) -> Response:
     fields = request.form().fields
     if "file_path" not in fields:
         raise BadRequest("file_path is required")
     path = _path(fields["file_path"])
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            return as_json({"error": f"Not a file: {path}"}, 404)
+            return json_response({"error": f"Not a file: {path}"}, 404)
         with path.open("rb"):
-            return Answer(file=path)
+            return Response(file=path)
     except OSError as error:
-        return as_json({"error": f"File not found: {path}: {error.strerror}"}, 404)
+        return json_response({"error": f"File not found: {path}: {error.strerror}"}, 404)
 
 
-def open_file(desktop: Desktop, request: Request) -> Answer:
-    path = _path(_text(request.json(), "path"))
+def open_file(desktop: GuestDesktop, request: Request) -> Response:
+    path = _path(_required_text(request.json(), "path"))
     if not path.exists():
-        return as_text(f"File not found: {path}", 404)
+        return text_response(f"File not found: {path}", 404)
     before = {window.id for window in desktop.windows.all()}
-    start(["xdg-open", str(path)], False)
+    start_process(["xdg-open", str(path)], False)
     name, stem = path.name.lower(), path.stem.lower()
 
-    def shows_it(window: Window) -> bool:
+    def shows_file(window: XWindow) -> bool:
         title = window.title.lower()
         return name in title or (window.id not in before and stem in title)
 
-    window = desktop.windows.wait(OPEN_SECONDS, shows_it)
+    window = desktop.windows.wait(OPEN_SECONDS, shows_file)
     if window is None:
-        return as_text(f"No window for {path.name} within {OPEN_SECONDS:g} seconds.", 500)
+        return text_response(f"No window for {path.name} within {OPEN_SECONDS:g} seconds.", 500)
     desktop.windows.activate(window)
-    desktop.screen.touch(OPEN_PAINT_SECONDS)
-    return as_text("File opened and window activated successfully")
+    desktop.screen.expect_change(OPEN_PAINT_SECONDS)
+    return text_response("File opened and window activated successfully")
 
 
-def activate_window(desktop: Desktop, request: Request) -> Answer:
-    window = _window(desktop, request)
+def activate_window(desktop: GuestDesktop, request: Request) -> Response:
+    window = _find_window(desktop, request)
     if window is None:
-        return as_text("no window of that name", 404)
+        return text_response("no window matches window_name", 404)
     desktop.windows.activate(window)
-    desktop.screen.touch()
-    return as_text("Window activated successfully")
+    desktop.screen.expect_change()
+    return text_response("Window activated successfully")
 
 
-def close_window(desktop: Desktop, request: Request) -> Answer:
-    window = _window(desktop, request)
+def close_window(desktop: GuestDesktop, request: Request) -> Response:
+    window = _find_window(desktop, request)
     if window is None:
-        return as_text("no window of that name", 404)
+        return text_response("no window matches window_name", 404)
     desktop.windows.close(window)
-    desktop.screen.touch()
-    return as_text("Window closed successfully.")
+    desktop.screen.expect_change()
+    return text_response("Window closed successfully.")
 
 
-def download_file(desktop: Desktop, request: Request) -> Answer:
-    asked = request.json()
-    url, target = _text(asked, "url"), _path(_text(asked, "path"))
+def download_file(desktop: GuestDesktop, request: Request) -> Response:
+    body = request.json()
+    url, target = _required_text(body, "url"), _path(_required_text(body, "path"))
     if not url.startswith(("http://", "https://")):
         raise BadRequest(f"url is {url!r}, must begin with http:// or https://")
     import urllib.request  # rarely needed, slow to load
@@ -157,174 +159,178 @@ def download_file(desktop: Desktop, request: Request) -> Answer:
         with urllib.request.urlopen(url, timeout=60) as source, target.open("wb") as sink:
             shutil.copyfileobj(source, sink)
     except (OSError, ValueError) as error:
-        return as_text(f"Failed to download {url}: {error}", 500)
-    return as_text(f"File downloaded successfully {url} to {target}")
+        return text_response(f"Failed to download {url}: {error}", 500)
+    return text_response(f"File downloaded successfully {url} to {target}")
 
 
-def change_wallpaper(desktop: Desktop, request: Request) -> Answer:
-    path = _path(_text(request.json(), "path"))
+def change_wallpaper(desktop: GuestDesktop, request: Request) -> Response:
+    path = _path(_required_text(request.json(), "path"))
     if not path.is_file():
-        return as_text(f"File not found: {path}", 404)
-    commands.run(["gsettings", "set", *_WALLPAPER, path.as_uri()], False, commands.SECONDS)
+        return text_response(f"File not found: {path}", 404)
+    commands.run(["gsettings", "set", *_WALLPAPER, path.as_uri()], False, commands.TIMEOUT_SECONDS)
     try:
         desktop.windows.paint_wallpaper(path)
     except (OSError, ValueError) as error:
-        return as_text(f"Failed to change wallpaper. Error: {error}", 500)
-    return as_text("Wallpaper changed successfully")
+        return text_response(f"Failed to change wallpaper. Error: {error}", 500)
+    return text_response("Wallpaper changed successfully")
 
 
-def wallpaper(desktop: Desktop, request: Request) -> Answer:
-    outcome = commands.run(["gsettings", "get", *_WALLPAPER], False, commands.SECONDS)
-    path = Path(unquote(outcome.output.strip().strip("'").removeprefix("file://")))
+def wallpaper(desktop: GuestDesktop, request: Request) -> Response:
+    result = commands.run(["gsettings", "get", *_WALLPAPER], False, commands.TIMEOUT_SECONDS)
+    path = Path(unquote(result.output.strip().strip("'").removeprefix("file://")))
     if not path.is_file():
-        return as_json({"error": "Wallpaper file not found"}, 404)
-    return Answer(file=path, kind="image/png")
+        return json_response({"error": "Wallpaper file not found"}, 404)
+    return Response(file=path, content_type="image/png")
 
 
-def accessibility_tree(desktop: Desktop, request: Request) -> Answer:
-    return as_json({"AT": accessibility.tree()})
+def accessibility_tree(desktop: GuestDesktop, request: Request) -> Response:
+    return json_response({"AT": accessibility.tree()})
 
 
-def terminal(desktop: Desktop, request: Request) -> Answer:
+def terminal(desktop: GuestDesktop, request: Request) -> Response:
     window = desktop.windows.active()
-    shown = window is not None and "gnome-terminal" in window.klass.lower()
-    return as_json({"output": accessibility.terminal_text() if shown else None, "status": "success"})
+    shown = window is not None and "gnome-terminal" in window.wm_class.lower()
+    return json_response({"output": accessibility.terminal_text() if shown else None, "status": "success"})
 
 
-def list_directory(desktop: Desktop, request: Request) -> Answer:
-    path = _path(_text(request.json(), "path"))
+def list_directory(desktop: GuestDesktop, request: Request) -> Response:
+    path = _path(_required_text(request.json(), "path"))
     if not path.is_dir():
         raise BadRequest("The provided path is not a directory")
-    return as_json({"directory_tree": _tree(path, [TREE_ENTRIES])})
+    return json_response({"directory_tree": _tree(path, [MAX_TREE_ENTRIES])})
 
 
-def run_python(desktop: Desktop, request: Request) -> Answer:
-    outcome = _run_script("/usr/bin/python3", _text(request.json(), "code"), PYTHON_SECONDS, None)
-    good = outcome.returncode == 0
-    return as_json(
+def run_python(desktop: GuestDesktop, request: Request) -> Response:
+    result = _run_script("/usr/bin/python3", _required_text(request.json(), "code"), PYTHON_SECONDS, None)
+    succeeded = result.returncode == 0
+    return json_response(
         {
-            "status": "success" if good else "error",
-            "message": "Code executed successfully" if good else outcome.problem or "Code execution failed",
+            "status": "success" if succeeded else "error",
+            "message": "Code executed successfully"
+            if succeeded
+            else result.problem or "Code execution failed",
             "need_more": False,
-            "output": outcome.output,
-            "error": outcome.error,
-            "return_code": outcome.returncode,
+            "output": result.output,
+            "error": result.error,
+            "return_code": result.returncode,
         }
     )
 
 
-def run_bash_script(desktop: Desktop, request: Request) -> Answer:
-    asked = request.json()
-    script, folder = _text(asked, "script"), asked.get("working_dir")
+def run_bash_script(desktop: GuestDesktop, request: Request) -> Response:
+    body = request.json()
+    script, folder = _required_text(body, "script"), body.get("working_dir")
     if folder is not None and not (isinstance(folder, str) and _path(folder).is_dir()):
         raise BadRequest(f"working_dir {folder!r} is not a directory")
-    seconds = _number(asked, "timeout", BASH_SECONDS)
-    outcome = _run_script("/bin/bash", script, seconds, str(_path(folder)) if folder else None)
-    return as_json(_outcome(outcome) | {"status": "error" if outcome.returncode else "success"})
+    seconds = _optional_number(body, "timeout", BASH_SECONDS)
+    result = _run_script("/bin/bash", script, seconds, str(_path(folder)) if folder else None)
+    return json_response(_result_fields(result) | {"status": "error" if result.returncode else "success"})
 
 
-def screen_size(desktop: Desktop, request: Request) -> Answer:
-    return as_json({"width": desktop.screen.width, "height": desktop.screen.height})
+def screen_size(desktop: GuestDesktop, request: Request) -> Response:
+    return json_response({"width": desktop.screen.width, "height": desktop.screen.height})
 
 
-def window_size(desktop: Desktop, request: Request) -> Answer:
+def window_size(desktop: GuestDesktop, request: Request) -> Response:
     name = request.form().fields.get("app_class_name", "").lower()
     if not name:
         raise BadRequest("app_class_name is required")
-    window = desktop.windows.wait(0.0, lambda each: name in each.klass.lower().split("."))
+    window = desktop.windows.wait(0.0, lambda each: name in each.wm_class.lower().split("."))
     if window is None:
-        return as_json({"error": f"no window of the class {name}"}, 404)
+        return json_response({"error": f"no window has the class {name}"}, 404)
     width, height = desktop.windows.size(window)
-    return as_json({"width": width, "height": height})
+    return json_response({"width": width, "height": height})
 
 
-def cursor_position(desktop: Desktop, request: Request) -> Answer:
-    return as_json(desktop.windows.cursor())
+def cursor_position(desktop: GuestDesktop, request: Request) -> Response:
+    return json_response(desktop.windows.cursor())
 
 
-def desktop_path(desktop: Desktop, request: Request) -> Answer:
-    return as_json({"desktop_path": str(Path.home() / "Desktop")})
+def desktop_path(desktop: GuestDesktop, request: Request) -> Response:
+    return json_response({"desktop_path": str(Path.home() / "Desktop")})
 
 
-def platform_name(desktop: Desktop, request: Request) -> Answer:
-    return as_text(platform.system())
+def platform_name(desktop: GuestDesktop, request: Request) -> Response:
+    return text_response(platform.system())
 
 
-def recording(desktop: Desktop, request: Request) -> Answer:
-    return as_json({"status": "error", "message": "This guest does not record its screen."}, 501)
+def recording(desktop: GuestDesktop, request: Request) -> Response:
+    return json_response({"status": "error", "message": "This guest does not record its screen."}, 501)
 
 
-def _execute(desktop: Desktop, command: commands.Words, shell: bool) -> commands.Outcome:
-    """Input is carried out here; whatever else is asked for runs as a process."""
-    acts = None
+def _execute(desktop: GuestDesktop, command: commands.CommandLine, shell: bool) -> commands.CommandResult:
+    """Performs pyautogui programs in this process, and runs any other command as a process."""
+    events = None
     if not shell and not isinstance(command, str) and len(command) == 3:
         program, option, code = command
-        acts = parse(code) if program in _PYTHONS and option == "-c" else None
-    if acts is None:
-        outcome = commands.run(command, shell, commands.SECONDS)
-        desktop.screen.touch()
-        return outcome
+        events = parse_program(code) if program in _PYTHON_NAMES and option == "-c" else None
+    if events is None:
+        result = commands.run(command, shell, commands.TIMEOUT_SECONDS)
+        desktop.screen.expect_change()
+        return result
     try:
-        complaints = desktop.input.carry_out(acts)
-    except Exception as error:  # a boundary: half a program must not be sent again
+        warnings = desktop.input.perform(events)
+    except Exception as error:  # boundary: the client must not repeat a half-performed program
         traceback.print_exc()
         problem = f"{type(error).__name__}: {error}"
-        return commands.Outcome(output="", error=problem, returncode=1, problem=problem)
-    return commands.Outcome(output="", error="\n".join(complaints), returncode=0, problem="")
+        return commands.CommandResult(output="", error=problem, returncode=1, problem=problem)
+    return commands.CommandResult(output="", error="\n".join(warnings), returncode=0, problem="")
 
 
-def _run_script(interpreter: str, text: str, seconds: float, folder: str | None) -> commands.Outcome:
+def _run_script(interpreter: str, text: str, seconds: float, folder: str | None) -> commands.CommandResult:
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="script-") as script:
         script.write(text)
         script.flush()
         return commands.run([interpreter, script.name], False, seconds, folder)
 
 
-def _outcome(outcome: commands.Outcome) -> dict[str, Any]:
-    result = {
-        "status": "error" if outcome.problem else "success",
-        "output": outcome.output,
-        "error": outcome.error,
-        "returncode": outcome.returncode,
+def _result_fields(result: commands.CommandResult) -> dict[str, Any]:
+    fields = {
+        "status": "error" if result.problem else "success",
+        "output": result.output,
+        "error": result.error,
+        "returncode": result.returncode,
     }
-    return result | ({"message": outcome.problem} if outcome.problem else {})
+    return fields | ({"message": result.problem} if result.problem else {})
 
 
-def _verified(desktop: Desktop, checks: dict[str, Any]) -> bool:
-    if "window_exists" in checks and not desktop.windows.find(_text(checks, "window_exists"), False, False):
+def _verified(desktop: GuestDesktop, checks: dict[str, Any]) -> bool:
+    if "window_exists" in checks and not desktop.windows.find(
+        _required_text(checks, "window_exists"), False, False
+    ):
         return False
     if "command_success" in checks:
-        return commands.run(_text(checks, "command_success"), True, 5.0).returncode == 0
+        return commands.run(_required_text(checks, "command_success"), True, 5.0).returncode == 0
     return True
 
 
-def _window(desktop: Desktop, request: Request) -> Window | None:
-    """The window of that name, when there is one and when those that just came up have taken their focus."""
-    asked = request.json()
-    name = _text(asked, "window_name")
-    strict, by_class = bool(asked.get("strict")), bool(asked.get("by_class"))
+def _find_window(desktop: GuestDesktop, request: Request) -> XWindow | None:
+    """Waits for a window with the requested name, then until new windows have taken their focus."""
+    body = request.json()
+    name = _required_text(body, "window_name")
+    strict, by_class = bool(body.get("strict")), bool(body.get("by_class"))
     window = desktop.windows.wait(WINDOW_SECONDS, lambda each: each.matches(name, strict, by_class))
-    desktop.screen.rest()
+    desktop.screen.wait_until_stable()
     return window
 
 
-def _command(asked: dict[str, Any]) -> tuple[commands.Words, bool]:
-    shell, command = bool(asked.get("shell")), asked.get("command")
+def _parse_command(body: dict[str, Any]) -> tuple[commands.CommandLine, bool]:
+    shell, command = bool(body.get("shell")), body.get("command")
     words = isinstance(command, list) and all(isinstance(word, str) for word in command)
     if not command or not (words or isinstance(command, str)):
-        raise BadRequest("command must be a text or a list of texts, and not empty")
+        raise BadRequest("command must be a non-empty string or list of strings")
     return command, shell
 
 
-def _text(asked: dict[str, Any], key: str) -> str:
-    value = asked.get(key)
+def _required_text(body: dict[str, Any], key: str) -> str:
+    value = body.get(key)
     if not isinstance(value, str) or not value:
-        raise BadRequest(f"{key} must be a text, and not empty")
+        raise BadRequest(f"{key} must be a non-empty string")
     return value
 
 
-def _number(asked: dict[str, Any], key: str, default: float) -> float:
-    value = asked.get(key, default)
+def _optional_number(body: dict[str, Any], key: str, default: float) -> float:
+    value = body.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:
         raise BadRequest(f"{key} must be a number from 0 to 3600")
     return value
@@ -332,20 +338,20 @@ def _number(asked: dict[str, Any], key: str, default: float) -> float:
 
 def _path(text: str) -> Path:
     if "\0" in text:
-        raise BadRequest("a path holds no zero byte")
+        raise BadRequest("a path must not contain a zero byte")
     return Path(os.path.expandvars(os.path.expanduser(text)))
 
 
-def _tree(folder: Path, room: list[int]) -> dict[str, Any]:
-    """Names of what is in a folder, and below; links are not followed."""
+def _tree(folder: Path, entries_left: list[int]) -> dict[str, Any]:
+    """The names in a folder and its subfolders. Does not follow links."""
     children: list[dict[str, Any]] = []
     try:
         for entry in sorted(os.scandir(folder), key=lambda each: each.name):
-            room[0] -= 1
-            if room[0] < 0:
-                raise BadRequest(f"more than {TREE_ENTRIES} entries")
+            entries_left[0] -= 1
+            if entries_left[0] < 0:
+                raise BadRequest(f"the folder has more than {MAX_TREE_ENTRIES} entries")
             if entry.is_dir(follow_symlinks=False):
-                children.append(_tree(Path(entry.path), room))
+                children.append(_tree(Path(entry.path), entries_left))
             else:
                 children.append({"type": "file", "name": entry.name})
     except OSError as error:
@@ -367,7 +373,7 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("POST", "/setup/execute_with_verification"): execute_with_verification,
     ("POST", "/setup/launch"): launch,
     ("POST", "/setup/upload"): upload,
-    ("POST", "/file"): file,
+    ("POST", "/file"): read_file,
     ("POST", "/setup/open_file"): open_file,
     ("POST", "/setup/activate_window"): activate_window,
     ("POST", "/setup/close_window"): close_window,

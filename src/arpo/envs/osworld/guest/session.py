@@ -1,7 +1,7 @@
 """The desktop session: a fresh home, the X server, the message bus, the window manager and the dock.
 
-Nothing is waited for longer than it takes: each part says itself when it is up. This module is loaded before
-all others and imports little, so that the X server starts at once.
+Each part signals its own readiness: there are no fixed waits. This module is imported first and imports
+little, to start the X server early.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import threading
 import time
 from pathlib import Path
 
-from arpo.envs.osworld.guest.fresh_home import prepare_home
+from arpo.envs.osworld.guest.fresh_home import fill_home
 
-HERE = Path(__file__).parent
+GUEST_FOLDER = Path(__file__).parent
 HOME = Path("/home/user")
-WARM_HOME = Path("/opt/arpo/home")
+PREPARED_HOME = Path("/opt/arpo/home")
 RUNTIME = Path("/run/user/1000")
 FRAMEBUFFER = Path("/run/framebuffer/Xvfb_screen0")
 TIME_ZONE = "America/New_York"
-LINKS = {
+PROGRAM_LINKS = {
     "python": "/usr/bin/python3",
     "chromium": "google-chrome",
     "chromium-browser": "google-chrome",
@@ -60,46 +60,46 @@ ENVIRONMENT = {
 _POLL_SECONDS = 0.005
 
 
-class Session:
-    """Making one starts the slow parts; the rest is started when they are up."""
+class DesktopSession:
+    """The constructor starts the X server and the message bus; start the other parts when those are ready."""
 
     def __init__(self, width: int, height: int) -> None:
         os.environ.clear()
         os.environ.update(ENVIRONMENT)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.chdir(HOME)
-        _write_cookie()
-        self._display_up = _start_display(width, height)
+        _write_x_cookie()
+        self._display_ready = _start_display(width, height)
         address = os.environ["DBUS_SESSION_BUS_ADDRESS"]
         self._bus = subprocess.Popen(
             ["dbus-daemon", "--session", f"--address={address}", "--nofork", "--nopidfile"]
         )
-        prepare_home(HOME, HERE / "home", WARM_HOME)
+        fill_home(HOME, GUEST_FOLDER / "home", PREPARED_HOME)
         Path("/run/localtime").symlink_to(f"/usr/share/zoneinfo/{TIME_ZONE}")
         _install_programs()
 
     def wait_for_display(self) -> None:
-        """The X server writes a line with its number; it does not survive if the line is not read whole."""
-        with os.fdopen(self._display_up) as up:
-            if up.readline() != "0\n":
-                raise SystemExit("Xvfb ended while it started")
+        """Waits for Xvfb's line with the display number. Reads the whole line: otherwise Xvfb dies."""
+        with os.fdopen(self._display_ready) as ready:
+            if ready.readline() != "0\n":
+                raise SystemExit("Xvfb exited during startup")
 
     def wait_for_bus(self) -> None:
         while not (RUNTIME / "bus").exists():
             if self._bus.poll() is not None:
-                raise SystemExit("dbus-daemon ended while it started")
+                raise SystemExit("dbus-daemon exited during startup")
             time.sleep(_POLL_SECONDS)
 
-    def start_manager(self) -> None:
+    def start_window_manager(self) -> None:
         subprocess.Popen(["openbox"])
 
     def start_dock(self) -> None:
-        """When the window manager is up: else it would sleep for a second before it looks again."""
+        """Call when the window manager is ready: otherwise tint2 sleeps for a second and looks again."""
         subprocess.Popen(["tint2"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def _write_cookie() -> None:
-    """A cookie as `xauth add :0` writes it: without one, programs warn on their error output."""
+def _write_x_cookie() -> None:
+    """Writes a cookie in the format of `xauth add :0`. Without a cookie, programs print warnings."""
     family_local = 256
     fields = (socket.gethostname().encode(), b"0", b"MIT-MAGIC-COOKIE-1", secrets.token_bytes(16))
     entry = struct.pack(">H", family_local)
@@ -109,38 +109,38 @@ def _write_cookie() -> None:
 
 
 def _start_display(width: int, height: int) -> int:
-    """Xvfb, with its picture in a file that can be mapped; returns a pipe that it writes to when it is up."""
+    """Starts Xvfb with its framebuffer in a file. Returns the pipe on which Xvfb reports readiness."""
     FRAMEBUFFER.parent.mkdir()
     sockets = Path("/tmp/.X11-unix")
     sockets.mkdir()
     sockets.chmod(0o1777)
-    up, up_display = os.pipe()
+    ready, ready_display = os.pipe()
     screen = ("-screen", "0", f"{width}x{height}x24", "-fbdir", str(FRAMEBUFFER.parent))
     access = ("-nolisten", "tcp", "-auth", os.environ["XAUTHORITY"])
     server = subprocess.Popen(
-        ["Xvfb", os.environ["DISPLAY"], "-noreset", *screen, *access, "-displayfd", str(up_display)],
-        pass_fds=[up_display],
+        ["Xvfb", os.environ["DISPLAY"], "-noreset", *screen, *access, "-displayfd", str(ready_display)],
+        pass_fds=[ready_display],
     )
-    os.close(up_display)
-    threading.Thread(target=_end_with, args=(server,), name="display-watch", daemon=True).start()
-    return up
+    os.close(ready_display)
+    threading.Thread(target=_exit_with_display, args=(server,), name="display-watch", daemon=True).start()
+    return ready
 
 
-def _end_with(display: subprocess.Popen[bytes]) -> None:
-    """Without its X server the guest ends: its last picture must not be taken for the present."""
+def _exit_with_display(display: subprocess.Popen[bytes]) -> None:
+    """Ends the guest when the X server ends: the framebuffer file would keep showing the last screenshot."""
     display.wait()
-    print("guest: Xvfb has ended", file=sys.stderr, flush=True)
+    print("guest: Xvfb exited", file=sys.stderr, flush=True)
     os._exit(1)
 
 
 def _install_programs() -> None:
-    """What the tasks call by other names than the host, into a place that comes first on the path."""
+    """Installs programs under the names that OSWorld's tasks use, in a folder early on the PATH."""
     programs = Path("/usr/local/bin")
     programs.mkdir()
-    for source in (HERE / "bin").iterdir():
+    for source in (GUEST_FOLDER / "bin").iterdir():
         target = programs / source.name
         shutil.copyfile(source, target)
         target.chmod(0o755)
-    for name, target_name in LINKS.items():
+    for name, target_name in PROGRAM_LINKS.items():
         (programs / name).symlink_to(target_name)
-    shutil.copytree(HERE / "applications", "/usr/local/share/applications")
+    shutil.copytree(GUEST_FOLDER / "applications", "/usr/local/share/applications")

@@ -1,7 +1,7 @@
-"""Windows, as the window manager lists them: finding, waiting for, activating and closing them by name.
+"""Finds, awaits, activates and closes the windows of the window manager by name.
 
-A name matches as wmctrl matches it: part of the title, in any case; with `strict` the whole title, exactly;
-with `by_class` the window's class in place of its title.
+Names match as in wmctrl: by default a case-insensitive part of the title; with `strict` the exact title; with
+`by_class` the window's class instead of its title.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from Xlib.protocol import event
 
 _POLL_SECONDS = 0.03
 _BROWSER, _BROWSER_IN_TASKS = "Chromium", "Google Chrome"
-_PASSING = ("SPLASH", "DOCK", "DESKTOP", "NOTIFICATION")
-_FROM_PAGER = 2  # the source of a request, as the window manager's rules count it
+_AUXILIARY_TYPES = ("SPLASH", "DOCK", "DESKTOP", "NOTIFICATION")
+_FROM_PAGER = 2  # source indication of EWMH client messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class XWindow:
     id: int
     title: str
-    klass: str  # as wmctrl -x writes it: instance.Class
-    passing: bool  # a splash screen, a dock: not what an application is started for
+    wm_class: str  # instance.Class, as in wmctrl -x
+    auxiliary: bool  # a splash screen, dock, desktop or notification
 
     def matches(self, name: str, strict: bool, by_class: bool) -> bool:
-        names = {self.klass} if by_class else {self.title, self.title.replace(_BROWSER, _BROWSER_IN_TASKS)}
+        names = {self.wm_class} if by_class else {self.title, self.title.replace(_BROWSER, _BROWSER_IN_TASKS)}
         return name in names if strict else any(name.lower() in own.lower() for own in names)
 
 
@@ -45,8 +45,8 @@ class Windows:
 
     def cursor(self) -> tuple[int, int]:
         with self._lock:
-            at = self._root.query_pointer()
-            return at.root_x, at.root_y
+            pointer = self._root.query_pointer()
+            return pointer.root_x, pointer.root_y
 
     def paint_background(self, color: int) -> None:
         with self._lock:
@@ -54,12 +54,12 @@ class Windows:
             self._root.clear_area()
             self._display.sync()
 
-    def paint_wallpaper(self, picture: Path) -> None:
-        """Show a picture behind all windows, over the whole screen."""
+    def paint_wallpaper(self, image_path: Path) -> None:
+        """Shows an image behind all windows, scaled to the whole screen."""
         from PIL import Image  # rarely needed, slow to load
 
         size = self.screen_size()
-        image = Image.open(picture).convert("RGB").resize(size)
+        image = Image.open(image_path).convert("RGB").resize(size)
         with self._lock:
             pixmap = self._root.create_pixmap(*size, self._display.screen().root_depth)
             context = pixmap.create_gc()
@@ -71,46 +71,46 @@ class Windows:
             self._display.sync()
 
     def wait_for_manager(self, seconds: float) -> bool:
-        """Until the window manager has said all that a dock asks for."""
-        marks = ("_NET_SUPPORTING_WM_CHECK", "_NET_NUMBER_OF_DESKTOPS")
-        return self._wait(seconds, lambda: all(self._property(self._root, mark) for mark in marks))
+        """Waits until the window manager has set the properties that a dock needs. False after `seconds`."""
+        properties = ("_NET_SUPPORTING_WM_CHECK", "_NET_NUMBER_OF_DESKTOPS")
+        return self._poll(seconds, lambda: all(self._property(self._root, name) for name in properties))
 
-    def all(self, except_ids: Set[int] = frozenset()) -> list[Window]:
-        """Every managed window, the oldest first."""
+    def all(self, except_ids: Set[int] = frozenset()) -> list[XWindow]:
+        """All managed windows, oldest first."""
         with self._lock:
             ids = [id for id in self._property(self._root, "_NET_CLIENT_LIST") if id not in except_ids]
             return [window for id in ids if (window := self._window(id))]
 
-    def active(self) -> Window | None:
+    def active(self) -> XWindow | None:
         with self._lock:
             ids = self._property(self._root, "_NET_ACTIVE_WINDOW")
             return self._window(ids[0]) if ids and ids[0] else None
 
-    def find(self, name: str, strict: bool, by_class: bool) -> Window | None:
+    def find(self, name: str, strict: bool, by_class: bool) -> XWindow | None:
         return next((each for each in self.all() if each.matches(name, strict, by_class)), None)
 
-    def wait(self, seconds: float, wanted: Callable[[Window], bool]) -> Window | None:
-        """The first window that is wanted, as soon as there is one."""
-        found: list[Window] = []
+    def wait(self, seconds: float, wanted: Callable[[XWindow], bool]) -> XWindow | None:
+        """Waits for a window that satisfies `wanted`. None after `seconds`."""
+        found: list[XWindow] = []
 
-        def there() -> bool:
+        def is_found() -> bool:
             found.extend(window for window in self.all() if wanted(window))
             return bool(found)
 
-        return found[0] if self._wait(seconds, there) else None
+        return found[0] if self._poll(seconds, is_found) else None
 
-    def activate(self, window: Window) -> None:
-        self._ask("_NET_ACTIVE_WINDOW", window.id, [_FROM_PAGER, X.CurrentTime, 0, 0, 0])
+    def activate(self, window: XWindow) -> None:
+        self._send_client_message("_NET_ACTIVE_WINDOW", window.id, [_FROM_PAGER, X.CurrentTime, 0, 0, 0])
 
-    def close(self, window: Window) -> None:
-        self._ask("_NET_CLOSE_WINDOW", window.id, [X.CurrentTime, _FROM_PAGER, 0, 0, 0])
+    def close(self, window: XWindow) -> None:
+        self._send_client_message("_NET_CLOSE_WINDOW", window.id, [X.CurrentTime, _FROM_PAGER, 0, 0, 0])
 
-    def size(self, window: Window) -> tuple[int, int]:
+    def size(self, window: XWindow) -> tuple[int, int]:
         with self._lock:
             geometry = self._display.create_resource_object("window", window.id).get_geometry()
             return geometry.width, geometry.height
 
-    def _ask(self, message: str, window: int, data: list[int]) -> None:
+    def _send_client_message(self, message: str, window: int, data: list[int]) -> None:
         with self._lock:
             target = self._display.create_resource_object("window", window)
             request = event.ClientMessage(
@@ -120,7 +120,7 @@ class Windows:
             self._root.send_event(request, event_mask=mask)
             self._display.sync()
 
-    def _wait(self, seconds: float, happened: Callable[[], bool]) -> bool:
+    def _poll(self, seconds: float, happened: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + seconds
         while not happened():
             if time.monotonic() >= deadline:
@@ -133,20 +133,21 @@ class Windows:
             found = window.get_full_property(self._display.intern_atom(name), X.AnyPropertyType)  # type: ignore[attr-defined]
             return list(found.value) if found else []
 
-    def _window(self, id: int) -> Window | None:
-        """None for a window that has gone meanwhile."""
+    def _window(self, id: int) -> XWindow | None:
+        """None if the window has closed meanwhile."""
         window = self._display.create_resource_object("window", id)
         try:
             title = window.get_full_property(self._display.intern_atom("_NET_WM_NAME"), X.AnyPropertyType)
             title = title or window.get_full_property(Xatom.WM_NAME, X.AnyPropertyType)
-            klass = window.get_wm_class()
-            kinds = set(self._property(window, "_NET_WM_WINDOW_TYPE"))
+            wm_class = window.get_wm_class()
+            types = set(self._property(window, "_NET_WM_WINDOW_TYPE"))
         except error.XError:
             return None
-        passing = any(self._display.intern_atom(f"_NET_WM_WINDOW_TYPE_{kind}") in kinds for kind in _PASSING)
-        name = _text(title.value) if title else ""
-        return Window(id=id, title=name, klass=".".join(klass or ()), passing=passing)
+        names = (f"_NET_WM_WINDOW_TYPE_{name}" for name in _AUXILIARY_TYPES)
+        auxiliary = any(self._display.intern_atom(name) in types for name in names)
+        text = _decode(title.value) if title else ""
+        return XWindow(id=id, title=text, wm_class=".".join(wm_class or ()), auxiliary=auxiliary)
 
 
-def _text(value: bytes | str) -> str:
+def _decode(value: bytes | str) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

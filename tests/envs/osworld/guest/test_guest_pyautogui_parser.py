@@ -1,45 +1,44 @@
-"""pyautogui programs as data: what is understood, and what is left to Python."""
+"""The pyautogui parser: supported programs become input events, any other program returns None."""
 
 import ast
 
 import pytest
 
-from arpo.actions import Action, Direction, Drag, Hotkey, Point, RightClick, Scroll, Type, Wait
-from arpo.actions import Click as ClickAction
-from arpo.envs.osworld.guest.acts import (
-    Chord,
-    Click,
-    Copy,
-    Hold,
+from arpo.actions import Action, Click, Direction, Drag, Hotkey, Point, RightClick, Scroll, Type, Wait
+from arpo.envs.osworld.guest.input_events import (
+    ButtonDown,
+    ButtonUp,
+    ClickButton,
+    KeyChord,
     KeyDown,
     KeyUp,
-    Move,
-    Release,
+    MovePointer,
+    PressKeys,
+    SetClipboard,
     Sleep,
-    Tap,
-    Wheel,
-    Write,
+    TurnWheel,
+    TypeText,
 )
-from arpo.envs.osworld.guest.program import parse
+from arpo.envs.osworld.guest.pyautogui_parser import parse_program
 from arpo.envs.pyautogui_program import program
 
 PREFIX = "import pyautogui; import time; pyautogui.FAILSAFE = False; "
 
 
 def move(x, y, seconds=0.0):
-    return Move(x=x, y=y, relative=False, seconds=seconds)
+    return MovePointer(x=x, y=y, relative=False, seconds=seconds)
 
 
 def click(button=1, times=1, interval=0.0):
-    return Click(button=button, times=times, interval=interval)
+    return ClickButton(button=button, times=times, interval=interval)
 
 
 def write(text):
-    return Write(text=text, interval=0.0)
+    return TypeText(text=text, interval=0.0)
 
 
 @pytest.mark.parametrize(
-    ("code", "acts"),
+    ("code", "events"),
     [
         ("pyautogui.click(105, 63)", (move(105, 63), click())),
         ("pyautogui.click(x=1, y=2, button='right', clicks=2)", (move(1, 2), click(3, 2))),
@@ -53,29 +52,32 @@ def write(text):
         ("pyautogui.click(button=pyautogui.RIGHT)", (click(3),)),
         ("pyautogui.moveTo(3, 4, 0.5, pyautogui.easeInQuad)", (move(3, 4, 0.5),)),
         ("pyautogui.moveTo()", ()),
-        ("pyautogui.moveRel(5, -6)", (Move(x=5, y=-6, relative=True, seconds=0.0),)),
+        ("pyautogui.moveRel(5, -6)", (MovePointer(x=5, y=-6, relative=True, seconds=0.0),)),
         (
             "pyautogui.dragTo(10, 20, duration=1.0, button='left', mouseDownUp=True)",
-            (Hold(button=1), move(10, 20, 1.0), Release(button=1)),
+            (ButtonDown(button=1), move(10, 20, 1.0), ButtonUp(button=1)),
         ),
         ("pyautogui.dragTo(10, 20, mouseDownUp=False)", (move(10, 20),)),
-        ("pyautogui.mouseDown(1, 2); pyautogui.mouseUp()", (move(1, 2), Hold(button=1), Release(button=1))),
-        ("pyautogui.scroll(-5, 30, 40)", (move(30, 40), Wheel(notches=-5, horizontal=False))),
-        ("pyautogui.hscroll(2)", (Wheel(notches=2, horizontal=True),)),
-        ("pyautogui.press('Enter')", (Tap(keys=("enter",), times=1, interval=0.0),)),
-        ("pyautogui.press(['a', 'B'], presses=2)", (Tap(keys=("a", "B"), times=2, interval=0.0),)),
-        ("pyautogui.hotkey('Ctrl', 'S')", (Chord(keys=("ctrl", "S")),)),
-        ("pyautogui.hotkey(['shift', 'ctrl', 'e'])", (Chord(keys=("shift", "ctrl", "e")),)),
+        (
+            "pyautogui.mouseDown(1, 2); pyautogui.mouseUp()",
+            (move(1, 2), ButtonDown(button=1), ButtonUp(button=1)),
+        ),
+        ("pyautogui.scroll(-5, 30, 40)", (move(30, 40), TurnWheel(notches=-5, horizontal=False))),
+        ("pyautogui.hscroll(2)", (TurnWheel(notches=2, horizontal=True),)),
+        ("pyautogui.press('Enter')", (PressKeys(keys=("enter",), times=1, interval=0.0),)),
+        ("pyautogui.press(['a', 'B'], presses=2)", (PressKeys(keys=("a", "B"), times=2, interval=0.0),)),
+        ("pyautogui.hotkey('Ctrl', 'S')", (KeyChord(keys=("ctrl", "S")),)),
+        ("pyautogui.hotkey(['shift', 'ctrl', 'e'])", (KeyChord(keys=("shift", "ctrl", "e")),)),
         ("pyautogui.keyDown('shift'); pyautogui.keyUp('shift')", (KeyDown(key="shift"), KeyUp(key="shift"))),
         ("pyautogui.write('a <b> é')", (write("a <b> é"),)),
-        ("pyautogui.typewrite(message='x', interval=0.1)", (Write(text="x", interval=0.1),)),
-        ("pyautogui.typewrite(['a', 'enter'])", (Tap(keys=("a", "enter"), times=1, interval=0.0),)),
-        ("import pyperclip; pyperclip.copy('é'); time.sleep(2)", (Copy(text="é"), Sleep(seconds=2))),
+        ("pyautogui.typewrite(message='x', interval=0.1)", (TypeText(text="x", interval=0.1),)),
+        ("pyautogui.typewrite(['a', 'enter'])", (PressKeys(keys=("a", "enter"), times=1, interval=0.0),)),
+        ("import pyperclip; pyperclip.copy('é'); time.sleep(2)", (SetClipboard(text="é"), Sleep(seconds=2))),
         ("pyautogui.PAUSE = 0.1", ()),
     ],
 )
-def test_calls_with_literals_become_acts(code, acts):
-    assert parse(PREFIX + code) == acts
+def test_calls_with_literals_become_events(code, events):
+    assert parse_program(PREFIX + code) == events
 
 
 @pytest.mark.parametrize(
@@ -112,18 +114,18 @@ def test_calls_with_literals_become_acts(code, acts):
         f"pyautogui.write({'x' * 30_000!r})",
     ],
 )
-def test_everything_else_is_left_to_python(code):
-    assert parse(PREFIX + code) is None
+def test_other_programs_are_not_parsed(code):
+    assert parse_program(PREFIX + code) is None
 
 
-def test_a_text_can_not_become_code():
+def test_a_text_cannot_become_code():
     nasty = "'); import os; os.system('reboot') #"
-    assert parse(PREFIX + program([Type(text=nasty, submit=False)])) == (write(nasty),)
+    assert parse_program(PREFIX + program([Type(text=nasty, submit=False)])) == (write(nasty),)
 
 
-def test_our_own_programs_are_understood_whole():
+def test_programs_of_arpo_are_parsed_completely():
     actions: list[Action] = [
-        ClickAction(point=Point(10.4, 20.6)),
+        Click(point=Point(10.4, 20.6)),
         RightClick(point=Point(1, 2)),
         Drag(start=Point(1, 1), end=Point(5, 9)),
         Scroll(point=Point(3, 3), direction=Direction.DOWN),
@@ -131,24 +133,24 @@ def test_our_own_programs_are_understood_whole():
         Type(text="naïve", submit=True),
         Wait(),
     ]
-    assert parse(PREFIX + program(actions)) == (
+    assert parse_program(PREFIX + program(actions)) == (
         move(10, 21),
         click(),
         move(1, 2),
         click(3),
         move(1, 1),
-        Hold(button=1),
+        ButtonDown(button=1),
         move(5, 9, 1.0),
-        Release(button=1),
+        ButtonUp(button=1),
         move(3, 3),
-        Wheel(notches=-5, horizontal=False),
-        Chord(keys=("ctrl", "c")),
+        TurnWheel(notches=-5, horizontal=False),
+        KeyChord(keys=("ctrl", "c")),
         write("naïve"),
-        Tap(keys=("enter",), times=1, interval=0.0),
+        PressKeys(keys=("enter",), times=1, interval=0.0),
         Sleep(seconds=1.0),
     )
 
 
-def test_a_deep_program_is_refused_not_followed():
-    assert parse("pyautogui.click(" + "(" * 5000 + "1" + ")" * 5000 + ")") is None
-    assert ast.parse("1")  # the parser is still in order
+def test_a_deeply_nested_program_is_not_parsed():
+    assert parse_program("pyautogui.click(" + "(" * 5000 + "1" + ")" * 5000 + ")") is None
+    assert ast.parse("1")  # the parser still works

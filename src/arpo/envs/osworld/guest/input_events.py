@@ -1,4 +1,4 @@
-"""What mouse and keyboard can do, one frozen record each. Buttons are X's: 1 left, 2 middle, 3 right."""
+"""Mouse and keyboard events as data. Times are in seconds. Buttons are X's: 1 left, 2 middle, 3 right."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """None leaves a coordinate as it is."""
+class MovePointer:
+    """A coordinate of None does not change."""
 
     x: float | None
     y: float | None
@@ -16,25 +16,25 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Click:
+class ClickButton:
     button: int
     times: int
     interval: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
+class ButtonDown:
     button: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
+class ButtonUp:
     button: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wheel:
-    """Positive notches are up, or right."""
+class TurnWheel:
+    """Positive notches scroll up, or right if horizontal."""
 
     notches: int
     horizontal: bool
@@ -51,8 +51,8 @@ class KeyUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tap:
-    """Keys one after the other, all of them so many times."""
+class PressKeys:
+    """Presses and releases the keys in sequence, and repeats the sequence `times` times."""
 
     keys: tuple[str, ...]
     times: int
@@ -60,20 +60,20 @@ class Tap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chord:
+class KeyChord:
+    """Presses the keys in order, then releases them in reverse order."""
+
     keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
+class TypeText:
     text: str
     interval: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
-    """To the clipboard."""
-
+class SetClipboard:
     text: str
 
 
@@ -82,4 +82,7 @@ class Sleep:
     seconds: float
 
 
-Act = Move | Click | Hold | Release | Wheel | KeyDown | KeyUp | Tap | Chord | Write | Copy | Sleep
+InputEvent = (
+    MovePointer | ClickButton | ButtonDown | ButtonUp | TurnWheel
+    | KeyDown | KeyUp | PressKeys | KeyChord | TypeText | SetClipboard | Sleep
+)  # fmt: skip

@@ -1,0 +1,90 @@
+"""Starts programs, and waits for their windows instead of sleeping for a fixed time.
+
+- A known application: returns when its window appears, when the program exits, or after a timeout.
+- `killall` and `pkill`: return when the selected processes are gone, or after a timeout.
+- Any other command: returns at once.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from arpo.envs.osworld.guest.commands import CommandLine, popen_arguments
+
+if TYPE_CHECKING:  # python-xlib is not installed for the tests, which run without an X server
+    from arpo.envs.osworld.guest.screen import Screen
+    from arpo.envs.osworld.guest.windows import Windows
+
+APPLICATIONS = {
+    "chrome", "chromium", "chromium-browser", "code", "eog", "evince", "gedit", "gimp", "gnome-terminal",
+    "google-chrome", "google-chrome-stable", "libreoffice", "localc", "loimpress", "lowriter", "nautilus",
+    "soffice", "thunderbird", "vlc", "xterm",
+}  # fmt: skip
+KILL_COMMANDS = {"killall", "pkill"}
+WINDOW_SECONDS = 30.0
+KILL_SECONDS = 10.0
+# A new window needs time to paint. So does the window of a running instance that took over the command.
+_PAINT_SECONDS = 3.0
+_POLL_SECONDS = 0.03
+
+
+class Launcher:
+    def __init__(self, windows: Windows, screen: Screen) -> None:
+        self._windows = windows
+        self._screen = screen
+
+    def launch(self, command: CommandLine, shell: bool) -> None:
+        before = self._window_ids()
+        process = start_process(command, shell)
+        if program_name(command) in APPLICATIONS:
+            deadline = time.monotonic() + WINDOW_SECONDS
+            while not self._has_new_window(before) and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+                before &= self._window_ids()  # X may give the id of a closed window to a new one
+        elif program_name(command) in KILL_COMMANDS:
+            _wait_for_exits(popen_arguments(command, False)[1:], process)
+        self._screen.expect_change(_PAINT_SECONDS)
+
+    def _window_ids(self) -> set[int]:
+        return {window.id for window in self._windows.all()}
+
+    def _has_new_window(self, before: set[int]) -> bool:
+        return any(not window.auxiliary for window in self._windows.all(before))
+
+
+def _wait_for_exits(pattern: CommandLine, process: subprocess.Popen[bytes]) -> None:
+    """Waits until the killed processes exit: they may write settings for the next program to read."""
+    process.wait()
+    deadline = time.monotonic() + KILL_SECONDS
+    while time.monotonic() < deadline:
+        if subprocess.call(["pgrep", *pattern], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def start_process(command: CommandLine, shell: bool) -> subprocess.Popen[bytes]:
+    """Starts a process in a session of its own. Its output goes to the guest's log."""
+    process = subprocess.Popen(
+        popen_arguments(command, shell), shell=shell, stdin=subprocess.DEVNULL, start_new_session=True
+    )
+    threading.Thread(target=process.wait, name="reaper", daemon=True).start()
+    return process
+
+
+def program_name(command: CommandLine) -> str:
+    """The name of the program in a command, without environment assignments. Empty if there is none.
+
+    >>> program_name("VLC_VERBOSE=-1 vlc --no-audio")
+    'vlc'
+    """
+    try:
+        words = shlex.split(command if isinstance(command, str) else command[0])
+    except (ValueError, IndexError):
+        return ""
+    names = [word for word in words if "=" not in word.split("/")[0]]
+    return os.path.basename(names[0]) if names else ""

@@ -36,7 +36,7 @@ class CommandResult:
 
 
 def popen_arguments(command: CommandLine, shell: bool) -> CommandLine:
-    """The command for `subprocess.Popen`. Without a shell, a leading ~/ becomes the home folder."""
+    """The command for `subprocess.Popen`, with a leading ~/ of each word expanded. Shell text is unchanged."""
     if isinstance(command, str):
         return command if shell else [_expand(word) for word in shlex.split(command)]
     return [_expand(word) for word in command]

@@ -44,7 +44,7 @@ class Screen:
         self._encoder = PngEncoder(self.width, self.height)
 
     def expect_change(self, seconds: float = INPUT_WAIT_SECONDS) -> None:
-        """Makes the next screenshot wait until the screen is stable, at most `seconds` from now."""
+        """Makes the next screenshot or input wait until the screen is stable, at most `seconds` from now."""
         self._deadline = time.monotonic() + seconds
 
     def screenshot(self) -> bytes:

@@ -36,7 +36,7 @@ class CommandResult:
 
 
 def popen_arguments(command: CommandLine, shell: bool) -> CommandLine:
-    """The command for `subprocess.Popen`, with a leading ~/ of each word expanded. Shell text is unchanged."""
+    """The command for `subprocess.Popen`, with a leading ~/ of each word expanded. Keeps shell text."""
     if isinstance(command, str):
         return command if shell else [_expand(word) for word in shlex.split(command)]
     return [_expand(word) for word in command]

@@ -21,11 +21,11 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from arpo.envs.osworld.messages import MAX_PACKET_BYTES
 from arpo.errors import EnvError
 
 LOAD_SECONDS = 120.0  # desktop-env loads within seconds; a busy machine needs longer
 FORK_SECONDS = 30.0
-MAX_PACKET_BYTES = 2**16
 
 # Deletes its argument at the end of its input. Retries because dying workers may still write.
 CLEANUP_SCRIPT = 'cat >/dev/null; for i in 1 2 3 4 5 6 7 8 9 10; do rm -rf -- "$1" && exit; sleep 1; done'

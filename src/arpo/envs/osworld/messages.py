@@ -19,6 +19,7 @@ MACHINE_FILE = "machine.json"  # exists while a virtual machine runs: it would o
 
 LENGTHS = struct.Struct(">II")
 MAX_BYTES = 256 * 2**20
+MAX_PACKET_BYTES = 2**16  # of a request to the fork server
 
 
 class InvalidMessage(Exception):

@@ -27,7 +27,7 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from arpo.config import EnvConfig, OSWorldConfig
-from arpo.envs.osworld.messages import CRASH_FILE, receive, send
+from arpo.envs.osworld.messages import CRASH_FILE, MAX_PACKET_BYTES, receive, send
 from arpo.errors import ArpoFault, EnvTimeout, UserError
 from arpo.storage.codec import action_from_json
 from arpo.types import Json, Task
@@ -35,7 +35,6 @@ from arpo.types import Json, Task
 if TYPE_CHECKING:
     from arpo.envs.osworld.desktop_episode import DesktopEpisode
 
-MAX_PACKET_BYTES = 2**16
 PR_SET_PDEATHSIG = 1
 OOM_SCORE_ADJ = 800  # when memory runs out, the kernel kills workers first: only one episode is lost
 

@@ -1,9 +1,8 @@
-"""What a comparison says, as numbers: from runs to rows, curves, differences. Pure: no file, no clock.
+"""Computes a comparison from run results: success rates, curves and differences. Pure: no file, no clock.
 
-The success of a run on a set of tasks is the mean over its tasks of their rollouts' mean score, so that every
-task counts alike; where no episode failed that is the mean over all rollouts, as in the run's own summary.
-Where scores are 0 or 1 it is the share of rollouts solved. A run enters rows and differences once it has
-ended.
+The success rate of a run on a set of tasks is the mean over tasks of the mean score of their rollouts. Every
+task has equal weight. If no episode failed, this equals the mean over all rollouts in the run's summary. Only
+finished runs enter rows and differences.
 """
 
 from __future__ import annotations
@@ -19,59 +18,60 @@ from arpo.config import Config
 from arpo.evaluation.compare import BASE
 from arpo.evaluation.statistics import crossed_bootstrap, sign_flip_p, student_interval
 
-SETS = {"train": "training tasks", "overall": "all tasks", "heldout": "held-out tasks"}
+TASK_SET_LABELS = {"train": "training tasks", "overall": "all tasks", "heldout": "held-out tasks"}
 STAGES = ("rollout", "learn", "evaluate")
-DRAWS = 10_000  # of a bootstrap and of a sign-flip test
-SMOOTHED = 5  # batches
-BINS = ((0, "never"), (3, "1–3"), (8, "4–8"), (13, "9–13"), (16, "14–16"))  # sixteenths, up to and with
+RESAMPLES = 10_000  # bootstrap draws, and sign combinations of the sign-flip test
+SMOOTHING_WINDOW = 5  # batches
+# (maximum number of successes in 16 rollouts, label)
+DIFFICULTY_BINS = ((0, "never"), (3, "1–3"), (8, "4–8"), (13, "9–13"), (16, "14–16"))
 
-Tally = tuple[float, int]  # the sum of scores, rollouts
+Tally = tuple[float, int]  # (sum of scores, number of rollouts)
 Tallies = Mapping[str, Tally]  # by task
-Sets = Mapping[str, Tallies]  # by set of tasks
-BySeed = Mapping[int, Sets]
+TalliesBySet = Mapping[str, Tallies]  # by task set: "train", "overall", "heldout"
+TalliesBySeed = Mapping[int, TalliesBySet]
 Curve = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     step: int
-    episodes: int  # played to learn from, until then
-    landmark: str
-    tallies: Sets
+    episodes: int  # training episodes played before this evaluation
+    landmark: str  # "base", "final", or "" in between
+    tallies: TalliesBySet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One run as its folder tells it, ended or not."""
+class RunResult:
+    """Contents of one run folder. The run may still be in progress."""
 
     method: str
     seed: int
     config: Config
     episodes: int
-    seconds: float  # with those in which its episodes were collected
+    seconds: float  # includes the collection of its episodes, if the method is offline
     ended: bool
-    batches: tuple[Mapping[str, Any], ...]  # lines of metrics.jsonl, those of evaluations alone left out
-    stages: Mapping[str, float]  # seconds
+    batches: tuple[Mapping[str, Any], ...]  # lines of metrics.jsonl with a training batch
+    stages: Mapping[str, float]  # seconds by stage
     evaluations: tuple[Evaluation, ...]
 
-    def landmark(self, name: str) -> Sets:
-        """The last evaluation of that name; nothing where there is none."""
-        found = [one.tallies for one in self.evaluations if one.landmark == name]
+    def tallies_at(self, landmark: str) -> TalliesBySet:
+        """Tallies of the last evaluation with this landmark; {} if there is none."""
+        found = [one.tallies for one in self.evaluations if one.landmark == landmark]
         return found[-1] if found else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """A number over seeds."""
+class SeedStats:
+    """Mean and standard deviation of a number over seeds."""
 
     mean: float
-    sd: float | None  # of one seed there is none
+    sd: float | None  # None for one seed
     seeds: Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """Where a curve is, on the mean over seeds, and the range of the seeds around it."""
+class CurvePoint:
+    """Mean, minimum and maximum over seeds at one x."""
 
     x: float
     mean: float
@@ -80,48 +80,52 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One method, or the base model: what its ended runs found. What there is none of is left out."""
+class MethodResult:
+    """Results of one method, or of the base model, over its finished runs. Unknown values have no key."""
 
     name: str
-    success: Mapping[str, Spread]  # by set of tasks
-    totals: Mapping[str, Spread]  # episodes, seconds, groups, without_signal, rescued, episodes_per_second
+    success: Mapping[str, SeedStats]  # success rate by task set
+    totals: Mapping[str, SeedStats]  # keys: see TOTALS
     stages: Mapping[str, float]  # mean seconds
-    by_difficulty: Mapping[str, Spread]  # on the training tasks
+    by_difficulty: Mapping[str, SeedStats]  # success rate on the training tasks of each bin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One method less the reference on one set of tasks, over the seeds and tasks that both have."""
+    """Success rate of a method minus that of the baseline, over the seeds and tasks of both."""
 
     method: str
     tasks: str
     mean: float
     by_seed: Mapping[int, float]
     task_count: int
-    student: tuple[float, float] | None  # of one seed there is none
-    bootstrap: tuple[float, float]
+    student: tuple[float, float] | None  # 95% confidence interval over seeds; None for one seed
+    bootstrap: tuple[float, float]  # 95% confidence interval over tasks and seeds
     p: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    reference: str
-    rows: tuple[Row, ...]  # the base model first
+    reference: str  # name of the baseline
+    rows: tuple[MethodResult, ...]  # the base model first
     differences: tuple[Difference, ...]
-    curves: Mapping[str, Mapping[str, tuple[Point, ...]]]  # by what they show, by method
+    curves: Mapping[str, Mapping[str, tuple[CurvePoint, ...]]]  # by key of CURVES, by method
     bins: Mapping[str, tuple[str, ...]]  # training tasks by difficulty
-    screened: bool  # the bins are of screening's counts; else of the base model's own evaluations
-    missing: tuple[tuple[str, int], ...]  # methods and seeds without an ended run
+    screened: bool  # True: bins use screening counts; False: bins use the base model's evaluations
+    missing: tuple[tuple[str, int], ...]  # (method, seed) pairs without a finished run
 
 
-def compare(
-    runs: Sequence[Run], methods: Sequence[str], seeds: int, reference: str, counts: Mapping[str, Count]
+def compare_runs(
+    runs: Sequence[RunResult],
+    methods: Sequence[str],
+    seeds: int,
+    baseline: str,
+    counts: Mapping[str, Count],
 ) -> Comparison:
-    """Everything that the pages show. `counts` are screening's, of the training tasks; {}: there are none."""
+    """Compute all numbers of a comparison. `counts`: screening counts of the training tasks, or {}."""
     ended = [run for run in runs if run.ended]
-    finals: dict[str, BySeed] = {BASE: pooled(runs)}
-    finals |= {name: {run.seed: run.landmark("final") for run in _of(ended, name)} for name in methods}
+    finals: dict[str, TalliesBySeed] = {BASE: base_model_tallies(runs)}
+    finals |= {name: {run.seed: run.tallies_at("final") for run in _runs_of(ended, name)} for name in methods}
     screened = any(count.rollouts for count in counts.values())
     solved: dict[str, Tally] = {}
     if screened:
@@ -130,38 +134,39 @@ def compare(
         for sets in finals[BASE].values():
             _add(solved, sets.get("train", {}))
     tasks = {task for name in finals for sets in finals[name].values() for task in sets.get("train", {})}
-    bins = by_difficulty(tasks, solved)
+    bins = bin_by_difficulty(tasks, solved)
     wanted = [(name, seed) for name in methods for seed in range(seeds)]
     return Comparison(
-        reference=reference,
-        rows=tuple(_row(name, finals[name], _of(ended, name), bins) for name in (BASE, *methods)),
-        differences=tuple(_differences(finals, reference)),
-        curves={what: _curves(runs, methods, make) for what, make in CURVES.items()},
+        reference=baseline,
+        rows=tuple(
+            _method_result(name, finals[name], _runs_of(ended, name), bins) for name in (BASE, *methods)
+        ),
+        differences=tuple(_differences(finals, baseline)),
+        curves={key: _curves_by_method(runs, methods, curve_of) for key, curve_of in CURVES.items()},
         bins=bins,
         screened=screened,
         missing=tuple(pair for pair in wanted if pair[1] not in finals[pair[0]]),
     )
 
 
-def rate(tallies: Tallies) -> float | None:
-    """The mean over tasks of the mean score: {"a": (1, 2), "b": (4, 4)} -> 0.75"""
+def success_rate(tallies: Tallies) -> float | None:
+    """Mean over tasks of the mean score; None without rollouts. {"a": (1, 2), "b": (4, 4)} -> 0.75"""
     means = [_mean(tally) for tally in tallies.values() if tally[1]]
     return fmean(means) if means else None
 
 
-def pooled(runs: Sequence[Run]) -> dict[int, dict[str, dict[str, Tally]]]:
-    """The base model's tallies by seed, set and task, over the base evaluations of all methods.
+def base_model_tallies(runs: Sequence[RunResult]) -> dict[int, dict[str, dict[str, Tally]]]:
+    """Tallies of the base model by seed, task set and task, summed over the base evaluations of all runs.
 
-    Methods of one seed measure it with the same draws, so more of them do not make it more exact. Methods
-    that begin with different models have no base model to speak of: nothing is told of it.
+    Runs with the same seed sample the same rollouts, so more methods do not make the estimate more precise.
+    Returns {} if the runs start from different models.
     """
     total: dict[int, dict[str, dict[str, Tally]]] = {}
     if len({run.config.model.path for run in runs}) > 1:
         return total
     for run in runs:
-        for which, tallies in run.landmark(BASE).items():
-            of_set = total.setdefault(run.seed, {}).setdefault(which, {})
-            _add(of_set, tallies)
+        for task_set, tallies in run.tallies_at(BASE).items():
+            _add(total.setdefault(run.seed, {}).setdefault(task_set, {}), tallies)
     return total
 
 
@@ -171,121 +176,126 @@ def _add(total: dict[str, Tally], tallies: Tallies) -> None:
         total[task] = before[0] + scores, before[1] + rollouts
 
 
-def spread(values: Mapping[int, float]) -> Spread:
+def seed_stats(values: Mapping[int, float]) -> SeedStats:
     numbers = list(values.values())
-    return Spread(mean=fmean(numbers), sd=stdev(numbers) if len(numbers) > 1 else None, seeds=dict(values))
+    return SeedStats(mean=fmean(numbers), sd=stdev(numbers) if len(numbers) > 1 else None, seeds=dict(values))
 
 
-def by_difficulty(tasks: Iterable[str], solved: Tallies) -> dict[str, tuple[str, ...]]:
-    """Tasks in bins by how often the base model solved them; empty bins and uncounted tasks are left out.
+def bin_by_difficulty(tasks: Iterable[str], solved: Tallies) -> dict[str, tuple[str, ...]]:
+    """Group tasks by the base model's success rate. Leaves out empty bins and tasks without rollouts.
 
-    >>> by_difficulty(["a", "b"], {"a": (2, 16), "b": (5, 8)})
+    >>> bin_by_difficulty(["a", "b"], {"a": (2, 16), "b": (5, 8)})
     {"1–3 of 16": ("a",), "9–13 of 16": ("b",)}
     """
-    bins: dict[str, list[str]] = {f"{label} of 16" if limit else label: [] for limit, label in BINS}
+    labels = [f"{label} of 16" if limit else label for limit, label in DIFFICULTY_BINS]
+    bins: dict[str, list[str]] = {label: [] for label in labels}
     for task in sorted(tasks):
         tally = solved.get(task, (0, 0))
         if tally[1]:
-            place = next(place for place, (limit, _) in enumerate(BINS) if 16 * _mean(tally) <= limit)
-            list(bins.values())[place].append(task)
+            index = next(i for i, (limit, _) in enumerate(DIFFICULTY_BINS) if 16 * _mean(tally) <= limit)
+            bins[labels[index]].append(task)
     return {label: tuple(found) for label, found in bins.items() if found}
 
 
-def _of(runs: Iterable[Run], method: str) -> list[Run]:
+def _runs_of(runs: Iterable[RunResult], method: str) -> list[RunResult]:
     return [run for run in runs if run.method == method]
 
 
-def _row(
+def _method_result(
     name: str,
-    finals: BySeed,
-    runs: Sequence[Run],
+    finals: TalliesBySeed,
+    runs: Sequence[RunResult],
     bins: Mapping[str, Sequence[str]],
-) -> Row:
-    success = {which: {seed: rate(sets.get(which, {})) for seed, sets in finals.items()} for which in SETS}
+) -> MethodResult:
+    success = {
+        task_set: {seed: success_rate(sets.get(task_set, {})) for seed, sets in finals.items()}
+        for task_set in TASK_SET_LABELS
+    }
     difficulty = {
-        label: {seed: rate(_only(sets.get("train", {}), tasks)) for seed, sets in finals.items()}
+        label: {seed: success_rate(_select(sets.get("train", {}), tasks)) for seed, sets in finals.items()}
         for label, tasks in bins.items()
     }
-    totals = {what: {run.seed: of(run) for run in runs} for what, of in TOTALS.items()}
+    totals = {key: {run.seed: total(run) for run in runs} for key, total in TOTALS.items()}
     stages = {stage: [run.stages.get(stage, 0.0) for run in runs] for stage in STAGES}
-    return Row(
+    return MethodResult(
         name=name,
-        success=_spreads(success),
-        totals=_spreads(totals),
+        success=_known_stats(success),
+        totals=_known_stats(totals),
         stages={stage: fmean(seconds) for stage, seconds in stages.items() if seconds},
-        by_difficulty=_spreads(difficulty),
+        by_difficulty=_known_stats(difficulty),
     )
 
 
-def _only(tallies: Tallies, tasks: Iterable[str]) -> Tallies:
+def _select(tallies: Tallies, tasks: Iterable[str]) -> Tallies:
     return {task: tallies[task] for task in tasks if task in tallies}
 
 
-def _spreads(values: Mapping[str, Mapping[int, float | None]]) -> dict[str, Spread]:
+def _known_stats(values: Mapping[str, Mapping[int, float | None]]) -> dict[str, SeedStats]:
+    """Statistics over the seeds with a value; leaves out keys without any."""
     known = {
-        what: {seed: value for seed, value in of_seeds.items() if value is not None}
-        for what, of_seeds in values.items()
+        key: {seed: value for seed, value in by_seed.items() if value is not None}
+        for key, by_seed in values.items()
     }
-    return {what: spread(of_seeds) for what, of_seeds in known.items() if of_seeds}
+    return {key: seed_stats(by_seed) for key, by_seed in known.items() if by_seed}
 
 
-def _sum(run: Run, name: str) -> float | None:
-    """None where the run has no such thing: what learns from stored episodes has no groups."""
+def _sum_metric(run: RunResult, name: str) -> float | None:
+    """Sum over batches; None if no batch has the metric (offline methods have no groups)."""
     values = [batch[name] for batch in run.batches if batch.get(name) is not None]
     return float(sum(values)) if values else None
 
 
-def _pace(run: Run) -> float | None:
+def _episodes_per_second(run: RunResult) -> float | None:
     return run.episodes / run.stages["rollout"] if run.stages.get("rollout") else None
 
 
-TOTALS: Mapping[str, Callable[[Run], float | None]] = {
+TOTALS: Mapping[str, Callable[[RunResult], float | None]] = {
     "episodes": lambda run: float(run.episodes),
     "seconds": lambda run: run.seconds,
-    "groups": lambda run: _sum(run, "groups"),
-    "without_signal": lambda run: _sum(run, "without_signal"),
-    "rescued": lambda run: _sum(run, "rescued"),
-    "episodes_per_second": _pace,
+    "groups": lambda run: _sum_metric(run, "groups"),
+    "without_signal": lambda run: _sum_metric(run, "without_signal"),
+    "rescued": lambda run: _sum_metric(run, "rescued"),
+    "episodes_per_second": _episodes_per_second,
 }
 
 
-def _differences(finals: Mapping[str, BySeed], reference: str) -> Iterable[Difference]:
-    for which in SETS:
+def _differences(finals: Mapping[str, TalliesBySeed], baseline: str) -> Iterable[Difference]:
+    for task_set in TASK_SET_LABELS:
         for name in finals:
-            if name != reference:
-                found = difference(name, which, finals[name], finals[reference])
+            if name != baseline:
+                found = paired_difference(name, task_set, finals[name], finals[baseline])
                 if found is not None:
                     yield found
 
 
-def difference(
+def paired_difference(
     name: str,
-    which: str,
-    method: BySeed,
-    reference: BySeed,
+    task_set: str,
+    method: TalliesBySeed,
+    baseline: TalliesBySeed,
 ) -> Difference | None:
-    """Paired by seed and task; None where the two have no seed or no task in common."""
-    seeds = sorted(method.keys() & reference.keys())
-    sides = [[side[seed].get(which, {}) for seed in seeds] for side in (method, reference)]
+    """Difference paired by seed and task; None if the two have no seed or no task in common."""
+    seeds = sorted(method.keys() & baseline.keys())
+    sides = [[side[seed].get(task_set, {}) for seed in seeds] for side in (method, baseline)]
     played = [{task for task, tally in tallies.items() if tally[1]} for side in sides for tallies in side]
     tasks = sorted(set.intersection(*played)) if played else []
     if not tasks:
         return None
-    cells_ST = [
+    differences_ST = [
         [_mean(one[task]) - _mean(other[task]) for task in tasks] for one, other in zip(*sides, strict=True)
     ]
-    by_seed = {seed: fmean(row) for seed, row in zip(seeds, cells_ST, strict=True)}
-    by_task = [fmean(column) for column in zip(*cells_ST, strict=True)]
-    rng = Random(f"compare/{name}/{which}")  # so that the same runs give the same report
+    by_seed = {seed: fmean(row) for seed, row in zip(seeds, differences_ST, strict=True)}
+    by_task = [fmean(column) for column in zip(*differences_ST, strict=True)]
+    rng = Random(f"compare/{name}/{task_set}")  # the same runs give the same report
     return Difference(
         method=name,
-        tasks=which,
+        tasks=task_set,
         mean=fmean(by_task),
         by_seed=by_seed,
         task_count=len(tasks),
         student=student_interval(list(by_seed.values())) if len(seeds) > 1 else None,
-        bootstrap=crossed_bootstrap(cells_ST, rng, DRAWS),
-        p=sign_flip_p(by_task, rng, DRAWS),
+        bootstrap=crossed_bootstrap(differences_ST, rng, RESAMPLES),
+        p=sign_flip_p(by_task, rng, RESAMPLES),
     )
 
 
@@ -293,78 +303,80 @@ def _mean(tally: Tally) -> float:
     return tally[0] / tally[1]
 
 
-def _evaluated(which: str) -> Callable[[Run], Curve]:
-    def curve(run: Run) -> Curve:
-        """What learns from stored episodes has all of them from the start: two points, before and after."""
-        stored = run.config.train.method != "online"
-        shown = [one for one in run.evaluations if one.landmark or not stored]
+def _evaluation_curve(task_set: str) -> Callable[[RunResult], Curve]:
+    def curve(run: RunResult) -> Curve:
+        """Offline methods have all episodes from the start, so two points: before and after training."""
+        offline = run.config.train.method != "online"
+        shown = [one for one in run.evaluations if one.landmark or not offline]
         rates = [
-            (0 if one.landmark == BASE else one.episodes, rate(one.tallies.get(which, {}))) for one in shown
+            (0 if one.landmark == BASE else one.episodes, success_rate(one.tallies.get(task_set, {})))
+            for one in shown
         ]
         return [(x, y) for x, y in rates if y is not None]
 
     return curve
 
 
-def _smoothed(top: str, bottom: str, weight: str = "") -> Callable[[Run], Curve]:
-    """The quotient of two sums over some batches around each; `weight` multiplies the upper one's parts."""
+def _smoothed_ratio(numerator: str, denominator: str, weight: str = "") -> Callable[[RunResult], Curve]:
+    """Ratio of two metrics, each summed over a window of batches. `weight` multiplies the numerator."""
 
-    def curve(run: Run) -> Curve:
-        lines = [b for b in run.batches if b.get(top) is not None and b.get(bottom) is not None]
-        reach = SMOOTHED // 2
+    def curve(run: RunResult) -> Curve:
+        lines = [b for b in run.batches if b.get(numerator) is not None and b.get(denominator) is not None]
+        half_window = SMOOTHING_WINDOW // 2
         points = []
-        for place, line in enumerate(lines):
-            near = lines[max(0, place - reach) : place + reach + 1]
-            total = sum(one[bottom] for one in near)
+        for index, line in enumerate(lines):
+            window = lines[max(0, index - half_window) : index + half_window + 1]
+            total = sum(one[denominator] for one in window)
             if total:
-                above = sum(one[top] * (one[weight] if weight else 1) for one in near)
-                points.append((float(line["episodes"]), above / total))
+                weighted = sum(one[numerator] * (one[weight] if weight else 1) for one in window)
+                points.append((float(line["episodes"]), weighted / total))
         return points
 
     return curve
 
 
-CURVES: Mapping[str, Callable[[Run], Curve]] = {
-    "train": _evaluated("train"),
-    "heldout": _evaluated("heldout"),
-    "sampled": _smoothed("success", "groups", weight="groups"),
-    "without_signal": _smoothed("without_signal", "groups"),
-    "rescued": _smoothed("rescued", "groups"),
-    "replay_age": _smoothed("replay_age", "rescued", weight="rescued"),
+CURVES: Mapping[str, Callable[[RunResult], Curve]] = {
+    "train": _evaluation_curve("train"),
+    "heldout": _evaluation_curve("heldout"),
+    "sampled": _smoothed_ratio("success", "groups", weight="groups"),
+    "without_signal": _smoothed_ratio("without_signal", "groups"),
+    "rescued": _smoothed_ratio("rescued", "groups"),
+    "replay_age": _smoothed_ratio("replay_age", "rescued", weight="rescued"),
 }
 
 
-def _curves(
-    runs: Sequence[Run], methods: Sequence[str], make: Callable[[Run], Curve]
-) -> dict[str, tuple[Point, ...]]:
-    """Of each method's ended runs; of one that has none, of those there are."""
-    bands = {}
+def _curves_by_method(
+    runs: Sequence[RunResult], methods: Sequence[str], curve_of: Callable[[RunResult], Curve]
+) -> dict[str, tuple[CurvePoint, ...]]:
+    """Average curve of each method over its finished runs, or over its unfinished ones if none finished."""
+    averages = {}
     for name in methods:
-        own = _of(runs, name)
-        bands[name] = band([make(run) for run in own if run.ended] or [make(run) for run in own])
-    return {name: points for name, points in bands.items() if points}
+        own = _runs_of(runs, name)
+        ended = [curve_of(run) for run in own if run.ended]
+        averages[name] = average_curves(ended or [curve_of(run) for run in own])
+    return {name: points for name, points in averages.items() if points}
 
 
-def band(curves: Sequence[Curve]) -> tuple[Point, ...]:
-    """The mean and the range of several curves, where all of them are; between its points each is straight.
+def average_curves(curves: Sequence[Curve]) -> tuple[CurvePoint, ...]:
+    """Mean and range of several curves over their common x range, with linear interpolation.
 
-    >>> band([[(0, 0.0), (10, 1.0)], [(0, 0.2), (5, 0.4), (10, 0.8)]])[1]
-    Point(x=5, mean=0.45, low=0.4, high=0.5)
+    >>> average_curves([[(0, 0.0), (10, 1.0)], [(0, 0.2), (5, 0.4), (10, 0.8)]])[1]
+    CurvePoint(x=5, mean=0.45, low=0.4, high=0.5)
     """
     curves = [curve for curve in curves if curve]
     if not curves:
         return ()
     first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
-    places = sorted({x for curve in curves for x, _ in curve if first <= x <= last})
+    common_xs = sorted({x for curve in curves for x, _ in curve if first <= x <= last})
     points = []
-    for x in places:
-        values = [_height(curve, x) for curve in curves]
-        points.append(Point(x=x, mean=fmean(values), low=min(values), high=max(values)))
+    for x in common_xs:
+        values = [_interpolate(curve, x) for curve in curves]
+        points.append(CurvePoint(x=x, mean=fmean(values), low=min(values), high=max(values)))
     return tuple(points)
 
 
-def _height(curve: Curve, x: float) -> float:
-    """How high a curve is at x, which is not outside it."""
-    after = next(place for place, (right, _) in enumerate(curve) if right >= x)
+def _interpolate(curve: Curve, x: float) -> float:
+    """Value of a curve at x, which must lie within it."""
+    after = next(index for index, (right, _) in enumerate(curve) if right >= x)
     (right, high), (left, low) = curve[after], curve[max(0, after - 1)]
     return high if right == left else low + (high - low) * (x - left) / (right - left)

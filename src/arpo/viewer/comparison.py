@@ -1,9 +1,9 @@
-"""A comparison's folder, read and written up: compare.md, compare.json and compare.html.
+"""Reads the folder of a comparison and writes compare.md, compare.json and compare.html.
 
-Of each run it needs recipe.toml, metrics.jsonl, timing.jsonl, evaluations.jsonl and, once it has ended,
-summary.json; of collected episodes timing.jsonl, or their time is not counted. It needs no checkpoints and no
-episodes, so a folder can be brought from elsewhere without them. Runs that have not ended give their curves
-and are named as missing.
+Files needed for each run: recipe.toml, metrics.jsonl, timing.jsonl, evaluations.jsonl, and summary.json once
+the run has finished. Collected episodes need timing.jsonl, otherwise their time is not counted. Checkpoints
+and episodes are not needed, so a folder can be copied without them. Unfinished runs contribute curves only
+and are listed as missing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from arpo.algorithms.curriculum import Count
 from arpo.envs.task_files import load_counts
 from arpo.errors import UserError
-from arpo.evaluation.compare import BASE, COLLECTED, name_of, reference_of, seconds_of_collection
-from arpo.evaluation.comparison_results import STAGES, Comparison, Evaluation, Run, compare
+from arpo.evaluation.compare import BASE, COLLECTED, choose_baseline, collection_seconds, method_name
+from arpo.evaluation.comparison_results import STAGES, Comparison, Evaluation, RunResult, compare_runs
 from arpo.recipe import load_config
 from arpo.storage.run_folder import (
     EVALUATIONS,
@@ -30,89 +30,93 @@ from arpo.storage.run_folder import (
     read_lines,
     write_atomically,
 )
-from arpo.viewer.comparison_page import page
-from arpo.viewer.comparison_text import markdown
+from arpo.viewer.comparison_page import render_page
+from arpo.viewer.comparison_text import render_markdown
 
-TEXT, DATA, PAGE = "compare.md", "compare.json", "compare.html"
-KEPT = ("step", "episodes", "success", "groups", "without_signal", "rescued", "replay_age")  # of a batch
-STAGE_OF = {stage: stage for stage in STAGES} | {"judge": "learn"}  # lines of timing.jsonl
+MARKDOWN_FILE, JSON_FILE, HTML_FILE = "compare.md", "compare.json", "compare.html"
+BATCH_METRICS = ("step", "episodes", "success", "groups", "without_signal", "rescued", "replay_age")
+STAGE_OF_TIMING = {stage: stage for stage in STAGES} | {"judge": "learn"}  # keys of timing.jsonl
 
 
 def write_comparison(out: Path, recipes: Sequence[str], seeds: int | None, against: str | None) -> Path:
-    """Write the three files from what is in `out`, and return the page's path.
+    """Write the three files from the runs in `out`. Returns the path of the HTML page.
 
-    Recipes in the order in which they are named; where none are, all that are there, the reference first.
-    No number of seeds: as many as there are. No reference: the first recipe named, else the base model.
+    `recipes` sets the methods and their order. If it is empty, all methods in `out` are compared, the
+    baseline first. `seeds` None: all seeds in `out`. `against` None: the baseline is the first recipe, or
+    the base model if `recipes` is empty.
     """
     if not out.is_dir():
-        raise UserError(f"{out}: no such folder: `arpo compare RECIPE … --out FOLDER` makes it")
-    folders = _folders(out)
-    there = sorted({folder.parent.name for folder in folders})
-    named = list(dict.fromkeys(map(name_of, recipes)))
-    if not named and not there:
-        raise UserError(f"{out}: no runs in it: `arpo compare RECIPE … --out {out}` makes them")
-    reference = reference_of(against, [*named, BASE] if named else [BASE, *there])
-    methods = named or sorted(there, key=lambda name: (name != reference, name))
+        raise UserError(f"{out}: no such folder: create it with `arpo compare RECIPE … --out FOLDER`")
+    folders = _run_folders(out)
+    available = sorted({folder.parent.name for folder in folders})
+    requested = list(dict.fromkeys(map(method_name, recipes)))
+    if not requested and not available:
+        raise UserError(f"{out}: contains no runs: start them with `arpo compare RECIPE … --out {out}`")
+    baseline = choose_baseline(against, [*requested, BASE] if requested else [BASE, *available])
+    methods = requested or sorted(available, key=lambda name: (name != baseline, name))
     folders = [folder for folder in folders if folder.parent.name in methods]
     if seeds is None:
-        if lost := [name for name in methods if name not in there]:
-            raise UserError(f"{out}: no runs of {', '.join(lost)} in it; there are: {', '.join(there)}")
-        seeds = 1 + max(map(_seed, folders))
-    folders.sort(key=lambda folder: (methods.index(folder.parent.name), _seed(folder)))
-    runs = [read_run(folder) for folder in folders if _seed(folder) < seeds]
-    comparison = compare(runs, methods, seeds, reference, _counts(runs))
-    write_atomically(out / DATA, data(comparison, runs))
-    write_atomically(out / TEXT, markdown(comparison, runs))
-    write_atomically(out / PAGE, page(comparison, runs))
-    return out / PAGE
+        if missing := [name for name in methods if name not in available]:
+            raise UserError(
+                f"{out}: contains no runs of {', '.join(missing)}: choose from {', '.join(available)}"
+            )
+        seeds = 1 + max(map(_seed_of, folders))
+    folders.sort(key=lambda folder: (methods.index(folder.parent.name), _seed_of(folder)))
+    runs = [read_run_result(folder) for folder in folders if _seed_of(folder) < seeds]
+    comparison = compare_runs(runs, methods, seeds, baseline, _screening_counts(runs))
+    write_atomically(out / JSON_FILE, to_json(comparison, runs))
+    write_atomically(out / MARKDOWN_FILE, render_markdown(comparison, runs))
+    write_atomically(out / HTML_FILE, render_page(comparison, runs))
+    return out / HTML_FILE
 
 
-def _folders(out: Path) -> list[Path]:
-    """The runs' folders; collected episodes are not among them."""
+def _run_folders(out: Path) -> list[Path]:
+    """Folders of the runs, without those of collected episodes."""
     found = [path.parent for path in out.glob(f"*/seed-*/{RECIPE}")]
     return [folder for folder in found if folder.parent.name not in (BASE, COLLECTED)]
 
 
-def _seed(folder: Path) -> int:
+def _seed_of(folder: Path) -> int:
     text = folder.name.removeprefix("seed-")
     if not text.isdecimal():
-        raise UserError(f"{folder}: is not called seed-0, seed-1, … as a comparison's runs are: move it away")
+        raise UserError(f"{folder}: run folders of a comparison are named seed-0, seed-1, …: move it away")
     return int(text)
 
 
-def read_run(folder: Path) -> Run:
+def read_run_result(folder: Path) -> RunResult:
+    """Read a run folder, finished or not. Raises UserError if a record in it is damaged."""
     try:
-        return _run(folder)
+        return _read(folder)
     except KeyError as error:
         raise UserError(
-            f"{folder}: a record in it has no {error}: bring its files back, or remove it"
+            f"{folder}: a record has no {error}: restore the files, or remove the folder"
         ) from None
     except (TypeError, AttributeError) as error:
         raise UserError(
-            f"{folder}: a record in it is damaged ({error}): bring its files back, or remove it"
+            f"{folder}: a record is damaged ({error}): restore the files, or remove the folder"
         ) from None
 
 
-def _run(folder: Path) -> Run:
+def _read(folder: Path) -> RunResult:
     config = load_config(folder / RECIPE)
     summary = read_json(folder / SUMMARY)
     batches = [line for line in read_lines(folder / METRICS) if line["step"] > 0]
     evaluations = [_evaluation(line) for line in read_lines(folder / EVALUATIONS)]
     stages: dict[str, float] = {}
     for line in read_lines(folder / TIMING):
-        for name, stage in STAGE_OF.items():
+        for name, stage in STAGE_OF_TIMING.items():
             stages[stage] = stages.get(stage, 0.0) + line.get(name, 0.0)
     seconds = summary.get("seconds", 0.0)
     if config.train.method != "online":
-        seconds += seconds_of_collection(folder.parents[1] / COLLECTED / folder.name)
-    return Run(
+        seconds += collection_seconds(folder.parents[1] / COLLECTED / folder.name)
+    return RunResult(
         method=folder.parent.name,
-        seed=_seed(folder),
+        seed=_seed_of(folder),
         config=config,
         episodes=summary.get("episodes", max((line.get("episodes", 0) for line in batches), default=0)),
         seconds=seconds,
         ended=bool(summary) and any(one.landmark == "final" for one in evaluations),
-        batches=tuple({name: line.get(name) for name in KEPT} for line in batches),
+        batches=tuple({name: line.get(name) for name in BATCH_METRICS} for line in batches),
         stages=stages,
         evaluations=tuple(evaluations),
     )
@@ -124,14 +128,14 @@ def _evaluation(line: Mapping[str, Any]) -> Evaluation:
         episodes=line["episodes"],
         landmark=line["landmark"],
         tallies={
-            which: {task: (sum(scores), len(scores)) for task, scores in by_task.items()}
-            for which, by_task in line["sets"].items()
+            task_set: {task: (sum(scores), len(scores)) for task, scores in by_task.items()}
+            for task_set, by_task in line["sets"].items()
         },
     )
 
 
-def _counts(runs: Sequence[Run]) -> dict[str, Count]:
-    """What screening counted for the training tasks; where their file is gone, the report does without."""
+def _screening_counts(runs: Sequence[RunResult]) -> dict[str, Count]:
+    """Screening counts of the training tasks. Skips task files that cannot be loaded any more."""
     found: dict[str, Count] = {}
     for tasks in dict.fromkeys(run.config.tasks for run in runs):
         try:
@@ -141,12 +145,13 @@ def _counts(runs: Sequence[Run]) -> dict[str, Count]:
     return found
 
 
-def data(comparison: Comparison, runs: Sequence[Run]) -> str:
-    """All numbers of the comparison, and of every run what they were made of, a run to a line.
+def to_json(comparison: Comparison, runs: Sequence[RunResult]) -> str:
+    """JSON with all numbers of the comparison and the results of every run, one run per line.
 
-    Tallies are [sum of scores, rollouts] by task.
+    The field names of the dataclasses are the JSON keys. Tallies are [sum of scores, rollouts] by task.
     """
-    whole = asdict(comparison)
-    of_runs = ",\n".join(f"  {json.dumps(asdict(run))}" for run in runs)
-    parts = [f' "{name}": {json.dumps(value, ensure_ascii=False)}' for name, value in whole.items()]
-    return "{\n" + ",\n".join([*parts, f' "runs": [\n{of_runs}\n ]']) + "\n}\n"
+    run_lines = ",\n".join(f"  {json.dumps(asdict(run))}" for run in runs)
+    parts = [
+        f' "{name}": {json.dumps(value, ensure_ascii=False)}' for name, value in asdict(comparison).items()
+    ]
+    return "{\n" + ",\n".join([*parts, f' "runs": [\n{run_lines}\n ]']) + "\n}\n"

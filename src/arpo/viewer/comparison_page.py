@@ -1,14 +1,14 @@
-"""A comparison as one page, which needs no network, no script and no other file."""
+"""The HTML page of a comparison: one file, without scripts or network access."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from arpo.evaluation.comparison_results import SETS, STAGES, Comparison, Point, Run
+from arpo.evaluation.comparison_results import STAGES, TASK_SET_LABELS, Comparison, CurvePoint, RunResult
 from arpo.viewer.charts import (
     LARGE,
-    Bars,
+    BarSeries,
     Estimate,
     Series,
     bar_chart,
@@ -17,41 +17,45 @@ from arpo.viewer.charts import (
     share_chart,
 )
 from arpo.viewer.comparison_text import (
-    CURVE_WORDS,
-    CURVES_SHOWN,
-    HOW_TO_READ,
-    SHARES,
-    SUCCESS_WORDS,
-    TIME_WORDS,
-    Cell,
+    CURVE_NOTE,
+    CURVE_TITLES,
+    DEFINITIONS,
+    DIFFERENCES_HEADING,
+    DIFFICULTY_HEADING,
+    PERCENT_CURVES,
+    SUCCESS_NOTE,
+    TIME_NOTE,
     Table,
+    TableCell,
     difference_table,
+    difficulty_note,
     difficulty_table,
-    difficulty_words,
+    display_name,
+    evaluated_sets,
     findings,
-    heading,
-    missing_words,
-    name_shown,
-    recipes_told,
-    sets_shown,
+    missing_note,
+    recipe_differences,
+    subtitle,
     success_table,
     time_table,
 )
 from arpo.viewer.style import document
 
-EVALUATED = ("train", "heldout", "sampled")  # curves whose differences are small beside their height
-# The base model is grey; methods follow, and beyond these the same again, dashed, hollow and pale.
+ZOOMED_CURVES = ("train", "heldout", "sampled")  # methods differ little, so the y axis does not start at 0
+# Colours of the methods; the base model is grey. Further methods repeat them dashed, hollow and pale.
 LIGHT = ("#2563a8", "#c2571a", "#2f8f5b", "#7d4fb0", "#b83258", "#12868f", "#96780f", "#7a5a44")
 DARK = ("#6ea8e6", "#e59a5f", "#6cc492", "#b995e6", "#ec7f9f", "#5cc3cb", "#d3b54a", "#c3a58f")
-OWN_CSS = """
+PAGE_CSS = """
 .wide { grid-template-columns: repeat(auto-fill, minmax(min(30rem, 100%), 1fr)); }
 .scroll { overflow-x: auto; } .charts { margin-bottom: 1rem; }
-td small { display: block; color: var(--dim); font-size: .78rem; white-space: nowrap; }
+td small { display: block; color: var(--dim); font-size: .78rem; }
 td, th { vertical-align: top; } th { vertical-align: bottom; }
-td, th { white-space: nowrap; }
+.scroll :is(td, th) { padding-right: 1rem; } .scroll :is(td, th):last-child { padding-right: 0; }
+.scroll td { white-space: nowrap; } .scroll td small { white-space: normal; text-wrap: balance; }
 td:first-child { font-weight: 600; }
-.words td, .words th { text-align: left; padding-right: 1.2rem; }
-.words td:last-child { white-space: normal; }
+.words :is(td, th) { text-align: left; } .words td:last-child { min-width: 9rem; white-space: normal; }
+@media (max-width: 60rem) { .scroll table { font-size: .85rem; }
+  .scroll :is(td, th) { padding-right: .6rem; } }
 td .dot { display: inline-block; width: .6rem; height: .6rem; border-radius: 99px; margin-right: .5rem;
   background: currentColor; }
 tr td { color: var(--ink); } .key { display: inline-block; white-space: nowrap; }
@@ -70,81 +74,82 @@ code { font: .85em ui-monospace, monospace; }
 """
 
 BODY = """{missing}
-<h2>Success</h2>{success}<p class="dim lead">{success_words}</p>
+<h2>Success rate</h2>{success}<p class="dim lead">{success_note}</p>
 {differences}
-<h2>Curves</h2><p class="dim lead">{curve_words} Bands reach from the lowest seed to the highest.</p>
+<h2>Curves</h2><p class="dim lead">{curve_note} Bands show the range over seeds.</p>
 <div class="charts wide">{curves}</div>
 {difficulty}
-<h2>Time</h2><div class="charts wide">{shares}</div>{time}<p class="dim lead">{time_words}</p>
+<h2>Time</h2><div class="charts wide">{shares}</div>{time}<p class="dim lead">{time_note}</p>
 {recipes}
 """
 
-DIFFERENCES = """<h2>Against {reference}</h2><ul class="lead">{findings}</ul>
+DIFFERENCES = """<h2>{heading}</h2><ul class="lead">{findings}</ul>
 <div class="charts wide">{charts}</div>
-<p class="dim">Dots: mean differences in points. Thick: 95% over seeds. Thin: 95% over tasks and seeds.</p>
-{table}<dl>{how}</dl>"""
+<p class="dim lead">Dot: mean difference. Thick line: 95% confidence interval over seeds. Thin line: 95%
+confidence interval over tasks and seeds.</p>
+{table}<dl>{definitions}</dl>"""
 
 
-def page(comparison: Comparison, runs: Sequence[Run]) -> str:
+def render_page(comparison: Comparison, runs: Sequence[RunResult]) -> str:
     names = [row.name for row in comparison.rows]
-    missing = missing_words(comparison)
+    missing = missing_note(comparison)
     body = BODY.format(
         missing=f'<p class="warn">{escape(missing)}</p>' if missing else "",
         success=_table(success_table(comparison), names, names),
-        success_words=escape(SUCCESS_WORDS),
+        success_note=escape(SUCCESS_NOTE),
         differences=_differences(comparison, names) if comparison.differences else "",
-        curve_words=escape(CURVE_WORDS),
-        curves="".join(_curves(title, what, comparison, names) for what, title in CURVES_SHOWN.items()),
+        curve_note=escape(CURVE_NOTE),
+        curves="".join(_curves(title, key, comparison, names) for key, title in CURVE_TITLES.items()),
         difficulty=_difficulty(comparison, names) if comparison.bins else "",
         shares=_shares(comparison),
         time=_table(time_table(comparison), [row.name for row in comparison.rows if row.stages], names),
-        time_words=escape(TIME_WORDS),
+        time_note=escape(TIME_NOTE),
         recipes=_recipes(comparison, runs),
     )
     title = f"Comparison of {len(names) - 1} recipes" if len(names) > 2 else f"{names[1]} and the base model"
-    return document(title, heading(runs), body, OWN_CSS + _colours(len(names)))
+    return document(title, subtitle(runs), body, PAGE_CSS + _colour_rules(len(names)))
 
 
-def _colours(count: int) -> str:
-    """A class for each row: the base model's, then the methods'."""
+def _colour_rules(count: int) -> str:
+    """CSS classes .s0 (the base model), .s1, … for `count` rows."""
 
     def rules(palette: Sequence[str], grey: str) -> str:
         chosen = [grey, *(palette[index % len(palette)] for index in range(count - 1))]
         return "".join(f".s{index} {{ color: {colour}; }} " for index, colour in enumerate(chosen))
 
-    again = "".join(
+    repeated = "".join(
         f".s{index} polyline {{ stroke-dasharray: 5 4; }} .s{index} rect {{ opacity: .5; }} "
         f'.wide .key.s{index}::before {{ content: "○"; }} '
         f"td .dot.s{index} {{ background: none; border: .15rem solid; }} "
         for index in range(len(LIGHT) + 1, count)
     )
     dark = f"@media (prefers-color-scheme: dark) {{ {rules(DARK, '#8b929e')} }}"
-    return f"{rules(LIGHT, '#8a909c')}\n{dark}\n{again}"
+    return f"{rules(LIGHT, '#8a909c')}\n{dark}\n{repeated}"
 
 
-def _table(table: Table, of_rows: Sequence[str], names: Sequence[str], kind: str = "") -> str:
-    """`of_rows` are the methods of the rows: each has the colour of its place among all names."""
+def _table(table: Table, methods: Sequence[str], names: Sequence[str], css_class: str = "") -> str:
+    """`methods` has the method of each row. Its index in `names` sets the colour."""
     head, rows = table
     cells = "".join(f"<th>{escape(text)}</th>" for text in head)
     body = "".join(
         f'<tr><td><span class="dot s{names.index(name)}"></span>{_cell(row[0])}</td>'
         + "".join(f"<td>{_cell(cell)}</td>" for cell in row[1:])
         + "</tr>"
-        for name, row in zip(of_rows, rows, strict=True)
+        for name, row in zip(methods, rows, strict=True)
     )
     return (
-        f'<div class="scroll"><table class="{kind}"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody>'
+        f'<div class="scroll"><table class="{css_class}"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody>'
         "</table></div>"
     )
 
 
-def _cell(cell: Cell) -> str:
-    small = f"<small>{escape(cell.small)}</small>" if cell.small else ""
-    return escape(cell.main) + small
+def _cell(cell: TableCell) -> str:
+    detail = f"<small>{escape(cell.detail)}</small>" if cell.detail else ""
+    return escape(cell.value) + detail
 
 
-def _curves(title: str, what: str, comparison: Comparison, names: Sequence[str]) -> str:
-    curves: Mapping[str, Sequence[Point]] = comparison.curves[what]
+def _curves(title: str, key: str, comparison: Comparison, names: Sequence[str]) -> str:
+    curves: Mapping[str, Sequence[CurvePoint]] = comparison.curves[key]
     series = [
         Series(
             label=name,
@@ -154,63 +159,69 @@ def _curves(title: str, what: str, comparison: Comparison, names: Sequence[str])
         for name in names
     ]
     return line_chart(
-        title, series, percent=what in SHARES, over="episode", size=LARGE, from_zero=what not in EVALUATED
+        title,
+        series,
+        percent=key in PERCENT_CURVES,
+        x_name="episode",
+        size=LARGE,
+        from_zero=key not in ZOOMED_CURVES,
     )
 
 
 def _differences(comparison: Comparison, names: Sequence[str]) -> str:
     charts = []
-    for which in sets_shown(comparison):
+    for task_set in evaluated_sets(comparison):
         estimates = [
             Estimate(
-                label=name_shown(one.method),
+                label=display_name(one.method),
                 mean=one.mean,
                 thick=one.student,
                 thin=one.bootstrap,
                 colour=names.index(one.method),
             )
             for one in comparison.differences
-            if one.tasks == which
+            if one.tasks == task_set
         ]
-        charts.append(interval_chart(f"{SETS[which].capitalize()}, difference in points", estimates))
+        title = f"{TASK_SET_LABELS[task_set].capitalize()}: difference in percentage points"
+        charts.append(interval_chart(title, estimates))
     return DIFFERENCES.format(
-        reference=escape(name_shown(comparison.reference)),
+        heading=escape(f"{DIFFERENCES_HEADING}: {display_name(comparison.reference)}"),
         findings="".join(f"<li>{escape(sentence)}</li>" for sentence in findings(comparison)),
         charts="".join(charts),
         table=_table(
             difference_table(comparison), [one.method for one in comparison.differences], names, "words"
         ),
-        how="".join(f"<dt>{escape(term)}</dt><dd>{escape(words)}</dd>" for term, words in HOW_TO_READ),
+        definitions="".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in DEFINITIONS),
     )
 
 
 def _difficulty(comparison: Comparison, names: Sequence[str]) -> str:
     bars = []
     for row in comparison.rows:
-        spreads = [row.by_difficulty.get(label) for label in comparison.bins]
+        stats = [row.by_difficulty.get(label) for label in comparison.bins]
         values = [
-            (spread.mean, min(spread.seeds.values()), max(spread.seeds.values())) if spread else None
-            for spread in spreads
+            (one.mean, min(one.seeds.values()), max(one.seeds.values())) if one else None for one in stats
         ]
-        bars.append(Bars(label=name_shown(row.name), values=values))
+        bars.append(BarSeries(label=display_name(row.name), values=values))
     groups = [f"{label} ({len(tasks)})" for label, tasks in comparison.bins.items()]
-    chart = bar_chart("Success on training tasks by difficulty", groups, bars)
+    chart = bar_chart("Success rate on training tasks by difficulty", groups, bars)
     return (
-        f'<h2>By difficulty</h2><p class="dim lead">{escape(difficulty_words(comparison))} '
-        f'Whiskers reach from the lowest seed to the highest.</p><div class="charts wide">{chart}</div>'
+        f'<h2>{DIFFICULTY_HEADING}</h2><p class="dim lead">{escape(difficulty_note(comparison))} '
+        f'Whiskers show the range over seeds.</p><div class="charts wide">{chart}</div>'
         + _table(difficulty_table(comparison), names, names)
     )
 
 
 def _shares(comparison: Comparison) -> str:
-    """The stages of each method's own process: what a collection took is not among them."""
+    """Chart of the stages of each method's runs, without the collection of episodes."""
     rows = [(row.name, [row.stages[stage] for stage in STAGES]) for row in comparison.rows if row.stages]
-    return share_chart("Share of the time", STAGES, rows)
+    return share_chart("Share of time by stage", STAGES, rows)
 
 
-def _recipes(comparison: Comparison, runs: Sequence[Run]) -> str:
-    words, told = recipes_told(comparison, runs)
-    said = "".join(
-        f"<dt>{escape(name)}</dt><dd><code>{escape(settings)}</code></dd>" for name, settings in told.items()
+def _recipes(comparison: Comparison, runs: Sequence[RunResult]) -> str:
+    caption, differences = recipe_differences(comparison, runs)
+    items = "".join(
+        f"<dt>{escape(name)}</dt><dd><code>{escape(settings)}</code></dd>"
+        for name, settings in differences.items()
     )
-    return f'<h2>Recipes</h2><p class="dim">{escape(words)}</p><dl>{said}</dl>' if told else ""
+    return f'<h2>Recipes</h2><p class="dim">{escape(caption)}</p><dl>{items}</dl>' if differences else ""

@@ -1,4 +1,4 @@
-"""A comparison in words and tables, and as Markdown. Figures are in percent and points of percent."""
+"""Texts and tables of a comparison, and the Markdown report. Figures are in percent and percentage points."""
 
 from __future__ import annotations
 
@@ -6,281 +6,290 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from arpo.evaluation.compare import BASE, MAY_DIFFER
+from arpo.evaluation.compare import BASE, NEUTRAL_KEYS
 from arpo.evaluation.comparison_results import (
-    DRAWS,
-    SETS,
-    SMOOTHED,
+    RESAMPLES,
+    SMOOTHING_WINDOW,
     STAGES,
+    TASK_SET_LABELS,
     Comparison,
+    CurvePoint,
     Difference,
-    Point,
-    Row,
-    Run,
-    Spread,
+    MethodResult,
+    RunResult,
+    SeedStats,
 )
 from arpo.recipe import changed, value
 from arpo.reporting.display import format_duration
 
-UNKNOWN = "–"
-SURE = 0.05
+NO_VALUE = "–"
+SIGNIFICANCE_LEVEL = 0.05
 
-HOW_TO_READ = (
+DEFINITIONS = (
     (
         "Difference",
-        "the method's success less the reference's, in points of percent, on the same tasks with the same "
-        "seeds. A seed decides the order of tasks and every draw.",
+        "Success rate of the method minus that of the baseline, in percentage points, on the same tasks with "
+        "the same seeds. The seed sets the order of tasks and all random numbers.",
     ),
     (
-        "Over seeds",
-        "would it be there again if training were repeated, on these same tasks? The 95% interval of the "
-        "mean by Student's t, from one difference a seed. Few seeds make it wide. One seed gives none.",
+        "95% CI over seeds",
+        "95% confidence interval if training is repeated with other seeds on the same tasks. Student's t "
+        "interval of the mean, from one difference per seed. It is wide for few seeds and undefined for one.",
     ),
     (
-        "Over tasks and seeds",
-        "would it be there on other tasks of this kind, and with other seeds? The 95% interval of a "
-        f"bootstrap that draws both again, {DRAWS:,} times. Of two or three seeds it sees too little of "
-        "their luck, of one nothing: trust the wider of the two intervals.",
+        "95% CI over tasks and seeds",
+        "95% confidence interval for other tasks of this kind and other seeds. Bootstrap with "
+        f"{RESAMPLES:,} draws that resamples tasks and seeds. It underestimates the variance between two or "
+        "three seeds and ignores it for one seed: rely on the wider of the two intervals.",
     ),
     (
         "p over tasks",
-        "if the method made no difference, each task's difference could as well have the other sign. p is "
-        "how often signs by chance give a mean at least as far from zero. It takes these runs as they are: "
-        "it speaks of other tasks, not of other seeds.",
+        "Sign-flip test over tasks. If the method had no effect, the difference on each task would have "
+        "either sign with equal probability. p is the probability of a mean at least this far from zero with "
+        "random signs. It generalises to other tasks, not to other seeds.",
     ),
     (
-        "Beyond chance",
-        "both intervals leave out 0, and p is below 0.05. Unsettled: only some of the three, and it is said "
-        "which do not. Not told apart: none of them, which does not mean that the two are equal. Of twenty "
-        "comparisons in which nothing differs, one has p below 0.05: nothing here is corrected for that.",
+        "Result",
+        "Significant: both intervals exclude 0, and p is below 0.05. Inconclusive: only some of these three "
+        "conditions hold; the result names the others. No significant difference: none of them holds; the "
+        "methods may still differ. There is no correction for multiple comparisons: without any real "
+        "difference, one comparison in twenty has p below 0.05.",
     ),
 )
-SUCCESS_WORDS = (
-    "Success in percent: mean ± standard deviation over seeds, and every seed. Of one seed it is the mean "
-    "over tasks of their rollouts' mean score. The base model is measured by the first evaluation of each "
-    "run. Episodes are those that are learned from; time is that of one run, and where stored episodes are "
-    "learned from, of their collection too."
+SUCCESS_NOTE = (
+    "Success rate in percent: mean ± standard deviation over seeds, and the value of each seed. The success "
+    "rate of one seed is the mean over tasks of the mean score of their rollouts. The base model is "
+    "evaluated at the start of each run. Episodes: training episodes per run. Time: duration of one "
+    "run; for offline methods it includes the collection of their episodes."
 )
-CURVE_WORDS = (
-    "Over the episodes played to learn from: the mean over seeds. Evaluations are fresh rollouts; the rest "
-    f"is smoothed over {SMOOTHED} batches. What learns from stored episodes has all of them from the start, "
-    "and so two points: before and after."
+CURVE_NOTE = (
+    "Mean over seeds against the number of training episodes. Evaluations use new rollouts. All other curves "
+    f"are smoothed over {SMOOTHING_WINDOW} batches. Offline methods have all episodes from the start, so "
+    "their curves have two points: before and after training."
 )
-TIME_WORDS = "Mean over seeds, in one process each; what is in no stage is loading, saving, and collecting."
-CURVES_SHOWN = {
-    "train": "Success on training tasks, evaluated",
-    "heldout": "Success on held-out tasks, evaluated",
-    "sampled": "Success of the episodes that are learned from",
+TIME_NOTE = (
+    "Mean over seeds; each run is one process. The total also includes loading, saving and collecting "
+    "episodes, which belong to no stage."
+)
+CURVE_TITLES = {
+    "train": "Success rate on training tasks, in evaluations",
+    "heldout": "Success rate on held-out tasks, in evaluations",
+    "sampled": "Success rate of training episodes",
     "without_signal": "Groups without signal",
     "rescued": "Groups rescued by replay",
     "replay_age": "Age of replayed successes, in batches",
 }
-SHARES = tuple(name for name in CURVES_SHOWN if name != "replay_age")
-CURVE_PLACES = 5  # columns of a curve's table
+DIFFERENCES_HEADING = "Difference from the baseline"
+DIFFICULTY_HEADING = "Success rate by task difficulty"
+PERCENT_CURVES = tuple(name for name in CURVE_TITLES if name != "replay_age")
+CURVE_COLUMNS = 5  # of a curve's table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """A figure, and what is said of it in smaller letters."""
+class TableCell:
+    """A value, and an optional detail in small print."""
 
-    main: str
-    small: str = ""
+    value: str
+    detail: str = ""
 
     def __str__(self) -> str:
-        return f"{self.main} ({self.small})" if self.small else self.main
+        return f"{self.value} ({self.detail})" if self.detail else self.value
 
 
-Table = tuple[tuple[str, ...], list[list[Cell]]]  # the head, and the rows
+Table = tuple[tuple[str, ...], list[list[TableCell]]]  # (header, rows)
 
 
-def counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def count_noun(number: int, noun: str) -> str:
+    """The number with its noun: 1 seed, 3 seeds."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def name_shown(name: str) -> str:
-    return "base model" if name == BASE else name
+def display_name(method: str) -> str:
+    return "base model" if method == BASE else method
 
 
-def percent(spread: Spread | None) -> Cell:
-    """Mean ± standard deviation, and every seed."""
-    if spread is None:
-        return Cell(main=UNKNOWN)
-    around = "" if spread.sd is None else f" ± {100 * spread.sd:.1f}"
-    seeds = (
-        ", ".join(f"{100 * value:.1f}" for value in spread.seeds.values()) if len(spread.seeds) > 1 else ""
-    )
-    return Cell(main=f"{100 * spread.mean:.1f}{around}", small=seeds)
+def percent_cell(stats: SeedStats | None) -> TableCell:
+    """Mean ± standard deviation, with the value of each seed as detail."""
+    if stats is None:
+        return TableCell(value=NO_VALUE)
+    deviation = "" if stats.sd is None else f" ± {100 * stats.sd:.1f}"
+    seeds = ", ".join(f"{100 * value:.1f}" for value in stats.seeds.values()) if len(stats.seeds) > 1 else ""
+    return TableCell(value=f"{100 * stats.mean:.1f}{deviation}", detail=seeds)
 
 
-def points(value: float) -> str:
+def format_points(value: float) -> str:
     return f"{100 * value:+.1f}".replace("-", "−")
 
 
-def interval(ends: tuple[float, float] | None) -> str:
-    return f"{points(ends[0])} to {points(ends[1])}" if ends else UNKNOWN
+def format_interval(ends: tuple[float, float] | None) -> str:
+    return f"{format_points(ends[0])} to {format_points(ends[1])}" if ends else NO_VALUE
 
 
-def p_value(p: float) -> str:
+def format_p(p: float) -> str:
     return f"{p:.2f}" if p >= 0.1 else f"{p:.3f}" if p >= 0.001 else f"{p:.4f}"
 
 
-def sets_shown(comparison: Comparison) -> list[str]:
-    return [which for which in SETS if any(which in row.success for row in comparison.rows)]
+def evaluated_sets(comparison: Comparison) -> list[str]:
+    """Task sets with a success rate in at least one row."""
+    return [name for name in TASK_SET_LABELS if any(name in row.success for row in comparison.rows)]
 
 
 def success_table(comparison: Comparison) -> Table:
-    shown = sets_shown(comparison)
-    head = ("", *(SETS[which] for which in shown), "episodes", "time", "groups without signal", "rescued")
+    task_sets = evaluated_sets(comparison)
+    labels = (TASK_SET_LABELS[task_set] for task_set in task_sets)
+    head = ("", *labels, "episodes", "time", "groups without signal", "groups rescued")
     return head, [
         [
-            Cell(main=name_shown(row.name)),
-            *(percent(row.success.get(which)) for which in shown),
-            _total(row, "episodes", lambda value: f"{value:,.0f}"),
-            _total(row, "seconds", format_duration),
-            *(_of_groups(row, what) for what in ("without_signal", "rescued")),
+            TableCell(value=display_name(row.name)),
+            *(percent_cell(row.success.get(task_set)) for task_set in task_sets),
+            _total_cell(row, "episodes", lambda value: f"{value:,.0f}"),
+            _total_cell(row, "seconds", format_duration),
+            *(_group_share_cell(row, key) for key in ("without_signal", "rescued")),
         ]
         for row in comparison.rows
     ]
 
 
-def _total(row: Row, what: str, shown: Callable[[float], str]) -> Cell:
-    return Cell(main=shown(row.totals[what].mean) if what in row.totals else UNKNOWN)
+def _total_cell(row: MethodResult, key: str, format_total: Callable[[float], str]) -> TableCell:
+    return TableCell(value=format_total(row.totals[key].mean) if key in row.totals else NO_VALUE)
 
 
-def _of_groups(row: Row, what: str) -> Cell:
-    """The mean count over seeds, and its share of all groups."""
-    if what not in row.totals or not row.totals["groups"].mean:
-        return Cell(main=UNKNOWN)
-    count, groups = row.totals[what].mean, row.totals["groups"].mean
-    return Cell(main=f"{100 * count / groups:.0f}%", small=f"{count:,.0f} of {groups:,.0f}")
+def _group_share_cell(row: MethodResult, key: str) -> TableCell:
+    """Share of all groups, with the mean count over seeds as detail."""
+    if key not in row.totals or not row.totals["groups"].mean:
+        return TableCell(value=NO_VALUE)
+    count, groups = row.totals[key].mean, row.totals["groups"].mean
+    return TableCell(value=f"{100 * count / groups:.0f}%", detail=f"{count:,.0f} of {groups:,.0f}")
 
 
 def difference_table(comparison: Comparison) -> Table:
-    head = ("", "tasks", "difference", "over seeds", "over tasks and seeds", "p over tasks", "")
+    intervals = ("95% CI over seeds", "95% CI over tasks and seeds")
+    head = ("", "tasks", "difference", *intervals, "p over tasks", "result")
     return head, [
         [
-            Cell(main=name_shown(one.method)),
-            Cell(main=f"{one.task_count} {SETS[one.tasks]}"),
-            Cell(main=points(one.mean), small=_by_seed(one)),
-            Cell(main=interval(one.student)),
-            Cell(main=interval(one.bootstrap)),
-            Cell(main=p_value(one.p)),
-            Cell(main=verdict(one)),
+            TableCell(value=display_name(one.method)),
+            TableCell(value=f"{one.task_count} {TASK_SET_LABELS[one.tasks]}"),
+            TableCell(value=format_points(one.mean), detail=_points_by_seed(one)),
+            TableCell(value=format_interval(one.student)),
+            TableCell(value=format_interval(one.bootstrap)),
+            TableCell(value=format_p(one.p)),
+            TableCell(value=significance(one)),
         ]
         for one in comparison.differences
     ]
 
 
-def _by_seed(one: Difference) -> str:
-    return ", ".join(points(value) for value in one.by_seed.values()) if len(one.by_seed) > 1 else ""
+def _points_by_seed(one: Difference) -> str:
+    return ", ".join(format_points(value) for value in one.by_seed.values()) if len(one.by_seed) > 1 else ""
 
 
-def verdict(one: Difference) -> str:
-    """What the three ways of asking come to, in a few words."""
-    asked = {"seeds": one.student, "tasks and seeds": one.bootstrap}
-    answers = {name: not ends[0] <= 0 <= ends[1] for name, ends in asked.items() if ends}
-    answers["tasks"] = one.p < SURE
-    if not any(answers.values()):
-        return "not told apart"
-    if not all(answers.values()):
-        within = ", not over ".join(name for name, beyond in answers.items() if not beyond)
-        return f"unsettled: not over {within}"
+def significance(one: Difference) -> str:
+    """Combined result of both confidence intervals and the p-value, as in DEFINITIONS."""
+    intervals = {"seeds": one.student, "tasks and seeds": one.bootstrap}
+    significant = {name: not ends[0] <= 0 <= ends[1] for name, ends in intervals.items() if ends}
+    significant["tasks"] = one.p < SIGNIFICANCE_LEVEL
+    if not any(significant.values()):
+        return "no significant difference"
+    if not all(significant.values()):
+        others = ", not over ".join(name for name, holds in significant.items() if not holds)
+        return f"inconclusive: not over {others}"
     side = "higher" if one.mean > 0 else "lower"
-    return f"{side}, beyond chance" if one.student else f"{side} over tasks; one seed says nothing of others"
+    return f"significantly {side}" if one.student else f"{side} over tasks; unknown over seeds (one seed)"
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """What came out on the training tasks, a sentence for each method."""
+    """One sentence per method: its difference on the training tasks and the test result."""
     sentences = []
     for one in (one for one in comparison.differences if one.tasks == "train"):
         side = "above" if one.mean >= 0 else "below"
-        seeds = f"; over seeds {interval(one.student)}" if one.student else ""
+        seeds = f"95% CI over seeds {format_interval(one.student)}, " if one.student else ""
         sentences.append(
-            f"{name_shown(one.method)} is {abs(100 * one.mean):.1f} points {side} "
-            f"{name_shown(comparison.reference)} on the training tasks{seeds}; p over tasks "
-            f"{p_value(one.p)}: {verdict(one)}."
+            f"{display_name(one.method)} is {abs(100 * one.mean):.1f} points {side} "
+            f"{display_name(comparison.reference)} on the training tasks ({seeds}p over tasks "
+            f"{format_p(one.p)}): {significance(one)}."
         )
     return sentences
 
 
 def difficulty_table(comparison: Comparison) -> Table:
-    head = ("", *(f"{label}: {counted(len(tasks), 'task')}" for label, tasks in comparison.bins.items()))
+    head = ("", *(f"{label}: {count_noun(len(tasks), 'task')}" for label, tasks in comparison.bins.items()))
     return head, [
         [
-            Cell(main=name_shown(row.name)),
-            *(percent(row.by_difficulty.get(label)) for label in comparison.bins),
+            TableCell(value=display_name(row.name)),
+            *(percent_cell(row.by_difficulty.get(label)) for label in comparison.bins),
         ]
         for row in comparison.rows
     ]
 
 
-def difficulty_words(comparison: Comparison) -> str:
+def difficulty_note(comparison: Comparison) -> str:
     if comparison.screened:
-        return "Training tasks by how often the base model solved them in screening."
+        return "Training tasks grouped by the number of times the base model solved them in screening."
     return (
-        "Training tasks by how often the base model solved them in the base evaluations themselves, as their "
-        "list has no screening counts. Part of what the hardest gain is the way back to the mean."
+        "Training tasks grouped by the number of times the base model solved them in its evaluations, "
+        "because the task list has no screening counts. Part of the gain on the hardest tasks is "
+        "regression to the mean."
     )
 
 
 def time_table(comparison: Comparison) -> Table:
-    head = ("", *(f"{stage}, s" for stage in STAGES), "all, s", "episodes a second of rollout")
+    head = ("", *(f"{stage}, s" for stage in STAGES), "total, s", "episodes per second of rollout")
     rows = [row for row in comparison.rows if row.stages]
     return head, [
         [
-            Cell(main=row.name),
-            *(Cell(main=f"{row.stages[stage]:,.0f}") for stage in STAGES),
-            _total(row, "seconds", lambda value: f"{value:,.0f}"),
-            _total(row, "episodes_per_second", lambda value: f"{value:.1f}"),
+            TableCell(value=row.name),
+            *(TableCell(value=f"{row.stages[stage]:,.0f}") for stage in STAGES),
+            _total_cell(row, "seconds", lambda value: f"{value:,.0f}"),
+            _total_cell(row, "episodes_per_second", lambda value: f"{value:.1f}"),
         ]
         for row in rows
     ]
 
 
-def curve_table(curves: Mapping[str, Sequence[Point]], *, share: bool) -> Table:
-    """The mean of each method near some places along the budget; nothing is made up between its points."""
+def curve_table(curves: Mapping[str, Sequence[CurvePoint]], *, percent: bool) -> Table:
+    """Mean of each method at evenly spaced numbers of episodes. A cell needs a nearby point of the curve."""
     end = max(curve[-1].x for curve in curves.values())
-    gap = end / (CURVE_PLACES - 1)
-    places = [gap * number for number in range(CURVE_PLACES)]
+    gap = end / (CURVE_COLUMNS - 1)
+    columns = [gap * number for number in range(CURVE_COLUMNS)]
     rows = []
     for name, curve in curves.items():
-        near = [min((abs(point.x - x), point.mean) for point in curve) for x in places]
-        found = [mean if away <= gap / 4 else None for away, mean in near]
-        texts = [UNKNOWN if v is None else f"{100 * v:.1f}" if share else f"{v:.1f}" for v in found]
-        rows.append([Cell(main=text) for text in (name, *texts)])
-    return ("after episodes", *(f"{place:,.0f}" for place in places)), rows
+        nearest = [min((abs(point.x - x), point.mean) for point in curve) for x in columns]
+        means = [mean if distance <= gap / 4 else None for distance, mean in nearest]
+        texts = [NO_VALUE if v is None else f"{100 * v:.1f}" if percent else f"{v:.1f}" for v in means]
+        rows.append([TableCell(value=text) for text in (name, *texts)])
+    return ("training episodes", *(f"{x:,.0f}" for x in columns)), rows
 
 
-def missing_words(comparison: Comparison) -> str:
+def missing_note(comparison: Comparison) -> str:
     if not comparison.missing:
         return ""
     by_method: dict[str, list[int]] = {}
     for name, seed in comparison.missing:
         by_method.setdefault(name, []).append(seed)
     named = "; ".join(f"{name}: seed {', '.join(map(str, seeds))}" for name, seeds in by_method.items())
-    return f"Not in these figures, since they have not ended: {named}."
+    return f"Unfinished runs, not included in the figures: {named}."
 
 
-def recipes_told(comparison: Comparison, runs: Sequence[Run]) -> tuple[str, dict[str, str]]:
-    """What each method does otherwise than the reference, by its settings; and a sentence that says so.
+def recipe_differences(comparison: Comparison, runs: Sequence[RunResult]) -> tuple[str, dict[str, str]]:
+    """A caption, and for each method its settings unlike those of the baseline.
 
-    Where the reference is the base model, the first method stands in for it.
+    If the baseline is the base model, the settings are compared with the first method.
     """
-    of_runs = {run.method: run.config for run in runs}
-    configs = {row.name: of_runs[row.name] for row in comparison.rows if row.name in of_runs}
+    run_configs = {run.method: run.config for run in runs}
+    configs = {row.name: run_configs[row.name] for row in comparison.rows if row.name in run_configs}
     if len(configs) < 2:
         return "", {}
-    usual = comparison.reference if comparison.reference in configs else next(iter(configs))
-    told = {}
-    for name in (name for name in configs if name != usual):
-        keys = [key for key in changed(configs[usual], configs[name]) if not key.startswith(MAY_DIFFER)]
-        said = ", ".join(f"{key} = {json.dumps(value(configs[name], key))}" for key in keys)
-        told[name] = said or "nothing"
-    return f"What each method does otherwise than {usual}.", told
+    baseline = comparison.reference if comparison.reference in configs else next(iter(configs))
+    differences = {}
+    for name in (name for name in configs if name != baseline):
+        keys = [key for key in changed(configs[baseline], configs[name]) if not key.startswith(NEUTRAL_KEYS)]
+        settings = ", ".join(f"{key} = {json.dumps(value(configs[name], key))}" for key in keys)
+        differences[name] = settings or "none"
+    return f"Settings that differ from {baseline}.", differences
 
 
-def heading(runs: Sequence[Run]) -> str:
-    """Model and tasks, as far as all methods share them, and the number of seeds."""
+def subtitle(runs: Sequence[RunResult]) -> str:
+    """Model and training tasks ("several" if methods differ), and the number of seeds."""
 
     def shared(values: set[str]) -> str:
         return values.pop() if len(values) == 1 else "several"
@@ -288,28 +297,30 @@ def heading(runs: Sequence[Run]) -> str:
     model = shared({run.config.model.path for run in runs})
     tasks = shared({run.config.tasks.train for run in runs})
     played = {task for run in runs for one in run.evaluations for task in one.tallies.get("train", {})}
-    number = f"{counted(len(played), 'training task')} of" if played else "training tasks"
+    number = f"{count_noun(len(played), 'training task')} of" if played else "training tasks"
     seeds = len({run.seed for run in runs if run.ended})
-    return f"Model {model}, {number} {tasks}, {counted(seeds, 'seed')}"
+    return f"Model {model}, {number} {tasks}, {count_noun(seeds, 'seed')}"
 
 
-def markdown(comparison: Comparison, runs: Sequence[Run]) -> str:
-    parts = ["# Comparison", f"{heading(runs)}. {SUCCESS_WORDS}", missing_words(comparison)]
+def render_markdown(comparison: Comparison, runs: Sequence[RunResult]) -> str:
+    parts = ["# Comparison", f"{subtitle(runs)}. {SUCCESS_NOTE}", missing_note(comparison)]
     parts += [_table(success_table(comparison))]
     if comparison.differences:
-        parts += [f"## Against {name_shown(comparison.reference)}", _list(findings(comparison))]
-        parts += [_table(difference_table(comparison))]
-        parts += [_list([f"**{term}**: {words}" for term, words in HOW_TO_READ])]
+        parts += [f"## {DIFFERENCES_HEADING}: {display_name(comparison.reference)}"]
+        parts += [_list(findings(comparison)), _table(difference_table(comparison))]
+        parts += [_list([f"**{term}**: {definition}" for term, definition in DEFINITIONS])]
     if comparison.bins:
-        parts += ["## By difficulty", difficulty_words(comparison), _table(difficulty_table(comparison))]
-    parts += ["## Curves", CURVE_WORDS]
-    for what, title in CURVES_SHOWN.items():
-        if comparison.curves[what]:
-            parts += [f"{title}:", _table(curve_table(comparison.curves[what], share=what in SHARES))]
-    parts += ["## Time", _table(time_table(comparison)), TIME_WORDS]
-    words, told = recipes_told(comparison, runs)
-    if told:
-        parts += ["## Recipes", words, _list([f"{name}: {settings}" for name, settings in told.items()])]
+        parts += [f"## {DIFFICULTY_HEADING}", difficulty_note(comparison)]
+        parts += [_table(difficulty_table(comparison))]
+    parts += ["## Curves", CURVE_NOTE]
+    for key, title in CURVE_TITLES.items():
+        if comparison.curves[key]:
+            parts += [f"{title}:", _table(curve_table(comparison.curves[key], percent=key in PERCENT_CURVES))]
+    parts += ["## Time", _table(time_table(comparison)), TIME_NOTE]
+    caption, differences = recipe_differences(comparison, runs)
+    if differences:
+        parts += ["## Recipes", caption]
+        parts += [_list([f"{name}: {settings}" for name, settings in differences.items()])]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -1,6 +1,6 @@
-"""One episode as HTML: every screenshot with what was done drawn on it, and the thought beside it.
+"""One episode as HTML: each screenshot with the actions drawn on it, and the model's answer beside it.
 
-Whatever a model wrote is text here and nothing else: all of it is escaped.
+All text from the model is escaped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from arpo.actions import (
 )
 from arpo.types import Screenshot, Trajectory, Turn
 
-WIDEST = 960  # pixels; larger screenshots are shown smaller
+MAX_WIDTH = 960  # pixels; wider screenshots are scaled down
 DIRECTIONS = {
     Direction.UP: (0, -1),
     Direction.DOWN: (0, 1),
@@ -43,9 +43,13 @@ DIRECTIONS = {
 
 def episode_html(trajectory: Trajectory, instruction: str, *, success: bool) -> str:
     badge = f'<span class="badge {"good" if success else "bad"}">score {trajectory.score:g}</span>'
-    facts = f"{len(trajectory.turns)} steps, {trajectory.stop.value}, policy {trajectory.policy_version}"
+    facts = (
+        f"{len(trajectory.turns)} steps, {trajectory.stop.value}, policy version {trajectory.policy_version}"
+    )
     steps = "".join(_turn_html(number, turn) for number, turn in enumerate(trajectory.turns, 1))
-    last = f'<li><div class="screen">{_image(trajectory.final)}</div><div><h4>At the end</h4></div></li>'
+    last = (
+        f'<li><div class="screen">{_image(trajectory.final)}</div><div><h4>Final screenshot</h4></div></li>'
+    )
     return (
         f"<details><summary>{badge} <b>{escape(instruction or trajectory.task_id)}</b> "
         f'<span class="dim">{escape(trajectory.episode_id)}: {escape(facts)}</span></summary>'
@@ -55,23 +59,24 @@ def episode_html(trajectory: Trajectory, instruction: str, *, success: bool) -> 
 
 def _turn_html(number: int, turn: Turn) -> str:
     width, height = turn.screenshot.size
-    marks = "".join(mark(action, width, height) for action in turn.actions)
-    labels = "".join(f'<span class="chip">{escape(text)}</span>' for text in map(label, turn.actions) if text)
+    drawings = "".join(action_svg(action, width, height) for action in turn.actions)
+    texts = [text for text in map(action_label, turn.actions) if text]
+    labels = "".join(f'<span class="chip">{escape(text)}</span>' for text in texts)
     thought, found, action = turn.completion.text.partition("Action:")
-    said = f'<p class="thought">{escape(thought.removeprefix("Thought:").strip())}</p>'
+    answer = f'<p class="thought">{escape(thought.removeprefix("Thought:").strip())}</p>'
     if found:
-        said += f"<pre>{escape(action.strip())}</pre>"
+        answer += f"<pre>{escape(action.strip())}</pre>"
     if turn.error:
-        said += f'<p class="error">{escape(turn.error)}</p>'
+        answer += f'<p class="error">{escape(turn.error)}</p>'
     return (
         f'<li><div class="screen">{_image(turn.screenshot)}'
-        f'<svg viewBox="0 0 {width} {height}">{marks}</svg><div class="chips">{labels}</div></div>'
-        f'<div class="said"><h4>Step {number}</h4>{said}</div></li>'
+        f'<svg viewBox="0 0 {width} {height}">{drawings}</svg><div class="chips">{labels}</div></div>'
+        f'<div class="answer"><h4>Step {number}</h4>{answer}</div></li>'
     )
 
 
-def mark(action: Action, width: int, height: int) -> str:
-    """What the mouse did, in the screenshot's pixels."""
+def action_svg(action: Action, width: int, height: int) -> str:
+    """SVG elements of a mouse action, in pixels of the screenshot; empty for other actions."""
     unit = width / 60
     match action:
         case Click(point=point):
@@ -94,8 +99,8 @@ def mark(action: Action, width: int, height: int) -> str:
             return ""
 
 
-def label(action: Action) -> str:
-    """What the mouse did not do, in words."""
+def action_label(action: Action) -> str:
+    """Text of an action without a position; empty for clicks and drags, which `action_svg` draws."""
     match action:
         case Click() | DoubleClick() | RightClick() | Hover() | LongPress() | Drag():
             return ""
@@ -114,7 +119,7 @@ def label(action: Action) -> str:
         case Finished(content=content):
             return f"finished {content}".strip()
         case Fail():
-            return "cannot be done"
+            return "fail: infeasible"
         case _:
             return type(action).__name__
 
@@ -142,11 +147,11 @@ def _arrow(start: Point, end: Point, unit: float) -> str:
 
 def _image(shot: Screenshot) -> str:
     width, height = shot.size
-    kind, data, look = "png", shot.png, "pixels"
-    if width > WIDEST:
-        picture = Image.open(io.BytesIO(shot.png)).convert("RGB")
+    image_format, data, css_class = "png", shot.png, "pixels"
+    if width > MAX_WIDTH:
+        image = Image.open(io.BytesIO(shot.png)).convert("RGB")
         buffer = io.BytesIO()
-        picture.resize((WIDEST, round(height * WIDEST / width))).save(buffer, "WEBP", quality=80)
-        kind, data, look = "webp", buffer.getvalue(), ""
+        image.resize((MAX_WIDTH, round(height * MAX_WIDTH / width))).save(buffer, "WEBP", quality=80)
+        image_format, data, css_class = "webp", buffer.getvalue(), ""
     encoded = base64.b64encode(data).decode()
-    return f'<img class="{look}" alt="" loading="lazy" src="data:image/{kind};base64,{encoded}">'
+    return f'<img class="{css_class}" alt="" loading="lazy" src="data:image/{image_format};base64,{encoded}">'

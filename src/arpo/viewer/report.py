@@ -1,7 +1,7 @@
-"""A run as one page: report.html, which needs no network, no script and no other file.
+"""The HTML report of a run: report.html, one file without scripts or network access.
 
-It shows what the run folder holds and computes nothing of its own. What a model wrote is escaped, and the
-page's content policy forbids any script in any case.
+The report shows the contents of the run folder and computes nothing itself. Text from the model is escaped,
+and the page's content policy forbids scripts.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from arpo.viewer.episodes import episode_html
 from arpo.viewer.style import document
 
 REPORT = "report.html"
-SHOWN_OF_A_KIND = 3  # episodes: the first and the last so many successes, and failures
+EPISODES_PER_KIND = 3  # this many first successes, last successes, first failures and last failures
 
-# title, metrics and their labels, whether they are fractions
+# (title, labels by metric, whether the values are fractions)
 CHARTS: tuple[tuple[str, Mapping[str, str], bool], ...] = (
     (
-        "Success in evaluation",
+        "Success rate in evaluations",
         {"eval_train": "training tasks", "eval_heldout": "held-out tasks", "eval_overall": "all tasks"},
         True,
     ),
-    ("Success while training", {"success": "success"}, True),
+    ("Success rate of training episodes", {"success": "success rate"}, True),
     ("Reward", {"reward": "mean"}, False),
     ("Groups", {"rescued": "rescued by replay", "without_signal": "without signal"}, False),
     ("Loss", {"loss": "loss"}, False),
     ("Entropy", {"entropy": "nats per token"}, False),
-    ("Clipped tokens", {"clip_fraction": "clipped"}, True),
-    ("Log-probability gap, engine and learner", {"logprob_gap": "mean"}, False),
+    ("Clipped tokens", {"clip_fraction": "share of tokens"}, True),
+    ("Log-probability gap between engine and learner", {"logprob_gap": "mean"}, False),
 )
 
 BODY = """
-<h2>Success before and after</h2><div class="tables">{tables}</div>
-<h2>Curves <span class="dim">over the batches</span></h2><div class="charts">{charts}</div>{more}
-<h2>Episodes <span class="dim">first and last, solved and not</span></h2>{episodes}
-<h2>Recipe</h2><details><summary>Every setting of this run</summary><pre>{recipe}</pre></details>
+<h2>Success rate before and after training</h2><div class="tables">{tables}</div>
+<h2>Curves <span class="dim">by training step</span></h2><div class="charts">{charts}</div>{more}
+<h2>Episodes <span class="dim">first and last successes and failures</span></h2>{episodes}
+<h2>Recipe</h2><details><summary>All settings of this run</summary><pre>{recipe}</pre></details>
 """
 
 
 def write_report(run_folder: Path) -> Path:
-    """Write report.html into a run's folder, finished or not, and return its path."""
+    """Write report.html into a run folder, finished or not. Returns the path of the report."""
     store = RunFolderReader(run_folder)
     recipe_path = run_folder / RECIPE
     if not recipe_path.is_file():
-        raise UserError(f"{run_folder}: not a run folder: it has no {RECIPE}")
+        raise UserError(f"{run_folder}: not a run folder: {RECIPE} is missing: give the folder of a run")
     config = load_config(recipe_path)
     metrics = list(store.read_log(METRICS))
     summary = store.read_summary()
@@ -67,7 +67,7 @@ def write_report(run_folder: Path) -> Path:
     )
     store.close()
     page = document(f"ARPO run {run_folder.resolve().name}", _subtitle(config, summary), body)
-    # A model's text may hold half of a surrogate pair, which no file can.
+    # Text from the model may contain a lone surrogate, which UTF-8 cannot encode.
     write_atomically(run_folder / REPORT, page.encode("utf-8", "replace").decode("utf-8"))
     return run_folder / REPORT
 
@@ -97,12 +97,12 @@ def _chart(metrics: Sequence[Mapping[str, Any]], title: str, names: Mapping[str,
 
 
 def _more_charts(metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Every metric that has no chart above."""
+    """Charts of all metrics outside CHARTS."""
     above = {"step", *(name for _, names, _ in CHARTS for name in names)}
     names = dict.fromkeys(name for record in metrics for name in record if name not in above)
     charts = "".join(_chart(metrics, name, {name: name}, False) for name in names)
     return (
-        f'<details><summary>More numbers</summary><div class="charts">{charts}</div></details>'
+        f'<details><summary>Other metrics</summary><div class="charts">{charts}</div></details>'
         if charts
         else ""
     )
@@ -110,7 +110,7 @@ def _more_charts(metrics: Sequence[Mapping[str, Any]]) -> str:
 
 def _episodes(store: RunFolderReader, config: Config) -> str:
     instructions = _instructions(config)
-    known = set(store.episode_ids())  # the run may go on and add others meanwhile
+    known = set(store.episode_ids())  # a running trainer may add others meanwhile
     records = [
         record
         for record in store.read_log(TRAJECTORIES)
@@ -122,21 +122,21 @@ def _episodes(store: RunFolderReader, config: Config) -> str:
         episode_html(
             trajectory, instructions.get(trajectory.task_id, ""), success=trajectory.score >= threshold
         )
-        for trajectory in map(store.load_trajectory, choose(scores, threshold))
+        for trajectory in map(store.load_trajectory, select_episodes(scores, threshold))
     )
 
 
-def choose(scores: Mapping[str, float], threshold: float) -> list[str]:
-    """The first and last few successes and failures, in the order in which they happened."""
+def select_episodes(scores: Mapping[str, float], threshold: float) -> list[str]:
+    """Ids of the first and last successes and failures, in the order of `scores`."""
     successes = [name for name, score in scores.items() if score >= threshold]
     failures = [name for name, score in scores.items() if score < threshold]
-    count = SHOWN_OF_A_KIND
+    count = EPISODES_PER_KIND
     chosen = {*successes[:count], *successes[-count:], *failures[:count], *failures[-count:]}
     return [name for name in scores if name in chosen]
 
 
 def _instructions(config: Config) -> dict[str, str]:
-    """What each task asked for; where the task files are gone, the report does without."""
+    """Instructions by task id. Skips task files that cannot be loaded any more."""
     found: dict[str, str] = {}
     for source in (config.tasks.train, config.tasks.heldout, config.tasks.overall):
         try:

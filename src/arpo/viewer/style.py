@@ -1,4 +1,4 @@
-"""The frame of a page, and how it looks in light and in dark. Its policy forbids any script."""
+"""HTML template and CSS of all pages, for light and dark mode. The content policy forbids scripts."""
 
 from html import escape
 
@@ -64,7 +64,7 @@ ol > li { display: grid; grid-template-columns: minmax(0, 28rem) minmax(0, 1fr);
   border-radius: 4px;
   background: var(--mark); color: #fff; font: 600 .78rem/1.5 ui-monospace, monospace;
   overflow-wrap: anywhere; }
-.said { overflow-wrap: anywhere; } .said p { margin: 0 0 .5rem; white-space: pre-wrap; }
+.answer { overflow-wrap: anywhere; } .answer p { margin: 0 0 .5rem; white-space: pre-wrap; }
 pre { margin: 0; padding: .5rem .7rem; background: var(--page); border: 1px solid var(--rule);
   border-radius: 6px;
   font: .82rem/1.45 ui-monospace, monospace; white-space: pre-wrap; }
@@ -72,5 +72,5 @@ pre { margin: 0; padding: .5rem .7rem; background: var(--page); border: 1px soli
 
 
 def document(title: str, subtitle: str, body: str, css: str = "") -> str:
-    """A whole page. Title and subtitle are plain text, `body` is markup; `css` is added to what all have."""
+    """A complete HTML page. `title` and `subtitle` are plain text, `body` is HTML; `css` is appended."""
     return PAGE.format(title=escape(title), subtitle=escape(subtitle), body=body, css=CSS + css)

@@ -1,7 +1,7 @@
-"""How much the engine gains by keeping keys and values across turns.
+"""Speed-up of the engine from keeping keys and values across turns.
 
-The same episodes twice in one process: with their cache kept, and with it dropped after every answer, so that
-the whole history is prefilled again (image features may stay remembered in both). One JSON line:
+Plays the same episodes twice in one process: with their cache, and with the cache dropped after every answer,
+so that the whole history is prefilled again. Image features may stay cached in both cases. One JSON line:
 
     python benchmarks/engine.py --episodes 32 --turns 12
 """
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from arpo.engines.in_process import HFEngine
+from arpo.engines.in_process import InProcessEngine
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
 from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from arpo.models.loading import prepare
@@ -35,9 +35,9 @@ def screenshot(seed: int) -> Screenshot:
 
 
 async def episode(
-    engine: HFEngine, renderer: Renderer, name: int, arguments: argparse.Namespace, keep: bool
+    engine: InProcessEngine, renderer: Renderer, name: int, arguments: argparse.Namespace, keep: bool
 ) -> int:
-    """Plays one episode; how many tokens were sampled."""
+    """Play one episode; returns the number of sampled tokens."""
     opening = (
         Message(role="system", text="You use a computer."),
         Message(role="user", text="open the file and save it"),
@@ -48,7 +48,7 @@ async def episode(
     sampled = 0
     for turn in range(arguments.turns):
         prompt = Prompt(episode_id=str(name), token_ids=token_ids, images=images, messages=())
-        tokens = arguments.tokens + (name + turn) % 5 - 2  # answers differ in length, as real ones do
+        tokens = arguments.tokens + (name + turn) % 5 - 2  # real answers differ in length
         answer = await engine.generate(
             prompt, Sampling(temperature=1.0, max_tokens=tokens, seed=1000 * name + turn)
         )
@@ -62,8 +62,8 @@ async def episode(
     return sampled
 
 
-def measure(engine: HFEngine, renderer: Renderer, arguments: argparse.Namespace, keep: bool) -> float:
-    """Sampled tokens a second."""
+def measure(engine: InProcessEngine, renderer: Renderer, arguments: argparse.Namespace, keep: bool) -> float:
+    """Sampled tokens per second."""
 
     async def play() -> int:
         names = range(arguments.episodes)
@@ -81,7 +81,7 @@ def main() -> None:
     )
     parser.add_argument("--episodes", type=int, default=32)
     parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=16, help="of one answer, on average")
+    parser.add_argument("--tokens", type=int, default=16, help="tokens per answer, on average")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
 
@@ -89,7 +89,7 @@ def main() -> None:
     tokenizer = build_tokenizer(ACTION_PHRASES, ["open", "save", "the", "file", "and", "it"], 300)
     model = prepare(new_tiny_model(tiny_config(tokenizer.get_vocab_size(), special_ids(tokenizer)), seed=0))
     renderer = Renderer(tokenizer, IMAGE_SETTINGS)
-    engine = HFEngine(model, renderer, slots=arguments.episodes)
+    engine = InProcessEngine(model, renderer, slots=arguments.episodes)
     warm_up = argparse.Namespace(**{**vars(arguments), "turns": 1})
     measure(engine, renderer, warm_up, keep=True)
 

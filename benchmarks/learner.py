@@ -1,13 +1,13 @@
-"""Seconds of learning from one trajectory: plain transformers, ours, and what arithmetic alone would take.
+"""Seconds to learn from one trajectory: plain transformers, ARPO, and the lower bound of the arithmetic.
 
-With a GPU, a 7B model of random weights learns from trajectories of 1, 5 and 15 screenshots of 1920x1080 in
-bfloat16: whole, and by LoRA. Without one, the shipped tiny model learns from Desk's small ones. Plain
-transformers has gradient checkpointing, a fused AdamW and logits at sampled tokens alone, since with all of
-them it does not fit; for LoRA it has the adapters of the PEFT library, beside the same layers, of the same
-rank, in float32 under autocast, and without that library it is not measured. Ours learns from each trajectory
-three times, plain transformers twice, and the last time is measured: first all plain ones, since ours changes
-transformers' rotary function for the process. Prints one JSON line for each kind of
-trajectory; `ratio` is plain over ours.
+With a GPU, a 7B model with random weights learns from trajectories of 1, 5 and 15 screenshots of 1920x1080 in
+bfloat16: all weights, and LoRA. Without a GPU, the shipped tiny model learns from small Desk screenshots.
+Plain transformers uses gradient checkpointing, a fused AdamW, and logits at sampled tokens only, because all
+logits do not fit. For LoRA it uses adapters of the PEFT library on the same layers, of the same rank, in
+float32 under autocast; if PEFT is not installed, it is not measured. ARPO learns from each trajectory three
+times, plain transformers twice, and the last time counts. All plain runs come first, because ARPO changes the
+rotary function of transformers for the whole process. Prints one JSON line per kind of trajectory; `ratio` is
+plain divided by ARPO.
 
     python benchmarks/learner.py [--screenshots 1,5,15] [--train all,lora] [--answer-tokens 150] [--no-plain]
 """
@@ -38,14 +38,14 @@ from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
 from arpo.models.forward import TokenRow
 from arpo.models.loading import load_model, load_renderer, resolve_model
-from arpo.models.lora import ADAPTED
-from arpo.models.memory_plan import GIB, Shape, shape_of
-from arpo.models.trainable import choose_trained
+from arpo.models.lora import ADAPTED_LAYERS
+from arpo.models.memory_plan import GIB, ModelDimensions, measure_dimensions
+from arpo.models.trainable import set_trainable
 from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
 from arpo.types import Message, Sample, Screenshot
 
-REPEATS, PLAIN_REPEATS = 3, 2  # the first ones compile and allocate
+REPEATS, PLAIN_REPEATS = 3, 2  # the first repetitions compile and allocate
 LEARNING_RATE = 1e-6
 PROMPT_TOKENS = 400
 SEVEN_B = {
@@ -62,7 +62,7 @@ SEVEN_B = {
 
 
 def seven_b(folder: Path) -> Path:
-    """A folder with the configuration of a 7B model, a small tokenizer, and no weights."""
+    """A folder with the configuration of a 7B model, a small tokenizer and no weights."""
     tokenizer = build_tokenizer(ACTION_PHRASES, ["open", "save"], 20)
     small = new_tiny_model(tiny_config(tokenizer.get_vocab_size(), special_ids(tokenizer)), 0)
     save_model_folder(small, tokenizer, folder)
@@ -76,8 +76,8 @@ def seven_b(folder: Path) -> Path:
     return folder
 
 
-def picture(number: int, size: tuple[int, int]) -> Screenshot:
-    """Windows and lines of text, as a desktop has them; each number gives another."""
+def draw_screenshot(number: int, size: tuple[int, int]) -> Screenshot:
+    """Windows with lines of text, different for each number."""
     import io
 
     image = Image.new("RGB", size, (44, 93, 124))
@@ -98,7 +98,7 @@ def trajectory(
 ) -> Sample:
     tokens: list[int] = []
     mask: list[bool] = []
-    shots = [picture(first + number, size) for number in range(screenshots)]
+    shots = [draw_screenshot(first + number, size) for number in range(screenshots)]
 
     def add(ids: list[int], sampled: bool) -> None:
         tokens.extend(ids)
@@ -121,7 +121,7 @@ def trajectory(
 
 
 def timed(learn: Callable[[], None], device: str, repeats: int) -> tuple[float, float]:
-    """(seconds, peak GiB) of the last of some."""
+    """(seconds, peak GiB) of the last repetition."""
     seconds = 0.0
     for _ in range(repeats):
         if device == "cuda":
@@ -136,7 +136,7 @@ def timed(learn: Callable[[], None], device: str, repeats: int) -> tuple[float, 
 
 
 def plain(folder: Path, samples: list[Sample], renderer: Renderer, config: Config) -> Callable[[], None]:
-    """One step of plain transformers, as one would write it."""
+    """One training step of plain transformers."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.model.dtype]
     layout = AutoConfig.from_pretrained(folder)
@@ -147,7 +147,7 @@ def plain(folder: Path, samples: list[Sample], renderer: Renderer, config: Confi
     model.train()
     if device == "cuda":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    plainly_choose_trained(model, config.model)
+    set_trainable_plain(model, config.model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(trained, lr=LEARNING_RATE, fused=device == "cuda")
     mixed = torch.autocast(device, torch.bfloat16, enabled=any(p.dtype != dtype for p in trained))
@@ -181,8 +181,8 @@ def plain(folder: Path, samples: list[Sample], renderer: Renderer, config: Confi
     return learn
 
 
-def plainly_choose_trained(model: Any, settings: ModelConfig) -> None:
-    """Freeze what is not trained; for LoRA, put PEFT's adapters where ours would be."""
+def set_trainable_plain(model: Any, settings: ModelConfig) -> None:
+    """Freeze untrained parameters; for LoRA, add PEFT adapters to the same layers as ARPO."""
     if settings.train == "language":
         model.model.visual.requires_grad_(False)
     if settings.train == "lora":
@@ -192,13 +192,13 @@ def plainly_choose_trained(model: Any, settings: ModelConfig) -> None:
         adapters = peft.LoraConfig(
             r=settings.lora_rank,
             lora_alpha=settings.lora_alpha,
-            target_modules=[name for name in linear if ADAPTED.search(f".{name}.")],
+            target_modules=[name for name in linear if ADAPTED_LAYERS.search(f".{name}.")],
         )
-        peft.get_peft_model(model, adapters)  # in place; what it returns is a wrapping
+        peft.get_peft_model(model, adapters)  # changes the model in place and returns a wrapper
 
 
 def plain_seconds(folder: Path, samples: list[Sample], renderer: Renderer, config: Config) -> float | None:
-    """None, and a word on the standard error, where a library is missing that plain transformers needs."""
+    """None, with a note on stderr, if PEFT is needed and missing."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         learn = plain(folder, samples, renderer, config)
@@ -208,28 +208,30 @@ def plain_seconds(folder: Path, samples: list[Sample], renderer: Renderer, confi
     return timed(learn, device, PLAIN_REPEATS)[0]
 
 
-def ours(samples: list[Sample], renderer: Renderer, config: Config) -> tuple[Callable[[], None], Shape]:
+def ours(
+    samples: list[Sample], renderer: Renderer, config: Config
+) -> tuple[Callable[[], None], ModelDimensions]:
     model = load_model(config.model, seed=0)
-    shape = shape_of(model, config.model.lora_rank)
-    choose_trained(model, config.model, seed=0)
+    dims = measure_dimensions(model, config.model.lora_rank)
+    set_trainable(model, config.model, seed=0)
     learner = LocalLearner(model, renderer, config)
     batch = Batch(updates=(tuple(samples),))
 
     def learn() -> None:
-        if hasattr(model.model.visual, "feature_cache"):  # every trajectory has pictures never seen before
-            choose_cache_anew(model, config)
+        if hasattr(model.model.visual, "feature_cache"):  # no screenshot may be cached
+            clear_feature_cache(model, config)
         metrics = asyncio.run(learner.train(batch))
         assert metrics["skipped"] == 0
 
-    return learn, shape
+    return learn, dims
 
 
-def choose_cache_anew(model: Any, config: Config) -> None:
+def clear_feature_cache(model: Any, config: Config) -> None:
     model.model.visual.feature_cache = type(model.model.visual.feature_cache)(config.model.features_megabytes)
 
 
 def measured_flops() -> float:
-    """Of a large bfloat16 product, a second."""
+    """Operations per second of a large bfloat16 matrix product."""
     left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     for _ in range(3):
         left @ right
@@ -241,17 +243,19 @@ def measured_flops() -> float:
     return 20 * 2 * 8192**3 / (time.perf_counter() - began)
 
 
-def needed_flops(shape: Shape, sample: Sample, renderer: Renderer, train: str) -> float:
-    """Products of one forward and one backward pass, with nothing made twice."""
+def needed_flops(dims: ModelDimensions, sample: Sample, renderer: Renderer, train: str) -> float:
+    """Operations of one forward and one backward pass without recomputation."""
     tokens, sampled = len(sample.token_ids), sum(sample.mask)
     grids = [renderer.grid(shot) for shot in sample.images]
     patches = [rows * columns for _, rows, columns in grids]
-    embeddings = 2 * shape.vocabulary * shape.hidden
-    language = 2 * (shape.language - embeddings) * tokens + 2 * shape.vocabulary * shape.hidden * sampled
-    language += 2 * tokens**2 * shape.heads * shape.layers
-    tower = 2 * shape.vision * sum(patches)
-    tower += sum(4 * count**2 * shape.vision_hidden for count in patches) * shape.vision_layers // 8
-    # Backward: inputs and weights. LoRA has no gradient of weights, and none of the tower.
+    embeddings = 2 * dims.vocabulary * dims.hidden
+    language = (
+        2 * (dims.language_parameters - embeddings) * tokens + 2 * dims.vocabulary * dims.hidden * sampled
+    )
+    language += 2 * tokens**2 * dims.query_width * dims.layers
+    tower = 2 * dims.vision_parameters * sum(patches)
+    tower += sum(4 * count**2 * dims.vision_hidden for count in patches) * dims.vision_layers // 8
+    # Backward: gradients of inputs and weights. LoRA has no gradients of weights and none in the tower.
     return {"all": 3 * (language + tower), "language": 3 * language + tower, "lora": 2 * language + tower}[
         train
     ]
@@ -267,16 +271,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--screenshots", default="1,5,15", help="of one trajectory (%(default)s)")
-    parser.add_argument("--train", default="all,lora", help="all, language, lora (%(default)s)")
-    parser.add_argument("--answer-tokens", type=int, default=150, help="to each screenshot (%(default)s)")
-    parser.add_argument("--plain", action=argparse.BooleanOptionalAction, default=True, help="measure it too")
+    parser.add_argument("--screenshots", default="1,5,15", help="screenshots per trajectory (%(default)s)")
+    parser.add_argument(
+        "--train", default="all,lora", help="trained parameters: all, language, lora (%(default)s)"
+    )
+    parser.add_argument(
+        "--answer-tokens", type=int, default=150, help="answer tokens per screenshot (%(default)s)"
+    )
+    parser.add_argument(
+        "--plain", action=argparse.BooleanOptionalAction, default=True, help="also measure plain transformers"
+    )
     options = parser.parse_args()
     gpu = torch.cuda.is_available()
     device = "cuda" if gpu else "cpu"
-    floor_rate = measured_flops() if gpu else 0.0
-    with tempfile.TemporaryDirectory() as place:
-        folder = seven_b(Path(place)) if gpu else resolve_model("base")
+    peak_flops = measured_flops() if gpu else 0.0
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = seven_b(Path(scratch)) if gpu else resolve_model("base")
         settings = ModelConfig(
             path=str(folder),
             weights="random" if gpu else "load",
@@ -294,7 +304,7 @@ def main() -> None:
             for screenshots in map(int, options.screenshots.split(","))
             for train in options.train.split(",")
         ]
-        given = {
+        samples_by_count = {
             screenshots: [
                 trajectory(renderer, screenshots, options.answer_tokens, size, 100 * n) for n in range(count)
             ]
@@ -302,16 +312,20 @@ def main() -> None:
         }
         plain_times: list[float | None] = []
         for screenshots, config in kinds:
-            measured = plain_seconds(folder, given[screenshots], renderer, config) if options.plain else None
+            measured = (
+                plain_seconds(folder, samples_by_count[screenshots], renderer, config)
+                if options.plain
+                else None
+            )
             plain_times.append(measured)
             free()
         for (screenshots, config), plain_time in zip(kinds, plain_times, strict=True):
-            samples, train = given[screenshots], config.model.train
-            learn, shape = ours(samples, renderer, config)
+            samples, train = samples_by_count[screenshots], config.model.train
+            learn, dims = ours(samples, renderer, config)
             seconds, peak = timed(learn, device, REPEATS)
             del learn
             free()
-            flops = sum(needed_flops(shape, sample, renderer, train) for sample in samples)
+            flops = sum(needed_flops(dims, sample, renderer, train) for sample in samples)
             print(
                 json.dumps(
                     {
@@ -322,8 +336,8 @@ def main() -> None:
                         "seconds": round(seconds, 3),
                         "plain_seconds": plain_time and round(plain_time, 3),
                         "ratio": plain_time and round(plain_time / seconds, 2),
-                        "floor_seconds": round(flops / floor_rate, 2) if gpu else None,
-                        "over_floor": round(seconds * floor_rate / flops, 2) if gpu else None,
+                        "floor_seconds": round(flops / peak_flops, 2) if gpu else None,
+                        "over_floor": round(seconds * peak_flops / flops, 2) if gpu else None,
                         "peak_gib": round(peak, 1) if gpu else None,
                     }
                 ),

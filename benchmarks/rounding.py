@@ -1,8 +1,8 @@
-"""What is left of small updates in bfloat16: rounded to the nearest, rounded by chance, and in float32.
+"""Effect of small updates in bfloat16: rounded to nearest, rounded stochastically, and in float32.
 
-The learner itself, on a tiny model with fresh weights, makes a few made-up answers likelier. Their mean
-log-probability is measured with the weights as they then are, in float32. One JSON line: what each way has
-gained, in nats a token, and as a share of what float32 gained:
+The learner makes a few random answers more likely, on a tiny model with fresh weights. Their mean
+log-probability is computed from the final weights, in float32. One JSON line: the gain of each variant in
+nats per token, and its ratio to the gain of float32:
 
     python benchmarks/rounding.py --lr 1e-6 --updates 200
 """
@@ -31,7 +31,7 @@ from arpo.prompts.rendering import Renderer
 from arpo.types import Message, Sample, Screenshot
 
 TOKENIZER = build_tokenizer(ACTION_PHRASES, ["save", "the", "file"], 300)
-WAYS: dict[str, dict[str, Any]] = {  # the type of the weights, and settings of the optimiser
+VARIANTS: dict[str, dict[str, Any]] = {  # dtype of the weights, and optimiser settings
     "float32": {"dtype": "float32"},
     "by chance": {"dtype": "bfloat16", "rounding": "stochastic", "moments": "float32"},
     "by chance, moments too": {"dtype": "bfloat16", "rounding": "stochastic", "moments": "bfloat16"},
@@ -40,7 +40,7 @@ WAYS: dict[str, dict[str, Any]] = {  # the type of the weights, and settings of 
 
 
 def samples(renderer: Renderer, count: int) -> tuple[Sample, ...]:
-    """A plain screen each, and an answer at random that is to become likelier."""
+    """A plain screen and a random answer each."""
     rng = Random(0)
     made = []
     for _ in range(count):
@@ -69,17 +69,17 @@ def likelihood(model: Any, renderer: Renderer, batch: tuple[Sample, ...]) -> flo
     return sampled_logprobs(exact, batch, renderer, 1.0)[0].mean().item()
 
 
-def measure(way: dict[str, Any], renderer: Renderer, arguments: argparse.Namespace) -> float:
-    """How much likelier the answers have become."""
-    optim = {key: value for key, value in way.items() if key != "dtype"}
+def measure(variant: dict[str, Any], renderer: Renderer, arguments: argparse.Namespace) -> float:
+    """Gain of the mean log-probability of the answers."""
+    optim = {key: value for key, value in variant.items() if key != "dtype"}
     config = Config(
         optim=OptimConfig(lr=arguments.lr, beta2=0.999, warmup_updates=0, grad_norm=1e9, **optim),
     )
     batch = samples(renderer, arguments.samples)
     model = new_tiny_model(tiny_config(renderer.vocab_size, special_ids(TOKENIZER)), seed=0)
     with torch.no_grad():
-        for parameter in model.parameters():  # all ways begin with the same numbers
-            parameter.data = parameter.data.bfloat16().to(DTYPES[way["dtype"]])
+        for parameter in model.parameters():  # all variants start with the same values
+            parameter.data = parameter.data.bfloat16().to(DTYPES[variant["dtype"]])
     learner = LocalLearner(prepare(model), renderer, config)
     before = likelihood(model, renderer, batch)
     for _ in range(arguments.updates):
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=4)
     arguments = parser.parse_args()
     renderer = Renderer(TOKENIZER, IMAGE_SETTINGS)
-    gained = {name: measure(way, renderer, arguments) for name, way in WAYS.items()}
+    gained = {name: measure(variant, renderer, arguments) for name, variant in VARIANTS.items()}
     report = {
         "benchmark": "rounding",
         **vars(arguments),

@@ -1,11 +1,11 @@
-"""Episodes a second on Desk, and who takes the time: environments, engine, learner.
+"""Episodes per second on Desk, and the time share of environments, engine and learner.
 
-The same batches are played one environment at a time and `--parallel` at a time, and trained on; then, with
-`--processes`, so many processes do the latter side by side, as runs that share a GPU do. One JSON line:
+Plays and trains on the same batches with one environment at a time and with `--parallel` environments. With
+`--processes`, that many processes then do the latter side by side, like runs that share a GPU. One JSON line:
 
     python benchmarks/throughput.py --parallel 64 --batches 3 [--processes 16] [--section.key VALUE …]
 
-On a GPU start NVIDIA's MPS first (nvidia-cuda-mps-control -d): without it processes take turns on it.
+On a GPU, start NVIDIA's MPS first (nvidia-cuda-mps-control -d): without it, processes take turns.
 """
 
 from __future__ import annotations
@@ -23,54 +23,55 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command does, before torch is loaded
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the arpo command does, before torch is loaded
 
 import torch
 
-from arpo.algorithms.samples import samples_of
+from arpo.algorithms.samples import build_updates
 from arpo.config import Config
 from arpo.envs.desk import env as desk
-from arpo.evaluation.evaluate import load_sets
+from arpo.evaluation.task_sets import load_sets
 from arpo.learner.base import Batch
 from arpo.recipe import load_config
-from arpo.training.build import assemble, open_learner
+from arpo.rollout.player import open_player
+from arpo.training.build import open_learner
 
 
 class Clock:
-    """Seconds by whom they were spent on. A GPU is waited for, so that each bears its own."""
+    """Seconds by component. Waits for the GPU, so that each component is charged for its own work."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
-    def of(self, who: str) -> Any:
+    def measure(self, component: str) -> Any:
         start = time.perf_counter()
         yield
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self.seconds[who] += time.perf_counter() - start
+        self.seconds[component] += time.perf_counter() - start
 
-    def watch(self, owner: Any, names: Sequence[str], who: str) -> None:
-        """Count what these functions of the owner take; none of them waits for another."""
+    def watch(self, owner: Any, names: Sequence[str], component: str) -> None:
+        """Charge the time in these functions to the component. They must not wait for each other."""
         for name in names:
-            setattr(owner, name, self._counted(getattr(owner, name), who))
+            setattr(owner, name, self._timed(getattr(owner, name), component))
 
-    def _counted(self, function: Callable[..., Any], who: str) -> Callable[..., Any]:
-        def counted(*arguments: Any, **named: Any) -> Any:
-            with self.of(who):
+    def _timed(self, function: Callable[..., Any], component: str) -> Callable[..., Any]:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            with self.measure(component):
                 return function(*arguments, **named)
 
-        return counted
+        return timed
 
 
 def measure(config: Config, batches: int) -> dict[str, float]:
-    """The first batch warms up and is not counted."""
-    ensemble, clock = assemble(config), Clock()
-    learner, tasks = open_learner(ensemble, config), load_sets(config)["train"]
-    engine: Any = ensemble.scheduler.agent.engine
+    """The first batch warms up and does not count."""
+    player, clock = open_player(config), Clock()
+    learner, tasks = open_learner(player, config), load_sets(config)["train"]
+    engine: Any = player.scheduler.agent.engine
     clock.watch(engine, ("_prefill", "_decode", "_postprocess"), "engine")
     clock.watch(desk, ("set_up", "act", "task_score"), "environment")
-    clock.watch(desk.DeskEnv, ("_look",), "environment")
+    clock.watch(desk.DeskEnv, ("_observe",), "environment")
     size, rollout = config.train.tasks_per_batch, config.rollout
 
     async def run() -> tuple[int, float]:
@@ -79,23 +80,22 @@ def measure(config: Config, batches: int) -> dict[str, float]:
             if number == 1:
                 clock.seconds.clear()
                 episodes, began = 0, time.perf_counter()
-            chosen = [(place, tasks[(number * size + place) % len(tasks)]) for place in range(size)]
-            groups = await ensemble.scheduler.run(f"batch{number}", chosen, lambda *_: None)
+            chosen = [(index, tasks[(number * size + index) % len(tasks)]) for index in range(size)]
+            groups = await player.scheduler.run(f"batch{number}", chosen, lambda *_: None)
             episodes += sum(len(group.trajectories) for group in groups)
-            with clock.of("learner"):
-                updates, _ = samples_of(
+            with clock.measure("learner"):
+                updates = build_updates(
                     groups,
                     config.loss,
                     tasks_per_update=config.train.tasks_per_update,
                     token_budget=rollout.max_steps * rollout.max_answer_tokens,
-                    success=config.replay.threshold,
                 )
                 await learner.train(Batch(updates=updates))
                 await engine.load(learner.weights())
         return episodes, time.perf_counter() - began
 
     episodes, seconds = asyncio.run(run())
-    shares = {who: round(clock.seconds[who] / seconds, 3) for who in ("environment", "engine", "learner")}
+    shares = {name: round(clock.seconds[name] / seconds, 3) for name in ("environment", "engine", "learner")}
     playing = seconds - clock.seconds["learner"]
     return {
         "episodes_per_second": episodes / seconds,
@@ -112,8 +112,10 @@ def main() -> None:
     parser.add_argument("--recipe", default="paper")
     parser.add_argument("--parallel", type=int, default=64)
     parser.add_argument("--batches", type=int, default=3)
-    parser.add_argument("--processes", type=int, default=0, help="this many side by side, besides")
-    parser.add_argument("--only", action="store_true", help=argparse.SUPPRESS)  # one of the processes
+    parser.add_argument(
+        "--processes", type=int, default=0, help="also measure this many processes side by side"
+    )
+    parser.add_argument("--only", action="store_true", help=argparse.SUPPRESS)  # set in the child processes
     options, settings = parser.parse_known_args()
     config = load_config(options.recipe, settings)
     many = replace(config, env=replace(config.env, parallel=options.parallel))

@@ -1,4 +1,4 @@
-"""The engine samples what the model says, keeps what it has read, and never leaves a caller waiting."""
+"""The engine samples exactly, caches prompts, and always answers its callers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 from arpo.engines import in_process
 from arpo.engines.base import Weights
-from arpo.engines.cuda_graphs import DecodeGraphs, keys_for
-from arpo.engines.in_process import HFEngine
+from arpo.engines.cuda_graphs import DecodeGraphs, padded_key_count
+from arpo.engines.in_process import InProcessEngine
 from arpo.errors import EngineError
 from arpo.models.forward import sampled_logprobs
 from arpo.models.kv_cache import SlotCache
@@ -40,7 +40,7 @@ Turns = list[tuple[Prompt, Completion]]
 
 
 async def play(
-    engine: HFEngine,
+    engine: InProcessEngine,
     name: int,
     turns: int,
     *,
@@ -49,7 +49,7 @@ async def play(
     temperature: float = 1.0,
     family: str = QWEN2_5,
 ) -> Turns:
-    """One episode: each look has a size of its own, and `lag` passes of the event loop between turns."""
+    """One episode with screenshots of several sizes; `lag` event loop passes between turns."""
     played: Turns = []
     renderer = RENDERERS[family]
     prompt = first_prompt(renderer, f"episode {name}", screenshot(10 * name, 56 + 28 * (name % 3), 84))
@@ -66,7 +66,9 @@ async def play(
     return played
 
 
-def play_all(engine: HFEngine, names: Sequence[int], *, turns: int = 3, family: str = QWEN2_5) -> list[Turns]:
+def play_all(
+    engine: InProcessEngine, names: Sequence[int], *, turns: int = 3, family: str = QWEN2_5
+) -> list[Turns]:
     async def together() -> list[Turns]:
         return await asyncio.gather(
             *(play(engine, name, turns + name % 2, lag=name, family=family) for name in names)
@@ -93,9 +95,9 @@ def sample_of(played: Turns) -> Sample:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_learner_gives_the_same_log_probabilities(family: str, device: str) -> None:
-    """Also after the weights have changed in place, and with other lengths: nothing recorded is stale."""
+    """Also after in-place changes of the weights and with other lengths: no captured graph is stale."""
     model, renderer = tiny_of(family).to(device), RENDERERS[family]
-    engine = HFEngine(model, renderer, slots=5)
+    engine = InProcessEngine(model, renderer, slots=5)
     for names in (range(5), range(5, 9)):
         samples = [sample_of(played) for played in play_all(engine, names, family=family)]
         logp_N, _ = sampled_logprobs(model, samples, renderer, 1.0)
@@ -112,15 +114,15 @@ def test_the_learner_gives_the_same_log_probabilities(family: str, device: str) 
 def test_a_prompt_too_long_for_one_pass_is_run_in_parts(
     family: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some of them end within a picture, which has 12 tokens."""
+    """Some parts end within an image, which has 12 tokens."""
     model, renderer = tiny_of(family).to(device), RENDERERS[family]
-    [(prompt, whole)] = play_all(HFEngine(model, renderer, slots=1), [2], turns=1, family=family)[0]
+    [(prompt, whole)] = play_all(InProcessEngine(model, renderer, slots=1), [2], turns=1, family=family)[0]
     passes: list[int] = []
     monkeypatch.setattr(in_process, "_PREFILL_TOKENS", 5)
     model.model.language_model.register_forward_pre_hook(
         lambda _, __, kwargs: passes.append(kwargs["inputs_embeds"].shape[1]), with_kwargs=True
     )
-    [(_, parts)] = play_all(HFEngine(model, renderer, slots=1), [2], turns=1, family=family)[0]
+    [(_, parts)] = play_all(InProcessEngine(model, renderer, slots=1), [2], turns=1, family=family)[0]
     read = passes[: -(-len(prompt.token_ids) // 5)]
     assert sum(read) == len(prompt.token_ids)
     assert max(read) == 5
@@ -129,7 +131,7 @@ def test_a_prompt_too_long_for_one_pass_is_run_in_parts(
 
 
 @NEEDS_A_GPU
-def test_recorded_graphs_compute_in_the_same_memory() -> None:
+def test_captured_graphs_share_memory() -> None:
     model = tiny_model().to("cuda")
     cache = SlotCache(model.config.text_config, 4, model.dtype, model.device)
     cache.reserve(8192)
@@ -142,10 +144,10 @@ def test_recorded_graphs_compute_in_the_same_memory() -> None:
     assert torch.cuda.memory_reserved() - before < 2**25
 
 
-def test_few_numbers_of_keys_are_recorded_and_little_is_attended_to_in_vain() -> None:
+def test_key_counts_have_few_values_and_little_padding() -> None:
     pairs = {1: 128, 128: 128, 129: 256, 2049: 2176, 4097: 4352, 43151: 45056, 65536: 65536}
-    assert {tokens: keys_for(tokens) for tokens in pairs} == pairs
-    numbers = [keys_for(tokens) for tokens in range(1, 65537)]
+    assert {tokens: padded_key_count(tokens) for tokens in pairs} == pairs
+    numbers = [padded_key_count(tokens) for tokens in range(1, 65537)]
     assert len(set(numbers)) == 96
     assert all(tokens <= keys < tokens + max(128, tokens / 16) for tokens, keys in enumerate(numbers, 1))
 
@@ -153,7 +155,7 @@ def test_few_numbers_of_keys_are_recorded_and_little_is_attended_to_in_vain() ->
 @pytest.mark.parametrize("family", FAMILIES)
 def test_plain_transformers_gives_the_same_log_probabilities(family: str) -> None:
     renderer = RENDERERS[family]
-    [played] = play_all(HFEngine(tiny_of(family), renderer, slots=1), [3], family=family)
+    [played] = play_all(InProcessEngine(tiny_of(family), renderer, slots=1), [3], family=family)
     sample = sample_of(played)
     with torch.no_grad():
         inputs = stock_inputs(renderer, sample.token_ids, sample.images)
@@ -165,7 +167,7 @@ def test_plain_transformers_gives_the_same_log_probabilities(family: str) -> Non
 
 
 def test_only_new_tokens_are_prefilled_and_each_image_is_encoded_once() -> None:
-    engine = HFEngine(tiny_model(), RENDERER, slots=5)
+    engine = InProcessEngine(tiny_model(), RENDERER, slots=5)
     episodes = play_all(engine, range(5))
     expected = 0
     for played in episodes:
@@ -179,11 +181,11 @@ def test_only_new_tokens_are_prefilled_and_each_image_is_encoded_once() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_answer_does_not_depend_on_who_shares_the_batch(family: str) -> None:
+def test_an_answer_does_not_depend_on_the_batch(family: str) -> None:
     model, renderer = tiny_of(family), RENDERERS[family]
-    together = play_all(HFEngine(model, renderer, slots=6), range(6), family=family)
+    together = play_all(InProcessEngine(model, renderer, slots=6), range(6), family=family)
     for name, played in enumerate(together):
-        [alone] = play_all(HFEngine(model, renderer, slots=1), [name], family=family)
+        [alone] = play_all(InProcessEngine(model, renderer, slots=1), [name], family=family)
         for (_, one), (_, other) in zip(played, alone, strict=True):
             assert one.token_ids == other.token_ids
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
@@ -194,7 +196,7 @@ def test_greedy_answers_equal_transformers_generate(family: str) -> None:
     renderer = RENDERERS[family]
 
     async def greedy() -> Turns:
-        engine = HFEngine(tiny_of(family), renderer, slots=1)
+        engine = InProcessEngine(tiny_of(family), renderer, slots=1)
         return await play(engine, 4, 2, temperature=0.0, family=family)
 
     for prompt, completion in asyncio.run(greedy()):
@@ -212,7 +214,7 @@ def test_the_end_of_turn_stops_an_answer_and_belongs_to_it() -> None:
     with torch.no_grad():  # tied embeddings: the end of turn becomes the likeliest token everywhere
         model.lm_head.weight[RENDERER.end_of_turn_id] = 0
         model.model.language_model.norm.weight.zero_()
-    engine = HFEngine(model, RENDERER, slots=1, version=7)
+    engine = InProcessEngine(model, RENDERER, slots=1, version=7)
     prompt = first_prompt(RENDERER, "e", screenshot(0))
     cut = asyncio.run(engine.generate(prompt, sampling(1, max_tokens=2)))
     assert (cut.finish, len(cut.token_ids), cut.policy_version) == ("length", 2, 7)
@@ -228,8 +230,8 @@ def draws_end_of_turn(seed: int) -> bool:
     """Whether the first draw of this seed picks the end of turn from a uniform distribution."""
     from arpo.engines.sampling import uniforms
 
-    place = uniforms(seed, 1)[0] * RENDERER.vocab_size - RENDERER.end_of_turn_id
-    return bool(0.1 < place < 0.9)
+    offset = uniforms(seed, 1)[0] * RENDERER.vocab_size - RENDERER.end_of_turn_id
+    return bool(0.1 < offset < 0.9)
 
 
 def slid_prompt(renderer: Renderer, prompt: Prompt, answer: Completion, shot_index: int) -> Prompt:
@@ -246,9 +248,9 @@ def slid_prompt(renderer: Renderer, prompt: Prompt, answer: Completion, shot_ind
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_window_that_slid_rewinds_to_where_both_agree(family: str) -> None:
+def test_a_slid_window_rewinds_to_the_common_prefix(family: str) -> None:
     model, renderer = tiny_of(family), RENDERERS[family]
-    engine = HFEngine(model, renderer, slots=1)
+    engine = InProcessEngine(model, renderer, slots=1)
 
     async def slide() -> tuple[Prompt, Completion, int]:
         prompt = first_prompt(renderer, "e", screenshot(0))
@@ -263,21 +265,21 @@ def test_a_window_that_slid_rewinds_to_where_both_agree(family: str) -> None:
         len(renderer.render([slid.messages[0]]).token_ids) - 1
     )  # up to <|im_start|>; then the role differs
     assert prefilled == len(slid.token_ids) - shared
-    fresh = asyncio.run(HFEngine(model, renderer, slots=1).generate(slid, sampling(2)))
+    fresh = asyncio.run(InProcessEngine(model, renderer, slots=1).generate(slid, sampling(2)))
     assert second.token_ids == fresh.token_ids
     assert second.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
 
 
-def test_another_picture_behind_equal_tokens_is_seen() -> None:
+def test_another_image_behind_equal_tokens_is_encoded() -> None:
     model = tiny_model()
-    engine = HFEngine(model, RENDERER, slots=1)
+    engine = InProcessEngine(model, RENDERER, slots=1)
 
-    async def ask(engine: HFEngine, seed: int) -> Completion:
+    async def ask(engine: InProcessEngine, seed: int) -> Completion:
         return await engine.generate(first_prompt(RENDERER, "e", screenshot(seed)), sampling(5))
 
     first, second = asyncio.run(ask(engine, 1)), asyncio.run(ask(engine, 2))
     assert second.logprobs != first.logprobs
-    fresh = asyncio.run(ask(HFEngine(model, RENDERER, slots=1), 2))
+    fresh = asyncio.run(ask(InProcessEngine(model, RENDERER, slots=1), 2))
     assert second.token_ids == fresh.token_ids
     assert second.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
     before = engine.stats.prefilled_tokens
@@ -288,15 +290,15 @@ def test_another_picture_behind_equal_tokens_is_seen() -> None:
 
 def test_more_episodes_than_slots_all_get_their_answers() -> None:
     model = tiny_model()
-    crowded = play_all(HFEngine(model, RENDERER, slots=2), range(5))
-    roomy = play_all(HFEngine(model, RENDERER, slots=5), range(5))
+    crowded = play_all(InProcessEngine(model, RENDERER, slots=2), range(5))
+    roomy = play_all(InProcessEngine(model, RENDERER, slots=5), range(5))
     assert [[c.token_ids for _, c in played] for played in crowded] == [
         [c.token_ids for _, c in played] for played in roomy
     ]
 
 
-def test_an_episode_that_is_away_gives_up_its_slot_rather_than_block() -> None:
-    engine = HFEngine(tiny_model(), RENDERER, slots=1)
+def test_an_idle_episode_loses_its_slot_to_a_waiting_request() -> None:
+    engine = InProcessEngine(tiny_model(), RENDERER, slots=1)
 
     async def two() -> tuple[Turns, Turns]:
         kept = await play(engine, 1, 1, release=False)
@@ -308,7 +310,7 @@ def test_an_episode_that_is_away_gives_up_its_slot_rather_than_block() -> None:
 
 def test_loading_drops_what_older_weights_computed_and_starts_as_new() -> None:
     model, newer = tiny_model(0), tiny_model(1)
-    engine = HFEngine(model, RENDERER, slots=3)
+    engine = InProcessEngine(model, RENDERER, slots=3)
 
     async def before_and_after() -> tuple[Completion, Completion]:
         old = await play(engine, 1, 1, release=False)
@@ -317,14 +319,14 @@ def test_loading_drops_what_older_weights_computed_and_starts_as_new() -> None:
         return old[0][1], new[0][1]
 
     old, new = asyncio.run(before_and_after())
-    [fresh] = asyncio.run(play(HFEngine(newer, RENDERER, slots=3, version=4), 1, 1))
+    [fresh] = asyncio.run(play(InProcessEngine(newer, RENDERER, slots=3, version=4), 1, 1))
     assert new == fresh[1]  # bit for bit
     assert (old.policy_version, new.policy_version) == (0, 4)
 
 
 def test_weights_trained_in_place_need_only_a_new_version() -> None:
     model = tiny_model()
-    engine = HFEngine(model, RENDERER, slots=2)
+    engine = InProcessEngine(model, RENDERER, slots=2)
 
     async def train_between() -> Completion:
         await play(engine, 1, 1, release=False)
@@ -335,18 +337,20 @@ def test_weights_trained_in_place_need_only_a_new_version() -> None:
         return completion
 
     completion = asyncio.run(train_between())
-    [(_, fresh)] = asyncio.run(play(HFEngine(copy.deepcopy(model), RENDERER, slots=2, version=1), 1, 1))
+    [(_, fresh)] = asyncio.run(
+        play(InProcessEngine(copy.deepcopy(model), RENDERER, slots=2, version=1), 1, 1)
+    )
     assert completion == fresh
 
 
 def test_an_engine_without_episodes_repeats_itself_bit_for_bit() -> None:
-    engine = HFEngine(tiny_model(), RENDERER, slots=4)
+    engine = InProcessEngine(tiny_model(), RENDERER, slots=4)
     assert play_all(engine, range(4)) == play_all(engine, range(4))
 
 
 def test_loading_is_refused_while_requests_are_unfinished() -> None:
     model = tiny_model()
-    engine = HFEngine(model, RENDERER, slots=1)
+    engine = InProcessEngine(model, RENDERER, slots=1)
 
     async def too_early() -> Turns:
         asked = asyncio.create_task(play(engine, 1, 1))
@@ -356,14 +360,14 @@ def test_loading_is_refused_while_requests_are_unfinished() -> None:
         return await asked
 
     assert asyncio.run(too_early())
-    with pytest.raises(EngineError, match="a module is needed, not str"):
+    with pytest.raises(EngineError, match=r"weights\.handle is a str; pass a torch module"):
         asyncio.run(engine.load(Weights(version=1, handle="folder")))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_error_reaches_every_caller_and_the_engine_lives_on(device: str) -> None:
     model = tiny_model().to(device)
-    engine = HFEngine(model, RENDERER, slots=2)
+    engine = InProcessEngine(model, RENDERER, slots=2)
     norm = model.model.language_model.norm.weight
 
     async def ask_three() -> list[Turns | BaseException]:
@@ -383,9 +387,9 @@ def test_an_error_reaches_every_caller_and_the_engine_lives_on(device: str) -> N
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_nan_that_comes_with_a_sampled_token_is_an_error(device: str) -> None:
-    """Every token that the prompt does not have is embedded as NaN: it is read without harm, decoded not."""
+    """Every token outside the prompt is embedded as NaN: prefill works, decoding fails."""
     model, renderer = tiny_of(QWEN3).to(device), RENDERERS[QWEN3]
-    engine = HFEngine(model, renderer, slots=1)
+    engine = InProcessEngine(model, renderer, slots=1)
     prompt = first_prompt(renderer, "one", screenshot(0))
     others = sorted(set(range(renderer.vocab_size)) - set(prompt.token_ids))
     with torch.no_grad():
@@ -397,7 +401,7 @@ def test_a_nan_that_comes_with_a_sampled_token_is_an_error(device: str) -> None:
 
 
 def test_a_prompt_that_does_not_fit_its_images_fails_alone() -> None:
-    engine = HFEngine(tiny_model(), RENDERER, slots=2)
+    engine = InProcessEngine(tiny_model(), RENDERER, slots=2)
     good = first_prompt(RENDERER, "good", screenshot(0))
     bad = Prompt(episode_id="bad", token_ids=good.token_ids, images=good.images * 2, messages=())
 
@@ -410,8 +414,8 @@ def test_a_prompt_that_does_not_fit_its_images_fails_alone() -> None:
     assert isinstance(error, AssertionError)
 
 
-def test_a_caller_that_leaves_takes_its_request_along() -> None:
-    engine = HFEngine(tiny_model(), RENDERER, slots=1)
+def test_cancelling_the_caller_cancels_the_request() -> None:
+    engine = InProcessEngine(tiny_model(), RENDERER, slots=1)
 
     async def leave() -> Turns:
         prompt = first_prompt(RENDERER, "gone", screenshot(0))
@@ -427,8 +431,8 @@ def test_a_caller_that_leaves_takes_its_request_along() -> None:
     assert engine.stats.decoded_tokens < 100
 
 
-def test_one_episode_asks_one_question_at_a_time() -> None:
-    engine = HFEngine(tiny_model(), RENDERER, slots=2)
+def test_an_episode_has_one_request_at_a_time() -> None:
+    engine = InProcessEngine(tiny_model(), RENDERER, slots=2)
     prompt = first_prompt(RENDERER, "e", screenshot(0))
 
     async def twice() -> list[Completion | BaseException]:
@@ -437,11 +441,11 @@ def test_one_episode_asks_one_question_at_a_time() -> None:
 
     answer, error = asyncio.run(twice())
     assert isinstance(answer, Completion)
-    assert str(error) == "generate: episode e already waits for an answer"
+    assert str(error) == "generate: episode e has an unfinished request; send one request at a time"
 
 
 def test_episodes_act_while_others_decode() -> None:
-    engine = HFEngine(tiny_model(), RENDERER, slots=2)
+    engine = InProcessEngine(tiny_model(), RENDERER, slots=2)
     order: list[str] = []
 
     async def one(name: str, tokens: int) -> None:

@@ -56,7 +56,7 @@ def test_rows_have_their_own_temperature_and_draw() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_logits_that_are_not_finite_are_an_error(bad: float, temperature: float, device: str) -> None:
-    """Also of one row among sound ones."""
+    """Also in one row among finite ones."""
     logits_BV = torch.tensor([[0.0, 1.0], [0.0, bad]], device=device)
     numbers_B = torch.zeros(2, device=device)
     with pytest.raises(FloatingPointError, match="the model's logits are not finite"):

@@ -1,4 +1,4 @@
-"""The learner on a real, very small Qwen2.5-VL."""
+"""The local learner on a tiny Qwen2.5-VL."""
 
 import asyncio
 import copy
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from arpo.algorithms.replay import ReplayBuffer
-from arpo.algorithms.samples import Updates, samples_of
+from arpo.algorithms.samples import Updates, build_updates
 from arpo.config import Config, LossConfig, ModelConfig, OptimConfig, ReplayConfig
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
 from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
@@ -26,7 +26,7 @@ from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
 from arpo.models.forward import sampled_logprobs
 from arpo.models.loading import prepare
-from arpo.models.trainable import base_of, choose_trained
+from arpo.models.trainable import base_model_of, set_trainable
 from arpo.prompts.rendering import Renderer
 from arpo.types import Group, Message, Sample, Screenshot, Trajectory
 from devices import DEVICES
@@ -70,7 +70,7 @@ def train(one: LocalLearner, *updates: Update) -> dict[str, float]:
 
 
 def episode(rng: Random, score: float, name: str, turns: int) -> Trajectory:
-    """Turns with a picture each; the third one begins the sequence anew."""
+    """Turns with one image each; the third one starts a new sequence."""
     made = []
     for number in range(turns):
         shot = screenshot(rng.randrange(256))
@@ -98,9 +98,7 @@ def groups() -> list[Group]:
 
 
 def updates_of(groups: list[Group], tasks_per_update: int = 8) -> Updates:
-    return samples_of(groups, LossConfig(), tasks_per_update=tasks_per_update, token_budget=100, success=0.5)[
-        0
-    ]
+    return build_updates(groups, LossConfig(), tasks_per_update=tasks_per_update, token_budget=100)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +130,7 @@ def plain_loss(
             continue
         for i, t in enumerate(one.trajectories):
             replayed = any(rescue.index == i for rescue in one.rescues)
-            # for its token sequences alone: neither weight nor advantage is looked at
+            # only its token sequences are used, not weight or advantage
             alone = group(t, trajectory(1 - t.score))
             sequences = updates_of([alone])[0][: sum(each.restart for each in t.turns)]
             length = sum(len(s.behaviour_logprobs) for s in sequences)
@@ -167,7 +165,7 @@ def test_two_updates_agree_with_a_plain_training_loop(groups: list[Group]) -> No
     assert metrics["loss"] == pytest.approx(sum(losses) / 2, rel=1e-4)
     assert metrics["grad_norm"] == pytest.approx(sum(norms) / 2, rel=1e-4)
     assert metrics["updates"] == 2
-    assert 0 < metrics["kl"] < 1  # the second update stands away from π_old
+    assert 0 < metrics["kl"] < 1  # the second update differs from π_old
     (every,) = updates_of(groups)
     ours, theirs = (sampled_logprobs(m, every, RENDERER, 1.0)[0] for m in (one.weights().handle, model))
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
@@ -184,8 +182,8 @@ def test_the_gradient_does_not_depend_on_the_microbatches(update: Update, tmp_pa
             torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_a_batchs_only_update_needs_no_old_policy_from_beforehand(update: Update, tmp_path: Path) -> None:
-    """Behind an update that moves nothing, the same samples go the long way: π_old recomputed."""
+def test_a_single_update_needs_no_precomputed_old_policy(update: Update, tmp_path: Path) -> None:
+    """After an update without effect, π_old is computed in advance, with the same result."""
     still = tuple(replace(sample, weight=0.0) for sample in update)
     direct, recomputed = learner(), learner()
     short = train(direct, update)
@@ -197,9 +195,7 @@ def test_a_batchs_only_update_needs_no_old_policy_from_beforehand(update: Update
     assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
 
 
-def test_a_learner_loaded_from_its_folder_goes_on_bit_for_bit(
-    groups: list[Group], update: Update, tmp_path: Path
-) -> None:
+def test_a_loaded_learner_resumes_bit_for_bit(groups: list[Group], update: Update, tmp_path: Path) -> None:
     straight = learner(warmup_updates=4, weight_decay=0.01, grad_norm=1.0)
     train(straight, (replace(update[0], advantage=math.nan),), *updates_of(groups, tasks_per_update=1))
     straight.save(tmp_path)
@@ -299,8 +295,8 @@ def test_decay_is_for_matrices_alone(update: Update) -> None:
         torch.testing.assert_close(weight, factor * before[name])
 
 
-def test_metrics_say_what_the_model_did(update: Update) -> None:
-    """With the learner's own log-probabilities as the engine's, there is no gap between the two."""
+def test_metrics_of_one_update(update: Update) -> None:
+    """If the engine's log-probabilities equal the learner's, their gap is 0."""
     model = new_model().eval()
     logp_T, entropy_T = sampled_logprobs(model, update, RENDERER, 1.0)
     parts = logp_T.detach().split([len(sample.behaviour_logprobs) for sample in update])
@@ -386,12 +382,12 @@ def half_learner(seed: int = 0, **settings: Any) -> LocalLearner:
 
 def lora_learner(seed: int = 0, *, kl: float = 0.0, dtype: torch.dtype = torch.float32) -> LocalLearner:
     model = new_model(seed).to(dtype)
-    choose_trained(model, ModelConfig(train="lora", lora_rank=4, lora_alpha=8.0), 0)
-    return LocalLearner(model, RENDERER, config(lr=1e-2, loss=LossConfig(kl=kl)), base_of(model))
+    set_trainable(model, ModelConfig(train="lora", lora_rank=4, lora_alpha=8.0), 0)
+    return LocalLearner(model, RENDERER, config(lr=1e-2, loss=LossConfig(kl=kl)), base_model_of(model))
 
 
 @pytest.mark.parametrize("moments", ["float32", "bfloat16"])
-def test_in_bfloat16_it_learns_and_goes_on_bit_for_bit(
+def test_bfloat16_learns_and_resumes_bit_for_bit(
     groups: list[Group], update: Update, tmp_path: Path, moments: str
 ) -> None:
     straight = half_learner(moments=moments)
@@ -413,7 +409,7 @@ def test_in_bfloat16_it_learns_and_goes_on_bit_for_bit(
 def test_a_step_of_a_millionth_is_kept_on_average_or_lost(
     update: Update, tmp_path: Path, rounding: str, kept: float
 ) -> None:
-    """The first step goes by the rate against the gradient; counted are weights that it is too small for."""
+    """The first step has the size of the learning rate. Only weights too large for such a step count."""
     one = half_learner(lr=1e-6, rounding=rounding)
     before = weights_of(one)
     train(one, update)
@@ -446,7 +442,7 @@ def test_adapters_learn_and_the_base_stays(update: Update) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_checkpoint_of_adapters_is_small_and_goes_on_bit_for_bit(
+def test_a_checkpoint_of_adapters_is_small_and_resumes_bit_for_bit(
     update: Update, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     straight, resumed = lora_learner(kl=0.1, dtype=dtype), lora_learner(kl=0.1, dtype=dtype)
@@ -464,7 +460,7 @@ def test_a_checkpoint_of_adapters_is_small_and_goes_on_bit_for_bit(
 
 def test_adapters_are_not_loaded_beside_another_base(tmp_path: Path) -> None:
     lora_learner(seed=0).save(tmp_path)
-    with pytest.raises(UserError, match="what is not trained has other weights"):
+    with pytest.raises(UserError, match="the frozen weights differ"):
         lora_learner(seed=1).load(tmp_path)
 
 
@@ -480,7 +476,7 @@ def test_with_adapters_the_kl_term_is_that_of_a_copy_of_the_base(update: Update)
 def test_with_a_frozen_tower_the_language_model_learns_the_same(update: Update, tmp_path: Path) -> None:
     """Its gradients are those of training everything."""
     model = new_model()
-    choose_trained(model, ModelConfig(train="language"), 0)
+    set_trainable(model, ModelConfig(train="language"), 0)
     one, whole = LocalLearner(model, RENDERER, config()), learner()
     train(one, update)
     train(whole, update)
@@ -494,7 +490,7 @@ def test_with_a_frozen_tower_the_language_model_learns_the_same(update: Update, 
     )
 
 
-def test_log_probabilities_are_summed_over_each_sample_whatever_it_is_packed_with(update: Update) -> None:
+def test_log_probabilities_are_summed_over_each_sample(update: Update) -> None:
     moved = new_model(1)
     one = LocalLearner(moved, RENDERER, config(tokens_per_microbatch=60), new_model(0))
     given = [*update, update[0]]

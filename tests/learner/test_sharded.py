@@ -1,4 +1,4 @@
-"""The learner on two and three real processes, against the learner in one, on very small models."""
+"""The sharded learner on two and three real processes gives the results of the local learner."""
 
 from __future__ import annotations
 
@@ -28,10 +28,19 @@ from arpo.config import Config, LossConfig, ModelConfig, OptimConfig, ReplayConf
 from arpo.errors import UserError
 from arpo.learner.base import Batch, Learner
 from arpo.learner.local import LocalLearner
-from arpo.learner.ranks import End, Judge, Load, Order, Save, Train, read_order, write_order
-from arpo.learner.sharded import ShardedLearner, filler
+from arpo.learner.ranks import (
+    Command,
+    LoadCommand,
+    LogprobsCommand,
+    SaveCommand,
+    StopCommand,
+    TrainCommand,
+    encode_command,
+    read_command,
+)
+from arpo.learner.sharded import ShardedLearner, filler_sample
 from arpo.models.loading import load_model
-from arpo.models.trainable import base_of, choose_trained
+from arpo.models.trainable import base_model_of, set_trainable
 from arpo.prompts.rendering import Renderer
 from arpo.types import Message, Sample
 from processes import descendants, wait_until
@@ -41,7 +50,7 @@ Update = tuple[Sample, ...]
 
 
 def sample(rng: Random, renderer: Renderer, tokens: int = 0) -> Sample:
-    """One or two pictures of several sizes, then so many sampled tokens."""
+    """One or two images of several sizes, then the sampled tokens."""
     shots = [screenshot(rng.randrange(999), 56 + 28 * rng.randrange(3)) for _ in range(rng.randint(1, 2))]
     rendered = renderer.render(
         [Message(role="user", text="open the file", screenshot=shot) for shot in shots]
@@ -59,7 +68,7 @@ def sample(rng: Random, renderer: Renderer, tokens: int = 0) -> Sample:
 
 
 def batches(renderer: Renderer) -> list[Batch]:
-    """Two with several updates; in the second, most ranks have nothing in the last of them."""
+    """Two batches with several updates; in the last update of the second, most ranks have no samples."""
     rng = Random(1)
 
     def update(count: int) -> Update:
@@ -92,15 +101,15 @@ def renderer_of(config: Config) -> Renderer:
 
 def alone(config: Config) -> LocalLearner:
     model = load_model(config.model, config.run.seed)
-    choose_trained(model, config.model, config.run.seed)
-    base = base_of(model) if config.compares_with_base else None
+    set_trainable(model, config.model, config.run.seed)
+    base = base_model_of(model) if config.compares_with_base else None
     return LocalLearner(model, renderer_of(config), config, base)
 
 
 @contextmanager
 def on_ranks(config: Config) -> Iterator[ShardedLearner]:
     model = load_model(config.model, config.run.seed)
-    choose_trained(model, config.model, config.run.seed)
+    set_trainable(model, config.model, config.run.seed)
     with closing(ShardedLearner(model, renderer_of(config), config)) as learner:
         yield learner
 
@@ -114,7 +123,7 @@ def weights(learner: Learner) -> dict[str, Tensor]:
 
 
 def poisoned(batch: Batch) -> Batch:
-    """With one sample of the first update that cannot be learnt from."""
+    """The batch with a NaN advantage in its first sample."""
     first, *rest = batch.updates
     return Batch(updates=((replace(first[0], advantage=math.nan), *first[1:]), *rest))
 
@@ -155,8 +164,8 @@ def test_ranks_learn_what_one_process_learns(family: str, settings: dict[str, An
     assert moved == {name for name, p in several.weights().handle.named_parameters() if p.requires_grad}
 
 
-def test_sixteen_bits_are_rounded_by_the_same_chance(tmp_path: Path) -> None:
-    """Gradients differ in their last bit here and there; where they do not, weights end on the same side."""
+def test_stochastic_rounding_is_the_same_on_ranks(tmp_path: Path) -> None:
+    """Some gradients differ in the last bit; for equal gradients, rounding is equal."""
     save_folder(tiny_model(), tmp_path)
     recipe = config(tmp_path, dtype="bfloat16")
     (batch, _) = batches(renderer_of(recipe))
@@ -192,7 +201,7 @@ def test_a_checkpoint_passes_from_two_ranks_to_one_and_back(tmp_path: Path) -> N
         [ours] = train(one, second)
         assert ours == pytest.approx(wanted[1], rel=1e-4, abs=1e-6)
 
-        train(two, second)  # away from what was saved
+        train(two, second)  # change the weights after saving
         two.load(tmp_path / "one")
         two.save(tmp_path / "again")
         assert tensors(tmp_path / "again") == tensors(tmp_path / "one")
@@ -201,7 +210,7 @@ def test_a_checkpoint_passes_from_two_ranks_to_one_and_back(tmp_path: Path) -> N
         assert all_close(weights(two), weights(straight))
 
         (tmp_path / "one" / "learner.json").write_text('{"version": 1}')
-        with pytest.raises(UserError, match="one: not a checkpoint of this model"):
+        with pytest.raises(UserError, match="one: damaged, or not a checkpoint of this model"):
             two.load(tmp_path / "one")
         (tmp_path / "two" / "weights-1.safetensors").unlink()
         with pytest.raises(UserError, match=r"weights-1\.safetensors"):
@@ -224,15 +233,15 @@ def all_close(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("how", "ranks", "seconds", "said"),
+    ("how", "ranks", "seconds", "message"),
     [
-        (signal.SIGKILL, 3, 120.0, "rank 2 of the learner was ended by SIGKILL"),
-        (signal.SIGSTOP, 2, 10.0, "the ranks of the learner have waited for each other for 10 s"),
+        (signal.SIGKILL, 3, 120.0, "rank 2 of the learner was killed by SIGKILL"),
+        (signal.SIGSTOP, 2, 10.0, "the ranks of the learner timed out: they waited 10 s"),
     ],
     ids=["killed", "stopped"],
 )
-def test_a_lost_rank_is_an_error_that_says_so(
-    how: signal.Signals, ranks: int, seconds: float, said: str, tmp_path: Path
+def test_a_lost_rank_is_an_error_that_names_it(
+    how: signal.Signals, ranks: int, seconds: float, message: str, tmp_path: Path
 ) -> None:
     save_folder(tiny_model(), tmp_path)
     recipe = config(tmp_path, ranks=ranks, seconds=seconds)
@@ -241,22 +250,24 @@ def test_a_lost_rank_is_an_error_that_says_so(
         last = max(descendants(os.getpid()) - before, key=number_of)
         strike = threading.Timer(0.2, os.kill, (last, how))
         strike.start()
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             train(learner, *batches(renderer_of(recipe)) * 50)
         strike.join()
     assert wait_until(lambda: not descendants(os.getpid()) - before)
 
 
 def number_of(process: int) -> int:
-    """A rank's command ends with the recipe, its number and a port."""
+    """The command line of a rank ends with the recipe, its number and a port."""
     return int(Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[-3])
 
 
-def test_what_a_rank_said_when_it_failed_is_shown(tmp_path: Path) -> None:
+def test_the_last_output_of_a_failed_rank_is_shown(tmp_path: Path) -> None:
     recipe = config(save_folder(tiny_model(), tmp_path / "model"))
     model, renderer = load_model(recipe.model, 0), renderer_of(recipe)
     shutil.rmtree(tmp_path / "model")
-    with pytest.raises(UserError, match=r"(?s)rank 1 .* exit code 1.*model: not found; model\.path needs"):
+    with pytest.raises(
+        UserError, match=r"(?s)rank 1 .* exited with code 1.*model: not found; model\.path needs"
+    ):
         ShardedLearner(model, renderer, recipe)
 
 
@@ -267,14 +278,14 @@ from arpo.learner import ranks
 from test_sharded import config, on_ranks
 
 if __name__ == "__main__":
-    ranks._NOTICE = 0.5
-    with on_ranks(config(Path(sys.argv[1]))) as learner, learner._ranks.together():
-        print("together", flush=True)
+    ranks._DETECTION_SECONDS = 0.5
+    with on_ranks(config(Path(sys.argv[1]))) as learner, learner._ranks.collective():
+        print("collective", flush=True)
         time.sleep(1000)
 """
 
 
-def test_no_call_that_never_returns_outlives_a_lost_rank(tmp_path: Path) -> None:
+def test_a_stuck_call_ends_after_a_rank_is_lost(tmp_path: Path) -> None:
     save_folder(tiny_model(), tmp_path / "model")
     (tmp_path / "stuck.py").write_text(STUCK)
     process = subprocess.Popen(
@@ -284,34 +295,34 @@ def test_no_call_that_never_returns_outlives_a_lost_rank(tmp_path: Path) -> None
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
         text=True,
     )
-    assert process.stdout is not None and process.stdout.readline() == "together\n"
+    assert process.stdout is not None and process.stdout.readline() == "collective\n"
     (rank,) = descendants(process.pid)
     os.kill(rank, signal.SIGKILL)
-    _, said = process.communicate(timeout=60)
+    _, output = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert said.startswith("arpo: error: rank 1 of the learner was ended by SIGKILL")
+    assert output.startswith("arpo: error: rank 1 of the learner was killed by SIGKILL")
 
 
-def test_orders_arrive_as_they_were_given() -> None:
+def test_commands_survive_encoding() -> None:
     rng, renderer = Random(0), tiny_renderer()
     same = sample(rng, renderer)
     twice = (same, replace(same, advantage=math.inf, replayed=True))
-    orders: list[Order] = [
-        Train(updates=[[twice, ()], [(), (sample(rng, renderer),)]]),
-        Judge(updates=[[twice]], base=True, first=2, count=4),
-        Save(folder="/somewhere/ü"),
-        Load(version=3, steps=2, skipped=1, taken={"layer.weight": 2.0}),
-        End(),
+    commands: list[Command] = [
+        TrainCommand(updates=[[twice, ()], [(), (sample(rng, renderer),)]]),
+        LogprobsCommand(updates=[[twice]], base=True, first=2, count=4),
+        SaveCommand(folder="/somewhere/ü"),
+        LoadCommand(version=3, steps=2, skipped=1, parameter_steps={"layer.weight": 2.0}),
+        StopCommand(),
     ]
-    sent = [b"".join(write_order(order)) for order in orders]
+    sent = [b"".join(encode_command(command)) for command in commands]
     assert sent[0].count(same.images[0].png) == 1
     stream = io.BytesIO(b"".join(sent))
-    assert [read_order(stream) for _ in orders] == orders
-    assert read_order(stream) is None
-    assert json.loads(sent[2][8:])["do"] == "Save"
+    assert [read_command(stream) for _ in commands] == commands
+    assert read_command(stream) is None
+    assert json.loads(sent[2][8:])["do"] == "SaveCommand"
 
 
-def test_the_filler_is_one_small_picture_and_one_token() -> None:
-    stands_in = filler(tiny_renderer())
-    assert (len(stands_in.images), sum(stands_in.mask), stands_in.weight) == (1, 1, 0.0)
-    assert len(stands_in.token_ids) < 30
+def test_the_filler_has_one_small_image_and_one_token() -> None:
+    sample = filler_sample(tiny_renderer())
+    assert (len(sample.images), sum(sample.mask), sample.weight) == (1, 1, 0.0)
+    assert len(sample.token_ids) < 30

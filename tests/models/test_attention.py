@@ -1,4 +1,4 @@
-"""Folded attention gives what transformers' own gives, with and without a mask, also its gradients."""
+"""Folded attention equals the attention of transformers, with and without a mask, including gradients."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def test_equal_to_transformers(key_heads: int, new: int, seen: int, masked: bool
     for attention in (folded_attention, sdpa_attention_forward):
         torch.manual_seed(1)
         key, value = (torch.randn(3, key_heads, seen, 8, requires_grad=True) for _ in range(2))
-        mixed, _ = attention(module, query, key, value, mask if masked else None, scaling=0.3)
-        mixed.pow(2).sum().backward()
-        results.append((mixed, key.grad, value.grad))
+        output, _ = attention(module, query, key, value, mask if masked else None, scaling=0.3)
+        output.pow(2).sum().backward()
+        results.append((output, key.grad, value.grad))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
@@ -33,7 +33,7 @@ def test_equal_to_transformers(key_heads: int, new: int, seen: int, masked: bool
 @NEEDS_A_GPU
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scores_of_long_sequences_are_never_all_in_memory(dtype: torch.dtype) -> None:
-    """Query heads share keys, which not every fused kernel takes; 8,192 tokens have a gigabyte of scores."""
+    """Query heads share keys, which some fused kernels lack; 8,192 tokens have a gigabyte of scores."""
     module = SimpleNamespace(num_key_value_groups=2, is_causal=True)
     query = torch.randn(1, 4, 8192, 32, dtype=dtype, device="cuda", requires_grad=True)
     key, value = (torch.randn(1, 2, 8192, 32, dtype=dtype, device="cuda") for _ in range(2))

@@ -1,4 +1,4 @@
-"""A Qwen3-VL goes through the same doors as the shipped model: it plays on Desk, learns, and plays again."""
+"""A Qwen3-VL model plays on Desk, learns, and plays again."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from arpo.algorithms.samples import samples_of
+from arpo.algorithms.samples import build_updates
 from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
 from arpo.envs.task_files import load_tasks
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
-from arpo.training.build import assemble
+from arpo.rollout.player import open_player
 from arpo.types import Group
 from tiny_vlm import save_folder, tiny_qwen3
 from verdicts import A, Scripted, small_config
@@ -24,29 +24,29 @@ def test_a_qwen3_vl_plays_on_desk_and_learns(tmp_path: Path) -> None:
     config = small_config(
         tmp_path, [A], f"--model.path={folder}", "--rollout.max_answer_tokens=24", "--optim.warmup_updates=0",
     )  # fmt: skip
-    ensemble = assemble(config)
-    learner = LocalLearner(ensemble.model, ensemble.renderer, config)
-    before = {name: p.detach().clone() for name, p in ensemble.model.named_parameters()}
+    player = open_player(config)
+    learner = LocalLearner(player.model, player.token_renderer, config)
+    before = {name: p.detach().clone() for name, p in player.model.named_parameters()}
     [task] = load_tasks(config.tasks.train)
 
     async def play() -> Group:
         Scripted.play({A: [1, 0]})
-        [group] = await ensemble.scheduler.run("same", [(0, task)], lambda *_: None)
+        [group] = await player.scheduler.run("same", [(0, task)], lambda *_: None)
         assert not group.failures and len(group.trajectories) == 2
         return group
 
     async def play_and_learn() -> tuple[Group, dict[str, float], Group]:
         first = await play()
-        updates, _ = samples_of([first], config.loss, tasks_per_update=1, token_budget=24, success=0.5)
+        updates = build_updates([first], config.loss, tasks_per_update=1, token_budget=24)
         metrics = await learner.train(Batch(updates=updates))
-        await ensemble.scheduler.agent.engine.load(learner.weights())
+        await player.scheduler.agent.engine.load(learner.weights())
         return first, dict(metrics), await play()
 
     first, metrics, second = asyncio.run(play_and_learn())
     assert metrics["tokens"] == sum(trajectory.sampled_tokens for trajectory in first.trajectories) > 0
     assert metrics["logprob_gap"] < 1e-5
     assert metrics["updates"] == 1 and metrics["skipped"] == 0
-    for name, parameter in ensemble.model.named_parameters():
+    for name, parameter in player.model.named_parameters():
         assert not torch.equal(parameter, before[name]), name
     assert second.trajectories[0].turns[0].completion.policy_version == 1
     answers = [group.trajectories[0].turns[0].completion for group in (first, second)]

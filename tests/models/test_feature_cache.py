@@ -1,4 +1,4 @@
-"""What a frozen tower saw is kept, within bounds, and is what the tower would see again."""
+"""The feature cache respects its size, and cached features equal fresh ones."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from arpo.config import ModelConfig
 from arpo.models.feature_cache import FeatureCache
-from arpo.models.forward import features_by_name
-from arpo.models.trainable import choose_trained
+from arpo.models.forward import features_by_sha256
+from arpo.models.trainable import set_trainable
 from arpo.types import Screenshot
 from tiny_vlm import FAMILIES, QWEN2_5, screenshot, tiny_of, tiny_renderer
 
@@ -22,16 +22,16 @@ SHOTS = (screenshot(1), screenshot(2, 140, 56), screenshot(3), screenshot(1))
 
 def frozen(family: str, train: Train, megabytes: int = 64) -> Any:
     model = tiny_of(family)
-    choose_trained(model, ModelConfig(train=train, lora_rank=4, features_megabytes=megabytes), 0)
+    set_trainable(model, ModelConfig(train=train, lora_rank=4, features_megabytes=megabytes), 0)
     return model
 
 
 def features(model: Any, shots: Sequence[Screenshot], family: str = QWEN2_5) -> dict[str, Tensor]:
-    return features_by_name(model, shots, tiny_renderer(family))
+    return features_by_sha256(model, shots, tiny_renderer(family))
 
 
 def looks(model: Any) -> list[int]:
-    """Fills with the number of images of each pass through the tower's blocks."""
+    """Grows by the number of images at each pass through the tower."""
     seen: list[int] = []
     model.model.visual.register_forward_pre_hook(
         lambda _, args, kwargs: seen.append(len(kwargs["grid_thw"])), with_kwargs=True
@@ -41,7 +41,7 @@ def looks(model: Any) -> list[int]:
 
 @pytest.mark.parametrize("train", ["language", "lora"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_kept_features_are_the_towers_own(family: str, train: Train) -> None:
+def test_cached_features_equal_those_of_the_tower(family: str, train: Train) -> None:
     expected = features(tiny_of(family), SHOTS, family)
     model = frozen(family, train)
     for _ in range(2):
@@ -51,7 +51,7 @@ def test_kept_features_are_the_towers_own(family: str, train: Train) -> None:
             torch.testing.assert_close(found[name], expected[name], atol=1e-5, rtol=1e-5)
 
 
-def test_the_tower_looks_once_at_each_screenshot() -> None:
+def test_the_tower_encodes_each_screenshot_once() -> None:
     model = frozen(QWEN2_5, "language")
     seen = looks(model)
     first = features(model, SHOTS[:2])
@@ -60,8 +60,8 @@ def test_the_tower_looks_once_at_each_screenshot() -> None:
     assert all(torch.equal(first[shot.sha256], again[shot.sha256]) for shot in SHOTS[:2])
 
 
-def test_what_is_kept_does_not_depend_on_company() -> None:
-    """So a run that was stopped, and begins with nothing kept, sees the same."""
+def test_cached_features_do_not_depend_on_the_batch() -> None:
+    """So a resumed run, which starts with an empty cache, computes the same bits."""
     alone, among = frozen(QWEN2_5, "language"), frozen(QWEN2_5, "language")
     features(among, SHOTS)
     assert torch.equal(*(features(model, SHOTS[1:2])[SHOTS[1].sha256] for model in (alone, among)))
@@ -79,7 +79,7 @@ def test_mergers_adapters_learn_and_the_tower_does_not() -> None:
     assert not torch.equal(features(model, SHOTS[:1])[SHOTS[0].sha256], before)
 
 
-def test_the_longest_unused_make_room() -> None:
+def test_the_least_recently_used_entries_are_dropped() -> None:
     cache = FeatureCache(1)
     third = torch.zeros(350_000, dtype=torch.uint8)
     for name in ("a", "b"):
@@ -90,7 +90,7 @@ def test_the_longest_unused_make_room() -> None:
     assert [cache.get(name) is not None for name in "abcd"] == [False, False, True, True]
 
 
-def test_without_room_everything_still_works() -> None:
+def test_a_cache_of_size_zero_works() -> None:
     model = frozen(QWEN2_5, "language", megabytes=0)
     seen = looks(model)
     first, again = features(model, SHOTS), features(model, SHOTS)

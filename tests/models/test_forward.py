@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens equal plain transformers', in both families, in whatever company."""
+"""Log-probabilities of sampled tokens equal those of plain transformers, in both families and any batch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from arpo.envs.desk.base_model.tiny import new_tiny_model, tiny_config
 from arpo.envs.desk.base_model.tokenizer import special_ids
 from arpo.models import attention, forward, fused_ops, vision_attention
 from arpo.models.families import VisionLanguageModel
-from arpo.models.forward import TokenRow, embed_rows, encode_images, features_by_name, sampled_logprobs
+from arpo.models.forward import TokenRow, embed_rows, encode_images, features_by_sha256, sampled_logprobs
 from arpo.models.loading import prepare
-from arpo.models.recompute import Keeping
+from arpo.models.recompute import KeptActivations
 from arpo.prompts.rendering import Renderer
 from arpo.types import Sample, Screenshot
 from devices import NEEDS_A_GPU
@@ -38,7 +38,7 @@ RENDERER = RENDERERS[QWEN2_5]
 def sample_of(
     shots: list[Screenshot], answer_lengths: list[int], text: str = "open the file", family: str = QWEN2_5
 ) -> Sample:
-    """Looks and made-up answers in turn."""
+    """Screenshots and made-up answers alternate."""
     tokens: list[int] = []
     mask: list[bool] = []
     for index, (shot, length) in enumerate(zip(shots, answer_lengths, strict=True)):
@@ -108,13 +108,15 @@ def check_against_stock(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled_parts_equal_plain_transformers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norms, gates and both towers' rotary positions, as a GPU has them."""
+    """Norms, gates and rotary positions of both towers, as on a GPU."""
     ours, stock = tiny_of(family), tiny_of(family, stock=True)
     library = sys.modules[type(stock).__module__]
-    monkeypatch.setattr(library, fused_ops.ROTARY, getattr(library, fused_ops.ROTARY))  # put back afterwards
-    monkeypatch.setattr(fused_ops, "LARGE", 0)
+    monkeypatch.setattr(
+        library, fused_ops.ROTARY_FUNCTION, getattr(library, fused_ops.ROTARY_FUNCTION)
+    )  # put back afterwards
+    monkeypatch.setattr(fused_ops, "MIN_COMPILED_VALUES", 0)
     plainly = fused_ops.apply_rotary_pos_emb_vision
-    monkeypatch.setattr(vision_attention, "rotated", fused_ops._compiled_where_large(plainly))
+    monkeypatch.setattr(vision_attention, "apply_vision_rotary", fused_ops._compiled_if_large(plainly))
     samples, renderer = mixed_samples(family), RENDERERS[family]
     fused_ops.install(ours, compiled=True)
     logp_N, _ = sampled_logprobs(ours, samples, renderer, 1.0)
@@ -128,32 +130,36 @@ def test_compiled_parts_equal_plain_transformers(family: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("device", "keeping"),
+    ("device", "kept"),
     [
         ("cpu", None),
-        pytest.param("cuda", None, marks=NEEDS_A_GPU),  # then everything is kept: there is room enough
-        pytest.param("cuda", Keeping(), marks=NEEDS_A_GPU),
-        pytest.param("cuda", Keeping(products=1, blocks=1), marks=NEEDS_A_GPU),
+        pytest.param("cuda", None, marks=NEEDS_A_GPU),  # everything is kept: memory suffices
+        pytest.param("cuda", KeptActivations(), marks=NEEDS_A_GPU),
+        pytest.param("cuda", KeptActivations(product_layers=1, vision_blocks=1), marks=NEEDS_A_GPU),
     ],
 )
 def test_long_sequences_in_bfloat16_are_those_of_plain_transformers_in_float32(
-    device: str, keeping: Keeping | None, monkeypatch: pytest.MonkeyPatch
+    device: str, kept: KeptActivations | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wide and long enough for all that a GPU has: compiled parts, fast attention, kept activations."""
-    monkeypatch.setattr(fused_ops, "LARGE", 2**16)
-    if keeping is not None:
-        monkeypatch.setattr(forward, "spare", lambda *_: keeping)
+    """Wide and long enough for all GPU paths: compiled operations, fast attention, kept activations."""
+    monkeypatch.setattr(fused_ops, "MIN_COMPILED_VALUES", 2**16)
+    if kept is not None:
+        monkeypatch.setattr(forward, "activations_to_keep", lambda *_: kept)
     shape = tiny_config(
         TOKENIZER.get_vocab_size(), special_ids(TOKENIZER), hidden=512, layers=2, vision_layers=2
     )
     stock = new_tiny_model(shape, seed=0).to(device, torch.bfloat16).float().eval()
     big = [screenshot(seed, 560, 560) for seed in (1, 2, 3)]
     samples = (sample_of(big, [40, 30, 50]), sample_of([big[2], big[0], screenshot(4, 560, 448)], [9, 8, 7]))
-    assert all(len(sample.token_ids) > max(forward.LONG, attention.LONG) for sample in samples)
+    assert all(
+        len(sample.token_ids) > max(forward.MIN_PACKED_TOKENS, attention.LONG_KEYS) for sample in samples
+    )
     weights = torch.linspace(-1, 1, sum(sum(sample.mask) for sample in samples), device=device)
     expected_N = torch.cat([stock_logprobs(stock, RENDERER, sample, 1.0) for sample in samples])
     (expected_N * weights).sum().backward()
-    ours = prepare(new_tiny_model(shape, seed=0).to(device, torch.bfloat16))  # compiles for the whole process
+    ours = prepare(
+        new_tiny_model(shape, seed=0).to(device, torch.bfloat16)
+    )  # compiles rotary for the whole process
     logp_N, _ = sampled_logprobs(ours, samples, RENDERER, 1.0, packed=True)
     torch.testing.assert_close(logp_N, expected_N, atol=0.05, rtol=0.02)
     (logp_N * weights).sum().backward()
@@ -163,8 +169,8 @@ def test_long_sequences_in_bfloat16_are_those_of_plain_transformers_in_float32(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_after_the_last_attention_only_sampled_tokens_are_made(family: str) -> None:
-    """Seventeen are sampled. Whoever runs the model afterwards gets all of it, also after an error."""
+def test_the_last_mlp_runs_on_sampled_tokens_only(family: str) -> None:
+    """Seventeen tokens are sampled. The model is unchanged afterwards, also after an error."""
     model, samples = tiny_of(family), mixed_samples(family)
     layers, rows = model.model.language_model.layers, []
     for layer in (layers[0], layers[-1]):
@@ -173,7 +179,7 @@ def test_after_the_last_attention_only_sampled_tokens_are_made(family: str) -> N
     sampled_logprobs(model, samples, RENDERERS[family], 1.0)
     assert rows == [every, 17]
     own = layers[-1].mlp.forward
-    with pytest.raises(KeyError), forward._last_layer_at(model, torch.arange(3)):
+    with pytest.raises(KeyError), forward._last_mlp_at(model, torch.arange(3)):
         assert layers[-1].mlp.forward != own
         raise KeyError
     assert layers[-1].mlp.forward == own
@@ -185,8 +191,8 @@ def test_several_images_in_one_turn(family: str) -> None:
     shots = (screenshot(5), screenshot(6, 56, 120), screenshot(7, 90, 60))
     looks = [first_prompt(renderer, "e", shot).token_ids for shot in shots]
     start, end = (renderer._ids[token] for token in ("<|vision_start|>", "<|vision_end|>"))
-    pictures = [ids[ids.index(start) : ids.index(end) + 1] for ids in looks]
-    tokens = (*looks[0][:3], *pictures[0], *pictures[1], *pictures[2], *looks[0][-5:], 30, 31)
+    images = [ids[ids.index(start) : ids.index(end) + 1] for ids in looks]
+    tokens = (*looks[0][:3], *images[0], *images[1], *images[2], *looks[0][-5:], 30, 31)
     sample = Sample(
         token_ids=tokens, mask=(False,) * (len(tokens) - 2) + (True, True), images=shots,
         behaviour_logprobs=(0.0, 0.0), advantage=1.0, weight=1.0, replayed=False,
@@ -198,7 +204,7 @@ def test_deep_features_reach_the_layers_of_one_family_only() -> None:
     for family, levels in ((QWEN2_5, 1), (QWEN3, 4)):
         model, renderer = tiny_of(family), RENDERERS[family]
         prompt = first_prompt(renderer, "e", screenshot(1))
-        features = features_by_name(model, prompt.images, renderer)[screenshot(1).sha256]
+        features = features_by_sha256(model, prompt.images, renderer)[screenshot(1).sha256]
         assert features.shape == (12, levels, 64)
         row = TokenRow.of(prompt.token_ids, prompt.images, renderer)
         embedded = embed_rows(model, [row], [features], renderer.pad_id)
@@ -206,7 +212,7 @@ def test_deep_features_reach_the_layers_of_one_family_only() -> None:
         assert (deepstack is None) == (family == QWEN2_5)
         if deepstack is not None:
             assert torch.equal(deepstack.features_NLD, features[:, 1:])
-            assert torch.equal(embedded.embeds_BTD[deepstack.slots_BT], features[:, 0])
+            assert torch.equal(embedded.embeds_BTD[deepstack.image_mask_BT], features[:, 0])
 
 
 def test_entropy_is_that_of_the_distribution_and_carries_no_gradient() -> None:
@@ -219,7 +225,7 @@ def test_entropy_is_that_of_the_distribution_and_carries_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_sample_does_not_depend_on_its_neighbours(family: str) -> None:
+def test_a_sample_does_not_depend_on_its_batch(family: str) -> None:
     model, samples, renderer = tiny_of(family), mixed_samples(family), RENDERERS[family]
     together, _ = sampled_logprobs(model, samples, renderer, 1.0)
     alone = torch.cat([sampled_logprobs(model, [sample], renderer, 1.0)[0] for sample in samples])
@@ -230,10 +236,10 @@ def test_each_distinct_screenshot_is_encoded_once(monkeypatch: pytest.MonkeyPatc
     encoded: list[Screenshot] = []
 
     def counting(
-        model: VisionLanguageModel, screenshots: Sequence[Screenshot], renderer: Renderer, pictures: None
+        model: VisionLanguageModel, screenshots: Sequence[Screenshot], renderer: Renderer, loader: None
     ) -> torch.Tensor:
         encoded.extend(screenshots)
-        return encode_images(model, screenshots, renderer, pictures)
+        return encode_images(model, screenshots, renderer, loader)
 
     monkeypatch.setattr(forward, "encode_images", counting)
     sampled_logprobs(tiny_model(), SAMPLES, RENDERER, 1.0)
@@ -242,7 +248,7 @@ def test_each_distinct_screenshot_is_encoded_once(monkeypatch: pytest.MonkeyPatc
     ]
 
 
-def test_logits_are_made_for_sampled_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_computed_for_sampled_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     shapes: list[tuple[int, ...]] = []
     model.lm_head.register_forward_pre_hook(lambda _, inputs: shapes.append(tuple(inputs[0].shape)))
@@ -284,10 +290,10 @@ def test_sequences_packed_into_one_row_do_not_see_each_other(family: str) -> Non
         torch.testing.assert_close(others[name], gradient, rtol=1e-5, atol=1e-6)
 
 
-def test_logits_made_a_few_rows_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_in_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_of(QWEN2_5)
     whole, gradients = values_and_gradients(model, QWEN2_5, packed=False)
-    monkeypatch.setattr(forward, "MOST_LOGITS", 2 * model.lm_head.weight.shape[0])
+    monkeypatch.setattr(forward, "MAX_LOGITS", 2 * model.lm_head.weight.shape[0])
     parts, others = values_and_gradients(model, QWEN2_5, packed=False)
     torch.testing.assert_close(parts, whole)
     for name, gradient in gradients.items():

@@ -1,4 +1,4 @@
-"""Fused norms and gated layers: the same function as stock transformers', value and gradient."""
+"""Fused norms and gated layers equal those of transformers, in values and gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from arpo.models import fused_ops
-from arpo.models.fused_ops import gated_product, install, normalised
+from arpo.models.fused_ops import install, rms_norm, swiglu
 from tiny_vlm import tiny_model
 
 
@@ -35,11 +35,11 @@ def gradients(model: nn.Module, hidden: torch.Tensor) -> dict[str, torch.Tensor]
 def test_a_norm_divides_by_the_root_mean_square() -> None:
     hidden = torch.tensor([[3.0, 4.0]])  # mean square 12.5
     expected = hidden / 12.5**0.5 * torch.tensor([1.0, 2.0])
-    assert torch.allclose(normalised(hidden, torch.tensor([1.0, 2.0]), 0.0), expected)
+    assert torch.allclose(rms_norm(hidden, torch.tensor([1.0, 2.0]), 0.0), expected)
 
 
 def test_a_gate_of_zero_closes() -> None:
-    assert gated_product(torch.tensor([0.0, 100.0]), torch.tensor([7.0, 2.0])).tolist() == [0.0, 200.0]
+    assert swiglu(torch.tensor([0.0, 100.0]), torch.tensor([7.0, 2.0])).tolist() == [0.0, 200.0]
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -78,7 +78,7 @@ def test_every_norm_and_gated_layer_is_fused() -> None:
 
 
 def test_compiled_parts_agree_with_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_ops, "LARGE", 0)
+    monkeypatch.setattr(fused_ops, "MIN_COMPILED_VALUES", 0)
     torch.manual_seed(0)
     model, hidden = Gated(bias=True), torch.randn(5, 6)
     wanted = gradients(model, hidden)

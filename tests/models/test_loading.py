@@ -1,4 +1,4 @@
-"""A model folder of either family is loaded as it is, or refused with the place and the remedy."""
+"""A model folder of either family is loaded, or rejected with path and remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from arpo.config import ModelConfig
 from arpo.errors import UserError
 from arpo.models.families import VisionLanguageModel, head_width
 from arpo.models.loading import (
-    check_fit,
+    check_compatible,
     load_model,
     load_renderer,
     read_config,
@@ -39,7 +39,7 @@ from tiny_vlm import (
     tiny_renderer,
 )
 
-# As the hub has it for Qwen2.5-VL-7B, from which UI-TARS-1.5 was made: the language model's part lies flat.
+# The hub's config of Qwen2.5-VL-7B, the base of UI-TARS-1.5, with text settings at the top level.
 QWEN2_5_7B = {
     "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl",
     "bos_token_id": 151643, "eos_token_id": 151645, "vision_start_token_id": 151652,
@@ -209,12 +209,12 @@ def test_random_weights_need_only_the_configuration(
     assert tied == stored.config.tie_word_embeddings
 
 
-def test_a_path_that_is_no_folder_is_named(tmp_path: Path) -> None:
+def test_a_path_without_a_folder_is_an_error(tmp_path: Path) -> None:
     assert refused(tmp_path / "nowhere") == (
         ": not found; model.path needs 'base' or a Hugging Face model folder"
     )
     (tmp_path / "file").touch()
-    assert refused(tmp_path / "file").startswith(": is no folder; model.path needs")
+    assert refused(tmp_path / "file").startswith(": is not a folder; model.path needs")
     assert refused(tmp_path).startswith("/config.json: not found; model.path needs 'base' or")
 
 
@@ -238,7 +238,7 @@ def test_a_config_that_cannot_be_read_is_refused(folder: Path) -> None:
     assert refused(folder).startswith("/config.json: not a configuration of qwen3_vl (")
 
 
-def test_what_could_not_be_trained_is_refused(folder: Path, folders: dict[str, Path]) -> None:
+def test_untrainable_models_are_refused(folder: Path, folders: dict[str, Path]) -> None:
     rewrite(folder / "config.json", quantization_config={"quant_method": "fp8"})
     assert "quantised weights cannot be trained" in refused(folder)
     config = json.loads((folders[QWEN2_5] / "config.json").read_text())
@@ -250,11 +250,10 @@ def test_what_could_not_be_trained_is_refused(folder: Path, folders: dict[str, P
 def test_pickled_weights_are_never_opened(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert refused(folder) == (
-        ": no weights; a model needs model.safetensors, or model.safetensors.index.json "
-        "and the files that it names"
+        ": no weights; a model needs model.safetensors, or model.safetensors.index.json and its files"
     )
     (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
-    assert refused(folder).startswith(": only pickled weights (pytorch_model.bin), which are never opened; ")
+    assert refused(folder).startswith(": only pickled weights (pytorch_model.bin), which ARPO never opens; ")
 
 
 def test_code_in_a_folder_is_not_run(folder: Path) -> None:
@@ -277,7 +276,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     shards = sorted(tmp_path.glob("model-*.safetensors"))
     shards[1].unlink()
     assert refused(tmp_path) == (
-        f"/model.safetensors.index.json: 1 of {len(shards)} files that it names are not there, "
+        f"/model.safetensors.index.json: 1 of {len(shards)} listed files are missing, "
         f"first {shards[1].name}; download them"
     )
     (tmp_path / "model.safetensors.index.json").write_text("{}")
@@ -289,18 +288,18 @@ def test_weights_cut_short_are_refused(kept: int, folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:kept])
     message = refused(folder)
-    assert message.startswith("/model.safetensors: not a whole safetensors file (")
+    assert message.startswith("/model.safetensors: incomplete or damaged safetensors file (")
     assert message.endswith("); download it again")
 
 
-def test_weights_that_are_not_there_are_not_made_up(folder: Path) -> None:
+def test_missing_weights_are_not_initialised(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["text_config"]["num_hidden_layers"] = 5
     (folder / "config.json").write_text(json.dumps(config))
-    assert refused(folder).startswith(": weights do not fit config.json, 11 of them, first ")
+    assert refused(folder).startswith(": 11 weights do not match config.json, first ")
     config["text_config"]["num_hidden_layers"] = 3
     (folder / "config.json").write_text(json.dumps(config))
-    assert refused(folder).startswith(": weights do not fit config.json, 11 of them, first ")
+    assert refused(folder).startswith(": 11 weights do not match config.json, first ")
 
 
 def test_weights_of_other_shapes_are_named(folder: Path) -> None:
@@ -308,7 +307,7 @@ def test_weights_of_other_shapes_are_named(folder: Path) -> None:
     config["text_config"]["num_key_value_heads"] = 1
     (folder / "config.json").write_text(json.dumps(config))
     assert refused(folder) == (
-        ": weights do not fit config.json, 8 of them, first "
+        ": 8 weights do not match config.json, first "
         "model.language_model.layers.0.self_attn.k_proj.weight is [48, 64], not [24, 64]"
     )
 
@@ -324,14 +323,12 @@ def test_a_missing_file_is_named_before_weights_are_read(name: str, folder: Path
 
 def test_tokenizer_and_image_settings_must_be_the_models(folders: dict[str, Path]) -> None:
     model = load(folders[QWEN3])
-    check_fit(model, Renderer.from_folder(folders[QWEN3]))
-    with pytest.raises(
-        UserError, match=r"wants patch, merge and temporal sizes of \[16, 2, 2\].*\[14, 2, 2\]"
-    ):
-        check_fit(model, Renderer.from_folder(folders[QWEN2_5]))
+    check_compatible(model, Renderer.from_folder(folders[QWEN3]))
+    with pytest.raises(UserError, match=r"needs patch, merge and temporal sizes \[16, 2, 2\].*\[14, 2, 2\]"):
+        check_compatible(model, Renderer.from_folder(folders[QWEN2_5]))
     model.config.text_config.vocab_size -= 1
     with pytest.raises(UserError, match=f"the tokenizer has {TOKENIZER.get_vocab_size()}: use the files"):
-        check_fit(model, Renderer.from_folder(folders[QWEN3]))
+        check_compatible(model, Renderer.from_folder(folders[QWEN3]))
 
 
 def test_names_of_models_and_devices() -> None:

@@ -1,4 +1,4 @@
-"""Adapters begin as nothing, act as a change of the weights would, and can be switched off and merged."""
+"""Adapters start without effect, act like a change of the weights, and can be disabled and merged."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from arpo.config import ModelConfig
-from arpo.engines.in_process import HFEngine
+from arpo.engines.in_process import InProcessEngine
 from arpo.models.forward import sampled_logprobs
-from arpo.models.lora import adapter_weights, adapters_off, attach, has_adapters, merge
-from arpo.models.trainable import choose_trained
+from arpo.models.lora import adapter_weights, adapters_disabled, attach, has_adapters, merge
+from arpo.models.trainable import set_trainable
 from arpo.types import Sample
 from tiny_vlm import (
     FAMILIES,
@@ -41,10 +41,10 @@ def logprobs(model: nn.Module, family: str) -> Tensor:
 
 
 def adapted(family: str, *, moved: bool, dtype: torch.dtype = torch.float32, keep: bool = False) -> Any:
-    """A tiny model with adapters; `moved`: B is not zero; `keep`: as the trainer makes it."""
+    """A tiny model with adapters; `moved`: B is not zero; `keep`: as in training."""
     model = tiny_of(family).to(dtype)
     if keep:
-        choose_trained(model, ModelConfig(train="lora", lora_rank=4, lora_alpha=8.0), 0)
+        set_trainable(model, ModelConfig(train="lora", lora_rank=4, lora_alpha=8.0), 0)
     else:
         attach(model, rank=4, alpha=8.0, seed=0)
     generator = torch.Generator().manual_seed(1)
@@ -77,7 +77,7 @@ def test_worked_numbers() -> None:
             b.fill_(5.0)
     inputs = torch.tensor([[1.0, -2.0]])
     assert model.layer(inputs).item() == 1 - 4 + 100 + 2 * 5 * (3 - 8)
-    with adapters_off(model):
+    with adapters_disabled(model):
         assert model.layer(inputs).item() == 1 - 4 + 100
     merge(model, torch.float32)
     assert model.layer.weight.tolist() == [[31.0, 42.0]]
@@ -121,7 +121,7 @@ def test_adapters_act_as_the_merged_weights_do(family: str) -> None:
 def test_switched_off_it_is_the_base_model_and_afterwards_not() -> None:
     model = adapted(QWEN2_5, moved=True)
     with_adapters = logprobs(model, QWEN2_5)
-    with pytest.raises(RuntimeError, match="halfway"), adapters_off(model):
+    with pytest.raises(RuntimeError, match="halfway"), adapters_disabled(model):
         assert torch.equal(logprobs(model, QWEN2_5), logprobs(tiny_of(QWEN2_5), QWEN2_5))
         raise RuntimeError("halfway")
     assert torch.equal(logprobs(model, QWEN2_5), with_adapters)
@@ -175,7 +175,7 @@ def test_the_engine_with_its_cache_and_the_learner_agree(family: str, dtype: tor
     model, renderer = adapted(family, moved=True, dtype=dtype, keep=True), tiny_renderer(family)
 
     async def play() -> Sample:
-        engine = HFEngine(model, renderer, slots=2)
+        engine = InProcessEngine(model, renderer, slots=2)
         first = first_prompt(renderer, "e", screenshot(1))
         answer = await engine.generate(first, sampling(1, 6))
         second = next_prompt(renderer, first, answer, screenshot(2, 140, 56))
@@ -195,7 +195,7 @@ def test_the_engine_with_its_cache_and_the_learner_agree(family: str, dtype: tor
     engine_N = torch.tensor(played.behaviour_logprobs)
     with torch.no_grad():
         learner_N, _ = sampled_logprobs(model, [played], renderer, 1.0)
-        with adapters_off(model):
+        with adapters_disabled(model):
             base_N, _ = sampled_logprobs(model, [played], renderer, 1.0)
     torch.testing.assert_close(engine_N, learner_N, atol=gap, rtol=0)
     assert (engine_N - base_N).abs().max() > 3 * gap

@@ -1,4 +1,4 @@
-"""What a recipe needs of a GPU, counted without loading it."""
+"""GPU memory of a recipe, computed without loading the model."""
 
 from __future__ import annotations
 
@@ -19,52 +19,52 @@ from arpo.models.loading import load_model, read_config, resolve_model
 from arpo.models.lora import attach
 from arpo.models.memory_plan import (
     GIB,
-    MOST_LOGITS,
+    MAX_LOGITS,
     RESERVE,
-    Facts,
-    Plan,
-    Shape,
-    Work,
-    advice,
+    MemoryPlan,
+    ModelDimensions,
+    ModelInfo,
+    Workload,
+    activations_to_keep,
+    advise,
     block_bytes,
-    describe,
+    describe_plan,
     layer_bytes,
-    memory,
-    most_kept,
+    max_kept_activations,
+    plan_memory,
     product_bytes,
-    read_facts,
-    read_shape,
-    spare,
-    work_of,
+    read_dimensions,
+    read_model_info,
+    workload_of,
 )
-from arpo.models.recompute import Keeping
+from arpo.models.recompute import KeptActivations
 from arpo.recipe import load_config
 from tiny_vlm import FAMILIES, tiny_of
 
-SEVEN_B = Shape(
-    vision=676_550_144,
-    language=7_615_616_512,
-    layer=233_057_792,
-    adapters=80_000_000,
+SEVEN_B = ModelDimensions(
+    vision_parameters=676_550_144,
+    language_parameters=7_615_616_512,
+    layer_parameters=233_057_792,
+    adapter_parameters=80_000_000,
     layers=28,
     hidden=3584,
-    heads=3584,
-    keys=512,
+    query_width=3584,
+    key_width=512,
     intermediate=18944,
     vocabulary=152064,
     vision_layers=32,
-    vision_whole=4,
+    vision_full_layers=4,
     vision_hidden=1280,
     vision_intermediate=3420,
 )
 PARAMETERS = 676_550_144 + 7_615_616_512
 OUTSIDE = 2 * 152064 * 3584 + 3584  # embeddings, head and the last norm
-FACTS = Facts(shape=SEVEN_B, images=IMAGE_SETTINGS)
+INFO = ModelInfo(dims=SEVEN_B, images=IMAGE_SETTINGS)
 SETTINGS = ["--rollout.max_answer_tokens", "150", "--optim.moments", "bfloat16"]
 FULL = load_config("osworld_full", SETTINGS)
-SEQUENCE = 1024 + 15 * (2691 + 150)  # words, and 15 screenshots of 1932x1092 with their answers
+SEQUENCE = 1024 + 15 * (2691 + 150)  # text, and 15 screenshots of 1932x1092 with their answers
 GRADIENTS = 2 * PARAMETERS
-ROOMS = (24, 32, 48, 80, 141, 2000)
+GPU_SIZES = (24, 32, 48, 80, 141, 2000)
 
 
 def changed(
@@ -107,174 +107,180 @@ def seven_b(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def facts(seven_b: Path) -> Facts:
-    return read_facts(load_config("osworld_full", ["--model.path", str(seven_b)]))
+def info(seven_b: Path) -> ModelInfo:
+    return read_model_info(load_config("osworld_full", ["--model.path", str(seven_b)]))
 
 
 def test_parameters_are_counted_without_weights() -> None:
     folder = resolve_model("base")
     model = load_model(ModelConfig(device="cpu"), 0)
-    shape = read_shape(folder, lora_rank=4)
-    assert shape.vision + shape.language == sum(p.numel() for p in model.parameters())
-    assert shape.layer == sum(p.numel() for p in model.model.language_model.layers[1].parameters())
-    assert shape.adapters > 0
-    assert shape.vision_whole == len(model.model.visual.fullatt_block_indexes)
+    dims = read_dimensions(folder, lora_rank=4)
+    assert dims.vision_parameters + dims.language_parameters == sum(p.numel() for p in model.parameters())
+    assert dims.layer_parameters == sum(p.numel() for p in model.model.language_model.layers[1].parameters())
+    assert dims.adapter_parameters > 0
+    assert dims.vision_full_layers == len(model.model.visual.fullatt_block_indexes)
 
 
 def test_weights_gradients_and_moments_of_the_7b_model() -> None:
-    sizes = memory(FACTS, changed(FULL))
+    sizes = plan_memory(INFO, changed(FULL))
     assert sizes.weights == sizes.gradients == 2 * PARAMETERS
     assert sizes.moments == 4 * PARAMETERS
-    assert sizes.base_model == sizes.gathered == sizes.whole_copy == 0
+    assert sizes.base_model == sizes.gathered == sizes.sampling_model == 0
 
 
 def test_lora_trains_and_keeps_moments_of_its_adapters_alone() -> None:
-    sizes = memory(FACTS, changed(FULL, train="lora"))
+    sizes = plan_memory(INFO, changed(FULL, train="lora"))
     assert (sizes.gradients, sizes.moments) == (4 * 80_000_000, 4 * 80_000_000)  # moments in bfloat16
 
 
 def test_a_kl_term_needs_a_second_model_unless_adapters_can_be_switched_off() -> None:
-    assert memory(FACTS, changed(FULL, kl=0.1)).base_model == 2 * 8_292_166_656
-    assert memory(FACTS, changed(FULL, kl=0.1, train="lora")).base_model == 0
+    assert plan_memory(INFO, changed(FULL, kl=0.1)).base_model == 2 * 8_292_166_656
+    assert plan_memory(INFO, changed(FULL, kl=0.1, train="lora")).base_model == 0
 
 
 def test_the_second_model_shares_a_frozen_tower_but_not_among_ranks() -> None:
-    assert memory(FACTS, changed(FULL, kl=0.1, train="language")).base_model == 2 * 7_615_616_512
-    divided = memory(FACTS, changed(FULL, kl=0.1, train="language", ranks=2))
+    assert plan_memory(INFO, changed(FULL, kl=0.1, train="language")).base_model == 2 * 7_615_616_512
+    divided = plan_memory(INFO, changed(FULL, kl=0.1, train="language", ranks=2))
     assert divided.weights == 2 * 676_550_144 + 7_615_616_512
     assert divided.base_model == divided.weights + 2 * OUTSIDE  # gathered once, for all of it
 
 
 def test_a_frozen_tower_keeps_no_activations() -> None:
-    whole, language = (memory(FACTS, changed(FULL, train=train)).activations for train in ("all", "language"))
-    assert whole - language >= 2 * 161460 * (32 + 4) * 1280  # inputs of all blocks, attention of four
+    all_trained, language = (
+        plan_memory(INFO, changed(FULL, train=train)).activations for train in ("all", "language")
+    )
+    assert all_trained - language >= 2 * 161460 * (32 + 4) * 1280  # inputs of all blocks, attention of four
 
 
 def test_a_microbatch_is_one_long_trajectory_or_as_many_screenshots_as_its_tokens_hold() -> None:
-    assert work_of(FACTS, changed(FULL)) == Work(sequence=SEQUENCE, tokens=SEQUENCE, patches=15 * 78 * 138)
-    packed = work_of(FACTS, changed(FULL, microbatch=65536))
-    assert packed == Work(sequence=SEQUENCE, tokens=65536, patches=24 * 78 * 138)
+    assert workload_of(INFO, changed(FULL)) == Workload(
+        sequence=SEQUENCE, tokens=SEQUENCE, patches=15 * 78 * 138
+    )
+    packed = workload_of(INFO, changed(FULL, microbatch=65536))
+    assert packed == Workload(sequence=SEQUENCE, tokens=65536, patches=24 * 78 * 138)
 
 
-def test_a_rollout_is_planned_with_the_places_that_its_cache_will_have(seven_b: Path) -> None:
+def test_the_kv_cache_is_planned_with_its_real_capacity(seven_b: Path) -> None:
     text = read_config(seven_b).text_config
     cache = SlotCache(text, 3, torch.bfloat16, torch.device("meta"))
     cache.reserve(SEQUENCE)
     assert cache.capacity == 65536
     held = sum(tensor.nbytes for tensor in (*cache.keys, *cache.values))
-    assert memory(FACTS, changed(FULL, parallel=3)).rollouts == held
+    assert plan_memory(INFO, changed(FULL, parallel=3)).kv_cache == held
 
 
-def test_logits_are_planned_as_many_as_are_made_at_once() -> None:
+def test_only_the_logits_computed_at_once_are_planned() -> None:
     config = changed(FULL, train="lora")
     few, many = (
-        memory(Facts(shape=replace(SEVEN_B, vocabulary=size), images=IMAGE_SETTINGS), config).activations
+        plan_memory(
+            ModelInfo(dims=replace(SEVEN_B, vocabulary=size), images=IMAGE_SETTINGS), config
+        ).activations
         for size in (1, 152064)
     )
-    assert many - few == 4 * 4 * (MOST_LOGITS - SEQUENCE)
+    assert many - few == 4 * 4 * (MAX_LOGITS - SEQUENCE)
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", GPU_SIZES)
 @pytest.mark.parametrize("recipe", ["osworld_full", "osworld_subset32"])
 @pytest.mark.parametrize("more", ["", "--model.train lora", "--model.dtype float32 --optim.ranks 4"])
-def test_what_is_advised_fits_when_it_is_done_or_a_larger_gpu_is_asked_for(
-    recipe: str, room: int, more: str, facts: Facts
+def test_advised_settings_fit_or_a_larger_gpu_is_requested(
+    recipe: str, room: int, more: str, info: ModelInfo
 ) -> None:
     config = load_config(recipe, more.split())
-    lines = advice(facts, config, room * GIB)
+    lines = advise(info, config, room * GIB)
     if not lines:
-        assert memory(facts, config).total <= room * GIB
+        assert plan_memory(info, config).total <= room * GIB
         return
     better = load_config(recipe, [*more.split(), *lines[1].split()])
-    need = memory(facts, better).total
-    assert need < memory(facts, config).total
+    need = plan_memory(info, better).total
+    assert need < plan_memory(info, config).total
     assert f" {need / GIB:.1f} GiB" in lines[0]
-    assert (need > room * GIB) == ("a larger one is needed" in lines[0]) == (room == 24)
+    assert (need > room * GIB) == ("a larger GPU is needed" in lines[0]) == (room == 24)
 
 
-def test_each_setting_that_is_advised_is_needed(facts: Facts) -> None:
+def test_each_advised_setting_is_needed(info: ModelInfo) -> None:
     config = load_config("osworld_full", ["--model.dtype", "float32"])
-    words = advice(facts, config, 48 * GIB)[1].split()
+    words = advise(info, config, 48 * GIB)[1].split()
     settings = list(zip(words[::2], words[1::2], strict=True))
     assert len(settings) > 4
     for left_out in settings:
         rest = [word for setting in settings if setting != left_out for word in setting]
-        need = memory(facts, load_config("osworld_full", ["--model.dtype", "float32", *rest])).total
+        need = plan_memory(info, load_config("osworld_full", ["--model.dtype", "float32", *rest])).total
         assert need > 48 * GIB or left_out[0] == "--optim.lr"
 
 
-def test_fewer_environments_are_advised_before_anything_that_changes_what_is_learned() -> None:
+def test_fewer_environments_are_advised_before_changes_of_training() -> None:
     full = load_config("osworld_full")
-    assert advice(FACTS, full, 141 * GIB) == [
+    assert advise(INFO, full, 141 * GIB) == [
         "does not fit into a GPU of 141 GiB; it needs 138.5 GiB with",
         "    --env.parallel 4",
     ]
-    lines = advice(FACTS, full, 48 * GIB)
+    lines = advise(INFO, full, 48 * GIB)
     assert "--model.train lora --optim.lr 0.0001" in lines[1]
-    assert lines[2].startswith("which changes what is learned (rollout.max_answer_tokens, model.train")
+    assert lines[2].startswith("this changes training results (rollout.max_answer_tokens, model.train")
 
 
 def test_smaller_microbatches_are_advised_where_they_alone_help() -> None:
     config = changed(FULL, train="lora", microbatch=131072, images=2)
-    small = memory(FACTS, changed(FULL, train="lora", microbatch=8192, images=2)).total
-    assert advice(FACTS, config, small)[1] == "    --optim.tokens_per_microbatch 8192"
+    small = plan_memory(INFO, changed(FULL, train="lora", microbatch=8192, images=2)).total
+    assert advise(INFO, config, small)[1] == "    --optim.tokens_per_microbatch 8192"
 
 
 def test_ranks_divide_weights_gradients_and_moments_and_rank_0_has_a_whole_copy() -> None:
-    one, four = (memory(FACTS, changed(FULL, ranks=ranks)) for ranks in (1, 4))
-    assert four == Plan(
+    one, four = (plan_memory(INFO, changed(FULL, ranks=ranks)) for ranks in (1, 4))
+    assert four == MemoryPlan(
         weights=PARAMETERS // 2,  # two bytes each, a quarter of them
         base_model=0,
         gradients=PARAMETERS // 2,
         moments=PARAMETERS,
         gathered=2 * (2 * OUTSIDE + 3 * 233_057_792) + 4 * 233_057_792,
         activations=one.activations,
-        whole_copy=2 * PARAMETERS,
-        rollouts=one.rollouts,
+        sampling_model=2 * PARAMETERS,
+        kv_cache=one.kv_cache,
         reserve=RESERVE,
     )
     assert four.other_ranks == 2 * PARAMETERS + four.gathered + one.activations + RESERVE
-    assert four.total - four.other_ranks == 2 * PARAMETERS + one.rollouts
+    assert four.total - four.other_ranks == 2 * PARAMETERS + one.kv_cache
 
 
 def test_adapters_are_divided_and_a_frozen_tower_is_not() -> None:
-    sizes = memory(FACTS, changed(FULL, train="lora", ranks=8))
+    sizes = plan_memory(INFO, changed(FULL, train="lora", ranks=8))
     assert sizes.weights == 2 * 676_550_144 + (2 * 7_615_616_512 + 4 * 80_000_000) // 8
     assert (sizes.gradients, sizes.moments) == (4 * 10_000_000, 4 * 10_000_000)
     assert sizes.gathered == 2 * (OUTSIDE + 2 * 233_057_792)
-    assert sizes.whole_copy == 2 * PARAMETERS + 4 * 80_000_000
+    assert sizes.sampling_model == 2 * PARAMETERS + 4 * 80_000_000
 
 
 def test_as_many_ranks_are_advised_as_are_needed() -> None:
-    totals = {ranks: memory(FACTS, changed(FULL, ranks=ranks)).total for ranks in (1, 2, 4, 8)}
+    totals = {ranks: plan_memory(INFO, changed(FULL, ranks=ranks)).total for ranks in (1, 2, 4, 8)}
     assert totals[1] > totals[2] > totals[4] > totals[8]
     for fewer, ranks in ((1, 2), (2, 4), (4, 8)):
-        first, settings = advice(FACTS, changed(FULL), totals[fewer] - 1)
-        assert first.endswith(f"it needs {totals[ranks] / GIB:.1f} GiB of each of {ranks} GPUs with")
+        first, settings = advise(INFO, changed(FULL), totals[fewer] - 1)
+        assert first.endswith(f"it needs {totals[ranks] / GIB:.1f} GiB on each of {ranks} GPUs with")
         assert settings == f"    --optim.ranks {ranks}"
 
 
 def test_with_adapters_a_whole_copy_on_rank_0_costs_more_than_ranks_save() -> None:
     alone, divided = changed(FULL, train="lora"), changed(FULL, train="lora", ranks=8)
-    room = memory(FACTS, alone).total
-    assert memory(FACTS, divided).total > room
-    assert "--optim.ranks" not in advice(FACTS, alone, room - 1)[1]
-    assert advice(FACTS, divided, room)[1] == "    --optim.ranks 1"
+    room = plan_memory(INFO, alone).total
+    assert plan_memory(INFO, divided).total > room
+    assert "--optim.ranks" not in advise(INFO, alone, room - 1)[1]
+    assert advise(INFO, divided, room)[1] == "    --optim.ranks 1"
 
 
-def test_each_rank_is_told_what_it_needs() -> None:
-    sizes = memory(FACTS, changed(FULL, ranks=4))
-    lines = describe(FACTS, changed(FULL, ranks=4), None)
-    assert f"  whole copy {2 * PARAMETERS / GIB:8.1f} GiB" in lines
-    assert lines[-3] == f"      in all {sizes.total / GIB:8.1f} GiB, for sequences of {SEQUENCE:,} tokens"
+def test_the_description_includes_the_other_ranks() -> None:
+    sizes = plan_memory(INFO, changed(FULL, ranks=4))
+    lines = describe_plan(INFO, changed(FULL, ranks=4), None)
+    assert f"sampling model {2 * PARAMETERS / GIB:8.1f} GiB" in lines
+    assert lines[-3] == f"         total {sizes.total / GIB:8.1f} GiB, for sequences of {SEQUENCE:,} tokens"
     assert lines[-2] == (
-        "this is rank 0 of 4, which also samples; every other one needs "
-        f"{sizes.other_ranks / GIB:.1f} GiB of a GPU of its own"
+        "these are for rank 0 of 4, which also samples; each other rank needs "
+        f"{sizes.other_ranks / GIB:.1f} GiB on its own GPU"
     )
-    assert not any("rank" in line or "copy" in line for line in describe(FACTS, changed(FULL), None))
+    assert not any("rank" in line or "sampling" in line for line in describe_plan(INFO, changed(FULL), None))
 
 
-def test_where_nothing_can_be_changed_a_larger_gpu_is_asked_for() -> None:
+def test_without_possible_changes_a_larger_gpu_is_requested() -> None:
     config = load_config(
         "desk",
         [
@@ -283,24 +289,24 @@ def test_where_nothing_can_be_changed_a_larger_gpu_is_asked_for() -> None:
             *("--rollout.max_context_tokens", "2048", "--optim.moments", "bfloat16"),
         ],
     )
-    assert advice(read_facts(config), config, GIB) == [
-        "does not fit into a GPU of 1 GiB; a larger one is needed: the least found is 4.1 GiB with",
-        "    the settings as they are",
+    assert advise(read_model_info(config), config, GIB) == [
+        "does not fit into a GPU of 1 GiB; a larger GPU is needed: the minimum is 4.1 GiB with",
+        "    the current settings",
     ]
 
 
-def test_the_laptop_recipe_fits_anywhere() -> None:
+def test_the_desk_recipe_fits_into_small_gpus() -> None:
     config = load_config("desk")
-    facts = read_facts(config)
-    sizes = memory(facts, config)
+    info = read_model_info(config)
+    sizes = plan_memory(info, config)
     assert sizes.total - sizes.reserve < 4 * GIB
-    assert describe(facts, config, 16 * GIB)[-1] == "fits into a GPU of 16 GiB"
+    assert describe_plan(info, config, 16 * GIB)[-1] == "fits into a GPU of 16 GiB"
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path) -> None:
     config = replace(Config(), model=ModelConfig(path=str(tmp_path)), optim=OptimConfig())
     with pytest.raises(UserError, match=r"config\.json: not found"):
-        read_facts(config)
+        read_model_info(config)
 
 
 def test_a_whole_layer_of_the_7b_model_keeps_six_gigabytes_of_a_long_trajectory() -> None:
@@ -309,13 +315,13 @@ def test_a_whole_layer_of_the_7b_model_keeps_six_gigabytes_of_a_long_trajectory(
     assert round(layer_bytes(SEVEN_B, 2, 43045) / GIB, 1) == 6.4
 
 
-def test_what_is_free_goes_to_products_then_to_whole_layers_then_to_the_tower() -> None:
-    """Of 15 screenshots a layer's products have 3.7 GiB, a layer 6.4, and a block of the tower 6.2."""
+def test_free_memory_goes_to_products_then_whole_layers_then_the_tower() -> None:
+    """With 15 screenshots, the products of a layer take 3.7 GiB, a layer 6.4, a block of the tower 6.2."""
     tokens, patches = 43150, 15 * 10764
 
-    def kept(gigabytes: int, coming: int = 0) -> tuple[int, int, int]:
-        found = most_kept(SEVEN_B, 2, tokens, patches, gigabytes * GIB, coming)
-        return found.products, found.whole, found.blocks
+    def kept(gigabytes: int, pending_gradients: int = 0) -> tuple[int, int, int]:
+        found = max_kept_activations(SEVEN_B, 2, tokens, patches, gigabytes * GIB, pending_gradients)
+        return found.product_layers, found.whole_layers, found.vision_blocks
 
     assert product_bytes(SEVEN_B, 2, tokens) == 2 * tokens * (2 * 3584 + 2 * 512 + 2 * 18944)
     assert block_bytes(SEVEN_B, 2, patches) == 2 * patches * (8 * 1280 + 3 * 3420)
@@ -326,31 +332,35 @@ def test_what_is_free_goes_to_products_then_to_whole_layers_then_to_the_tower() 
     )
     assert [round(size / GIB, 1) for size in sizes] == [3.7, 6.4, 6.2]
     assert kept(0) == kept(50) == (0, 0, 0)
-    assert kept(93, coming=GRADIENTS) == (9, 0, 0)
-    assert kept(180, coming=GRADIENTS)[0] + kept(180, coming=GRADIENTS)[1] == 28
-    assert kept(180, coming=GRADIENTS)[2] == 0
+    assert kept(93, pending_gradients=GRADIENTS) == (9, 0, 0)
+    assert kept(180, pending_gradients=GRADIENTS)[0] + kept(180, pending_gradients=GRADIENTS)[1] == 28
+    assert kept(180, pending_gradients=GRADIENTS)[2] == 0
     assert kept(2000) == (0, 28, 32)
 
 
 def test_the_tower_keeps_less_where_gradients_will_be() -> None:
-    """Of one screenshot the layers keep 13.4 GiB, but at the tower's turn there are 15.4 of gradients."""
+    """With one screenshot, the layers keep 13.4 GiB; in the tower's backward pass, gradients take 15.4."""
     tokens, patches = 3250, 10764
-    alone, with_gradients = (most_kept(SEVEN_B, 2, tokens, patches, 30 * GIB, n) for n in (0, GRADIENTS))
-    assert (alone.whole, alone.blocks) == (28, 13)
-    assert (with_gradients.whole, with_gradients.blocks) == (28, 8)
+    alone, with_gradients = (
+        max_kept_activations(SEVEN_B, 2, tokens, patches, 30 * GIB, n) for n in (0, GRADIENTS)
+    )
+    assert (alone.whole_layers, alone.vision_blocks) == (28, 13)
+    assert (with_gradients.whole_layers, with_gradients.vision_blocks) == (28, 8)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_tower_whose_blocks_are_frozen_has_nothing_to_keep(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the layers after them have adapters. A GPU of 2,000 GiB, all of it free."""
+    """Also if later layers have adapters. The GPU has 2,000 GiB of free memory."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2000 * GIB, 2000 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
     model = tiny_of(family)
-    layers, blocks = len(model.model.language_model.layers), len(model.model.visual.blocks)
-    assert spare(model, 3250, 10764) == Keeping(whole=layers, blocks=blocks)
+    layers, vision_blocks = len(model.model.language_model.layers), len(model.model.visual.blocks)
+    assert activations_to_keep(model, 3250, 10764) == KeptActivations(
+        whole_layers=layers, vision_blocks=vision_blocks
+    )
     attach(model, rank=4, alpha=8.0, seed=0)
     assert any(parameter.requires_grad for parameter in model.model.visual.parameters())
-    assert spare(model, 3250, 10764) == Keeping(whole=layers)
+    assert activations_to_keep(model, 3250, 10764) == KeptActivations(whole_layers=layers)

@@ -1,4 +1,4 @@
-"""What is made again in the backward pass gives the gradient that keeping it gives."""
+"""Recomputed activations give the same gradients as kept ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from arpo.models import attention
 from arpo.models.forward import sampled_logprobs
 from arpo.models.lora import attach
-from arpo.models.recompute import Keeping, recomputing
+from arpo.models.recompute import KeptActivations, recomputing
 from arpo.types import Message, Sample
 from tiny_vlm import screenshot, tiny_model, tiny_renderer
 
@@ -42,50 +42,54 @@ def gradients(model: Qwen2_5_VLForConditionalGeneration) -> dict[str, torch.Tens
 
 
 @pytest.mark.parametrize(
-    "keeping",
+    "kept",
     [
-        Keeping(),
-        Keeping(products=1),
-        Keeping(whole=2),
-        Keeping(whole=2, blocks=1),
-        Keeping(whole=2, blocks=2),
+        KeptActivations(),
+        KeptActivations(product_layers=1),
+        KeptActivations(whole_layers=2),
+        KeptActivations(whole_layers=2, vision_blocks=1),
+        KeptActivations(whole_layers=2, vision_blocks=2),
     ],
 )
-@pytest.mark.parametrize("long", [1, 1024])  # attention kept, attention made again
+@pytest.mark.parametrize("long", [1, 1024])  # attention kept, attention recomputed
 def test_gradients_do_not_depend_on_what_is_kept(
-    keeping: Keeping, long: int, monkeypatch: pytest.MonkeyPatch
+    kept: KeptActivations, long: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "LONG", long)
+    monkeypatch.setattr(attention, "LONG_KEYS", long)
     model = tiny_model().double()
     wanted = gradients(model)
-    with recomputing(model, keeping):
+    with recomputing(model, kept):
         found = gradients(model)
     assert found.keys() == wanted.keys()
     assert all(torch.allclose(found[name], wanted[name], rtol=1e-10, atol=1e-12) for name in wanted)
 
 
-def test_less_is_kept_within_it_and_all_of_it_after() -> None:
+def test_less_is_kept_within_the_context_and_everything_after() -> None:
     model = tiny_model()
-    kept = [_kept_bytes(model)]
-    for keeping in (Keeping(), Keeping(whole=2), Keeping(whole=2, blocks=1)):
-        with recomputing(model, keeping):
-            kept.append(_kept_bytes(model))
-    kept.append(_kept_bytes(model))
-    assert kept[1] < kept[2] < kept[3] < kept[0] == kept[4]
+    sizes = [_kept_bytes(model)]
+    for kept in (
+        KeptActivations(),
+        KeptActivations(whole_layers=2),
+        KeptActivations(whole_layers=2, vision_blocks=1),
+    ):
+        with recomputing(model, kept):
+            sizes.append(_kept_bytes(model))
+    sizes.append(_kept_bytes(model))
+    assert sizes[1] < sizes[2] < sizes[3] < sizes[0] == sizes[4]
 
 
 @pytest.mark.parametrize("adapted", [False, True])
-def test_products_that_are_kept_are_not_made_again(adapted: bool) -> None:
-    """Of query, key, value, output, gate and up. What comes of down nothing in the layer looks at.
+def test_kept_products_are_not_recomputed(adapted: bool) -> None:
+    """Products of query, key, value, output, gate and up. No operation reads the output of down.
 
-    An adapter of rank 4 has two more: the narrow one is kept but for down's, the wide one is cheap.
+    An adapter of rank 4 has two more: the narrow one is kept except for down, the wide one is cheap.
     """
     model = tiny_model()
     if adapted:
         attach(model, rank=4, alpha=8.0, seed=0)
-    everything = _multiplied(model, Keeping(whole=2, blocks=2))
-    products = _multiplied(model, Keeping(products=1, blocks=2))
-    little = _multiplied(model, Keeping(blocks=2))
+    everything = _multiplied(model, KeptActivations(whole_layers=2, vision_blocks=2))
+    products = _multiplied(model, KeptActivations(product_layers=1, vision_blocks=2))
+    little = _multiplied(model, KeptActivations(vision_blocks=2))
     tokens = 2 * len(sample(0).token_ids)
     wide, narrow = 4 * (64 + 32 + 32 + 64 + 192 + 192 + 64), 4 * 64
     assert products - everything == tokens * (wide + 4 * 192 if adapted else 0)
@@ -93,9 +97,9 @@ def test_products_that_are_kept_are_not_made_again(adapted: bool) -> None:
     assert little - products == tokens * (in_layer + 6 * narrow if adapted else in_layer)
 
 
-def _multiplied(model: Qwen2_5_VLForConditionalGeneration, keeping: Keeping) -> int:
+def _multiplied(model: Qwen2_5_VLForConditionalGeneration, kept: KeptActivations) -> int:
     """Multiplications of all matrix products of a forward and a backward pass."""
-    with _Products() as made, recomputing(model, keeping):
+    with _Products() as made, recomputing(model, kept):
         gradients(model)
     return made.multiplied
 

@@ -1,4 +1,4 @@
-"""What is trained, what that leaves frozen, and how that is known again."""
+"""Trained and frozen parameters, the base model, and the fingerprint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from arpo.config import ModelConfig
-from arpo.models.trainable import base_of, choose_trained, frozen_fingerprint
+from arpo.models.trainable import base_model_of, frozen_fingerprint, set_trainable
 from tiny_vlm import QWEN2_5, tiny_model, tiny_of
 
 ALL, LANGUAGE = ModelConfig(train="all"), ModelConfig(train="language")
@@ -16,26 +16,26 @@ LORA = ModelConfig(train="lora", lora_rank=4)
 
 def chosen(settings: ModelConfig, seed: int = 0) -> Any:
     model = tiny_model(seed)
-    choose_trained(model, settings, 0)
+    set_trainable(model, settings, 0)
     return model
 
 
-def test_all_is_as_it_was() -> None:
+def test_all_changes_nothing() -> None:
     model = chosen(ALL)
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert not hasattr(model.model.visual, "feature_cache")
 
 
-def test_language_leaves_out_the_tower_with_its_merger() -> None:
+def test_language_freezes_the_tower_with_its_merger() -> None:
     model = chosen(LANGUAGE)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert frozen == {name for name, _ in model.named_parameters() if name.startswith("model.visual.")}
     assert any("merger" in name for name in frozen)
 
 
-def test_a_copy_shares_what_is_frozen_and_nothing_else() -> None:
+def test_the_base_copy_shares_only_frozen_parameters() -> None:
     model = chosen(LANGUAGE)
-    base: Any = base_of(model)
+    base: Any = base_model_of(model)
     for (name, ours), theirs in zip(model.named_parameters(), base.parameters(), strict=True):
         assert (ours is theirs) == name.startswith("model.visual."), name
         assert torch.equal(ours, theirs)
@@ -44,7 +44,7 @@ def test_a_copy_shares_what_is_frozen_and_nothing_else() -> None:
 
 def test_with_adapters_the_model_is_its_own_base() -> None:
     model = chosen(LORA)
-    assert base_of(model) is model
+    assert base_model_of(model) is model
 
 
 def test_a_fingerprint_is_of_the_frozen_weights_in_any_precision() -> None:
@@ -62,7 +62,7 @@ def test_a_fingerprint_is_of_the_frozen_weights_in_any_precision() -> None:
 
 def test_one_changed_bias_changes_the_fingerprint() -> None:
     model = tiny_of(QWEN2_5)
-    choose_trained(model, LORA, 0)
+    set_trainable(model, LORA, 0)
     before = frozen_fingerprint(model)
     with torch.no_grad():
         model.get_parameter("model.language_model.layers.1.self_attn.q_proj.bias")[3] += 1.0

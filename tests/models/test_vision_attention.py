@@ -1,4 +1,4 @@
-"""Grouped vision attention gives stock transformers' values and gradients, without its loops."""
+"""Grouped vision attention equals stock transformers in values and gradients, without its loops."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_the_tower_reads_learned_positions_where_the_layout_says(monkeypatch: py
 
 
 def test_the_number_of_attention_calls_does_not_grow_with_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = counting(monkeypatch, "_attend_equal")
+    calls = counting(monkeypatch, "_attend_segments")
     _, grouped = two_models([1])
     for images in (1, 9):
         calls.clear()

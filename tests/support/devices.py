@@ -1,4 +1,4 @@
-"""Where a test runs: here, and on a GPU where there is one."""
+"""Devices for parametrised tests: the CPU, and a GPU if there is one."""
 
 import pytest
 import torch

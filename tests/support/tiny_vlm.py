@@ -1,4 +1,4 @@
-"""Very small models of both families with fresh weights, and pictures; plain transformers to compare with."""
+"""Tiny models of both families with fresh weights, screenshots, and inputs for plain transformers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tiny_renderer(family: str = QWEN2_5) -> Renderer:
 
 
 def tiny_of(family: str, seed: int = 0, *, stock: bool = False) -> VisionLanguageModel:
-    """`stock` leaves transformers' own attention in place."""
+    """`stock` keeps the attention of transformers."""
     return tiny_model(seed, stock=stock) if family == QWEN2_5 else tiny_qwen3(seed, stock=stock)
 
 
@@ -110,7 +110,7 @@ def save_folder(model: Any, folder: Path, tokenizer: Tokenizer = TOKENIZER) -> P
 
 
 def tiny_model(seed: int = 0, *, stock: bool = False) -> Qwen2_5_VLForConditionalGeneration:
-    """Two query heads share each key head. `stock` leaves transformers' own attention in place."""
+    """Two query heads share each key head. `stock` keeps the attention of transformers."""
     config = tiny_config(
         TOKENIZER.get_vocab_size(),
         special_ids(TOKENIZER),
@@ -159,7 +159,7 @@ def sampling(seed: int, max_tokens: int = 8, temperature: float = 1.0) -> Sampli
 def stock_inputs(
     renderer: Renderer, token_ids: Sequence[int], images: Sequence[Screenshot]
 ) -> dict[str, torch.Tensor]:
-    """One sequence as plain transformers takes it; it then makes positions and masks by itself."""
+    """Inputs of plain transformers for one sequence; it computes positions and masks itself."""
     tokens = torch.tensor([token_ids])
     patches = np.concatenate([vision.patchify(image, renderer.settings) for image in images])
     return {

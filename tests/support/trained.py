@@ -1,4 +1,4 @@
-"""Runs that are trained to their end, and what they wrote, for the tests of both loops."""
+"""Complete training runs and their records, for the tests of both trainers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from arpo.training.trainer import Trainer
 AnyRun = TypeVar("AnyRun", Trainer, OfflineTrainer)
 
 
-def to_the_end(kind: Callable[[Config, RunFolder, Display], AnyRun], config: Config) -> AnyRun:
-    """Begin a run of this kind or go on with it, until it is done."""
+def train_to_end(kind: Callable[[Config, RunFolder, Display], AnyRun], config: Config) -> AnyRun:
+    """Start or resume a run and train until it is complete."""
     store = RunFolder(Path(config.run.dir))
     try:
         run = kind(config, store, NullDisplay())
@@ -29,5 +29,5 @@ def to_the_end(kind: Callable[[Config, RunFolder, Display], AnyRun], config: Con
 
 
 def lines(config: Config, name: str) -> list[dict[str, Any]]:
-    """The records of one of a run's .jsonl files."""
+    """Records of a .jsonl file of the run."""
     return [json.loads(line) for line in (Path(config.run.dir) / name).read_text("utf-8").splitlines()]

@@ -1,11 +1,11 @@
-"""AdamW for weights of sixteen bits, whose small updates are not lost.
+"""AdamW for 16-bit weights with stochastic rounding.
 
-bfloat16 tells numbers apart by one part in 128: to 1.0, an update of 1e-6 is nothing, however often it
-comes. Here each new value is made in float32 and then rounded up or down by chance, the nearer neighbour
-the likelier, so that on average nothing is added or lost. The chance is a function of (seed, step,
-parameter, element): there is no generator whose state would have to be saved, and a resumed run takes the
-same steps bit for bit. Tensors are changed in place, a piece at a time, so no second copy of the weights is
-ever made. Float32 tensors are not rounded. It does not ask whether gradients are finite: the learner does.
+bfloat16 has a relative precision of 1/128: an update of 1e-6 to a weight of 1.0 is always lost. Here each new
+value is computed in float32 and rounded up or down at random, to the nearer neighbour with higher
+probability, so the expected value is exact. The random bits are a hash of (seed, step, parameter, element):
+there is no generator state to save, and a resumed run takes the same steps bit for bit. Tensors change in
+place and in chunks, so no second copy of the weights exists. Float32 tensors are not rounded. The learner
+checks for gradients that are not finite; the optimiser does not.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-EPSILON = 1e-8  # torch's own AdamW has the same
-_PIECE = 1 << 24  # elements that are updated at once: bounds what is held in float32
-_FUSED_PIECE = 1 << 30  # and where nothing is held, so that a GPU is not kept waiting for the next
+EPSILON = 1e-8  # as in torch's AdamW
+_CHUNK = 1 << 24  # elements updated at once: bounds the float32 copies
+_FUSED_CHUNK = 1 << 30  # for the compiled update, which has no copies and few launches
 
-Update = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
+UpdateFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """Some elements of a parameter, and what this step does with them."""
+class _Chunk:
+    """Some elements of a parameter and the constants of this step."""
 
     weight_N: Tensor
     grad_N: Tensor
     mean_N: Tensor
     square_N: Tensor
-    numbers: list[float]  # see `_numbers`
-    keys: list[int]  # of the draws for weight, mean and square
+    coefficients: list[float]  # see `_coefficients`
+    draw_keys: list[int]  # of the random bits for weight, mean and square
 
 
 class RoundingAdamW(torch.optim.Optimizer):
-    """As torch.optim.AdamW, with the same names in its state; both moments have the type `moments`.
+    """torch.optim.AdamW with the same state names; both moments have the type `moments`.
 
-    Not `stochastic`, it rounds to the nearest, as everyone else does. `starts` are the places at which those
-    parameters begin that are parts of whole ones: a part is rounded as the whole would be.
+    If `stochastic` is false, it rounds to nearest. `offsets` gives the index of the first element for
+    parameters that are shards of full ones: a shard is rounded exactly like the full parameter.
     """
 
     def __init__(
@@ -54,52 +54,52 @@ class RoundingAdamW(torch.optim.Optimizer):
         moments: torch.dtype,
         stochastic: bool,
         seed: int,
-        starts: Mapping[nn.Parameter, int],
+        offsets: Mapping[nn.Parameter, int],
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})
         self._moments = moments
         self._stochastic = stochastic
         self._seed = seed
-        self._starts = starts
+        self._offsets = offsets
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         device = next(p.device for group in self.param_groups for p in group["params"])
-        update = quickest(device)
-        pieces = list(self._pieces(_PIECE if update is plain_update else _FUSED_PIECE))
-        if not pieces:
+        update = fastest_update(device)
+        chunks = list(self._chunks(_CHUNK if update is plain_update else _FUSED_CHUNK))
+        if not chunks:
             return
-        numbers = torch.tensor([piece.numbers for piece in pieces], dtype=torch.float32).to(device)
-        keys = torch.tensor([piece.keys for piece in pieces], dtype=torch.int32).to(device)
-        for index, p in enumerate(pieces):
+        coefficients = torch.tensor([chunk.coefficients for chunk in chunks], dtype=torch.float32).to(device)
+        keys = torch.tensor([chunk.draw_keys for chunk in chunks], dtype=torch.int32).to(device)
+        for index, chunk in enumerate(chunks):
             draw_keys = keys[index] if self._stochastic else None
-            update(p.weight_N, p.grad_N, p.mean_N, p.square_N, numbers[index], draw_keys)
+            update(chunk.weight_N, chunk.grad_N, chunk.mean_N, chunk.square_N, coefficients[index], draw_keys)
 
-    def _pieces(self, size: int) -> Iterator[_Piece]:
-        """Every parameter that has a gradient, a step further, in pieces of this size."""
+    def _chunks(self, size: int) -> Iterator[_Chunk]:
+        """Chunks of this size of every parameter with a gradient; increments the step counters."""
         parameters = [(group, parameter) for group in self.param_groups for parameter in group["params"]]
         for index, (group, parameter) in enumerate(parameters):
             if parameter.grad is None:
                 continue
-            state = self.state[parameter] or self._at_rest(parameter)
+            state = self.state[parameter] or self._initial_state(parameter)
             state["step"] += 1
             step = int(state["step"])
             rng = Random(f"rounding/{self._seed}/{step}/{index}")
-            start = self._starts.get(parameter, 0)
-            keys = [rng.getrandbits(32) + start for _ in range(3)]
+            first_element = self._offsets.get(parameter, 0)
+            draw_keys = [rng.getrandbits(32) + first_element for _ in range(3)]
             whole = (parameter.detach(), parameter.grad.contiguous(), state["exp_avg"], state["exp_avg_sq"])
-            for place in range(0, parameter.numel(), size):
-                weight_N, grad_N, mean_N, square_N = (each.view(-1)[place : place + size] for each in whole)
-                yield _Piece(
+            for offset in range(0, parameter.numel(), size):
+                weight_N, grad_N, mean_N, square_N = (each.view(-1)[offset : offset + size] for each in whole)
+                yield _Chunk(
                     weight_N=weight_N,
                     grad_N=grad_N,
                     mean_N=mean_N,
                     square_N=square_N,
-                    numbers=_numbers(group, step),
-                    keys=[_signed(key + place) for key in keys],
+                    coefficients=_coefficients(group, step),
+                    draw_keys=[_signed(key + offset) for key in draw_keys],
                 )
 
-    def _at_rest(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+    def _initial_state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]
         state["step"] = torch.tensor(0.0)
         state["exp_avg"] = torch.zeros_like(parameter, dtype=self._moments)
@@ -108,7 +108,7 @@ class RoundingAdamW(torch.optim.Optimizer):
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> float:
-    """Scale the gradients down to this norm; what it was before, measured in float32 whatever they are."""
+    """Scale the gradients down to norm `limit`; return the norm before, computed in float32."""
     parameters = [p for p in parameters if p.grad is not None]
     norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float32) for p in parameters]
     norm = torch.linalg.vector_norm(torch.stack(norms))
@@ -116,8 +116,8 @@ def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> float:
     return norm.item()
 
 
-def _numbers(group: dict[str, Any], step: int) -> list[float]:
-    """(1 - decay, rate, correction of the root, share of the new mean, of the new square) of one step."""
+def _coefficients(group: dict[str, Any], step: int) -> list[float]:
+    """(1 - decay, rate, bias correction of the root, weight of the new mean, weight of the new square)."""
     rate, (beta1, beta2) = group["lr"], group["betas"]
     return [
         1 - rate * group["weight_decay"],
@@ -129,36 +129,41 @@ def _numbers(group: dict[str, Any], step: int) -> list[float]:
 
 
 def plain_update(
-    weight_N: Tensor, grad_N: Tensor, mean_N: Tensor, square_N: Tensor, numbers: Tensor, keys: Tensor | None
+    weight_N: Tensor,
+    grad_N: Tensor,
+    mean_N: Tensor,
+    square_N: Tensor,
+    coefficients: Tensor,
+    draw_keys: Tensor | None,
 ) -> None:
-    """One step of AdamW on one piece, in place."""
-    keep, rate, correction, mean_share, square_share = numbers.unbind()
+    """One step of AdamW on one chunk, in place."""
+    keep, rate, correction, mean_share, square_share = coefficients.unbind()
     gradient, mean, square = grad_N.float(), mean_N.float(), square_N.float()
     mean = mean + (gradient - mean) * mean_share
     square = square + (gradient * gradient - square) * square_share
     weight = weight_N.float() * keep - rate * mean / (square.sqrt() * correction + EPSILON)
     for index, (stored, value) in enumerate(((weight_N, weight), (mean_N, mean), (square_N, square))):
-        if keys is not None and stored.dtype == torch.bfloat16:
-            value = rounded_by_chance(value, draws(len(value), keys[index]))
+        if draw_keys is not None and stored.dtype == torch.bfloat16:
+            value = round_stochastically(value, random_16_bits(len(value), draw_keys[index]))
         stored.copy_(value)
 
 
-def rounded_by_chance(value: Tensor, draw: Tensor) -> Tensor:
-    """One of the two bfloat16 neighbours, as float32; the draws are integers below 2**16.
+def round_stochastically(value: Tensor, draw: Tensor) -> Tensor:
+    """One of the two bfloat16 neighbours of each value, as float32. Draws are integers below 2**16.
 
-    bfloat16 is the upper half of a float32's bits. The lower half, as a share of 2**16, is how far the value
-    has come from one neighbour to the next, and so how often adding a draw carries over: 1 + 2**-9 lies a
-    quarter of the way from 1 to 1 + 2**-7, and one draw in four gives the latter. What is not finite stays.
+    bfloat16 is the upper half of the bits of a float32. The lower half, divided by 2**16, is the distance
+    from the lower neighbour, and so the share of draws that carry over. Example: 1 + 2**-9 is a quarter of
+    the way from 1 to 1 + 2**-7, and one draw in four gives the latter. Values that are not finite stay
+    unchanged.
     """
-    neighbour = ((value.view(torch.int32) + draw) & -(1 << 16)).view(torch.float32)
-    return torch.where(value.isfinite(), neighbour, value)
+    rounded = ((value.view(torch.int32) + draw) & -(1 << 16)).view(torch.float32)
+    return torch.where(value.isfinite(), rounded, value)
 
 
-def draws(count: int, key: Tensor) -> Tensor:
-    """Integers below 2**16, each a hash of its place and the key: the same on any device.
+def random_16_bits(count: int, key: Tensor) -> Tensor:
+    """Integers below 2**16, each a hash of its index and the key, equal on every device.
 
-    The mixing steps are those known as "lowbias32": each bit of the input flips each bit of the output about
-    half of the time.
+    The hash is "lowbias32": each input bit flips each output bit with a probability of about one half.
     """
     mixed = torch.arange(count, dtype=torch.int32, device=key.device) + key
     mixed = (mixed ^ ((mixed >> 16) & 0xFFFF)) * 0x7FEB352D
@@ -167,20 +172,20 @@ def draws(count: int, key: Tensor) -> Tensor:
 
 
 def _signed(number: int) -> int:
-    """The signed integer that has the number's lower 32 bits."""
+    """The signed integer with the lower 32 bits of `number`."""
     return (number + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 @cache
-def quickest(device: torch.device) -> Update:
-    """The update in one pass over memory, on a GPU with all that compiling needs; elsewhere as it stands."""
+def fastest_update(device: torch.device) -> UpdateFunction:
+    """The compiled update on a GPU if compilation works, else `plain_update`."""
     if device.type != "cuda":
         return plain_update
-    compiled: Update = torch.compile(plain_update, dynamic=True)
+    compiled: UpdateFunction = torch.compile(plain_update, dynamic=True)
     weight, grad, mean, square = torch.zeros((4, 1000), dtype=torch.bfloat16, device=device)
-    numbers, keys = torch.ones(5, device=device), torch.zeros(3, dtype=torch.int32, device=device)
+    coefficients, draw_keys = torch.ones(5, device=device), torch.zeros(3, dtype=torch.int32, device=device)
     try:
-        compiled(weight, grad, mean, square, numbers, keys)
-    except Exception:  # Triton or its compiler is missing: the plain steps do the same
+        compiled(weight, grad, mean, square, coefficients, draw_keys)
+    except Exception:  # Triton or its compiler is missing; the plain update is equivalent
         return plain_update
     return compiled

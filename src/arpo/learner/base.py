@@ -1,4 +1,12 @@
-"""The learner protocol: batches of samples in, metrics and new weights out. It knows no tasks."""
+"""Learner interface: takes batches of samples, returns metrics and new weights. A learner knows no tasks.
+
+learner: Learner = LocalLearner(model, renderer, config)
+batch = Batch(updates=((first, second), (third,)))  # three samples, two optimiser steps
+metrics = await learner.train(batch)  # {"loss": 0.12, "grad_norm": 0.8, "updates": 2.0, …}
+await engine.load(learner.weights())  # version 1
+learner.save(folder)
+learner.close()
+"""
 
 from __future__ import annotations
 
@@ -15,23 +23,42 @@ Metrics = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One batch: its updates in order, each a set of samples whose weights already hold the normalisation."""
+    """The updates of one batch, in order. Each is a set of samples and becomes one optimiser step.
+
+    The weights of the samples include the normalisation. Example: one update from one sample with 10 sampled
+    tokens:
+
+        Batch(updates=((replace(sample, weight=1 / 10),),))
+    """
 
     updates: tuple[tuple[Sample, ...], ...]
 
 
 class Learner(Protocol):
-    async def train(self, batch: Batch) -> Metrics: ...
+    """Trains a policy and provides its weights. The module docstring has an example."""
 
-    async def logprobs(self, samples: Sequence[Sample], *, base: bool) -> list[float]:
-        """log π of what was sampled, summed over each sample; of the policy, or of the base model."""
+    async def train(self, batch: Batch) -> Metrics:
+        """Run all updates against one π_old, then increase the version by 1, even without samples.
+
+        An update is skipped and counted (`metrics["skipped"]`) if its loss or gradient is not finite.
+        """
         ...
 
-    def weights(self) -> Weights: ...
+    async def logprobs(self, samples: Sequence[Sample], *, base: bool) -> list[float]:
+        """log π of the sampled tokens, summed over each sample, under the policy or the base model."""
+        ...
 
-    def save(self, folder: Path) -> None: ...
+    def weights(self) -> Weights:
+        """The current version and a handle on its weights."""
+        ...
 
-    def load(self, folder: Path) -> None: ...
+    def save(self, folder: Path) -> None:
+        """Write the trained weights, the optimiser state and the counters."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Resume from a saved folder. Raises `UserError` if it is damaged or belongs to another model."""
+        ...
 
     def close(self) -> None:
-        """Let go of what it holds beyond this process."""
+        """Release resources outside this process."""

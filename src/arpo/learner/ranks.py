@@ -1,10 +1,10 @@
-"""The ranks of a learner: processes that work on the same thing at once, and how they are told what it is.
+"""Processes (ranks) of a sharded learner, and the commands that rank 0 sends to them.
 
-Rank 0 is the process of the run. It starts the others, each with our hand on its stdin, and writes orders to
-them: JSON, and after it the screenshots as they are. All else passes through torch.distributed, on loopback
-alone. A rank ends when its stdin does, so with rank 0, however that ends. A rank that ends by itself, or does
-not come when the others wait for it, ends the run with an error that names it and shows what it said last.
-Every wait is bounded by optim.rank_seconds.
+Rank 0 is the process of the run. It starts the others with a pipe to their stdin and writes commands: JSON,
+followed by the screenshots as raw bytes. All other data passes through torch.distributed, on loopback only. A
+rank exits when its stdin closes, and so with rank 0, however that ends. If a rank exits or does not respond,
+the run ends with an error that names the rank and shows its last output. `optim.rank_seconds` bounds every
+wait.
 """
 
 from __future__ import annotations
@@ -44,73 +44,73 @@ from arpo.storage.codec import sample_from_json, sample_to_json
 from arpo.types import Screenshot
 
 LOOPBACK = "127.0.0.1"
-LINES_KEPT = 20
-_NOTICE = 30.0  # seconds in which the main thread should itself stumble over a rank that is gone
-_COME_UP = 300.0  # seconds in which a rank has loaded its libraries
-_LOOK_AGAIN = 0.05
+OUTPUT_LINES_KEPT = 20
+_DETECTION_SECONDS = 30.0  # the main thread should notice a lost rank within this time
+_STARTUP_SECONDS = 300.0  # for a rank to load its libraries
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Train:
-    """The micro-batches of each update that are this rank's; a rank that has none left has empty ones."""
+class TrainCommand:
+    """This rank's micro-batches of each update; empty micro-batches pad ranks with fewer."""
 
     updates: Sequence[Sequence[Microbatch]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judge:
-    """Find the log-probabilities of this rank's samples: among all `count` of them, those from `first` on."""
+class LogprobsCommand:
+    """Compute the log-probabilities of this rank's samples: number `first` and following of `count`."""
 
-    updates: Sequence[Sequence[Microbatch]]  # one
+    updates: Sequence[Sequence[Microbatch]]  # exactly one
     base: bool
     first: int
     count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Save:
+class SaveCommand:
     folder: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """Take over from rank 0 the weights, the counters, and the moments of the parameters that have any."""
+class LoadCommand:
+    """Receive weights and moments from rank 0, and set the counters."""
 
     version: int
     steps: int
     skipped: int
-    taken: Mapping[str, float]  # steps of each parameter
+    parameter_steps: Mapping[str, float]  # optimiser steps by parameter name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class StopCommand:
     pass
 
 
-Order = Train | Judge | Save | Load | End
-ORDERS: Mapping[str, type[Order]] = {kind.__name__: kind for kind in get_args(Order)}
+Command = TrainCommand | LogprobsCommand | SaveCommand | LoadCommand | StopCommand
+COMMANDS: Mapping[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}
 
 
-def write_order(order: Order) -> Iterator[bytes]:
-    """Eight bytes that say how long the JSON is, the JSON, and the screenshots whose sizes it lists."""
+def encode_command(command: Command) -> Iterator[bytes]:
+    """Length of the JSON as eight bytes, the JSON, and the screenshots; the JSON lists their sizes."""
     shots: dict[str, bytes] = {}
-    value: dict[str, Any] = {entry.name: getattr(order, entry.name) for entry in fields(order)}
-    if isinstance(order, Train | Judge):
-        samples = [sample for update in order.updates for microbatch in update for sample in microbatch]
+    value: dict[str, Any] = {entry.name: getattr(command, entry.name) for entry in fields(command)}
+    if isinstance(command, TrainCommand | LogprobsCommand):
+        samples = [sample for update in command.updates for microbatch in update for sample in microbatch]
         shots = {shot.sha256: shot.png for sample in samples for shot in sample.images}
         value["updates"] = [
             [[sample_to_json(sample) for sample in microbatch] for microbatch in update]
-            for update in order.updates
+            for update in command.updates
         ]
     sizes = {name: len(png) for name, png in shots.items()}
-    head = json.dumps({"do": type(order).__name__, "with": value, "screenshots": sizes}).encode()
+    head = json.dumps({"do": type(command).__name__, "with": value, "screenshots": sizes}).encode()
     yield len(head).to_bytes(8)
     yield head
     yield from shots.values()
 
 
-def read_order(stream: IO[bytes]) -> Order | None:
-    """The next order, or None at the end of the stream."""
+def read_command(stream: IO[bytes]) -> Command | None:
+    """The next command, or None at the end of the stream."""
     if len(length := stream.read(8)) < 8:
         return None
     head = json.loads(stream.read(int.from_bytes(length)))
@@ -121,23 +121,21 @@ def read_order(stream: IO[bytes]) -> Order | None:
             [tuple(sample_from_json(sample, shots) for sample in microbatch) for microbatch in update]
             for update in value["updates"]
         ]
-    return ORDERS[head["do"]](**value)
+    return COMMANDS[head["do"]](**value)
 
 
-def device_of(rank: int, config: Config) -> torch.device:
+def rank_device(rank: int, config: Config) -> torch.device:
     kind = resolve_device(config.model.device)
     if kind == "cpu":
         return torch.device("cpu")
     if (found := torch.cuda.device_count()) < config.optim.ranks:
-        raise UserError(
-            f"optim.ranks = {config.optim.ranks}: torch finds {found} GPUs here, each rank needs one"
-        )
+        raise UserError(f"optim.ranks = {config.optim.ranks}: each rank needs a GPU, torch finds {found}")
     return torch.device("cuda", rank)
 
 
-def join(rank: int, config: Config, store: dist.Store) -> None:
-    """Wait for all ranks, and be one of them from here on."""
-    device = device_of(rank, config)
+def join_group(rank: int, config: Config, store: dist.Store) -> None:
+    """Wait for all ranks and join their process group."""
+    device = rank_device(rank, config)
     interface = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
@@ -153,24 +151,26 @@ def join(rank: int, config: Config, store: dist.Store) -> None:
     )
 
 
-class Ranks:
-    """All ranks but this one, number 0; a process can have one such set at a time."""
+class RankGroup:
+    """The other ranks, seen from rank 0. A process has at most one group at a time."""
 
-    def __init__(self, config: Config, program: str) -> None:
-        """Start them, each running `program`, a module whose main calls `serve`, and join them."""
-        device_of(0, config)
+    def __init__(self, config: Config, module: str) -> None:
+        """Start the ranks and join them. Each runs `module`, which must call `serve_rank`."""
+        rank_device(0, config)
         self._seconds = config.optim.rank_seconds
-        self._busy = threading.Event()
-        self._others: list[_Rank] = []
-        self.close = weakref.finalize(self, _end, self._others)
+        self._in_collective = threading.Event()
+        self._others: list[_RankProcess] = []
+        self.close = weakref.finalize(self, _shut_down, self._others)
         try:
-            self._start(config, program)
+            self._start(config, module)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, config: Config, program: str) -> None:
-        listener = socket.create_server((LOOPBACK, 0))  # the store's own would listen on every interface
+    def _start(self, config: Config, module: str) -> None:
+        listener = socket.create_server(
+            (LOOPBACK, 0)
+        )  # TCPStore's own listener would accept connections on every interface
         port = listener.getsockname()[1]
         store = dist.TCPStore(
             LOOPBACK,
@@ -184,81 +184,81 @@ class Ranks:
             recipe = Path(folder) / "recipe.toml"
             recipe.write_text(to_toml(config), "utf-8")
             for number in range(1, config.optim.ranks):
-                command = [sys.executable, "-m", program, str(recipe), str(number), str(port)]
-                self._others.append(_Rank(number, command, self._busy))
-            end = time.monotonic() + _COME_UP
-            while not all(store.check([_ready(rank.number)]) for rank in self._others):
-                self._refuse_lost(0.0)
-                if time.monotonic() > end:
+                command = [sys.executable, "-m", module, str(recipe), str(number), str(port)]
+                self._others.append(_RankProcess(number, command, self._in_collective))
+            deadline = time.monotonic() + _STARTUP_SECONDS
+            while not all(store.check([_ready_key(rank.number)]) for rank in self._others):
+                self._raise_if_lost(0.0)
+                if time.monotonic() > deadline:
                     raise UserError(
-                        f"a rank of the learner has not come up within {_COME_UP:g} s{self._said()}"
+                        f"a rank did not start within {_STARTUP_SECONDS:g} s{self._last_output()}"
                     )
-                time.sleep(_LOOK_AGAIN)
-        with self.together():
-            join(0, config, store)
+                time.sleep(_POLL_SECONDS)
+        with self.collective():
+            join_group(0, config, store)
 
-    def tell(self, orders: Sequence[Order]) -> None:
-        """Give each of the other ranks its order."""
-        for rank, order in zip(self._others, orders, strict=True):
-            for part in write_order(order):
+    def send(self, commands: Sequence[Command]) -> None:
+        """Send each of the other ranks its command."""
+        for rank, command in zip(self._others, commands, strict=True):
+            for part in encode_command(command):
                 rank.write(part, self._seconds)
 
-    def tell_all(self, order: Order) -> None:
-        self.tell([order] * len(self._others))
+    def send_all(self, command: Command) -> None:
+        self.send([command] * len(self._others))
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Around what all ranks do at once: whatever goes wrong here because a rank is lost, that is said."""
-        self._busy.set()
+    def collective(self) -> Iterator[None]:
+        """Context for work of all ranks. If a rank exits meanwhile, raises `UserError` naming it."""
+        self._in_collective.set()
         try:
-            self._refuse_lost(0.0)
+            self._raise_if_lost(0.0)
             yield
         except Exception as error:
-            self._refuse_lost(5.0, error)
+            self._raise_if_lost(5.0, error)
             if re.search(r"timed out|timeout", str(error), re.IGNORECASE):
                 raise UserError(
-                    f"the ranks of the learner have waited for each other for {self._seconds:g} s "
-                    "(optim.rank_seconds) in vain; the same command goes on from the last checkpoint"
-                    f"{self._said()}"
+                    f"the ranks of the learner timed out: they waited {self._seconds:g} s for each other "
+                    "(optim.rank_seconds). Run the same command again to resume from the last checkpoint."
+                    f"{self._last_output()}"
                 ) from error
             raise
         finally:
-            self._busy.clear()
-        self._refuse_lost(0.0)
+            self._in_collective.clear()
+        self._raise_if_lost(0.0)
 
-    def _refuse_lost(self, patience: float, cause: Exception | None = None) -> None:
-        """Raise what became of the rank that ended first, looking for one for so long."""
-        end = time.monotonic() + patience
+    def _raise_if_lost(self, seconds: float, cause: Exception | None = None) -> None:
+        """Raise `UserError` about the rank that exited first, if one exits within `seconds`."""
+        deadline = time.monotonic() + seconds
         while True:
-            if lost := [rank for rank in self._others if not rank.is_alive]:
-                first = min(lost, key=lambda rank: (not rank.was_killed, rank.silent_since()))
-                raise UserError(first.obituary) from cause
-            if time.monotonic() >= end:
+            if ended := [rank for rank in self._others if not rank.is_alive]:
+                first = min(ended, key=lambda rank: (not rank.was_killed, rank.ended_at()))
+                raise UserError(first.exit_message) from cause
+            if time.monotonic() >= deadline:
                 return
-            time.sleep(_LOOK_AGAIN)
+            time.sleep(_POLL_SECONDS)
 
-    def _said(self) -> str:
-        return "".join(f"\nrank {rank.number} said last:{rank.said}" for rank in self._others)
+    def _last_output(self) -> str:
+        return "".join(f"\nlast output of rank {rank.number}:{rank.last_output}" for rank in self._others)
 
 
-class _Rank:
-    """One other rank, and the end of what it says."""
+class _RankProcess:
+    """One other rank, with its last lines of stderr."""
 
-    def __init__(self, number: int, command: Sequence[str], busy: threading.Event) -> None:
+    def __init__(self, number: int, command: Sequence[str], in_collective: threading.Event) -> None:
         self.number = number
-        self._busy = busy
-        self._tail: deque[str] = deque(maxlen=LINES_KEPT)
+        self._in_collective = in_collective
+        self._lines: deque[str] = deque(maxlen=OUTPUT_LINES_KEPT)
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for rank 0, which stops between two batches
+            start_new_session=True,  # Ctrl-C reaches only rank 0, which stops between two batches
         )
-        self.expected = False  # whether it may end
-        self._silence = threading.Event()  # it will never say more
-        self._silent_since = math.inf
-        threading.Thread(target=self._listen, daemon=True).start()
+        self.may_end = False  # an exit is then no error
+        self._output_closed = threading.Event()  # stderr has ended
+        self._ended_at = math.inf
+        threading.Thread(target=self._read_output, daemon=True).start()
 
     @property
     def is_alive(self) -> bool:
@@ -266,42 +266,42 @@ class _Rank:
 
     @property
     def was_killed(self) -> bool:
-        """By whoever ran out of memory or patience: no rank ends so because it has lost another."""
+        """True after SIGKILL: the cause is outside, since a rank that loses another exits normally."""
         return self._process.poll() == -signal.SIGKILL
 
-    def silent_since(self) -> float:
-        """When it ended, if it did: those that it leaves waiting fail after it."""
-        self._silence.wait(1.0)
-        return self._silent_since
+    def ended_at(self) -> float:
+        """Exit time, or infinity: the first rank to exit makes the others fail later."""
+        self._output_closed.wait(1.0)
+        return self._ended_at
 
     @property
-    def said(self) -> str:
-        """The end of its stderr, a line each."""
-        return "".join(f"\n    {line}" for line in self._tail) or " nothing"
+    def last_output(self) -> str:
+        """The last lines of stderr."""
+        return "".join(f"\n    {line}" for line in self._lines) or " none"
 
     @property
-    def obituary(self) -> str:
+    def exit_message(self) -> str:
         code = self._process.returncode
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        reason = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         return (
-            f"rank {self.number} of the learner {how}; the same command goes on from the last checkpoint; "
-            f"it said last:{self.said}"
+            f"rank {self.number} of the learner {reason}. Run the same command again to resume from the last "
+            f"checkpoint. Its last output:{self.last_output}"
         )
 
     def write(self, data: bytes, seconds: float) -> None:
-        """All of it; a rank that is stopped or stuck takes nothing, and is not waited for for ever."""
+        """Write all data. Raises `TimeoutError` if the rank accepts none for `seconds`."""
         assert self._process.stdin is not None
-        pipe, rest = self._process.stdin.fileno(), memoryview(data)
-        os.set_blocking(pipe, False)
-        room = select.poll()
-        room.register(pipe, select.POLLOUT)
-        while rest:
-            if not room.poll(seconds * 1000):
-                raise TimeoutError(f"rank {self.number} timed out: it takes no orders")
-            rest = rest[os.write(pipe, rest) :]
+        descriptor, remaining = self._process.stdin.fileno(), memoryview(data)
+        os.set_blocking(descriptor, False)
+        poller = select.poll()
+        poller.register(descriptor, select.POLLOUT)
+        while remaining:
+            if not poller.poll(seconds * 1000):
+                raise TimeoutError(f"rank {self.number} timed out: it reads no commands")
+            remaining = remaining[os.write(descriptor, remaining) :]
 
-    def end(self, seconds: float) -> None:
-        """It was told to; if it does not, it is killed."""
+    def stop(self, seconds: float) -> None:
+        """Wait for the exit of a rank that was told to stop; kill it after `seconds`."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         self._process.kill()
@@ -309,65 +309,65 @@ class _Rank:
         assert self._process.stdin is not None
         self._process.stdin.close()
 
-    def _listen(self) -> None:
-        """Keep what it says. If it ends while rank 0 is held in a call that never returns, end rank 0."""
+    def _read_output(self) -> None:
+        """Keep the last lines. If the rank exits while rank 0 is stuck in a collective call, exit rank 0."""
         assert self._process.stderr is not None
         for line in self._process.stderr:
             if text := line.decode("utf-8", "replace").rstrip()[:500]:
-                self._tail.append(text)
+                self._lines.append(text)
         self._process.stderr.close()
-        self._silent_since = time.monotonic()
-        self._silence.set()
+        self._ended_at = time.monotonic()
+        self._output_closed.set()
         self._process.wait()
-        end = time.monotonic() + _NOTICE
-        while self._busy.is_set() and not self.expected:
-            if time.monotonic() > end:
-                print(f"arpo: error: {self.obituary}", file=sys.stderr, flush=True)
+        deadline = time.monotonic() + _DETECTION_SECONDS
+        while self._in_collective.is_set() and not self.may_end:
+            if time.monotonic() > deadline:
+                print(f"arpo: error: {self.exit_message}", file=sys.stderr, flush=True)
                 os._exit(2)
-            time.sleep(_LOOK_AGAIN)
+            time.sleep(_POLL_SECONDS)
 
 
-def _end(others: Sequence[_Rank]) -> None:
-    """Leave the group, together with those that still can; nobody is waited for long."""
+def _shut_down(others: Sequence[_RankProcess]) -> None:
+    """Leave the process group together with the ranks that still respond, with short timeouts."""
     for rank in others:
-        rank.expected = True
+        rank.may_end = True
         with suppress(OSError):
-            for part in write_order(End()):
+            for part in encode_command(StopCommand()):
                 rank.write(part, 1.0)
     if dist.is_initialized():
         leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
         leaving.start()
-        leaving.join(_NOTICE)
+        leaving.join(_DETECTION_SECONDS)
     for rank in others:
-        rank.end(5.0)
+        rank.stop(5.0)
 
 
-def serve(config: Config, rank: int, port: int, work: Callable[[Iterator[Order]], None]) -> NoReturn:
-    """Be rank `rank`: join the others, and carry out `work`, which is given the orders one by one."""
+def serve_rank(config: Config, rank: int, port: int, run: Callable[[Iterator[Command]], None]) -> NoReturn:
+    """Be rank `rank`: join the others and call `run` with an iterator over the commands. Never returns."""
     try:
-        orders = SimpleQueue[Order]()
-        threading.Thread(target=_receive, args=(sys.stdin.buffer, orders), daemon=True).start()
+        commands = SimpleQueue[Command]()
+        threading.Thread(target=_read_commands, args=(sys.stdin.buffer, commands), daemon=True).start()
         seconds = timedelta(seconds=config.optim.rank_seconds)
         store = dist.TCPStore(LOOPBACK, port, is_master=False, timeout=seconds)
-        store.set(_ready(rank), "")
-        join(rank, config, store)
-        work(iter(orders.get, End()))
+        store.set(_ready_key(rank), "")
+        join_group(rank, config, store)
+        run(iter(commands.get, StopCommand()))
         dist.destroy_process_group()
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
-        os._exit(1)  # not by way of libraries that would wait for the other ranks
+        os._exit(1)  # a normal exit would wait for the other ranks
     os._exit(0)
 
 
-def _receive(stream: IO[bytes], orders: SimpleQueue[Order]) -> None:
-    """In a thread of its own, so that the end of rank 0 ends this process whatever it is at."""
+def _read_commands(stream: IO[bytes], commands: SimpleQueue[Command]) -> None:
+    """Runs in a thread, so that the end of rank 0 ends this process at any time."""
     try:
-        while (order := read_order(stream)) is not None:
-            orders.put(order)
+        while (command := read_command(stream)) is not None:
+            commands.put(command)
     finally:
         os._exit(0)
 
 
-def _ready(rank: int) -> str:
+def _ready_key(rank: int) -> str:
     return f"ready/{rank}"

@@ -1,11 +1,11 @@
-"""The learner on several ranks: weights, gradients and moments are divided among them (FSDP2), and samples.
+"""Learner on several ranks: weights, gradients, moments and samples are sharded among them (FSDP2).
 
-Every rank has a `Shard`: the learner of one process, with a model of which it keeps a part of each tensor and
-gathers the rest, layer by layer, when it is needed. Samples are balanced by tokens; a rank with none left
-runs a filler of weight zero, so that no gathering lacks a rank. Losses hold their normalisation and are added
-up, so all is as in one process, but for the order of summation. Rank 0 has besides a whole model, for
-sampling, which is filled again after each batch. A frozen vision tower is not divided but copied: what it
-made of a screenshot is remembered, so that it runs at other times on each rank.
+Every rank has a `RankLearner`: a `LocalLearner` whose model keeps a shard of each tensor and gathers the rest
+layer by layer. Samples are balanced by tokens; a rank without samples runs a filler of weight zero, because
+every rank must take part in gathering. Losses include their normalisation and are summed, so results equal
+those of one process up to the order of summation. Rank 0 also has a full model for sampling, which is updated
+after each batch. A frozen vision tower is copied instead of sharded: it runs only on a cache miss, at
+different times on each rank.
 """
 
 from __future__ import annotations
@@ -30,181 +30,213 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from arpo.algorithms.losses import TokenSums
-from arpo.algorithms.microbatches import Microbatch, balance, deal
+from arpo.algorithms.microbatches import Microbatch, assign_to_ranks, balance_sizes
 from arpo.config import Config
 from arpo.engines.base import Weights
 from arpo.learner.base import Batch, Metrics
-from arpo.learner.local import LocalLearner, in_order
-from arpo.learner.ranks import Judge, Load, Order, Ranks, Save, Train, device_of, serve
-from arpo.learner.saved_state import ADAM_SLOTS, OPTIMISER, WEIGHTS, Saved, part_of, write_counters
+from arpo.learner.local import LocalLearner, restore_order
+from arpo.learner.ranks import (
+    Command,
+    LoadCommand,
+    LogprobsCommand,
+    RankGroup,
+    SaveCommand,
+    TrainCommand,
+    rank_device,
+    serve_rank,
+)
+from arpo.learner.saved_state import (
+    ADAM_KEYS,
+    OPTIMISER_FILE,
+    WEIGHTS_FILE,
+    SavedState,
+    rank_file,
+    write_counters,
+)
 from arpo.models.families import VisionLanguageModel
 from arpo.models.forward import sampled_logprobs
-from arpo.models.image_loader import Pictures
-from arpo.models.loading import DTYPES, hollow_model, load_renderer
-from arpo.models.trainable import choose_trained
+from arpo.models.image_loader import ImageLoader
+from arpo.models.loading import DTYPES, load_renderer, meta_model
+from arpo.models.trainable import set_trainable
 from arpo.prompts.rendering import Renderer
 from arpo.recipe import load_config
 from arpo.types import Message, Sample, Screenshot
 
-STEP, *MOMENTS = ADAM_SLOTS
+STEP, *MOMENTS = ADAM_KEYS
 
 
 class ShardedLearner:
-    """The learner as the run sees it, on rank 0. Every rank begins with the values of the whole `model`."""
+    """The learner of the run, on rank 0. Every rank starts with the values of `model`.
+
+    with closing(ShardedLearner(model, renderer, config)) as learner:  # starts optim.ranks - 1 processes
+        metrics = await learner.train(batch)
+    """
 
     def __init__(self, model: VisionLanguageModel, renderer: Renderer, config: Config) -> None:
         self._model = model.eval()
         self._config = config
-        self._ranks = Ranks(config, __name__)
+        self._ranks = RankGroup(config, __name__)
         try:
-            with self._ranks.together():
-                self._shard = Shard(renderer, config, 0, whole=model)
+            with self._ranks.collective():
+                self._learner = RankLearner(renderer, config, 0, full_model=model)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """End the other ranks; without this call they end with this object or process."""
+        """Stop the other ranks. Without this call they exit with this object or process."""
         self._ranks.close()
 
     def weights(self) -> Weights:
-        return Weights(version=self._shard.weights().version, handle=self._model)
+        return Weights(version=self._learner.weights().version, handle=self._model)
 
     async def train(self, batch: Batch) -> Metrics:
         optim = self._config.optim
-        dealt = [deal(update, optim.ranks, optim.tokens_per_microbatch) for update in batch.updates if update]
-        orders = [Train(updates=[update[rank] for update in dealt]) for rank in range(optim.ranks)]
-        with self._ranks.together():
-            self._ranks.tell(orders[1:])
-            metrics = self._shard.train_share(orders[0])
-            self._shard.gather_into(self._model)
+        assigned = [
+            assign_to_ranks(update, optim.ranks, optim.tokens_per_microbatch)
+            for update in batch.updates
+            if update
+        ]
+        commands = [
+            TrainCommand(updates=[update[rank] for update in assigned]) for rank in range(optim.ranks)
+        ]
+        with self._ranks.collective():
+            self._ranks.send(commands[1:])
+            metrics = self._learner.train_on(commands[0])
+            self._learner.gather_into(self._model)
         return {**metrics, "samples": float(sum(map(len, batch.updates)))}
 
     async def logprobs(self, samples: Sequence[Sample], *, base: bool) -> list[float]:
         optim = self._config.optim
-        shares = deal(samples, optim.ranks, optim.tokens_per_microbatch)
+        shares = assign_to_ranks(samples, optim.ranks, optim.tokens_per_microbatch)
         sizes = [sum(map(len, share)) for share in shares]
-        orders = [
-            Judge(updates=[share], base=base, first=sum(sizes[:rank]), count=len(samples))
+        commands = [
+            LogprobsCommand(updates=[share], base=base, first=sum(sizes[:rank]), count=len(samples))
             for rank, share in enumerate(shares)
         ]
-        with self._ranks.together():
-            self._ranks.tell(orders[1:])
-            found = self._shard.judge_share(orders[0])
-        return in_order(samples, chain(*chain(*shares)), found)
+        with self._ranks.collective():
+            self._ranks.send(commands[1:])
+            found = self._learner.gather_logprobs(commands[0])
+        return restore_order(samples, chain(*chain(*shares)), found)
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        order = Save(folder=str(folder.resolve()))
-        with self._ranks.together():
-            self._ranks.tell_all(order)
-            self._shard.save(folder)
-        write_counters(folder, self._model, ranks=self._config.optim.ranks, **self._shard.counters())
+        command = SaveCommand(folder=str(folder.resolve()))
+        with self._ranks.collective():
+            self._ranks.send_all(command)
+            self._learner.save(folder)
+        write_counters(folder, self._model, ranks=self._config.optim.ranks, **self._learner.counters())
 
     def load(self, folder: Path) -> None:
-        """Go on from what any number of ranks saved; rank 0 alone reads it."""
-        saved = Saved.read(folder, self._model)
+        """Resume from a folder of any number of ranks. Only rank 0 reads it."""
+        saved = SavedState.read(folder, self._model)
         parameters = dict(self._model.named_parameters())
         with torch.no_grad():
             for name, weight in saved.weights.items():
                 parameters[name].copy_(weight)
-        order = Load(
+        command = LoadCommand(
             version=saved.version,
             steps=saved.steps,
             skipped=saved.skipped,
-            taken={name: float(saved.slots[f"{name}/{STEP}"]) for name in saved.stepped},
+            parameter_steps={name: float(saved.optimiser_state[f"{name}/{STEP}"]) for name in saved.stepped},
         )
-        with self._ranks.together():
-            self._ranks.tell_all(order)
-            self._shard.take_over(order, self._model, saved)
+        with self._ranks.collective():
+            self._ranks.send_all(command)
+            self._learner.restore(command, self._model, saved)
 
 
-class Shard(LocalLearner):
-    """One rank's part in all that the ranks do. Each method is called on every rank, in the same order."""
+class RankLearner(LocalLearner):
+    """The part of one rank. Every rank calls each method, in the same order."""
 
     def __init__(
-        self, renderer: Renderer, config: Config, rank: int, whole: VisionLanguageModel | None
+        self, renderer: Renderer, config: Config, rank: int, full_model: VisionLanguageModel | None
     ) -> None:
-        """Rank 0 gives the `whole` model, and all others take their parts of its values."""
-        self._rank, self._device = rank, device_of(rank, config)
-        model = divided_model(config, self._device, whole, whole)
+        """Rank 0 passes the `full_model`; other ranks pass None and receive their shards of its values."""
+        self._rank, self._device = rank, rank_device(rank, config)
+        model = sharded_model(config, self._device, full_model, full_model)
         base = model
         if config.compares_with_base and config.model.train != "lora":
-            base = divided_model(config, self._device, whole, model).requires_grad_(False)
+            base = sharded_model(config, self._device, full_model, model).requires_grad_(False)
         super().__init__(model, renderer, config, base)
 
-    def train_share(self, order: Train) -> Metrics:
-        return self._train_packed(order.updates)
+    def train_on(self, command: TrainCommand) -> Metrics:
+        return self._train_microbatches(command.updates)
 
-    def judge_share(self, order: Judge) -> list[float]:
-        """What all ranks found, one after the other."""
-        found = torch.zeros(order.count, dtype=torch.float64, device=self._device)
-        own = self._sums(order.updates[0], order.base)
-        found[order.first : order.first + len(own)] = found.new_tensor(own)
+    def gather_logprobs(self, command: LogprobsCommand) -> list[float]:
+        """Log-probabilities of the samples of all ranks, in rank order."""
+        found = torch.zeros(command.count, dtype=torch.float64, device=self._device)
+        own = self._sample_logprobs(command.updates[0], command.base)
+        found[command.first : command.first + len(own)] = found.new_tensor(own)
         dist.all_reduce(found)
         return found.tolist()
 
     @torch.no_grad()
-    def gather_into(self, whole: VisionLanguageModel | None) -> None:
-        """Fill rank 0's whole model with what was trained, a parameter at a time."""
-        parameters = {} if whole is None else dict(whole.named_parameters())
+    def gather_into(self, full_model: VisionLanguageModel | None) -> None:
+        """Update rank 0's full model with the trained parameters, one at a time."""
+        parameters = {} if full_model is None else dict(full_model.named_parameters())
         for name, shard in self._shards.items():
             gathered = shard.full_tensor()
-            if whole is not None:
+            if full_model is not None:
                 parameters[name].copy_(gathered)
 
     @torch.no_grad()
     def save(self, folder: Path) -> None:
-        """Each rank writes whole tensors, of its share of the parameters; it returns when all have."""
+        """Write the full tensors of this rank's part of the parameters; return when all ranks are done."""
         names = list(self._shards)
-        shares = balance([self._shards[name].numel() for name in names], dist.get_world_size())
-        mine = {names[place] for place in shares[self._rank]}
+        shares = balance_sizes([self._shards[name].numel() for name in names], dist.get_world_size())
+        mine = {names[index] for index in shares[self._rank]}
         weights: dict[str, Tensor] = {}
-        slots: dict[str, Tensor] = {}
+        optimiser_state: dict[str, Tensor] = {}
         for name, shard in self._shards.items():
             state = self._optimiser.state.get(self._parameters[name], {})
             tensors = {name: shard}
-            tensors |= {f"{name}/{moment}": _like(shard, state[moment]) for moment in MOMENTS if state}
+            tensors |= {
+                f"{name}/{moment}": _dtensor_like(shard, state[moment]) for moment in MOMENTS if state
+            }
             gathered = {key: tensor.full_tensor() for key, tensor in tensors.items()}
             if name in mine:
                 weights[name] = gathered.pop(name).cpu()
-                slots |= {key: tensor.cpu() for key, tensor in gathered.items()}
-                slots |= {f"{name}/{STEP}": state[STEP]} if state else {}
-        save_file(weights, folder / part_of(WEIGHTS, self._rank))
-        save_file(slots, folder / part_of(OPTIMISER, self._rank))
+                optimiser_state |= {key: tensor.cpu() for key, tensor in gathered.items()}
+                optimiser_state |= {f"{name}/{STEP}": state[STEP]} if state else {}
+        save_file(weights, folder / rank_file(WEIGHTS_FILE, self._rank))
+        save_file(optimiser_state, folder / rank_file(OPTIMISER_FILE, self._rank))
         dist.barrier()
 
-    def take_over(self, order: Load, whole: VisionLanguageModel | None, saved: Saved | None) -> None:
-        """The weights are in rank 0's whole model, the moments in what it read."""
-        _fill(self._shards, None if whole is None else dict(whole.named_parameters()))
+    def restore(
+        self, command: LoadCommand, full_model: VisionLanguageModel | None, saved: SavedState | None
+    ) -> None:
+        """Copy the weights from rank 0's full model and the moments from its saved state."""
+        _fill_from_rank_0(self._shards, None if full_model is None else dict(full_model.named_parameters()))
         self._optimiser.state.clear()
-        kind = DTYPES[self._config.optim.moments]
-        for name, step in order.taken.items():
+        dtype = DTYPES[self._config.optim.moments]
+        for name, step in command.parameter_steps.items():
             state: dict[str, Tensor] = {STEP: torch.tensor(step)}
             for moment in MOMENTS:
-                state[moment] = torch.empty_like(self._parameters[name], dtype=kind)
-                shard = _like(self._shards[name], state[moment])
-                _take(shard, None if saved is None else saved.slots[f"{name}/{moment}"])
+                state[moment] = torch.empty_like(self._parameters[name], dtype=dtype)
+                shard = _dtensor_like(self._shards[name], state[moment])
+                _copy_from_rank_0(shard, None if saved is None else saved.optimiser_state[f"{name}/{moment}"])
             self._optimiser.state[self._parameters[name]] = state
-        self._version, self._steps, self._skipped = order.version, order.steps, order.skipped
+        self._version, self._steps, self._skipped = command.version, command.steps, command.skipped
 
-    def _trained(self, model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[nn.Parameter, int]]:
-        """The local part of each tensor, as a parameter of its own that shares its memory."""
-        self._shards = {name: _as_shard(p) for name, p in model.named_parameters() if p.requires_grad}
+    def _trained_parameters(
+        self, model: nn.Module
+    ) -> tuple[dict[str, nn.Parameter], dict[nn.Parameter, int]]:
+        """The local shard of each tensor, as a parameter that shares its memory."""
+        self._shards = {name: _as_dtensor(p) for name, p in model.named_parameters() if p.requires_grad}
         with torch.no_grad():
             own = {name: nn.Parameter(shard.to_local()) for name, shard in self._shards.items()}
-        return own, {own[name]: _start(shard, self._rank) for name, shard in self._shards.items()}
+        return own, {own[name]: _shard_offset(shard, self._rank) for name, shard in self._shards.items()}
 
-    def _sampled(self, model: Any, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
+    def _token_logprobs(self, model: Any, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
         temperature = self._config.rollout.temperature
-        logp_T, entropy_T = model(microbatch, self._renderer, temperature, self._pictures)
+        logp_T, entropy_T = model(microbatch, self._renderer, temperature, self._loader)
         return logp_T, entropy_T
 
     def _backward(self, loss: Tensor) -> None:
-        """Gradients of the ranks are to be added up; FSDP takes their mean."""
+        """Scale the loss: FSDP averages gradients over ranks, and we need their sum."""
         (loss * dist.get_world_size()).backward()
 
-    def _added_up(self, loss: float, sums: TokenSums) -> tuple[float, TokenSums]:
+    def _sum_over_ranks(self, loss: float, sums: TokenSums) -> tuple[float, TokenSums]:
         own = asdict(sums)
         numbers = torch.tensor([loss, *own.values()], dtype=torch.float64, device=self._device)
         dist.all_reduce(numbers)
@@ -212,11 +244,11 @@ class Shard(LocalLearner):
         added = zip(own.items(), all_ranks, strict=True)
         return loss, TokenSums(**{name: type(value)(total) for (name, value), total in added})
 
-    def _clip(self) -> float:
-        """By the norm over all ranks' parts. The gradients are handed from the shards to our own tensors."""
+    def _clip_gradients(self) -> float:
+        """Clip by the norm over all ranks. Moves the gradients from the shards to the local parameters."""
         for name, shard in self._shards.items():
             grad, shard.grad = shard.grad, None
-            self._parameters[name].grad = None if grad is None else _as_shard(grad).to_local()
+            self._parameters[name].grad = None if grad is None else _as_dtensor(grad).to_local()
         stepped = [p for p in self._parameters.values() if p.grad is not None]
         norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float32) for p in stepped]
         square = torch.stack(norms).double().square().sum()
@@ -226,20 +258,23 @@ class Shard(LocalLearner):
         return norm.item()
 
 
-def divided_model(
-    config: Config, device: torch.device, whole: VisionLanguageModel | None, seer: VisionLanguageModel | None
+def sharded_model(
+    config: Config,
+    device: torch.device,
+    full_model: VisionLanguageModel | None,
+    cache_owner: VisionLanguageModel | None,
 ) -> Any:
-    """The recipe's model with this rank's part of each tensor, its values taken from rank 0's `whole` one.
+    """The recipe's model with this rank's shards; rank 0's `full_model` supplies the values.
 
-    Called on samples it gives what `sampled_logprobs` does: FSDP gathers around a module's own call alone.
-    What a frozen tower sees it shares with the `seer`, whose tower is the same.
+    Calling the model on samples runs `sampled_logprobs`: FSDP gathers only in the forward call of a module. A
+    frozen tower shares the feature cache of `cache_owner`, which has the same tower.
     """
-    model: Any = hollow_model(config.model)
-    choose_trained(model, config.model, config.run.seed)
+    model: Any = meta_model(config.model)
+    set_trainable(model, config.model, config.run.seed)
     visual, layers = model.model.visual, model.model.language_model.layers
     frozen_tower = hasattr(visual, "feature_cache")
-    if frozen_tower and seer is not None:
-        visual.feature_cache = seer.model.visual.feature_cache
+    if frozen_tower and cache_owner is not None:
+        visual.feature_cache = cache_owner.model.visual.feature_cache
     model.forward = partial(_forward, model)
     shard = partial(
         fully_shard,
@@ -252,7 +287,7 @@ def divided_model(
     _materialise(model, device)
     model.tie_weights()
     shard(model, ignored_params={p for p in visual.parameters() if frozen_tower and not p.requires_grad})
-    _fill(_tensors(model), None if whole is None else _tensors(whole))
+    _fill_from_rank_0(_tensors(model), None if full_model is None else _tensors(full_model))
     return model
 
 
@@ -261,19 +296,19 @@ def _forward(
     microbatch: Microbatch,
     renderer: Renderer,
     temperature: float,
-    pictures: Pictures | None,
+    loader: ImageLoader | None,
 ) -> tuple[Tensor, Tensor]:
-    """A filler stands in where no sample shows a picture: both towers run on every rank or on none."""
-    logprobs = partial(sampled_logprobs, model, renderer=renderer, temperature=temperature, pictures=pictures)
+    """Add a filler if no sample has an image: both towers run on all ranks or on none."""
+    logprobs = partial(sampled_logprobs, model, renderer=renderer, temperature=temperature, loader=loader)
     if any(sample.images for sample in microbatch):
         logp_T, entropy_T = logprobs(microbatch)
-        return logp_T.clone(), entropy_T  # FSDP wants no view
-    logp_T, entropy_T = logprobs([*microbatch, filler(renderer)])
+        return logp_T.clone(), entropy_T  # FSDP does not accept views
+    logp_T, entropy_T = logprobs([*microbatch, filler_sample(renderer)])
     return logp_T[:-1] + 0 * logp_T[-1], entropy_T[:-1].clone()
 
 
-def filler(renderer: Renderer) -> Sample:
-    """One small picture and one token."""
+def filler_sample(renderer: Renderer) -> Sample:
+    """A sample with one small image and one token."""
     file = io.BytesIO()
     Image.new("RGB", (56, 56)).save(file, "PNG")
     rendered = renderer.render([Message(role="user", screenshot=Screenshot.of(file.getvalue()))])
@@ -289,7 +324,7 @@ def filler(renderer: Renderer) -> Sample:
 
 
 def _materialise(module: nn.Module, device: torch.device) -> None:
-    """Memory for what has none yet: unit by unit, so that no rank ever needs it for the whole model."""
+    """Allocate meta tensors unit by unit, so that no rank ever holds the whole model."""
     for part in module.modules():
         own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         if any(tensor.is_meta for tensor in own):
@@ -300,64 +335,64 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return dict(chain(model.named_parameters(), model.named_buffers()))
 
 
-def _fill(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor] | None) -> None:
+def _fill_from_rank_0(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor] | None) -> None:
     for name, target in targets.items():
-        _take(target, None if sources is None else sources[name])
+        _copy_from_rank_0(target, None if sources is None else sources[name])
 
 
 @torch.no_grad()
-def _take(target: Tensor, source: Tensor | None) -> None:
-    """Fill a shard, or the same whole tensor on each rank, from the whole tensor that rank 0 has."""
+def _copy_from_rank_0(target: Tensor, source: Tensor | None) -> None:
+    """Fill a shard, or a tensor that every rank holds in full, from the full tensor of rank 0."""
     if source is None:
-        whole = torch.empty(target.shape, dtype=target.dtype, device=target.device)
+        full_model = torch.empty(target.shape, dtype=target.dtype, device=target.device)
     else:
-        whole = source.detach().to(target.device, target.dtype).contiguous()
+        full_model = source.detach().to(target.device, target.dtype).contiguous()
     if isinstance(target, DTensor):
-        shard = distribute_tensor(whole, target.device_mesh, target.placements)
+        shard = distribute_tensor(full_model, target.device_mesh, target.placements)
         target.to_local().copy_(shard.to_local())
     else:
-        dist.broadcast(whole, 0)
-        target.copy_(whole)
+        dist.broadcast(full_model, 0)
+        target.copy_(full_model)
 
 
-def _as_shard(tensor: Tensor) -> DTensor:
+def _as_dtensor(tensor: Tensor) -> DTensor:
     assert isinstance(tensor, DTensor)
     return tensor
 
 
-def _like(shard: DTensor, part: Tensor) -> DTensor:
-    """This rank's part of a tensor that is divided as `shard` is."""
+def _dtensor_like(shard: DTensor, part: Tensor) -> DTensor:
+    """This rank's `part` of a tensor that is sharded like `shard`."""
     return DTensor.from_local(
         part, shard.device_mesh, shard.placements, run_check=False, shape=shard.shape, stride=shard.stride()
     )
 
 
-def _start(shard: DTensor, rank: int) -> int:
-    """Where among all elements this rank's begin: each rank has as many rows, the last ones perhaps fewer."""
+def _shard_offset(shard: DTensor, rank: int) -> int:
+    """Index of the first element of this rank. Ranks have equal numbers of rows; the last may have fewer."""
     rows = len(shard)
     first = min(rows, rank * -(-rows // shard.device_mesh.size()))
     return first * (shard.numel() // rows)
 
 
-def _work(config: Config, rank: int, orders: Iterator[Order]) -> None:
-    """What each rank but 0 does."""
+def _run_commands(config: Config, rank: int, commands: Iterator[Command]) -> None:
+    """Main loop of every rank but 0."""
     threads = config.run.threads or os.cpu_count() or 1
     torch.set_num_threads(max(1, threads // config.optim.ranks))
-    shard = Shard(load_renderer(config.model), config, rank, whole=None)
-    for order in orders:
-        match order:
-            case Train():
-                shard.train_share(order)
-                shard.gather_into(None)
-            case Judge():
-                shard.judge_share(order)
-            case Save():
-                shard.save(Path(order.folder))
-            case Load():
-                shard.take_over(order, None, None)
+    learner = RankLearner(load_renderer(config.model), config, rank, full_model=None)
+    for command in commands:
+        match command:
+            case TrainCommand():
+                learner.train_on(command)
+                learner.gather_into(None)
+            case LogprobsCommand():
+                learner.gather_logprobs(command)
+            case SaveCommand():
+                learner.save(Path(command.folder))
+            case LoadCommand():
+                learner.restore(command, None, None)
 
 
 if __name__ == "__main__":
     recipe, rank, port = sys.argv[1:]
     config = load_config(Path(recipe))
-    serve(config, int(rank), int(port), partial(_work, config, int(rank)))
+    serve_rank(config, int(rank), int(port), partial(_run_commands, config, int(rank)))

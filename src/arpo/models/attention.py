@@ -22,20 +22,21 @@ from transformers.masking_utils import sdpa_mask
 
 from arpo.models.families import VisionLanguageModel
 
-LONG = 1024  # keys; from here on the kernel matters, and what it gave is worth keeping
+LONG_KEYS = 1024  # keys from which the choice of kernel matters and attention outputs are kept
 _FASTEST_FIRST = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-NAME = "arpo_folded"
+_IMPLEMENTATION = "arpo_folded"
 
 
 def install(model: VisionLanguageModel) -> None:
-    AttentionInterface.register(NAME, folded_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    model.model.language_model.config._attn_implementation = NAME
+    """Set the attention of this instance's language model to `folded_attention`."""
+    AttentionInterface.register(_IMPLEMENTATION, folded_attention)
+    AttentionMaskInterface.register(_IMPLEMENTATION, sdpa_mask)
+    model.model.language_model.config._attn_implementation = _IMPLEMENTATION
 
 
 def folded_attention(
@@ -48,30 +49,33 @@ def folded_attention(
     lengths: tuple[int, ...] | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Query [B, heads, T, width], key and value [B, key heads, L, width]; without a mask it is causal.
+    """Grouped-query attention; query is [B, heads, T, width], key and value are [B, key heads, L, width].
 
-    `lengths` are those of the sequences that one row holds, one after the other.
+    Attention is causal without a mask. `lengths` are the lengths of the sequences packed into one row.
     """
-    groups, width = module.num_key_value_groups, query.shape[2]
+    group_size, width = module.num_key_value_groups, query.shape[2]
     if attention_mask is None:
-        # No fused kernel takes shared heads in float32, nor any of a CPU's; the fallback keeps all scores.
-        if groups > 1 and (query.dtype == torch.float32 or query.device.type == "cpu"):
-            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        # Fused kernels accept shared heads neither in float32 nor on a CPU; the fallback stores all scores.
+        if group_size > 1 and (query.dtype == torch.float32 or query.device.type == "cpu"):
+            key, value = key.repeat_interleave(group_size, 1), value.repeat_interleave(group_size, 1)
         shared = key.shape[1] != query.shape[1]
         parts = zip(*(x.split(lengths or x.shape[2], 2) for x in (query, key, value)), strict=True)
-        causal = [attention(*part, is_causal=width > 1, scale=scaling, enable_gqa=shared) for part in parts]
-        mixed = causal[0] if len(causal) == 1 else torch.cat(causal, 2)
+        outputs = [
+            dot_product_attention(*part, is_causal=width > 1, scale=scaling, enable_gqa=shared)
+            for part in parts
+        ]
+        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
     else:
-        mask = attention_mask.repeat(1, 1, groups, 1) if width > 1 and groups > 1 else attention_mask
-        folded = query.unflatten(1, (-1, groups)).flatten(2, 3)
-        mixed = attention(folded, key, value, attn_mask=mask, scale=scaling)
-        mixed = mixed.unflatten(2, (groups, width)).flatten(1, 2)
-    return mixed.transpose(1, 2).contiguous(), None
+        mask = attention_mask.repeat(1, 1, group_size, 1) if width > 1 and group_size > 1 else attention_mask
+        folded = query.unflatten(1, (-1, group_size)).flatten(2, 3)
+        output = dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+        output = output.unflatten(2, (group_size, width)).flatten(1, 2)
+    return output.transpose(1, 2).contiguous(), None
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    """torch's own attention: query [B, heads, T, width], key and value [B, heads, L, width]."""
-    if query.is_cuda and key.shape[2] >= LONG and query.shape[2] >= LONG:
+def dot_product_attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """torch's attention with the fastest kernel. Shapes: see `folded_attention`, without shared heads."""
+    if query.is_cuda and key.shape[2] >= LONG_KEYS and query.shape[2] >= LONG_KEYS:
         with sdpa_kernel(_FASTEST_FIRST, set_priority=True):
             return scaled_dot_product_attention(query, key, value, **options)
     return scaled_dot_product_attention(query, key, value, **options)

@@ -1,7 +1,7 @@
-"""What sets the two supported families of models apart: Qwen2.5-VL and Qwen3-VL, both dense.
+"""Differences between the two supported model families: Qwen2.5-VL and Qwen3-VL, both dense.
 
-Loading, rendering, attention, caches, engine and learner are one code for both; what differs is said here, in
-terms of transformers' own modules. Mixtures of experts and video are not supported.
+Loading, rendering, attention, caches, engine and learner share one code path. A `Family` states the
+differences in terms of the modules of transformers. Mixtures of experts and video are not supported.
 """
 
 from __future__ import annotations
@@ -24,21 +24,24 @@ IMAGE_BOUNDS, WINDOW_BOUNDS = "cu_seqlens", "cu_window_seqlens"
 
 class Family(Protocol):
     def tower_arguments(self, visual: Any, grids_N3: Tensor) -> dict[str, Any]:
-        """What the vision tower derives from the grids of a batch of images, as its forward takes it."""
+        """Arguments of the vision tower derived from the image grids of a batch."""
 
-    def bounds(self, visual: Any, layer: int) -> str:
-        """Which of those arguments bounds the runs of patches that attend to themselves in this layer."""
+    def bounds_argument(self, visual: Any, layer: int) -> str:
+        """Name of the argument with the segment boundaries of this layer; patches attend within a segment."""
 
     def image_features(self, output: Any) -> Tensor:
-        """[image tokens, levels, width]: level 0 fills the image's slots among the embeddings, each further
-        one is added to what the language model's next layer gives there."""
+        """Features as [image tokens, levels, width].
+
+        Level 0 replaces the embeddings at image positions. Level n is added to the output of layer n - 1
+        there.
+        """
 
     def attention_mask(self, mask: Tensor | None) -> Any:
-        """The language model's argument for a mask that is ready, or for plain causal attention."""
+        """The language model's mask argument; None means causal attention."""
 
 
 class Qwen2_5VL:
-    """Most layers of the tower attend within windows; one level of features."""
+    """Most layers of the tower attend within windows. Features have one level."""
 
     def tower_arguments(self, visual: Any, grids_N3: Tensor) -> dict[str, Any]:
         window_index, window_bounds = get_vision_window_index(
@@ -53,7 +56,7 @@ class Qwen2_5VL:
             WINDOW_BOUNDS: window_bounds,
         }
 
-    def bounds(self, visual: Any, layer: int) -> str:
+    def bounds_argument(self, visual: Any, layer: int) -> str:
         return IMAGE_BOUNDS if layer in visual.fullatt_block_indexes else WINDOW_BOUNDS
 
     def image_features(self, output: Any) -> Tensor:
@@ -65,7 +68,7 @@ class Qwen2_5VL:
 
 
 class Qwen3VL:
-    """The tower adds learned positions, stretched over each image, and gives features of several depths."""
+    """The tower adds learned positions, interpolated to each image. Features have several levels."""
 
     def tower_arguments(self, visual: Any, grids_N3: Tensor) -> dict[str, Any]:
         indices, weights = get_vision_interpolation_indices_and_weights(
@@ -81,7 +84,7 @@ class Qwen3VL:
             "interp_weights": weights,
         }
 
-    def bounds(self, visual: Any, layer: int) -> str:
+    def bounds_argument(self, visual: Any, layer: int) -> str:
         return IMAGE_BOUNDS
 
     def image_features(self, output: Any) -> Tensor:
@@ -99,6 +102,6 @@ def family_of(model: VisionLanguageModel) -> Family:
 
 
 def head_width(text: Any) -> int:
-    """Of one attention head, by a language model's configuration; some set it apart from the hidden size."""
+    """Width of one attention head; some configurations set it independently of the hidden size."""
     width: int = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return width

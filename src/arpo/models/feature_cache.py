@@ -1,9 +1,9 @@
-"""What a frozen vision tower makes of a screenshot, computed once.
+"""Cache of the vision states of screenshots, for a frozen vision tower.
 
-Kept is what enters the tower's mergers, not what leaves them: mergers may have adapters, and cost next to
-nothing. Each screenshot goes through the tower by itself and without gradients, so that what is kept does
-not depend on what else was looked at, and a resumed run, which begins with nothing kept, sees the same
-bits. Nothing here notices that a tower's weights have changed: only a frozen one may have a cache.
+The cache stores the inputs of the tower's mergers, not their outputs: mergers may have adapters and are
+cheap. Each screenshot passes through the tower alone and without gradients, so cached states do not depend
+on the other screenshots of a batch. A resumed run starts with an empty cache and computes the same bits.
+The cache does not notice changed weights: use it for a frozen tower only.
 """
 
 from __future__ import annotations
@@ -20,46 +20,49 @@ from arpo.types import Screenshot
 
 
 class FeatureCache:
-    """A frozen tower's states by the screenshot's sha256, in main memory; to fit, the longest unused go."""
+    """Vision states by the sha256 of the screenshot, in CPU memory.
+
+    If the cache exceeds its size, it drops the least recently used entries.
+    """
 
     def __init__(self, megabytes: int) -> None:
-        self._bound = megabytes * 2**20
+        self._limit = megabytes * 2**20
         self._size = 0
-        self._kept: OrderedDict[str, Tensor] = OrderedDict()
+        self._states: OrderedDict[str, Tensor] = OrderedDict()
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._kept
+    def __contains__(self, sha256: str) -> bool:
+        return sha256 in self._states
 
-    def get(self, name: str) -> Tensor | None:
-        if name in self._kept:
-            self._kept.move_to_end(name)
-        return self._kept.get(name)
+    def get(self, sha256: str) -> Tensor | None:
+        if sha256 in self._states:
+            self._states.move_to_end(sha256)
+        return self._states.get(sha256)
 
-    def put(self, name: str, states_NLD: Tensor) -> None:
-        self._kept[name] = states_NLD.cpu()
+    def put(self, sha256: str, states_NLD: Tensor) -> None:
+        self._states[sha256] = states_NLD.cpu()
         self._size += states_NLD.nbytes
-        while self._size > self._bound:
-            _, oldest = self._kept.popitem(last=False)
+        while self._size > self._limit:
+            _, oldest = self._states.popitem(last=False)
             self._size -= oldest.nbytes
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FeatureCache:
-        """Copies of a model share what their frozen tower sees."""
+        """Copies of a model share the cache: their frozen towers are equal."""
         return self
 
 
-def kept_features(
+def cached_features(
     visual: Any, screenshots: Mapping[str, Screenshot], encode: Callable[[list[Screenshot]], Tensor]
 ) -> Tensor:
-    """What `encode` gives for all, [sum of tokens, levels, width]; the tower runs only for those not kept."""
+    """Features of all screenshots, [sum of tokens, levels, width]; the tower runs only on a cache miss."""
     cache: FeatureCache = visual.feature_cache
     states = []
-    for name, shot in screenshots.items():
-        found = cache.get(name)
-        if found is None:
-            with torch.no_grad(), _mergers_left_out(visual):
-                found = encode([shot])
-            cache.put(name, found)
-        states.append(found.to(visual.device))
+    for sha256, shot in screenshots.items():
+        cached = cache.get(sha256)
+        if cached is None:
+            with torch.no_grad(), _without_mergers(visual):
+                cached = encode([shot])
+            cache.put(sha256, cached)
+        states.append(cached.to(visual.device))
     levels = zip(torch.cat(states).unbind(1), _mergers(visual), strict=True)
     unit = visual.spatial_merge_unit
     return torch.stack([merger(state.unflatten(1, (unit, -1)).flatten(0, 1)) for state, merger in levels], 1)
@@ -70,8 +73,8 @@ def _mergers(visual: Any) -> list[Any]:
 
 
 @contextmanager
-def _mergers_left_out(visual: nn.Module) -> Iterator[None]:
-    """Within it, each image token's features are the states of its patches side by side."""
+def _without_mergers(visual: nn.Module) -> Iterator[None]:
+    """Replace each merger by a reshape: an image token's features are the states of its patches."""
     mergers = _mergers(visual)
     for merger in mergers:
         merger.forward = lambda states_PD, width=merger.hidden_size: states_PD.reshape(-1, width)

@@ -1,6 +1,6 @@
-"""Screenshots unpacked ahead of their use, by threads, while the GPU is at work on those before.
+"""Threads that decode screenshots ahead of use, while the GPU works on earlier ones.
 
-A picture that was not expected is unpacked when it is asked for. Each is handed out once: nothing is kept.
+`load` also decodes screenshots that were not prefetched. Each result is returned once and not cached.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from arpo.prompts import vision
 from arpo.prompts.vision import ImageSettings
 from arpo.types import Screenshot
 
-_THREADS = min(16, os.cpu_count() or 1)  # unpacking leaves the interpreter free
+_THREADS = min(16, os.cpu_count() or 1)  # decoding releases the GIL
 
 
-class Pictures:
+class ImageLoader:
     def __init__(self, settings: ImageSettings) -> None:
         self._settings = settings
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pictures")
-        self._coming: dict[str, Future[NDArray[np.uint8]]] = {}
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="image-loader")
+        self._pending: dict[str, Future[NDArray[np.uint8]]] = {}
 
-    def expect(self, screenshots: Iterable[Screenshot]) -> None:
+    def prefetch(self, screenshots: Iterable[Screenshot]) -> None:
         for shot in screenshots:
-            if shot.sha256 not in self._coming:
-                self._coming[shot.sha256] = self._threads.submit(vision.pixels, shot, self._settings)
+            if shot.sha256 not in self._pending:
+                self._pending[shot.sha256] = self._threads.submit(vision.pixels, shot, self._settings)
 
-    def take(self, screenshots: Iterable[Screenshot]) -> list[NDArray[np.uint8]]:
-        """Pixels of these, at the size that the model sees."""
+    def load(self, screenshots: Iterable[Screenshot]) -> list[NDArray[np.uint8]]:
+        """Pixels of the screenshots, resized for the model."""
         wanted = list(screenshots)
-        self.expect(wanted)
-        return [self._coming.pop(shot.sha256).result() for shot in wanted]
+        self.prefetch(wanted)
+        return [self._pending.pop(shot.sha256).result() for shot in wanted]

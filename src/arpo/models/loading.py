@@ -1,7 +1,8 @@
-"""From a name in a recipe to a model that is ready to sample and to train.
+"""Load the model of a recipe, ready to sample and to train.
 
-Safetensors only: nothing is unpickled or downloaded, and no code of a folder is run. What is not a whole
-Qwen2.5-VL or Qwen3-VL folder is refused with the place and the remedy, if possible before gigabytes are read.
+Only safetensors are read: nothing is unpickled or downloaded, and no code of a model folder runs. Anything
+but a complete Qwen2.5-VL or Qwen3-VL folder is a `UserError` with path and remedy, if possible before
+gigabytes are read.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from arpo.models.families import FAMILIES, VisionLanguageModel
 from arpo.prompts.rendering import Renderer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-WORTH_COMPILING = 512  # the width from which fused parts win back the half minute that they take to compile
-PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-logging.disable_progress_bar()  # a tiny model's is noise, and would cut through the live display
-logging.set_verbosity_error()  # what the library would warn about a folder is an error of ours
+MODEL_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+MIN_COMPILED_WIDTH = 512  # hidden size; below it, compilation (half a minute) costs more than it saves
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+logging.disable_progress_bar()  # it would disturb the live display
+logging.set_verbosity_error()  # we raise an error instead of its warnings
 
 
 def resolve_model(path: str) -> Path:
-    """The folder that a recipe means: "base" is the model shipped with the package."""
+    """The folder of `model.path`; "base" is the model shipped with the package."""
     if path != "base":
         return Path(path).expanduser()
     folder = Path(str(resources.files("arpo"))) / "envs" / "desk" / "base_model" / "weights"
     if not folder.is_dir():
-        raise UserError(f"{folder}: the shipped base model is not there; make it with `arpo pretrain`")
+        raise UserError(f"{folder}: the shipped base model is missing; create it with `arpo pretrain`")
     return folder
 
 
@@ -49,14 +50,14 @@ def resolve_device(device: str) -> str:
 
 
 def load_renderer(settings: ModelConfig) -> Renderer:
-    """The renderer of the recipe's model. Cheap: what is no model folder is refused here already."""
+    """The renderer of the recipe's model. It is cheap and already rejects a folder without a model."""
     folder = resolve_model(settings.path)
     read_config(folder)
     return Renderer.from_folder(folder, settings.min_pixels, settings.max_pixels)
 
 
 def load_model(settings: ModelConfig, seed: int) -> VisionLanguageModel:
-    """The recipe's model, prepared. `seed` decides random weights, on each kind of device others."""
+    """The prepared model of the recipe. `seed` decides random weights, differently on CPU and GPU."""
     if settings.dtype not in DTYPES:
         raise UserError(f"model.dtype = {settings.dtype!r}: use one of {', '.join(DTYPES)}")
     folder, dtype = resolve_model(settings.path), DTYPES[settings.dtype]
@@ -68,8 +69,8 @@ def load_model(settings: ModelConfig, seed: int) -> VisionLanguageModel:
     return prepare(_stored_model(folder, config, dtype).to(device))
 
 
-def hollow_model(settings: ModelConfig) -> VisionLanguageModel:
-    """The recipe's model, prepared, on the device "meta": its layout without memory or values."""
+def meta_model(settings: ModelConfig) -> VisionLanguageModel:
+    """The prepared model of the recipe on the device "meta": modules and shapes without memory."""
     config, dtype = read_config(resolve_model(settings.path)), DTYPES[settings.dtype]
     model = prepare(_random_model(config, dtype, torch.device("meta"), seed=0))
     if resolve_device(settings.device) != "cpu":
@@ -78,7 +79,7 @@ def hollow_model(settings: ModelConfig) -> VisionLanguageModel:
 
 
 def prepare(model: VisionLanguageModel) -> VisionLanguageModel:
-    """Give a model, however it was made, fast attention; on a GPU also fused norms and gates."""
+    """Install fast attention and, on a GPU, fused norms and gates."""
     attention.install(model)
     vision_attention.install(model)
     if model.device.type == "cuda":
@@ -87,84 +88,82 @@ def prepare(model: VisionLanguageModel) -> VisionLanguageModel:
 
 
 def _fuse(model: VisionLanguageModel) -> None:
-    if model.config.text_config.hidden_size >= WORTH_COMPILING:
+    if model.config.text_config.hidden_size >= MIN_COMPILED_WIDTH:
         fused_ops.install(model, compiled=True)
 
 
 def read_config(folder: Path) -> Any:
-    """The configuration of a supported model, as transformers has it."""
+    """The transformers configuration of a supported model."""
     path = folder / "config.json"
     if not folder.is_dir():
-        reason = "is no folder" if folder.exists() else "not found"
+        reason = "is not a folder" if folder.exists() else "not found"
         raise UserError(f"{folder}: {reason}; model.path needs 'base' or a Hugging Face model folder")
     if not path.is_file():
         raise UserError(f"{path}: not found; model.path needs 'base' or a Hugging Face model folder")
-    found = _read_object(path)
+    found = _read_json_object(path)
     if (model_type := found.get("model_type")) not in FAMILIES:
         kind = "a mixture of experts" if "moe" in str(model_type) else "another kind of model"
         raise UserError(
             f"{path}: model_type is {model_type!r}, {kind}; supported are {' and '.join(FAMILIES)}"
         )
     if "quantization_config" in found:
-        raise UserError(
-            f"{path}: quantised weights cannot be trained; use the model that they were made from"
-        )
+        raise UserError(f"{path}: quantised weights cannot be trained; use the original, unquantised model")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # whatever the library says about a configuration is about this one
-        raise UserError(f"{path}: not a configuration of {model_type} ({_in_one_line(error)})") from error
+    except Exception as error:  # any error of the library means an invalid configuration
+        raise UserError(f"{path}: not a configuration of {model_type} ({_single_line(error)})") from error
     if "sliding_attention" in (getattr(config.text_config, "layer_types", None) or ()):
         raise UserError(f"{path}: sliding-window attention is not supported; use a model without it")
     return config
 
 
 def check_weights(folder: Path) -> None:
-    """Every file of weights is there and whole."""
+    """Raise `UserError` if a file of weights is missing or damaged."""
     for path in _weight_files(folder):
         try:
             with safe_open(path, framework="pt"):
                 pass
         except (OSError, SafetensorError) as error:
             raise UserError(
-                f"{path}: not a whole safetensors file ({_in_one_line(error)}); download it again"
+                f"{path}: incomplete or damaged safetensors file ({_single_line(error)}); download it again"
             ) from error
 
 
-def check_fit(model: VisionLanguageModel, renderer: Renderer) -> None:
-    """The tokenizer and the image settings of a folder are those of its model."""
+def check_compatible(model: VisionLanguageModel, renderer: Renderer) -> None:
+    """Raise `UserError` if tokenizer or image settings belong to another model."""
     tower, settings = model.config.vision_config, renderer.settings
-    wanted = [tower.patch_size, tower.spatial_merge_size, tower.temporal_patch_size]
+    expected = [tower.patch_size, tower.spatial_merge_size, tower.temporal_patch_size]
     found = [settings.patch_size, settings.merge_size, settings.temporal_patch_size]
-    if found != wanted:
+    if found != expected:
         raise UserError(
-            f"the model wants patch, merge and temporal sizes of {wanted}, the image settings say {found}: "
+            f"the model needs patch, merge and temporal sizes {expected}, the image settings have {found}: "
             "use the files of one model folder"
         )
     if renderer.vocab_size > (rows := model.config.text_config.vocab_size):
         raise UserError(
-            f"the model knows {rows} tokens, the tokenizer has {renderer.vocab_size}: "
+            f"the model has {rows} tokens, the tokenizer has {renderer.vocab_size}: "
             "use the files of one model folder"
         )
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    index = folder / INDEX
+    if (folder / MODEL_FILE).is_file():
+        return [folder / MODEL_FILE]
+    index = folder / INDEX_FILE
     if index.is_file():
-        shards = _read_object(index).get("weight_map")
+        shards = _read_json_object(index).get("weight_map")
         if not isinstance(shards, dict) or not shards:
             raise UserError(f"{index}: has no weight_map; download it again")
         files = sorted({folder / str(name) for name in shards.values()})
         if missing := [path for path in files if not path.is_file()]:
             raise UserError(
-                f"{index}: {len(missing)} of {len(files)} files that it names are not there, "
+                f"{index}: {len(missing)} of {len(files)} listed files are missing, "
                 f"first {missing[0].name}; download them"
             )
         return files
-    others = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
-    why = f"only pickled weights ({others[0]}), which are never opened" if others else "no weights"
-    raise UserError(f"{folder}: {why}; a model needs {WEIGHTS}, or {INDEX} and the files that it names")
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
+    why = f"only pickled weights ({pickled[0]}), which ARPO never opens" if pickled else "no weights"
+    raise UserError(f"{folder}: {why}; a model needs {MODEL_FILE}, or {INDEX_FILE} and its files")
 
 
 def _stored_model(folder: Path, config: Any, dtype: torch.dtype) -> Any:
@@ -177,24 +176,22 @@ def _stored_model(folder: Path, config: Any, dtype: torch.dtype) -> Any:
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # they are in the report, and refused here
+            ignore_mismatched_sizes=True,  # the report lists them, and we raise
             output_loading_info=True,
         )
-    except Exception as error:  # whatever the library says about a damaged folder is about this folder
-        reason = f"{type(error).__name__}: {_in_one_line(error)}"
+    except Exception as error:  # any error of the library means a damaged folder
+        reason = f"{type(error).__name__}: {_single_line(error)}"
         raise UserError(f"{folder}: the model cannot be loaded ({reason})") from error
-    misshapen = {name: (list(found), list(wanted)) for name, found, wanted in report["mismatched_keys"]}
-    wrong = sorted({*misshapen, *report["missing_keys"], *report["unexpected_keys"]})
+    mismatched = {name: (list(found), list(expected)) for name, found, expected in report["mismatched_keys"]}
+    wrong = sorted({*mismatched, *report["missing_keys"], *report["unexpected_keys"]})
     if wrong:
-        shapes = " is {}, not {}".format(*misshapen[wrong[0]]) if wrong[0] in misshapen else ""
-        raise UserError(
-            f"{folder}: weights do not fit config.json, {len(wrong)} of them, first {wrong[0]}{shapes}"
-        )
+        shapes = " is {}, not {}".format(*mismatched[wrong[0]]) if wrong[0] in mismatched else ""
+        raise UserError(f"{folder}: {len(wrong)} weights do not match config.json, first {wrong[0]}{shapes}")
     return model
 
 
 def _random_model(config: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
-    """Made where it will live, in the precision it will have; draws of others are left as they are."""
+    """Initialise on the target device in the final precision; the global random state does not change."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
         return AutoModelForImageTextToText.from_config(
@@ -202,7 +199,7 @@ def _random_model(config: Any, dtype: torch.dtype, device: torch.device, seed: i
         )
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_json_object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -212,5 +209,5 @@ def _read_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def _in_one_line(error: Exception) -> str:
+def _single_line(error: Exception) -> str:
     return " ".join(str(error).split())

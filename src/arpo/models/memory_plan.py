@@ -1,10 +1,13 @@
-"""What a recipe will need of a GPU's memory, told before anything is loaded.
+"""GPU memory that a recipe needs, computed before anything is loaded.
 
-Weights, gradients and moments are counted exactly, from the model's configuration alone. Activations are
-those of the longest sequence that the recipe allows, with what `recompute` keeps; real ones are shorter.
-Of several ranks each has a GPU: what they share among them is divided, and rank 0 needs most, since it also
-samples, with a whole model of its own. Where a recipe does not fit, settings are looked for with which it
-does. Nothing is allocated here.
+Weights, gradients and moments are exact, from the model's configuration alone. Activations are an upper
+bound: those of the longest sequence that the recipe allows, minus the ones recomputed (see `recompute`). With
+several ranks, each has a GPU. They share weights, gradients and moments. Rank 0 needs most: it also samples,
+with a full model of its own. If a recipe does not fit, `advise` finds settings that do. Nothing is allocated.
+
+    info = read_model_info(config)
+    plan_memory(info, config).total  # bytes on rank 0
+    advise(info, config, 80 * GIB)  # [] if the recipe fits into 80 GiB
 """
 
 from __future__ import annotations
@@ -21,84 +24,88 @@ from transformers import AutoModelForImageTextToText
 
 from arpo.config import Config
 from arpo.models.families import IMAGE_BOUNDS, family_of, head_width
-from arpo.models.kv_cache import places
+from arpo.models.kv_cache import capacity_for
 from arpo.models.loading import read_config, resolve_model
-from arpo.models.lora import ADAPTED
-from arpo.models.recompute import Keeping
+from arpo.models.lora import ADAPTED_LAYERS
+from arpo.models.recompute import KeptActivations
 from arpo.prompts import vision
 from arpo.prompts.vision import ImageSettings
 from arpo.recipe import value
 
 BYTES = {"float32": 4, "bfloat16": 2}
 GIB = 2**30
-RESERVE = 4 * GIB  # the libraries' own, and what the allocator cannot use
-FRAGMENTS = 10  # of what is free, one part in so many is left to gaps between what is kept
-MOST_LOGITS = 2**26  # that are made at once, in float32; with their copies, a gigabyte
+RESERVE = 4 * GIB  # memory of the libraries, and memory that the allocator cannot use
+FRAGMENTATION_DIVISOR = 10  # one part in this many of the free memory is lost to fragmentation
+MAX_LOGITS = 2**26  # computed at once, in float32; with copies, one gigabyte
 LOGIT_COPIES = 4
-PROMPT_TOKENS = 1024  # of all words that are neither answers nor screenshots
-SHORT_ANSWER = 512  # tokens: a thought and an action still fit
-LEGIBLE = 2**19  # pixels, below which a desktop's text cannot be read
-RANKS = (1, 2, 4, 8)  # as many GPUs as one machine has
-LORA_RATE = 1e-4  # adapters want a higher learning rate than weights
-LEARNS_OTHERWISE = ("model.train", "model.max_pixels", "rollout.")  # beginnings of keys; others cost time
+PROMPT_TOKENS = 1024  # all text of a trajectory except answers
+SHORT_ANSWER_TOKENS = 512  # enough for a thought and an action
+MIN_LEGIBLE_PIXELS = 2**19  # below this, the text of a desktop is unreadable
+RANK_COUNTS = (1, 2, 4, 8)  # number of GPUs in one machine
+LORA_LEARNING_RATE = 1e-4  # adapters need a higher learning rate than weights
+RESULT_CHANGING_KEYS = (
+    "model.train",
+    "model.max_pixels",
+    "rollout.",
+)  # prefixes; other settings cost only time
 
-Change = dict[str, Any]  # settings by their dotted keys
+Change = dict[str, Any]  # values by dotted config key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """The numbers of a model that decide its memory."""
+class ModelDimensions:
+    """Parameter counts, layer counts and widths of a model."""
 
-    vision: int  # parameters
-    language: int
-    layer: int  # of one layer of the language model
-    adapters: int  # of LoRA at the recipe's rank
+    vision_parameters: int
+    language_parameters: int
+    layer_parameters: int  # of one language layer
+    adapter_parameters: int  # at the recipe's LoRA rank
     layers: int
     hidden: int
-    heads: int  # width of all query heads together
-    keys: int  # width of all key heads together
+    query_width: int  # width of all query heads together
+    key_width: int  # width of all key heads together
     intermediate: int
     vocabulary: int
     vision_layers: int
-    vision_whole: int  # layers of the vision tower that attend to all of a picture
+    vision_full_layers: int  # with attention over the whole image
     vision_hidden: int
     vision_intermediate: int
 
     @property
-    def outside(self) -> int:
-        """Parameters of the language model outside of its layers: embeddings, head and a norm."""
-        return self.language - self.layers * self.layer
+    def non_layer_parameters(self) -> int:
+        """Language-model parameters outside its layers: embeddings, head and a norm."""
+        return self.language_parameters - self.layers * self.layer_parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What a model's folder says of it: the numbers of its weights, and how it wants its images."""
+class ModelInfo:
+    """Dimensions and image settings of a model folder."""
 
-    shape: Shape
+    dims: ModelDimensions
     images: ImageSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """The most that a recipe puts on a GPU at once."""
+class Workload:
+    """The largest micro-batch of a recipe."""
 
     sequence: int  # tokens of the longest trajectory
     tokens: int  # of a micro-batch
-    patches: int  # of its screenshots
+    patches: int  # of the screenshots of a micro-batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Bytes of rank 0 by what needs them; with one rank there is nothing gathered and no whole copy."""
+class MemoryPlan:
+    """Bytes on rank 0 by purpose. `gathered` and `sampling_model` are 0 with one rank."""
 
     weights: int
     base_model: int
     gradients: int
     moments: int
-    gathered: int  # what is whole for a while, of what is divided
+    gathered: int  # sharded tensors while they are gathered
     activations: int
-    whole_copy: int  # that samples
-    rollouts: int
+    sampling_model: int  # full model of rank 0, for sampling
+    kv_cache: int
     reserve: int
 
     @property
@@ -111,18 +118,18 @@ class Plan:
 
     @property
     def other_ranks(self) -> int:
-        """What each rank but 0 needs: those do not sample."""
-        return self.total - self.whole_copy - self.rollouts
+        """Bytes on each rank but 0: these do not sample."""
+        return self.total - self.sampling_model - self.kv_cache
 
 
-def read_shape(folder: Path, lora_rank: int) -> Shape:
-    """From config.json: the model is laid out without memory, and measured."""
+def read_dimensions(folder: Path, lora_rank: int) -> ModelDimensions:
+    """Measure the model of a config.json on the device "meta", without memory."""
     config = read_config(folder)
     with torch.device("meta"):
-        return shape_of(AutoModelForImageTextToText.from_config(config), lora_rank)
+        return measure_dimensions(AutoModelForImageTextToText.from_config(config), lora_rank)
 
 
-def shape_of(model: Any, lora_rank: int) -> Shape:
+def measure_dimensions(model: Any, lora_rank: int) -> ModelDimensions:
     text, tower = model.config.text_config, model.config.vision_config
     visual, family = model.model.visual, family_of(model)
     in_vision = sum(p.numel() for p in visual.parameters())
@@ -130,214 +137,241 @@ def shape_of(model: Any, lora_rank: int) -> Shape:
     adapted = [
         module
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and ADAPTED.search(f".{name}.")
+        if isinstance(module, torch.nn.Linear) and ADAPTED_LAYERS.search(f".{name}.")
     ]
-    return Shape(
-        vision=in_vision,
-        language=sum(p.numel() for p in model.parameters()) - in_vision,
-        layer=sum(p.numel() for p in model.model.language_model.layers[0].parameters()),
-        adapters=sum(lora_rank * (layer.in_features + layer.out_features) for layer in adapted),
+    return ModelDimensions(
+        vision_parameters=in_vision,
+        language_parameters=sum(p.numel() for p in model.parameters()) - in_vision,
+        layer_parameters=sum(p.numel() for p in model.model.language_model.layers[0].parameters()),
+        adapter_parameters=sum(lora_rank * (layer.in_features + layer.out_features) for layer in adapted),
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
-        heads=head * text.num_attention_heads,
-        keys=head * text.num_key_value_heads,
+        query_width=head * text.num_attention_heads,
+        key_width=head * text.num_key_value_heads,
         intermediate=text.intermediate_size,
         vocabulary=text.vocab_size,
         vision_layers=tower.depth,
-        vision_whole=sum(family.bounds(visual, layer) == IMAGE_BOUNDS for layer in range(tower.depth)),
+        vision_full_layers=sum(
+            family.bounds_argument(visual, layer) == IMAGE_BOUNDS for layer in range(tower.depth)
+        ),
         vision_hidden=tower.hidden_size,
         vision_intermediate=tower.intermediate_size,
     )
 
 
-def read_facts(config: Config) -> Facts:
+def read_model_info(config: Config) -> ModelInfo:
     folder = resolve_model(config.model.path)
-    return Facts(
-        shape=read_shape(folder, config.model.lora_rank),
+    return ModelInfo(
+        dims=read_dimensions(folder, config.model.lora_rank),
         images=ImageSettings.from_folder(folder, config.model.min_pixels, config.model.max_pixels),
     )
 
 
-def work_of(facts: Facts, config: Config) -> Work:
-    """A micro-batch has one trajectory that is longer than it should be, or several that are short."""
-    rollout, most = config.rollout, config.optim.tokens_per_microbatch
-    patches, tokens = _screen(facts, config)
+def workload_of(info: ModelInfo, config: Config) -> Workload:
+    """A micro-batch holds either one long trajectory or several short ones."""
+    rollout, max_tokens = config.rollout, config.optim.tokens_per_microbatch
+    patches, tokens = _screenshot_size(info, config)
     answers = rollout.max_answer_tokens * rollout.max_steps
     sequence = min(rollout.max_context_tokens, PROMPT_TOKENS + tokens * rollout.max_images + answers)
-    return Work(
+    return Workload(
         sequence=sequence,
-        tokens=max(sequence, most),
-        patches=patches * max(rollout.max_images, most // tokens),
+        tokens=max(sequence, max_tokens),
+        patches=patches * max(rollout.max_images, max_tokens // tokens),
     )
 
 
-def _screen(facts: Facts, config: Config) -> tuple[int, int]:
-    """The patches of one screenshot, and its tokens."""
-    settings = replace(facts.images, min_pixels=config.model.min_pixels, max_pixels=config.model.max_pixels)
+def _screenshot_size(info: ModelInfo, config: Config) -> tuple[int, int]:
+    """(patches, tokens) of one screenshot."""
+    settings = replace(info.images, min_pixels=config.model.min_pixels, max_pixels=config.model.max_pixels)
     grid = vision.grid(config.env.width, config.env.height, settings)
     return math.prod(grid), vision.image_tokens(grid, settings)
 
 
-def memory(facts: Facts, config: Config) -> Plan:
-    """What the recipe needs at most. A frozen tower is not divided among ranks: each has a copy."""
-    shape, work = facts.shape, work_of(facts, config)
+def plan_memory(info: ModelInfo, config: Config) -> MemoryPlan:
+    """Upper bound for the recipe. Each rank has a full copy of a frozen vision tower."""
+    dims, workload = info.dims, workload_of(info, config)
     width, ranks = BYTES[config.model.dtype], config.optim.ranks
     train, lora = config.model.train, config.model.train == "lora"
-    everything = shape.vision + shape.language
-    trained = {"all": everything, "language": shape.language, "lora": shape.adapters}[train]
-    tower = 0 if train == "all" else shape.vision
-    adapters = 4 * shape.adapters if lora else 0
-    # A base model, for KL, shares a frozen tower in one process; on a rank it has its own, and keeps
-    # embeddings and head gathered, since no backward pass divides them again.
-    base = _share(width * trained, ranks) + (width * (tower + shape.outside) if ranks > 1 else 0)
-    return Plan(
-        weights=width * tower + _share(width * (everything - tower) + adapters, ranks),
+    everything = dims.vision_parameters + dims.language_parameters
+    trained = {"all": everything, "language": dims.language_parameters, "lora": dims.adapter_parameters}[
+        train
+    ]
+    tower = 0 if train == "all" else dims.vision_parameters
+    adapters = 4 * dims.adapter_parameters if lora else 0
+    # For KL, the base model shares a frozen tower in one process. A rank has a copy of its own, and keeps
+    # embeddings and head gathered, because no backward pass reshards them.
+    base = _per_rank(width * trained, ranks) + (
+        width * (tower + dims.non_layer_parameters) if ranks > 1 else 0
+    )
+    return MemoryPlan(
+        weights=width * tower + _per_rank(width * (everything - tower) + adapters, ranks),
         base_model=base if config.compares_with_base and not lora else 0,
-        gradients=_share(trained * (4 if lora else width), ranks),
-        moments=_share(2 * trained * BYTES[config.optim.moments], ranks),
-        gathered=_gathered(shape, width, lora) if ranks > 1 else 0,
-        activations=_activations(shape, width, work.tokens, work.patches if train == "all" else 0),
-        whole_copy=width * everything + adapters if ranks > 1 else 0,
-        rollouts=config.env.parallel * places(work.sequence) * 2 * shape.keys * shape.layers * width,
+        gradients=_per_rank(trained * (4 if lora else width), ranks),
+        moments=_per_rank(2 * trained * BYTES[config.optim.moments], ranks),
+        gathered=_gathered_bytes(dims, width, lora) if ranks > 1 else 0,
+        activations=_activation_bytes(
+            dims, width, workload.tokens, workload.patches if train == "all" else 0
+        ),
+        sampling_model=width * everything + adapters if ranks > 1 else 0,
+        kv_cache=config.env.parallel
+        * capacity_for(workload.sequence)
+        * 2
+        * dims.key_width
+        * dims.layers
+        * width,
         reserve=RESERVE,
     )
 
 
-def _share(size: int, ranks: int) -> int:
+def _per_rank(size: int, ranks: int) -> int:
     return -(-size // ranks)
 
 
-def _gathered(shape: Shape, width: int, lora: bool) -> int:
-    """Embeddings and head all through a pass, and of the layers the one that is run and the next.
+def _gathered_bytes(dims: ModelDimensions, width: int, lora: bool) -> int:
+    """Full tensors during a pass: embeddings, head, the current layer and the next one.
 
-    Gradients are whole until they are added up over the ranks, which is done in float32.
+    Gradients are full tensors until they are summed over the ranks, in float32.
     """
-    weights = width * (shape.outside + 2 * shape.layer)
-    return weights if lora else weights + width * (shape.outside + shape.layer) + 4 * shape.layer
+    weights = width * (dims.non_layer_parameters + 2 * dims.layer_parameters)
+    return (
+        weights
+        if lora
+        else weights + width * (dims.non_layer_parameters + dims.layer_parameters) + 4 * dims.layer_parameters
+    )
 
 
-def _activations(shape: Shape, width: int, tokens: int, patches: int) -> int:
-    """What is kept for the backward pass, and the block that is being made again."""
-    kept = width * tokens * shape.layers * (shape.hidden + shape.heads)
-    kept += width * patches * (shape.vision_layers + shape.vision_whole) * shape.vision_hidden
-    layer = layer_bytes(shape, width, tokens)
-    block = block_bytes(shape, width, patches)
-    logits = 4 * LOGIT_COPIES * min(MOST_LOGITS, tokens * shape.vocabulary)
+def _activation_bytes(dims: ModelDimensions, width: int, tokens: int, patches: int) -> int:
+    """Activations kept for the backward pass, the block being recomputed, and the logits."""
+    kept = width * tokens * dims.layers * (dims.hidden + dims.query_width)
+    kept += width * patches * (dims.vision_layers + dims.vision_full_layers) * dims.vision_hidden
+    layer = layer_bytes(dims, width, tokens)
+    block = block_bytes(dims, width, patches)
+    logits = 4 * LOGIT_COPIES * min(MAX_LOGITS, tokens * dims.vocabulary)
     return kept + 2 * max(layer, block) + logits
 
 
-def layer_bytes(shape: Shape, width: int, tokens: int) -> int:
-    """What a layer of the language model keeps when nothing in it is made again.
+def layer_bytes(dims: ModelDimensions, width: int, tokens: int) -> int:
+    """Activations of a language layer without recomputation.
 
-    Attention in float32 has a copy of keys and values for each query head.
+    In float32, attention copies keys and values for each query head.
     """
-    keys = shape.heads if width == BYTES["float32"] else shape.keys
-    return width * tokens * (4 * shape.hidden + 2 * shape.heads + 2 * keys + 3 * shape.intermediate)
+    key_width = dims.query_width if width == BYTES["float32"] else dims.key_width
+    return width * tokens * (4 * dims.hidden + 2 * dims.query_width + 2 * key_width + 3 * dims.intermediate)
 
 
-def product_bytes(shape: Shape, width: int, tokens: int) -> int:
-    """What a layer keeps in addition where its matrix products are not made again."""
-    return width * tokens * (shape.hidden + shape.heads + 2 * shape.keys + 2 * shape.intermediate)
+def product_bytes(dims: ModelDimensions, width: int, tokens: int) -> int:
+    """Additional activations of a language layer that keeps its matrix products."""
+    return width * tokens * (dims.hidden + dims.query_width + 2 * dims.key_width + 2 * dims.intermediate)
 
 
-def block_bytes(shape: Shape, width: int, patches: int) -> int:
-    """What a block of the vision tower keeps when nothing in it is made again."""
-    return width * patches * (8 * shape.vision_hidden + 3 * shape.vision_intermediate)
+def block_bytes(dims: ModelDimensions, width: int, patches: int) -> int:
+    """Activations of a block of the vision tower without recomputation."""
+    return width * patches * (8 * dims.vision_hidden + 3 * dims.vision_intermediate)
 
 
-def spare(model: Any, tokens: int, patches: int) -> Keeping:
-    """What a forward pass can keep in memory that is left on the GPU, until its backward pass.
+def activations_to_keep(model: Any, tokens: int, patches: int) -> KeptActivations:
+    """The activations that fit into free GPU memory until the backward pass.
 
-    Nothing where weights are divided among several GPUs: they are gathered when needed, so it is not known.
+    If weights are sharded over several GPUs, none: gathering needs an unknown amount of memory.
     """
     parameters = list(model.parameters())
     if any(isinstance(parameter, DTensor) for parameter in parameters):
-        return Keeping()
+        return KeptActivations()
     tower = any(parameter.requires_grad for parameter in model.model.visual.blocks.parameters())
     free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    coming = sum(p.nbytes for p in parameters if p.requires_grad and p.grad is None)
+    pending_gradients = sum(p.nbytes for p in parameters if p.requires_grad and p.grad is None)
     width, patches = parameters[0].element_size(), patches if tower else 0
-    return most_kept(shape_of(model, lora_rank=1), width, tokens, patches, free, coming)
+    return max_kept_activations(
+        measure_dimensions(model, lora_rank=1), width, tokens, patches, free, pending_gradients
+    )
 
 
-def most_kept(shape: Shape, width: int, tokens: int, patches: int, free: int, coming: int) -> Keeping:
-    """In so many free bytes, into which gradients of `coming` bytes must go too.
+def max_kept_activations(
+    dims: ModelDimensions, width: int, tokens: int, patches: int, free: int, pending_gradients: int
+) -> KeptActivations:
+    """The activations that fit into `free` bytes besides `pending_gradients` bytes of gradients to come.
 
-    The products of all layers come first, since they save most for their size. A backward pass begins with
-    the layers, when of the gradients only the head's are there; it comes to the tower with all of them.
+    Products of all layers come first: they save most time per byte. The backward pass runs through the layers
+    while only the gradients of the head exist, and reaches the vision tower when all others do.
     """
-    room = free - free // FRAGMENTS - RESERVE - _activations(shape, width, tokens, patches)
-    first = room - min(coming, width * shape.outside)
-    product, layer = product_bytes(shape, width, tokens), layer_bytes(shape, width, tokens)
-    whole = _within(shape.layers, first - shape.layers * product, layer - product)
-    products = _within(shape.layers - whole, first - whole * layer, product)
-    left = min(first - whole * layer - products * product, room - coming)
-    blocks = _within(shape.vision_layers, left, block_bytes(shape, width, patches)) if patches else 0
-    return Keeping(products=products, whole=whole, blocks=blocks)
+    available = (
+        free - free // FRAGMENTATION_DIVISOR - RESERVE - _activation_bytes(dims, width, tokens, patches)
+    )
+    for_layers = available - min(pending_gradients, width * dims.non_layer_parameters)
+    product, layer = product_bytes(dims, width, tokens), layer_bytes(dims, width, tokens)
+    whole_layers = _count_that_fit(dims.layers, for_layers - dims.layers * product, layer - product)
+    product_layers = _count_that_fit(dims.layers - whole_layers, for_layers - whole_layers * layer, product)
+    left = min(for_layers - whole_layers * layer - product_layers * product, available - pending_gradients)
+    vision_blocks = (
+        _count_that_fit(dims.vision_layers, left, block_bytes(dims, width, patches)) if patches else 0
+    )
+    return KeptActivations(
+        product_layers=product_layers, whole_layers=whole_layers, vision_blocks=vision_blocks
+    )
 
 
-def _within(most: int, room: int, size: int) -> int:
-    return max(0, min(most, room // size))
+def _count_that_fit(max_count: int, available: int, size: int) -> int:
+    return max(0, min(max_count, available // size))
 
 
-def fitting(facts: Facts, config: Config, room: int) -> Change:
-    """Few and harmless settings with which the recipe fits into `room` bytes; else those that need least.
+def find_fitting_changes(info: ModelInfo, config: Config, gpu_bytes: int) -> Change:
+    """The least harmful changes that make the recipe fit into `gpu_bytes`; else those that need least memory.
 
-    Changes are taken in the order of `_ladders` until it fits, also those that help only with later ones.
-    Then they are taken back as far as can be, the most harmful first.
+    Changes are applied in the order of `_candidate_changes` until the recipe fits; some help only together
+    with later ones. Then they are reverted as far as possible, the most harmful first.
     """
-    ladders = _ladders(facts, config)
+    candidates = _candidate_changes(info, config)
 
     def need(changes: Iterable[Change]) -> int:
-        return memory(facts, with_changes(config, _together(changes))).total
+        return plan_memory(info, with_changes(config, _merge_changes(changes))).total
 
     taken: list[Change] = []
-    for ladder in ladders:
+    for steps in candidates:
         taken.append({})
-        for change in ladder:
-            if room < need(taken) >= need([*taken[:-1], change]):
+        for change in steps:
+            if gpu_bytes < need(taken) >= need([*taken[:-1], change]):
                 taken[-1] = change
-    enough = max(room, need(taken))
-    for rung in reversed(range(len(taken))):
-        for change in ({}, *ladders[rung]):
-            less = [*taken[:rung], change, *taken[rung + 1 :]]
-            if need(less) <= enough:
-                taken = less
+    limit = max(gpu_bytes, need(taken))
+    for index in reversed(range(len(taken))):
+        for change in ({}, *candidates[index]):
+            fewer = [*taken[:index], change, *taken[index + 1 :]]
+            if need(fewer) <= limit:
+                taken = fewer
                 break
-    return {key: new for key, new in _together(taken).items() if new != value(config, key)}
+    return {key: new for key, new in _merge_changes(taken).items() if new != value(config, key)}
 
 
-def _ladders(facts: Facts, config: Config) -> list[list[Change]]:
-    """What could be changed, the least harmful first; of each, one step after the other."""
+def _candidate_changes(info: ModelInfo, config: Config) -> list[list[Change]]:
+    """Lists of alternative changes, the least harmful list first and the smallest change of each first."""
     model, rollout, optim = config.model, config.rollout, config.optim
-    lora: Change = {"model.train": "lora", "optim.ranks": 1, "optim.lr": max(optim.lr, LORA_RATE)}
+    lora: Change = {"model.train": "lora", "optim.ranks": 1, "optim.lr": max(optim.lr, LORA_LEARNING_RATE)}
     less_trained: list[Change] = [{"model.train": "language"}, lora]
     fewer_screens = range(rollout.max_images - 1, 0, -1)
-    short = {"rollout.max_answer_tokens": min(SHORT_ANSWER, rollout.max_answer_tokens)}
-    first_turn = PROMPT_TOKENS + _screen(facts, config)[1] + SHORT_ANSWER
+    short = {"rollout.max_answer_tokens": min(SHORT_ANSWER_TOKENS, rollout.max_answer_tokens)}
+    first_turn = PROMPT_TOKENS + _screenshot_size(info, config)[1] + SHORT_ANSWER_TOKENS
     contexts = _halved("rollout.max_context_tokens", rollout.max_context_tokens, first_turn)
     return [
         [{"model.dtype": "bfloat16"}],
         [{"optim.moments": "bfloat16"}],
         _halved("optim.tokens_per_microbatch", optim.tokens_per_microbatch, PROMPT_TOKENS),
         _halved("env.parallel", config.env.parallel, 1),
-        [{"optim.ranks": ranks} for ranks in RANKS],
-        _halved("rollout.max_answer_tokens", rollout.max_answer_tokens, SHORT_ANSWER),
+        [{"optim.ranks": ranks} for ranks in RANK_COUNTS],
+        _halved("rollout.max_answer_tokens", rollout.max_answer_tokens, SHORT_ANSWER_TOKENS),
         less_trained[("all", "language", "lora").index(model.train) :],
         [{"rollout.max_images": screens} for screens in fewer_screens],
-        _halved("model.max_pixels", model.max_pixels, max(model.min_pixels, LEGIBLE)),
+        _halved("model.max_pixels", model.max_pixels, max(model.min_pixels, MIN_LEGIBLE_PIXELS)),
         [short | context for context in contexts],
     ]
 
 
-def _halved(key: str, value: int, least: int) -> list[Change]:
+def _halved(key: str, value: int, minimum: int) -> list[Change]:
     halves = []
-    while (value := value // 2) >= least:
+    while (value := value // 2) >= minimum:
         halves.append({key: value})
     return halves
 
 
-def _together(changes: Iterable[Change]) -> Change:
+def _merge_changes(changes: Iterable[Change]) -> Change:
     return {key: value for change in changes for key, value in change.items()}
 
 
@@ -349,35 +383,35 @@ def with_changes(config: Config, change: Change) -> Config:
     return config
 
 
-def advice(facts: Facts, config: Config, room: int) -> list[str]:
-    """Lines that say what to change when the plan does not fit into `room` bytes; none when it does."""
-    if memory(facts, config).total <= room:
+def advise(info: ModelInfo, config: Config, gpu_bytes: int) -> list[str]:
+    """Lines with the changes that make the recipe fit into `gpu_bytes`; none if it fits."""
+    if plan_memory(info, config).total <= gpu_bytes:
         return []
-    change = fitting(facts, config, room)
-    better = with_changes(config, change)
-    need, ranks = memory(facts, better).total, better.optim.ranks
-    size = f"{need / GIB:.1f} GiB" + (f" of each of {ranks} GPUs" if ranks > 1 else "")
-    so = "it needs" if need <= room else "a larger one is needed: the least found is"
+    change = find_fitting_changes(info, config, gpu_bytes)
+    fitted = with_changes(config, change)
+    need, ranks = plan_memory(info, fitted).total, fitted.optim.ranks
+    size = f"{need / GIB:.1f} GiB" + (f" on each of {ranks} GPUs" if ranks > 1 else "")
+    verdict = "it needs" if need <= gpu_bytes else "a larger GPU is needed: the minimum is"
     settings = " ".join(f"--{key} {value}" for key, value in change.items())
-    lines = [f"does not fit into a GPU of {room / GIB:.0f} GiB; {so} {size} with"]
-    lines.append(f"    {settings or 'the settings as they are'}")
-    if other := [key for key in change if key.startswith(LEARNS_OTHERWISE)]:
-        lines.append(f"which changes what is learned ({', '.join(other)})")
+    lines = [f"does not fit into a GPU of {gpu_bytes / GIB:.0f} GiB; {verdict} {size} with"]
+    lines.append(f"    {settings or 'the current settings'}")
+    if other := [key for key in change if key.startswith(RESULT_CHANGING_KEYS)]:
+        lines.append(f"this changes training results ({', '.join(other)})")
     return lines
 
 
-def describe(facts: Facts, config: Config, room: int | None) -> list[str]:
-    """Lines for a person: each part in GiB, the sums, whether it fits, and what to change if not."""
-    plan, ranks, tokens = memory(facts, config), config.optim.ranks, work_of(facts, config).sequence
+def describe_plan(info: ModelInfo, config: Config, gpu_bytes: int | None) -> list[str]:
+    """Lines for the user: GiB by purpose, totals, whether the recipe fits, and changes if it does not."""
+    plan, ranks, tokens = plan_memory(info, config), config.optim.ranks, workload_of(info, config).sequence
     lines = [
-        f"{name.replace('_', ' '):>12} {size / GIB:8.1f} GiB" for name, size in plan.parts.items() if size
+        f"{name.replace('_', ' '):>14} {size / GIB:8.1f} GiB" for name, size in plan.parts.items() if size
     ]
-    lines.append(f"{'in all':>12} {plan.total / GIB:8.1f} GiB, for sequences of {tokens:,} tokens")
+    lines.append(f"{'total':>14} {plan.total / GIB:8.1f} GiB, for sequences of {tokens:,} tokens")
     if ranks > 1:
         lines.append(
-            f"this is rank 0 of {ranks}, which also samples; every other one needs "
-            f"{plan.other_ranks / GIB:.1f} GiB of a GPU of its own"
+            f"these are for rank 0 of {ranks}, which also samples; each other rank needs "
+            f"{plan.other_ranks / GIB:.1f} GiB on its own GPU"
         )
-    if room is None:
-        return [*lines, "no GPU here: this is what one would need; --gpu 80 plans for one of 80 GiB"]
-    return [*lines, *(advice(facts, config, room) or [f"fits into a GPU of {room / GIB:.0f} GiB"])]
+    if gpu_bytes is None:
+        return [*lines, "no GPU found; --gpu 80 checks the plan against a GPU of 80 GiB"]
+    return [*lines, *(advise(info, config, gpu_bytes) or [f"fits into a GPU of {gpu_bytes / GIB:.0f} GiB"])]

@@ -1,9 +1,9 @@
-"""Which activations are kept for the backward pass, and which are made again: memory against time.
+"""Activation checkpointing: memory against time.
 
-A block of either tower keeps its input and, of all that it computes, what full attention gave, which is
-little to keep and slow to make. The rest is made again in the backward pass. Where memory is left over, some
-layers of the language model keep what their matrix products gave as well, or everything, and then blocks of
-the vision tower: the last ones, since theirs is the first memory to be free again. No choice changes a
+A block of either tower keeps its input and the output of full attention, which is small and slow to compute.
+The backward pass recomputes the rest. If memory is left, some layers of the language model also keep the
+outputs of their matrix products, or everything; then blocks of the vision tower keep everything. The last
+blocks of each tower come first, because the backward pass frees their memory first. No choice changes a
 gradient.
 """
 
@@ -27,39 +27,44 @@ _ATTENTION = {
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
 }
-_PRODUCTS = {_aten.mm.default: 0, _aten.addmm.default: 1}  # and which argument is multiplied by the weights
+_PRODUCTS = {
+    _aten.mm.default: 0,
+    _aten.addmm.default: 1,
+}  # index of the argument that is multiplied by the weights
 
 
-# Nothing in the model draws random numbers, so their state need not be put back.
-again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+# The model draws no random numbers, so their state need not be restored.
+checkpointed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
-    """How many blocks keep more than little, counted from the end of their tower."""
+class KeptActivations:
+    """Number of blocks with more kept activations than the minimum, counted from the end of the tower."""
 
-    products: int = 0  # layers of the language model before the whole ones: what their matrix products gave
-    whole: int = 0  # layers of the language model: everything
-    blocks: int = 0  # of the vision tower: everything
+    product_layers: int = (
+        0  # language layers before the whole ones that keep the outputs of their matrix products
+    )
+    whole_layers: int = 0  # language layers that keep everything
+    vision_blocks: int = 0  # vision blocks that keep everything
 
 
 @contextmanager
-def recomputing(model: Any, keeping: Keeping) -> Iterator[None]:
-    """Forward passes within it keep so much, and always the last layer, which `forward` makes small.
+def recomputing(model: Any, kept: KeptActivations) -> Iterator[None]:
+    """Forward passes in this context keep these activations, and always those of the last layer.
 
-    The blocks are told so, and told the contrary at the end: the same model samples at other times.
+    `forward` makes the last layer small. Exit resets the blocks, because the same model also samples.
     """
     blocks, layers = list(model.model.visual.blocks), list(model.model.language_model.layers)
-    end = len(layers) - max(1, keeping.whole)
-    first = max(0, end - keeping.products)
+    end = len(layers) - max(1, kept.whole_layers)
+    first = max(0, end - kept.product_layers)
     policies: list[tuple[Any, Any]] = [
-        *((block, _keep_little) for block in blocks[: len(blocks) - keeping.blocks]),
+        *((block, _keep_little) for block in blocks[: len(blocks) - kept.vision_blocks]),
         *((layer, _keep_little) for layer in layers[:first]),
         *((layer, partial(_keep_products, _widths(layer))) for layer in layers[first:end]),
     ]
     for block, policy in policies:
         keep = partial(create_selective_checkpoint_contexts, policy)
-        block._gradient_checkpointing_func = partial(again, context_fn=keep)
+        block._gradient_checkpointing_func = partial(checkpointed, context_fn=keep)
         block.gradient_checkpointing = block.training = True
     try:
         yield
@@ -69,7 +74,7 @@ def recomputing(model: Any, keeping: Keeping) -> Iterator[None]:
 
 
 def _keep_little(_: object, op: object, *args: Any, **__: object) -> CheckpointPolicy:
-    if op in _ATTENTION and args[1].shape[2] >= attention.LONG:
+    if op in _ATTENTION and args[1].shape[2] >= attention.LONG_KEYS:
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -81,5 +86,5 @@ def _keep_products(widths: set[int], context: object, op: Any, *args: Any, **nam
 
 
 def _widths(layer: Any) -> set[int]:
-    """Of what a layer multiplies by its weights, but for the last product: nothing in it looks at that."""
+    """Input widths of the products to keep: all but the last product, which no later operation reads."""
     return {layer.self_attn.q_proj.in_features, layer.self_attn.o_proj.in_features}

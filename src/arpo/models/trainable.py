@@ -1,4 +1,4 @@
-"""What of a model is trained (model.train), what that leaves frozen, and how that is known again."""
+"""Trained parameters (model.train), the base model for comparison, and a fingerprint of frozen weights."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from arpo.config import ModelConfig
 from arpo.models import lora
 from arpo.models.feature_cache import FeatureCache
 
-_SAMPLED = 4096  # values of each frozen tensor that its fingerprint is made of
+_FINGERPRINT_VALUES = 4096  # per frozen tensor
 
 
-def choose_trained(model: Any, settings: ModelConfig, seed: int) -> None:
-    """Freeze what the recipe does not train, and give the model adapters where it trains those."""
+def set_trainable(model: Any, settings: ModelConfig, seed: int) -> None:
+    """Freeze all parameters that the recipe does not train; with model.train = lora, add adapters."""
     if settings.train == "all":
         return
     visual = model.model.visual
@@ -28,8 +28,11 @@ def choose_trained(model: Any, settings: ModelConfig, seed: int) -> None:
     visual.feature_cache = FeatureCache(settings.features_megabytes)
 
 
-def base_of(model: nn.Module) -> nn.Module:
-    """The model to compare with later: itself where it has adapters, else a copy sharing what is frozen."""
+def base_model_of(model: nn.Module) -> nn.Module:
+    """The base model for later comparison.
+
+    This is the model itself if it has adapters, else a copy sharing the frozen parameters.
+    """
     if lora.has_adapters(model):
         return model
     shared = {id(parameter): parameter for parameter in model.parameters() if not parameter.requires_grad}
@@ -38,14 +41,14 @@ def base_of(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def frozen_fingerprint(model: nn.Module) -> str:
-    """A hash of what is not trained, "" where all is: names, shapes, and values spread over each tensor.
+    """Hash of the frozen parameters: names, shapes and some values of each tensor; "" if there are none.
 
-    Values are taken as bfloat16, so that a model has one fingerprint in whatever precision it was loaded.
+    Values are hashed as bfloat16, so a model has the same fingerprint in every precision.
     """
     frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
     digest = hashlib.sha256()
     for name, parameter in frozen:
-        stride = -(-parameter.numel() // _SAMPLED)
+        stride = -(-parameter.numel() // _FINGERPRINT_VALUES)
         values = parameter.reshape(-1)[::stride].bfloat16().cpu().view(torch.int16)
         digest.update(f"{name} {tuple(parameter.shape)}".encode())
         digest.update(values.numpy().tobytes())

@@ -1,10 +1,10 @@
 """Vision attention without a Python loop over windows or images.
 
-Stock transformers calls attention once for each window (or image) of a packed batch. Windows come in a
-handful of lengths, so here those of one length are one batched call; and the patch embedding, a convolution
-over inputs of its kernel's size, is one matrix product. What depends on the image grids alone (window order,
-rotary tables, segment lengths, places among learned positions) is made once for each set of grids. `install`
-changes one model instance; the library's classes, the weights and the results stay as they are.
+Stock transformers calls attention once per window (or image) of a packed batch. Windows have few different
+lengths, so one batched call handles all windows of one length. The patch embedding, a convolution over inputs
+of its kernel's size, becomes one matrix product. Everything derived from the image grids alone (window order,
+rotary tables, segment lengths, indices of learned positions) is cached for each set of grids. `install`
+changes one model instance; the classes of transformers, the weights and the results stay the same.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from transformers.vision_utils import get_vision_position_ids
 
 from arpo.models import attention as kernels
 from arpo.models.families import IMAGE_BOUNDS, WINDOW_BOUNDS, Family, VisionLanguageModel, family_of
-from arpo.models.fused_ops import rotated
+from arpo.models.fused_ops import apply_vision_rotary
 
-_PATCHES_KEPT = 2**18  # whose layouts are remembered: some 200 megabytes
+_MAX_CACHED_PATCHES = 2**18  # patches of cached layouts: about 200 megabytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segments:
-    """Which runs of a packed sequence attend to themselves, grouped by length.
+    """Runs of a packed sequence that attend to themselves, grouped by length.
 
-    Lengths 4, 2, 4 give counts {4: 2, 2: 1} and an order that brings both fours to the front. Where all runs
-    have one length the sequence is already grouped, and `order` and `inverse` are not used.
+    Lengths 4, 2, 4 give counts ((4, 2), (2, 1)) and an order with both runs of four first. If all runs have
+    one length, the sequence is already grouped, and `order` and `inverse` are unused.
     """
 
-    counts: tuple[tuple[int, int], ...]  # (length, how many)
+    counts: tuple[tuple[int, int], ...]  # (length, number of runs)
     order: Tensor
     inverse: Tensor
 
@@ -54,21 +54,21 @@ class Segments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Everything that the vision tower derives from the grids of one batch of images."""
+    """All inputs of the vision tower derived from the image grids of a batch."""
 
-    arguments: dict[str, Any]  # what the library's forward takes ready-made
-    segments: dict[str, Segments]  # by the argument that bounds them
+    arguments: dict[str, Any]  # of the forward method of transformers
+    segments: dict[str, Segments]  # by the name of the argument with their boundaries
     patches: int
 
 
 def install(model: VisionLanguageModel) -> None:
-    """Give this instance's vision tower the grouped attention. Installing twice changes nothing."""
+    """Install grouped attention in this instance's vision tower. A second call has no effect."""
     visual, family = model.model.visual, family_of(model)
     if "forward" in vars(visual.rotary_pos_emb):
         return
     layouts: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
 
-    def with_layout(
+    def add_layout(
         visual: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
         grid_thw = kwargs["grid_thw"] if "grid_thw" in kwargs else args[1]
@@ -76,20 +76,20 @@ def install(model: VisionLanguageModel) -> None:
         if key not in layouts:
             layouts[key] = _layout(visual, family, grid_thw)
         layouts.move_to_end(key)
-        while len(layouts) > 1 and sum(layout.patches for layout in layouts.values()) > _PATCHES_KEPT:
+        while len(layouts) > 1 and sum(layout.patches for layout in layouts.values()) > _MAX_CACHED_PATCHES:
             layouts.popitem(last=False)
         return args, {**kwargs, **layouts[key].arguments, "layout": layouts[key]}
 
-    # The library hands position ids to the rotary module alone: the layout carries the tables in their place.
+    # transformers passes position ids to the rotary module only: pass the rotary tables instead.
     visual.rotary_pos_emb.forward = lambda _, tables: tables
-    visual.register_forward_pre_hook(with_layout, with_kwargs=True)
+    visual.register_forward_pre_hook(add_layout, with_kwargs=True)
     visual.patch_embed.forward = partial(_embed_patches, visual.patch_embed)
     for index, block in enumerate(visual.blocks):
-        block.attn.forward = partial(_attend, block.attn, family.bounds(visual, index))
+        block.attn.forward = partial(_attend, block.attn, family.bounds_argument(visual, index))
 
 
 def _layout(visual: Any, family: Family, grid_thw: Tensor) -> Layout:
-    make_rotary = type(visual.rotary_pos_emb).forward  # this instance's own forward only hands tables on
+    make_rotary = type(visual.rotary_pos_emb).forward  # the forward of the instance only returns tables
     position_ids = get_vision_position_ids(grid_thw, visual.spatial_merge_size)
     arguments = family.tower_arguments(visual, grid_thw)
     bounds = {name: arguments[name] for name in (IMAGE_BOUNDS, WINDOW_BOUNDS) if name in arguments}
@@ -115,29 +115,29 @@ def _attend(
     layout: Layout,
     **_: object,
 ) -> Tensor:
-    """The attention module's forward: query, key, value; rotary; one call per segment length; projection."""
+    """Forward of the attention module: query, key, value; rotary; one call per segment length; projection."""
     total = hidden_ND.shape[0]
     query, key, value = attention.qkv(hidden_ND).reshape(total, 3, attention.num_heads, -1).unbind(1)
-    query, key = rotated(query, key, *position_embeddings)
+    query, key = apply_vision_rotary(query, key, *position_embeddings)
     segments = layout.segments[bounds]
     if len(segments.counts) == 1:
-        mixed = _attend_equal(attention, query, key, value, segments.counts[0][0])
+        output = _attend_segments(attention, query, key, value, segments.counts[0][0])
     else:
         sizes = [length * count for length, count in segments.counts]
         grouped = [
             _Reordered.apply(x, segments.order, segments.inverse).split(sizes) for x in (query, key, value)
         ]
         parts = [
-            _attend_equal(attention, q, k, v, length)
+            _attend_segments(attention, q, k, v, length)
             for (length, _), q, k, v in zip(segments.counts, *grouped, strict=True)
         ]
-        mixed = _Reordered.apply(torch.cat(parts), segments.inverse, segments.order)
-    projected: Tensor = attention.proj(mixed)
+        output = _Reordered.apply(torch.cat(parts), segments.inverse, segments.order)
+    projected: Tensor = attention.proj(output)
     return projected
 
 
 class _Reordered(torch.autograd.Function):
-    """Rows in another order, each named once: so that the gradient is a plain look-up too."""
+    """Permutation of rows; its gradient is an index lookup too."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
@@ -150,8 +150,8 @@ class _Reordered(torch.autograd.Function):
         return gradients[0][inverse], None, None
 
 
-def _attend_equal(attention: Any, query: Tensor, key: Tensor, value: Tensor, length: int) -> Tensor:
-    """Attention within consecutive segments of one length: one batched call."""
+def _attend_segments(attention: Any, query: Tensor, key: Tensor, value: Tensor, length: int) -> Tensor:
+    """Attention within consecutive segments of one length, in one batched call."""
     query, key, value = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (query, key, value))
-    mixed = kernels.attention(query, key, value, scale=attention.scaling)
-    return mixed.transpose(1, 2).flatten(0, 1).flatten(1)
+    output = kernels.dot_product_attention(query, key, value, scale=attention.scaling)
+    return output.transpose(1, 2).flatten(0, 1).flatten(1)

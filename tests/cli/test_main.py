@@ -1,3 +1,5 @@
+"""`arpo`: parsing of the command line, help, error messages and exit codes."""
+
 import json
 import subprocess
 import sys
@@ -27,7 +29,7 @@ def refusal(capsys, *argv):
     return lines[0].removeprefix("arpo: error: ")
 
 
-def test_settings_are_told_from_other_words():
+def test_config_keys_are_separated_from_other_words():
     words = ["train", "--loss.kl", "-1", "desk", "--run.dir=a b", "--help-keys", "--run.seed"]
     assert split_overrides(words) == (
         ["train", "desk", "--help-keys"],
@@ -37,7 +39,7 @@ def test_settings_are_told_from_other_words():
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_every_commands_help_teaches_with_an_example(capsys, command):
+def test_the_help_of_every_command_has_an_example(capsys, command):
     with pytest.raises(SystemExit) as stopped:
         main([command.name, "--help"])
     assert stopped.value.code == 0
@@ -45,7 +47,7 @@ def test_every_commands_help_teaches_with_an_example(capsys, command):
     assert "example:" in text and f"  arpo {command.name}" in text
 
 
-def test_help_is_light():
+def test_help_imports_no_heavy_library():
     code = (
         "import sys; from arpo.cli.main import main\n"
         "try: main(['--help'])\n"
@@ -66,29 +68,56 @@ def test_the_module_is_the_command():
     assert result.stderr == expected
 
 
-def test_mistakes_are_one_line_and_exit_code_2(capsys, tmp_path):
+@pytest.mark.parametrize("words", ["train --help-keys", "train --help", "--help", "--version", "doctr"])
+@pytest.mark.parametrize("buffered", [True, False])
+def test_closed_output_ends_the_command_quietly(words, buffered):
+    """As in `arpo train --help-keys | head -3`, with the reader gone before the first line."""
+    command = [sys.executable, *([] if buffered else ["-u"]), "-m", "arpo", *words.split()]
+    both = words == "doctr"  # an error message on a closed stderr
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT if both else subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    error = b"" if process.stderr is None else process.stderr.read()
+    assert error == b""
+    assert process.wait() in (141, 0)  # argparse ignores errors when it prints help: 0
+
+
+def test_a_broken_pipe_elsewhere_is_not_hidden(monkeypatch):
+    def broken(config):
+        raise BrokenPipeError("a rank is gone")
+
+    monkeypatch.setattr("arpo.recipe.find_recipe", broken)
+    with pytest.raises(BrokenPipeError, match="a rank is gone"):
+        main(["train"])
+
+
+def test_user_errors_print_one_line_and_exit_with_2(capsys, tmp_path):
     assert "(did you mean desk?)" in refusal(capsys, "train", "dsek")
     assert "rollout.group_size: is 1, must be >= 2" in refusal(capsys, "train", "--rollout.group_size", "1")
     assert "COMMAND" in refusal(capsys)
     assert "--out" in refusal(capsys, "screen")
-    assert refusal(capsys, "report", ".", "--run.seed", "1") == "--run.seed: arpo report takes no settings"
+    assert (
+        refusal(capsys, "report", ".", "--run.seed", "1") == "--run.seed: arpo report accepts no config keys"
+    )
     assert "not a run folder" in refusal(capsys, "report", str(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("trian", "'trian': no such command (did you mean train?)"),
-        ("evaluate", "'evaluate': no such command (did you mean eval?)"),
-        ("train paper extra", "'extra': unexpected word (see: arpo train --help)"),
-        ("train --lr 3", "--lr: no such option (did you mean --optim.lr?)"),
-        ("train --sedes 3", "--sedes: no such option (did you mean --run.seed?)"),
-        ("compare paper --sedes 3 --out o", "--sedes: no such option (did you mean --seeds?)"),
-        ("compare paper --sedes=3 --out o", "--sedes=3: no such option (did you mean --seeds?)"),
-        ("report . --out o", "--out: no such option (there are: --help)"),
+        ("trian", "'trian': unknown command (did you mean train?)"),
+        ("evaluate", "'evaluate': unknown command (did you mean eval?)"),
+        ("train paper extra", "'extra': unexpected argument (see: arpo train --help)"),
+        ("train --lr 3", "--lr: unknown option (did you mean --optim.lr?)"),
+        ("train --sedes 3", "--sedes: unknown option (did you mean --run.seed?)"),
+        ("compare paper --sedes 3 --out o", "--sedes: unknown option (did you mean --seeds?)"),
+        ("compare paper --sedes=3 --out o", "--sedes=3: unknown option (did you mean --seeds?)"),
+        ("report . --out o", "--out: unknown option (valid: --help)"),
     ],
 )
-def test_a_word_that_is_not_known_gets_the_nearest_one(capsys, words, reason):
+def test_an_unknown_word_suggests_the_nearest_one(capsys, words, reason):
     assert refusal(capsys, *words.split()) == reason
 
 
@@ -105,13 +134,13 @@ def test_report(capsys, tmp_path):
     assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
 
 
-def test_ctrl_c_says_how_to_go_on(capsys, monkeypatch):
+def test_ctrl_c_explains_how_to_resume(capsys, monkeypatch):
     def interrupted(config):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("arpo.recipe.find_recipe", interrupted)
     assert main(["train"]) == 130
-    assert "go on with the same command" in capsys.readouterr().err
+    assert "run the same command again" in capsys.readouterr().err
 
 
 def test_the_doctor_never_crashes(capsys, monkeypatch, tmp_path):
@@ -122,7 +151,7 @@ def test_the_doctor_never_crashes(capsys, monkeypatch, tmp_path):
     assert "ok  torch" in text and "Python" in text
 
 
-def test_a_finding_that_raises_is_a_finding():
+def test_an_exception_in_a_check_is_its_result():
     def broken():
         raise RuntimeError("no such library")
 
@@ -132,7 +161,7 @@ def test_a_finding_that_raises_is_a_finding():
     ]
 
 
-def test_an_environment_of_ones_own(tmp_path, monkeypatch):
+def test_custom_environments(tmp_path, monkeypatch):
     (tmp_path / "mine_for_cli.py").write_text(MY_ENV)
     (tmp_path / "broken_for_cli.py").write_text("1 / 0")
     monkeypatch.chdir(tmp_path)

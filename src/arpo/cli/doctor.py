@@ -1,7 +1,7 @@
-"""What is installed, what works here, what is missing and how to get it.
+"""`arpo doctor`: checks the installation and this machine, or plans GPU memory for a recipe.
 
-Every finding comes from trying the thing itself. Whatever goes wrong in a try is its finding: the doctor
-never crashes, changes nothing and downloads nothing.
+Each check uses the component itself. An exception in a check is its result, so that the doctor never crashes.
+It changes nothing and downloads nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,59 +27,66 @@ REQUIRED = (
 )
 BOOT_SECONDS = 60.0
 OPTIONAL = {"wandb": "metrics on Weights & Biases: pip install 'arpo[wandb]'"}
+BFLOAT16_FLAGS = {"bf16", "avx512_bf16", "amx_bf16"}  # aarch64, x86
+CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
+    """Result of one check. `needed`: training needs it. `warning`: it works, but badly."""
+
     name: str
     works: bool
     detail: str
     remedy: str = ""
     needed: bool = True
+    warning: bool = False
 
     def __str__(self) -> str:
-        sign = "ok" if self.works else "MISSING" if self.needed else "-"
+        sign = "ok" if self.works else "MISSING" if self.needed else "warning" if self.warning else "-"
         line = f"{sign:>8}  {self.name:<14} {self.detail}"
         return line if self.works or not self.remedy else f"{line}\n{'':>10}{'':<14} -> {self.remedy}"
 
 
-def run_doctor(say: Callable[[str], None] = print) -> int:
-    """Say each finding as it is made; 0 when everything that training needs works."""
-    fit = True
+def run_doctor() -> int:
+    """Print the result of each check. Returns 0 if training works on this machine, otherwise 1."""
+    ready = True
     for finding in findings():
-        say(str(finding))
-        fit = fit and (finding.works or not finding.needed)
-    say("Training works here: arpo train" if fit else "Training does not work here yet: see the arrows.")
-    return 0 if fit else 1
+        print(finding)
+        ready = ready and (finding.works or not finding.needed)
+    print(
+        "Training works on this machine: arpo train" if ready else "Training needs the MISSING parts above."
+    )
+    return 0 if ready else 1
 
 
-def run_memory(config: Config, gpu: int | None, say: Callable[[str], None] = print) -> int:
-    """Say what the recipe's model will need of a GPU, and what to change if it does not fit.
+def run_memory(config: Config, gpu: int | None) -> int:
+    """Print the GPU memory that the recipe needs, and settings that reduce it if it does not fit.
 
-    The GPU is one of `gpu` GiB, or the one here. A folder that could not be loaded is refused first.
+    Plans for a GPU of `gpu` GiB (None: the GPU of this machine). Returns 1 if the recipe does not fit.
     """
     import torch
 
-    from arpo.learner.ranks import device_of
+    from arpo.learner.ranks import rank_device
     from arpo.models.loading import check_weights, load_renderer, resolve_model
-    from arpo.models.memory_plan import GIB, describe, memory, read_facts
+    from arpo.models.memory_plan import GIB, describe_plan, plan_memory, read_model_info
 
     load_renderer(config.model)
     if config.model.weights == "load":
         check_weights(resolve_model(config.model.path))
-    room = None
+    gpu_bytes = None
     if gpu is not None:
-        room = gpu * GIB
+        gpu_bytes = gpu * GIB
     elif torch.cuda.is_available():
-        room = torch.cuda.get_device_properties(0).total_memory
-    facts = read_facts(config)
-    for line in describe(facts, config, room):
-        say(line)
-    if room is None:
+        gpu_bytes = torch.cuda.get_device_properties(0).total_memory
+    facts = read_model_info(config)
+    for line in describe_plan(facts, config, gpu_bytes):
+        print(line)
+    if gpu_bytes is None:
         return 0
     if gpu is None:
-        device_of(0, config)
-    return 0 if memory(facts, config).total <= room else 1
+        rank_device(0, config)
+    return 0 if plan_memory(facts, config).total <= gpu_bytes else 1
 
 
 def findings() -> list[Finding]:
@@ -87,18 +94,19 @@ def findings() -> list[Finding]:
         _python(),
         *[_package(name, f"pip install {name}", needed=True) for name in REQUIRED],
         *[_package(name, remedy, needed=False) for name, remedy in OPTIONAL.items()],
-        _try("pictures", _pictures, "pip install --force-reinstall Pillow"),
-        _try("processor", _processor, "pip install torch"),
-        _try("GPU", _gpu, "not needed for the desk recipe; large models need one", needed=False),
-        _try("base model", _base_model, "arpo pretrain --help says how it is made"),
+        _try("images", _images, "pip install --force-reinstall Pillow"),
+        _try("CPU", _cpu, "pip install torch"),
+        bfloat16_finding(_cpu_flags()),
+        _try("GPU", _gpu, "not needed for the recipe desk; large models need one", needed=False),
+        _try("base model", _base_model, "reinstall this package, or make the model: arpo pretrain --help"),
         _try("desk", _desk, "reinstall this package"),
         _try("real desktops", _real_desktops, "make osworld, on Debian or Ubuntu", needed=False),
-        _try("disk", _disk, "choose a folder that you may write to: --run.dir"),
+        _try("disk", _disk, "change to a folder that you can write to"),
     ]
 
 
 def _try(name: str, attempt: Callable[[], str], remedy: str, *, needed: bool = True) -> Finding:
-    """The boundary: an attempt returns what it saw, or raises, and that is the finding."""
+    """Run one check. `attempt` returns a detail to print; an exception becomes a finding that fails."""
     try:
         return Finding(name=name, works=True, detail=attempt(), needed=needed)
     except Exception as error:
@@ -120,26 +128,61 @@ def _package(name: str, remedy: str, *, needed: bool) -> Finding:
         return Finding(name=name, works=False, detail="not installed", remedy=remedy, needed=needed)
 
 
-def _pictures() -> str:
+def _images() -> str:
     from PIL import features
 
     if not features.check("webp"):
-        raise UserError("this Pillow was built without WebP, which stores large screenshots")
+        raise UserError("this Pillow has no WebP support; large screenshots are stored as WebP")
     return "PNG and WebP"
 
 
-def _processor() -> str:
+def _cpu() -> str:
     import torch
 
     assert float((torch.ones(2, 2) @ torch.ones(2, 2)).sum()) == 8.0
     return f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"
 
 
+def bfloat16_finding(flags: Set[str] | None) -> Finding:
+    """A warning if the CPU has no bfloat16 instructions. `flags`: names of its features; None: unknown."""
+    if flags is None:
+        return Finding(name="bfloat16", works=True, detail="not checked: the CPU's features are unknown")
+    if flags & BFLOAT16_FLAGS:
+        return Finding(name="bfloat16", works=True, detail="supported by this CPU")
+    return Finding(
+        name="bfloat16",
+        works=False,
+        detail='emulated by this CPU: models with model.dtype = "bfloat16" run very slowly on it',
+        remedy='on this CPU, use model.dtype = "float32"',
+        needed=False,
+        warning=True,
+    )
+
+
+def _cpu_flags() -> Set[str] | None:
+    """Features of this CPU, from torch or from /proc/cpuinfo; None if neither names them."""
+    try:
+        import torch
+
+        return {name for name, value in torch.cpu.get_capabilities().items() if value is True}
+    except (ImportError, AttributeError):
+        return cpuinfo_flags(CPUINFO.read_text("utf-8")) if CPUINFO.is_file() else None
+
+
+def cpuinfo_flags(cpuinfo: str) -> Set[str] | None:
+    """Features of the first core: its line "flags" (x86) or "Features" (aarch64); None if it has neither."""
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return set(value.split())
+    return None
+
+
 def _gpu() -> str:
     import torch
 
     if not torch.cuda.is_available():
-        raise UserError("torch finds none")
+        raise UserError("torch finds no GPU")
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
     return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {memory:.0f} GiB"
 
@@ -152,7 +195,7 @@ def _base_model() -> str:
     folder = resolve_model(config.model.path)
     model = load_model(replace(config.model, device="cpu"), config.run.seed)
     if read_fingerprint(folder) != fingerprint():
-        raise UserError("was trained on other screens, tokens or prompts than those of this package")
+        raise UserError("does not match the screens, tokens or prompts of this package")
     return f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters"
 
 
@@ -163,14 +206,14 @@ def _desk() -> str:
     config = Config()
     tasks = load_tasks(config.tasks.train)
 
-    async def look() -> tuple[int, int]:
+    async def screen_size() -> tuple[int, int]:
         env = resolve_env(config)()
         observation = await env.start(tasks[0])
         await env.evaluate()
         await env.close()
         return observation.screenshot.size
 
-    width, height = asyncio.run(look())
+    width, height = asyncio.run(screen_size())
     return f"{len(tasks)} tasks in {config.tasks.train}, screens of {width}x{height}"
 
 
@@ -179,16 +222,16 @@ def _real_desktops() -> str:
 
     python = Path(Config().osworld.python).absolute()
     if not python.is_file():
-        raise UserError(f"{Config().osworld.python} is not there")
+        raise UserError(f"not installed: {Config().osworld.python} does not exist")
     os.environ.setdefault(GUEST_PACKAGES, str(python.parents[1] / "guest-packages"))
     began = time.monotonic()
     sandbox = Sandbox(SandboxSettings(width=640, height=480, home_megabytes=64, network=False))
     sandbox.boot(BOOT_SECONDS)
     sandbox.close()
-    return f"a light desktop boots and closes in {time.monotonic() - began:.1f} s"
+    return f"a light desktop starts and closes in {time.monotonic() - began:.1f} s"
 
 
 def _disk() -> str:
     with tempfile.NamedTemporaryFile(dir=Path.cwd()):
         free = shutil.disk_usage(Path.cwd()).free / 2**30
-    return f"{Path.cwd()} can be written, {free:.0f} GiB free"
+    return f"{Path.cwd()} is writable, {free:.0f} GiB free"

@@ -1,7 +1,7 @@
-"""The `arpo` command: from words to one of `commands.py`.
+"""Entry point of `arpo`: parses the command line and runs a command of `commands.py`.
 
-A user's mistake is one line on stderr and exit code 2; anything else that escapes is a fault and shows as
-one.
+A UserError prints one line to stderr; the exit code is 2. Ctrl-C: 130. Closed output (`arpo … | head`): 141.
+Any other exception is a bug or a fault, and prints its traceback.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 from arpo import __version__
@@ -19,19 +21,55 @@ from arpo.errors import UserError
 from arpo.recipe import keys, nearest
 
 _DOTTED = re.compile(r"--\w+\.[\w.-]+(=.*)?", re.DOTALL)
+_CLOSED_OUTPUT = 141  # 128 + SIGPIPE, as a shell reports it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    # Before torch is loaded: threads that spin while they wait make it crawl on cores that others use too.
+    # Set before torch is imported: on shared cores, OpenMP threads that spin while waiting slow torch down.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        return _run(sys.argv[1:] if argv is None else argv)
+        with _flushed_output():
+            return _run_reporting_errors(sys.argv[1:] if argv is None else argv)
+    except BrokenPipeError:
+        if not _discard_closed_output():
+            raise
+        return _CLOSED_OUTPUT
+
+
+@contextmanager
+def _flushed_output() -> Iterator[None]:
+    """Flush stdout at the end, so that a closed pipe raises here and not at interpreter shutdown."""
+    try:
+        yield
+    except SystemExit:  # of --help and --version
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+
+
+def _discard_closed_output() -> bool:
+    """Redirect stdout and stderr to /dev/null if their reader is gone. Returns whether one was."""
+    closed = []
+    for stream in (sys.stdout, sys.stderr):
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)  # POLLERR and POLLHUP are always reported
+        if poll.poll(0):
+            closed.append(stream.fileno())
+    for number in closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    return bool(closed)
+
+
+def _run_reporting_errors(argv: Sequence[str]) -> int:
+    try:
+        return _run(argv)
     except UserError as error:
         print(f"arpo: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(
-            "arpo: stopped; train, collect, screen, pretrain and eval osworld go on with the same command",
+            "arpo: interrupted; to resume train, collect, compare, screen, pretrain or eval osworld, "
+            "run the same command again",
             file=sys.stderr,
         )
         return 130
@@ -43,26 +81,30 @@ def _run(argv: Sequence[str]) -> int:
         words[:2] = ["eval osworld"]
     names = [command.name for command in COMMANDS]
     if words and not words[0].startswith("-") and words[0] not in names:
-        raise UserError(f"{words[0]!r}: no such command{nearest(words[0], names)}")
+        raise UserError(f"{words[0]!r}: unknown command{nearest(words[0], names)}")
     options, unknown = _parser().parse_known_args(words)
     command: Command = options.command
     if unknown:
         raise UserError(_unexpected(unknown[0], command))
     if overrides and not command.settings:
-        raise UserError(f"{overrides[0]}: arpo {command.name} takes no settings")
+        raise UserError(f"{overrides[0]}: arpo {command.name} accepts no config keys")
     return command.run(options, overrides)
 
 
 def _unexpected(word: str, command: Command) -> str:
     if not word.startswith("-"):
-        return f"{word!r}: unexpected word (see: arpo {command.name} --help)"
+        return f"{word!r}: unexpected argument (see: arpo {command.name} --help)"
     flags = [name for names, _ in command.arguments for name in names.split() if name.startswith("-")]
     settings = [f"--{key.name}" for key in keys()] if command.settings else []
-    return f"{word}: no such option{nearest(word.partition('=')[0], [*flags, '--help', *settings])}"
+    return f"{word}: unknown option{nearest(word.partition('=')[0], [*flags, '--help', *settings])}"
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """["train", "--loss.kl", "0.1", "desk"] -> ["train", "desk"], ["--loss.kl", "0.1"]"""
+    """Separate config keys from other words.
+
+    >>> split_overrides(["train", "--loss.kl", "0.1", "desk"])
+    (['train', 'desk'], ['--loss.kl', '0.1'])
+    """
     plain: list[str] = []
     overrides: list[str] = []
     words = iter(argv)
@@ -84,15 +126,16 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="arpo",
-        description="Train agents that work a computer through screenshots, mouse and keyboard.",
-        epilog="New here? `arpo doctor` says what works on this machine; `arpo train` trains on it.",
+        description="Train agents that use a computer through screenshots, mouse and keyboard.",
+        epilog="First steps: `arpo doctor` checks this machine; `arpo train` trains a tiny model on it. "
+        "`arpo COMMAND --help` explains a command.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"arpo {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         example = "\n".join(f"  {line}" for line in command.example.splitlines())
-        listing = "\n\nevery setting: arpo train --help-keys" if command.settings else ""
+        listing = "\n\nall config keys: arpo train --help-keys" if command.settings else ""
         own = commands.add_parser(
             command.name,
             help=command.purpose,

@@ -271,7 +271,7 @@ def main() -> None:
     options = parser.parse_args()
     figures = measure(options.times)
     if options.minutes:
-        tasks = list(load_tasks("desktop:train"))
+        tasks = list(load_tasks("osworld:train"))
         figures["side_by_side"] = asyncio.run(side_by_side(tasks, options.slots, options.minutes))
     print(json.dumps(figures))
 

@@ -78,7 +78,7 @@ class TasksConfig:
 
     train: str = setting(
         "desk:32",
-        'Training tasks: "desk:NAME" or "desktop:NAME" (shipped), a task file, or a folder as in OSWorld',
+        'Training tasks: "desk:NAME" or "osworld:NAME" (shipped), a task file, or a folder as in OSWorld',
     )
     heldout: str = setting("desk:heldout", "Held-out tasks: evaluated, never trained on; empty: none")
     overall: str = setting(

@@ -21,6 +21,8 @@ from arpo.config import Config
 from arpo.errors import BadSetting, UserError
 
 COMMAND_LINE = "command line"
+TASK_SOURCE_KEYS = ("tasks.train", "tasks.heldout", "tasks.overall", "eval.tasks")
+TASK_SOURCE_ALIASES = {"desktop:": "osworld:"}
 _SHIPPED = Path(str(files("arpo"))) / "recipes"
 
 
@@ -252,7 +254,19 @@ def _typed(key: Key, value: Any, source: str) -> Any:
     if type(value) is not key.type:
         expected = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}[key.type]
         raise UserError(f"{source}: {key.name}: is {value!r}, must be {expected}")
-    return value
+    return canonical_task_source(value) if key.name in TASK_SOURCE_KEYS else value
+
+
+def canonical_task_source(source: str) -> str:
+    """Replace an alias of a prefix, so that two names of one shipped task list compare equal.
+
+    >>> canonical_task_source("desktop:train"), canonical_task_source("tasks.json")
+    ('osworld:train', 'tasks.json')
+    """
+    for alias, prefix in TASK_SOURCE_ALIASES.items():
+        if source.startswith(alias):
+            return prefix + source.removeprefix(alias)
+    return source
 
 
 def _build(settings: Mapping[str, Any]) -> Config:

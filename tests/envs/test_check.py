@@ -17,12 +17,12 @@ TASKS = [task("a"), task("b")]
 
 
 def broken(factory, tasks=TASKS):
-    """What is wrong with it, by the first words of each check."""
+    """Return {check: detail} of the failed checks."""
     checks = asyncio.run(check_env(factory, tasks, CONFIG))
     return {check.name: check.detail for check in checks if not check.ok}
 
 
-def test_a_good_environment_keeps_every_rule():
+def test_a_good_environment_passes_every_check():
     checks = asyncio.run(check_env(FakeEnv, TASKS, CONFIG))
     assert [str(check) for check in checks if not check.ok] == []
     assert len(checks) == 8
@@ -41,10 +41,10 @@ def test_faults_and_hangs_are_found(at):
     )
 
 
-def test_a_verdict_that_is_none_is_found():
+def test_an_invalid_score_is_found():
     assert (
         "evaluate: returned None"
-        in broken(lying(FakeEnv, None))["the verdict is a number in [0, 1] and asking changes nothing"]
+        in broken(lying(FakeEnv, None))["evaluate() returns a number in [0, 1] and changes nothing"]
     )
 
 
@@ -63,7 +63,7 @@ def test_refusing_an_action_is_allowed_and_crashing_is_not():
             return await super().step(actions)
 
     assert broken(Refusing) == {}
-    found = broken(Crashing)["every action is carried out or refused with EnvError"]
+    found = broken(Crashing)["every action is executed or raises EnvError"]
     assert found.startswith("Hotkey(keys=('ctrl', 'a')) raised KeyError")
 
 
@@ -72,11 +72,13 @@ def test_a_screen_that_changes_size_is_found():
         async def step(self, actions):
             return StepResult(observation=Observation(screenshot=screenshot(0, (60, 60))))
 
-    assert broken(Growing) == {"the screen keeps its size": "(56, 56) at the start, (60, 60) after one step"}
+    assert broken(Growing) == {
+        "the screen size stays the same": "(56, 56) after start, (60, 60) after one step"
+    }
 
 
 def hollow_png():
-    """Whole chunks, with no pixels in them."""
+    """A PNG with valid chunks but without pixels."""
     png = screenshot(0).png
     data = png.index(b"IDAT")
     empty = b"IDAT" + zlib.compress(b"")
@@ -92,15 +94,15 @@ def hollow_png():
         (hollow_png(), "a: the screenshot cannot be decoded"),
     ],
 )
-def test_half_a_picture_is_found(png, finding):
+def test_a_damaged_screenshot_is_found(png, finding):
     class Torn(FakeEnv):
         async def start(self, task):
             return Observation(screenshot=Screenshot.of(png))
 
-    assert finding in broken(Torn)["every task starts and shows a picture"]
+    assert finding in broken(Torn)["every task starts and returns a screenshot"]
 
 
-def test_a_class_that_cannot_be_made_is_found():
+def test_a_class_that_cannot_be_created_is_found():
     class NeedsMore(FakeEnv):
         def __init__(self, address):
             super().__init__()
@@ -110,14 +112,15 @@ def test_a_class_that_cannot_be_made_is_found():
     assert all("missing 1 required positional argument: 'address'" in one for one in findings.values())
 
 
-def test_asking_twice_must_not_change_the_verdict():
+def test_evaluating_twice_must_not_change_the_score():
     class Forgetful(FakeEnv):
         async def evaluate(self):
             self.calls.append("evaluate")
             return 0.5 / len(self.calls)
 
     assert (
-        "three verdicts" in broken(Forgetful)["the verdict is a number in [0, 1] and asking changes nothing"]
+        "three calls returned"
+        in broken(Forgetful)["evaluate() returns a number in [0, 1] and changes nothing"]
     )
 
 
@@ -137,11 +140,11 @@ def test_environments_that_share_state_are_found():
             return 0.5 if typed else 0.0
 
     assert broken(Shared) == {
-        "two environments do not touch each other": "the verdict was 0.0 alone and 0.5 beside another"
+        "two environments do not affect each other": "the score is 0.0 alone, but 0.5 while another one runs"
     }
 
 
-def test_chance_and_gifts_are_warnings():
+def test_randomness_and_free_scores_are_warnings():
     shades = itertools.count()
 
     class Dice(FakeEnv):
@@ -154,6 +157,6 @@ def test_chance_and_gifts_are_warnings():
     checks = asyncio.run(check_env(Dice, TASKS, CONFIG))
     warned = [str(check) for check in checks if not check.ok]
     assert warned == [
-        "warn  a task always begins the same: a: two starts showed different screens",
-        "warn  doing nothing does not solve a feasible task: a: scores 1 at once",
+        "warn  a task always starts with the same screen: a: two starts showed different screens",
+        "warn  doing nothing does not solve a feasible task: a: scores 1 right after start",
     ]

@@ -1,4 +1,4 @@
-"""The host as a caller sees it, by plain HTTP; and the command in a process of its own."""
+"""The environment host over plain HTTP, and the command `arpo env-host`."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ def config(**changes):
 
 
 class Made:
-    """A factory that remembers its environments."""
+    """A factory that records its environments."""
 
     def __init__(self, **arguments):
         self.envs = []
@@ -46,7 +46,7 @@ class Made:
 
 
 class Caller:
-    """Plain HTTP: the status, the headers and the body of each answer, JSON read."""
+    """Sends plain HTTP requests; returns status, headers and body, with JSON parsed."""
 
     def __init__(self, session, address):
         self.session, self.address = session, address
@@ -62,7 +62,7 @@ class Caller:
         return await self("POST", path, {} if body is None else body)
 
     async def episode(self, body=TASK):
-        """Take a slot and begin; the path of the episode."""
+        """Take a slot and start; returns the path of the episode."""
         status, headers, _ = await self.post("/episodes")
         assert status == 201
         path = f"/episodes/{headers[wire.EPISODE]}"
@@ -79,7 +79,7 @@ async def calling(factory=FakeEnv, token=None, **settings):
         yield Caller(session, address)
 
 
-def test_an_episode_from_its_slot_to_its_end():
+def test_a_complete_episode():
     made = Made(score=lambda actions: 0.25, ends_after=2)
 
     async def play():
@@ -107,10 +107,10 @@ def test_an_episode_from_its_slot_to_its_end():
     assert made.envs[0].calls == ["start", "step", "step", "evaluate", "close"]
 
 
-def test_a_picture_is_sent_once_an_episode():
+def test_a_screenshot_is_sent_once_per_episode():
     class Still(FakeEnv):
         def _look(self):
-            self.steps = self.steps[:1]  # shows 0, then 1 for ever
+            self.steps = self.steps[:1]  # shows 0, then always 1
             return super()._look()
 
     async def play():
@@ -129,7 +129,7 @@ def test_a_picture_is_sent_once_an_episode():
     asyncio.run(play())
 
 
-def test_a_full_host_says_so():
+def test_a_full_host_responds_503():
     async def play():
         async with calling(parallel=1) as call:
             path = await call.episode()
@@ -143,7 +143,7 @@ def test_a_full_host_says_so():
 
 
 @pytest.mark.parametrize("at", ["start", "step", "evaluate"])
-def test_an_environment_that_hangs_is_closed_and_its_slot_is_free(at):
+def test_a_hanging_environment_is_closed_and_its_slot_freed(at):
     made = Made()
     short = {"start_seconds": 0.5, "step_seconds": 0.5, "evaluate_seconds": 0.5}
 
@@ -168,7 +168,7 @@ def test_an_environment_that_hangs_is_closed_and_its_slot_is_free(at):
     assert made.envs[0].calls[-1] == "close"
 
 
-def test_a_fault_of_the_environment_is_told_and_the_episode_goes_on():
+def test_a_fault_is_reported_and_the_episode_continues():
     async def play():
         async with calling(failing(FakeEnv, "step", times=1)) as call:
             path = await call.episode()
@@ -181,7 +181,7 @@ def test_a_fault_of_the_environment_is_told_and_the_episode_goes_on():
     asyncio.run(play())
 
 
-def test_a_verdict_that_is_none_never_leaves_the_house():
+def test_an_invalid_score_is_reported_as_a_fault():
     async def play():
         async with calling(lying(FakeEnv, float("nan"))) as call:
             path = await call.episode()
@@ -191,7 +191,7 @@ def test_a_verdict_that_is_none_never_leaves_the_house():
     asyncio.run(play())
 
 
-def test_an_environment_that_cannot_be_made_or_closed_holds_no_slot():
+def test_an_environment_that_fails_to_open_or_close_frees_its_slot():
     def none():
         raise OSError("no display")
 
@@ -210,7 +210,7 @@ def test_an_environment_that_cannot_be_made_or_closed_holds_no_slot():
     asyncio.run(play())
 
 
-def test_calls_of_one_episode_come_one_at_a_time():
+def test_concurrent_calls_of_one_episode_are_refused():
     async def play():
         waits, go_on = asyncio.Event(), asyncio.Event()
 
@@ -234,7 +234,7 @@ def test_calls_of_one_episode_come_one_at_a_time():
     asyncio.run(play())
 
 
-def test_an_episode_can_be_closed_while_a_call_is_under_way():
+def test_an_episode_can_be_closed_during_a_call():
     made = Made()
 
     async def play():
@@ -266,7 +266,7 @@ def test_calls_out_of_order_are_refused():
     asyncio.run(play())
 
 
-def test_an_episode_that_nobody_calls_is_given_up():
+def test_an_idle_episode_expires():
     made = Made()
 
     async def play():
@@ -281,7 +281,7 @@ def test_an_episode_that_nobody_calls_is_given_up():
     asyncio.run(play())
 
 
-def test_a_slot_in_which_nothing_begins_is_given_up_sooner():
+def test_an_episode_that_is_not_started_expires_sooner():
     async def play():
         async with calling(parallel=1, start_seconds=0.2, lease_seconds=999.0) as call:
             _, headers, _ = await call.post("/episodes")
@@ -292,7 +292,7 @@ def test_a_slot_in_which_nothing_begins_is_given_up_sooner():
     asyncio.run(play())
 
 
-def test_a_long_call_does_not_run_out_of_its_lease():
+def test_an_episode_does_not_expire_during_a_call():
     class Slow(FakeEnv):
         async def step(self, actions):
             await asyncio.sleep(1.2)
@@ -315,13 +315,13 @@ def test_a_long_call_does_not_run_out_of_its_lease():
         ("start", b"[]", "body: must be an object"),
         ("start", b"{}", "body: key 'task' is missing"),
         ("start", b'{"task": 3}', "task: must be an object"),
-        ("start", b'{"task": {}, "seed": 1}', "body: no such key 'seed'; the keys are: task"),
-        ("step", b'{"actions": [{"do": "Reboot"}]}', "actions[0]: no such action 'Reboot'"),
-        ("step", b'{"actions": [{"do": "Wait", "x": 1}]}', "actions[0]: no such key 'x'"),
-        ("evaluate", b'{"score": 1}', "body: no such key 'score'"),
+        ("start", b'{"task": {}, "seed": 1}', "body: unknown key 'seed'; the keys are: task"),
+        ("step", b'{"actions": [{"do": "Reboot"}]}', "actions[0]: unknown action 'Reboot'"),
+        ("step", b'{"actions": [{"do": "Wait", "x": 1}]}', "actions[0]: unknown key 'x'"),
+        ("evaluate", b'{"score": 1}', "body: unknown key 'score'"),
     ],
 )
-def test_what_is_not_in_the_protocol_is_refused(path, body, reason):
+def test_a_request_outside_the_protocol_is_refused(path, body, reason):
     async def play():
         async with calling() as call:
             episode = await call.episode()
@@ -350,7 +350,7 @@ def test_what_is_not_in_the_protocol_is_refused(path, body, reason):
         ("DELETE", "/episodes/0123456789abcdef0123456789abcdef", 404),
     ],
 )
-def test_a_path_that_leads_nowhere_is_a_typed_error(method, path, status):
+def test_an_unknown_path_is_a_typed_error(method, path, status):
     async def play():
         async with calling() as call:
             body = json.dumps(WAIT)
@@ -362,7 +362,7 @@ def test_a_path_that_leads_nowhere_is_a_typed_error(method, path, status):
     asyncio.run(play())
 
 
-def test_a_body_that_is_too_long_or_of_another_kind_is_refused(monkeypatch):
+def test_a_body_that_is_too_large_or_not_json_is_refused(monkeypatch):
     monkeypatch.setattr(wire, "MAX_REQUEST_BYTES", 1000)
 
     async def play():
@@ -380,7 +380,7 @@ def test_a_body_that_is_too_long_or_of_another_kind_is_refused(monkeypatch):
     asyncio.run(play())
 
 
-def test_what_is_not_even_http_does_no_harm():
+def test_bytes_that_are_not_http_do_no_harm():
     async def play():
         async with calling() as call:
             port = int(call.address.rpartition(":")[2])
@@ -395,7 +395,7 @@ def test_what_is_not_even_http_does_no_harm():
     asyncio.run(play())
 
 
-def test_an_error_of_our_own_shows_no_traceback(monkeypatch):
+def test_an_internal_error_shows_no_traceback(monkeypatch):
     def broken(health):
         raise AssertionError("ours")
 
@@ -411,7 +411,7 @@ def test_an_error_of_our_own_shows_no_traceback(monkeypatch):
     asyncio.run(play())
 
 
-def test_with_a_token_nobody_is_answered_without_it():
+def test_requests_without_the_token_are_refused():
     async def play():
         async with calling(token=TOKEN) as call:
             wrong = (
@@ -434,8 +434,8 @@ def test_with_a_token_nobody_is_answered_without_it():
     asyncio.run(play())
 
 
-def test_a_host_without_a_token_does_not_answer_to_foreign_names():
-    """A web page can point a name of its own at this machine, but not choose the name that is sent."""
+def test_a_host_without_a_token_refuses_other_host_names():
+    """DNS rebinding: a page can resolve its own name to this machine, but cannot change the Host header."""
 
     async def play():
         async with calling() as call:
@@ -445,7 +445,7 @@ def test_a_host_without_a_token_does_not_answer_to_foreign_names():
     asyncio.run(play())
 
 
-def test_when_it_ends_every_environment_is_closed():
+def test_stopping_the_host_closes_every_environment():
     made = Made()
 
     async def play():
@@ -461,12 +461,12 @@ def test_when_it_ends_every_environment_is_closed():
 
 
 @pytest.mark.parametrize("text", ["", "8700", ":8700", "127.0.0.1", "127.0.0.1:", "a:b", "a:99999", "a:-1"])
-def test_where_it_listens_must_be_a_host_and_a_port(text):
+def test_listen_must_be_host_and_port(text):
     with pytest.raises(UserError, match="not HOST:PORT"):
         Listen.read(text)
 
 
-def test_beyond_this_machine_only_with_a_token():
+def test_listening_beyond_loopback_needs_a_token():
     for text in ("127.0.0.1:8700", "127.9.9.9:0", "[::1]:0", "localhost:1"):
         Listen.read(text).checked(None)
     for text in ("0.0.0.0:8700", "[::]:8700", "192.168.1.4:8700", "desktops-1:8700"):
@@ -483,7 +483,7 @@ def refusal(capsys, *words):
     return line.removeprefix("arpo: error: ")
 
 
-def test_what_is_wrong_with_a_command_is_one_line(capsys, monkeypatch):
+def test_user_errors_are_one_line(capsys, monkeypatch):
     monkeypatch.delenv("ARPO_HOST_TOKEN", raising=False)
     assert "set ARPO_HOST_TOKEN" in refusal(capsys, "--env", "desk", "--listen", "0.0.0.0:0")
     assert "not HOST:PORT" in refusal(capsys, "--listen", "8700")
@@ -495,7 +495,7 @@ def test_what_is_wrong_with_a_command_is_one_line(capsys, monkeypatch):
     assert "at least 16 letters" in refusal(capsys, "--env", "desk", "--listen", "127.0.0.1:0")
 
 
-def test_a_port_that_is_taken_is_named():
+def test_a_port_in_use_is_reported():
     async def play():
         async with calling() as call:
             port = int(call.address.rpartition(":")[2])
@@ -533,7 +533,7 @@ def test_a_signal_closes_every_environment_and_ends_the_command(tmp_path, monkey
     assert (tmp_path / "closed").read_text() == "xx"
 
 
-def test_with_parent_it_ends_when_its_stdin_does(tmp_path):
+def test_with_parent_it_exits_when_stdin_closes(tmp_path):
     words = ("--env", FAKE, "--listen", "127.0.0.1:0", "--with-parent")
     command = HostCommand(tmp_path, *words, stdin=subprocess.PIPE)
     assert command.process.stdin is not None
@@ -546,7 +546,7 @@ def test_with_parent_it_ends_when_its_stdin_does(tmp_path):
 
 
 def test_it_needs_no_torch_no_rich_and_no_numpy(tmp_path):
-    """In an interpreter in which they cannot be imported, an episode is played."""
+    """Plays an episode in an interpreter that cannot import them."""
     code = (
         "import sys\n"
         "for name in ('torch', 'rich', 'transformers', 'numpy', 'tokenizers', 'safetensors'):\n"

@@ -30,7 +30,7 @@ async def episode(env):
 
 
 async def late(env):
-    """While it waits, others come and want a place."""
+    """While it waits, other episodes ask for a slot."""
     await asyncio.sleep(0.01)
     return await episode(env)
 
@@ -44,7 +44,7 @@ def pool_of(factory, settings):
 
 
 class Made:
-    """A factory that remembers its environments."""
+    """A factory that records its environments."""
 
     def __init__(self, **arguments):
         self.envs = []
@@ -55,7 +55,7 @@ class Made:
         return self.envs[-1]
 
 
-def test_a_good_episode_is_handed_through_and_its_environment_closed():
+def test_a_trajectory_is_returned_and_its_environment_closed():
     made = Made(score=lambda actions: 0.25)
     pool = pool_of(made, config())
     outcome = asyncio.run(pool.run(TASK, "e", episode))
@@ -66,7 +66,7 @@ def test_a_good_episode_is_handed_through_and_its_environment_closed():
 
 
 @pytest.mark.parametrize("at", ["start", "step", "evaluate"])
-def test_a_fault_is_retried_in_a_fresh_environment(at):
+def test_a_fault_is_retried_in_a_new_environment(at):
     made = Made()
     pool = pool_of(failing(made, at, times=2), config(attempts=3))
     assert isinstance(asyncio.run(pool.run(TASK, "e", episode)), Trajectory)
@@ -88,7 +88,7 @@ def test_after_the_last_attempt_it_is_a_failure():
 
 
 @pytest.mark.parametrize("at", ["start", "step", "evaluate"])
-def test_an_environment_that_hangs_is_late(at):
+def test_a_hanging_environment_times_out(at):
     short = config(start_seconds=0.01, step_seconds=0.01, evaluate_seconds=0.01)
     pool = pool_of(hanging(FakeEnv, at, times=1), short)
     outcome = asyncio.run(pool.run(TASK, "e", episode))
@@ -97,7 +97,7 @@ def test_an_environment_that_hangs_is_late(at):
 
 
 @pytest.mark.parametrize("verdict", [None, float("nan"), float("inf"), 7, -0.1, "1.0"])
-def test_a_verdict_that_is_none_is_a_fault(verdict):
+def test_an_invalid_score_is_a_fault(verdict):
     pool = pool_of(lying(FakeEnv, verdict), config())
     outcome = asyncio.run(pool.run(TASK, "e", episode))
     assert isinstance(outcome, Failure)
@@ -105,8 +105,8 @@ def test_a_verdict_that_is_none_is_a_fault(verdict):
     assert repr(verdict) in outcome.message
 
 
-def test_a_torn_picture_is_the_environments_fault():
-    """Found later, in a prefill, it would be a fault of all who share that prefill."""
+def test_a_damaged_screenshot_is_a_fault():
+    """Found only in a prefill, it would fail every episode of that prefill batch."""
 
     class Torn(FakeEnv):
         async def step(self, actions):
@@ -122,7 +122,7 @@ def test_a_torn_picture_is_the_environments_fault():
     )
 
 
-def test_closing_may_fail_or_hang_without_harm():
+def test_a_fault_in_close_does_not_fail_the_episode():
     for broken in (failing, hanging):
         pool = pool_of(broken(FakeEnv, "close", times=1), config(step_seconds=0.01))
         assert isinstance(asyncio.run(pool.run(TASK, "e", episode)), Trajectory)
@@ -139,7 +139,7 @@ def test_a_factory_that_raises_is_a_fault():
     assert outcome.message == "OSError: no display"
 
 
-def test_only_so_many_at_once():
+def test_at_most_parallel_environments_at_a_time():
     alive, most = 0, 0
 
     async def counted(env):
@@ -157,7 +157,7 @@ def test_only_so_many_at_once():
     assert most == 3
 
 
-def test_waiting_for_a_place_takes_nothing_of_the_time_for_a_start():
+def test_waiting_for_a_slot_does_not_count_as_start_time():
     short = config(parallel=1, start_seconds=0.2)
 
     async def long(env):
@@ -172,7 +172,7 @@ def test_waiting_for_a_place_takes_nothing_of_the_time_for_a_start():
     assert all(isinstance(outcome, Trajectory) for outcome in asyncio.run(main()))
 
 
-def test_one_source_serves_one_loop_after_another():
+def test_one_source_serves_several_event_loops():
     pool = pool_of(FakeEnv, config(parallel=1))
 
     async def main():
@@ -182,7 +182,7 @@ def test_one_source_serves_one_loop_after_another():
         assert all(isinstance(outcome, Trajectory) for outcome in asyncio.run(main()))
 
 
-def test_an_episode_that_waited_for_a_place_sees_that_its_task_was_set_aside_meanwhile():
+def test_a_task_may_be_quarantined_while_its_episode_waits_for_a_slot():
     made = Made()
     pool = pool_of(failing(made, "start", times=99), config(parallel=1, quarantine_after=1))
 
@@ -193,7 +193,7 @@ def test_an_episode_that_waited_for_a_place_sees_that_its_task_was_set_aside_mea
     assert [env.calls for env in made.envs[1:]] == [["close"], ["close"]]
 
 
-def test_a_task_that_keeps_failing_is_set_aside():
+def test_a_task_that_keeps_failing_is_quarantined():
     made = Made()
     pool = pool_of(failing(made, "start", times=99), config(quarantine_after=2))
 
@@ -206,7 +206,7 @@ def test_a_task_that_keeps_failing_is_set_aside():
     assert pool.quarantined == {"t"}
 
 
-def test_a_success_ends_the_row_of_failures():
+def test_a_success_resets_consecutive_failures():
     pool = pool_of(failing(FakeEnv, "start", times=1), config(quarantine_after=2))
 
     async def main():
@@ -218,7 +218,7 @@ def test_a_success_ends_the_row_of_failures():
     assert not pool._consecutive_failures
 
 
-def test_an_engine_at_fault_sets_no_task_aside():
+def test_engine_faults_quarantine_no_task():
     async def dead(env):
         raise EngineError("generate", "gone")
 
@@ -247,7 +247,7 @@ def test_a_cancelled_episode_still_closes_its_environment():
     assert made.envs[0].calls == ["close"]
 
 
-def test_an_error_of_our_own_is_not_caught():
+def test_an_internal_error_is_not_caught():
     async def wrong(env):
         raise AssertionError("ours")
 

@@ -1,4 +1,4 @@
-"""Environments on hosts, as a pool uses them: the same episodes, whatever becomes of a host."""
+"""Leasing environments from hosts: equal episodes, and recovery from lost hosts."""
 
 import asyncio
 import gc
@@ -25,7 +25,7 @@ from arpo.rollout.episode import Agent
 from arpo.rollout.scheduler import Scheduler
 from arpo.storage.run_folder import RunFolder
 from arpo.testing import FakeEnv, failing, hanging, screenshot, task
-from arpo.training.run import claim
+from arpo.training.run import check_folder
 from arpo.training.trainer import run_training
 from arpo.types import Failure, StopReason, Trajectory
 from desks import solution
@@ -66,7 +66,7 @@ async def free(address):
 
 
 async def seen(env, played):
-    """What an episode shows, and its verdict."""
+    """The screenshots of an episode and its score."""
     shown = [(await env.start(played)).screenshot]
     for _, action in solution(played):
         shown.append((await env.step((action,))).observation.screenshot)
@@ -75,7 +75,7 @@ async def seen(env, played):
     return shown, score
 
 
-def test_a_desk_on_a_host_is_the_desk_itself(tmp_path):
+def test_desk_on_a_host_behaves_like_local_desk(tmp_path):
     tasks = load_tasks("desk:32")[::4]
     command = HostCommand(tmp_path, "--env", "desk", "--slots", "2", "--listen", "127.0.0.1:0")
 
@@ -109,8 +109,8 @@ def test_the_conformance_suite_passes_through_a_host():
     assert len(checks) == 8
 
 
-def test_episodes_are_the_same_wherever_they_are_played():
-    """Through the scheduler: screenshots, answers, verdicts, byte for byte."""
+def test_remote_and_local_episodes_are_equal():
+    """Through the scheduler; screenshots, answers and scores are byte-identical."""
     settings = RolloutConfig(group_size=3, max_steps=3, max_images=3, max_answer_tokens=40)
     tasks = list(enumerate(load_tasks("desk:32")[:4]))
 
@@ -137,7 +137,7 @@ def test_episodes_are_the_same_wherever_they_are_played():
     assert len({len(played.turns) for group in here for played in group.trajectories}) > 1
 
 
-def test_a_picture_comes_once_and_is_the_same_object_again():
+def test_a_repeated_screenshot_is_transferred_once():
     class Still(FakeEnv):
         def _look(self):
             self.steps = []
@@ -152,7 +152,7 @@ def test_a_picture_comes_once_and_is_the_same_object_again():
     asyncio.run(play())
 
 
-def test_an_environment_that_ends_the_episode_says_so_here_too():
+def test_terminated_is_transferred():
     async def play():
         async with (
             hosted(lambda: FakeEnv(ends_after=2), config()) as address,
@@ -164,7 +164,7 @@ def test_an_environment_that_ends_the_episode_says_so_here_too():
     assert asyncio.run(play()) == [False, True, False]
 
 
-def test_leases_go_to_the_host_with_most_free_slots():
+def test_leases_go_to_the_host_with_the_most_free_slots():
     async def play():
         async with (
             hosted(FakeEnv, config(parallel=3)) as large,
@@ -181,7 +181,7 @@ def test_leases_go_to_the_host_with_most_free_slots():
     assert asyncio.run(play()) == [(2, 1), (1, 1), (1, 0), (0, 0)]
 
 
-def test_no_more_at_once_than_the_recipe_says():
+def test_at_most_env_parallel_leases_at_a_time():
     async def play():
         async with hosted(FakeEnv, config(parallel=8)) as address:
             source = at(config(parallel=3), address)
@@ -200,8 +200,8 @@ def test_no_more_at_once_than_the_recipe_says():
     assert asyncio.run(play()) == 3
 
 
-def test_where_all_is_full_a_lease_waits_and_its_time_does_not_count():
-    """The slot is another caller's, for longer than a start may take."""
+def test_a_lease_waits_for_a_slot_without_a_timeout():
+    """Another caller holds the slot for longer than `start_seconds`."""
     short = config(parallel=1, start_seconds=0.5)
 
     async def play():
@@ -221,7 +221,7 @@ def test_where_all_is_full_a_lease_waits_and_its_time_does_not_count():
     assert not faults
 
 
-def test_faults_keep_their_class_and_their_words():
+def test_faults_keep_their_class_and_message():
     async def outcome(factory, settings):
         async with hosted(factory, settings) as address:
             pool = EnvPool(at(settings, address), add_timeout_slack(settings))
@@ -240,7 +240,7 @@ def test_faults_keep_their_class_and_their_words():
     assert slots == 4
 
 
-def test_an_episode_that_the_host_gave_up_is_a_fault_of_its_own():
+def test_an_expired_episode_is_an_env_error():
     short = config(lease_seconds=0.2)
 
     async def play():
@@ -267,7 +267,7 @@ def test_a_cancelled_episode_frees_its_slot():
     assert asyncio.run(play()) == 4
 
 
-def test_a_host_killed_in_the_middle_costs_one_attempt_and_is_used_again_when_it_is_back(tmp_path):
+def test_a_killed_host_costs_one_attempt_and_is_used_again_after_its_restart(tmp_path):
     words = ("--env", FAKE, "--slots", "2")
     first = HostCommand(tmp_path, *words, "--listen", "127.0.0.1:0")
     second = HostCommand(tmp_path, "--env", FAKE, "--slots", "1", "--listen", "127.0.0.1:0")
@@ -308,7 +308,7 @@ def test_a_host_killed_in_the_middle_costs_one_attempt_and_is_used_again_when_it
             command.end()
 
 
-def test_a_host_that_hangs_is_noticed_and_comes_back_by_itself(tmp_path, monkeypatch):
+def test_a_hanging_host_is_detected_and_recovers(tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "PROBE_SECONDS", 0.5)
     monkeypatch.setattr(remote, "SLACK_SECONDS", 0.3)
     command = HostCommand(tmp_path, "--env", FAKE, "--slots", "2", "--listen", "127.0.0.1:0")
@@ -347,7 +347,7 @@ def test_a_host_that_hangs_is_noticed_and_comes_back_by_itself(tmp_path, monkeyp
         command.end()
 
 
-def test_hosts_of_which_none_was_ever_in_reach_are_a_mistake():
+def test_unreachable_hosts_are_a_user_error():
     lost = config(start_seconds=1.5)
     addresses = ("http://127.0.0.1:1", "http://127.0.0.1:2")
 
@@ -361,7 +361,7 @@ def test_hosts_of_which_none_was_ever_in_reach_are_a_mistake():
     assert all(address in str(refused.value) for address in addresses)
 
 
-def test_only_when_all_hosts_are_lost_for_long_does_a_lease_fail():
+def test_a_lease_fails_after_all_hosts_were_lost_for_start_seconds():
     lost = config(start_seconds=1.5, attempts=1)
 
     async def play():
@@ -377,7 +377,7 @@ def test_only_when_all_hosts_are_lost_for_long_does_a_lease_fail():
     assert outcome.message.startswith("no environment host is reachable: http://127.0.0.1:")
 
 
-def test_one_host_in_reach_is_enough():
+def test_one_reachable_host_is_enough():
     async def play():
         async with hosted(FakeEnv, config()) as address:
             source = at(config(), "http://127.0.0.1:1", address)
@@ -386,24 +386,24 @@ def test_one_host_in_reach_is_enough():
     assert isinstance(asyncio.run(play()), Trajectory)
 
 
-def test_pauses_grow_up_to_half_a_minute_and_begin_anew(monkeypatch):
+def test_backoff_doubles_up_to_30_s_and_resets(monkeypatch):
     now = 100.0
     monkeypatch.setattr(remote.time, "monotonic", lambda: now)
     host = RemoteHost("http://a", lambda: "http://a", None)
     pauses = []
     for _ in range(7):
-        host._set_aside("gone")
-        host._set_aside("gone, says another of its episodes")
+        host._mark_lost("gone")
+        host._mark_lost("gone, reported by another episode")
         before = now
-        while not host.is_due:
+        while not host.needs_probe:
             now += 0.5
         pauses.append(now - before)
     assert pauses == [1, 2, 4, 8, 16, 30, 30]
     assert host.lost_since == 100.0
     host.lost_since = None
-    host._set_aside("gone again")
+    host._mark_lost("gone again")
     now += 1
-    assert host.is_due
+    assert host.needs_probe
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ def test_pauses_grow_up_to_half_a_minute_and_begin_anew(monkeypatch):
         "http://a,,http://b", "http://a;http://b:c", " ", "/a", "http://a#b",
     ],
 )  # fmt: skip
-def test_a_bad_address_is_the_users_mistake(text):
+def test_a_bad_address_is_a_user_error(text):
     with pytest.raises(UserError, match="is not an address: use http://HOST:PORT"):
         parse_hosts(config(hosts=text))
 
@@ -433,7 +433,7 @@ def first_lease(settings, *addresses):
     return lease()
 
 
-def test_a_host_of_other_environments_is_refused():
+def test_a_host_of_other_environments_is_rejected():
     async def play():
         async with hosted(FakeEnv, config()) as good, hosted(DeskEnv, DESK) as address:
             with pytest.raises(UserError, match=f"{address}: serves 'desk', but env.name = '{FAKE}'"):
@@ -445,7 +445,7 @@ def test_a_host_of_other_environments_is_refused():
     asyncio.run(play())
 
 
-def test_a_wrong_token_is_the_users_mistake(monkeypatch):
+def test_a_wrong_token_is_a_user_error(monkeypatch):
     async def play():
         async with hosted(FakeEnv, config(), TOKEN) as address:
             with pytest.raises(UserError, match=f"{address}: set ARPO_HOST_TOKEN to the host's token"):
@@ -456,7 +456,7 @@ def test_a_wrong_token_is_the_users_mistake(monkeypatch):
             monkeypatch.setenv("ARPO_HOST_TOKEN", TOKEN)
             await first_lease(config(), address)
             monkeypatch.setenv("ARPO_HOST_TOKEN", "short")
-            with pytest.raises(UserError, match="at least 16 letters"):
+            with pytest.raises(UserError, match="at least 16 ASCII characters"):
                 parse_hosts(config(hosts=address))
 
     asyncio.run(play())
@@ -464,7 +464,7 @@ def test_a_wrong_token_is_the_users_mistake(monkeypatch):
 
 @asynccontextmanager
 async def pretending(**answers):
-    """A server that answers a good host's first calls, and then as it is told."""
+    """A server that responds like a host, except for the given calls."""
 
     async def health(request):
         good = wire.Health(env=FAKE, screen=None, slots=1, free=1, version="?")
@@ -495,7 +495,7 @@ async def pretending(**answers):
     await runner.cleanup()
 
 
-def test_a_slot_that_was_given_back_is_known_to_be_free():
+def test_a_returned_slot_counts_as_free():
     asked = []
 
     def health():
@@ -524,15 +524,15 @@ def picture(png, name):
     [
         (lambda: picture(screenshot(1).png, f'"{screenshot(2).sha256}"'), "does not match its ETag"),
         (lambda: picture(b"torn", f'"{screenshot(1).sha256}"'), "does not match its ETag"),
-        (lambda: web.Response(status=204, headers={"ETag": '"ab"'}), "refers to a screenshot that it never sent"),
-        (lambda: web.Response(status=204), "refers to a screenshot that it never sent"),
-        (lambda: web.Response(status=302, headers={"Location": "/health"}), "answered 302, not as an env"),
-        (lambda: web.Response(status=500, text="<html>"), "not an environment host: it responded with status 500"),
-        (lambda: web.json_response(["EnvError"], status=500), "not an environment host: it responded with status 500"),
+        (lambda: web.Response(status=204, headers={"ETag": '"ab"'}), "a screenshot that it never sent"),
+        (lambda: web.Response(status=204), "a screenshot that it never sent"),
+        (lambda: web.Response(status=302, headers={"Location": "/health"}), "it responded with status 302"),
+        (lambda: web.Response(status=500, text="<html>"), "it responded with status 500"),
+        (lambda: web.json_response(["EnvError"], status=500), "it responded with status 500"),
         (lambda: picture(b"\0" * 2000, '"ab"'), "the response is larger than 1000 bytes"),
     ],
 )  # fmt: skip
-def test_an_answer_that_is_none_is_a_fault_of_that_episode(monkeypatch, answer, reason):
+def test_an_invalid_response_is_an_env_error(monkeypatch, answer, reason):
     monkeypatch.setattr(wire, "MAX_RESPONSE_BYTES", 1000)
 
     async def play():
@@ -546,7 +546,7 @@ def test_an_answer_that_is_none_is_a_fault_of_that_episode(monkeypatch, answer, 
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"score": 1, "more": 2}', b"[1]"])
-def test_a_verdict_that_is_none_is_no_verdict(content):
+def test_an_invalid_score_is_an_env_error(content):
     async def play():
         answer = partial(web.Response, body=content)
         async with pretending(evaluate=answer) as address, at(config(), address).lease() as env:
@@ -567,7 +567,7 @@ def test_a_verdict_that_is_none_is_no_verdict(content):
         {"take": lambda: web.Response(status=201)},
     ],
 )
-def test_what_is_no_environment_host_is_the_users_mistake(answers):
+def test_a_server_that_is_no_environment_host_is_a_user_error(answers):
     async def play():
         async with pretending(**answers) as address:
             with pytest.raises(UserError, match=f"env.hosts: {address}: "):
@@ -576,7 +576,7 @@ def test_what_is_no_environment_host_is_the_users_mistake(answers):
     asyncio.run(play())
 
 
-def test_one_source_serves_one_loop_after_another_and_leaves_nothing_open(tmp_path, caplog, recwarn):
+def test_one_source_serves_several_event_loops_and_leaks_nothing(tmp_path, caplog, recwarn):
     command = HostCommand(tmp_path, "--env", FAKE, "--slots", "2", "--listen", "127.0.0.1:0")
     settings = config(parallel=3)
     source = at(settings, command.address, "http://127.0.0.1:1")
@@ -597,13 +597,13 @@ def test_one_source_serves_one_loop_after_another_and_leaves_nothing_open(tmp_pa
         command.end()
 
 
-def test_the_limits_of_who_waits_are_a_little_longer():
+def test_callers_of_a_host_have_longer_timeouts():
     wider = add_timeout_slack(config(start_seconds=1.0, step_seconds=2.0, evaluate_seconds=3.0))
     assert (wider.start_seconds, wider.step_seconds, wider.evaluate_seconds) == (11.0, 12.0, 13.0)
     assert wider.attempts == config().attempts
 
 
-def test_a_recipe_with_hosts_plays_on_them():
+def test_a_recipe_with_hosts_uses_them():
     async def play():
         async with hosted(FakeEnv, config()) as address:
             recipe = Config(env=config(hosts=address))
@@ -630,11 +630,11 @@ def test_a_leased_environment_must_be_started():
     asyncio.run(play())
 
 
-def test_a_run_on_a_host_is_the_run_without_one(tmp_path):
-    """Byte for byte, one environment at a time.
+def test_a_run_on_a_host_equals_a_local_run(tmp_path):
+    """The files are byte-identical with one environment at a time.
 
-    With more, who is quick decides which prompts the engine computes together, and with that the last bits
-    of their log-probabilities.
+    With more, timing decides which prompts share an engine batch, which changes the last bits of their
+    log-probabilities.
     """
     settings = ("--env.name=desk", "--env.parallel=1", "--rollout.max_steps=3", "--rollout.temperature=2")
     for folder in ("here", "there"):
@@ -651,5 +651,5 @@ def test_a_run_on_a_host_is_the_run_without_one(tmp_path):
     for name in (*written, "model/model.safetensors"):
         one, other = ((tmp_path / folder / "run" / name).read_bytes() for folder in ("here", "there"))
         assert one == other, name
-    with closing(RunFolder(tmp_path / "here" / "run")) as store:  # and it may go on on other hosts
-        claim(store, replace(here, env=replace(here.env, hosts="http://other:8700")))
+    with closing(RunFolder(tmp_path / "here" / "run")) as store:  # a run may resume on other hosts
+        check_folder(store, replace(here, env=replace(here.env, hosts="http://other:8700")))

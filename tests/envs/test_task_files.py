@@ -5,18 +5,20 @@ from typing import Any
 
 import pytest
 
-from arpo.algorithms.curriculum import Count, Curriculum, keep
+from arpo.algorithms.curriculum import Count, Curriculum, learnable
 from arpo.config import Config, TasksConfig, TrainConfig
 from arpo.envs.task_files import (
     check_disjoint,
     escapes_folder,
     format_selection,
+    is_shipped,
     load_counts,
     load_tasks,
     select_tasks,
 )
 from arpo.errors import UserError
-from arpo.training.build import curriculum_of
+from arpo.recipe import changed, load_config
+from arpo.training.build import open_curriculum
 from arpo.types import Task
 from upstream import FOLDER, VERIFIED, needs_upstream
 
@@ -68,7 +70,7 @@ def test_a_list_of_tasks(tmp_path: Path) -> None:
     assert second.id == "b"
 
 
-def test_what_osworlds_own_tasks_leave_out_may_be_left_out(tmp_path: Path) -> None:
+def test_keys_that_osworld_omits_are_optional(tmp_path: Path) -> None:
     bare = {"id": "a", "instruction": "do", "evaluator": {"func": "infeasible"}}
     (task,) = load_tasks(write(tmp_path / "tasks.json", [bare]))
     assert (task.config, task.snapshot, task.related_apps, task.domain) == ((), "", (), "")
@@ -92,13 +94,13 @@ def test_osworlds_folder(tmp_path: Path) -> None:
     assert [task.domain for task in load_tasks(str(tmp_path))] == ["os", "os", "vlc"]
 
 
-def test_a_list_may_lie_elsewhere_than_its_tasks(tmp_path: Path) -> None:
+def test_a_list_may_be_in_another_folder_than_its_tasks(tmp_path: Path) -> None:
     write(tmp_path / "osworld" / "examples" / "os" / "a.json", entry("a"))
     index = write(tmp_path / "lists" / "few.json", {"os": ["a"]})
     (task,) = load_tasks(index, str(tmp_path / "osworld" / "examples"))
     assert (task.id, task.domain) == ("a", "os")
     assert "or with tasks.examples" in refusal(index)
-    assert f"are looked for in {tmp_path}/gone: no such folder: set tasks.examples" in refusal(
+    assert f"the folder of its tasks, {tmp_path}/gone, does not exist: set tasks.examples" in refusal(
         index, tmp_path / "gone"
     )
 
@@ -114,16 +116,14 @@ def test_no_name_in_a_list_leads_out_of_the_folder(tmp_path: Path, domain: str, 
     assert refusal(index).startswith(f"{index}: {domain!r}: {name!r} leads out of {tmp_path}/in/examples")
 
 
-def test_paths_that_climb() -> None:
+def test_paths_that_escape_their_folder() -> None:
     assert [path for path in ("a", "a/b", "a..b", "...", "a/./b") if escapes_folder(path)] == []
     assert all(escapes_folder(path) for path in ("", ".", "..", "/", "/a", "a/..", "a/../b", "\\a", "a\0"))
 
 
-def test_an_id_is_no_path_out_of_its_folder(tmp_path: Path) -> None:
-    assert "id and domain name files of the task's own" in refusal(
-        write(tmp_path / "tasks.json", [entry("../a")])
-    )
-    assert "id and domain name files of the task's own" in refusal(
+def test_an_id_cannot_escape_its_folder(tmp_path: Path) -> None:
+    assert "id and domain become file names" in refusal(write(tmp_path / "tasks.json", [entry("../a")]))
+    assert "id and domain become file names" in refusal(
         write(tmp_path / "tasks.json", [entry("a", domain="/etc")])
     )
 
@@ -137,7 +137,7 @@ def pool(**domains: Sequence[str]) -> list[Task]:
     ]
 
 
-def test_tasks_are_chosen_by_domain_and_id() -> None:
+def test_tasks_are_selected_by_domain_and_id() -> None:
     tasks = pool(os="ab", vlc="cd", gimp="e")
     assert names(select_tasks(tasks, TasksConfig())) == list("abcde")
     assert names(select_tasks(tasks, TasksConfig(domains="gimp, os"))) == list("abe")
@@ -145,9 +145,9 @@ def test_tasks_are_chosen_by_domain_and_id() -> None:
     assert names(select_tasks(tasks, TasksConfig(domains="os", ids="b,c"))) == ["b"]
 
 
-def test_what_cannot_be_chosen_is_named_with_what_there_is() -> None:
+def test_unknown_domains_and_ids_are_reported_with_the_known_ones() -> None:
     tasks = pool(os=["task-01", "task-02"], vlc=[f"movie-{n:02}" for n in range(30)])
-    with pytest.raises(UserError, match=r"tasks.domains: no task of 'vcl'; there are: os, vlc"):
+    with pytest.raises(UserError, match=r"tasks.domains: no task of domain 'vcl'; the domains are: os, vlc"):
         select_tasks(tasks, TasksConfig(domains="os,vcl"))
     with pytest.raises(UserError, match=r"tasks.ids: no task 'task-03' \(did you mean task-02\?\)"):
         select_tasks(tasks, TasksConfig(ids="task-03"))
@@ -155,13 +155,15 @@ def test_what_cannot_be_chosen_is_named_with_what_there_is() -> None:
         UserError, match=r"tasks.ids: no task 'xyz' \(there are 32: movie-00, movie-01, movie"
     ):
         select_tasks(tasks, TasksConfig(ids="xyz"))
-    with pytest.raises(UserError, match=r"none of these tasks is of tasks.domains: leave one of the two out"):
+    with pytest.raises(
+        UserError, match=r"none of these tasks is in tasks.domains: remove one of the two settings"
+    ):
         select_tasks(tasks, TasksConfig(domains="vlc", ids="task-01"))
 
 
-def test_a_selection_as_screening_writes_it(tmp_path: Path) -> None:
+def test_a_selection_file(tmp_path: Path) -> None:
     write(tmp_path / "lists" / "pool.json", [entry(name) for name in "abcd"])
-    kept = keep(
+    kept = learnable(
         {"d": Count(successes=16, rollouts=16), "a": Count(successes=5, rollouts=16)}, drop_always=False
     )
     source = write(tmp_path / "lists" / "kept.json", format_selection("pool.json", kept))
@@ -172,7 +174,7 @@ def test_a_selection_as_screening_writes_it(tmp_path: Path) -> None:
     assert names(load_tasks(again)) == ["a"]
 
 
-def test_a_selection_knows_where_the_tasks_of_its_list_are(tmp_path: Path) -> None:
+def test_a_selection_can_name_the_examples_folder(tmp_path: Path) -> None:
     write(tmp_path / "osworld" / "examples" / "os" / "a.json", entry("a"))
     write(tmp_path / "lists" / "few.json", {"os": ["a"]})
     text = format_selection("../lists/few.json", {"a": Count(successes=1, rollouts=2)}, "../osworld/examples")
@@ -181,16 +183,37 @@ def test_a_selection_knows_where_the_tasks_of_its_list_are(tmp_path: Path) -> No
     assert names(load_tasks(kept, str(tmp_path / "gone"))) == ["a"]
     without = write(tmp_path / "out" / "kept.json", format_selection("../lists/few.json", {}))
     assert "or with tasks.examples" in refusal(without)
-    assert "no task in it" in refusal(without, tmp_path / "osworld" / "examples")
+    assert "contains no task" in refusal(without, tmp_path / "osworld" / "examples")
     wrong = write(tmp_path / "wrong.json", {"source": "lists/few.json", "examples": 3, "tasks": {}})
     assert "key 'examples' must be a string, not 3" in refusal(wrong)
 
 
-def test_shipped_lists_that_do_not_exist_are_named() -> None:
-    assert refusal("desk:nonsense").startswith("desk:nonsense: no such shipped task list; there are: ")
+def test_unknown_shipped_lists_are_reported() -> None:
+    assert refusal("desk:nonsense").startswith("desk:nonsense: no such shipped task list; the lists are: ")
     assert "no such shipped" in refusal("desk:../tasks/nonsense")
-    assert refusal("desktop:nonsense").startswith("desktop:nonsense: no such shipped task list; there are: ")
-    assert "desk:" not in refusal("desktop:nonsense")
+    for prefix in ("osworld", "desktop"):
+        assert refusal(f"{prefix}:nonsense") == (
+            f"{prefix}:nonsense: no such shipped task list; the lists are: osworld:heldout, osworld:train"
+        )
+
+
+def test_desktop_is_an_alias_of_the_prefix_osworld(tmp_path: Path) -> None:
+    assert load_tasks("desktop:train") == load_tasks("osworld:train")
+    assert is_shipped("desktop:train") and is_shipped("osworld:train")
+    name = load_tasks("osworld:train")[0].id
+    kept = write(
+        tmp_path / "kept.json", format_selection("desktop:train", {name: Count(successes=1, rollouts=2)})
+    )
+    assert names(load_tasks(kept)) == [name]
+
+
+def test_a_run_with_the_alias_in_its_recipe_resumes_with_the_prefix_osworld(tmp_path: Path) -> None:
+    old = tmp_path / "recipe.toml"
+    old.write_text('[tasks]\ntrain = "desktop:train"\nheldout = "desktop:heldout"\n', "utf-8")
+    new = ["--tasks.train", "osworld:train", "--tasks.heldout=osworld:heldout"]
+    assert changed(load_config(old), load_config(None, new)) == []
+    assert load_config(None, ["--eval.tasks", "desktop:train"]).eval.tasks == "osworld:train"
+    assert load_config(None, ["--tasks.overall", "desktop:train"]).tasks.overall == "osworld:train"
 
 
 @pytest.mark.parametrize(
@@ -198,11 +221,11 @@ def test_shipped_lists_that_do_not_exist_are_named() -> None:
     [
         ('[{"id": "a",]', "line 1, column 13: not JSON"),
         ("\n\n{", "line 3, column 2: not JSON"),
-        ([], "no task in it"),
+        ([], "contains no task"),
         ("3", "must be a list of tasks, or a selection"),
         ({"tasks": {}}, "must be a list of tasks, or a selection"),
         ([entry("a"), "b"], "entry 1: must be an object, not str"),
-        ([{"instruction": "do"}], "entry 0: key 'id' is missing: add it, a string"),
+        ([{"instruction": "do"}], "entry 0: key 'id' is missing: add it (a string)"),
         ([entry("a", id=7)], "entry 0: key 'id' must be a string, not 7"),
         ([entry("a", instruction=None)], "entry 0 (id 'a'): key 'instruction' must be a string, not null"),
         ([entry("a", config={})], "entry 0 (id 'a'): key 'config' must be a list, not {}"),
@@ -213,7 +236,7 @@ def test_shipped_lists_that_do_not_exist_are_named() -> None:
         ([judged(func=3)], "key 'evaluator': key 'func' must be a name or a list of names, not 3"),
         ([judged(func=[])], "key 'func' must be a name or a list of names, not []"),
         ([judged(func=["f", None])], "key 'func' must be a name or a list of names"),
-        ([judged(func=["f", "g"], result=[{}])], "key 'result' must be a list of 2, one for each"),
+        ([judged(func=["f", "g"], result=[{}])], "key 'result' must be a list of 2, one per name"),
         (
             [judged(func=["f", "g"], result=[{}, {}], expected={"type": "rule"})],
             "'expected' must be a list of 2",
@@ -224,21 +247,21 @@ def test_shipped_lists_that_do_not_exist_are_named() -> None:
         ([judged(func="f", postconfig=[3])], "key 'postconfig': every step must be an object"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, content: object, says: str) -> None:
+def test_a_defect_is_reported_with_its_location(tmp_path: Path, content: object, says: str) -> None:
     source = write(tmp_path / "tasks.json", content)
     message = refusal(source)
     assert message.startswith(f"{source}: ")
     assert says in message
 
 
-def test_no_file_no_folder_no_text(tmp_path: Path) -> None:
+def test_a_missing_or_unreadable_file_is_reported(tmp_path: Path) -> None:
     assert f"{tmp_path}/gone.json: no such task file: check the path" in refusal(tmp_path / "gone.json")
-    assert "holds test_all.json and examples/" in refusal(tmp_path)
+    assert "contains test_all.json and examples/" in refusal(tmp_path)
     (tmp_path / "tasks.json").write_bytes(b'["\xff"]')
     assert "byte 2: not UTF-8 text" in refusal(tmp_path / "tasks.json")
 
 
-def test_a_bad_selection_is_named(tmp_path: Path) -> None:
+def test_a_bad_selection_is_reported(tmp_path: Path) -> None:
     pool = write(tmp_path / "pool.json", [entry("a")])
     count = {"successes": 1, "rollouts": 2}
 
@@ -246,20 +269,20 @@ def test_a_bad_selection_is_named(tmp_path: Path) -> None:
         return refusal(write(tmp_path / "kept.json", {"source": source, "tasks": tasks}))
 
     assert "task 'z' is not in 'pool.json'" in refused({"a": count, "z": count})
-    assert "task 'a': key 'rollouts' is missing: add it, a whole number" in refused({"a": {"successes": 1}})
-    assert "key 'successes' must be a whole number, not 1.5" in refused({"a": count | {"successes": 1.5}})
+    assert "task 'a': key 'rollouts' is missing: add it (an integer)" in refused({"a": {"successes": 1}})
+    assert "key 'successes' must be an integer, not 1.5" in refused({"a": count | {"successes": 1.5}})
     assert "task 'a': must be an object, not int" in refused({"a": 3})
-    assert "no task in it" in refused({})
+    assert "contains no task" in refused({})
     assert "gone.json: no such task file" in refused({"a": count}, "gone.json")
-    assert "leads back to itself" in refused({"a": count}, "kept.json")
+    assert "refers to itself" in refused({"a": count}, "kept.json")
     assert names(load_tasks(pool)) == ["a"]
 
 
-def test_a_bad_folder_is_named(tmp_path: Path) -> None:
+def test_a_bad_folder_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "examples" / "os" / "a.json", entry("other"))
     index = tmp_path / "test_all.json"
     write(index, {"os": ["a"]})
-    assert "a.json: id is 'other': make it the file's name, 'a'" in refusal(tmp_path)
+    assert "a.json: id is 'other': change it to the file name, 'a'" in refusal(tmp_path)
     write(index, {"os": ["b"]})
     assert f"{index}: 'os': task 'b' has no file" in refusal(tmp_path)
     write(index, {"os": "a"})
@@ -299,19 +322,19 @@ def test_the_shipped_selections_have_counts_and_the_pool_has_none() -> None:
     assert load_counts("desk:pool") == {}
 
 
-def test_a_curriculum_wants_counts() -> None:
+def test_a_curriculum_needs_counts() -> None:
     def recipe(source: str, kind: Any) -> Config:
         return Config(tasks=TasksConfig(train=source), train=TrainConfig(curriculum=kind, epochs=9))
 
-    assert curriculum_of(recipe("desk:pool", "none")) == Curriculum(kind="none", passes=9, counts={})
-    found = curriculum_of(recipe("desk:32", "middle"))
+    assert open_curriculum(recipe("desk:pool", "none")) == Curriculum(kind="none", passes=9, counts={})
+    found = open_curriculum(recipe("desk:32", "middle"))
     assert (found.kind, found.passes, len(found.counts)) == ("middle", 9, 32)
-    remedy = r"desk:pool has no screening counts: .* `arpo screen --tasks desk:pool --out kept\.json`"
+    remedy = r"desk:pool has no screening counts.* `arpo screen --tasks desk:pool --out kept\.json`"
     with pytest.raises(UserError, match=remedy):
-        curriculum_of(recipe("desk:pool", "easy_first"))
+        open_curriculum(recipe("desk:pool", "easy_first"))
 
 
-def test_training_and_held_out_tasks_share_nothing() -> None:
+def test_training_and_held_out_tasks_are_disjoint() -> None:
     check_disjoint(tasks("a", "b"), tasks("c"))
     with pytest.raises(UserError, match="held-out task 'b' is also training task 'b'"):
         check_disjoint(tasks("a", "b"), tasks("b", instruction="another"))

@@ -14,7 +14,7 @@ from arpo.types import Task
 
 
 def over(value):
-    """As the other side reads it."""
+    """The value after JSON encoding and decoding."""
     return wire.read_json(json.dumps(value).encode(), "step")
 
 
@@ -52,11 +52,11 @@ def test_every_task_arrives_as_it_was_sent():
     ("action", "reason"),
     [
         ("Wait", "actions[0]: must be an object, not 'Wait'"),
-        ({}, "actions[0]: no such action None"),
-        ({"do": ["Wait"]}, "actions[0]: no such action ['Wait']"),
-        ({"do": "Eval"}, "actions[0]: no such action 'Eval'"),
-        ({"do": "Point", "x": 1, "y": 2}, "actions[0]: no such action 'Point'"),
-        ({"do": "Wait", "long": True}, "actions[0]: no such key 'long'; the keys are: do"),
+        ({}, "actions[0]: unknown action None"),
+        ({"do": ["Wait"]}, "actions[0]: unknown action ['Wait']"),
+        ({"do": "Eval"}, "actions[0]: unknown action 'Eval'"),
+        ({"do": "Point", "x": 1, "y": 2}, "actions[0]: unknown action 'Point'"),
+        ({"do": "Wait", "long": True}, "actions[0]: unknown key 'long'; the keys are: do"),
         ({"do": "Click"}, "actions[0]: key 'point' is missing"),
         ({"do": "Click", "point": None}, "actions[0].point: must be an object, not None"),
         ({"do": "Click", "point": [1, 2]}, "actions[0].point: must be an object, not [1, 2]"),
@@ -66,22 +66,22 @@ def test_every_task_arrives_as_it_was_sent():
         ({"do": "Scroll", "point": None, "direction": "in"}, "one of up, down, left, right, not 'in'"),
         ({"do": "Scroll", "point": None, "direction": {}}, "one of up, down, left, right, not {}"),
         ({"do": "Hotkey", "keys": "ctrl"}, "actions[0].keys: must be a list, not 'ctrl'"),
-        ({"do": "Hotkey", "keys": [1]}, "actions[0].keys: must be a text, not 1"),
-        ({"do": "Type", "text": 3, "submit": False}, "actions[0].text: must be a text, not 3"),
+        ({"do": "Hotkey", "keys": [1]}, "actions[0].keys: must be a string, not 1"),
+        ({"do": "Type", "text": 3, "submit": False}, "actions[0].text: must be a string, not 3"),
         ({"do": "Type", "text": "3", "submit": 0}, "actions[0].submit: must be true or false, not 0"),
     ],
 )  # fmt: skip
-def test_what_is_no_action_is_refused_with_its_place(action, reason):
+def test_a_bad_action_is_refused_with_its_path(action, reason):
     assert refusal(wire.actions_from_json, [action]).endswith(reason)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
-def test_a_place_is_a_finite_number(number):
+def test_a_coordinate_is_a_finite_number(number):
     body = wire.read_json(b'[{"do": "Hover", "point": {"x": %s, "y": 1}}]' % number.encode(), "step")
     assert "must be a finite number" in refusal(wire.actions_from_json, body)
 
 
-def test_the_place_of_a_bad_action_is_counted():
+def test_the_index_of_a_bad_action_is_reported():
     sent = wire.actions_to_json((Scroll(point=None, direction=Direction.UP), Hotkey(keys=("a",))))
     sent[1]["keys"] = None
     assert refusal(wire.actions_from_json, sent) == "actions[1].keys: must be a list, not None"
@@ -91,15 +91,15 @@ def test_the_place_of_a_bad_action_is_counted():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"id": 3}, "task.id: must be a text, not 3"),
+        ({"id": 3}, "task.id: must be a string, not 3"),
         ({"config": {}}, "task.config: must be a list, not {}"),
         ({"config": [{}, "rm"]}, "task.config[1]: must be an object, not 'rm'"),
         ({"evaluator": []}, "task.evaluator: must be an object, not []"),
-        ({"related_apps": [None]}, "task.related_apps: must be a text, not None"),
-        ({"proxy": True}, "task: no such key 'proxy'; the keys are: id, instruction, snapshot"),
+        ({"related_apps": [None]}, "task.related_apps: must be a string, not None"),
+        ({"proxy": True}, "task: unknown key 'proxy'; the keys are: id, instruction, snapshot"),
     ],
 )
-def test_what_is_no_task_is_refused_with_its_place(change, reason):
+def test_a_bad_task_is_refused_with_its_path(change, reason):
     assert refusal(wire.task_from_json, over(wire.task_to_json(task("a"))) | change).startswith(reason)
 
 
@@ -111,11 +111,11 @@ def test_a_task_without_a_key_is_refused():
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b"9" * 5000])
-def test_what_is_not_json_is_refused(body):
+def test_a_body_that_is_not_json_is_refused(body):
     assert refusal(wire.read_json, body).startswith("the body is not JSON: ")
 
 
-def test_a_fault_keeps_its_class_its_place_and_its_words():
+def test_a_fault_keeps_its_class_call_and_message():
     for fault in (
         EnvTimeout("step", "no answer within 3 s"),
         EnvError("start", "é\n"),
@@ -127,14 +127,14 @@ def test_a_fault_keeps_its_class_its_place_and_its_words():
     assert wire.status_of(NoSuchEpisode("step", "")) == 404
 
 
-def test_a_class_of_fault_that_only_one_side_knows_is_the_nearest_that_both_do():
+def test_an_unknown_fault_class_becomes_its_nearest_known_base():
     class NoDisplay(EnvTimeout): ...
 
     assert wire.fault_to_json(NoDisplay("start", "dark"))["kind"] == "EnvTimeout"
     stranger = {"kind": "ModuleNotFoundError", "where": "start", "message": "m"}
     assert type(wire.fault_from_json(stranger, "start")) is EnvError
     assert "key 'where' is missing" in refusal(wire.fault_from_json, {"kind": "EnvError"})
-    assert "must be a text" in refusal(wire.fault_from_json, stranger | {"kind": 3})
+    assert "must be a string" in refusal(wire.fault_from_json, stranger | {"kind": 3})
 
 
 def test_health():
@@ -144,7 +144,7 @@ def test_health():
         assert "health" in refusal(wire.health_from_json, wire.health_to_json(health) | change)
 
 
-def test_only_screens_that_the_recipe_decides_are_compared():
+def test_only_screen_sizes_set_by_the_recipe_are_compared():
     assert wire.configured_screen(EnvConfig(name="osworld", width=1920, height=1080)) == (1920, 1080)
     assert wire.configured_screen(EnvConfig(name="mine:Mine")) is None
 

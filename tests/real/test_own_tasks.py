@@ -10,7 +10,7 @@ from arpo.envs.task_files import load_tasks
 from player import score
 from solvers import own
 
-TASKS = {task.id: task for name in ("train", "heldout") for task in load_tasks(f"desktop:{name}")}
+TASKS = {task.id: task for name in ("train", "heldout") for task in load_tasks(f"osworld:{name}")}
 
 
 def test_every_task_has_a_solution():

@@ -15,7 +15,7 @@ NAME = "calc-total"
 
 
 async def evaluated_together(hosts, solutions):
-    (task,) = (task for task in load_tasks("desktop:train") if task.id == NAME)
+    (task,) = (task for task in load_tasks("osworld:train") if task.id == NAME)
     ready = asyncio.Barrier(len(solutions))
 
     async def episode(solution):

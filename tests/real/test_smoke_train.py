@@ -20,7 +20,7 @@ def two_tasks(folder):
         ids = [osworld_task(name).id for name in ("os/e0df059f", "os/a4d98375")]
         examples = osworld_folder() / "examples"
     except pytest.skip.Exception:
-        return ["--tasks.train", "desktop:train", "--tasks.ids", "terminal-archive,editor-append"]
+        return ["--tasks.train", "osworld:train", "--tasks.ids", "terminal-archive,editor-append"]
     (folder / "list.json").write_text(json.dumps({"os": ids}))
     return ["--tasks.train", str(folder / "list.json"), "--tasks.examples", str(examples)]
 

@@ -42,7 +42,7 @@ class Clock:
         return self.now
 
 
-def test_the_pace_counts_this_life_alone():
+def test_the_rate_ignores_episodes_before_a_resume():
     clock = Clock()
     pace = Pace(100, 40, clock)
     assert (pace.rate, pace.left) == (0.0, "?")
@@ -96,7 +96,7 @@ def test_plain_lines():
         assert words in text
 
 
-def test_a_small_phase_says_nothing_between():
+def test_a_small_phase_prints_no_progress():
     stream = io.StringIO()
     display = PlainDisplay(stream, Clock())
     display.begin("check", 3)
@@ -130,7 +130,7 @@ def test_the_live_frame():
     assert "41.2%" in frame and "2.0e-06" in frame
 
 
-def test_an_unfinished_summary_is_no_accident():
+def test_an_incomplete_summary_can_be_shown():
     stream = io.StringIO()
     PlainDisplay(stream).summary({})
     assert "training tasks" in stream.getvalue()
@@ -140,7 +140,7 @@ def test_no_terminal_means_plain_lines():
     assert isinstance(open_display(io.StringIO()), PlainDisplay)
 
 
-def test_where_nothing_was_held_out_there_is_no_change_to_show() -> None:
+def test_without_held_out_tasks_no_change_is_shown() -> None:
     rates = {"train": 0.5, "heldout": float("nan")}
     counts = {"train": [1, 2], "heldout": [0, 0]}
     summary = {"success": {"base": rates, "final": rates}, "counts": {"base": counts, "final": counts}}
@@ -150,7 +150,7 @@ def test_where_nothing_was_held_out_there_is_no_change_to_show() -> None:
     ]
 
 
-def test_a_third_set_of_tasks_has_a_row_where_there_is_one() -> None:
+def test_a_third_task_set_has_a_row() -> None:
     rates = {"train": 0.5, "heldout": 0.25}
     summary = {"success": {"base": rates | {"overall": 0.2}, "final": rates | {"overall": 0.3}}}
     assert success_rows(summary)[2] == ("all tasks", "20.0%", "30.0%", "+10.0 points")
@@ -163,7 +163,7 @@ def standing(name, ended, successes, played=None):
     )
 
 
-def test_the_parts_of_an_evaluation_on_a_terminal():
+def test_parts_of_an_evaluation_in_the_live_display():
     stream = io.StringIO()
     display = LiveDisplay(Console(file=stream, force_terminal=True, width=100, color_system=None))
     display.begin("playing", 8)
@@ -174,7 +174,7 @@ def test_the_parts_of_an_evaluation_on_a_terminal():
     assert ["os", "3/4", "50.0%", "(1/2)"] in rows
 
 
-def test_a_part_that_ended_is_one_line():
+def test_a_completed_part_prints_one_line():
     stream = io.StringIO()
     display = PlainDisplay(stream, Clock())
     for ended in (3, 4, 4):

@@ -10,7 +10,7 @@ from arpo.reporting.tracking import FanOut, JsonlTracker, NullTracker, open_trac
 from arpo.storage.run_folder import METRICS, RunFolder
 
 
-def test_the_store_gets_the_numbers(tmp_path):
+def test_metrics_are_written_to_the_run_folder(tmp_path):
     store = RunFolder(tmp_path)
     tracker = FanOut([JsonlTracker(store), NullTracker()])
     tracker.log(3, {"loss": 0.5})
@@ -19,7 +19,7 @@ def test_the_store_gets_the_numbers(tmp_path):
     assert list(store.read_log(METRICS)) == [{"step": 3, "loss": 0.5}, {"step": 4, "loss": None}]
 
 
-def test_tensorboard_files_hide_what_a_resumed_run_logs_again(tmp_path):
+def test_tensorboard_hides_steps_that_a_resumed_run_logs_again(tmp_path):
     config = Config(store=StoreConfig(tensorboard=True))
     store = RunFolder(tmp_path)
     for first, value in ((0, 1.0), (2, 9.0)):  # the second life begins again at step 2
@@ -32,7 +32,7 @@ def test_tensorboard_files_hide_what_a_resumed_run_logs_again(tmp_path):
     assert all(b"odd" not in path.read_bytes() for path in files)
 
 
-def test_only_what_the_recipe_asks_for(tmp_path):
+def test_only_the_configured_trackers_are_opened(tmp_path):
     config = Config(store=StoreConfig(tensorboard=False))
     tracker = open_tracker(config, RunFolder(tmp_path), next_step=0)
     tracker.log(0, {"loss": 1.0})
@@ -41,7 +41,7 @@ def test_only_what_the_recipe_asks_for(tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed here")
-def test_wandb_that_is_missing_is_the_users_to_install(tmp_path):
+def test_missing_wandb_is_a_user_error(tmp_path):
     config = replace(Config(), store=StoreConfig(tensorboard=False, wandb_project="mine"))
     with pytest.raises(UserError, match=r"pip install 'arpo\[wandb\]'"):
         open_tracker(config, RunFolder(tmp_path), next_step=0)

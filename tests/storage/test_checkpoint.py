@@ -30,7 +30,7 @@ def test_nothing_saved_yet(tmp_path):
     assert latest(tmp_path / "checkpoints") == (None, ())
 
 
-def test_the_newest_is_found_and_old_ones_go(tmp_path):
+def test_the_newest_is_found_and_old_ones_are_deleted(tmp_path):
     for step in range(1, 5):
         assert save(tmp_path, step, writer(str(step)), keep=2) == Checkpoint(
             step=step, path=tmp_path / f"step-00000{step}"
@@ -45,7 +45,7 @@ def test_steps_sort_as_numbers(tmp_path):
     assert read(tmp_path) == (1_000_000, "b", 0)
 
 
-def test_a_writer_that_raises_leaves_the_old_one(tmp_path):
+def test_an_exception_while_writing_keeps_the_old_one(tmp_path):
     save(tmp_path, 1, writer("a"), keep=1)
 
     def fails(folder):
@@ -92,7 +92,7 @@ def kill_points(monkeypatch, root, first_good):
         shutil.copytree(first_good, root)
 
 
-def test_killed_at_any_call_there_is_always_a_whole_checkpoint(tmp_path, monkeypatch):
+def test_a_kill_at_any_call_leaves_a_complete_checkpoint(tmp_path, monkeypatch):
     first_good, root = tmp_path / "first", tmp_path / "root"
     save(first_good, 1, writer("a"), keep=1)
     shutil.copytree(first_good, root)
@@ -109,7 +109,7 @@ def test_killed_at_any_call_there_is_always_a_whole_checkpoint(tmp_path, monkeyp
 
 @pytest.mark.parametrize("name", ["learner/weights", "state.json", MANIFEST])
 @pytest.mark.parametrize("harm", ["missing", "shorter", "flipped", "empty"])
-def test_each_damaged_file_is_named_and_the_one_before_is_used(tmp_path, name, harm):
+def test_a_damaged_file_is_named_and_the_previous_checkpoint_used(tmp_path, name, harm):
     save(tmp_path, 1, writer("a"), keep=2)
     save(tmp_path, 2, writer("b"), keep=2)
     path = tmp_path / "step-000002" / name
@@ -125,7 +125,7 @@ def test_each_damaged_file_is_named_and_the_one_before_is_used(tmp_path, name, h
     assert name in damaged[0]
 
 
-def test_manifests_of_nonsense_are_damage_not_a_crash(tmp_path):
+def test_an_invalid_manifest_is_damage_not_a_crash(tmp_path):
     checkpoint = save(tmp_path, 1, writer("a"), keep=1)
     for text in (
         "[]",
@@ -143,7 +143,7 @@ def test_manifests_of_nonsense_are_damage_not_a_crash(tmp_path):
     assert "that of step 1" in damaged[0]
 
 
-def test_a_damaged_future_is_given_up(tmp_path):
+def test_a_damaged_newer_checkpoint_is_deleted(tmp_path):
     for step in (1, 2, 3):
         save(tmp_path, step, writer(str(step)), keep=3)
     for step in (2, 3):
@@ -154,7 +154,7 @@ def test_a_damaged_future_is_given_up(tmp_path):
     assert read(tmp_path) == (2, "2", 0)
 
 
-def test_a_step_is_saved_anew_beside_what_an_earlier_life_left(tmp_path):
+def test_a_step_can_be_saved_again_after_a_kill(tmp_path):
     save(tmp_path, 1, writer("a"), keep=2)
     (tmp_path / ".tmp-old-step-000001" / "learner").mkdir(parents=True)
     save(tmp_path, 1, writer("b"), keep=2)

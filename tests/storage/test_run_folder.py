@@ -29,13 +29,13 @@ def contents(folder):
     return {name: (folder / name).read_bytes() for name in (*LOGS, PACK)}
 
 
-def test_every_action_there_is_round_trips():
+def test_every_action_round_trips():
     assert {type(action) for action in ALL_ACTIONS} == set(act.Action.__args__)
     for action in ALL_ACTIONS:
         assert action_from_json(json.loads(json.dumps(action_to_json(action)))) == action
 
 
-def test_an_unknown_action_is_not_looked_up_anywhere():
+def test_an_unknown_action_is_refused():
     with pytest.raises(KeyError):
         action_from_json({"do": "Point", "x": 1, "y": 2})
 
@@ -71,7 +71,7 @@ def test_a_screenshot_is_stored_once(tmp_path):
     assert store.offsets()[PACK] == size
 
 
-def test_large_screenshots_cost_what_changed_and_lose_nothing(tmp_path):
+def test_large_screenshots_are_stored_as_lossless_patches(tmp_path):
     shots = [desktop(0), *[desktop(0, window=shade) for shade in range(0, 250, 10)]]
     store = RunFolder(tmp_path)
     store.add_trajectory(episode("a", shots))
@@ -84,7 +84,7 @@ def test_large_screenshots_cost_what_changed_and_lose_nothing(tmp_path):
     assert np.array_equal(pixels_of(loaded.final), pixels_of(shots[-1]))
 
 
-def test_large_screenshots_of_odd_kinds_are_kept_byte_for_byte(tmp_path):
+def test_large_screenshots_that_are_not_rgb_are_stored_unchanged(tmp_path):
     noise = np.random.default_rng(1).integers(0, 256, (200, 300, 4), np.uint8)
     shots = [Screenshot.of(png(noise, mode)) for mode in ("RGBA", "L", "RGBA")]
     other_size = desktop(2)
@@ -110,7 +110,7 @@ def failure(step):
     )
 
 
-def test_a_rewound_run_leaves_the_files_of_an_undisturbed_one(tmp_path):
+def test_a_rewound_run_leaves_the_same_files_as_an_uninterrupted_one(tmp_path):
     calm = RunFolder(tmp_path / "calm")
     run_to(calm, range(4))
     calm.close()
@@ -132,7 +132,7 @@ def test_a_rewound_run_leaves_the_files_of_an_undisturbed_one(tmp_path):
     assert contents(tmp_path / "killed") == contents(tmp_path / "calm")
 
 
-def test_rewinding_to_nothing(tmp_path):
+def test_rewinding_to_empty(tmp_path):
     store = RunFolder(tmp_path)
     run_to(store, range(2))
     store.rewind({})
@@ -142,7 +142,7 @@ def test_rewinding_to_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("cut", range(1, 400, 7))
-def test_a_pack_cut_anywhere_keeps_its_whole_records(tmp_path, cut):
+def test_a_truncated_pack_keeps_its_complete_records(tmp_path, cut):
     store = RunFolder(tmp_path)
     store.add_trajectory(episode("a", [small(1), small(2)]))
     kept = store.offsets()
@@ -157,7 +157,7 @@ def test_a_pack_cut_anywhere_keeps_its_whole_records(tmp_path, cut):
     again.close()
 
 
-def test_files_shorter_than_the_checkpoint_saw_are_refused(tmp_path):
+def test_files_shorter_than_in_the_checkpoint_are_refused(tmp_path):
     store = RunFolder(tmp_path)
     run_to(store, range(1))
     offsets = store.offsets()
@@ -172,7 +172,7 @@ def test_files_shorter_than_the_checkpoint_saw_are_refused(tmp_path):
         (tmp_path / name).write_bytes(whole)
 
 
-def test_a_flipped_bit_is_noticed(tmp_path):
+def test_a_flipped_bit_is_detected(tmp_path):
     store = RunFolder(tmp_path)
     store.add_trajectory(episode("a", [small(1), small(2)]))
     store.close()
@@ -183,7 +183,7 @@ def test_a_flipped_bit_is_noticed(tmp_path):
         RunFolderReader(tmp_path).load_trajectory("a")
 
 
-def test_pruning_keeps_what_is_named_and_what_that_stands_on(tmp_path):
+def test_pruning_keeps_named_screenshots_and_their_bases(tmp_path):
     store = RunFolder(tmp_path)
     store.add_trajectory(episode("a", [desktop(0), desktop(0, window=1)]))
     store.add_trajectory(episode("b", [desktop(0, window=1), desktop(0, window=2), small(5)]))
@@ -205,11 +205,12 @@ def test_pruning_keeps_what_is_named_and_what_that_stands_on(tmp_path):
     store.close()
 
 
-def test_one_writer_at_a_time_and_readers_beside_it(tmp_path):
+def test_one_writer_and_several_readers(tmp_path):
     store = RunFolder(tmp_path)
     run_to(store, range(1))
     code = (
-        "import sys; from pathlib import Path; from arpo.storage.run_folder import RunFolder, RunFolderReader\n"
+        "import sys\nfrom pathlib import Path\n"
+        "from arpo.storage.run_folder import RunFolder, RunFolderReader\n"
         "assert RunFolderReader(Path(sys.argv[1])).episode_ids() == ['e0']\n"
         "RunFolder(Path(sys.argv[1]))"
     )
@@ -227,7 +228,7 @@ def test_a_reader_needs_a_run_folder(tmp_path):
 
 
 @pytest.mark.parametrize("line", [b'{"step":', b"3", b"\xff\xfe"])
-def test_a_damaged_record_is_named_by_its_place(tmp_path, line):
+def test_a_damaged_record_is_reported_with_its_line(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step":1}\n' + line + b'\n{"torn')
     with pytest.raises(UserError, match=r"metrics\.jsonl: line 2: damaged, not .*: bring it back, or remove"):

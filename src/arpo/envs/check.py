@@ -1,9 +1,10 @@
-"""The conformance suite: what any environment, also a stranger's, must do to be trained in.
+"""The conformance suite of `arpo check-env`: the rules that an environment must follow to be trained in.
 
-    for check in await check_env(MyEnv, tasks, EnvConfig()): print(check)
+    for check in await check_env(MyEnv, tasks, EnvConfig()):
+        print(check)  # ok    every task starts and returns a screenshot
 
-Each check uses environments of its own. It looks from outside, through the four calls; it cannot know
-whether a verdict is just, only that it is a number, stays the same, and is not given for nothing.
+Each check makes its own environments and uses only the four calls of `Env`. The suite cannot know whether a
+score is right. It checks that the score is in range, is repeatable, and is not 1 before the agent acts.
 """
 
 from __future__ import annotations
@@ -49,7 +50,11 @@ from arpo.types import Screenshot, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One finding. What is not `required` is a warning when it is not `ok`."""
+    """The result of one check. If it is not `required`, a failure is a warning.
+
+    >>> print(Check(name="a rule", ok=False, required=True, detail="the observation"))
+    FAIL  a rule: the observation
+    """
 
     name: str
     ok: bool
@@ -61,32 +66,32 @@ class Check:
         return f"{mark}  {self.name}{': ' if self.detail else ''}{self.detail}"
 
 
-class Broken(Exception):
-    """The environment does not keep a rule; the message says how it was seen."""
+class CheckFailed(Exception):
+    """The environment violates a rule; the message describes the observation."""
 
 
 async def check_env(factory: EnvFactory, tasks: Sequence[Task], config: EnvConfig) -> list[Check]:
-    """Put the environment through every rule; `tasks` are some that it can start."""
+    """Run all checks on `tasks`, at least one. Returns one Check per rule, in a fixed order."""
     if not tasks:
         raise ValueError("check_env needs at least one task")
     suite = _Suite(factory, tasks, config)
     rules: list[tuple[str, bool, Callable[[], Awaitable[None]]]] = [
-        ("every task starts and shows a picture", True, suite.starts),
-        ("the screen keeps its size", True, suite.keeps_its_size),
-        ("every action is carried out or refused with EnvError", True, suite.takes_every_action),
-        ("the verdict is a number in [0, 1] and asking changes nothing", True, suite.judges),
-        ("an environment can be closed twice, and unused", True, suite.closes_twice),
-        ("two environments do not touch each other", True, suite.stays_apart),
-        ("a task always begins the same", False, suite.begins_the_same),
-        ("doing nothing does not solve a feasible task", False, suite.nothing_is_not_enough),
+        ("every task starts and returns a screenshot", True, suite.every_task_starts),
+        ("the screen size stays the same", True, suite.screen_size_is_constant),
+        ("every action is executed or raises EnvError", True, suite.every_action_is_handled),
+        ("evaluate() returns a number in [0, 1] and changes nothing", True, suite.evaluate_is_repeatable),
+        ("close() works twice, and before start()", True, suite.close_is_idempotent),
+        ("two environments do not affect each other", True, suite.environments_are_isolated),
+        ("a task always starts with the same screen", False, suite.start_is_deterministic),
+        ("doing nothing does not solve a feasible task", False, suite.inaction_scores_below_one),
     ]
-    return [await _tried(name, required, rule) for name, required, rule in rules]
+    return [await _run_check(name, required, rule) for name, required, rule in rules]
 
 
-async def _tried(name: str, required: bool, rule: Callable[[], Awaitable[None]]) -> Check:
+async def _run_check(name: str, required: bool, rule: Callable[[], Awaitable[None]]) -> Check:
     try:
         await rule()
-    except (Broken, EnvError) as error:
+    except (CheckFailed, EnvError) as error:
         return Check(name=name, ok=False, required=required, detail=str(error))
     return Check(name=name, ok=True, required=required, detail="")
 
@@ -99,7 +104,7 @@ class _Suite:
         self._config = config
 
     async def _make(self) -> Env:
-        async with boundary(EnvError, "making one without arguments"):
+        async with boundary(EnvError, "creating one without arguments"):
             return self._factory()
 
     @asynccontextmanager
@@ -110,93 +115,93 @@ class _Suite:
         finally:
             await env.close()
 
-    async def starts(self) -> None:
+    async def every_task_starts(self) -> None:
         for task in self._tasks:
             async with self._fresh() as env:
                 _decode(task.id, (await env.start(task)).screenshot)
 
-    async def keeps_its_size(self) -> None:
+    async def screen_size_is_constant(self) -> None:
         async with self._fresh() as env:
             before = (await env.start(self._first)).screenshot.size
             after = (await env.step((Wait(),))).observation.screenshot.size
         if before != after:
-            raise Broken(f"{before} at the start, {after} after one step")
+            raise CheckFailed(f"{before} after start, {after} after one step")
 
-    async def takes_every_action(self) -> None:
-        """In one environment as long as it lasts; a terminal action, a refusal or an end takes a new one."""
+    async def every_action_is_handled(self) -> None:
+        """Reuses an environment until an action is terminal, raises EnvError or terminates the episode."""
         async with self._fresh() as env:
-            left = list(every_action(*(await env.start(self._first)).screenshot.size))
-        while left:
+            remaining = list(every_action(*(await env.start(self._first)).screenshot.size))
+        while remaining:
             raw = await self._make()
             guarded = GuardedEnv(raw, self._config)
             try:
                 await guarded.start(self._first)
                 alive = True
-                while left and alive:
-                    alive = await _takes(raw, left.pop(0), self._config.step_seconds)
+                while remaining and alive:
+                    alive = await _try_action(raw, remaining.pop(0), self._config.step_seconds)
             finally:
                 await guarded.close()
 
-    async def judges(self) -> None:
+    async def evaluate_is_repeatable(self) -> None:
         for task in self._tasks:
             async with self._fresh() as env:
                 await env.start(task)
-                verdicts = [await env.evaluate(), await env.evaluate()]
+                scores = [await env.evaluate(), await env.evaluate()]
                 await env.step((Wait(),))
-                verdicts.append(await env.evaluate())
-            if len(set(verdicts)) > 1:
-                raise Broken(f"{task.id}: nothing was done, but three verdicts were {verdicts}")
+                scores.append(await env.evaluate())
+            if len(set(scores)) > 1:
+                raise CheckFailed(f"{task.id}: nothing was done, but three calls returned {scores}")
 
-    async def closes_twice(self) -> None:
+    async def close_is_idempotent(self) -> None:
         async with self._fresh() as env:
             await env.start(self._first)
             await env.close()
         async with self._fresh() as env:
             await env.close()
 
-    async def stays_apart(self) -> None:
-        alone = await self._seen_alone()
+    async def environments_are_isolated(self) -> None:
+        alone = await self._fingerprint_alone()
         async with self._fresh() as env:
             await env.start(self._first)
             async with self._fresh() as other:
-                shown = (await other.start(self._tasks[-1])).screenshot
-                for action in every_action(*shown.size):
-                    if not isinstance(action, TERMINAL) and not await _takes(other, action, None):
+                screen = (await other.start(self._tasks[-1])).screenshot
+                for action in every_action(*screen.size):
+                    if not isinstance(action, TERMINAL) and not await _try_action(other, action, None):
                         break
-            beside = await self._seen(env)
+            beside = await self._fingerprint(env)
         if alone[1] != beside[1]:
-            raise Broken(f"the verdict was {alone[1]} alone and {beside[1]} beside another")
-        if alone[0] != beside[0] and alone == await self._seen_alone():
-            raise Broken("it shows another screen when an environment beside it is used")
+            raise CheckFailed(f"the score is {alone[1]} alone, but {beside[1]} while another one runs")
+        if alone[0] != beside[0] and alone == await self._fingerprint_alone():
+            raise CheckFailed("the screen changes while another environment is used")
 
-    async def _seen_alone(self) -> tuple[str, float]:
+    async def _fingerprint_alone(self) -> tuple[str, float]:
         async with self._fresh() as env:
             await env.start(self._first)
-            return await self._seen(env)
+            return await self._fingerprint(env)
 
-    async def _seen(self, env: Env) -> tuple[str, float]:
+    async def _fingerprint(self, env: Env) -> tuple[str, float]:
         result = await env.step((Wait(),))
         return result.observation.screenshot.sha256, await env.evaluate()
 
-    async def begins_the_same(self) -> None:
+    async def start_is_deterministic(self) -> None:
         for task in self._tasks:
-            shown = set()
+            screens = set()
             for _ in range(2):
                 async with self._fresh() as env:
-                    shown.add((await env.start(task)).screenshot.sha256)
-            if len(shown) > 1:
-                raise Broken(f"{task.id}: two starts showed different screens")
+                    screens.add((await env.start(task)).screenshot.sha256)
+            if len(screens) > 1:
+                raise CheckFailed(f"{task.id}: two starts showed different screens")
 
-    async def nothing_is_not_enough(self) -> None:
+    async def inaction_scores_below_one(self) -> None:
         for task in self._tasks:
             async with self._fresh() as env:
                 await env.start(task)
                 if await env.evaluate() == 1.0 and task.evaluator.get("func") != "infeasible":
-                    raise Broken(f"{task.id}: scores 1 at once")
+                    raise CheckFailed(f"{task.id}: scores 1 right after start")
 
 
 def every_action(width: int, height: int) -> tuple[Action, ...]:
-    """One of each kind, all within the screen; the terminal ones last."""
+    """Return actions of every class, with points inside the screen; the terminal ones come last."""
     centre, corner = Point(width // 2, height // 2), Point(width - 1, height - 1)
     pointed = [kind(point=centre) for kind in (Click, DoubleClick, RightClick, Hover, LongPress)]
     scrolls = [Scroll(point=centre, direction=way) for way in Direction]
@@ -220,21 +225,21 @@ def every_action(width: int, height: int) -> tuple[Action, ...]:
     )
 
 
-async def _takes(env: Env, action: Action, seconds: float | None) -> bool:
-    """Whether the environment can go on after the action."""
+async def _try_action(env: Env, action: Action, seconds: float | None) -> bool:
+    """Whether the episode continues after the action. EnvError is allowed, other exceptions are not."""
     try:
         async with asyncio.timeout(seconds):
             result = await env.step((action,))
     except EnvError:
         return False
     except Exception as error:
-        raise Broken(f"{action} raised {type(error).__name__}: {error}") from error
+        raise CheckFailed(f"{action} raised {type(error).__name__}: {error}") from error
     return not result.terminated and not isinstance(action, TERMINAL)
 
 
 def _decode(task_id: str, screenshot: Screenshot) -> None:
     try:
-        with Image.open(io.BytesIO(screenshot.png)) as picture:
-            picture.load()
+        with Image.open(io.BytesIO(screenshot.png)) as image:
+            image.load()
     except (OSError, SyntaxError) as error:
-        raise Broken(f"{task_id}: the screenshot cannot be decoded: {error}") from error
+        raise CheckFailed(f"{task_id}: the screenshot cannot be decoded: {error}") from error

@@ -111,7 +111,7 @@ def object_values(value: Any, names: Sequence[str], where: str, path: str) -> li
     for name in value:
         if name not in names:
             raise BadRequest(
-                where, f"{path}: no such key {_short_repr(name)}; the keys are: {', '.join(names)}"
+                where, f"{path}: unknown key {_short_repr(name)}; the keys are: {', '.join(names)}"
             )
     for name in names:
         if name not in value:
@@ -185,7 +185,7 @@ def _action(value: Any, where: str, path: str) -> Action:
     name = _expect(value, dict, where, path).get("do")
     kind = ACTIONS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise BadRequest(where, f"{path}: no such action {_short_repr(name)}")
+        raise BadRequest(where, f"{path}: unknown action {_short_repr(name)}")
     hints = get_type_hints(kind)
     _, *arguments = object_values(value, ("do", *hints), where, path)
     read = {
@@ -236,7 +236,7 @@ _READERS: Mapping[Any, Any] = {
     str: _text,
     bool: _flag,
 }
-_TYPE_NAMES = {str: "a text", bool: "true or false", int: "a whole number", list: "a list", dict: "an object"}
+_TYPE_NAMES = {str: "a string", bool: "true or false", int: "an integer", list: "a list", dict: "an object"}
 
 
 def _expect(value: Any, kind: type, where: str, path: str) -> Any:

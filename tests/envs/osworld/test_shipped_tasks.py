@@ -6,7 +6,7 @@ from arpo.config import OSWorldConfig
 from arpo.envs.osworld.needs import SHIPPED_PREFIX, needs, why_not_runnable
 from arpo.envs.task_files import check_disjoint, load_tasks
 
-TRAIN, HELDOUT = load_tasks("desktop:train"), load_tasks("desktop:heldout")
+TRAIN, HELDOUT = load_tasks("osworld:train"), load_tasks("osworld:heldout")
 FOLDER = files("arpo") / "envs" / "osworld" / "tasks" / "files"
 MAX_FILE_BYTES = 20_000
 

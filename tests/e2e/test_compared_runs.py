@@ -1,4 +1,4 @@
-"""`arpo compare` with real runs: from nothing, stopped and called again, killed, and with one that fails."""
+"""`arpo compare` with real runs: complete, interrupted and resumed, killed, and with a failing run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from arpo.cli.main import main
-from arpo.evaluation.compare import seconds_of_collection
+from arpo.evaluation.compare import collection_seconds
 
 TASKS = {"train": ("desk:pool", "pool-001", "pool-010"), "heldout": ("desk:heldout", "heldout-006")}
 ARPO = """
@@ -54,27 +54,27 @@ def begin(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def compared(folder: Path, *words: str) -> tuple[int, str]:
-    """The command in this process, which has torch already; its runs have processes of their own."""
-    said = StringIO()
-    with chdir(folder), redirect_stdout(said):
+    """Run the command in this process, which has imported torch already. Returns exit code and output."""
+    stdout = StringIO()
+    with chdir(folder), redirect_stdout(stdout):
         code = main(["compare", *words])
-    return code, said.getvalue()
+    return code, stdout.getvalue()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With recipes, and in out/ the comparison that nothing disturbed."""
+    """Folder with recipes, and with an uninterrupted comparison in out/."""
     folder = tmp_path_factory.mktemp("compare")
     for name, (source, *ids) in TASKS.items():
         counts = {task: {"successes": 5, "rollouts": 16} for task in ids}
         (folder / f"{name}.json").write_text(json.dumps({"source": source, "tasks": counts}), "utf-8")
     for name, text in RECIPES.items():
         (folder / name).write_text(text, "utf-8")
-    code, said = compared(folder, "arpo.toml", "rft.toml", "--seeds", "1", "--jobs", "2", "--out", "out")
-    assert code == 0, said
-    assert said.endswith("out/compare.html\n")
+    code, output = compared(folder, "arpo.toml", "rft.toml", "--seeds", "1", "--jobs", "2", "--out", "out")
+    assert code == 0, output
+    assert output.endswith("out/compare.html\n")
     for title in ("collected", "arpo", "rft"):
-        assert f"{title}, seed 0: begins\n" in said and f"{title}, seed 0: done, " in said
+        assert f"{title}, seed 0: started\n" in output and f"{title}, seed 0: finished, " in output
     return folder
 
 
@@ -92,20 +92,22 @@ def test_every_run_has_a_folder_and_the_comparison_three_files(folder: Path) -> 
         row = next(row for row in content["rows"] if row["name"] == run["method"])
         assert row["success"]["train"]["mean"] == summary["success"]["final"]["train"]
     offline = next(run for run in content["runs"] if run["method"] == "rft")
-    assert offline["seconds"] > seconds_of_collection(out / "collected" / "seed-0") > 0
+    assert offline["seconds"] > collection_seconds(out / "collected" / "seed-0") > 0
 
 
-def test_what_is_done_is_not_done_again_and_what_fails_holds_nothing_up(folder: Path) -> None:
+def test_finished_runs_are_not_repeated_and_a_failed_run_does_not_stop_others(folder: Path) -> None:
     before = (folder / "out" / "arpo" / "seed-0" / "summary.json").stat().st_mtime_ns
-    code, said = compared(folder, "lost.toml", "arpo.toml", "--seeds", "1", "--out", "out")
+    code, output = compared(folder, "lost.toml", "arpo.toml", "--seeds", "1", "--out", "out")
     assert code == 1
     log = folder / "out" / "lost" / "seed-0.log"
-    assert "lost, seed 0: failed: arpo: error: nowhere: " in said
-    assert f"all of it is in {log.relative_to(folder)}" in said
-    assert "1 of 2 runs failed; the same command tries them again" in said
-    assert "arpo, seed 0" not in said
+    assert "lost, seed 0: failed: arpo: error: nowhere: " in output
+    assert f"full log: {log.relative_to(folder)}" in output
+    assert "1 of 2 runs failed: run the same command to retry them" in output
+    assert "arpo, seed 0" not in output
     assert (folder / "out" / "arpo" / "seed-0" / "summary.json").stat().st_mtime_ns == before
-    assert "have not ended: lost: seed 0." in (folder / "out" / "compare.md").read_text("utf-8")
+    assert "Unfinished runs, not included in the figures: lost: seed 0." in (
+        folder / "out" / "compare.md"
+    ).read_text("utf-8")
 
 
 def test_a_report_needs_neither_checkpoints_nor_episodes(folder: Path, tmp_path: Path) -> None:
@@ -124,29 +126,31 @@ def test_a_report_needs_neither_checkpoints_nor_episodes(folder: Path, tmp_path:
             shutil.copy(path, copy)
     shutil.rmtree(tmp_path / "out" / "lost", ignore_errors=True)
     (tmp_path / "out" / "rft" / "seed-0" / "summary.json").unlink()
-    code, said = compared(tmp_path, "--report", "--out", "out")
-    assert (code, said) == (0, "out/compare.html\n")
-    assert "have not ended: rft: seed 0." in (tmp_path / "out" / "compare.md").read_text("utf-8")
+    code, output = compared(tmp_path, "--report", "--out", "out")
+    assert (code, output) == (0, "out/compare.html\n")
+    assert "Unfinished runs, not included in the figures: rft: seed 0." in (
+        tmp_path / "out" / "compare.md"
+    ).read_text("utf-8")
 
 
-def test_stopped_it_saves_and_the_same_command_ends_as_if_it_never_was(folder: Path) -> None:
+def test_an_interrupted_comparison_resumes_with_identical_results(folder: Path) -> None:
     words = ("arpo.toml", "--seeds", "1", "--out", "stopped")
     run = folder / "stopped" / "arpo" / "seed-0"
     process = begin(folder, *words)
-    while process.poll() is None and not (run / "checkpoints").is_dir():  # until the base model is measured
+    while process.poll() is None and not (run / "checkpoints").is_dir():  # until the base evaluation is done
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    said = process.communicate()[0]
-    assert process.returncode == 130, said
-    assert "arpo, seed 0: stopped\n1 of 1 runs are left; the same command goes on\n" in said
+    output = process.communicate()[0]
+    assert process.returncode == 130, output
+    assert "arpo, seed 0: interrupted\n1 of 1 runs are unfinished: run the same command to resume\n" in output
     assert not (folder / "stopped" / "compare.html").exists() and not (run / "summary.json").exists()
-    code, said = compared(folder, *words)
-    assert code == 0 and "arpo, seed 0: goes on\n" in said
+    code, output = compared(folder, *words)
+    assert code == 0 and "arpo, seed 0: resumed\n" in output
     for name in SAME:
         assert (run / name).read_bytes() == (folder / "out" / "arpo" / "seed-0" / name).read_bytes(), name
 
 
-def test_killed_it_takes_its_runs_with_it(folder: Path) -> None:
+def test_killing_the_comparison_kills_its_runs(folder: Path) -> None:
     run = folder / "killed" / "arpo" / "seed-0"
     process = begin(folder, "arpo.toml", "--seeds", "1", "--out", "killed")
     while process.poll() is None and not (run / "recipe.toml").is_file():  # until the run has its lock
@@ -154,5 +158,5 @@ def test_killed_it_takes_its_runs_with_it(folder: Path) -> None:
     process.kill()
     process.communicate()
     with (run / ".lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # as soon as the run's process has ended
-    assert not (run / "summary.json").exists()  # that one would have gone on to its end
+        fcntl.flock(lock, fcntl.LOCK_EX)  # blocks until the process of the run has ended
+    assert not (run / "summary.json").exists()  # the run did not continue to its end

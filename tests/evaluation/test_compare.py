@@ -1,4 +1,4 @@
-"""What a comparison will run: names, folders, commands, and what it refuses. The running is in e2e."""
+"""Jobs of a comparison: names, folders, commands and errors. tests/e2e runs them."""
 
 from __future__ import annotations
 
@@ -11,76 +11,76 @@ import pytest
 from arpo.cli.main import main
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.evaluation.compare import budget, is_finished, last_line, methods_of, plan
+from arpo.evaluation.compare import is_finished, last_line, load_methods, make_jobs, planned_episodes
 from arpo.recipe import changed, load_config, to_toml
-from arpo.storage.run_folder import lock
+from arpo.storage.run_folder import lock_folder
 
 PAPER = ["paper", "paper/grpo", "paper/rft", "paper/dpo"]
 
 
-def planned(out: Path, *settings: str, seeds: int = 1, threads: int = 0, recipes: list[str] = PAPER):
-    return plan(methods_of(recipes, settings), seeds, out, settings, threads)
+def jobs_for(out: Path, *settings: str, seeds: int = 1, threads: int = 0, recipes: list[str] = PAPER):
+    return make_jobs(load_methods(recipes, settings), seeds, out, settings, threads)
 
 
-def test_a_recipe_is_called_by_its_name_and_a_file_by_its_stem(tmp_path: Path) -> None:
+def test_a_recipe_keeps_its_name_and_a_file_is_named_after_its_stem(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("")
-    names = [method.name for method in methods_of(["paper/grpo", str(tmp_path / "mine.toml"), "desk"], [])]
+    names = [method.name for method in load_methods(["paper/grpo", str(tmp_path / "mine.toml"), "desk"], [])]
     assert names == ["paper-grpo", "mine", "desk"]
 
 
-def test_names_must_differ_and_leave_ours_alone(tmp_path: Path) -> None:
+def test_names_must_differ_and_not_be_reserved(tmp_path: Path) -> None:
     (tmp_path / "desk.toml").write_text("")
     (tmp_path / "base.toml").write_text("")
-    with pytest.raises(UserError, match="desk is called 'desk' too: rename one of them"):
-        methods_of(["desk", str(tmp_path / "desk.toml")], [])
-    with pytest.raises(UserError, match="'base' is taken in a comparison"):
-        methods_of([str(tmp_path / "base.toml")], [])
+    with pytest.raises(UserError, match="desk has the name 'desk' too: rename one of them"):
+        load_methods(["desk", str(tmp_path / "desk.toml")], [])
+    with pytest.raises(UserError, match="the name 'base' is reserved in a comparison"):
+        load_methods([str(tmp_path / "base.toml")], [])
     for setting in (["--run.dir", "x"], ["--run.seed=3"]):
-        with pytest.raises(UserError, match="every run of a comparison has its own"):
-            methods_of(["desk"], setting)
+        with pytest.raises(UserError, match="a comparison sets it for each run"):
+            load_methods(["desk"], setting)
 
 
-def test_runs_are_planned_seed_by_seed_after_the_episodes_that_they_learn_from(tmp_path: Path) -> None:
-    jobs = planned(tmp_path, "--train.epochs", "2", seeds=2)
+def test_jobs_are_ordered_by_seed_and_offline_runs_wait_for_their_collection(tmp_path: Path) -> None:
+    jobs = jobs_for(tmp_path, "--train.epochs", "2", seeds=2)
     titles = ["collected", "paper", "paper-grpo", "paper-rft", "paper-dpo"]
     assert [job.title for job in jobs] == [f"{title}, seed {seed}" for seed in (0, 1) for title in titles]
     assert [job.waits_for for job in jobs[5:]] == ["", "", "", "collected, seed 1", "collected, seed 1"]
     collect, online, offline = jobs[5], jobs[6], jobs[8]
-    assert collect.words[2:] == [
+    assert collect.command_line[2:] == [
         *("arpo", "collect", "paper/rft", "--train.epochs", "2"),
         *("--run.dir", str(tmp_path / "collected" / "seed-1"), "--run.seed", "1"),
     ]
-    assert online.words[3:5] == ["train", "paper"]
-    assert online.log == tmp_path / "paper" / "seed-1.log"
+    assert online.command_line[3:5] == ["train", "paper"]
+    assert online.log_path == tmp_path / "paper" / "seed-1.log"
     assert (online.config.run.seed, online.config.train.epochs) == (1, 2)
     assert offline.config.offline.source == str(tmp_path / "collected" / "seed-1")
-    assert [job.plays for job in (collect, online, offline)] == [True, True, False]
+    assert [job.plays_training_episodes for job in (collect, online, offline)] == [True, True, False]
 
 
-def test_a_method_with_its_own_episodes_waits_for_none(tmp_path: Path) -> None:
-    jobs = planned(tmp_path, "--offline.source", "stored", recipes=["paper/rft"])
+def test_a_method_with_an_offline_source_waits_for_no_collection(tmp_path: Path) -> None:
+    jobs = jobs_for(tmp_path, "--offline.source", "stored", recipes=["paper/rft"])
     assert [(job.title, job.waits_for) for job in jobs] == [("paper-rft, seed 0", "")]
 
 
-def test_threads_are_shared_out_unless_they_are_given(tmp_path: Path) -> None:
-    assert planned(tmp_path, recipes=["desk"], threads=3)[0].config.run.threads == 3
-    assert planned(tmp_path, "--run.threads", "5", recipes=["desk"], threads=3)[0].config.run.threads == 5
-    assert planned(tmp_path, recipes=["desk"])[0].config.run.threads == 0
+def test_threads_are_divided_among_jobs_unless_set(tmp_path: Path) -> None:
+    assert jobs_for(tmp_path, recipes=["desk"], threads=3)[0].config.run.threads == 3
+    assert jobs_for(tmp_path, "--run.threads", "5", recipes=["desk"], threads=3)[0].config.run.threads == 5
+    assert jobs_for(tmp_path, recipes=["desk"])[0].config.run.threads == 0
 
 
-def test_methods_that_share_episodes_must_agree_on_them(tmp_path: Path) -> None:
+def test_offline_methods_must_agree_on_settings_of_their_episodes(tmp_path: Path) -> None:
     (tmp_path / "other.toml").write_text(
         'extends = "paper/dpo"\n[rollout]\ngroup_size = 4\n[train]\nepochs = 3\n[optim]\nlr = 1e-3\n'
     )
-    with pytest.raises(UserError, match=r"another rollout.group_size, train.epochs than paper/rft, and both"):
-        planned(tmp_path, recipes=["paper/rft", str(tmp_path / "other.toml")])
+    with pytest.raises(UserError, match=r"rollout.group_size, train.epochs differs from paper/rft, but both"):
+        jobs_for(tmp_path, recipes=["paper/rft", str(tmp_path / "other.toml")])
 
 
-def test_a_file_is_no_place_for_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_must_not_be_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "o").write_text("mine")
     words = ["compare", "desk", "--seeds", "1", "--out", str(tmp_path / "o")]
     assert main(words) == 2
-    assert "o: the comparison's folder cannot be written: File exists: choose another --out" in (
+    assert "o: the folder of the comparison cannot be written: File exists: choose another --out" in (
         capsys.readouterr().err
     )
     assert main([*words, "--report"]) == 2
@@ -88,15 +88,15 @@ def test_a_file_is_no_place_for_a_comparison(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_two_processes_do_not_share_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    held = lock(tmp_path / "o", "comparison", "--out")
+    held = lock_folder(tmp_path / "o", "comparison", "--out")
     assert main(["compare", "desk", "--seeds", "1", "--out", str(tmp_path / "o")]) == 2
-    assert "o: another process is writing this comparison; choose another --out" in capsys.readouterr().err
+    assert "o: another process is writing this comparison: choose another --out" in capsys.readouterr().err
     os.close(held)
     assert [path.name for path in (tmp_path / "o").iterdir()] == [".lock"]
 
 
-def test_a_finished_run_of_other_settings_is_no_answer(tmp_path: Path) -> None:
-    job = planned(tmp_path, recipes=["desk"])[0]
+def test_a_finished_run_with_other_settings_is_an_error(tmp_path: Path) -> None:
+    job = jobs_for(tmp_path, recipes=["desk"])[0]
     assert not is_finished(job)
     job.folder.mkdir(parents=True)
     (job.folder / "summary.json").write_text("{}")
@@ -104,51 +104,53 @@ def test_a_finished_run_of_other_settings_is_no_answer(tmp_path: Path) -> None:
         to_toml(replace(job.config, run=replace(job.config.run, threads=7)))
     )
     assert is_finished(job)
-    other = planned(tmp_path, "--optim.lr", "0.5", recipes=["desk"])[0]
-    with pytest.raises(UserError, match=r"seed-0: this run was finished with another optim.lr: give the"):
+    other = jobs_for(tmp_path, "--optim.lr", "0.5", recipes=["desk"])[0]
+    with pytest.raises(
+        UserError, match=r"seed-0: this finished run has another optim.lr: choose another --out"
+    ):
         is_finished(other)
 
 
-def test_a_collection_is_finished_when_it_says_so(tmp_path: Path) -> None:
-    job = planned(tmp_path)[0]
+def test_a_collection_is_finished_if_its_result_file_says_so(tmp_path: Path) -> None:
+    job = jobs_for(tmp_path)[0]
     job.folder.mkdir(parents=True)
     (job.folder / "recipe.toml").write_text(to_toml(job.config))
     for ended in (False, True):
-        job.result.write_text(f'{{"ended": {str(ended).lower()}}}')
+        job.result_path.write_text(f'{{"ended": {str(ended).lower()}}}')
         assert is_finished(job) == ended
-    for_dpo = planned(tmp_path, recipes=["paper/dpo", "paper/rft"])[0]
-    assert for_dpo.recipe != job.recipe and is_finished(for_dpo)  # whichever method it was played for
-    with pytest.raises(UserError, match=r"seed-0: this run was finished with another rollout.group_size"):
-        is_finished(planned(tmp_path, "--rollout.group_size", "4")[0])
+    for_dpo = jobs_for(tmp_path, recipes=["paper/dpo", "paper/rft"])[0]
+    assert for_dpo.recipe != job.recipe and is_finished(for_dpo)  # collected for another method
+    with pytest.raises(UserError, match=r"seed-0: this finished run has another rollout.group_size"):
+        is_finished(jobs_for(tmp_path, "--rollout.group_size", "4")[0])
 
 
-def test_changed_settings_and_the_budget() -> None:
+def test_changed_settings_and_planned_episodes() -> None:
     one = load_config("paper")
     assert changed(one, load_config("paper/ds_grpo")) == ["train.dynamic_sampling", "replay.enabled"]
     assert changed(Config(), Config()) == []
-    assert budget(one) == 4 * 128 * 8
+    assert planned_episodes(one) == 4 * 128 * 8
 
 
 def test_the_last_line_of_a_log(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("one\n two \n\n")
     assert last_line(tmp_path / "log") == "two"
     (tmp_path / "log").write_text("")
-    assert last_line(tmp_path / "log") == "it said nothing"
+    assert last_line(tmp_path / "log") == "no output"
 
 
 MISTAKES = {
-    "compare desk --out o": "name recipes to compare and the number of --seeds",
-    "compare --seeds 2 --out o": "name recipes to compare and the number of --seeds",
-    "compare desk --seeds 0 --out o": "'0' is not a number from 1 on",
+    "compare desk --out o": "compare needs recipes and --seeds N",
+    "compare --seeds 2 --out o": "compare needs recipes and --seeds N",
+    "compare desk --seeds 0 --out o": "is '0', must be an integer >= 1",
     "compare desk --seeds 1": "--out",
     "compare dsek --seeds 1 --out o": "(did you mean desk?)",
-    "compare desk desk --seeds 1 --out o": "is called 'desk' too",
-    "compare desk --seeds 1 --out o --run.seed 3": "every run of a comparison has its own",
+    "compare desk desk --seeds 1 --out o": "has the name 'desk' too",
+    "compare desk --seeds 1 --out o --run.seed 3": "a comparison sets it for each run",
     "compare desk --seeds 1 --out o --tasks.train desk:none": "desk:none: no such shipped task list",
-    "compare --report --out o --train.epochs 2": "--train.epochs: --report runs nothing",
+    "compare --report --out o --train.epochs 2": "--train.epochs: not possible with --report",
     "compare --report --out o": "o: no such folder",
-    "compare desk --seeds 1 --jobs 0 --out o": "'0' is not a number from 1 on",
-    "compare desk --seeds 1 --out o --against dsek": "dsek: is not compared here (did you mean desk?)",
+    "compare desk --seeds 1 --jobs 0 --out o": "is '0', must be an integer >= 1",
+    "compare desk --seeds 1 --out o --against dsek": "dsek: not part of this comparison (did you mean desk?)",
 }
 
 

@@ -1,11 +1,18 @@
-"""Worked numbers for intervals, tests and the best of several tries; and how often they are right."""
+"""Worked numbers for intervals, tests and pass@k, and the coverage of intervals and tests."""
 
 import math
 from random import Random
 
 import pytest
 
-from arpo.evaluation.statistics import crossed_bootstrap, pass_at, sign_flip_p, student_interval, t95, wilson
+from arpo.evaluation.statistics import (
+    crossed_bootstrap,
+    pass_at,
+    sign_flip_p,
+    student_interval,
+    t95,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,12 +26,12 @@ from arpo.evaluation.statistics import crossed_bootstrap, pass_at, sign_flip_p, 
         (0, 0, 0.0, 1.0),
     ],
 )
-def test_wilsons_interval(successes: float, episodes: int, low: float, high: float) -> None:
-    assert wilson(successes, episodes) == pytest.approx((low, high), abs=1e-5)
+def test_wilson_interval(successes: float, episodes: int, low: float, high: float) -> None:
+    assert wilson_interval(successes, episodes) == pytest.approx((low, high), abs=1e-5)
 
 
 def test_the_interval_of_half_scores_lies_around_their_mean() -> None:
-    low, high = wilson(4.5, 9)
+    low, high = wilson_interval(4.5, 9)
     assert (low + high) / 2 == pytest.approx(0.5)
 
 
@@ -37,39 +44,39 @@ def test_the_interval_of_half_scores_lies_around_their_mean() -> None:
         (4, [0, 0, 0, 1], 1.0),
         (2, [1, 0, 1, 0, 0], 0.7),  # 1 - C(3,2)/C(5,2) = 1 - 3/10
         (4, [0, 0, 0, 0], 0.0),
-        (2, [0.5, 0, 1], 2.5 / 3),  # the best of each pair: 0.5, 1, 1
+        (2, [0.5, 0, 1], 2.5 / 3),  # best of each pair: 0.5, 1, 1
     ],
 )
-def test_the_best_of_k(k: int, scores: list[float], best: float) -> None:
+def test_pass_at_k(k: int, scores: list[float], best: float) -> None:
     assert pass_at(k, scores) == pytest.approx(best)
 
 
-def test_the_best_of_more_than_there_are_is_not_told() -> None:
-    with pytest.raises(ValueError, match="the best of 3 cannot be told from 2 tries"):
+def test_pass_at_k_needs_k_scores() -> None:
+    with pytest.raises(ValueError, match="pass@3 needs at least 3 scores, got 2"):
         pass_at(3, [1, 0])
 
 
-def test_students_interval() -> None:
-    # mean 0.2, deviation 0.1, so 4.302653 * 0.1 / sqrt(3) either way
+def test_student_interval() -> None:
+    # mean 0.2, deviation 0.1, half-width 4.302653 * 0.1 / sqrt(3)
     assert student_interval([0.1, 0.2, 0.3]) == pytest.approx((0.2 - 0.248414, 0.2 + 0.248414), abs=1e-6)
     assert student_interval([0.5, 0.5]) == (0.5, 0.5)
 
 
 def test_one_value_has_no_interval() -> None:
-    with pytest.raises(ValueError, match="one value has no spread"):
+    with pytest.raises(ValueError, match="needs two or more values, got 1"):
         student_interval([0.5])
 
 
 @pytest.mark.parametrize(
-    ("freedom", "quantile"),
+    ("degrees_of_freedom", "quantile"),
     [(1, 12.70620), (2, 4.30265), (4, 2.77645), (9, 2.26216), (20, 2.08596), (21, 2.07961), (30, 2.04227),
      (60, 2.00030), (120, 1.97993), (10**6, 1.95997)],
 )  # fmt: skip
-def test_students_quantiles_are_those_of_the_printed_tables(freedom: int, quantile: float) -> None:
-    assert t95(freedom) == pytest.approx(quantile, abs=2e-5)
+def test_student_quantiles_match_printed_tables(degrees_of_freedom: int, quantile: float) -> None:
+    assert t95(degrees_of_freedom) == pytest.approx(quantile, abs=2e-5)
 
 
-def test_students_interval_holds_the_mean_nineteen_times_in_twenty() -> None:
+def test_the_student_interval_covers_the_mean_in_95_percent_of_samples() -> None:
     rng = Random(0)
     samples = [[rng.gauss(1.0, 2.0) for _ in range(3)] for _ in range(4000)]
     held = sum(low <= 1.0 <= high for low, high in map(student_interval, samples))
@@ -86,18 +93,18 @@ def test_the_bootstrap_is_the_same_for_the_same_generator() -> None:
     assert crossed_bootstrap(cells, Random(1), 700) != crossed_bootstrap(cells, Random(2), 700)
 
 
-def test_the_bootstrap_of_columns_alone_is_as_wide_as_theory_says() -> None:
+def test_the_bootstrap_over_columns_has_the_theoretical_width() -> None:
     # 50 of 100 columns are 1 in every row: the mean of 100 draws has the deviation 0.05.
     low, high = crossed_bootstrap([[0.0, 1.0] * 50] * 4, Random(0), 20_000)
     assert (low, high) == pytest.approx((0.5 - 1.96 * 0.05, 0.5 + 1.96 * 0.05), abs=0.011)
 
 
-def test_the_bootstrap_of_rows_alone_sees_that_rows_are_few() -> None:
-    # Two rows, 0 and 1: both drawn the same way in half of all draws, however many columns there are.
+def test_the_bootstrap_over_few_rows_is_wide() -> None:
+    # Two rows, 0 and 1: half of all draws select one row twice, for any number of columns.
     assert crossed_bootstrap([[0.0] * 400, [1.0] * 400], Random(0), 4000) == (0.0, 1.0)
 
 
-def test_the_bootstrap_holds_the_mean_of_rows_and_columns_at_least_as_often_as_it_says() -> None:
+def test_the_bootstrap_covers_the_mean_of_rows_and_columns() -> None:
     held = 0
     for trial in range(300):
         rng = Random(trial)
@@ -115,25 +122,25 @@ def test_the_bootstrap_holds_the_mean_of_rows_and_columns_at_least_as_often_as_i
         ([1.0, 2.0, -3.0], 8 / 8),  # the sum is 0
         ([1.0, 1.0, 1.0, -1.0], 10 / 16),  # |sum| >= 2: all but the six with two of each sign
         ([0.0, 0.0, 1.0], 1.0),
-        ([0.1, 0.2, 0.3], 2 / 8),  # whatever the order of adding does to the last digit
-        ([-0.7, -0.2, 0.3, 0.6], 1.0),  # also where the sum is 0 but for that digit
+        ([0.1, 0.2, 0.3], 2 / 8),  # despite rounding in the last digit
+        ([-0.7, -0.2, 0.3, 0.6], 1.0),  # the sum is 0 except for rounding
     ],
 )
-def test_the_sign_flip_test_by_all_signs(differences: list[float], p: float) -> None:
+def test_the_exact_sign_flip_test(differences: list[float], p: float) -> None:
     assert sign_flip_p(differences, Random(0), 1) == p
 
 
-def test_the_sign_flip_test_by_some_signs_agrees_with_the_binomial() -> None:
-    # 20 equal differences, 15 of them up: as far from even as 15, 16, … heads or tails of 20.
+def test_the_sampled_sign_flip_test_agrees_with_the_binomial() -> None:
+    # 20 differences of equal size, 15 positive: P(at least 15 heads or 15 tails in 20 flips).
     exact = 2 * sum(math.comb(20, heads) for heads in range(15, 21)) / 2**20
     assert sign_flip_p([1.0] * 15 + [-1.0] * 5, Random(0), 40_000) == pytest.approx(exact, abs=0.004)
 
 
-def test_the_sign_flip_test_never_says_never() -> None:
+def test_the_sampled_sign_flip_test_never_returns_0() -> None:
     assert sign_flip_p([1.0] * 50, Random(0), 999) == 1 / 1000
 
 
-def test_the_sign_flip_test_is_wrong_one_time_in_twenty_where_nothing_differs() -> None:
+def test_the_sign_flip_test_has_a_false_positive_rate_of_5_percent() -> None:
     rng = Random(0)
     found = sum(sign_flip_p([rng.gauss(0, 1) for _ in range(30)], rng, 400) < 0.05 for _ in range(1000))
     assert found / 1000 == pytest.approx(0.05, abs=0.02)

@@ -1,4 +1,4 @@
-"""Folders of runs as `arpo train` leaves them, written by hand: what a comparison is read from."""
+"""Writes run folders like those of `arpo train`, as input of a comparison."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Scores = Mapping[str, Mapping[str, Sequence[float]]]  # by set and task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What a run has written. Batches are (groups, without signal, rescued, age), of ten episodes each."""
+class RunRecords:
+    """Contents of a run folder. A batch is (groups, without_signal, rescued, replay_age) of ten episodes."""
 
     base: Scores
     final: Scores = field(default_factory=dict)
@@ -26,15 +26,15 @@ class Told:
     config: Config = field(default_factory=Config)
 
 
-def write_run(folder: Path, told: Told) -> None:
-    """With a summary where there is a final evaluation."""
+def write_run(folder: Path, records: RunRecords) -> None:
+    """Write the folder; with a summary if there is a final evaluation."""
     folder.mkdir(parents=True)
     seed = int(folder.name.removeprefix("seed-"))
-    config = replace(told.config, run=replace(told.config.run, dir=str(folder), seed=seed))
+    config = replace(records.config, run=replace(records.config.run, dir=str(folder), seed=seed))
     (folder / "recipe.toml").write_text(to_toml(config), "utf-8")
-    episodes = 10 * len(told.batches)
-    landmarks = [("base", 0, 0, told.base), ("", 1, 10, told.between)]
-    landmarks += [("final", len(told.batches), episodes, told.final)]
+    episodes = 10 * len(records.batches)
+    landmarks = [("base", 0, 0, records.base), ("", 1, 10, records.between)]
+    landmarks += [("final", len(records.batches), episodes, records.final)]
     _lines(
         folder / "evaluations.jsonl",
         [
@@ -45,7 +45,7 @@ def write_run(folder: Path, told: Told) -> None:
     )
     metrics: list[dict[str, Any]] = [{"step": 0, "eval_train": 0.5}]
     timing = []
-    for step, (groups, without, rescued, age) in enumerate(told.batches, 1):
+    for step, (groups, without, rescued, age) in enumerate(records.batches, 1):
         counts = {"groups": groups, "without_signal": without, "rescued": rescued, "replay_age": age}
         metrics.append({"step": step, "episodes": 10 * step, "success": step / 10, **counts})
         timing.append(
@@ -53,8 +53,8 @@ def write_run(folder: Path, told: Told) -> None:
         )
     _lines(folder / "metrics.jsonl", metrics)
     _lines(folder / "timing.jsonl", timing)
-    if told.final:
-        summary = {"episodes": episodes, "seconds": told.seconds, "success": {}, "seed": seed}
+    if records.final:
+        summary = {"episodes": episodes, "seconds": records.seconds, "success": {}, "seed": seed}
         (folder / "summary.json").write_text(json.dumps(summary), "utf-8")
 
 

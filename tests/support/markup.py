@@ -1,10 +1,10 @@
-"""HTML pages as a browser would parse them."""
+"""Parses HTML pages as a browser does."""
 
 from html.parser import HTMLParser
 
 
 class Tags(HTMLParser):
-    """All that a browser would see as markup."""
+    """Collects tags with attributes, and text. Asserts that tags are balanced."""
 
     def __init__(self):
         super().__init__()

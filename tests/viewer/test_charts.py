@@ -1,4 +1,4 @@
-"""Charts put things where they belong, keep their colours, and escape what they are told."""
+"""Charts: coordinates, colours, labels and escaping."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 
 from arpo.viewer.charts import (
     LARGE,
-    Bars,
+    BarSeries,
     Estimate,
     Series,
     bar_chart,
@@ -23,7 +23,7 @@ def test_a_band_goes_along_its_upper_edge_and_back_along_the_lower() -> None:
     assert found is not None and found[1] == "54.0,12.0 348.0,12.0 348.0,12.0 54.0,166.0"
 
 
-def test_a_series_keeps_its_colour_where_another_has_no_points() -> None:
+def test_a_series_keeps_its_colour_if_another_has_no_points() -> None:
     chart = line_chart("t", [Series(label="a", points=[]), Series(label="b", points=[(0, 1.0)])])
     assert '<g class="s1">' in chart and "s0" not in chart
 
@@ -36,12 +36,13 @@ def test_an_axis_may_leave_zero_out() -> None:
 
 
 def test_bars_stand_on_the_axis_and_reach_their_mean() -> None:
-    chart = bar_chart("t", ["x", "y"], [Bars(label="a", values=[(1.0, 0.5, 1.0), None])])
+    chart = bar_chart("t", ["x", "y"], [BarSeries(label="a", values=[(1.0, 0.5, 1.0), None])])
     bars = re.findall(r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)"', chart)
-    wide = (LARGE.width - 54 - 12) / 2  # of a group
-    assert bars == [(f"{54 + 0.1 * wide:.1f}", "12.0", f"{0.8 * wide - 1:.1f}", f"{LARGE.height - 36:.1f}")]
+    group_width = (LARGE.width - 54 - 12) / 2
+    left, width = f"{54 + 0.1 * group_width:.1f}", f"{0.8 * group_width - 1:.1f}"
+    assert bars == [(left, "12.0", width, f"{LARGE.height - 36:.1f}")]
     assert chart.count("whisker") == 1
-    assert bar_chart("t", ["x"], [Bars(label="a", values=[None])]) == ""
+    assert bar_chart("t", ["x"], [BarSeries(label="a", values=[None])]) == ""
 
 
 def test_an_estimate_stands_on_its_intervals() -> None:
@@ -59,13 +60,13 @@ def test_an_estimate_stands_on_its_intervals() -> None:
 def test_shares_fill_the_row() -> None:
     chart = share_chart("t", ["a", "b"], [("x", [3.0, 1.0]), ("y", [0.0, 0.0])])
     widths = [float(width) for width in re.findall(r'<rect class="p\d" [^>]*width="([\d.]+)"', chart)]
-    room = LARGE.width - 17 - 12  # beside a name of one letter
-    assert widths == pytest.approx([room * 0.75, room * 0.25], abs=0.06)
+    full = LARGE.width - 17 - 12  # right of a label of one letter
+    assert widths == pytest.approx([full * 0.75, full * 0.25], abs=0.06)
     assert ">75%<" in chart and ">y<" not in chart
     assert share_chart("t", ["a"], []) == ""
 
 
-def test_a_name_has_the_room_it_needs_and_one_too_long_is_cut_in_the_middle() -> None:
+def test_labels_get_the_width_they_need_and_long_ones_are_shortened_in_the_middle() -> None:
     name = "ablations-curriculum_middle"
 
     def names(label: str) -> list[tuple[str, str, str]]:
@@ -73,16 +74,16 @@ def test_a_name_has_the_room_it_needs_and_one_too_long_is_cut_in_the_middle() ->
         charts = interval_chart("t", [estimate]) + share_chart("t", ["a"], [(label, [1.0])])
         return re.findall(r'<text class="name" x="(\d+)"[^>]*>([^<]*)<title>([^<]*)</title>', charts)
 
-    assert names(name) == [(str(7 * len(name)), name, name)] * 2  # 7 for each letter, left of where it ends
+    assert names(name) == [(str(7 * len(name)), name, name)] * 2  # 7 pixels per letter
     long = "a" * 30 + "z" * 30
     assert names(long) == [("270", "a" * 18 + "…" + "z" * 18, long)] * 2
 
 
-def test_what_charts_are_told_is_escaped() -> None:
+def test_charts_escape_their_texts() -> None:
     evil = "<script>&\"'"
     charts = [
-        line_chart(evil, [Series(label=evil, points=[(0, 1.0)])], over=evil),
-        bar_chart(evil, [evil], [Bars(label=evil, values=[(1.0, 1.0, 1.0)])]),
+        line_chart(evil, [Series(label=evil, points=[(0, 1.0)])], x_name=evil),
+        bar_chart(evil, [evil], [BarSeries(label=evil, values=[(1.0, 1.0, 1.0)])]),
         interval_chart(evil, [Estimate(label=evil, mean=0.1, thick=None, thin=(0.0, 0.2), colour=0)]),
         share_chart(evil, [evil], [(evil, [1.0])]),
     ]

@@ -1,4 +1,4 @@
-"""A comparison from written folders: worked numbers, the three files, and what is missing."""
+"""Comparisons of run folders: worked numbers, the three output files, unfinished runs, damaged folders."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from arpo.config import Config
 from arpo.errors import UserError
 from arpo.evaluation.comparison_results import (
     Comparison,
+    CurvePoint,
     Difference,
-    Point,
-    Row,
-    band,
-    by_difficulty,
-    compare,
-    difference,
-    rate,
+    MethodResult,
+    average_curves,
+    bin_by_difficulty,
+    compare_runs,
+    paired_difference,
+    success_rate,
 )
-from arpo.viewer.comparison import read_run, write_comparison
-from arpo.viewer.comparison_text import verdict
-from comparisons import Scores, Told, write_run
+from arpo.viewer.comparison import read_run_result, write_comparison
+from arpo.viewer.comparison_text import significance
+from comparisons import RunRecords, Scores, write_run
 from markup import parsed
 
 BASE: Scores = {"train": {"a": [1, 0, 0, 0], "b": [0, 0]}, "heldout": {"h": [1, 0]}}
@@ -32,32 +32,32 @@ NEW = Config(tasks=replace(Config().tasks, train="no-such-list.json"))
 
 
 def final(a: int, b: int, h: int) -> Scores:
-    """So many of 4, 2 and 2 rollouts solved."""
+    """Final scores with `a` of 4, `b` of 2 and `h` of 2 rollouts solved."""
     return {
         "train": {"a": [1] * a + [0] * (4 - a), "b": [1] * b + [0] * (2 - b)},
         "heldout": {"h": [1] * h + [0] * (2 - h)},
     }
 
 
-def told(a: int, b: int, h: int, **more: object) -> Told:
+def records(a: int, b: int, h: int, **more: object) -> RunRecords:
     batches = ((4, 1, 2, 3.0), (4, 3, 0, 0.0))
-    return Told(base=BASE, final=final(a, b, h), batches=batches, config=NEW, **more)  # type: ignore[arg-type]
+    return RunRecords(base=BASE, final=final(a, b, h), batches=batches, config=NEW, **more)  # type: ignore[arg-type]
 
 
 def write_two(out: Path) -> None:
     """ARPO and GRPO, two seeds each."""
-    write_run(out / "arpo" / "seed-0", told(4, 1, 1))
-    write_run(out / "arpo" / "seed-1", told(4, 2, 2, seconds=300.0))
-    write_run(out / "grpo" / "seed-0", told(2, 1, 1))
-    write_run(out / "grpo" / "seed-1", told(3, 0, 1))
+    write_run(out / "arpo" / "seed-0", records(4, 1, 1))
+    write_run(out / "arpo" / "seed-1", records(4, 2, 2, seconds=300.0))
+    write_run(out / "grpo" / "seed-0", records(2, 1, 1))
+    write_run(out / "grpo" / "seed-1", records(3, 0, 1))
 
 
 def read(out: Path) -> Comparison:
-    runs = [read_run(folder) for folder in sorted(out.glob("*/seed-*")) if folder.is_dir()]
-    return compare(runs, ["arpo", "grpo"], 2, "grpo", {})
+    runs = [read_run_result(folder) for folder in sorted(out.glob("*/seed-*")) if folder.is_dir()]
+    return compare_runs(runs, ["arpo", "grpo"], 2, "grpo", {})
 
 
-def row(comparison: Comparison, name: str) -> Row:
+def row(comparison: Comparison, name: str) -> MethodResult:
     return next(one for one in comparison.rows if one.name == name)
 
 
@@ -65,7 +65,7 @@ def test_the_table(tmp_path: Path) -> None:
     write_two(tmp_path)
     comparison = read(tmp_path)
     arpo = row(comparison, "arpo")
-    # Each task counts alike: (4/4 + 1/2) / 2, (4/4 + 2/2) / 2.
+    # Tasks have equal weight: (4/4 + 1/2) / 2, (4/4 + 2/2) / 2.
     assert arpo.success["train"].seeds == {0: 0.75, 1: 1.0}
     assert (arpo.success["train"].mean, arpo.success["train"].sd) == (0.875, pytest.approx(0.25 / 2**0.5))
     assert arpo.success["heldout"].mean == 0.75 and "overall" not in arpo.success
@@ -85,44 +85,44 @@ def test_the_difference_is_paired_by_seed_and_task(tmp_path: Path) -> None:
     one = found["arpo", "train"]
     # seed 0: a 2/4, b 0; seed 1: a 1/4, b 2/2
     assert one.by_seed == {0: 0.25, 1: 0.625} and one.mean == 0.4375 and one.task_count == 2
-    reach = 12.706205 * 0.375 / 2  # of two: half their distance is the deviation over the root of 2
-    assert one.student == pytest.approx((0.4375 - reach, 0.4375 + reach))
-    assert one.bootstrap == (0.0, 1.0)  # both seeds and both tasks may be the same one twice
+    half_width = 12.706205 * 0.375 / 2  # for two values: deviation / sqrt(2) is half their distance
+    assert one.student == pytest.approx((0.4375 - half_width, 0.4375 + half_width))
+    assert one.bootstrap == (0.0, 1.0)  # a draw may select the same seed and the same task twice
     assert one.p == 0.5  # ++ and -- of four
 
 
 def test_one_seed_has_no_interval_over_seeds(tmp_path: Path) -> None:
-    write_run(tmp_path / "arpo" / "seed-0", told(4, 2, 1))
-    write_run(tmp_path / "grpo" / "seed-0", told(2, 1, 1))
+    write_run(tmp_path / "arpo" / "seed-0", records(4, 2, 1))
+    write_run(tmp_path / "grpo" / "seed-0", records(2, 1, 1))
     write_comparison(tmp_path, ["arpo", "grpo"], 1, None)
     content = json.loads((tmp_path / "compare.json").read_text("utf-8"))
     assert [one["student"] for one in content["differences"]] == [None] * 4
     text = (tmp_path / "compare.md").read_text("utf-8")
-    assert "| grpo | 2 training tasks | −50.0 | – | −50.0 to −50.0 | 0.50 |" in text
+    assert "| grpo | training tasks (2) | −50.0 | – | −50.0 to −50.0 | 0.50 |" in text
 
 
-def test_tasks_that_one_side_could_not_play_are_left_out_of_the_difference() -> None:
+def test_the_difference_leaves_out_tasks_without_rollouts_on_one_side() -> None:
     one = {0: {"train": {"a": (1, 2), "b": (0, 0), "c": (1, 1)}}}
     other = {0: {"train": {"a": (0, 2), "b": (1, 2)}}}
-    found = difference("m", "train", one, other)
+    found = paired_difference("m", "train", one, other)
     assert found is not None and (found.task_count, found.mean) == (1, 0.5)
-    assert difference("m", "heldout", one, other) is None
-    assert difference("m", "train", one, {1: other[0]}) is None
-    assert rate({"a": (1, 2), "b": (0, 0)}) == 0.5 and rate({"b": (0, 0)}) is None
+    assert paired_difference("m", "heldout", one, other) is None
+    assert paired_difference("m", "train", one, {1: other[0]}) is None
+    assert success_rate({"a": (1, 2), "b": (0, 0)}) == 0.5 and success_rate({"b": (0, 0)}) is None
 
 
 @pytest.mark.parametrize(
-    ("student", "bootstrap", "p", "words"),
+    ("student", "bootstrap", "p", "result"),
     [
-        ((0.1, 0.2), (0.05, 0.3), 0.01, "higher, beyond chance"),
-        ((-0.1, 0.2), (0.05, 0.3), 0.01, "unsettled: not over seeds"),
-        ((-0.1, 0.2), (-0.05, 0.3), 0.01, "unsettled: not over seeds, not over tasks and seeds"),
-        ((-0.1, 0.2), (-0.05, 0.3), 0.05, "not told apart"),
-        (None, (0.05, 0.3), 0.01, "higher over tasks; one seed says nothing of others"),
+        ((0.1, 0.2), (0.05, 0.3), 0.01, "significantly higher"),
+        ((-0.1, 0.2), (0.05, 0.3), 0.01, "inconclusive: not over seeds"),
+        ((-0.1, 0.2), (-0.05, 0.3), 0.01, "inconclusive: not over seeds, not over tasks and seeds"),
+        ((-0.1, 0.2), (-0.05, 0.3), 0.05, "no significant difference"),
+        (None, (0.05, 0.3), 0.01, "higher over tasks; unknown over seeds (one seed)"),
     ],
 )
-def test_the_verdict(
-    student: tuple[float, float] | None, bootstrap: tuple[float, float], p: float, words: str
+def test_significance(
+    student: tuple[float, float] | None, bootstrap: tuple[float, float], p: float, result: str
 ) -> None:
     one = Difference(
         method="m",
@@ -134,42 +134,49 @@ def test_the_verdict(
         bootstrap=bootstrap,
         p=p,
     )
-    assert verdict(one) == words
+    assert significance(one) == result
 
 
 def test_curves_are_means_over_seeds_with_their_range() -> None:
     curves = [[(0.0, 0.0), (10.0, 1.0)], [(0.0, 0.2), (5.0, 0.4), (12.0, 1.1)]]
-    found = [(point.x, point.mean, point.low, point.high) for point in band(curves)]
+    found = [(point.x, point.mean, point.low, point.high) for point in average_curves(curves)]
     assert found[0] == pytest.approx((0.0, 0.1, 0.0, 0.2))
     assert found[1] == pytest.approx((5.0, 0.45, 0.4, 0.5))
     assert found[2] == pytest.approx((10.0, 0.95, 0.9, 1.0)) and len(found) == 3
-    assert band([]) == band([[], []]) == ()
-    assert band([[(3.0, 0.5)]]) == (Point(x=3.0, mean=0.5, low=0.5, high=0.5),)
+    assert average_curves([]) == average_curves([[], []]) == ()
+    assert average_curves([[(3.0, 0.5)]]) == (CurvePoint(x=3.0, mean=0.5, low=0.5, high=0.5),)
 
 
 def test_the_curves_of_a_run(tmp_path: Path) -> None:
     write_two(tmp_path)
-    curves = {what: of["arpo"] for what, of in read(tmp_path).curves.items()}
+    curves = {key: by_method["arpo"] for key, by_method in read(tmp_path).curves.items()}
     assert [(point.x, point.mean) for point in curves["train"]] == [(0.0, 0.125), (20.0, 0.875)]
     assert [(point.x, point.mean) for point in curves["without_signal"]] == [(10.0, 0.5), (20.0, 0.5)]
     assert [point.mean for point in curves["sampled"]] == pytest.approx([0.15, 0.15])
-    assert [point.mean for point in curves["replay_age"]] == [3.0, 3.0]  # batches without a rescue have none
+    assert [point.mean for point in curves["replay_age"]] == [
+        3.0,
+        3.0,
+    ]  # batches without a rescue do not count
 
 
-def test_scores_count_as_they_are(tmp_path: Path) -> None:
-    """As in the run's own summary, whatever replay would call a success."""
-    write_run(tmp_path / "seed-0", replace(told(4, 2, 1), final={"train": {"a": [0.6, 0.6], "b": [0.1, 1]}}))
-    assert rate(read_run(tmp_path / "seed-0").landmark("final")["train"]) == pytest.approx((0.6 + 0.55) / 2)
+def test_success_rates_average_partial_scores(tmp_path: Path) -> None:
+    """As in the run's summary; replay.threshold does not matter."""
+    write_run(
+        tmp_path / "seed-0", replace(records(4, 2, 1), final={"train": {"a": [0.6, 0.6], "b": [0.1, 1]}})
+    )
+    assert success_rate(read_run_result(tmp_path / "seed-0").tallies_at("final")["train"]) == pytest.approx(
+        (0.6 + 0.55) / 2
+    )
 
 
-def test_what_learns_from_stored_episodes_has_two_points(tmp_path: Path) -> None:
+def test_curves_of_offline_methods_have_two_points(tmp_path: Path) -> None:
     stored = replace(NEW, train=replace(NEW.train, method="rft"))
-    write_run(tmp_path / "rft" / "seed-0", replace(told(4, 2, 1, between=BASE), config=stored))
+    write_run(tmp_path / "rft" / "seed-0", replace(records(4, 2, 1, between=BASE), config=stored))
     (tmp_path / "collected" / "seed-0").mkdir(parents=True)
     (tmp_path / "collected" / "seed-0" / "timing.jsonl").write_text('{"rollout": 30.0}\n{"rollout": 20.0}\n')
-    run = read_run(tmp_path / "rft" / "seed-0")
+    run = read_run_result(tmp_path / "rft" / "seed-0")
     assert run.seconds == 150.0
-    points = compare([run], ["rft"], 1, "rft", {}).curves["train"]["rft"]
+    points = compare_runs([run], ["rft"], 1, "rft", {}).curves["train"]["rft"]
     assert [point.x for point in points] == [0.0, 20.0]
 
 
@@ -182,7 +189,7 @@ def test_tasks_by_difficulty() -> None:
         "always": (4, 4),
         "unplayed": (0, 0),
     }
-    assert by_difficulty([*solved, "unknown"], solved) == {
+    assert bin_by_difficulty([*solved, "unknown"], solved) == {
         "never": ("never",),
         "1–3 of 16": ("hard",),
         "4–8 of 16": ("half",),
@@ -191,17 +198,17 @@ def test_tasks_by_difficulty() -> None:
     }
 
 
-def test_difficulty_is_by_screening_where_there_are_counts(tmp_path: Path) -> None:
+def test_difficulty_uses_screening_counts_if_there_are_any(tmp_path: Path) -> None:
     write_two(tmp_path)
-    runs = [read_run(folder) for folder in sorted(tmp_path.glob("*/seed-*"))]
-    by_base = compare(runs, ["arpo", "grpo"], 2, "grpo", {"a": Count(successes=0, rollouts=0)})
+    runs = [read_run_result(folder) for folder in sorted(tmp_path.glob("*/seed-*"))]
+    by_base = compare_runs(runs, ["arpo", "grpo"], 2, "grpo", {"a": Count(successes=0, rollouts=0)})
     assert not by_base.screened and by_base.bins == {"never": ("b",), "4–8 of 16": ("a",)}
-    screened = compare(runs, ["arpo", "grpo"], 2, "grpo", {"a": Count(successes=2, rollouts=16)})
+    screened = compare_runs(runs, ["arpo", "grpo"], 2, "grpo", {"a": Count(successes=2, rollouts=16)})
     assert screened.screened and screened.bins == {"1–3 of 16": ("a",)}
     assert row(screened, "arpo").by_difficulty["1–3 of 16"].mean == 1.0
 
 
-def test_the_files_say_the_same_and_hold_what_they_were_made_of(tmp_path: Path) -> None:
+def test_the_files_agree_and_the_json_holds_the_raw_counts(tmp_path: Path) -> None:
     write_two(tmp_path)
     page = write_comparison(tmp_path, [], None, "grpo")
     assert page == tmp_path / "compare.html"
@@ -210,25 +217,28 @@ def test_the_files_say_the_same_and_hold_what_they_were_made_of(tmp_path: Path) 
     assert "| arpo | 87.5 ± 17.7 (75.0, 100.0) | 75.0 ± 35.4 (50.0, 100.0) | 20 | 3:20 |" in text
     assert "| 50% (4 of 8) | 25% (2 of 8) |" in text
     assert "87.5 ± 17.7" in " ".join(parsed(page).text)
-    # The figure again, from the raw counts in the JSON.
+    # Recompute the success success_rate from the raw counts in the JSON.
     for run in content["runs"]:
         last = [one for one in run["evaluations"] if one["landmark"] == "final"][-1]
         shares = [solved / rollouts for solved, rollouts in last["tallies"]["train"].values()]
-        told_rate = next(one for one in content["rows"] if one["name"] == run["method"])["success"]["train"]
-        assert told_rate["seeds"][str(run["seed"])] == sum(shares) / len(shares)
+        success = next(one for one in content["rows"] if one["name"] == run["method"])["success"]["train"]
+        assert success["seeds"][str(run["seed"])] == sum(shares) / len(shares)
     before = {path.name: path.read_bytes() for path in tmp_path.glob("compare.*")}
     write_comparison(tmp_path, [], None, "grpo")
     assert {path.name: path.read_bytes() for path in tmp_path.glob("compare.*")} == before
 
 
-def test_runs_that_have_not_ended_are_named_and_show_their_curves(tmp_path: Path) -> None:
-    write_run(tmp_path / "arpo" / "seed-0", told(4, 1, 1))
-    write_run(tmp_path / "grpo" / "seed-0", Told(base=BASE, batches=((4, 1, 0, 0.0),), config=NEW))
+def test_unfinished_runs_are_listed_and_show_their_curves(tmp_path: Path) -> None:
+    write_run(tmp_path / "arpo" / "seed-0", records(4, 1, 1))
+    write_run(tmp_path / "grpo" / "seed-0", RunRecords(base=BASE, batches=((4, 1, 0, 0.0),), config=NEW))
     with (tmp_path / "grpo" / "seed-0" / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 2, "epi')  # a line that is being written
+        file.write('{"step": 2, "epi')  # an incomplete line
     page = write_comparison(tmp_path, ["arpo", "grpo", "third"], 2, "base")
     text = (tmp_path / "compare.md").read_text("utf-8")
-    assert "they have not ended: arpo: seed 1; grpo: seed 0, 1; third: seed 0, 1." in text
+    assert (
+        "Unfinished runs, not included in the figures: arpo: seed 1; grpo: seed 0, 1; third: seed 0, 1."
+        in text
+    )
     assert "| grpo | – | – | – |" in text
     content = json.loads((tmp_path / "compare.json").read_text("utf-8"))
     assert content["curves"]["without_signal"]["grpo"] == [
@@ -238,15 +248,17 @@ def test_runs_that_have_not_ended_are_named_and_show_their_curves(tmp_path: Path
     parsed(page)
 
 
-def test_where_every_run_failed_the_page_says_so(tmp_path: Path) -> None:
+def test_a_page_without_any_finished_run_lists_the_unfinished(tmp_path: Path) -> None:
     page = write_comparison(tmp_path, ["arpo", "grpo"], 1, None)
-    assert "they have not ended: arpo: seed 0; grpo: seed 0." in " ".join(parsed(page).text)
+    assert "Unfinished runs, not included in the figures: arpo: seed 0; grpo: seed 0." in " ".join(
+        parsed(page).text
+    )
 
 
-def test_the_page_stands_alone_and_names_are_never_markup(tmp_path: Path) -> None:
+def test_the_page_needs_no_other_file_and_escapes_names(tmp_path: Path) -> None:
     evil = "<script>alert(1)<|script>&\"'"
-    write_run(tmp_path / evil / "seed-0", told(4, 1, 1))
-    write_run(tmp_path / "grpo" / "seed-0", told(2, 1, 1))
+    write_run(tmp_path / evil / "seed-0", records(4, 1, 1))
+    write_run(tmp_path / "grpo" / "seed-0", records(2, 1, 1))
     page = write_comparison(tmp_path, [evil, "grpo"], 1, None)
     tags = parsed(page)
     assert not any(tag == "script" for tag, _ in tags.seen)
@@ -259,9 +271,9 @@ def test_the_page_stands_alone_and_names_are_never_markup(tmp_path: Path) -> Non
     assert "\\|" in (tmp_path / "compare.md").read_text("utf-8")
 
 
-def test_rows_come_as_they_are_named_else_after_the_one_that_is_asked_for(tmp_path: Path) -> None:
+def test_rows_follow_the_order_of_recipes_else_the_baseline_comes_first(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
-        write_run(tmp_path / name / "seed-0", told(4, 1, 1))
+        write_run(tmp_path / name / "seed-0", records(4, 1, 1))
 
     def rows(recipes: list[str], against: str | None) -> tuple[str, list[str]]:
         write_comparison(tmp_path, recipes, None, against)
@@ -274,14 +286,14 @@ def test_rows_come_as_they_are_named_else_after_the_one_that_is_asked_for(tmp_pa
     assert rows([], None) == ("base", ["base", "a", "b", "c"])
 
 
-def test_recipes_are_told_by_what_they_do_otherwise_than_the_reference(tmp_path: Path) -> None:
+def test_the_report_lists_settings_that_differ_from_the_baseline(tmp_path: Path) -> None:
     other = replace(NEW, replay=replace(NEW.replay, capacity=1))
-    write_run(tmp_path / "a" / "seed-0", replace(told(4, 1, 1), config=other))
-    write_run(tmp_path / "b" / "seed-0", told(4, 1, 1))
-    write_run(tmp_path / "c" / "seed-0", told(4, 1, 1))
+    write_run(tmp_path / "a" / "seed-0", replace(records(4, 1, 1), config=other))
+    write_run(tmp_path / "b" / "seed-0", records(4, 1, 1))
+    write_run(tmp_path / "c" / "seed-0", records(4, 1, 1))
     for against, expected in (
-        ("b", "otherwise than b.\n\n- a: replay.capacity = 1\n- c: nothing\n"),
-        ("base", "otherwise than a.\n\n- b: replay.capacity = 8\n- c: replay.capacity = 8\n"),
+        ("b", "that differ from b.\n\n- a: replay.capacity = 1\n- c: none\n"),
+        ("base", "that differ from a.\n\n- b: replay.capacity = 8\n- c: replay.capacity = 8\n"),
     ):
         write_comparison(tmp_path, [], None, against)
         assert (tmp_path / "compare.md").read_text("utf-8").endswith(expected)
@@ -289,41 +301,45 @@ def test_recipes_are_told_by_what_they_do_otherwise_than_the_reference(tmp_path:
 
 def test_methods_with_different_models_have_no_base_model(tmp_path: Path) -> None:
     other = replace(NEW, model=replace(NEW.model, path="elsewhere"))
-    write_run(tmp_path / "arpo" / "seed-0", told(4, 1, 1))
-    write_run(tmp_path / "grpo" / "seed-0", replace(told(2, 1, 1), config=other))
+    write_run(tmp_path / "arpo" / "seed-0", records(4, 1, 1))
+    write_run(tmp_path / "grpo" / "seed-0", replace(records(2, 1, 1), config=other))
     comparison = read(tmp_path)
     assert row(comparison, "base").success == {}
     assert {one.method for one in comparison.differences} == {"arpo"}
 
 
-def test_damage_and_what_is_foreign_are_named(tmp_path: Path) -> None:
+def test_damaged_and_foreign_folders_are_errors(tmp_path: Path) -> None:
     write_two(tmp_path)
-    write_run(tmp_path / "base" / "seed-0", told(4, 1, 1))  # our own name: no method of this comparison
+    write_run(tmp_path / "base" / "seed-0", records(4, 1, 1))  # reserved name: ignored
     (tmp_path / "notes.txt").write_text("mine")
     foreign = tmp_path / "other" / "seed-old"
     foreign.mkdir(parents=True)
     (foreign / "recipe.toml").write_text("")
     write_comparison(tmp_path, ["arpo", "grpo"], None, None)
-    with pytest.raises(UserError, match=r"seed-old: is not called seed-0, seed-1, … .*: move it away"):
+    with pytest.raises(
+        UserError, match=r"seed-old: run folders of a comparison are named seed-0, seed-1, …: move it away"
+    ):
         write_comparison(tmp_path, [], None, None)
     (tmp_path / "arpo" / "seed-1" / "summary.json").write_text('{"episodes": ')
     with pytest.raises(UserError, match=r"seed-1/summary\.json: damaged, not a JSON object"):
         write_comparison(tmp_path, ["arpo", "grpo"], None, None)
     (tmp_path / "arpo" / "seed-0" / "metrics.jsonl").write_text('{"step": "a"}\n')
-    with pytest.raises(UserError, match=r"arpo/seed-0: a record in it is damaged \('>' not supported"):
-        read_run(tmp_path / "arpo" / "seed-0")
+    with pytest.raises(UserError, match=r"arpo/seed-0: a record is damaged \('>' not supported"):
+        read_run_result(tmp_path / "arpo" / "seed-0")
     (tmp_path / "arpo" / "seed-0" / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match=r"arpo/seed-0: a record in it has no 'step': bring its files back"):
+    with pytest.raises(UserError, match=r"arpo/seed-0: a record has no 'step': restore the files"):
         write_comparison(tmp_path, ["arpo", "grpo"], None, None)
 
 
-def test_what_is_no_comparison_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no runs in it: `arpo compare RECIPE"):
+def test_folders_without_a_comparison_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="contains no runs: start them with `arpo compare RECIPE"):
         write_comparison(tmp_path, [], None, None)
     with pytest.raises(UserError, match="no such folder"):
         write_comparison(tmp_path / "x", [], None, None)
     write_two(tmp_path)
-    with pytest.raises(UserError, match=r"no runs of desk in it; there are: arpo, grpo"):
+    with pytest.raises(UserError, match=r"contains no runs of desk: choose from arpo, grpo"):
         write_comparison(tmp_path, ["arpo", "desk"], None, None)
-    with pytest.raises(UserError, match=r"--against gpro: is not compared here \(did you mean grpo\?\)"):
+    with pytest.raises(
+        UserError, match=r"--against gpro: not part of this comparison \(did you mean grpo\?\)"
+    ):
         write_comparison(tmp_path, [], None, "gpro")

@@ -33,7 +33,7 @@ from arpo.storage.run_folder import (
     RECIPE,
     SUMMARY,
     TIMING,
-    lock,
+    lock_folder,
     read_json,
     read_lines,
     write_atomically,
@@ -364,7 +364,7 @@ def run_comparison(
     choose_baseline(against, [*(method.name for method in methods), BASE])  # fail before the runs start
     jobs = make_jobs(methods, seeds, out, settings, threads)
     planned = {job.title: planned_episodes(job.config) for job in jobs if job.plays_training_episodes}
-    lock_fd = lock(out, "comparison", "--out")
+    lock_fd = lock_folder(out, "comparison", "--out")
     display = open_display(sys.stdout)
     runner = JobRunner(jobs_at_once, planned, display)
     try:

@@ -51,11 +51,12 @@ PAGE_CSS = """
 td small { display: block; color: var(--dim); font-size: .78rem; }
 td, th { vertical-align: top; } th { vertical-align: bottom; }
 .scroll :is(td, th) { padding-right: 1rem; } .scroll :is(td, th):last-child { padding-right: 0; }
-.scroll td { white-space: nowrap; } .scroll td small { white-space: normal; text-wrap: balance; }
+.scroll td { white-space: nowrap; } .scroll td small { white-space: normal; }
 td:first-child { font-weight: 600; }
-.words :is(td, th) { text-align: left; } .words td:last-child { min-width: 9rem; white-space: normal; }
+.words :is(td, th) { text-align: left; }
+.scroll .words td:last-child { min-width: 9rem; white-space: normal; }
 @media (max-width: 60rem) { .scroll table { font-size: .85rem; }
-  .scroll :is(td, th) { padding-right: .6rem; } }
+  .scroll :is(td, th) { padding-right: .6rem; } .scroll .words td { white-space: normal; } }
 td .dot { display: inline-block; width: .6rem; height: .6rem; border-radius: 99px; margin-right: .5rem;
   background: currentColor; }
 tr td { color: var(--ink); } .key { display: inline-block; white-space: nowrap; }

@@ -168,7 +168,7 @@ def difference_table(comparison: Comparison) -> Table:
     return head, [
         [
             TableCell(value=display_name(one.method)),
-            TableCell(value=f"{one.task_count} {TASK_SET_LABELS[one.tasks]}"),
+            TableCell(value=f"{TASK_SET_LABELS[one.tasks]} ({one.task_count})"),
             TableCell(value=format_points(one.mean), detail=_points_by_seed(one)),
             TableCell(value=format_interval(one.student)),
             TableCell(value=format_interval(one.bootstrap)),
@@ -212,7 +212,7 @@ def findings(comparison: Comparison) -> list[str]:
 
 
 def difficulty_table(comparison: Comparison) -> Table:
-    head = ("", *(f"{label}: {count_noun(len(tasks), 'task')}" for label, tasks in comparison.bins.items()))
+    head = ("", *(f"{label} ({count_noun(len(tasks), 'task')})" for label, tasks in comparison.bins.items()))
     return head, [
         [
             TableCell(value=display_name(row.name)),

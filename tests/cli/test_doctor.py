@@ -125,6 +125,6 @@ def test_a_plan_for_another_gpu(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_gpu_needs_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--gpu", "80"]) == 2
-    assert capsys.readouterr().err == "arpo: error: --gpu: plans for a recipe; name it with --recipe\n"
+    assert capsys.readouterr().err == "arpo: error: --gpu: needs a recipe to plan for; add --recipe RECIPE\n"
     assert main(["doctor", "--recipe", "desk", "--gpu", "much"]) == 2
-    assert "'much' is not a number from 1 on" in capsys.readouterr().err
+    assert "is 'much', must be an integer >= 1" in capsys.readouterr().err

@@ -1,7 +1,7 @@
-"""What each command of `arpo` does, and the help that teaches it.
+"""The commands of `arpo`: their functions, arguments and help texts.
 
-Each is one small function that imports what it calls, so that help is instant and loads no torch. Reading the
-command line is `cli.py`.
+Each command imports its modules when it runs, so that `arpo --help` is fast and imports no torch. `main.py`
+parses the command line.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ def _compare(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
     code = 0
     if options.report and overrides:
-        raise UserError(f"{overrides[0]}: --report runs nothing, so it takes no settings")
+        raise UserError(f"{overrides[0]}: not possible with --report, which trains nothing; remove it")
     if not options.report:
         if not options.recipes or options.seeds is None:
-            raise UserError("name recipes to compare and the number of --seeds, or ask for --report alone")
+            raise UserError("compare needs recipes and --seeds N, or --report (see: arpo compare --help)")
         from arpo.evaluation.compare import run_comparison
 
         code = run_comparison(
@@ -106,10 +106,10 @@ def _report(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _env_host(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    short = {"env.name": options.env, "env.parallel": options.slots, "env.listen": options.listen}
-    chosen = [f"--{key}={value}" for key, value in short.items() if value is not None]
-    usual = "osworld_local" if options.env == "osworld" else "desk"
-    config = load_config(options.recipe or usual, [*overrides, *chosen])
+    flags = {"env.name": options.env, "env.parallel": options.slots, "env.listen": options.listen}
+    given = [f"--{key}={value}" for key, value in flags.items() if value is not None]
+    default = "osworld_local" if options.env == "osworld" else "desk"
+    config = load_config(options.recipe or default, [*overrides, *given])
     from arpo.envs.host import run_host
 
     return run_host(config, options.ready_file, options.with_parent)
@@ -121,7 +121,7 @@ def _doctor(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     if options.recipe is not None:
         return run_memory(load_config(options.recipe, overrides), options.gpu)
     if options.gpu is not None:
-        raise UserError("--gpu: plans for a recipe; name it with --recipe")
+        raise UserError("--gpu: needs a recipe to plan for; add --recipe RECIPE")
     return run_doctor()
 
 
@@ -141,7 +141,7 @@ def _check_env(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+        raise argparse.ArgumentTypeError(f"is {text!r}, must be an integer >= 1")
     return int(text)
 
 
@@ -156,7 +156,7 @@ def _osworld(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command and its help: what it is for in one line, what one should know, how it is typed."""
+    """A command and its help: purpose (one line), lesson (explanation) and example."""
 
     name: str
     run: Callable[[argparse.Namespace, Sequence[str]], int]
@@ -164,32 +164,41 @@ class Command:
     lesson: str
     example: str
     arguments: tuple[tuple[str, dict[str, Any]], ...] = ()
-    settings: bool = False  # whether it takes --section.key VALUE
+    settings: bool = False  # whether it accepts --section.key VALUE
 
 
-RECIPE: tuple[str, dict[str, Any]] = (
+def argument(name: str, help: str, **details: Any) -> tuple[str, dict[str, Any]]:
+    """Arguments for argparse: name, and keyword arguments of `add_argument`."""
+    return name, {"help": help, **details}
+
+
+RECIPE_HELP = "TOML file or name of a shipped recipe"
+RECIPE = argument(
     "recipe",
-    {
-        "nargs": "?",
-        "default": "desk",
-        "metavar": "RECIPE",
-        "help": "a TOML file or a shipped recipe (%(default)s); settings follow as --section.key VALUE",
-    },
+    f"{RECIPE_HELP} (default: %(default)s); change its keys with --section.key VALUE",
+    nargs="?",
+    default="desk",
+    metavar="RECIPE",
 )
 
 COMMANDS = (
     Command(
         name="train",
         run=_train,
-        purpose="train a model by a recipe",
+        purpose="train a model with a recipe",
         lesson="""\
-A recipe is a TOML file, or the name of a shipped one: desk (the default: a tiny model on the embedded
-desktop, two CPU cores, some minutes), paper (the published comparison on it), osworld_local (real desktops),
-osworld_subset32 and osworld_full (the published runs, which need GPUs). Any setting can be given on the
-command line by its dotted key. The run's folder (run.dir) gets the resolved recipe, metrics, episodes,
-checkpoints, summary.json and report.html. Ctrl-C finishes the step and saves; stopped or killed in any way,
-the same command goes on from the last checkpoint. With train.method rft, dpo or kto it learns offline, from
-episodes stored in offline.source.""",
+A recipe is a TOML file with config keys. Shipped recipes:
+  desk                            tiny model, embedded desktop, two CPU cores, some minutes (default)
+  paper, paper/grpo, paper/…      the published comparison, on the embedded desktop
+  ablations/…                     variants of paper that change one key
+  osworld_local                   real desktops on this machine
+  osworld_subset32, osworld_full  the published runs (need GPUs)
+
+Output in run.dir: recipe.toml (all config keys), metrics.jsonl, trajectories.jsonl, checkpoints/, model/,
+summary.json and report.html.
+Ctrl-C finishes the current batch and saves a checkpoint. If a run is interrupted in any way, run the same
+command again: it resumes from the last checkpoint.
+With train.method rft, dpo or kto, training is offline: it uses the stored episodes in offline.source.""",
         example="""\
 arpo train
 arpo train desk --replay.enabled false --run.seed 1 --run.dir runs/plain-grpo
@@ -197,18 +206,19 @@ arpo train paper/dpo --offline.source runs/collected --run.dir runs/dpo
 arpo train my-recipe.toml --optim.lr 1e-4""",
         arguments=(
             RECIPE,
-            ("--help-keys", {"action": "store_true", "help": "list every setting with its default and exit"}),
+            argument("--help-keys", "list all config keys with defaults and exit", action="store_true"),
         ),
         settings=True,
     ),
     Command(
         name="collect",
         run=_collect,
-        purpose="play the training tasks without learning, to learn from them offline",
+        purpose="record episodes of the training tasks, for offline training",
         lesson="""\
-Plays as many episodes as training by the same recipe would: train.epochs times every training task,
-rollout.group_size of each, with the model as it is, and stores them in run.dir. Stopped or killed in any
-way, the same command goes on; more train.epochs add to what is there.""",
+Plays the same number of episodes as `arpo train` with the same recipe, without training the model:
+train.epochs x training tasks x rollout.group_size. Output in run.dir.
+If it is interrupted, run the same command again: it plays the missing episodes. A larger train.epochs adds
+episodes.""",
         example="""\
 arpo collect paper --run.dir runs/collected
 arpo train paper/rft --offline.source runs/collected --run.dir runs/rft""",
@@ -218,34 +228,35 @@ arpo train paper/rft --offline.source runs/collected --run.dir runs/rft""",
     Command(
         name="eval",
         run=_eval,
-        purpose="measure a model's success on the training and the held-out tasks",
+        purpose="measure the success rate of a model on training and held-out tasks",
         lesson="""\
-Runs eval.rollouts episodes of each training task, eval.heldout_rollouts of each held-out one and
-eval.overall_rollouts of each of tasks.overall at eval.temperature, and writes the rates with their counts as
-JSON.""",
+Episodes per task: eval.rollouts for tasks.train, eval.heldout_rollouts for tasks.heldout,
+eval.overall_rollouts for tasks.overall; sampling at eval.temperature.
+Writes success rates and counts as JSON.""",
         example="""\
 arpo eval --out base.json
 arpo eval --model.path exported --eval.rollouts 16 --out after.json""",
         arguments=(
             RECIPE,
-            ("--out", {"type": Path, "required": True, "metavar": "FILE", "help": "the JSON file to write"}),
+            argument("--out", "output file (JSON)", type=Path, required=True, metavar="FILE"),
         ),
         settings=True,
     ),
     Command(
         name="eval osworld",
         run=_eval_osworld,
-        purpose="measure a model behind OpenAI-compatible servers on OSWorld",
+        purpose="evaluate a model on OSWorld, through OpenAI-compatible servers",
         lesson="""\
-Every task is played once in each trial, and its result written as OSWorld's own runner writes it:
+Plays every task once per trial. Output files have the layout of OSWorld's runner:
   RESULT_DIR/pyautogui/screenshot/MODEL/TRIAL/DOMAIN/TASK/{result.txt, traj.jsonl, step_*.png}
-(its tools read a trial when MODEL/TRIAL is given as the model). Tasks that have a result are not played
-again: stopped, the same command goes on, and episodes that failed for reasons that are not the model's are
-tried again. Then the success of each domain is printed with its 95% interval, pass@k over all trials of the
-same settings, what failed and what was skipped; summary.json beside the trials holds the same. Exit code 1
-if episodes failed. A key, where the servers want one, is taken from OPENAI_API_KEY alone.""",
+OSWorld's own tools read a trial if you pass MODEL/TRIAL as the model name.
+If it is interrupted, run the same command again: it skips tasks that have a result, and repeats episodes
+that failed because of an environment or a server.
+Prints success rates by domain with 95% confidence intervals, pass@k over all trials with the same settings,
+failed episodes and skipped tasks. summary.json in the folder of the trials contains the same.
+Exit code 1 if episodes failed. If the servers need an API key, set OPENAI_API_KEY in the environment.""",
         example="""\
-arpo eval osworld --endpoint http://127.0.0.1:8000/v1 --model ui-tars --tasks desktop:train
+arpo eval osworld --endpoint http://127.0.0.1:8000/v1 --model ui-tars --tasks osworld:train
 arpo eval osworld --headless --observation_type screenshot --max_steps 15 --max_trajectory_length 15 \\
     --temperature 0.6 --model ui-tars --action_space pyautogui --num_envs 8 --result_dir ./results/ \\
     --test_all_meta_path ./evaluation_examples/test_all.json --trial-id 0 --server_ip http://127.0.0.1""",
@@ -255,182 +266,174 @@ arpo eval osworld --headless --observation_type screenshot --max_steps 15 --max_
     Command(
         name="screen",
         run=_screen,
-        purpose="keep the tasks that a model sometimes solves",
+        purpose="select the tasks that a model can sometimes solve",
         lesson="""\
-Runs screen.rollouts episodes of each task and writes a task file with those that had a success, and how
-many (screen.drop_always leaves out those that always had one). OUT.report.json has the terms, the histogram
-of successes, and for every task its count and why it was dropped: never solved, always solved, failed, or
-not to be run here. Stopped or killed, the same command goes on.""",
+Plays screen.rollouts episodes of each task. Writes a task file with the tasks that succeeded at least once
+and their counts; screen.drop_always removes tasks that always succeed.
+OUT.report.json contains the settings, a histogram of successes, and for each task its count and the reason
+if it was dropped: never solved, always solved, failed, or cannot run on this machine.
+If it is interrupted, run the same command again to resume.""",
         example="""\
 arpo screen --tasks desk:pool --out kept.json
 arpo train --tasks.train kept.json""",
         arguments=(
             RECIPE,
-            ("--tasks", {"metavar": "SOURCE", "help": "the tasks to screen; without it, tasks.train"}),
-            ("--out", {"type": Path, "required": True, "metavar": "FILE", "help": "the task file to write"}),
+            argument("--tasks", "tasks to screen (default: tasks.train)", metavar="SOURCE"),
+            argument("--out", "output file (task list)", type=Path, required=True, metavar="FILE"),
         ),
         settings=True,
     ),
     Command(
         name="pretrain",
         run=_pretrain,
-        purpose="make the tiny base model",
+        purpose="make the tiny base model of the embedded desktop",
         lesson="""\
-Teaches a tiny Qwen2.5-VL to read the embedded desktop's screens and to answer in the action language,
-from solved tasks. Wants a GPU. Stopped, the same command goes on.""",
+Trains a tiny Qwen2.5-VL on solved tasks, by supervised learning, until it reads the screens and answers in
+the action language. Needs a GPU to be fast. The package contains the result; you need this command only if
+you change the screens, the prompt or the tokenizer.
+If it is interrupted, run the same command again to resume.""",
         example="arpo pretrain --out base-model --pretrain.minutes 20",
         arguments=(
             RECIPE,
-            ("--out", {"type": Path, "required": True, "metavar": "FOLDER", "help": "the folder to write"}),
+            argument("--out", "output directory", type=Path, required=True, metavar="FOLDER"),
         ),
         settings=True,
     ),
     Command(
         name="export",
         run=_export,
-        purpose="write a trained model as a plain Hugging Face directory",
+        purpose="write a trained model as a Hugging Face directory",
         lesson="""\
-Takes a run folder (its newest whole checkpoint), one checkpoint, or a model folder. The adapters of a LoRA
-run are merged into the weights; --no-merge writes them alone, in the layout of the PEFT library.""",
+The source is a run folder (its newest complete checkpoint), one checkpoint, or a model folder.
+LoRA adapters are merged into the weights. --no-merge writes only the adapters, in the format of PEFT.""",
         example="""\
 arpo export runs/desk exported
 arpo export runs/desk/checkpoints/step-000010 exported --dtype bfloat16""",
         arguments=(
-            ("source", {"type": Path, "metavar": "RUN", "help": "a run, a checkpoint or a model folder"}),
-            ("out", {"type": Path, "metavar": "FOLDER", "help": "the new folder to write"}),
-            ("--dtype", {"default": Config().model.dtype, "help": "float32 or bfloat16 (%(default)s)"}),
-            ("--no-merge", {"dest": "merge", "action": "store_false", "help": "LoRA: the adapters alone"}),
+            argument("source", "run, checkpoint or model folder", type=Path, metavar="RUN"),
+            argument("out", "output directory (new or empty)", type=Path, metavar="FOLDER"),
+            argument("--dtype", "float32 or bfloat16 (default: %(default)s)", default=Config().model.dtype),
+            argument("--no-merge", "LoRA: write only the adapters", dest="merge", action="store_false"),
         ),
     ),
     Command(
         name="compare",
         run=_compare,
-        purpose="train by several recipes over several seeds, and say which is better",
+        purpose="train several recipes with several seeds, and compare the results",
         lesson="""\
-Every recipe is trained with the seeds 0 to N-1, each run in OUT/NAME/seed-S with its log beside it. Settings
-are given to all. Methods that learn from stored episodes get those that the base model plays for them first
-(OUT/collected). Then OUT gets compare.html, compare.md and compare.json: a table of success on training,
-all and held-out tasks, learning curves, success by difficulty, times, and every method against one of them
-with what could be luck: over seeds, over tasks, over both. Ctrl-C lets the runs save; killed, it takes them
-with it. The same command goes on then, and what has ended is not run again. Exit code 1 if a run failed: the
-others are reported all the same, and it is named.""",
+Trains every recipe with the seeds 0 to N-1, in OUT/NAME/seed-S. Config keys on the command line apply to all
+runs. For offline methods (rft, dpo, kto) the base model first records episodes in OUT/collected.
+Then writes compare.html, compare.md and compare.json in OUT: success on training, all and held-out tasks,
+learning curves, success by difficulty, times, and the difference of every method to the baseline with 95%
+confidence intervals over seeds, over tasks and over both.
+Ctrl-C lets all runs save a checkpoint. If it is interrupted, run the same command again: it resumes, and
+skips finished runs. Exit code 1 if a run failed; the report then names it and contains the other runs.""",
         example="""\
 arpo compare desk my-recipe.toml --seeds 3 --out runs/mine
 arpo compare paper paper/grpo --seeds 3 --jobs 2 --out runs/paper --against paper/grpo --train.epochs 3
 arpo compare --report --out runs/mine""",
         arguments=(
-            ("recipes", {"nargs": "*", "metavar": "RECIPE", "help": "TOML files or shipped recipes"}),
-            ("--seeds", {"type": _count, "metavar": "N", "help": "of each recipe; needed unless --report"}),
-            ("--jobs", {"type": _count, "default": 1, "metavar": "J", "help": "runs at once (%(default)s)"}),
-            ("--out", {"type": Path, "required": True, "metavar": "FOLDER", "help": "what gets all of it"}),
-            (
-                "--against",
-                {
-                    "metavar": "NAME",
-                    "help": "what the others are measured by; else the first recipe named, or base",
-                },
-            ),
-            ("--report", {"action": "store_true", "help": "run nothing: write up what there is in OUT"}),
+            argument("recipes", "TOML files or shipped recipes", nargs="*", metavar="RECIPE"),
+            argument("--seeds", "number of seeds (required to train)", type=_count, metavar="N"),
+            argument("--jobs", "parallel runs (default: %(default)s)", type=_count, default=1, metavar="J"),
+            argument("--out", "output directory", type=Path, required=True, metavar="FOLDER"),
+            argument("--against", "baseline: a recipe or base (default: the first recipe)", metavar="NAME"),
+            argument("--report", "train nothing; write the report of the runs in OUT", action="store_true"),
         ),
         settings=True,
     ),
     Command(
         name="report",
         run=_report,
-        purpose="write a run's report.html",
-        lesson="One page that needs no network: curves, and episodes step by step. The run may go on.",
+        purpose="write report.html for a run",
+        lesson="""\
+The report is one HTML file that works offline: learning curves, and episodes step by step with screenshots.
+Works during training, too.""",
         example="arpo report runs/desk",
-        arguments=(("run", {"type": Path, "metavar": "RUN", "help": "a run's folder"}),),
+        arguments=(argument("run", "run folder", type=Path, metavar="RUN"),),
     ),
     Command(
         name="env-host",
         run=_env_host,
-        purpose="serve environments to runs in other processes and on other machines",
+        purpose="serve environments to runs in other processes or on other machines",
         lesson="""\
-A run uses hosts with --env.hosts http://HOST:PORT,… and needs no environment of its own then. Give host and
-run the same recipe. The host listens on this machine only; beyond it, set ARPO_HOST_TOKEN to a secret of at
-least 16 letters for the host and for the run. Ctrl-C closes every environment and ends it.""",
+A run connects to hosts with --env.hosts http://HOST:PORT,… and then starts no environments itself. Use the
+same recipe for host and run.
+By default the host listens on 127.0.0.1 only. To listen on another address, set the environment variable
+ARPO_HOST_TOKEN to the same secret (at least 16 characters) for the host and for the run.
+Ctrl-C closes all environments and exits.""",
         example="""\
 arpo env-host --env desk --slots 8
 ARPO_HOST_TOKEN=SECRET arpo env-host osworld_local --slots 4 --listen 0.0.0.0:8700
 ARPO_HOST_TOKEN=SECRET arpo train osworld_local --env.hosts http://desktops-1:8700,http://desktops-2:8700""",
         arguments=(
             (
-                "recipe",
-                {
-                    "nargs": "?",
-                    "metavar": "RECIPE",
-                    "help": "a TOML file or a shipped recipe (desk, or osworld_local with --env osworld)",
+                RECIPE[0],
+                RECIPE[1]
+                | {
+                    "default": None,
+                    "help": f"{RECIPE_HELP} (default: desk, or osworld_local with --env osworld)",
                 },
             ),
-            ("--env", {"metavar": "NAME", "help": "what to serve: env.name"}),
-            ("--slots", {"metavar": "N", "help": "environments at once: env.parallel"}),
-            ("--listen", {"metavar": "HOST:PORT", "help": "env.listen; port 0: any that is free"}),
-            (
-                "--ready-file",
-                {"type": Path, "metavar": "FILE", "help": "gets the address as JSON when it listens"},
-            ),
-            ("--with-parent", {"action": "store_true", "help": "end when stdin does"}),
+            argument("--env", "environment to serve; sets env.name", metavar="NAME"),
+            argument("--slots", "number of environments; sets env.parallel", metavar="N"),
+            argument("--listen", "address; port 0: any free port; sets env.listen", metavar="HOST:PORT"),
+            argument("--ready-file", "file that receives the address (JSON)", type=Path, metavar="FILE"),
+            argument("--with-parent", "exit when stdin is closed", action="store_true"),
         ),
         settings=True,
     ),
     Command(
         name="doctor",
         run=_doctor,
-        purpose="say what works on this machine, what is missing and how to get it",
+        purpose="check this machine and the installation, or plan GPU memory for a recipe",
         lesson="""\
-Tries the processor, a GPU, the base model, the desktops and the disk. Changes nothing. With --recipe it says
-instead what that recipe's model will need of a GPU's memory; if that is too much, with which settings it
-would fit, and which of them change what is learned. --gpu plans for another GPU than the one here, or where
-there is none; with --model.weights random the model's folder needs no weights for it. Exit code 1 if the
-recipe does not fit.""",
+Without --recipe: checks packages, CPU, GPU, base model, desktops and disk, and prints how to install missing
+parts. Changes nothing. Exit code 1 if training does not work.
+With --recipe: prints the GPU memory that the recipe needs. If it does not fit, prints settings that fit, and
+which of them change the training results. Exit code 1 if it does not fit. --gpu plans for another GPU than
+that of this machine. With --model.weights random, the model folder needs no weights.""",
         example="""\
 arpo doctor
 arpo doctor --recipe osworld_full --model.path /models/UI-TARS-1.5-7B --model.train lora
 arpo doctor --recipe osworld_subset32 --model.path /models/UI-TARS-1.5-7B --gpu 80""",
         arguments=(
-            ("--recipe", {"metavar": "RECIPE", "help": "a TOML file or a shipped recipe"}),
-            (
-                "--gpu",
-                {
-                    "type": _count,
-                    "metavar": "GIB",
-                    "help": "memory of the GPU to plan for; else the one here",
-                },
-            ),
+            argument("--recipe", RECIPE_HELP, metavar="RECIPE"),
+            argument("--gpu", "GPU memory (default: that of this machine)", type=_count, metavar="GIB"),
         ),
         settings=True,
     ),
     Command(
         name="osworld",
         run=_osworld,
-        purpose="fetch the files of OSWorld's tasks, for desktops without a network",
+        purpose="download the files of OSWorld tasks, for desktops without network access",
         lesson="""\
-Downloads what the tasks put on the desktop and what their verdicts are compared with into osworld.cache,
-where a run looks for it. Files that are there are kept: stopped, or where some failed, the same command goes
-on. Exit code 1 if a file could not be fetched. Tasks whose files are missing are left out of a run.""",
+Downloads input files and expected results of the tasks to osworld.cache. Runs read them from there, and skip
+tasks with missing files.
+Existing files are kept. If it is interrupted or a download fails, run the same command again.
+Exit code 1 if a download failed.""",
         example="""\
 arpo osworld fetch-cache --tasks evaluation_examples/test_all.json
 arpo osworld fetch-cache --tasks evaluation_examples --tasks.domains libreoffice_calc,gimp --jobs 16""",
         arguments=(
-            ("action", {"choices": ["fetch-cache"], "metavar": "fetch-cache", "help": "what to do"}),
+            argument("action", "the only action", choices=["fetch-cache"], metavar="fetch-cache"),
             (RECIPE[0], RECIPE[1] | {"default": "osworld_local"}),
-            ("--tasks", {"metavar": "SOURCE", "help": "whose files to fetch; without it, tasks.train"}),
-            ("--jobs", {"type": _count, "metavar": "N", "help": "downloads at once; else osworld.downloads"}),
+            argument("--tasks", "tasks (default: tasks.train)", metavar="SOURCE"),
+            argument("--jobs", "parallel downloads (default: osworld.downloads)", type=_count, metavar="N"),
         ),
         settings=True,
     ),
     Command(
         name="check-env",
         run=_check_env,
-        purpose="run an environment of your own through the conformance suite",
+        purpose="test your own environment with the conformance suite",
         lesson="""\
-MODULE:CLASS names a class that is called without arguments and has the four calls start, step, evaluate
-and close. Prints each check; exit code 1 if one that is required fails.""",
+MODULE:CLASS is a Python class without constructor arguments and with the methods start, step, evaluate and
+close (see arpo.envs.base.Env). Prints the result of each check. Exit code 1 if a required check fails.""",
         example="arpo check-env my_package.my_env:MyEnv --tasks my-tasks.json --env.step_seconds 5",
         arguments=(
-            ("target", {"metavar": "MODULE:CLASS", "help": "the class to check"}),
-            ("--tasks", {"metavar": "SOURCE", "help": "tasks to check it with; without it, tasks.train"}),
+            argument("target", "class to check", metavar="MODULE:CLASS"),
+            argument("--tasks", "tasks for the checks (default: tasks.train)", metavar="SOURCE"),
         ),
         settings=True,
     ),

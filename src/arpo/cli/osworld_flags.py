@@ -1,8 +1,7 @@
-"""The flags of OSWorld's runners and of the published evaluation, as settings of ours.
+"""The flags of OSWorld's runners and of the published evaluation, mapped to config keys.
 
-Each is taken in its published spelling and with dashes, and means what it meant there. One that asks for
-something that this agent does not do is refused; one whose effect cannot be had here says so in a line. None
-is dropped in silence. There are no defaults here: what is not given, the recipe says.
+Every flag has the meaning of the original. It may be written with underscores or with dashes. A flag is
+rejected if this agent cannot do it, and prints a note if it has no effect. The recipe defines all defaults.
 """
 
 from __future__ import annotations
@@ -15,18 +14,20 @@ from typing import Any
 from arpo.config import Config
 from arpo.errors import UserError
 
-PUBLISHED_PORTS = "9000-9007"  # eight replicas, one for each GPU of the published machine
+PUBLISHED_PORTS = "9000-9007"  # eight servers, one per GPU, as in the published evaluation
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
+    """One flag: Flag(name="--num-envs", metavar="N", help="…", setting="env.parallel")."""
+
     name: str  # with dashes
     metavar: str
     help: str
-    setting: str = ""  # the setting that takes its value as it is
+    setting: str = ""  # config key that receives the value unchanged
     repeated: bool = False
-    also: str = ""  # another name
+    also: str = ""  # second name of the flag
 
     @property
     def spellings(self) -> str:
@@ -48,76 +49,86 @@ FLAGS = (
         metavar="URL",
         repeated=True,
         setting="server.endpoints",
-        help="an OpenAI-compatible server, such as http://127.0.0.1:8000/v1; give it again for each replica",
+        help="URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1; repeat for more servers",
     ),
     Flag(
         name="--server-ip",
         metavar="HOST",
-        help=f"a host on whose ports {PUBLISHED_PORTS} eight replicas serve, in place of --endpoint",
+        help=f"host with eight servers on the ports {PUBLISHED_PORTS}, instead of --endpoint",
     ),
-    Flag(name="--model", metavar="NAME", setting="server.model", help="the name under which it is served"),
-    Flag(name="--num-envs", metavar="N", setting="env.parallel", help="environments at once"),
-    Flag(name="--max-steps", metavar="N", setting="rollout.max_steps", help="answers in one episode"),
+    Flag(name="--model", metavar="NAME", setting="server.model", help="name of the model on the servers"),
+    Flag(name="--num-envs", metavar="N", setting="env.parallel", help="number of parallel environments"),
+    Flag(name="--max-steps", metavar="N", setting="rollout.max_steps", help="maximum answers per episode"),
     Flag(
         name="--max-trajectory-length",
         metavar="N",
         setting="rollout.max_images",
-        help="screenshots that the model sees at once",
+        help="maximum screenshots in the prompt",
     ),
-    Flag(name="--temperature", metavar="T", setting="eval.temperature", help="of sampling"),
-    Flag(name="--top-p", metavar="P", setting="server.top_p", help="of sampling"),
-    Flag(name="--max-tokens", metavar="N", setting="rollout.max_answer_tokens", help="of one answer"),
+    Flag(name="--temperature", metavar="T", setting="eval.temperature", help="sampling temperature"),
+    Flag(name="--top-p", metavar="P", setting="server.top_p", help="nucleus sampling"),
+    Flag(
+        name="--max-tokens",
+        metavar="N",
+        setting="rollout.max_answer_tokens",
+        help="maximum tokens per answer",
+    ),
     Flag(name="--stop-token", metavar="TEXT", setting="server.stop", help="text at which an answer ends"),
     Flag(
         name="--tasks",
         also="--test-all-meta-path",
         metavar="FILE",
         setting="eval.tasks",
-        help="the list of tasks: OSWorld's {domain: [id, …]}, or any other source",
+        help="task list {domain: [id, …]} as in OSWorld, or any other source of tasks",
     ),
     Flag(
         name="--test-config-base-dir",
         metavar="DIR",
-        help="the folder that holds examples/; without it, examples/ beside the list",
+        help="folder that contains examples/ (default: the folder of the task list)",
     ),
-    Flag(name="--domain", metavar="NAME", help="only this domain; all: every one"),
-    Flag(name="--result-dir", metavar="DIR", setting="eval.results", help="where results are written"),
+    Flag(name="--domain", metavar="NAME", help="domain to evaluate; all: every domain"),
+    Flag(name="--result-dir", metavar="DIR", setting="eval.results", help="output directory"),
     Flag(
         name="--trial-id",
         metavar="ID",
         repeated=True,
         setting="eval.trials",
-        help="the trial's name in the results; again for more trials, in each of which every task is played",
+        help="name of a trial, which plays every task once; repeat for more trials",
     ),
-    Flag(name="--env", metavar="NAME", setting="env.name", help='"osworld", "desk", or module:Class'),
+    Flag(
+        name="--env", metavar="NAME", setting="env.name", help='environment: "osworld", "desk", module:Class'
+    ),
     Flag(
         name="--provider-name",
         metavar="NAME",
         setting="osworld.provider",
-        help='"local": light desktops; "docker" or another of desktop-env\'s',
+        help='provider of desktops: "local", "docker" or another of desktop-env',
     ),
     Flag(
-        name="--path-to-vm", metavar="PATH", setting="osworld.machine", help="of a virtual machine, or its id"
+        name="--path-to-vm",
+        metavar="PATH",
+        setting="osworld.machine",
+        help="path or id of the virtual machine",
     ),
-    Flag(name="--region", metavar="NAME", setting="osworld.region", help="of a cloud provider"),
-    Flag(name="--screen-width", metavar="PIXELS", setting="env.width", help="of the desktop"),
-    Flag(name="--screen-height", metavar="PIXELS", setting="env.height", help="of the desktop"),
+    Flag(name="--region", metavar="NAME", setting="osworld.region", help="region of a cloud provider"),
+    Flag(name="--screen-width", metavar="PIXELS", setting="env.width", help="screen width"),
+    Flag(name="--screen-height", metavar="PIXELS", setting="env.height", help="screen height"),
     Flag(
         name="--sleep-after-execution",
         metavar="SECONDS",
         setting="osworld.pause",
-        help="between an action and its screenshot, on virtual machines",
+        help="pause between an action and its screenshot, on virtual machines",
     ),
-    Flag(name="--observation-type", metavar="TYPE", help="screenshot: this agent sees nothing else"),
-    Flag(name="--action-space", metavar="NAME", help="pyautogui: results are written in its words"),
-    Flag(name="--client-password", metavar="TEXT", help="of the guest; desktop-env's own is used"),
-    Flag(name="--log-level", metavar="LEVEL", help="taken and without effect: there is one level"),
+    Flag(name="--observation-type", metavar="TYPE", help="must be screenshot"),
+    Flag(name="--action-space", metavar="NAME", help="must be pyautogui"),
+    Flag(name="--client-password", metavar="TEXT", help="no effect: desktop-env's own password is used"),
+    Flag(name="--log-level", metavar="LEVEL", help="no effect: there is one log level"),
 )
-HEADLESS = ("--headless", {"action": "store_true", "help": "as always: no window is opened here"})
+HEADLESS = ("--headless", {"action": "store_true", "help": "no effect: no window is ever opened"})
 
 
 def arguments() -> Iterator[tuple[str, dict[str, Any]]]:
-    """For argparse: the spellings of each flag, and what it takes."""
+    """Arguments for argparse: spellings of each flag, and keyword arguments of `add_argument`."""
     for flag in FLAGS:
         action = "append" if flag.repeated else "store"
         yield (
@@ -133,7 +144,7 @@ def arguments() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def overrides(options: argparse.Namespace) -> list[str]:
-    """What the flags say, as settings on the command line."""
+    """Overrides of config keys for the given flags: --num-envs 8 becomes "--env.parallel=8"."""
     given = _given(options)
     _refuse(given)
     found = []
@@ -152,18 +163,18 @@ def overrides(options: argparse.Namespace) -> list[str]:
 
 
 def notes(options: argparse.Namespace, config: Config) -> list[str]:
-    """A line for each flag that was given and cannot do here what it did there."""
+    """One line for each given flag that has no effect with this config."""
     given = _given(options)
-    real = config.env.name == "osworld" and config.osworld.provider != "local"
-    lines = {
-        "log_level": "there is one level of telling; failures are in failures.jsonl",
-        "client_password": "the guest's password is what desktop-env has for its provider",
+    virtual_machine = config.env.name == "osworld" and config.osworld.provider != "local"
+    reasons = {
+        "log_level": "there is one log level; failures are in failures.jsonl",
+        "client_password": "desktop-env sets the password of the guest",
     }
-    if not real:
-        lines["sleep_after_execution"] = "only virtual machines are given a fixed pause"
-        lines["path_to_vm"] = lines["region"] = "only virtual machines have one"
+    if not virtual_machine:
+        reasons["sleep_after_execution"] = "only virtual machines use a fixed pause"
+        reasons["path_to_vm"] = reasons["region"] = "it is for virtual machines"
     flags = {flag.key: flag.name for flag in FLAGS}
-    return [f"{flags[key]} has no effect: {line}" for key, line in lines.items() if key in given]
+    return [f"{flags[key]} has no effect: {reason}" for key, reason in reasons.items() if key in given]
 
 
 def _given(options: argparse.Namespace) -> Mapping[str, Any]:
@@ -172,13 +183,13 @@ def _given(options: argparse.Namespace) -> Mapping[str, Any]:
 
 def _refuse(given: Mapping[str, Any]) -> None:
     only = {
-        "observation_type": ("screenshot", "this agent sees screenshots and nothing else"),
-        "action_space": ("pyautogui", "this agent acts by mouse and keyboard"),
+        "observation_type": ("screenshot", "this agent sees only screenshots"),
+        "action_space": ("pyautogui", "this agent uses mouse and keyboard"),
     }
-    for key, (value, why) in only.items():
+    for key, (value, reason) in only.items():
         if given.get(key, value) != value:
-            raise UserError(f"--{key} {given[key]}: must be {value}: {why}")
+            raise UserError(f"--{key} {given[key]}: must be {value}: {reason}")
     if given.get("log_level", LEVELS[0]).upper() not in LEVELS:
         raise UserError(f"--log_level {given['log_level']}: must be one of {', '.join(LEVELS)}")
     if "endpoint" in given and "server_ip" in given:
-        raise UserError("--endpoint and --server_ip: give one of them, both name the servers")
+        raise UserError("--endpoint and --server_ip: both name the servers; use one of them")

@@ -18,11 +18,11 @@ def prompt(episode):
     return Prompt(episode_id=episode, token_ids=(1,), images=(), messages=())
 
 
-def test_screenshots_are_pictures():
+def test_screenshots_are_images():
     shot = screenshot(200, (30, 20))
     assert shot.size == (30, 20)
-    with Image.open(io.BytesIO(shot.png)) as picture:
-        assert picture.getpixel((29, 19)) == 200
+    with Image.open(io.BytesIO(shot.png)) as image:
+        assert image.getpixel((29, 19)) == 200
     assert screenshot(1) == screenshot(1) != screenshot(2)
 
 
@@ -43,7 +43,7 @@ def test_a_scripted_engine_counts_turns_by_episode():
     assert answers[0].policy_version == 5
 
 
-def test_chaos_is_shared_by_the_environments_of_a_factory():
+def test_faults_are_counted_over_all_environments_of_a_factory():
     factory = failing(FakeEnv, "start", times=2)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="chaos at start"):
@@ -60,7 +60,7 @@ def test_a_hanging_call_never_returns():
         asyncio.run(main())
 
 
-def test_a_liar_is_otherwise_an_environment():
+def test_an_invalid_score_leaves_the_other_calls_valid():
     env = lying(FakeEnv, None)()
     assert asyncio.run(env.start(task("t"))).screenshot == screenshot(0)
     assert asyncio.run(env.evaluate()) is None

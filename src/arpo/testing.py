@@ -1,7 +1,7 @@
-"""Fakes for tests, shipped so that users can test their own environments and engines with them.
+"""Fakes for tests of environments and engines, for this project and for users.
 
-A scripted environment, a scripted engine, and wrappers that make a good environment misbehave. Deterministic;
-nothing here touches a screen, a model or a clock.
+A fake environment, a scripted engine, and wrappers that make an environment fail, hang or return invalid
+scores. They are deterministic, and need no screen, no model and no clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from arpo.types import Completion, Observation, Prompt, Sampling, Screenshot, St
 
 
 def screenshot(shade: int, size: tuple[int, int] = (56, 56)) -> Screenshot:
-    """A grey picture; another shade is another picture."""
+    """A plain grey image. shade: 0 (black) to 255 (white); size: (width, height) in pixels."""
     width, height = size
     rows = (b"\0" + bytes([shade]) * width) * height
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
@@ -36,9 +36,12 @@ def task(name: str, instruction: str = "do it") -> Task:
 
 
 class FakeEnv:
-    """Shows the shades 0, 1, 2, … one a step, remembers what it was told, and judges by `score`.
+    """An environment that shows grey images with the shades 0, 1, 2, …, one per step.
 
-    `ends_after` steps it says that the episode is over.
+    It records calls and actions. `score` computes the score from all actions. After `ends_after` steps the
+    environment ends the episode (None: never).
+
+    >>> env = FakeEnv(score=lambda actions: float(Wait() in actions))
     """
 
     def __init__(
@@ -55,12 +58,12 @@ class FakeEnv:
 
     async def start(self, task: Task) -> Observation:
         self.calls.append("start")
-        return self._look()
+        return self._observe()
 
     async def step(self, actions: tuple[Action, ...]) -> StepResult:
         self.calls.append("step")
         self.steps.append(actions)
-        return StepResult(observation=self._look(), terminated=len(self.steps) == self._ends_after)
+        return StepResult(observation=self._observe(), terminated=len(self.steps) == self._ends_after)
 
     async def evaluate(self) -> float:
         self.calls.append("evaluate")
@@ -69,14 +72,16 @@ class FakeEnv:
     async def close(self) -> None:
         self.calls.append("close")
 
-    def _look(self) -> Observation:
+    def _observe(self) -> Observation:
         return Observation(screenshot=screenshot(len(self.steps) % 256, self._size))
 
 
 class ScriptedEngine:
-    """Answers from a script: a list of texts, one a turn, or a function of the prompt and the sampling.
+    """An engine that answers from a script: one text per turn, or a function of prompt and sampling.
 
-    `encode` and `end` make the tokens: text, then the end of turn. An answer longer than it may be is cut.
+    Tokens of an answer: `encode(text)`, then `end`, cut at Sampling.max_tokens.
+
+    >>> engine = ScriptedEngine(["Action: wait()", "Action: finished()"], str.encode, end=0)
     """
 
     def __init__(
@@ -93,6 +98,11 @@ class ScriptedEngine:
         self._encode = encode
         self._end = end
         self._turns: Counter[str] = Counter()
+
+    async def start(self) -> Sequence[str]:
+        return ()
+
+    async def close(self) -> None: ...
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Completion:
         self.prompts.append(prompt)
@@ -123,7 +133,7 @@ class ScriptedEngine:
 
 
 class _Wrapped:
-    """The environment inside, with `before(call)` heard ahead of each of its calls."""
+    """Calls `before(name)` before each call of the inner environment."""
 
     def __init__(self, inner: Env) -> None:
         self.inner = inner
@@ -148,7 +158,7 @@ class _Wrapped:
 
 
 class Times:
-    """How often something still happens, shared by all environments of a factory."""
+    """A counter of remaining faults, shared by all environments of a factory."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -159,7 +169,7 @@ class Times:
 
 
 class FailingEnv(_Wrapped):
-    """Raises at one of its calls, while `times` lasts."""
+    """Raises RuntimeError in the call `at`, as often as `times` allows."""
 
     def __init__(self, inner: Env, at: str, times: Times) -> None:
         super().__init__(inner)
@@ -172,7 +182,7 @@ class FailingEnv(_Wrapped):
 
 
 class HangingEnv(FailingEnv):
-    """Never comes back from one of its calls, while `times` lasts."""
+    """Never returns from the call `at`, as often as `times` allows."""
 
     async def before(self, call: str) -> None:
         if call == self._at and self._times.once_more():
@@ -180,26 +190,28 @@ class HangingEnv(FailingEnv):
 
 
 class LyingEnv(_Wrapped):
-    """Gives a verdict that is none: None, NaN, 7."""
+    """Returns an invalid score, for example None, NaN or 7."""
 
-    def __init__(self, inner: Env, verdict: object) -> None:
+    def __init__(self, inner: Env, score: object) -> None:
         super().__init__(inner)
-        self._verdict = verdict
+        self._score = score
 
     async def evaluate(self) -> float:
-        return self._verdict  # type: ignore[return-value]
+        return self._score  # type: ignore[return-value]
 
 
 def failing(factory: EnvFactory, at: str, times: int) -> EnvFactory:
-    """Environments of which the first `times` calls of `at`, over all of them, raise."""
+    """A factory whose environments raise in the first `times` calls of `at`, counted over all of them."""
     left = Times(times)
     return lambda: FailingEnv(factory(), at, left)
 
 
 def hanging(factory: EnvFactory, at: str, times: int) -> EnvFactory:
+    """A factory whose environments hang in the first `times` calls of `at`, counted over all of them."""
     left = Times(times)
     return lambda: HangingEnv(factory(), at, left)
 
 
-def lying(factory: EnvFactory, verdict: object) -> EnvFactory:
-    return lambda: LyingEnv(factory(), verdict)
+def lying(factory: EnvFactory, score: object) -> EnvFactory:
+    """A factory whose environments return `score`."""
+    return lambda: LyingEnv(factory(), score)

@@ -1,5 +1,5 @@
-# What a newcomer types. Needs make and Python 3.11 or later; everything else goes into .venv, with the versions of
-# constraints.txt. A second call finds it there and starts at once.
+# `make` lists all targets. Needs make and Python 3.11 or later. Packages are installed in .venv with the versions of
+# constraints.txt, once.
 
 PYTHON ?= python3
 VENV := .venv
@@ -17,41 +17,41 @@ VLLM := $(VLLM_VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help train compare test test-real test-vllm osworld vllm lint format clean
 
-help: ## show this
+help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-train: $(RUNTIME) ## teach the tiny model on the embedded desktop; ARGS="--run.seed 1" sets more
+train: $(RUNTIME) ## train the tiny model on the embedded desktop; ARGS="--run.seed 1" adds options
 	$(BIN)/arpo train desk $(ARGS)
 
-compare: $(RUNTIME) ## the published comparison, three seeds, a night on two cores; ARGS="--jobs 2" runs two at once
+compare: $(RUNTIME) ## repeat the published comparison with three seeds (one night on two cores); ARGS="--jobs 2" runs two at once
 	$(BIN)/arpo compare paper paper/grpo paper/ds_grpo paper/rft paper/dpo paper/kto \
 		--against paper/grpo --seeds 3 --out runs/groups-of-8 $(ARGS)
 	$(BIN)/arpo compare paper paper/grpo paper/ds_grpo \
 		--against paper/grpo --seeds 3 --out runs/groups-of-2 --rollout.group_size 2 --train.epochs 16 $(ARGS)
 
-test: lint ## check style and types, run the tests; ARGS="-k replay" selects some
+test: lint ## check style and types, then run the tests; ARGS="-k replay" selects tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
 
-test-real: $(DEV) $(OSWORLD) ## run the tests on real desktops; FULL=1 runs all of them, which takes long
+test-real: $(DEV) $(OSWORLD) ## run the tests on real desktops; FULL=1 includes the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/real $(if $(FULL),,-m "not full") $(ARGS)
 
 test-vllm: $(DEV) $(VLLM) ## run the tests that load exported models in vLLM, on the CPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/vllm $(ARGS)
 
-osworld: $(OSWORLD) ## install real desktops: Debian packages (root or sudo), and desktop-env in .venv-osworld
+osworld: $(OSWORLD) ## install real desktops: Debian packages (needs root or sudo), and desktop-env in .venv-osworld
 
-vllm: $(VLLM) ## install vLLM for CPUs in .venv-vllm, 2.5 GB
+vllm: $(VLLM) ## install vLLM for CPUs in .venv-vllm (2.5 GB)
 
-lint: $(DEV) ## check style and types only
+lint: $(DEV) ## check style and types
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-format: $(DEV) ## rewrite the code in the house style
+format: $(DEV) ## format the code and apply automatic fixes
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-clean: ## remove what was installed and cached; runs/ stays
+clean: ## remove installed and cached files; keep runs/
 	rm -rf $(VENV) $(OSWORLD_VENV) $(VLLM_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,4 +1,4 @@
-"""A small literal world, and hands to work a desktop with: what is aimed at is named by its words."""
+"""A small literal world, and helpers to operate a desktop by the labels of its elements."""
 
 from __future__ import annotations
 
@@ -40,11 +40,13 @@ def desk(*apps: str) -> Desktop:
 
 
 def find(desktop: Desktop, label: str, kind: str = "") -> Element:
-    """The last thing in sight with those words, in reading order."""
+    """The last visible element with this label, in reading order."""
     found = [
-        part for part in desktop.visible_elements() if part.label == label and (not kind or part.kind == kind)
+        element
+        for element in desktop.visible_elements()
+        if element.label == label and (not kind or element.kind == kind)
     ]
-    assert found, f"no {kind or 'thing'} {label!r} in sight"
+    assert found, f"no visible {kind or 'element'} {label!r}"
     return found[-1]
 
 
@@ -54,7 +56,7 @@ def click(desktop: Desktop, *labels: str, kind: str = "") -> None:
 
 
 def cell(desktop: Desktop, name: str) -> tuple[int, int]:
-    """The middle of a sheet's cell."""
+    """The centre of a sheet's cell, in layout units."""
     front = desktop.front
     assert front is not None
     column, row = front.column + 4 + 4 * "ABCD".index(name[0]), front.row + 2 + int(name[1])
@@ -75,18 +77,18 @@ def task_of(raw: dict[str, Any]) -> Task:
     )
 
 
-def solution(task: Task, desktop: Desktop | None = None, most: int = 60) -> list[tuple[str, Action]]:
-    """The solver's thoughts and actions, from the start or from another state of the desktop."""
+def solution(task: Task, desktop: Desktop | None = None, max_steps: int = 60) -> list[tuple[str, Action]]:
+    """The solver's thoughts and actions, from the initial state or from `desktop`."""
     desktop = set_up(task) if desktop is None else desktop
     goals = from_json(task.evaluator["solution"])
     steps = []
-    for _ in range(most):
+    for _ in range(max_steps):
         step = next_step(desktop, goals)
         steps.append((step.thought, step.action))
         act(desktop, step.action)
         if isinstance(step.action, Finished | Fail):
             return steps
-    raise AssertionError(f"{task.instruction!r} is not solved in {most} steps")
+    raise AssertionError(f"{task.instruction!r} is not solved in {max_steps} steps")
 
 
 def score(task: Task, desktop: Desktop, last: Action) -> float:

@@ -1,4 +1,4 @@
-"""The six applications, each worked through its windows."""
+"""The six applications, operated through their windows."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ def test_a_file_is_deleted_after_a_question(how: str) -> None:
     assert not isinstance(desktop.front, Dialog)  # nothing is selected any more
 
 
-def test_a_folder_is_deleted_with_what_is_in_it() -> None:
+def test_a_folder_is_deleted_with_its_files() -> None:
     desktop = desk("File")
     choose(desktop, "Work", "Delete")
     click(desktop, "Yes")
@@ -253,9 +253,9 @@ def test_a_typed_newline_is_the_enter_key_and_a_tab_the_tab_key() -> None:
     desktop = desk("Mail")
     click(desktop, "New")
     act(desktop, Type(text="Anna\tlunch\tmilk\nbread"))
-    letter = desktop.front
-    assert isinstance(letter, ComposeWindow)
-    assert (letter.to.text, letter.subject.text, letter.body.text) == ("Anna", "lunch", "milkbread")
+    composer = desktop.front
+    assert isinstance(composer, ComposeWindow)
+    assert (composer.to.text, composer.subject.text, composer.body.text) == ("Anna", "lunch", "milkbread")
     desktop = desk("File")
     click(desktop, "New")
     act(desktop, Type(text="Trips\n\r\n"))
@@ -290,7 +290,7 @@ def test_without_a_selection_the_buttons_do_nothing() -> None:
     assert desktop.world == WORLD and titles(desktop) == ["Mail"]
 
 
-def test_a_letter_is_written_and_sent() -> None:
+def test_a_mail_is_composed_and_sent() -> None:
     desktop = desk("Mail")
     click(desktop, "New")
     desktop.type("Nora")
@@ -303,7 +303,7 @@ def test_a_letter_is_written_and_sent() -> None:
     assert titles(desktop) == ["Mail"]
 
 
-def test_a_letter_to_nobody_is_not_sent_and_a_closed_one_is_lost() -> None:
+def test_a_mail_without_recipient_is_not_sent_and_a_closed_one_is_lost() -> None:
     desktop = desk("Mail")
     click(desktop, "New", "Send")
     assert titles(desktop) == ["Mail", "New mail"]
@@ -312,7 +312,7 @@ def test_a_letter_to_nobody_is_not_sent_and_a_closed_one_is_lost() -> None:
     assert desktop.world == WORLD and titles(desktop) == ["Mail"]
 
 
-def test_several_letters_can_be_open() -> None:
+def test_several_compose_windows_can_be_open() -> None:
     desktop = desk("Mail")
     desktop.key(("ctrl", "n"))
     desktop.type("Nora")
@@ -326,7 +326,7 @@ def test_several_letters_can_be_open() -> None:
     assert [mail["to"] for mail in desktop.world["mail"]["Sent"]] == ["Luis", "Nora"]
 
 
-def test_a_reply_knows_who_and_what_about() -> None:
+def test_a_reply_fills_in_recipient_and_subject() -> None:
     desktop = desk("Mail")
     click(desktop, "Boris  rent", "Reply")
     desktop.type("tea")
@@ -356,7 +356,7 @@ def test_a_full_inbox_scrolls() -> None:
         {"from": name, "subject": "exam", "body": "", "flag": False} for name in ("Clara", "David", "Elena")
     ]
     desktop.scroll(10 * 7, 5 * 14, 2)
-    labels = [part.label for part in desktop.visible_elements() if part.kind == "Item"]
+    labels = [element.label for element in desktop.visible_elements() if element.kind == "Item"]
     assert labels == ["Boris  rent", "Clara  exam", "David  exam", "Elena  exam"]
     click(desktop, "Elena  exam", "Del")
     assert [mail["from"] for mail in desktop.world["mail"]["Trash"]] == ["Elena"]
@@ -407,7 +407,7 @@ def test_a_value_replaces_what_was_in_the_cell() -> None:
 
 
 @pytest.mark.parametrize("text", ["milk", "٣", "²", "1.5", "1e3", "--5", "9" * 16, "9" * 5000, "1_000"])
-def test_what_is_no_number_is_text(text: str) -> None:
+def test_an_entry_that_is_not_a_number_is_text(text: str) -> None:
     desktop = desk("Calc")
     enter(desktop, "A1", text)
     assert desktop.world["calc"]["A1"] == text
@@ -433,7 +433,7 @@ def test_a_value_counts_on_enter_on_another_cell_and_on_closing() -> None:
     assert desktop.world["calc"] == {**WORLD["calc"], "C1": 5, "C2": 6, "C3": 7}
 
 
-def test_escape_forgets_what_was_typed() -> None:
+def test_escape_discards_the_entry() -> None:
     desktop = desk("Calc")
     desktop.key(("esc",))
     desktop.type("4")  # no cell is selected
@@ -490,7 +490,9 @@ def test_an_order_is_filled_in_and_submitted() -> None:
     desktop = desk("Web")
     click(desktop, "Name", kind="Field")
     desktop.type("Nora")
-    desktop.click(*next(part.centre for part in desktop.visible_elements() if part.kind == "DropDown"))
+    desktop.click(
+        *next(element.centre for element in desktop.visible_elements() if element.kind == "DropDown")
+    )
     click(desktop, "Sofa")
     click(desktop, "", kind="DropDown")
     click(desktop, "Lima", "Medium", "Gift", "Submit")
@@ -499,7 +501,7 @@ def test_an_order_is_filled_in_and_submitted() -> None:
     assert find(desktop, "Thanks")
 
 
-def test_what_is_submitted_cannot_be_taken_back() -> None:
+def test_a_submitted_order_is_final() -> None:
     desktop = desk("Web")
     click(desktop, "Submit")
     do_nothing = {"name": "", "item": "", "city": "", "size": "", "gift": False}

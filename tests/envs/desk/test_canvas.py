@@ -1,4 +1,4 @@
-"""The canvas: rectangles, discs and words at any size, and a file that Pillow reads back to the pixel."""
+"""Canvas: rectangles, discs and text at any size; Pillow decodes the same pixels from the PNG."""
 
 import io
 
@@ -9,8 +9,8 @@ from PIL import Image
 from arpo.envs.desk.canvas import PALETTE, Canvas, Colour
 
 
-def where(canvas: Canvas, colour: Colour) -> tuple[int, int, int, int]:
-    """The smallest rectangle (left, top, right, bottom) that holds all pixels of a colour."""
+def bounding_box(canvas: Canvas, colour: Colour) -> tuple[int, int, int, int]:
+    """Bounding box (left, top, right, bottom) of a colour."""
     rows, columns = np.nonzero(canvas.pixels == colour)
     return columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
 
@@ -34,7 +34,7 @@ def test_a_rectangle_scales_with_the_screen(
 ) -> None:
     canvas = Canvas(*size)
     canvas.fill(7, 14, 14, 28, Colour.ACCENT)
-    assert where(canvas, Colour.ACCENT) == expected
+    assert bounding_box(canvas, Colour.ACCENT) == expected
     left, top, right, bottom = expected
     assert (canvas.pixels == Colour.ACCENT).sum() == (right - left) * (bottom - top)
 
@@ -52,8 +52,8 @@ def test_neighbours_leave_no_gap_and_no_overlap_at_any_size() -> None:
 def test_a_box_has_an_edge_of_one_unit() -> None:
     canvas = Canvas(224, 168)
     canvas.box(10, 20, 6, 4, Colour.FACE, Colour.EDGE)
-    assert where(canvas, Colour.EDGE) == (10, 20, 16, 24)
-    assert where(canvas, Colour.FACE) == (11, 21, 15, 23)
+    assert bounding_box(canvas, Colour.EDGE) == (10, 20, 16, 24)
+    assert bounding_box(canvas, Colour.FACE) == (11, 21, 15, 23)
     assert (canvas.pixels == Colour.EDGE).sum() == 6 * 4 - 4 * 2
 
 
@@ -61,7 +61,7 @@ def test_a_disc_is_round() -> None:
     canvas = Canvas(224, 168)
     canvas.disc(50, 60, 6, Colour.INK)
     disc = canvas.pixels[54:66, 44:56] == Colour.INK
-    assert where(canvas, Colour.INK) == (44, 54, 56, 66)
+    assert bounding_box(canvas, Colour.INK) == (44, 54, 56, 66)
     assert not disc[0, 0] and disc[6, 6]
     assert (disc == disc.T).all() and (disc == disc[::-1]).all()
 
@@ -72,12 +72,12 @@ def test_each_character_stays_in_its_cell() -> None:
     alone.text(70, 42, "W", Colour.INK)
     alone.text(77, 42, "g", Colour.INK)
     assert (together.pixels == alone.pixels).all()
-    left, top, right, bottom = where(together, Colour.INK)
+    left, top, right, bottom = bounding_box(together, Colour.INK)
     assert left >= 70 and right <= 84
     assert top >= 42 and bottom <= 56
 
 
-def test_words_leave_what_is_under_them() -> None:
+def test_text_keeps_its_background() -> None:
     canvas = Canvas(224, 168)
     canvas.fill(0, 0, 70, 14, Colour.FOLDER)
     canvas.text(0, 0, "apples", Colour.INK)
@@ -85,7 +85,7 @@ def test_words_leave_what_is_under_them() -> None:
 
 
 @pytest.mark.parametrize("size", [(224, 168), (1920, 1080)])
-def test_words_that_leave_the_screen_are_cut(size: tuple[int, int]) -> None:
+def test_text_beyond_the_screen_is_clipped(size: tuple[int, int]) -> None:
     cut, whole = Canvas(*size), Canvas(*size)
     cut.text(217, 154, "Ag" * 40, Colour.INK)
     whole.text(217, 154, "A", Colour.INK)
@@ -93,7 +93,7 @@ def test_words_that_leave_the_screen_are_cut(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["🙂", "漢", "\U0010ffff"])
-def test_what_the_font_lacks_is_a_question_mark(text: str) -> None:
+def test_unsupported_characters_are_question_marks(text: str) -> None:
     canvas, expected = Canvas(224, 168), Canvas(224, 168)
     canvas.text(0, 0, f"a{text}b", Colour.INK)
     expected.text(0, 0, "a?b", Colour.INK)
@@ -107,11 +107,11 @@ def test_any_character_can_be_written(size: tuple[int, int]) -> None:
     written = canvas.pixels.copy()
     canvas.text(0, 14, "", Colour.INK)
     assert set(written.flat) <= {Colour.WALLPAPER, Colour.INK}
-    assert (canvas.pixels == written).all()  # no words, no ink
+    assert (canvas.pixels == written).all()  # empty text draws nothing
 
 
 @pytest.mark.parametrize("size", [(224, 168), (448, 336), (1920, 1080), (301, 203), (1, 1)])
-def test_the_file_holds_the_pixels(size: tuple[int, int]) -> None:
+def test_the_png_contains_the_pixels(size: tuple[int, int]) -> None:
     canvas = Canvas(*size)
     canvas.fill(30, 30, 100, 50, Colour.PAPER)
     canvas.disc(60, 60, 20, Colour.DANGER)
@@ -124,7 +124,7 @@ def test_the_file_holds_the_pixels(size: tuple[int, int]) -> None:
         assert (np.asarray(image.convert("RGB")) == PALETTE[canvas.pixels]).all()
 
 
-def test_every_colour_is_in_the_file() -> None:
+def test_the_png_contains_every_colour() -> None:
     canvas = Canvas(224, 168)
     for colour in Colour:
         canvas.fill(7 * colour, 0, 7, 14, colour)

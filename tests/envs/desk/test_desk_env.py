@@ -1,4 +1,4 @@
-"""Desk through the environment protocol: any size, any input, the verdict, and what it refuses."""
+"""Desk through the environment protocol: screen sizes, arbitrary input, scores and rejected tasks."""
 
 import asyncio
 import io
@@ -47,12 +47,12 @@ from arpo.types import Screenshot, Task
 from desks import WORLD, solution, task_of, titles
 
 
-def invented(family: str, seed: int = 800_000) -> Task:
+def sample_task(family: str, seed: int = 800_000) -> Task:
     return task_of(random_task(rng_for("pretrain", seed), [FAMILIES[family]], f"{family}-{seed}"))
 
 
 def plain_task(*windows: str, **changed: Any) -> Task:
-    """The literal world with these windows open; solved when the parts in `changed` are as given."""
+    """A task on the literal world with these windows open. Its target is `changed`."""
     opened = [{"type": "open", "parameters": {"app": app, "column": 4, "row": 1}} for app in windows]
     return Task(
         id="plain",
@@ -77,7 +77,7 @@ async def play(env: DeskEnv, task: Task, answers: list[tuple[Action, ...]]) -> t
 @pytest.mark.parametrize("size", [(224, 168), (448, 336), (1920, 1080)])
 def test_solvers_solve_at_every_size(size: tuple[int, int]) -> None:
     for family in FAMILIES if size != (1920, 1080) else ("MoveFile", "SetVolume", "PlaceOrder", "PutValue"):
-        task = invented(family)
+        task = sample_task(family)
         answers: list[tuple[Action, ...]] = [
             (scale(action, (224, 168), size),) for _, action in solution(task)
         ]
@@ -88,15 +88,15 @@ def test_solvers_solve_at_every_size(size: tuple[int, int]) -> None:
 
 def test_the_same_task_gives_the_same_bytes() -> None:
     for family in ("RenameFile", "PlaceOrder", "SumColumn"):
-        task = invented(family)
+        task = sample_task(family)
         answers: list[tuple[Action, ...]] = [(action,) for _, action in solution(task)]
         first, _ = asyncio.run(play(DeskEnv(), task, answers))
-        second, _ = asyncio.run(play(DeskEnv(), invented(family), answers))
+        second, _ = asyncio.run(play(DeskEnv(), sample_task(family), answers))
         assert [shot.png for shot in first] == [shot.png for shot in second]
 
 
 def test_the_small_screen_doubles() -> None:
-    """From one layout: places are the same at every size, only the letters are drawn with another font."""
+    """Positions scale with the size; only the font differs."""
     task = plain_task("File", "Conf")
     small = asyncio.run(play(DeskEnv(), task, []))[0][0]
     large = asyncio.run(play(DeskEnv(448, 336), task, []))[0][0]
@@ -137,8 +137,8 @@ def test_one_answer_may_hold_several_actions_and_ends_at_the_first_terminal_one(
     assert asyncio.run(play(DeskEnv(), task, [(Fail(), *fill)]))[1] == 0.0
 
 
-def test_giving_up_counts_only_as_the_last_word() -> None:
-    feasible, infeasible = plain_task("Web"), invented(next(iter(INFEASIBLE)))
+def test_fail_counts_only_as_the_last_action() -> None:
+    feasible, infeasible = plain_task("Web"), sample_task(next(iter(INFEASIBLE)))
     assert asyncio.run(play(DeskEnv(), feasible, [(Finished(),)]))[1] == 1.0  # nothing is asked for
     assert asyncio.run(play(DeskEnv(), feasible, [(Fail(),)]))[1] == 0.0
     assert asyncio.run(play(DeskEnv(), infeasible, [(Fail(),)]))[1] == 1.0
@@ -147,7 +147,7 @@ def test_giving_up_counts_only_as_the_last_word() -> None:
     assert asyncio.run(play(DeskEnv(), infeasible, [(CallUser(),)]))[1] == 0.0
 
 
-def test_a_wrong_file_deleted_costs_the_task() -> None:
+def test_deleting_a_wrong_file_scores_0() -> None:
     left = {**WORLD["files"], "": {"budget": "bread"}}
     report, budget = Click(point=Point(80, 77)), Click(point=Point(80, 91))
     delete = (Hotkey(keys=("delete",)), Hotkey(keys=("enter",)))
@@ -157,7 +157,7 @@ def test_a_wrong_file_deleted_costs_the_task() -> None:
     assert asyncio.run(play(DeskEnv(), task, [(report, *delete), (report, *delete)]))[1] == 0.0
 
 
-def test_an_unfinished_goal_is_worth_part_of_the_way_by_option() -> None:
+def test_partial_credit_for_an_unfinished_goal_is_optional() -> None:
     # Two leaves are to change: a file goes, and the volume is another.
     files, conf = {**WORLD["files"], "": {"budget": "bread"}}, {**WORLD["conf"], "Volume": 50}
     task = plain_task("File", files=files, conf=conf)
@@ -180,7 +180,7 @@ def test_an_unfinished_goal_is_worth_part_of_the_way_by_option() -> None:
     assert (task_score(task, changed_too, None), task_progress(task, changed_too, None)) == (0.0, 0.5)
 
 
-def test_the_way_is_measured_in_leaves() -> None:
+def test_progress_counts_leaves() -> None:
     old, moved = {"poem": "tea"}, {"Work": {}, "Old": {"poem": "tea"}, "": WORLD["files"][""]}
     task = plain_task(files=moved)  # Work/poem goes, Work is empty; Old is not, Old/poem comes: four leaves
     copied = {**WORLD, "files": {**WORLD["files"], "Old": old}}
@@ -190,9 +190,9 @@ def test_the_way_is_measured_in_leaves() -> None:
     assert task_progress(infeasible, copied, None) == 0.0
 
 
-def test_the_way_leads_from_0_to_the_goal_on_every_kind_of_task() -> None:
+def test_progress_goes_from_0_to_the_goal_for_every_family() -> None:
     for family in (name for name in FAMILIES if name not in INFEASIBLE):
-        task = invented(family)
+        task = sample_task(family)
         desktop, ways = set_up(task), []
         for _, action in solution(task):
             ways.append(task_progress(task, desktop.world, None))
@@ -218,7 +218,7 @@ def test_the_other_actions() -> None:
     assert titles(env.desktop) == ["Note", "Mail"]
 
 
-def test_a_scroll_without_a_place_is_in_the_middle() -> None:
+def test_a_scroll_without_a_point_is_in_the_middle() -> None:
     world = json.loads(json.dumps(WORLD))
     world["files"][""] |= {f"f{i}": "" for i in range(9)}
     task = plain_task("File")
@@ -242,7 +242,7 @@ TEXTS = (
 )  # fmt: skip
 
 
-def any_place(rng: random.Random, env: DeskEnv) -> Point:
+def random_point(rng: random.Random, env: DeskEnv) -> Point:
     if rng.random() < 0.7:
         x, y = rng.choice(env.desktop.visible_elements()).centre
         return Point(x * env.width / 224, y * env.height / 168)
@@ -250,15 +250,15 @@ def any_place(rng: random.Random, env: DeskEnv) -> Point:
     return Point(rng.choice(edges), rng.choice(edges))
 
 
-def any_action(rng: random.Random, env: DeskEnv) -> Action:
-    place, other = any_place(rng, env), any_place(rng, env)
+def random_action(rng: random.Random, env: DeskEnv) -> Action:
+    target, other = random_point(rng, env), random_point(rng, env)
     keys = tuple(rng.choices(KEYS, k=rng.choice((0, 1, 1, 1, 2, 2, 3))))
     actions: list[Action] = [
-        *[Click(point=place)] * 6,
-        *[DoubleClick(point=place)] * 2,
-        *[RightClick(point=place)] * 2,
-        *[Drag(start=place, end=other)] * 2,
-        Scroll(point=rng.choice((None, place)), direction=rng.choice(list(Direction))),
+        *[Click(point=target)] * 6,
+        *[DoubleClick(point=target)] * 2,
+        *[RightClick(point=target)] * 2,
+        *[Drag(start=target, end=other)] * 2,
+        Scroll(point=rng.choice((None, target)), direction=rng.choice(list(Direction))),
         *[Hotkey(keys=keys)] * 3,
         *[Type(text=rng.choice(TEXTS), submit=rng.random() < 0.5)] * 3,
         KeyDown(key=rng.choice(KEYS)),
@@ -266,23 +266,23 @@ def any_action(rng: random.Random, env: DeskEnv) -> Action:
         OpenApp(name=rng.choice(("File", "Note", "Calc", "", "Zed"))),
         PressBack(),
         PressHome(),
-        LongPress(point=place),
-        Hover(point=place),
+        LongPress(point=target),
+        Hover(point=target),
     ]
     return rng.choice(actions)
 
 
 @pytest.mark.parametrize(("size", "episodes"), [((224, 168), 40), ((301, 203), 4), ((1920, 1080), 1)])
-def test_nothing_that_a_model_does_breaks_it(size: tuple[int, int], episodes: int) -> None:
+def test_random_actions_never_raise(size: tuple[int, int], episodes: int) -> None:
     for seed in range(episodes):
         rng = random.Random(seed)
-        task = invented(rng.choice(list(FAMILIES)), 810_000 + seed)
+        task = sample_task(rng.choice(list(FAMILIES)), 810_000 + seed)
         env = DeskEnv(*size)
 
         async def episode(env: DeskEnv, task: Task, rng: random.Random) -> None:
             await env.start(task)
             for _ in range(80):
-                result = await env.step((any_action(rng, env),))
+                result = await env.step((random_action(rng, env),))
                 assert result.observation.screenshot.size == size
                 assert await env.evaluate() in (0.0, 1.0)
                 json.dumps(env.desktop.world)
@@ -307,19 +307,19 @@ def test_nothing_that_a_model_does_breaks_it(size: tuple[int, int], episodes: in
         ({},),
     ],
 )
-def test_a_task_that_it_cannot_set_up_is_refused(config: tuple[dict[str, Any], ...]) -> None:
+def test_a_task_with_an_unknown_setup_is_rejected(config: tuple[dict[str, Any], ...]) -> None:
     with pytest.raises(EnvError, match="task plain"):
         asyncio.run(DeskEnv().start(replace(plain_task(), config=config)))
 
 
-def test_a_task_that_it_cannot_judge_is_refused() -> None:
+def test_a_task_with_an_unknown_evaluator_is_rejected() -> None:
     task = replace(plain_task(), evaluator={"func": "compare_table"})
     with pytest.raises(EnvError, match="compare_table"):
         asyncio.run(play(DeskEnv(), task, []))
 
 
 def test_an_episode_leaves_the_task_as_it_was() -> None:
-    task = invented("DeleteFile")
+    task = sample_task("DeleteFile")
     before = json.dumps([task.config, task.evaluator])
     answers: list[tuple[Action, ...]] = [(action,) for _, action in solution(task)]
     asyncio.run(play(DeskEnv(), task, answers))
@@ -327,6 +327,6 @@ def test_an_episode_leaves_the_task_as_it_was() -> None:
 
 
 def test_it_passes_the_conformance_suite() -> None:
-    tasks = [invented(family) for family in ("MoveFile", "PlaceOrder", "DeleteMissingMail")]
+    tasks = [sample_task(family) for family in ("MoveFile", "PlaceOrder", "DeleteMissingMail")]
     checks = asyncio.run(check_env(DeskEnv, tasks, EnvConfig()))
     assert [str(check) for check in checks if not check.ok] == []

@@ -1,4 +1,4 @@
-"""Windows over each other, where events go, menus, questions, keys, and what is in sight."""
+"""The desktop: stacked windows, event dispatch, menus, dialogs, keys and visible elements."""
 
 from itertools import pairwise
 
@@ -18,7 +18,7 @@ from desks import cell, click, desk, find, titles
 
 
 def two_windows() -> Desktop:
-    """Conf at (0, 0) to (23, 8), and over it Web at (8, 2) to (31, 10)."""
+    """Conf at cells (0, 0) to (23, 8); Web in front of it at (8, 2) to (31, 10)."""
     desktop = desk()
     desktop.launch("Conf", 0, 0)
     desktop.launch("Web", 8, 2)
@@ -31,11 +31,11 @@ def test_a_click_goes_to_the_window_on_top_and_raises_the_one_below() -> None:
     assert titles(desktop) == ["Conf", "Web Order"]
     desktop.click(3 * 7, 0)  # Conf's title
     assert titles(desktop) == ["Web Order", "Conf"]
-    desktop.click(30 * 7, 10 * 14)  # what Conf leaves free of Web
+    desktop.click(30 * 7, 10 * 14)  # the part of Web not covered by Conf
     assert titles(desktop) == ["Conf", "Web Order"]
 
 
-def test_a_covered_widget_does_not_get_the_click() -> None:
+def test_a_covered_widget_receives_no_click() -> None:
     desktop = two_windows()
     wifi = (3 * 7, 3 * 14 + 7)  # left of Web
     vpn_end = (9 * 7, 4 * 14 + 7)  # under Web
@@ -47,7 +47,7 @@ def test_a_covered_widget_does_not_get_the_click() -> None:
     assert desktop.world["conf"]["VPN"] is False
 
 
-def test_a_window_closes_by_its_corner() -> None:
+def test_the_close_button_closes_a_window() -> None:
     desktop = two_windows()
     desktop.click(31 * 7 + 3, 2 * 14 + 7)
     assert titles(desktop) == ["Conf"]
@@ -57,7 +57,7 @@ def test_a_window_closes_by_its_corner() -> None:
 
 
 @pytest.mark.parametrize(
-    ("by", "place"),
+    ("by", "position"),
     [
         ((0, 0), (4, 1)),
         ((14, 14), (6, 2)),
@@ -67,12 +67,14 @@ def test_a_window_closes_by_its_corner() -> None:
         ((-500, -500), (0, 0)),
     ],
 )
-def test_a_window_moves_by_its_title_on_the_grid(by: tuple[int, int], place: tuple[int, int]) -> None:
+def test_dragging_the_title_moves_a_window_on_the_grid(
+    by: tuple[int, int], position: tuple[int, int]
+) -> None:
     desktop = desk("Web")
     start = (9 * 7, 1 * 14 + 7)
     desktop.drag(start, (start[0] + by[0], start[1] + by[1]))
     front = desktop.front
-    assert front is not None and (front.column, front.row) == place
+    assert front is not None and (front.column, front.row) == position
     desktop.click(7 * (front.column + 1), 14 * (front.row + 7) + 7)  # its widgets came along: Submit
     assert len(desktop.world["orders"]) == 1
 
@@ -101,7 +103,7 @@ def test_the_task_bar_opens_raises_and_marks_applications() -> None:
     assert titles(desktop) == ["Mail", "Calc"]
 
 
-def test_an_application_opens_once_and_where_it_fits() -> None:
+def test_an_application_opens_once_and_inside_the_screen() -> None:
     desktop = desk()
     window = desktop.launch("File", 99, -4)
     assert (window.column, window.row) == (8, 0)
@@ -109,7 +111,7 @@ def test_an_application_opens_once_and_where_it_fits() -> None:
     assert (window.column, window.row) == (8, 0)
 
 
-def test_a_question_lets_nothing_past() -> None:
+def test_a_dialog_blocks_all_other_windows() -> None:
     desktop = desk("Conf", "File")
     click(desktop, "report", "Del")
     assert isinstance(desktop.front, Dialog) and desktop.front.title == "Delete report"
@@ -128,7 +130,7 @@ def test_a_question_lets_nothing_past() -> None:
 
 
 @pytest.mark.parametrize("answer", ["x", "No", ("esc",), ("alt", "f4")])
-def test_a_question_can_be_refused(answer: str | tuple[str, ...]) -> None:
+def test_a_dialog_can_be_cancelled(answer: str | tuple[str, ...]) -> None:
     desktop = desk("File")
     click(desktop, "report", "Del")
     if isinstance(answer, tuple):
@@ -139,7 +141,7 @@ def test_a_question_can_be_refused(answer: str | tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("answer", ["Yes", ("enter",)])
-def test_a_question_can_be_agreed_to(answer: str | tuple[str, ...]) -> None:
+def test_a_dialog_can_be_accepted(answer: str | tuple[str, ...]) -> None:
     desktop = desk("File")
     click(desktop, "report", "Del")
     if isinstance(answer, tuple):
@@ -149,7 +151,7 @@ def test_a_question_can_be_agreed_to(answer: str | tuple[str, ...]) -> None:
     assert titles(desktop) == ["File"] and "report" not in desktop.world["files"][""]
 
 
-def test_a_name_is_asked_for_until_there_is_one() -> None:
+def test_a_dialog_does_not_accept_an_empty_name() -> None:
     desktop = desk("File")
     click(desktop, "New")
     desktop.key(("enter",))
@@ -168,7 +170,7 @@ def test_a_dialog_moves_too() -> None:
     assert isinstance(front, Dialog) and (front.column, front.row) == (0, 0)
 
 
-def test_a_menu_takes_the_next_click_whatever_it_hits() -> None:
+def test_a_menu_takes_the_next_click_anywhere() -> None:
     desktop = desk("Web")
     drop_down = find(desktop, "", "DropDown")
     desktop.click(*drop_down.centre)
@@ -213,7 +215,7 @@ def test_opening_an_application_closes_a_menu() -> None:
     assert titles(desktop) == ["Web Order", "Mail"]
 
 
-def test_a_context_menu_selects_what_it_is_about() -> None:
+def test_a_context_menu_selects_its_item() -> None:
     desktop = desk("File")
     desktop.right_click(*find(desktop, "budget").centre)
     assert isinstance(desktop.front, Files) and desktop.front.selected == "budget"
@@ -236,13 +238,13 @@ def test_keys_close_and_change_windows() -> None:
 def test_tab_goes_round_the_fields_and_selects_them() -> None:
     desktop = desk("Mail")
     click(desktop, "Anna   lunch", "Reply")
-    letter = desktop.front
-    assert isinstance(letter, ComposeWindow) and letter.focus is letter.body
+    composer = desktop.front
+    assert isinstance(composer, ComposeWindow) and composer.focus is composer.body
     desktop.key(("tab",))
-    assert letter.focus is letter.to and letter.to.selected == "Anna"
+    assert composer.focus is composer.to and composer.to.selected == "Anna"
     desktop.key(("tab",))
     desktop.type("rent")
-    assert letter.subject.text == "rent"
+    assert composer.subject.text == "rent"
 
 
 def test_the_clipboard_goes_from_window_to_window() -> None:
@@ -261,7 +263,7 @@ def test_the_clipboard_goes_from_window_to_window() -> None:
     assert desktop.clipboard == ""
 
 
-def test_a_click_and_a_drag_place_and_select_in_a_field() -> None:
+def test_a_click_moves_the_caret_and_a_drag_selects() -> None:
     desktop = desk("Note")
     desktop.type("abcdefghijklmnopqrstuvwxyz1234")  # 24 columns: "yz1234" is on the second line
     notes = desktop.front
@@ -292,7 +294,7 @@ def test_a_slider_is_clicked_or_dragged() -> None:
     assert desktop.world["conf"]["Volume"] == 100
 
 
-def test_keys_held_down_go_with_what_follows() -> None:
+def test_held_modifiers_apply_to_later_keys() -> None:
     desktop = desk("Note")
     desktop.type("milk")
     desktop.key_down("ctrl")
@@ -334,9 +336,9 @@ def test_a_double_click_on_a_menu_or_a_title_is_a_click() -> None:
     assert titles(desktop) == ["Mail"]
 
 
-def test_in_sight_is_what_no_window_covers() -> None:
+def test_elements_under_a_window_are_not_visible() -> None:
     desktop = two_windows()
-    seen = {(part.label, part.kind) for part in desktop.visible_elements()}
+    seen = {(element.label, element.kind) for element in desktop.visible_elements()}
     assert ("Submit", "Button") in seen and ("Net", "Tab") in seen and ("Web", "app") in seen
     # Web covers cells 8 and on; Wifi's middle is cell 8, the title's is cell 5.
     assert ("Wifi", "Check") not in seen and ("Conf", "title") in seen
@@ -344,32 +346,32 @@ def test_in_sight_is_what_no_window_covers() -> None:
     assert find(desktop, "Wifi", "Check").centre == (8 * 7, 3 * 14 + 7)
 
 
-def test_in_sight_is_what_no_menu_covers() -> None:
+def test_elements_under_a_menu_are_not_visible() -> None:
     desktop = desk("Conf")
     click(desktop, "Look")
     assert find(desktop, "Light", "Radio") and find(desktop, "Small", "DropDown")
     desktop.open_menu(6, 4, (("One", lambda: None),))
-    labels = [part.label for part in desktop.visible_elements()]
+    labels = [element.label for element in desktop.visible_elements()]
     assert "One" in labels and "Light" not in labels and "Dark" in labels
 
 
-def test_what_is_in_sight_gets_the_click() -> None:
-    """Wherever a thing of the front window is seen, a click at its middle reaches it."""
+def test_visible_elements_receive_clicks() -> None:
+    """A click at the centre of a visible element of the front window reaches it."""
     for app in ("File", "Note", "Mail", "Conf", "Calc", "Web"):
         desktop = desk("Conf", app)
         front = desktop.front
         assert front is not None
-        for part in desktop.visible_elements():
-            if part.kind in ("app", "title", "close") or not front.contains(part.column, part.row):
+        for element in desktop.visible_elements():
+            if element.kind in ("app", "title", "close") or not front.contains(element.column, element.row):
                 continue
-            column, row = part.centre[0] // 7, part.centre[1] // 14
+            column, row = element.centre[0] // 7, element.centre[1] // 14
             widget = front.widget_at(column, row)
-            assert widget is not None and widget.label == part.label
-            assert type(widget).__name__ == part.kind
+            assert widget is not None and widget.label == element.label
+            assert type(widget).__name__ == element.kind
 
 
 @pytest.mark.parametrize("size", [(224, 168), (448, 336), (1920, 1080), (300, 200)])
-def test_drawing_again_or_on_a_fresh_desktop_gives_the_same_picture(size: tuple[int, int]) -> None:
+def test_drawing_again_or_on_a_fresh_desktop_gives_the_same_pixels(size: tuple[int, int]) -> None:
     def worked(*, look: bool) -> Desktop:
         desktop = desk("Conf", "Mail", "File", "Note")
         for x, y in ((35, 100), (60, 40), (120, 60), (60, 160), (40, 34), (90, 90), (10, 160), (60, 62)):
@@ -380,15 +382,15 @@ def test_drawing_again_or_on_a_fresh_desktop_gives_the_same_picture(size: tuple[
         return desktop
 
     looked, unseen = worked(look=True), worked(look=False)
-    picture = unseen.draw(*size).pixels
-    assert (looked.draw(*size).pixels == picture).all()
-    assert (looked.draw(*size).pixels == picture).all()
+    pixels = unseen.draw(*size).pixels
+    assert (looked.draw(*size).pixels == pixels).all()
+    assert (looked.draw(*size).pixels == pixels).all()
     assert looked.world == unseen.world
 
 
 @pytest.mark.parametrize("size", [(224, 168), (300, 200)])
 def test_a_moved_window_looks_as_if_it_had_opened_there(size: tuple[int, int]) -> None:
-    """At 300 by 200 a cell is 9 or 10 pixels wide, by its place."""
+    """At 300x200 a cell is 9 or 10 pixels wide, depending on its column."""
     moved = desk("Conf")
     for column, row in ((0, 0), (0, 1), (2, 1), (6, 2), (8, 0)):
         window = moved.windows[0]
@@ -401,12 +403,12 @@ def test_a_moved_window_looks_as_if_it_had_opened_there(size: tuple[int, int]) -
 
 
 @pytest.mark.parametrize("app", ["File", "Note", "Mail", "Conf", "Calc", "Web"])
-def test_a_window_that_nobody_touched_looks_the_same(app: str) -> None:
-    """Or every window would be painted anew for every picture."""
+def test_an_untouched_window_has_equal_widgets(app: str) -> None:
+    """Otherwise the cache would never be used."""
     desktop = desk(app)
     window = desktop.windows[0]
     assert window.widgets() == window.widgets()
-    for tab in [part for part in desktop.visible_elements() if part.kind == "Tab"]:
+    for tab in [element for element in desktop.visible_elements() if element.kind == "Tab"]:
         desktop.click(*tab.centre)
         assert window.widgets() == window.widgets()
 
@@ -420,10 +422,10 @@ def test_a_window_shows_whether_it_is_in_front() -> None:
     assert colours[1, 100] == Colour.TITLE and colours[10 * 14, 30 * 7] == Colour.PAPER
 
 
-def test_every_kind_of_change_is_seen_on_the_screen() -> None:
-    """Nothing that a user does to a window is missed by the picture that is kept of it."""
+def test_every_change_is_visible_on_the_screen() -> None:
+    """The cache never shows an outdated window."""
     desktop = desk("Conf", "Calc")
-    pictures = [desktop.draw(224, 168).pixels]
+    frames = [desktop.draw(224, 168).pixels]
     for step in (
         lambda: desktop.click(*cell(desktop, "C3")),
         lambda: desktop.type("7"),
@@ -441,12 +443,12 @@ def test_every_kind_of_change_is_seen_on_the_screen() -> None:
         lambda: desktop.key(("alt", "f4")),
     ):
         step()
-        pictures.append(desktop.draw(224, 168).pixels)
-    changed = [not np.array_equal(before, after) for before, after in pairwise(pictures)]
+        frames.append(desktop.draw(224, 168).pixels)
+    changed = [not np.array_equal(before, after) for before, after in pairwise(frames)]
     assert all(changed)
 
 
-def test_a_focus_is_always_a_field_on_show() -> None:
+def test_the_focus_is_always_a_visible_field() -> None:
     desktop = desk("Web")
     click(desktop, "Name", kind="Field")
     desktop.type("Nora")

@@ -1,4 +1,4 @@
-"""The shipped task lists: what the generator makes today, solvable every one, and strangers to each other."""
+"""The shipped task lists: equal to the generator's output, solvable and disjoint."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def families(task: Task) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "portions", "size"), [("pool", POOL, 369), ("heldout", HELDOUT, 128)])
-def test_the_shipped_list_is_what_is_made_today(name: str, portions: Any, size: int) -> None:
+def test_the_shipped_list_equals_the_generated_one(name: str, portions: Any, size: int) -> None:
     tasks = read(name)
     assert len(tasks) == size == sum(portion.tasks for portion in portions)
     assert tasks == list(make_tasks(name, portions))
@@ -59,13 +59,13 @@ def test_every_shipped_task_is_solved_by_its_solver_and_not_by_doing_nothing(
     assert min(lengths) == 1 and sum(length > 10 for length in lengths) >= 50
 
 
-def test_a_solutions_length_counts_its_last_word() -> None:
+def test_a_solutions_length_includes_the_terminal_step() -> None:
     raw = {task["id"]: task for task in read("heldout")}
     by_hand = {task.id: len(solution(task)) for task in load_tasks("desk:heldout")[:30]}
     assert {name: solution_length(raw[name]) for name in by_hand} == by_hand
 
 
-def test_the_lists_are_of_many_kinds(shipped: dict[str, tuple[Task, ...]]) -> None:
+def test_the_lists_contain_every_family(shipped: dict[str, tuple[Task, ...]]) -> None:
     for tasks in shipped.values():
         kinds = Counter(family for task in tasks for family in families(task))
         assert len(kinds) == 25
@@ -97,7 +97,7 @@ def test_pretraining_never_sees_the_world_of_a_shipped_task(
     assert not seen & name_taken
 
 
-def test_the_list_of_32_is_of_middle_difficulty_and_short(shipped: dict[str, tuple[Task, ...]]) -> None:
+def test_the_list_of_32_has_short_tasks_of_middle_difficulty(shipped: dict[str, tuple[Task, ...]]) -> None:
     chosen = read("32")
     assert chosen["source"] == "desk:pool" and len(chosen["tasks"]) == 32
     for name, count in chosen["tasks"].items():
@@ -107,7 +107,7 @@ def test_the_list_of_32_is_of_middle_difficulty_and_short(shipped: dict[str, tup
     check_disjoint(tasks, shipped["heldout"])
 
 
-def test_the_screened_list_is_of_tasks_that_were_solved_at_least_once() -> None:
+def test_every_screened_task_was_solved_at_least_once() -> None:
     screened, chosen = read("screened"), read("32")
     counts = screened["tasks"]
     assert screened["source"] == "desk:pool" and 100 <= len(counts) <= 160

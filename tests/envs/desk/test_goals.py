@@ -1,4 +1,4 @@
-"""Every family of goals: its solver reaches it from any state, nothing else counts, and damage costs it."""
+"""All goal families: the solver reaches them from any state, and any other change scores 0."""
 
 import copy
 import hashlib
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from arpo.actions import CallUser, Fail, Finished, Wait, render
-from arpo.envs.desk.base_model.lessons import listing
+from arpo.envs.desk.base_model.lessons import list_elements
 from arpo.envs.desk.canvas import PALETTE
 from arpo.envs.desk.desktop import Desktop
 from arpo.envs.desk.env import act, set_up
@@ -66,14 +66,14 @@ def test_the_solver_scores_and_doing_nothing_does_not(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FEASIBLE)
-def test_giving_up_what_can_be_done_scores_nothing(family: str) -> None:
+def test_fail_on_a_feasible_task_scores_0(family: str) -> None:
     for task in tasks(family)[:4]:
         assert score(task, done(task), Fail()) == 0.0
         assert score(task, set_up(task), Fail()) == 0.0
 
 
 @pytest.mark.parametrize("family", INFEASIBLE)
-def test_what_cannot_be_done_wants_fail_alone(family: str) -> None:
+def test_an_infeasible_task_requires_fail(family: str) -> None:
     for task in tasks(family)[:4]:
         assert score(task, set_up(task), Fail()) == 1.0
         for last in (Finished(), Finished(content="done"), CallUser(), Wait()):
@@ -97,7 +97,7 @@ DAMAGE: dict[str, Any] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("family", FEASIBLE)
-def test_damage_beside_the_goal_costs_it(family: str, damage: str) -> None:
+def test_damage_beside_the_goal_scores_0(family: str, damage: str) -> None:
     for task in tasks(family)[:2]:
         desktop = done(task)
         DAMAGE[damage](desktop.world)
@@ -110,7 +110,7 @@ def test_several_goals_are_solved_one_after_the_other(number: int) -> None:
     for seed in range(12):
         task = mixed(random.Random(seed), number)
         desktop = set_up(task)
-        steps = solution(task, desktop, most=120)
+        steps = solution(task, desktop, max_steps=120)
         lengths.append(len(steps))
         assert score(task, desktop, steps[-1][1]) == 1.0, task.instruction
         assert task.instruction.count(", then ") == number - 1
@@ -122,8 +122,8 @@ def test_several_goals_are_solved_one_after_the_other(number: int) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_solver_finds_its_way_from_any_state(family: str) -> None:
-    """Wherever a wandering user left the windows, the goal is still reached, and it alone."""
+def test_the_solver_reaches_the_goal_from_any_state(family: str) -> None:
+    """After random clicks the solver still reaches the goal, without side effects."""
     solved = 0
     for i, task in enumerate(tasks(family)):
         rng = random.Random(i)
@@ -132,7 +132,7 @@ def test_the_solver_finds_its_way_from_any_state(family: str) -> None:
             x, y = rng.choice(desktop.visible_elements()).centre
             rng.choice((desktop.click, desktop.double_click, desktop.right_click))(x, y)
         if family == "WriteNote" and isinstance(desktop.front, Dialog):
-            continue  # a "Save as" that someone else began is taken for its own
+            continue  # the solver would answer a "Save as" opened by a random click
         if desktop.world == task.config[0]["parameters"]:
             steps = solution(task, desktop)
             assert score(task, desktop, steps[-1][1]) == 1.0, task.instruction
@@ -154,7 +154,7 @@ def test_a_goal_survives_json(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_reaching_a_goal_is_what_its_checker_wants(family: str) -> None:
+def test_applying_a_goal_gives_the_checkers_target(family: str) -> None:
     for task in tasks(family):
         world = copy.deepcopy(task.config[0]["parameters"])
         for goal in from_json(task.evaluator["solution"]):
@@ -174,7 +174,7 @@ def test_goals_that_could_undo_each_other_are_not_combined() -> None:
     assert compatible([SendFileText]) and not compatible([SendFileText, families["TurnSwitch"]])
 
 
-def test_words_and_worlds_of_a_few_goals() -> None:
+def test_instructions_of_a_few_goals() -> None:
     order = PlaceOrder(name="Nora", item="Sofa", city="Lima", size="Small", gift=True)
     assert order.instruction == "Order a Small Sofa for Nora in Lima as a gift"
     assert MoveFile(file="report", folder="Work").instruction == "Move the file report to the folder Work"
@@ -202,8 +202,8 @@ def test_the_steps_of_one_task_word_by_word() -> None:
     ]
 
 
-def test_the_look_is_the_one_that_the_base_model_learned() -> None:
-    """Where this fails, the base model has to be made anew: it knows these pixels and these words."""
+def test_screens_and_words_are_those_of_the_base_model() -> None:
+    """If this fails, the base model must be pretrained again: it knows these pixels and words."""
     digest = hashlib.sha256(PALETTE.tobytes())
     digest.update(" ".join(vocabulary()).encode())
     for number, family in enumerate(FAMILIES.values()):
@@ -212,6 +212,6 @@ def test_the_look_is_the_one_that_the_base_model_learned() -> None:
         digest.update(task.instruction.encode())
         for thought, action in solution(task):
             digest.update(desktop.draw(224, 168).pixels.tobytes())
-            digest.update((listing(desktop) + render([action], thought)).encode())
+            digest.update((list_elements(desktop) + render([action], thought)).encode())
             act(desktop, action)
     assert digest.hexdigest() == "fc75d469a7db78a211eb5582f4f4a4c780c23175b1c44c165568c13979d30cdc"

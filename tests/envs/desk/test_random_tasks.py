@@ -1,4 +1,4 @@
-"""Worlds and tasks from seeds: the same seed the same task, and the purposes never meet."""
+"""Random worlds and tasks: determined by their seed, disjoint between purposes."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from arpo.envs.task_files import load_tasks
 from desks import task_of
 
 
-def test_the_same_seed_invents_the_same_task() -> None:
+def test_the_same_seed_gives_the_same_task() -> None:
     for number, family in enumerate(FAMILIES.values()):
         first, second = (random_task(rng_for("pool", number), [family], "same") for _ in range(2))
         assert json.dumps(first) == json.dumps(second)
@@ -31,7 +31,7 @@ def test_purposes_have_seeds_of_their_own() -> None:
         rng_for("test", 0)
 
 
-def test_no_world_of_one_purpose_is_a_world_of_another() -> None:
+def test_purposes_share_no_world() -> None:
     worlds = {
         purpose: {json.dumps(random_world(rng_for(purpose, number))) for number in range(500)}
         for purpose in SEEDS
@@ -40,7 +40,7 @@ def test_no_world_of_one_purpose_is_a_world_of_another() -> None:
     assert len(set.union(*worlds.values())) == 1500
 
 
-def test_a_world_holds_what_tasks_need() -> None:
+def test_a_world_meets_the_requirements_of_tasks() -> None:
     for number in range(200):
         world = random_world(rng_for("pretrain", number))
         names = [name for folder in world["files"].values() for name in folder]
@@ -53,7 +53,7 @@ def test_a_world_holds_what_tasks_need() -> None:
         assert 3 <= len(world["calc"]) <= 6 and world["orders"] == []
 
 
-def test_windows_are_on_the_screen_and_half_of_the_time_the_right_one_is_in_front() -> None:
+def test_windows_are_on_the_screen_and_the_app_is_in_front_half_of_the_time() -> None:
     in_front = 0
     for number in range(400):
         windows = random_windows(rng_for("pretrain", number), "Mail")
@@ -68,7 +68,7 @@ def test_windows_are_on_the_screen_and_half_of_the_time_the_right_one_is_in_fron
     assert 160 < in_front < 240
 
 
-def test_a_task_says_which_windows_are_open_and_where() -> None:
+def test_a_task_lists_its_open_windows_with_positions() -> None:
     for number in range(50):
         raw = random_task(rng_for("pool", number), [FAMILIES["SetTheme"]], "t")
         desktop = set_up(task_of(raw))
@@ -78,7 +78,7 @@ def test_a_task_says_which_windows_are_open_and_where() -> None:
         ]
 
 
-def test_the_evaluator_names_only_what_changes() -> None:
+def test_the_evaluator_lists_only_changed_parts() -> None:
     raw = random_task(rng_for("pool", 5), [FEASIBLE["SetTheme"], FEASIBLE["PutValue"]], "two")
     assert set(raw["evaluator"]["expected"]["rules"]) == {"conf", "calc"}
     assert raw["snapshot"] == "SetTheme+PutValue" and raw["related_apps"] == ["Conf", "Calc"]

@@ -1,4 +1,4 @@
-"""Text under edit, and what each widget does with a click and paints inside its place."""
+"""Text editing, and clicks on and painting of every widget."""
 
 import numpy as np
 import pytest
@@ -65,13 +65,13 @@ def test_a_selection_grows_from_where_it_began() -> None:
 @pytest.mark.parametrize(
     "keys", [("enter",), ("esc",), ("ctrl", "z"), ("f2",), (), ("shift",), ("ctrl", "shift", "a")]
 )
-def test_other_keys_are_not_for_the_text(keys: tuple[str, ...]) -> None:
+def test_other_keys_are_not_handled(keys: tuple[str, ...]) -> None:
     edit = TextEdit("milk")
     assert not edit.key(keys)
     assert (edit.text, edit.caret) == ("milk", 4)
 
 
-def test_typing_replaces_the_selection_and_drops_what_cannot_be_printed() -> None:
+def test_typing_replaces_the_selection_and_drops_unprintable_characters() -> None:
     edit = TextEdit("bread")
     edit.move_caret(1)
     edit.move_caret(3, extend=True)
@@ -164,20 +164,20 @@ def test_a_selection_is_highlighted_on_every_line_that_it_covers() -> None:
 
 @pytest.mark.parametrize(("column", "value"), [(0, 0), (7, 70), (10, 100), (11, 100), (40, 100), (-3, 0)])
 def test_a_slider_stops_at_tens(column: int, value: int) -> None:
-    heard: list[int] = []
-    Slider(column=2, row=3, columns=12, value=50, change=heard.append).click_at(column, 0)
-    assert heard == [value]
+    received: list[int] = []
+    Slider(column=2, row=3, columns=12, value=50, change=received.append).click_at(column, 0)
+    assert received == [value]
 
 
 def test_a_scroll_bar_moves_towards_the_click() -> None:
-    heard: list[int] = []
-    bar = ScrollBar(column=22, row=1, columns=2, rows=6, top=0, shown=6, total=9, move=heard.append)
+    received: list[int] = []
+    bar = ScrollBar(column=22, row=1, columns=2, rows=6, top=0, shown=6, total=9, scroll=received.append)
     for row in (0, 2, 3, 5):
         bar.click_at(0, row)
-    assert heard == [-1, -1, 1, 1]
+    assert received == [-1, -1, 1, 1]
 
 
-def test_a_widget_holds_its_cells_and_no_others() -> None:
+def test_a_widget_contains_its_cells_and_no_others() -> None:
     button = Button(column=4, row=2, columns=3, rows=2)
     held = {(column, row) for column in range(12) for row in range(6) if button.contains(column, row)}
     assert held == {(4, 2), (5, 2), (6, 2), (4, 3), (5, 3), (6, 3)}
@@ -210,16 +210,16 @@ EVERY: list[Widget] = [
     Item(column=0, row=0, columns=10, label=LONG, on=True, folder=True),
     Item(column=0, row=0, columns=10, label=LONG, flagged=True),
     Cell(column=0, row=0, columns=4, label=LONG, on=True),
-    ScrollBar(column=0, row=0, columns=2, rows=6, top=3, shown=6, total=9, move=lambda _: None),
+    ScrollBar(column=0, row=0, columns=2, rows=6, top=3, shown=6, total=9, scroll=lambda _: None),
 ]
 
 
 @pytest.mark.parametrize("size", [(224, 168), (1920, 1080)])
 @pytest.mark.parametrize("widget", EVERY, ids=lambda widget: type(widget).__name__)
-def test_a_widget_paints_inside_its_place(widget: Widget, size: tuple[int, int]) -> None:
+def test_a_widget_paints_inside_its_area(widget: Widget, size: tuple[int, int]) -> None:
     canvas = Canvas(*size)
     widget.draw(canvas, 70, 56)
-    place = canvas.area(70, 56, widget.width, widget.height)
-    assert np.any(canvas.pixels[place] != Colour.WALLPAPER)
-    canvas.pixels[place] = Colour.WALLPAPER
+    area = canvas.area(70, 56, widget.width, widget.height)
+    assert np.any(canvas.pixels[area] != Colour.WALLPAPER)
+    canvas.pixels[area] = Colour.WALLPAPER
     assert (canvas.pixels == Colour.WALLPAPER).all()

@@ -1,1 +1,1 @@
-"""Desk: a small desktop in this process, deterministic, with real windows, applications and tasks."""
+"""Desk: a small deterministic desktop inside the process, with windows, applications and tasks."""

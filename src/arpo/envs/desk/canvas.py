@@ -1,8 +1,8 @@
-"""What Desk draws on: a grid of character cells, painted in palette colours at any pixel size.
+"""Canvas: a grid of character cells, painted in palette colours at any pixel size.
 
-The layout is 32 by 12 cells of 7 by 14 units (224 by 168); a canvas of another size scales each edge. Small
-canvases use Pillow's fixed bitmap font, so a screen is the same to the pixel on every machine; large ones use
-its outline font, without anti-aliasing. Nothing here knows windows or widgets.
+The layout has 32x12 cells of 7x14 units, 224x168 units in all. A canvas of another size scales every edge.
+Small canvases use Pillow's bitmap font, so pixels are identical on every machine. Large ones use its outline
+font, without anti-aliasing.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from PIL import Image, ImageDraw, ImageFont
 COLUMNS, ROWS = 32, 12
 CELL_WIDTH, CELL_HEIGHT = 7, 14
 LAYOUT_WIDTH, LAYOUT_HEIGHT = COLUMNS * CELL_WIDTH, ROWS * CELL_HEIGHT
-_OUTLINE_FONT_FROM = 24  # pixels of cell height
+_OUTLINE_FONT_MIN_HEIGHT = 24  # pixels of cell height
 
 
 class Colour(IntEnum):
-    """The palette; the value is the pixel in an indexed image."""
+    """The palette. A value is the pixel's index."""
 
     WALLPAPER = 0
     PAPER = 1
@@ -61,18 +61,18 @@ PALETTE: NDArray[np.uint8] = np.array([_RGB[colour] for colour in Colour], dtype
 
 
 class Canvas:
-    """An indexed picture. All measures are in units (224 by 168 for the whole screen)."""
+    """An indexed image. Methods take layout units: the screen is 224x168."""
 
     def __init__(self, width: int, height: int) -> None:
         self.pixels: NDArray[np.uint8] = np.full((height, width), Colour.WALLPAPER, dtype=np.uint8)
-        self._across = _ratio(width, LAYOUT_WIDTH)
-        self._down = _ratio(height, LAYOUT_HEIGHT)
+        self._scale_x = _scale(width, LAYOUT_WIDTH)
+        self._scale_y = _scale(height, LAYOUT_HEIGHT)
 
     def area(self, x: float, y: float, width: float, height: float) -> tuple[slice, slice]:
-        """Where the pixels of a rectangle are: rows, columns."""
+        """Slices (rows, columns) of a rectangle's pixels."""
         return (
-            slice(round(y * self._down), round((y + height) * self._down)),
-            slice(round(x * self._across), round((x + width) * self._across)),
+            slice(round(y * self._scale_y), round((y + height) * self._scale_y)),
+            slice(round(x * self._scale_x), round((x + width) * self._scale_x)),
         )
 
     def fill(self, x: float, y: float, width: float, height: float, colour: Colour) -> None:
@@ -83,30 +83,30 @@ class Canvas:
         self.fill(x + 1, y + 1, width - 2, height - 2, face)
 
     def disc(self, x: float, y: float, radius: float, colour: Colour) -> None:
-        left, right = round((x - radius) * self._across), round((x + radius) * self._across)
-        top, bottom = round((y - radius) * self._down), round((y + radius) * self._down)
-        inside = _disc(bottom - top, right - left)
+        left, right = round((x - radius) * self._scale_x), round((x + radius) * self._scale_x)
+        top, bottom = round((y - radius) * self._scale_y), round((y + radius) * self._scale_y)
+        inside = _disc_mask(bottom - top, right - left)
         self.pixels[top:bottom, left:right][inside] = colour
 
     def text(self, x: float, y: float, text: str, colour: Colour) -> None:
-        """Write from the cell whose corner is (x, y), one character a cell; what leaves the screen is cut."""
-        ink = _ink(text, CELL_WIDTH * self._across, CELL_HEIGHT * self._down)
-        left, top = round(x * self._across), round(y * self._down)
-        area = self.pixels[top : top + ink.shape[0], left : left + ink.shape[1]]
-        area[ink if ink.shape == area.shape else ink[: area.shape[0], : area.shape[1]]] = colour
+        """Write one character per cell, the first at (x, y). Text beyond the edge is clipped."""
+        mask = _text_mask(text, CELL_WIDTH * self._scale_x, CELL_HEIGHT * self._scale_y)
+        left, top = round(x * self._scale_x), round(y * self._scale_y)
+        area = self.pixels[top : top + mask.shape[0], left : left + mask.shape[1]]
+        area[mask if mask.shape == area.shape else mask[: area.shape[0], : area.shape[1]]] = colour
 
     def png(self) -> bytes:
-        """The picture as a file: palette, no filters, the fastest compression."""
+        """PNG bytes: palette, no filters, fastest compression."""
         height, width = self.pixels.shape
-        rows = np.zeros((height, 1 + width), dtype=np.uint8)  # a row begins with its filter: 0, none
+        rows = np.zeros((height, 1 + width), dtype=np.uint8)  # each row begins with its filter type: 0, none
         rows[:, 1:] = self.pixels
         header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)  # 8 bits, indexed
         content = _chunk(b"IDAT", zlib.compress(rows.tobytes(), 1))
         return b"".join((_SIGNATURE, _chunk(b"IHDR", header), _PLTE, content, _IEND))
 
 
-def _ratio(pixels: int, units: int) -> float:
-    """Pixels a unit: an integer where it is one, because rounding integers costs next to nothing."""
+def _scale(pixels: int, units: int) -> float:
+    """Pixels per unit: an int if possible, because rounding an int is faster."""
     return pixels // units if pixels % units == 0 else pixels / units
 
 
@@ -121,17 +121,17 @@ _IEND = _chunk(b"IEND", b"")
 
 
 @lru_cache(maxsize=256)
-def _disc(height: int, width: int) -> NDArray[np.bool_]:
+def _disc_mask(height: int, width: int) -> NDArray[np.bool_]:
     y = (np.arange(height) + 0.5) / height * 2 - 1
     x = (np.arange(width) + 0.5) / width * 2 - 1
     return np.asarray(y[:, None] ** 2 + x[None, :] ** 2 <= 1.0)
 
 
 @lru_cache(maxsize=4096)
-def _ink(text: str, cell_width: float, cell_height: float) -> NDArray[np.bool_]:
-    """The pixels that `text` inks, a cell a character."""
-    picture = Image.new("1", (max(1, round(len(text) * cell_width)), max(1, round(cell_height))))
-    draw = ImageDraw.Draw(picture)
+def _text_mask(text: str, cell_width: float, cell_height: float) -> NDArray[np.bool_]:
+    """Pixels that `text` covers."""
+    image = Image.new("1", (max(1, round(len(text) * cell_width)), max(1, round(cell_height))))
+    draw = ImageDraw.Draw(image)
     font = _font(cell_height)
     top = (cell_height - 11) / 2 if isinstance(font, ImageFont.ImageFont) else cell_height / 2
     for i, character in enumerate(text.encode("latin-1", "replace").decode("latin-1")):
@@ -139,12 +139,12 @@ def _ink(text: str, cell_width: float, cell_height: float) -> NDArray[np.bool_]:
             draw.text((round(i * cell_width) + 1, round(top)), character, font=font, fill=1)
         else:
             draw.text((round((i + 0.5) * cell_width), round(top)), character, font=font, fill=1, anchor="mm")
-    return np.array(picture, dtype=np.bool_)
+    return np.array(image, dtype=np.bool_)
 
 
 @lru_cache(maxsize=32)
 def _font(cell_height: float) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
-    if cell_height < _OUTLINE_FONT_FROM:
+    if cell_height < _OUTLINE_FONT_MIN_HEIGHT:
         return ImageFont.load_default_imagefont()
     font = ImageFont.load_default(size=cell_height * 0.72)
     assert isinstance(font, ImageFont.FreeTypeFont)

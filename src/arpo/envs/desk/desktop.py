@@ -1,7 +1,7 @@
-"""The desktop: windows over each other, a task bar, menus, and where each event goes.
+"""The desktop: stacked windows, a task bar, menus, and event dispatch.
 
-It holds the world (the data that checkers judge) and the windows that show it. Applications are in `apps`;
-events come in units of the layout (224 by 168), so the desktop knows no pixels.
+It holds the world (see `world`) and its windows. Applications are in `apps`. Events use layout
+units (224x168), not pixels.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from arpo.envs.desk.widgets import Callback, Choices, Field, Item, Slider, Switc
 from arpo.envs.desk.window import Dialog, Window
 from arpo.envs.desk.world import World
 
-_BAR = ROWS - 1
-_BAR_CELLS = 4
+_TASKBAR_ROW = ROWS - 1
+_TASKBAR_COLUMNS = 4
 _POPUP_COLUMNS = 8
 _MODIFIERS = ("ctrl", "alt", "shift", "win")
 
@@ -35,7 +35,7 @@ class Popup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Element:
-    """Something that can be seen and aimed at: its words, its kind, its place on the screen in cells."""
+    """A visible target of the pointer. Position and size are in cells."""
 
     label: str
     kind: str
@@ -43,10 +43,11 @@ class Element:
     row: int
     columns: int
     rows: int
-    on: bool = False  # checked, chosen or selected
+    on: bool = False  # checked or selected
 
     @property
     def centre(self) -> tuple[int, int]:
+        """Layout units (x, y)."""
         return (
             self.column * CELL_WIDTH + self.columns * CELL_WIDTH // 2,
             self.row * CELL_HEIGHT + self.rows * CELL_HEIGHT // 2,
@@ -57,10 +58,10 @@ class Desktop:
     def __init__(self, world: World, apps: dict[str, type[Window]]) -> None:
         self.world = world
         self.apps = apps
-        self.windows: list[Window] = []  # the last one is in front
+        self.windows: list[Window] = []  # back to front
         self.popup: Popup | None = None
         self.clipboard = ""
-        self._held: tuple[str, ...] = ()
+        self._held_keys: tuple[str, ...] = ()
 
     # windows
 
@@ -80,7 +81,7 @@ class Desktop:
         return window
 
     def open_app(self, app: str) -> None:
-        """What the task bar does: nothing while a question is open, or where there is no such application."""
+        """Open an application from the task bar. Does nothing during a dialog or for an unknown name."""
         if app in self.apps and not (self.front is not None and self.front.modal):
             self.popup = None
             self.launch(app)
@@ -98,7 +99,7 @@ class Desktop:
         self.windows.remove(window)
 
     def open_file(self, folder: str, name: str) -> None:
-        """Show a file in the application that reads files."""
+        """Show a file in the text editor."""
         window = self.launch("Note")
         window.load(folder, name)
 
@@ -111,21 +112,23 @@ class Desktop:
         self.show(Dialog(self, question, on_accept, asks_name=True))
 
     def open_menu(self, column: int, row: int, choices: Choices) -> None:
-        """Open a menu there, moved up or left where it would leave the screen."""
-        self.popup = Popup(min(column, COLUMNS - _POPUP_COLUMNS), min(row, _BAR - len(choices)), choices)
+        """Open a menu at a cell, moved up or left if it would leave the screen."""
+        self.popup = Popup(
+            min(column, COLUMNS - _POPUP_COLUMNS), min(row, _TASKBAR_ROW - len(choices)), choices
+        )
 
-    # events, in units
+    # events, in layout units
 
     def click(self, x: int, y: int) -> None:
-        column, row = _cell(x, y)
+        column, row = _cell_at(x, y)
         popup, self.popup = self.popup, None
         if popup is not None:
             if act := popup.choice_at(column, row):
                 act()
             return
-        window = self._window_for(column, row)
+        window = self._window_at(column, row)
         if window is None:
-            self._click_bar(column, row)
+            self._click_taskbar(column, row)
             return
         self.bring_to_front(window)
         if row == window.row:
@@ -136,7 +139,7 @@ class Desktop:
             widget.click_at(column - window.column - widget.column, row - window.row - 1 - widget.row)
 
     def double_click(self, x: int, y: int) -> None:
-        if self.popup is None and (widget := self._widget(*_cell(x, y))):
+        if self.popup is None and (widget := self._widget_at(*_cell_at(x, y))):
             widget.click()
             widget.double_click()
         else:
@@ -144,24 +147,24 @@ class Desktop:
 
     def right_click(self, x: int, y: int) -> None:
         self.popup = None
-        column, row = _cell(x, y)
-        widget = self._widget(column, row)
+        column, row = _cell_at(x, y)
+        widget = self._widget_at(column, row)
         if widget is not None and widget.menu:
             widget.click()
             self.open_menu(column // 2 * 2, row, widget.menu)
 
     def drag(self, start: tuple[int, int], end: tuple[int, int]) -> None:
         self.popup = None
-        column, row = _cell(*start)
-        to_column, to_row = _cell(*end)
-        window = self._window_for(column, row)
+        column, row = _cell_at(*start)
+        to_column, to_row = _cell_at(*end)
+        window = self._window_at(column, row)
         if window is None:
             return
         self.bring_to_front(window)
         if row == window.row:
             self._move(window, window.column + to_column - column, window.row + to_row - row)
             return
-        target = self._widget(to_column, to_row)
+        target = self._widget_at(to_column, to_row)
         match window.widget_at(column, row):
             case Slider() as slider:
                 slider.click_at(to_column - window.column - slider.column, 0)
@@ -175,30 +178,30 @@ class Desktop:
                 target.accept(payload)
 
     def scroll(self, x: int, y: int, lines: int) -> None:
-        if window := self._window_for(*_cell(x, y)):
+        if window := self._window_at(*_cell_at(x, y)):
             window.scroll(lines)
 
     def type(self, text: str) -> None:
-        """Characters as text where a field has the focus; with a key held down, as keys."""
+        """Insert text into the focused field. Without one, or with a modifier held, press keys instead."""
         focus = self.front.focus if self.front is not None else None
-        if focus is not None and not self._held:
+        if focus is not None and not self._held_keys:
             focus.insert(text)
         else:
             for character in text:
                 self.key((character,))
 
     def key_down(self, key: str) -> None:
-        """Press a key: one of those that change others stays down until it is let go."""
+        """Press a key. A modifier stays down until `key_up`."""
         if key not in _MODIFIERS:
             self.key((key,))
-        elif key not in self._held:
-            self._held = (*self._held, key)
+        elif key not in self._held_keys:
+            self._held_keys = (*self._held_keys, key)
 
     def key_up(self, key: str) -> None:
-        self._held = tuple(held for held in self._held if held != key)
+        self._held_keys = tuple(held for held in self._held_keys if held != key)
 
     def key(self, keys: tuple[str, ...]) -> None:
-        keys = (*self._held, *keys)
+        keys = (*self._held_keys, *keys)
         if self.popup is not None:
             self.popup = None if keys == ("esc",) else self.popup
             return
@@ -231,39 +234,46 @@ class Desktop:
                 return False
         return True
 
-    def _click_bar(self, column: int, row: int) -> None:
+    def _click_taskbar(self, column: int, row: int) -> None:
         names = list(self.apps)
-        if row == _BAR and column // _BAR_CELLS < len(names):
-            self.open_app(names[column // _BAR_CELLS])
+        if row == _TASKBAR_ROW and column // _TASKBAR_COLUMNS < len(names):
+            self.open_app(names[column // _TASKBAR_COLUMNS])
 
     def _move(self, window: Window, column: int, row: int) -> None:
-        """Windows keep to the grid and stay on the screen."""
+        """Move a window to even columns, inside the screen."""
         window.column = max(0, min(column // 2 * 2, COLUMNS - window.columns))
-        window.row = max(0, min(row, _BAR - window.rows))
+        window.row = max(0, min(row, _TASKBAR_ROW - window.rows))
 
-    def _window_for(self, column: int, row: int) -> Window | None:
-        """The window that an event at this cell goes to; a modal one lets nothing past."""
+    def _window_at(self, column: int, row: int) -> Window | None:
+        """The window that receives an event at this cell. A modal window blocks all others."""
         if self.front is not None and self.front.modal:
             return self.front if self.front.contains(column, row) else None
         return next((w for w in reversed(self.windows) if w.contains(column, row)), None)
 
-    def _widget(self, column: int, row: int) -> Widget | None:
-        window = self._window_for(column, row)
+    def _widget_at(self, column: int, row: int) -> Widget | None:
+        window = self._window_at(column, row)
         if window is None or row == window.row:
             return None
         return window.widget_at(column, row)
 
-    # looking
+    # screen
 
     def visible_elements(self) -> list[Element]:
-        """Everything in sight that a pointer could aim at, top to bottom."""
+        """All visible elements, in reading order."""
         found = [
-            Element(label=name, kind="app", column=i * _BAR_CELLS, row=_BAR, columns=_BAR_CELLS, rows=1)
+            Element(
+                label=name,
+                kind="app",
+                column=i * _TASKBAR_COLUMNS,
+                row=_TASKBAR_ROW,
+                columns=_TASKBAR_COLUMNS,
+                rows=1,
+            )
             for i, name in enumerate(self.apps)
         ]
         for i, window in enumerate(self.windows):
             above = self.windows[i + 1 :]
-            found += [part for part in _parts(window) if self._uncovered(part, above)]
+            found += [element for element in _window_elements(window) if self._is_visible(element, above)]
         if self.popup is not None:
             found += [
                 Element(
@@ -272,12 +282,12 @@ class Desktop:
                 )
                 for i, (label, _) in enumerate(self.popup.choices)
             ]  # fmt: skip
-        return sorted(found, key=lambda part: (part.row, part.column))
+        return sorted(found, key=lambda element: (element.row, element.column))
 
-    def _uncovered(self, part: Element, above: Sequence[Window]) -> bool:
-        """Whether its middle row shows, from its first cell to its middle one, and no menu lies over it."""
-        x, y = part.centre
-        row, columns = y // CELL_HEIGHT, range(part.column, x // CELL_WIDTH + 1)
+    def _is_visible(self, element: Element, above: Sequence[Window]) -> bool:
+        """Whether no window above and no menu covers the middle row, from the left edge to the centre."""
+        x, y = element.centre
+        row, columns = y // CELL_HEIGHT, range(element.column, x // CELL_WIDTH + 1)
         hidden = any(other.contains(column, row) for other in above for column in columns)
         under = self.popup is not None and any(self.popup.choice_at(column, row) for column in columns)
         return not hidden and not under
@@ -292,26 +302,26 @@ class Desktop:
             canvas.box(x, y, _POPUP_COLUMNS * CELL_WIDTH, high, Colour.LIGHT, Colour.INK)
             for i, (label, _) in enumerate(self.popup.choices):
                 canvas.text(x, y + i * CELL_HEIGHT, label, Colour.TITLE)
-        self._draw_bar(canvas)
+        self._draw_taskbar(canvas)
         return canvas
 
-    def _draw_bar(self, canvas: Canvas) -> None:
-        top = _BAR * CELL_HEIGHT
+    def _draw_taskbar(self, canvas: Canvas) -> None:
+        top = _TASKBAR_ROW * CELL_HEIGHT
         canvas.fill(0, top, COLUMNS * CELL_WIDTH, CELL_HEIGHT, Colour.BAR)
         running = {type(window) for window in self.windows}
         for i, (name, kind) in enumerate(self.apps.items()):
-            x = i * _BAR_CELLS * CELL_WIDTH
+            x = i * _TASKBAR_COLUMNS * CELL_WIDTH
             face = Colour.TITLE if kind in running else Colour.EDGE
-            canvas.fill(x + 1, top + 1, _BAR_CELLS * CELL_WIDTH - 2, CELL_HEIGHT - 2, face)
+            canvas.fill(x + 1, top + 1, _TASKBAR_COLUMNS * CELL_WIDTH - 2, CELL_HEIGHT - 2, face)
             canvas.text(x, top, name, Colour.LIGHT)
 
 
-def _cell(x: int, y: int) -> tuple[int, int]:
+def _cell_at(x: int, y: int) -> tuple[int, int]:
     return x // CELL_WIDTH, y // CELL_HEIGHT
 
 
-def _parts(window: Window) -> list[Element]:
-    """A window's title, its closing mark and its widgets."""
+def _window_elements(window: Window) -> list[Element]:
+    """A window's title, close button and widgets."""
     column, row = window.column, window.row
     return [
         Element(label=window.title, kind="title", column=column, row=row, columns=10, rows=1),

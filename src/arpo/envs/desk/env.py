@@ -1,7 +1,7 @@
-"""Desk as an environment: tasks in OSWorld's schema, typed actions in, screenshots out, a verdict at the end.
+"""Desk as an environment: tasks in OSWorld's schema, typed actions in, screenshots and a score out.
 
-The verdict looks at the world alone, never at the path. By option an unfinished goal is worth part of the way
-towards it, which is for learning, not for measuring. A task that Desk cannot read is an `EnvError`.
+The score depends only on the final world, not on the steps. Partial credit for an unfinished task is
+optional: use it for training, not for evaluation. An unreadable task raises `EnvError`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from arpo.envs.desk.world import World
 from arpo.errors import EnvError
 from arpo.types import Observation, Screenshot, StepResult, Task
 
-_LINES_A_SCROLL = 2
+_LINES_PER_SCROLL = 2
 _TYPED_KEYS = {"\n": "enter", "\t": "tab"}
 
 
 def set_up(task: Task) -> Desktop:
-    """The desktop as the task's config describes it."""
+    """A desktop in the initial state of the task."""
     desktop: Desktop | None = None
     for step in task.config:
         match step:
@@ -57,15 +57,19 @@ def set_up(task: Task) -> Desktop:
                 desktop.launch(app, column, row)
             case _:
                 kind = step.get("type")
-                raise EnvError("start", f"task {task.id}: Desk has no setup step {kind!r} like this one")
+                raise EnvError(
+                    "start",
+                    f"task {task.id}: Desk cannot run the setup step of type {kind!r}; "
+                    "use one 'world', then 'open' with app, column and row",
+                )
     if desktop is None:
-        raise EnvError("start", f"task {task.id}: config has no step of type 'world'")
+        raise EnvError("start", f"task {task.id}: config has no setup step of type 'world'")
     return desktop
 
 
-def task_score(task: Task, world: World, last: Action | None) -> float:
-    """1 if the world is what the task asks for and nothing else changed; an infeasible task wants FAIL."""
-    gave_up = isinstance(last, Fail)
+def task_score(task: Task, world: World, last_action: Action | None) -> float:
+    """1 if exactly the requested changes were made, else 0. An infeasible task requires `Fail` at the end."""
+    gave_up = isinstance(last_action, Fail)
     match task.evaluator:
         case {"func": "infeasible"}:
             return float(gave_up)
@@ -74,96 +78,99 @@ def task_score(task: Task, world: World, last: Action | None) -> float:
             return float(not gave_up and world == {**initial, **changed})
         case _:
             func = task.evaluator.get("func")
-            raise EnvError("evaluate", f"task {task.id}: Desk has no evaluator {func!r}")
+            raise EnvError(
+                "evaluate",
+                f"task {task.id}: Desk has no evaluator {func!r}; use 'desk_state' or 'infeasible'",
+            )
 
 
-def task_progress(task: Task, world: World, last: Action | None) -> float:
-    """The share of what had to change that has; 0 for what was given up, is infeasible or has moved away.
+def task_progress(task: Task, world: World, last_action: Action | None) -> float:
+    """Share of the requested changes made so far: max(0, 1 − d/d0).
 
-    It is 1 − d/d0: d counts the leaves in which the world differs from what the task asks for, d0 those in
-    which it did at first.
+    d counts the leaves in which the world differs from the target; d0 is d at the start. 0 for an infeasible
+    task and after `Fail`.
     """
     match task.evaluator:
-        case {"func": "desk_state", "expected": {"rules": changed}} if not isinstance(last, Fail):
+        case {"func": "desk_state", "expected": {"rules": changed}} if not isinstance(last_action, Fail):
             initial = task.config[0]["parameters"]
             target = {**initial, **changed}
-            at_first = _differences(initial, target)
-            return max(0.0, 1 - _differences(world, target) / at_first) if at_first else 0.0
+            initial_count = _count_differences(initial, target)
+            return max(0.0, 1 - _count_differences(world, target) / initial_count) if initial_count else 0.0
         case _:
             return 0.0
 
 
-def _differences(one: World, other: World) -> int:
-    """In how many leaves, of either, two worlds differ: {"a": [1, 2]} and {"a": [1], "b": 3} in two."""
-    mine, theirs = dict(_leaves(one, ())), dict(_leaves(other, ()))
+def _count_differences(one: World, other: World) -> int:
+    """Number of different leaves. {"a": [1, 2]} and {"a": [1], "b": 3} differ in 2."""
+    first, second = dict(_leaves(one, ())), dict(_leaves(other, ()))
     return sum(
-        path not in mine or path not in theirs or mine[path] != theirs[path]
-        for path in mine.keys() | theirs.keys()
+        path not in first or path not in second or first[path] != second[path]
+        for path in first.keys() | second.keys()
     )
 
 
 def _leaves(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Every value that holds no other, with the keys that lead to it; an empty folder or list is one too."""
+    """Paths and values of all leaves. An empty dict or list is a leaf."""
     match value:
         case dict() if value:
             for key, inner in value.items():
                 yield from _leaves(inner, (*path, key))
         case list() if value:
-            for place, inner in enumerate(value):
-                yield from _leaves(inner, (*path, place))
+            for index, inner in enumerate(value):
+                yield from _leaves(inner, (*path, index))
         case _:
             yield path, value
 
 
 class DeskEnv:
-    """One episode on the embedded desktop, drawn at the size given; `partial` is what the way is worth."""
+    """One episode on Desk, drawn in width x height pixels. `partial` is the maximum partial credit."""
 
     def __init__(self, width: int = LAYOUT_WIDTH, height: int = LAYOUT_HEIGHT, partial: float = 0.0) -> None:
         self.width, self.height, self._partial = width, height, partial
-        self._last: Action | None = None
-        self._seen: Canvas | None = None
+        self._last_action: Action | None = None
+        self._last_canvas: Canvas | None = None
 
     async def start(self, task: Task) -> Observation:
         self.task = task
         self.desktop = set_up(task)
-        return self._look()
+        return self._observe()
 
     async def step(self, actions: tuple[Action, ...]) -> StepResult:
         for action in up_to_terminal(actions):
             act(self.desktop, scale(action, (self.width, self.height), (LAYOUT_WIDTH, LAYOUT_HEIGHT)))
-            self._last = action
-        return StepResult(observation=self._look())
+            self._last_action = action
+        return StepResult(observation=self._observe())
 
     async def evaluate(self) -> float:
-        ended = self.task, self.desktop.world, self._last
-        return task_score(*ended) or self._partial * task_progress(*ended)
+        end_state = self.task, self.desktop.world, self._last_action
+        return task_score(*end_state) or self._partial * task_progress(*end_state)
 
     async def close(self) -> None:
-        """Nothing outlives the object."""
+        """Nothing to release."""
 
-    def _look(self) -> Observation:
-        """The screen; while nothing on it changes, the very same observation."""
+    def _observe(self) -> Observation:
+        """The current screen. An unchanged screen returns the same object, which saves encoding it again."""
         canvas = self.desktop.draw(self.width, self.height)
-        if self._seen is None or not np.array_equal(canvas.pixels, self._seen.pixels):
-            self._seen = canvas
+        if self._last_canvas is None or not np.array_equal(canvas.pixels, self._last_canvas.pixels):
+            self._last_canvas = canvas
             self._observation = Observation(screenshot=Screenshot.of(canvas.png()))
         return self._observation
 
 
 def act(desktop: Desktop, action: Action) -> None:
-    """Carry out an action whose places are in units of the layout."""
+    """Perform an action. Its points are in layout units."""
     match action:
         case Click(point=point) | LongPress(point=point):
-            desktop.click(*_whole(point))
+            desktop.click(*_integers(point))
         case DoubleClick(point=point):
-            desktop.double_click(*_whole(point))
+            desktop.double_click(*_integers(point))
         case RightClick(point=point):
-            desktop.right_click(*_whole(point))
+            desktop.right_click(*_integers(point))
         case Drag(start=start, end=end):
-            desktop.drag(_whole(start), _whole(end))
+            desktop.drag(_integers(start), _integers(end))
         case Scroll(point=point, direction=Direction.UP | Direction.DOWN as direction):
-            lines = _LINES_A_SCROLL if direction is Direction.DOWN else -_LINES_A_SCROLL
-            desktop.scroll(*_whole(point or Point(LAYOUT_WIDTH / 2, LAYOUT_HEIGHT / 2)), lines)
+            lines = _LINES_PER_SCROLL if direction is Direction.DOWN else -_LINES_PER_SCROLL
+            desktop.scroll(*_integers(point or Point(LAYOUT_WIDTH / 2, LAYOUT_HEIGHT / 2)), lines)
         case Hotkey(keys=keys):
             desktop.key(keys)
         case KeyDown(key=key):
@@ -178,7 +185,7 @@ def act(desktop: Desktop, action: Action) -> None:
             desktop.key(("esc",))
 
 
-def _whole(point: Point) -> tuple[int, int]:
+def _integers(point: Point) -> tuple[int, int]:
     return int(point.x), int(point.y)
 
 

@@ -1,8 +1,7 @@
-"""Writes Desk's shipped task lists: `python -m arpo.envs.desk.generate FOLDER`, pool.json and heldout.json.
+"""Writes Desk's shipped task lists, pool.json and heldout.json: `python -m arpo.envs.desk.generate FOLDER`.
 
-The pool is to Desk what OSWorld's 369 tasks are to a desktop: some are short, most ask for several things
-that must be found on the screen first, some cannot be done. The held-out tasks are made the same way from
-other seeds. Every task can be done within the steps of an episode.
+The pool has 369 tasks, like OSWorld: some short, most with several targets to find on the screen, some
+infeasible. Held-out tasks come from other seeds. The solver finishes every task within `rollout.max_steps`.
 """
 
 from __future__ import annotations
@@ -27,17 +26,19 @@ from arpo.types import Task
 
 Family = type[Any]
 
-# Where to aim depends on the world: a row of a list, a cell of a sheet, words that are written elsewhere.
-SEEKING: tuple[Family, ...] = (
+# The position to click depends on the world: a list row, a sheet cell, a text to read first.
+VARIABLE_TARGET: tuple[Family, ...] = (
     DeleteFile, MoveFile, RenameFile, ReplaceText, SendMail, AnswerMail, DeleteMail, FlagMail, SendFileText,
     PutValue, CopyValue,
 )  # fmt: skip
-FIXED: tuple[Family, ...] = tuple(family for family in FEASIBLE.values() if family not in SEEKING)
+FIXED_TARGET: tuple[Family, ...] = tuple(
+    family for family in FEASIBLE.values() if family not in VARIABLE_TARGET
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Portion:
-    """So many tasks that each ask for `goals` goals of these families: one in turn, more by lot."""
+    """`tasks` tasks of `goals` goals each. A single goal cycles through `families`; several are drawn."""
 
     tasks: int
     goals: int
@@ -47,21 +48,21 @@ class Portion:
 POOL = (
     Portion(tasks=15, goals=1, families=tuple(INFEASIBLE.values())),
     Portion(tasks=66, goals=1, families=tuple(FEASIBLE.values())),
-    Portion(tasks=22, goals=1, families=SEEKING),
-    Portion(tasks=25, goals=2, families=FIXED),
-    Portion(tasks=20, goals=3, families=FIXED),
-    Portion(tasks=221, goals=3, families=SEEKING),
+    Portion(tasks=22, goals=1, families=VARIABLE_TARGET),
+    Portion(tasks=25, goals=2, families=FIXED_TARGET),
+    Portion(tasks=20, goals=3, families=FIXED_TARGET),
+    Portion(tasks=221, goals=3, families=VARIABLE_TARGET),
 )
 HELDOUT = (
     Portion(tasks=6, goals=1, families=tuple(INFEASIBLE.values())),
     Portion(tasks=66, goals=1, families=tuple(FEASIBLE.values())),
-    Portion(tasks=16, goals=2, families=FIXED),
-    Portion(tasks=40, goals=2, families=SEEKING),
+    Portion(tasks=16, goals=2, families=FIXED_TARGET),
+    Portion(tasks=40, goals=2, families=VARIABLE_TARGET),
 )
 
 
 def make_tasks(purpose: str, portions: tuple[Portion, ...]) -> Iterator[dict[str, Any]]:
-    """Each task on a desktop of its own, from a seed of its own."""
+    """Tasks with one seed each. Skips tasks that take too many steps."""
     seed = made = 0
     for portion in portions:
         number = 0
@@ -76,7 +77,7 @@ def make_tasks(purpose: str, portions: tuple[Portion, ...]) -> Iterator[dict[str
 
 
 def solution_length(task: dict[str, Any]) -> int:
-    """How many steps the solver takes, the last one included."""
+    """Number of the solver's steps, including the terminal one."""
     desktop = set_up(Task(**task | {"config": tuple(task["config"]), "related_apps": ()}))
     goals = from_json(task["evaluator"]["solution"])
     length = 0

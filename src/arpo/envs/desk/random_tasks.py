@@ -1,7 +1,7 @@
-"""Worlds and tasks from a seed: what is on the desktop, which windows are open, what is asked for.
+"""Random worlds, windows and tasks from a seed.
 
-The shipped pool, the held-out tasks and the screens that the base model learned from come from here, each
-from seeds of its own (`SEEDS`), so that no two of them share a task.
+The task pool, the held-out tasks and the pretraining lessons each use seeds of their own (`SEEDS`), so they
+share no task.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from arpo.envs.desk.apps.files import ROOT
 from arpo.envs.desk.goals import INFEASIBLE, Goal, to_json
 from arpo.envs.desk.world import World
 
-SEEDS = {"pool": 1, "heldout": 2, "pretrain": 3}  # the first part of every seed: these never meet
+SEEDS = {"pool": 1, "heldout": 2, "pretrain": 3}  # first part of every seed
 _COLUMNS, _ROWS = (0, 2, 4, 6, 8), (0, 1, 2)
 
 
@@ -54,15 +54,15 @@ def random_world(rng: random.Random) -> World:
     }
 
 
-def random_windows(rng: random.Random, app: str, most: int = 3) -> list[dict[str, Any]]:
-    """The windows open at the start, back to front; half of the time the one that matters is in front."""
-    others = rng.sample([name for name in APPS if name != app], rng.randint(0, most - 1))
+def random_windows(rng: random.Random, app: str, max_windows: int = 3) -> list[dict[str, Any]]:
+    """Initial windows, back to front. With probability 1/2, `app` is in front."""
+    others = rng.sample([name for name in APPS if name != app], rng.randint(0, max_windows - 1))
     open_apps = [*others, app] if rng.random() < 0.5 else others
     return [{"app": name, "column": rng.choice(_COLUMNS), "row": rng.choice(_ROWS)} for name in open_apps]
 
 
 def random_task(rng: random.Random, families: Sequence[type[Any]], task_id: str) -> dict[str, Any]:
-    """A task that asks for one goal of each family in turn, in OSWorld's schema."""
+    """A task in OSWorld's schema with one goal of each family, in this order."""
     world = random_world(rng)
     final = copy.deepcopy(world)
     goals: list[Goal] = []

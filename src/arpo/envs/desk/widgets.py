@@ -1,8 +1,7 @@
-"""What windows are made of: each widget knows its place, how it is drawn, and what a click on it does.
+"""Widgets: position, drawing, and the effect of a click.
 
-Widgets are made anew from the application's state whenever they are looked at; they keep nothing. Text being
-edited is the one exception, and it is the window that owns it (`TextEdit`). Two widgets are equal when they
-look the same; what they do does not count.
+A window builds its widgets from its state on every call, so widgets hold no state. The window owns text under
+edit (`TextEdit`). Two widgets are equal if they look the same; callbacks are not compared.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ Choices = tuple[tuple[str, Callback], ...]
 
 
 def do_nothing() -> None:
-    """What most widgets do when double-clicked, and labels when clicked."""
+    """Default callback of widgets."""
 
 
 class TextEdit:
-    """A line of text under edit: caret, selection, the usual keys."""
+    """Text under edit, with caret, selection and editing keys."""
 
     def __init__(self, text: str = "") -> None:
         self.text = text
@@ -37,7 +36,7 @@ class TextEdit:
         return self.text[start:end]
 
     def insert(self, text: str) -> None:
-        """Type over the selection; what cannot be printed leaves no trace."""
+        """Replace the selection. Unprintable characters are dropped."""
         start, end = self.selection
         typed = "".join(filter(str.isprintable, text))
         self.text = self.text[:start] + typed + self.text[end:]
@@ -52,7 +51,7 @@ class TextEdit:
             self.anchor = self.caret
 
     def key(self, keys: tuple[str, ...]) -> bool:
-        """Handle an editing key; false if it is none."""
+        """Handle an editing key; False for any other key."""
         extend = len(keys) == 2 and keys[0] == "shift"
         match keys[-1] if extend else " ".join(keys):
             case "backspace":
@@ -85,7 +84,7 @@ class TextEdit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Widget:
-    """A place in a window's content, in cells, and what a click there does."""
+    """A rectangle in a window's content, in cells, with its callbacks."""
 
     column: int
     row: int
@@ -94,13 +93,13 @@ class Widget:
     label: str = ""
     click: Callback = field(default=do_nothing, compare=False)
     double_click: Callback = field(default=do_nothing, compare=False)
-    menu: Choices = field(default=(), compare=False)  # what a right click offers
+    menu: Choices = field(default=(), compare=False)  # opened by a right click
 
     def contains(self, column: int, row: int) -> bool:
         return 0 <= column - self.column < self.columns and 0 <= row - self.row < self.rows
 
     def click_at(self, column: int, row: int) -> None:
-        """A click at a cell inside the widget, counted from its corner."""
+        """Handle a click at a cell, relative to the widget's corner."""
         self.click()
 
     def draw(self, canvas: Canvas, x: int, y: int) -> None:
@@ -116,7 +115,7 @@ class Widget:
 
 
 class Label(Widget):
-    """Words that do nothing."""
+    """Static text."""
 
 
 class Button(Widget):
@@ -127,7 +126,7 @@ class Button(Widget):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch(Widget):
-    """A widget that is on or off."""
+    """A widget with the states on and off."""
 
     on: bool = False
 
@@ -155,18 +154,20 @@ class Tab(Switch):
         canvas.text(x, y, self.label, Colour.TITLE if self.on else Colour.INK)
 
 
-def tab_row(tabs: Sequence[tuple[str, int]], on: str, show: Callable[[str], Callback]) -> list[Widget]:
-    """Tabs side by side on the first row, each with its width in cells; `show` gives what a click does."""
+def tab_row(tabs: Sequence[tuple[str, int]], selected: str, show: Callable[[str], Callback]) -> list[Widget]:
+    """Tabs on the first row. `tabs` are names and widths in cells; `show` returns a tab's callback."""
     row: list[Widget] = []
     column = 0
     for name, columns in tabs:
-        row.append(Tab(column=column, row=0, columns=columns, label=name, on=name == on, click=show(name)))
+        row.append(
+            Tab(column=column, row=0, columns=columns, label=name, on=name == selected, click=show(name))
+        )
         column += columns
     return row
 
 
 class DropDown(Widget):
-    """Shows the value; a click opens the choices."""
+    """Shows the selected value; a click opens the choices."""
 
     def draw(self, canvas: Canvas, x: int, y: int) -> None:
         canvas.box(x, y, self.width, self.height, Colour.FIELD, Colour.EDGE)
@@ -179,7 +180,7 @@ class DropDown(Widget):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slider(Widget):
-    """Eleven stops, a cell each, from 0 to 100."""
+    """Values 0, 10, …, 100, one cell each."""
 
     value: int
     change: Callable[[int], None] = field(compare=False)
@@ -194,7 +195,7 @@ class Slider(Widget):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field(Widget):
-    """A line of text, or several by wrapping; a click puts the caret there. A long text follows its caret."""
+    """An editable text, wrapped if it has several rows. It scrolls to keep the caret visible."""
 
     text: str
     caret: int
@@ -204,7 +205,7 @@ class Field(Widget):
 
     @property
     def first_visible(self) -> int:
-        """The first character on show."""
+        """Index of the first visible character."""
         beyond = self.caret // self.columns - self.rows + 1
         return max(0, beyond) * self.columns if self.focused else 0
 
@@ -235,7 +236,7 @@ class Field(Widget):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item(Switch):
-    """A row of a list. One that carries a `payload` can be dragged to one that can `accept` it."""
+    """A row of a list. An item with a `payload` can be dragged onto an item with `accept`."""
 
     folder: bool = False
     flagged: bool = False
@@ -248,8 +249,8 @@ class Item(Switch):
             canvas.box(x + 2, y + 3, 10, 8, Colour.FOLDER, Colour.EDGE)
         elif self.flagged:
             canvas.fill(x + 4, y + 4, 6, 6, Colour.DANGER)
-        words = self.label[: self.columns - 2]
-        canvas.text(x + 2 * CELL_WIDTH, y, words, Colour.LIGHT if self.on else Colour.INK)
+        text = self.label[: self.columns - 2]
+        canvas.text(x + 2 * CELL_WIDTH, y, text, Colour.LIGHT if self.on else Colour.INK)
 
 
 class Cell(Switch):
@@ -264,15 +265,15 @@ class Cell(Switch):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrollBar(Widget):
-    """How far a list is scrolled. A click above or below the middle moves it by a line."""
+    """Scroll position of a list. A click above or below the middle scrolls by one line."""
 
     top: int
     shown: int
     total: int
-    move: Callable[[int], None] = field(compare=False)
+    scroll: Callable[[int], None] = field(compare=False)
 
     def click_at(self, column: int, row: int) -> None:
-        self.move(1 if row >= self.rows / 2 else -1)
+        self.scroll(1 if row >= self.rows / 2 else -1)
 
     def draw(self, canvas: Canvas, x: int, y: int) -> None:
         canvas.fill(x, y, self.width, self.height, Colour.FACE)

@@ -38,7 +38,7 @@ class WindowManager(Protocol):
 
 
 class Window:
-    """A rectangle of the screen that shows part of the world. Applications and dialogs are subclasses."""
+    """A rectangle of the screen with a view of the world. Applications and dialogs are subclasses."""
 
     columns, rows = 24, 9
     modal = False
@@ -58,7 +58,7 @@ class Window:
         raise AssertionError("every window has widgets")
 
     def key(self, keys: tuple[str, ...]) -> None:
-        """Handle a key that the focused text field did not use."""
+        """Handle a key not used by the focused text field."""
 
     def scroll(self, lines: int) -> None:
         """Handle the mouse wheel. Positive `lines` scroll down."""

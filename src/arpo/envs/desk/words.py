@@ -1,7 +1,6 @@
-"""The words that Desk's tasks and screens are made of. One token each for the tiny base model.
+"""Vocabulary of Desk's tasks and screens. Each word is one token of the tiny base model.
 
-Short, so that they fit the cells of a small screen; disjoint lists, so that a task can say which kind it
-means.
+Words are short, to fit a small screen. Lists are disjoint, so a word tells its kind.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ SIZES = _words("Small Medium Large")
 SWITCHES = _words("Wifi VPN Hotspot Flight")
 MISSING_SWITCHES = _words("Radar Sonar Laser")
 
-# What the interface itself says: applications, buttons, tabs, and the verbs of instructions and thoughts.
+# Applications, buttons, tabs, and the verbs of instructions and thoughts.
 INTERFACE = _words(
     "File Note Mail Conf Calc Web New Del Up Open Rename Delete Yes No OK Cancel Name Save All Copy Cut "
     "Paste Clear Edit Text untitled items Reply Flag Send To Sub Body In Sent Trash mail Net Look Sound "

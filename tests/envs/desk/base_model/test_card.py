@@ -1,4 +1,4 @@
-"""The shipped base model still fits the desktop, the tokens and the prompt that it was trained on."""
+"""The shipped base model matches the current screens, tokens and prompt."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
 from arpo.models.loading import resolve_model
 
 
-def test_the_shipped_base_model_fits_the_screens_tokens_and_prompt_of_today() -> None:
+def test_the_shipped_base_model_matches_the_current_screens_tokens_and_prompt() -> None:
     assert read_fingerprint(resolve_model("base")) == fingerprint()
 
 
-def test_the_shipped_tokenizer_is_the_one_that_is_built_today() -> None:
+def test_the_shipped_tokenizer_equals_the_current_one() -> None:
     shipped = (resolve_model("base") / "tokenizer.json").read_text(encoding="utf-8")
     assert shipped.strip() == desk_tokenizer().to_str(pretty=True).strip()
 

@@ -1,11 +1,11 @@
-"""Lessons: what is learned is exactly the answers, in the tokens that the policy will use."""
+"""Lessons: exactly the answers are learned, in the tokens of the policy."""
 
 import random
 
 import numpy as np
 import pytest
 
-from arpo.envs.desk.base_model.lessons import READ, Lesson, LessonGenerator, listing
+from arpo.envs.desk.base_model.lessons import READ_INSTRUCTION, Lesson, LessonGenerator, list_elements
 from arpo.envs.desk.base_model.pretrain import desk_tokenizer
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
 from arpo.envs.desk.goals import FAMILIES
@@ -18,16 +18,16 @@ from desks import click, desk, solution, task_of
 
 TOKENIZER = desk_tokenizer()
 RENDERER = Renderer(TOKENIZER, IMAGE_SETTINGS)
-TEACHER = LessonGenerator(RENDERER, load_template("desk"))
+GENERATOR = LessonGenerator(RENDERER, load_template("desk"))
 
 
 @pytest.fixture(scope="module")
 def lessons() -> list[Lesson]:
-    return [TEACHER.lesson(rng_for("pretrain", 600_000 + number)) for number in range(250)]
+    return [GENERATOR.lesson(rng_for("pretrain", 600_000 + number)) for number in range(250)]
 
 
 def answers(lesson: Lesson) -> list[str]:
-    """The learned stretches, each without its end of turn."""
+    """The learned spans, without their end-of-turn tokens."""
     found: list[list[int]] = []
     before = False
     for token, learned in zip(lesson.token_ids, lesson.mask, strict=True):
@@ -46,7 +46,7 @@ def instruction(lesson: Lesson) -> str:
 
 
 def test_every_screen_has_one_answer(lessons: list[Lesson]) -> None:
-    slots = TEACHER._next_look.count(RENDERER.image_token_id)
+    slots = GENERATOR._next_screen_ids.count(RENDERER.image_token_id)
     assert slots > 0
     for lesson in lessons:
         assert len(answers(lesson)) == len(lesson.frames)
@@ -56,8 +56,8 @@ def test_every_screen_has_one_answer(lessons: list[Lesson]) -> None:
 
 
 def test_lessons_read_point_and_do(lessons: list[Lesson]) -> None:
-    reading = [lesson for lesson in lessons if instruction(lesson) == READ]
-    acting = [lesson for lesson in lessons if instruction(lesson) != READ]
+    reading = [lesson for lesson in lessons if instruction(lesson) == READ_INSTRUCTION]
+    acting = [lesson for lesson in lessons if instruction(lesson) != READ_INSTRUCTION]
     assert 0.25 < len(reading) / len(lessons) < 0.45
     assert all(len(lesson.frames) == 1 for lesson in reading)
     for lesson in acting:
@@ -66,7 +66,7 @@ def test_lessons_read_point_and_do(lessons: list[Lesson]) -> None:
     assert {"finished()", "error_env()"} <= ends
 
 
-def test_a_solvers_lesson_stops_where_the_task_does(lessons: list[Lesson]) -> None:
+def test_a_solvers_lesson_ends_with_the_task(lessons: list[Lesson]) -> None:
     for lesson in lessons:
         over = [answer.endswith(("finished()", "error_env()")) for answer in answers(lesson)]
         assert not any(over[:-1])
@@ -74,22 +74,22 @@ def test_a_solvers_lesson_stops_where_the_task_does(lessons: list[Lesson]) -> No
 
 
 def test_the_same_seed_gives_the_same_lesson(lessons: list[Lesson]) -> None:
-    again = TEACHER.lesson(rng_for("pretrain", 600_007))
+    again = GENERATOR.lesson(rng_for("pretrain", 600_007))
     assert (again.token_ids, again.mask) == (lessons[7].token_ids, lessons[7].mask)
     assert all(map(np.array_equal, again.frames, lessons[7].frames))
 
 
-def test_a_screen_is_read_in_order_with_places() -> None:
+def test_elements_are_listed_in_reading_order_with_coordinates() -> None:
     desktop = desk("Conf")
     click(desktop, "Sound")
-    assert listing(desktop) == (
+    assert list_elements(desktop) == (
         "Conf(63,21)Net(42,35)Look(70,35)Sound on(105,35)User(140,35)Volume(63,63)30(112,63)Volume(84,77)"
         "Mute(84,105)"
     )
 
 
 def spelled_out(text: str) -> set[str]:
-    """The letters of `text` that are no word of their own: pieces of something that is not listed."""
+    """Letters of `text` encoded one by one, because their word is not in the vocabulary."""
     pieces = [TOKENIZER.decode([token]) for token in RENDERER.encode(text)]
     return {piece for piece in pieces if len(piece) == 1 and piece.isalpha() and piece not in vocabulary()}
 

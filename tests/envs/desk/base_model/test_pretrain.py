@@ -1,4 +1,4 @@
-"""Making the base model: batches of lessons, the loss, and going on from a saved state. Two tiny steps."""
+"""Pretraining: batches of lessons, the loss, resuming, and two steps of a tiny model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_seed_draws_its_batches(some: list[LessonBatch]) -> None:
 
 
 def test_the_loss_is_transformers_own(some: list[LessonBatch], tmp_path: Path) -> None:
-    """The same lessons one by one through the stock model, from the folder that was saved."""
+    """Compares with the saved model in plain transformers, one lesson at a time."""
     training = Pretraining(config(), tmp_path)
     palette = torch.from_numpy(PALETTE)
     batch = min(some, key=lambda batch: batch.tokens_BT.numel())
@@ -86,7 +86,7 @@ def test_the_loss_is_transformers_own(some: list[LessonBatch], tmp_path: Path) -
     assert loss.item() == pytest.approx(np.mean(losses), abs=1e-4)
 
 
-def test_a_saved_state_goes_on_as_if_it_had_not_stopped(some: list[LessonBatch], tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(some: list[LessonBatch], tmp_path: Path) -> None:
     palette = torch.from_numpy(PALETTE)
     whole = Pretraining(config(), tmp_path / "whole")
     losses = [float(whole.update(batch, palette)) for batch in some[:2]]
@@ -112,9 +112,9 @@ def test_learning_the_same_lessons_again_lowers_the_loss(some: list[LessonBatch]
 
 
 def test_two_steps_leave_a_model_that_plain_transformers_loads(tmp_path: Path) -> None:
-    said: list[str] = []
-    assert run_pretraining(config(), tmp_path, said.append) == 0
-    assert said == [f"{tmp_path}: step 2 of 2 saved"]
+    messages: list[str] = []
+    assert run_pretraining(config(), tmp_path, messages.append) == 0
+    assert messages == [f"{tmp_path}: step 2 of 2 saved"]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
     model = AutoModelForImageTextToText.from_pretrained(tmp_path / "model")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float16}

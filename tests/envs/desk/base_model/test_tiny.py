@@ -1,4 +1,4 @@
-"""The tiny model's folder is a plain Hugging Face directory."""
+"""The tiny model's folder loads with plain transformers."""
 
 import math
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_saving_leaves_the_model_alone(model: Qwen2_5_VLForConditionalGeneration
     assert model.config.image_token_id == special_ids(TOKENIZER)["<|image_pad|>"]
 
 
-def test_loaded_model_sees_what_ours_sees(
+def test_loaded_model_computes_the_same_logits(
     model: Qwen2_5_VLForConditionalGeneration, folder: Path, tmp_path: Path
 ) -> None:
     save_model_folder(model, TOKENIZER, tmp_path, dtype=torch.float32, settings=IMAGE_SETTINGS)

@@ -1,4 +1,4 @@
-"""The tiny model's tokenizer: everything listed is one token, and any text comes back."""
+"""The tiny model's tokenizer: listed strings are one token, and decoding restores any text."""
 
 import pytest
 from hypothesis import given
@@ -34,7 +34,7 @@ def pieces(text: str) -> list[str]:
 @pytest.mark.parametrize(
     "text", [*ACTION_PHRASES, *WORDS, " Click", " ctrl", "0", "7", "63", "224", *SPECIAL_TOKENS]
 )
-def test_what_is_listed_is_one_token(text: str) -> None:
+def test_listed_strings_are_one_token(text: str) -> None:
     assert len(TOKENIZER.encode(text).ids) == 1
 
 
@@ -67,7 +67,7 @@ def test_actions_are_few_tokens(action: Action, count: int) -> None:
     assert len(pieces(render([action], "Click"))) == len(thought) + count
 
 
-def test_what_is_not_listed_is_bytes() -> None:
+def test_unlisted_strings_are_bytes() -> None:
     assert pieces("Clicks 999 é") == [
         "C",
         "l",
@@ -104,7 +104,7 @@ def test_a_phrase_that_ends_in_a_letter_does_not_cut_a_word() -> None:
     st.text()
     | st.lists(st.sampled_from([*ACTION_PHRASES, *WORDS, " ", "224", "99", "\r\n", "é"])).map("".join)
 )
-def test_any_text_comes_back(text: str) -> None:
+def test_decoding_restores_any_text(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text).ids, skip_special_tokens=False) == text
 
 

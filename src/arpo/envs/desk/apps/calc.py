@@ -10,7 +10,7 @@ from arpo.envs.desk.window import Window, WindowManager
 COLUMN_NAMES = "ABCD"
 ROW_COUNT = 5
 Value = int | str
-_NUMBER = re.compile("-?[0-9]{1,15}")  # as many digits as spreadsheets keep; more of them are text
+_NUMBER = re.compile("-?[0-9]{1,15}")  # longer numbers are text, as in spreadsheets
 
 
 class Calc(Window):
@@ -70,7 +70,7 @@ class Calc(Window):
         return select
 
     def _show(self) -> None:
-        """Put what the selected cell holds into the entry line."""
+        """Copy the selected cell into the entry line."""
         if self.cell:
             self.entry = TextEdit(str(self.cells.get(self.cell, "")))
             self.entry.select_all()
@@ -86,7 +86,7 @@ class Calc(Window):
             self.cells.pop(self.cell, None)
 
     def _sum(self) -> None:
-        """The numbers above the selected cell, added up in it."""
+        """Set the selected cell to the sum of the numbers above it."""
         if self.cell:
             above = [self.cells.get(f"{self.cell[0]}{j}", 0) for j in range(1, int(self.cell[1:]))]
             self.entry = TextEdit(str(sum(value for value in above if isinstance(value, int))))

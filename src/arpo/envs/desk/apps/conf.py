@@ -1,4 +1,4 @@
-"""The settings: four tabs of switches, choices, a slider and a name."""
+"""The settings: four tabs with switches, drop-downs, a slider and the user name."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ Folders = dict[str, dict[str, str]]
 
 
 def name_taken(folders: Folders, folder: str, name: str) -> bool:
-    """Whether a name is in use there. Folders are all at the top, beside the files of no folder."""
+    """Whether `folder` contains this name. The root also contains the folders."""
     return name in folders[folder] or (folder == ROOT and name in folders)
 
 
@@ -43,7 +43,7 @@ class Files(Window):
             Button(column=8, row=0, columns=4, label="Up", click=lambda: self.enter(ROOT)),
             ScrollBar(
                 column=22, row=1, columns=2, rows=VISIBLE_ROWS, top=self.top, shown=VISIBLE_ROWS,
-                total=len(entries), move=self.scroll,
+                total=len(entries), scroll=self.scroll,
             ),
             Label(column=0, row=7, columns=12, label=f"{len(entries)} items"),
         ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A mail program: three boxes, a list, a window to write in."""
+"""A mail program: three boxes, a list, and a window to compose mails."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Mail(Window):
     def widgets(self) -> list[Widget]:
         widgets = tab_row(_BOXES, self.box, self._show)
         widgets += [
-            Button(column=0, row=1, columns=4, label="New", click=lambda: self.write("", "")),
+            Button(column=0, row=1, columns=4, label="New", click=lambda: self.compose("", "")),
             Button(column=4, row=1, columns=6, label="Reply", click=self._reply),
             Button(column=10, row=1, columns=4, label="Del", click=self._delete),
             Button(column=14, row=1, columns=4, label="Flag", click=self._flag),
             ScrollBar(
                 column=22, row=2, columns=2, rows=_VISIBLE_ROWS, top=self.top, shown=_VISIBLE_ROWS,
-                total=len(self.mails), move=self.scroll,
+                total=len(self.mails), scroll=self.scroll,
             ),
         ]  # fmt: skip
         for i, mail in list(enumerate(self.mails))[self.top : self.top + _VISIBLE_ROWS]:
@@ -49,9 +49,9 @@ class Mail(Window):
         def select() -> None:
             self.selected = i
 
-        who = mail.get("from") or mail["to"]
+        person = mail.get("from") or mail["to"]
         return Item(
-            column=0, row=2 + i - self.top, columns=22, label=f"{who:<6} {mail['subject']}",
+            column=0, row=2 + i - self.top, columns=22, label=f"{person:<6} {mail['subject']}",
             on=i == self.selected, flagged=mail.get("flag", False), click=select,
         )  # fmt: skip
 
@@ -62,9 +62,9 @@ class Mail(Window):
         if keys == ("delete",):
             self._delete()
         elif keys == ("ctrl", "n"):
-            self.write("", "")
+            self.compose("", "")
 
-    def write(self, to: str, subject: str) -> None:
+    def compose(self, to: str, subject: str) -> None:
         self.desktop.show(ComposeWindow(self.desktop, self.column, self.row + 1, to, subject))
 
     def _show(self, box: str) -> Callback:
@@ -76,7 +76,7 @@ class Mail(Window):
     def _reply(self) -> None:
         if self.selected >= 0 and self.box == "In":
             mail = self.mails[self.selected]
-            self.write(mail["from"], mail["subject"])
+            self.compose(mail["from"], mail["subject"])
 
     def _delete(self) -> None:
         if self.selected >= 0 and self.box != "Trash":
@@ -91,7 +91,7 @@ class Mail(Window):
 
 
 class ComposeWindow(Window):
-    """A mail being written."""
+    """An unsent mail. Closing the window discards it."""
 
     rows = 7
 

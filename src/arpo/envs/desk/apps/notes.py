@@ -1,4 +1,4 @@
-"""A text editor: one file at a time, an edit menu, saving by button or key."""
+"""A text editor for one file, with an edit menu. Saves by button or key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Notes(Window):
         return f"Note {self.name}".strip()
 
     def load(self, folder: str, name: str) -> None:
-        """Show a file; without a name, an empty page."""
+        """Show a file, or an empty page if `name` is empty."""
         self.folder, self.name = folder, name
         self.edit = TextEdit(self.desktop.world["files"][folder][name] if name else "")
         self.focus = self.edit
@@ -45,7 +45,7 @@ class Notes(Window):
 
     def _save_as(self, name: str) -> None:
         files: Folders = self.desktop.world["files"]
-        if not (self.folder == ROOT and name in files):  # a folder has that name
+        if not (self.folder == ROOT and name in files):  # unless a folder has this name
             self.name = name
             files.setdefault(self.folder, {})[name] = self.edit.text
 

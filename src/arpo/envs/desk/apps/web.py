@@ -1,4 +1,4 @@
-"""A browser that shows one page: an order form. What is submitted cannot be taken back."""
+"""A browser with one page: an order form. A submitted order is final."""
 
 from __future__ import annotations
 

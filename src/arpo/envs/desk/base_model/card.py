@@ -1,7 +1,7 @@
-"""The base model's card, with a fingerprint of everything that its weights depend on.
+"""The base model's card, with a fingerprint of everything its weights depend on.
 
-One changed pixel of a screen, token of the vocabulary or word of the prompt makes the weights worthless
-without any error to show for it; the fingerprint turns that into one.
+A changed pixel, token or prompt makes the weights worthless without raising an error. Comparing fingerprints
+detects it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _LINE = re.compile(r"^fingerprint: `([0-9a-f]{64})`$", re.MULTILINE)
 
 
 def fingerprint() -> str:
-    """Of the tokenizer, the prompt, the image settings, and the screens and answers of some lessons."""
+    """SHA-256 of the tokenizer, the prompt, the image settings, and the screens and tokens of 200 lessons."""
     tokenizer = desk_tokenizer()
-    teacher = LessonGenerator(Renderer(tokenizer, IMAGE_SETTINGS), load_template("desk"))
+    generator = LessonGenerator(Renderer(tokenizer, IMAGE_SETTINGS), load_template("desk"))
     digest = hashlib.sha256()
     for text in (tokenizer.to_str(), CHAT_TEMPLATE, repr(IMAGE_SETTINGS)):
         digest.update(text.encode())
     digest.update(PALETTE.tobytes())
     rng = rng_for("pretrain", 0)
     for _ in range(_LESSONS):
-        lesson = teacher.lesson(rng)
+        lesson = generator.lesson(rng)
         digest.update(repr((lesson.token_ids, lesson.mask)).encode())
         for frame in lesson.frames:
             digest.update(frame.tobytes())
@@ -42,7 +42,7 @@ def fingerprint() -> str:
 
 
 def read_fingerprint(folder: Path) -> str:
-    """The fingerprint on a model folder's card; "" where there is none."""
+    """The fingerprint on a model folder's card; "" if there is none."""
     path = folder / CARD
     found = _LINE.search(path.read_text(encoding="utf-8")) if path.is_file() else None
     return found[1] if found else ""
@@ -58,14 +58,14 @@ pipeline_tag: image-text-to-text
 # Desk base model
 
 A tiny Qwen2.5-VL ({parameters:,} parameters, half precision) that reads the screens of ARPO's embedded
-desktop and answers in the UI-TARS action language. It is meant to be trained further there, and good for
-nothing else.
+desktop and answers in the UI-TARS action language. It is a starting point for training on that desktop and
+useless elsewhere.
 
 - Made by `arpo pretrain --out FOLDER --pretrain.steps {settings.steps}`, seed {config.run.seed}, {step} of
   {settings.steps} steps of {settings.tokens_per_step:,} tokens, AdamW {settings.lr:g}, bfloat16 arithmetic.
-- Lessons: reading every label with its place, pointing at one, and solvers' episodes with short thoughts, on
-  desktops from seeds that no shipped task has.
-- Limits: it knows Desk's words, its prompt, and screens of 224 by 168.
+- Lessons: read every label with its coordinates, click one element, follow a solver's episode with short
+  thoughts. Their desktops share no seed with any shipped task.
+- Limits: it knows only Desk's words, Desk's prompt, and screens of 224x168 pixels.
 
 fingerprint: `{fingerprint()}`
 """

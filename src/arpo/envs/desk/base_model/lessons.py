@@ -1,7 +1,7 @@
-"""What the base model learns from: screens to read, things to point at, and solvers' episodes.
+"""Lessons for pretraining the base model: read a screen, click an element, solve a task.
 
-Every lesson comes from Desk's own seeds for this purpose, never from those of the task pool or the held-out
-tasks. Screens stay arrays of palette indices; nothing here is encoded as a picture.
+Lessons use the seeds of "pretrain", never those of the task pool or the held-out tasks. Screens stay arrays
+of palette indices; no image is encoded.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from arpo.prompts.conversation import PromptTemplate
 from arpo.prompts.rendering import Renderer
 from arpo.types import Message, Screenshot
 
-READ = "Read the screen"
-_PLAIN = ("app", "close")  # the same on every screen
-_MOST_READ = 24
-_MOST_STEPS = 16
-_WANDER = (0, 0, 0, 1, 2, 3, 5)  # clicks at random before the lesson begins
-_GOALS = (1, 1, 1, 1, 1, 1, 2, 2, 3)
+READ_INSTRUCTION = "Read the screen"
+_UNLISTED_KINDS = ("app", "close")  # identical on every screen
+_MAX_LISTED = 24
+_MAX_STEPS = 16
+_RANDOM_CLICKS = (0, 0, 0, 1, 2, 3, 5)  # before the lesson begins; one is drawn
+_GOAL_COUNTS = (1, 1, 1, 1, 1, 1, 2, 2, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """One sequence: tokens, which of them are learned, and the screens in its image slots."""
+    """One training sequence. `mask` marks the learned tokens; `frames` fill the image slots in order."""
 
     token_ids: tuple[int, ...]
     mask: tuple[bool, ...]
@@ -42,53 +42,54 @@ class Lesson:
 
 
 class LessonGenerator:
-    """Makes lessons in the words and tokens that the policy itself will use."""
+    """Generates lessons in the prompt and tokens of the policy."""
 
     def __init__(self, renderer: Renderer, template: PromptTemplate) -> None:
         self._renderer = renderer
         self._system = Message(role="system", text=template.system)
         self._user = template.user
-        # Every screen has one size, so any picture of that size renders to the right number of slots.
+        # All screens have one size, so a blank one renders to the right number of image slots.
         blank = Screenshot.of(Canvas(LAYOUT_WIDTH, LAYOUT_HEIGHT).png())
-        self._look = Message(role="user", screenshot=blank)
-        self._next_look = renderer.continuation(self._look).token_ids
+        self._screen = Message(role="user", screenshot=blank)
+        self._next_screen_ids = renderer.continuation(self._screen).token_ids
 
     def lesson(self, rng: random.Random) -> Lesson:
-        """A third each: read everything, point at one thing, do a task."""
-        desktop = _some_desktop(rng)
+        """35% read the screen, 20% click one element, 45% solve a task."""
+        desktop = _random_desktop(rng)
         kind = rng.random()
         if kind < 0.35:
-            return self._sequence(READ, [(desktop.draw(LAYOUT_WIDTH, LAYOUT_HEIGHT), listing(desktop))])
+            return self._lesson(READ_INSTRUCTION, [(_draw(desktop), list_elements(desktop))])
         if kind < 0.55:
-            return self._pointing(rng, desktop)
-        return self._doing(rng, desktop)
+            return self._click_lesson(rng, desktop)
+        return self._task_lesson(rng, desktop)
 
-    def _pointing(self, rng: random.Random, desktop: Desktop) -> Lesson:
-        labels = [part.label for part in desktop.visible_elements()]
-        parts = [part for part in desktop.visible_elements() if part.label and labels.count(part.label) == 1]
-        part = rng.choice(parts)
-        answer = render([Click(point=Point(*part.centre))], f"Click {_words(part)}")
-        return self._sequence(f"Click {_words(part)}", [(desktop.draw(LAYOUT_WIDTH, LAYOUT_HEIGHT), answer)])
+    def _click_lesson(self, rng: random.Random, desktop: Desktop) -> Lesson:
+        elements = desktop.visible_elements()
+        labels = [element.label for element in elements]
+        element = rng.choice([each for each in elements if each.label and labels.count(each.label) == 1])
+        instruction = f"Click {_label_words(element)}"
+        answer = render([Click(point=Point(*element.centre))], instruction)
+        return self._lesson(instruction, [(_draw(desktop), answer)])
 
-    def _doing(self, rng: random.Random, desktop: Desktop) -> Lesson:
-        goals = _some_goals(rng, desktop)
+    def _task_lesson(self, rng: random.Random, desktop: Desktop) -> Lesson:
+        goals = _random_goals(rng, desktop)
         turns = []
-        for _ in range(_MOST_STEPS):
+        for _ in range(_MAX_STEPS):
             step = next_step(desktop, goals)
-            turns.append((desktop.draw(LAYOUT_WIDTH, LAYOUT_HEIGHT), render([step.action], step.thought)))
+            turns.append((_draw(desktop), render([step.action], step.thought)))
             act(desktop, step.action)
             if isinstance(step.action, Finished | Fail):
                 break
-        return self._sequence(", then ".join(goal.instruction for goal in goals), turns)
+        return self._lesson(", then ".join(goal.instruction for goal in goals), turns)
 
-    def _sequence(self, instruction: str, turns: Sequence[tuple[Canvas, str]]) -> Lesson:
+    def _lesson(self, instruction: str, turns: Sequence[tuple[Canvas, str]]) -> Lesson:
         user = Message(role="user", text=self._user.format(instruction=instruction))
-        token_ids = list(self._renderer.render((self._system, user, self._look)).token_ids)
+        token_ids = list(self._renderer.render((self._system, user, self._screen)).token_ids)
         mask = [False] * len(token_ids)
         for i, (_, text) in enumerate(turns):
             if i:
-                token_ids += self._next_look
-                mask += [False] * len(self._next_look)
+                token_ids += self._next_screen_ids
+                mask += [False] * len(self._next_screen_ids)
             answer = (*self._renderer.encode(text), self._renderer.end_of_turn_id)
             token_ids += answer
             mask += [True] * len(answer)
@@ -97,29 +98,32 @@ class LessonGenerator:
         )
 
 
-def listing(desktop: Desktop) -> str:
-    """What the windows show, with its place, in reading order."""
-    named = [part for part in desktop.visible_elements() if part.label and part.kind not in _PLAIN][
-        :_MOST_READ
-    ]
-    return "".join(_entry(part) for part in named)
+def _draw(desktop: Desktop) -> Canvas:
+    return desktop.draw(LAYOUT_WIDTH, LAYOUT_HEIGHT)
 
 
-def _entry(part: Element) -> str:
-    x, y = part.centre
-    return f"{_words(part)}{' on' if part.on else ''}({x},{y})"
+def list_elements(desktop: Desktop) -> str:
+    """The labels in the windows with their centres, in reading order: "Conf(63,21)Net(42,35)"."""
+    elements = desktop.visible_elements()
+    listed = [element for element in elements if element.label and element.kind not in _UNLISTED_KINDS]
+    return "".join(_list_element(element) for element in listed[:_MAX_LISTED])
 
 
-def _words(part: Element) -> str:
-    return " ".join(part.label.split())
+def _list_element(element: Element) -> str:
+    x, y = element.centre
+    return f"{_label_words(element)}{' on' if element.on else ''}({x},{y})"
 
 
-def _some_desktop(rng: random.Random) -> Desktop:
-    """A desktop in some state that a user could have left it in."""
+def _label_words(element: Element) -> str:
+    return " ".join(element.label.split())
+
+
+def _random_desktop(rng: random.Random) -> Desktop:
+    """A desktop with open windows, after some random clicks."""
     desktop = Desktop(random_world(rng), APPS)
     for window in random_windows(rng, rng.choice(list(APPS))):
         desktop.launch(**window)
-    for _ in range(rng.choice(_WANDER)):
+    for _ in range(rng.choice(_RANDOM_CLICKS)):
         x, y = rng.choice(desktop.visible_elements()).centre
         rng.choice((desktop.click, desktop.click, desktop.click, desktop.double_click, desktop.right_click))(
             x, y
@@ -127,14 +131,14 @@ def _some_desktop(rng: random.Random) -> Desktop:
     return desktop
 
 
-def _some_goals(rng: random.Random, desktop: Desktop) -> list[Goal]:
-    """Goals that the desktop as it stands admits."""
+def _random_goals(rng: random.Random, desktop: Desktop) -> list[Goal]:
+    """One to three goals of the current desktop; in one case of ten, one infeasible goal."""
     if rng.random() < 0.1:
         return [rng.choice(list(INFEASIBLE.values())).sample(rng, desktop.world)]
     while True:
-        families = rng.sample(list(FEASIBLE.values()), rng.choice(_GOALS))
+        families = rng.sample(list(FEASIBLE.values()), rng.choice(_GOAL_COUNTS))
         if compatible(families):
             try:
                 return [family.sample(rng, desktop.world) for family in families]
-            except (IndexError, ValueError):  # an inbox or a sheet that wandering left empty
+            except (IndexError, ValueError):  # random clicks emptied the inbox or the sheet
                 continue

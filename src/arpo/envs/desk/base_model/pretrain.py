@@ -1,7 +1,7 @@
-"""Makes the base model: supervised learning of `lessons`, on one GPU, in pieces that can be resumed.
+"""Pretrains the base model on `lessons`, on one GPU. An interrupted run resumes from its last checkpoint.
 
-The folder that it writes is a plain Hugging Face model with a card (`card`), whose fingerprint covers all
-that the weights depend on: screens, prompt, tokens.
+The output is a Hugging Face model folder with a card (`card`). The card's fingerprint covers everything the
+weights depend on: screens, prompt and tokens.
 """
 
 from __future__ import annotations
@@ -37,15 +37,17 @@ from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
 from arpo.storage import checkpoint
 
-_FRAMES_STEP = 64  # screens of a batch are rounded up to this, so that few shapes occur
-WEIGHTS, MOMENTS = "weights", ("exp_avg", "exp_avg_sq")  # the files of a checkpoint
-_PATIENCE = 5.0  # seconds between looks at whether lessons are still being made
+_FRAMES_MULTIPLE = 64  # pads the screens of a batch to a multiple, to limit the number of tensor shapes
+WEIGHTS, MOMENTS = "weights", ("exp_avg", "exp_avg_sq")  # files of a checkpoint
+_QUEUE_TIMEOUT = 5.0  # seconds between checks for living workers
 _REPORT_EVERY, _SAVE_EVERY = 100, 500
-_CHUNKS = 4  # batches made together, sorted by length, so that little is padding
+_BATCHES_PER_CHUNK = 4  # lessons of this many batches are sorted by length, to reduce padding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonBatch:
+    """Lessons padded to one width. `slots_BT` marks image tokens."""
+
     tokens_BT: Tensor
     mask_BT: Tensor
     slots_BT: Tensor
@@ -67,7 +69,7 @@ def collate(lessons: list[Lesson], renderer: Renderer) -> LessonBatch:
         slots[row, :length] = renderer.image_slots(lesson.token_ids, grids)
         positions[:, row, :length] = renderer.positions(lesson.token_ids, grids)
     frames = [frame for lesson in lessons for frame in lesson.frames]
-    frames += [frames[0]] * (-len(frames) % _FRAMES_STEP)
+    frames += [frames[0]] * (-len(frames) % _FRAMES_MULTIPLE)
     arrays = tokens, mask, slots, positions, np.stack(frames)
     tensors = [torch.from_numpy(array) for array in arrays]
     return LessonBatch(
@@ -80,23 +82,23 @@ def collate(lessons: list[Lesson], renderer: Renderer) -> LessonBatch:
 
 
 def batches(rng: random.Random, renderer: Renderer, tokens_per_step: int) -> Iterator[LessonBatch]:
-    """Without end: lessons of similar length together, batches in random order."""
-    teacher = LessonGenerator(renderer, load_template("desk"))
+    """Endless batches of lessons. A batch holds lessons of similar length; the order of batches is random."""
+    generator = LessonGenerator(renderer, load_template("desk"))
     while True:
         lessons: list[Lesson] = []
-        while sum(len(lesson.token_ids) for lesson in lessons) < _CHUNKS * tokens_per_step:
-            lessons.append(teacher.lesson(rng))
+        while sum(len(lesson.token_ids) for lesson in lessons) < _BATCHES_PER_CHUNK * tokens_per_step:
+            lessons.append(generator.lesson(rng))
         lessons.sort(key=lambda lesson: len(lesson.token_ids))
-        made: list[list[Lesson]] = [[]]
+        chunk: list[list[Lesson]] = [[]]
         for lesson in lessons:
-            if (len(made[-1]) + 1) * len(lesson.token_ids) > tokens_per_step:
-                made.append([])
-            made[-1].append(lesson)
-        rng.shuffle(made)
-        yield from (collate(chunk, renderer) for chunk in made)
+            if (len(chunk[-1]) + 1) * len(lesson.token_ids) > tokens_per_step:
+                chunk.append([])
+            chunk[-1].append(lesson)
+        rng.shuffle(chunk)
+        yield from (collate(batch, renderer) for batch in chunk)
 
 
-def _work(queue: Any, seed: int, tokens_per_step: int) -> None:
+def _run_worker(queue: Any, seed: int, tokens_per_step: int) -> None:
     torch.set_num_threads(1)
     mp.set_sharing_strategy("file_system")
     renderer = Renderer(desk_tokenizer(), IMAGE_SETTINGS)
@@ -105,7 +107,7 @@ def _work(queue: Any, seed: int, tokens_per_step: int) -> None:
 
 
 def lesson_loss(model: Any, batch: LessonBatch, palette: Tensor) -> Tensor:
-    """Mean cross-entropy of the answers' tokens."""
+    """Mean cross-entropy over the tokens of the answers."""
     device = model.device
     tokens, slots = batch.tokens_BT.to(device).long(), batch.slots_BT.to(device)
     mask = batch.mask_BT.to(device)
@@ -122,7 +124,7 @@ def lesson_loss(model: Any, batch: LessonBatch, palette: Tensor) -> Tensor:
 
 
 class Pretraining:
-    """Model, optimiser and place in the schedule."""
+    """Model, optimiser and current step."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.config, self.folder = config, folder
@@ -138,7 +140,7 @@ class Pretraining:
             self.model.parameters(), lr=config.pretrain.lr, weight_decay=0.01, betas=(0.9, 0.98), fused=on_gpu
         )
         self.step = 0
-        self._names = [name for name, _ in self.model.named_parameters()]
+        self._parameter_names = [name for name, _ in self.model.named_parameters()]
 
     def update(self, batch: LessonBatch, palette: Tensor) -> Tensor:
         settings = self.config.pretrain
@@ -156,11 +158,11 @@ class Pretraining:
         return loss.detach()
 
     def save(self) -> None:
-        """A checkpoint to go on from, and the model as it is now."""
+        """Write a checkpoint to resume from, and the current model with its card."""
         moments = self.optimiser.state_dict()["state"]
         parts = {WEIGHTS: dict(self.model.named_parameters())}
         for key in MOMENTS:
-            parts[key] = {name: moments[i][key] for i, name in enumerate(self._names)}
+            parts[key] = {name: moments[i][key] for i, name in enumerate(self._parameter_names)}
 
         def write(folder: Path) -> None:
             for part, tensors in parts.items():
@@ -173,7 +175,7 @@ class Pretraining:
         (self.folder / "model" / CARD).write_text(text, encoding="utf-8")
 
     def resume(self) -> None:
-        """Go on from the newest whole checkpoint, if there is one."""
+        """Load the newest complete checkpoint, if there is one."""
         found, _ = checkpoint.latest(self.folder / checkpoint.CHECKPOINTS)
         if found is None:
             return
@@ -182,14 +184,14 @@ class Pretraining:
         self.step = found.step
         moments = {
             i: {"step": torch.tensor(float(self.step)), **{key: parts[key][name] for key in MOMENTS}}
-            for i, name in enumerate(self._names)
+            for i, name in enumerate(self._parameter_names)
         }
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": moments, "param_groups": groups})
 
 
-class Lessons:
-    """Batches made by processes of their own; each piece of a training draws others."""
+class LessonLoader:
+    """Generates batches in worker processes. Seeds depend on the first step: a resumed run draws new ones."""
 
     def __init__(self, config: Config, step: int) -> None:
         mp.set_sharing_strategy("file_system")
@@ -197,9 +199,9 @@ class Lessons:
         self._queue = context.Queue(32)
         count = config.pretrain.workers or max(1, (os.cpu_count() or 2) - 1)
         arguments = [(self._queue, step * 1000 + i, config.pretrain.tokens_per_step) for i in range(count)]
-        self._workers = [context.Process(target=_work, args=args, daemon=True) for args in arguments]
+        self._workers = [context.Process(target=_run_worker, args=args, daemon=True) for args in arguments]
 
-    def __enter__(self) -> Lessons:
+    def __enter__(self) -> LessonLoader:
         for worker in self._workers:
             worker.start()
         return self
@@ -208,23 +210,23 @@ class Lessons:
         for worker in self._workers:
             worker.terminate()
 
-    def next(self) -> LessonBatch:
-        """Waits for a batch as long as anyone is left to make one."""
+    def next_batch(self) -> LessonBatch:
+        """Wait for a batch; RuntimeError if all workers have died."""
         while any(worker.is_alive() for worker in self._workers):
             try:
-                return self._queue.get(timeout=_PATIENCE)
+                return self._queue.get(timeout=_QUEUE_TIMEOUT)
             except Empty:
                 continue
-        raise RuntimeError("every process that makes lessons has died; its error is above")
+        raise RuntimeError("all lesson workers have died; their errors are above")
 
 
-def run_pretraining(config: Config, out: Path, say: Callable[[str], None] = print) -> int:
-    """Train until all steps are done or the time for this piece is over; the same command goes on."""
+def run_pretraining(config: Config, out: Path, log: Callable[[str], None] = print) -> int:
+    """Train until `pretrain.steps` or `pretrain.minutes` is reached. The same command resumes."""
     settings = config.pretrain
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out {out}: the folder cannot be made: {error.strerror}") from error
+        raise UserError(f"--out {out}: cannot create the folder: {error.strerror}") from error
     training = Pretraining(config, out)
     training.resume()
     device = training.model.device
@@ -233,17 +235,17 @@ def run_pretraining(config: Config, out: Path, say: Callable[[str], None] = prin
     palette = torch.from_numpy(PALETTE).to(device)
     start, first = time.monotonic(), training.step
     losses: list[Tensor] = []
-    with Lessons(config, training.step) as lessons:
+    with LessonLoader(config, training.step) as lessons:
         try:
             while training.step < settings.steps:
-                losses.append(training.update(lessons.next(), palette))
+                losses.append(training.update(lessons.next_batch(), palette))
                 seconds = time.monotonic() - start
                 if training.step % _REPORT_EVERY == 0:
                     mean = torch.stack(losses).mean().item()
                     losses.clear()
                     rate = (training.step - first) / seconds
                     done = f"step {training.step}/{settings.steps}"
-                    say(f"{done} loss {mean:.4f} {rate:.1f} steps/s {seconds:.0f} s")
+                    log(f"{done} loss {mean:.4f} {rate:.1f} steps/s {seconds:.0f} s")
                 if training.step % _SAVE_EVERY == 0:
                     training.save()
                 if settings.minutes and seconds > settings.minutes * 60:
@@ -251,5 +253,5 @@ def run_pretraining(config: Config, out: Path, say: Callable[[str], None] = prin
         finally:
             if training.step > first:
                 training.save()
-    say(f"{out}: step {training.step} of {settings.steps} saved")
+    log(f"{out}: step {training.step} of {settings.steps} saved")
     return 0

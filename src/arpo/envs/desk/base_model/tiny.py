@@ -1,7 +1,4 @@
-"""The tiny Qwen2.5-VL: its shape, its first weights, and its folder in the Hugging Face format.
-
-A folder written here loads with plain transformers. Nothing here trains.
-"""
+"""The tiny Qwen2.5-VL: configuration, initial weights, and saving as a Hugging Face model folder."""
 
 from __future__ import annotations
 
@@ -56,7 +53,7 @@ def tiny_config(
     vision_layers: int = 4,
     max_positions: int = 4096,
 ) -> Qwen2_5_VLConfig:
-    """The shape of a small model; `ids` are its special tokens. Vision attends fully in every layer."""
+    """Configuration with full attention in every vision layer. `ids` maps special tokens to ids."""
     half = hidden // heads // 2
     time = half // 4
     height = (half - time) // 2
@@ -99,7 +96,7 @@ def tiny_config(
 
 
 def new_tiny_model(config: Qwen2_5_VLConfig, seed: int) -> Qwen2_5_VLForConditionalGeneration:
-    """Fresh float32 weights, deviation 1/sqrt(fan in): at the usual 0.02 so small a model learns nothing."""
+    """Float32 weights, deviation 1/sqrt(fan-in). A model this small does not learn with the usual 0.02."""
     with torch.random.fork_rng(devices=[]):
         model = Qwen2_5_VLForConditionalGeneration(config).float()
     generator = torch.Generator().manual_seed(seed)
@@ -118,7 +115,7 @@ def save_model_folder(
     dtype: torch.dtype = torch.float16,
     settings: ImageSettings = IMAGE_SETTINGS,
 ) -> None:
-    """Write a plain Hugging Face model directory; weights are stored as `dtype`, the model stays as it is."""
+    """Write a Hugging Face model folder with weights of `dtype`. The model itself is not converted."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: weight.to(dtype) for name, weight in model.state_dict().items()}

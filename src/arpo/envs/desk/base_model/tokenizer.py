@@ -1,7 +1,7 @@
 """The tiny model's tokenizer: one token for each fixed phrase, word and number; bytes for everything else.
 
-There are no merges to learn: text is cut by a pattern, and a piece is listed whole or spelled in bytes, so
-that any text comes back exactly. It is an ordinary byte-level BPE file that any Hugging Face loader reads.
+A pattern splits the text. Each piece is either one token or spelled in bytes, so decoding returns any text
+exactly. There are no merges. The file is a byte-level BPE tokenizer for any Hugging Face loader.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _COORDINATES = 256
 
 
 def build_tokenizer(phrases: Sequence[str], words: Sequence[str], numbers: int) -> Tokenizer:
-    """Each phrase, each word, each word after a space, and each of 0 to numbers-1 is one token.
+    """A tokenizer with one token per phrase, word, word after a space, and number below `numbers`.
 
-    Words are letters only, as they are cut; anything else that should be one token is a phrase. A phrase wins
-    wherever it begins, the longest first.
+    Words contain only letters (ValueError otherwise); list anything else as a phrase. The longest matching
+    phrase wins over words.
     """
     for word in words:
         if not re.fullmatch("[A-Za-z]+", word):
-            raise ValueError(f"{word!r} is not a word: list what holds more than letters among the phrases")
+            raise ValueError(f"{word!r} is not a word: words contain only letters; add it to the phrases")
     listed = (*phrases, *words, *(f" {word}" for word in words), *map(str, range(numbers)))
     tokens = [*SPECIAL_TOKENS, *_BYTES.values(), *(_byte_level(text) for text in listed)]
     vocabulary = {token: index for index, token in enumerate(dict.fromkeys(tokens))}
@@ -61,7 +61,7 @@ def build_tokenizer(phrases: Sequence[str], words: Sequence[str], numbers: int) 
 
 
 def desk_tokenizer() -> Tokenizer:
-    """The base model's: Desk's words, and one token for each coordinate of a small screen."""
+    """The base model's tokenizer: Desk's words, and one token for each coordinate of a small screen."""
     return build_tokenizer(ACTION_PHRASES, vocabulary(), _COORDINATES)
 
 
@@ -77,7 +77,7 @@ def _pattern(phrases: Iterable[str]) -> str:
 
 
 def _byte_alphabet() -> dict[int, str]:
-    """How byte-level BPE writes each byte: printable Latin-1 as itself, others from U+0100 on, in order."""
+    """Byte → character in byte-level BPE: printable Latin-1 as itself, the others from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(0x100 + others.index(byte)) if byte in others else chr(byte) for byte in range(256)}

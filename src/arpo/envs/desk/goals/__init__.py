@@ -1,4 +1,4 @@
-"""Every family of goals by name, and what a competent user does about a list of them."""
+"""All goal families by name, their JSON form, and the solver for a list of goals."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ FAMILIES: dict[str, type[Any]] = FEASIBLE | INFEASIBLE
 
 
 def compatible(families: Sequence[type[Any]]) -> bool:
-    """Whether one task may ask for all of these: no two that could undo each other."""
+    """Whether one task may combine these families: no goal can undo another."""
     areas = [_AREA.get(family.app, family.__name__) for family in families]
     return len(set(areas)) == len(areas) and (len(areas) == 1 or SendFileText not in families)
 
@@ -69,7 +69,7 @@ def from_json(rows: Sequence[dict[str, Any]]) -> list[Goal]:
 
 
 def next_step(desktop: Desktop, goals: Sequence[Goal]) -> Step:
-    """The first goal that is not reached yet says what to do; when all are, the work is done."""
+    """The next step of the first unreached goal, or `Finished` if all are reached."""
     for goal in goals:
         if step := goal.next_step(desktop):
             return step

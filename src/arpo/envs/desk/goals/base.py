@@ -1,7 +1,7 @@
-"""What a goal is, and the hands that its solver works with.
+"""The interface of goals, and helpers for their solvers.
 
-A goal says what to ask for, what the world looks like when it is reached, and what a competent user would do
-next from any state of the desktop. Solvers look only at what can be seen and act only through actions.
+A goal defines an instruction, the resulting change of the world, and the next step of a competent user from
+any state of the desktop. Solvers target visible elements and act only through actions.
 """
 
 from __future__ import annotations
@@ -20,34 +20,36 @@ from arpo.envs.desk.world import World
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One answer: why, and what. Places are in units of the layout."""
+    """One answer of the solver. Points are in layout units."""
 
     thought: str
     action: Action
 
 
 class Goal(Protocol):
-    """Implemented by frozen dataclasses whose fields are plain values, so that a task file can hold them."""
+    """Implemented by frozen dataclasses with plain fields, which task files store as JSON."""
 
     app: ClassVar[str]
 
     @classmethod
-    def sample(cls, rng: random.Random, world: World) -> Goal: ...
+    def sample(cls, rng: random.Random, world: World) -> Goal:
+        """A random goal for `world`. IndexError if there is none."""
+        ...
 
     @property
     def instruction(self) -> str: ...
 
     def apply(self, world: World) -> None:
-        """Change a world into what it must be in the end."""
+        """Make the requested change in `world`."""
         ...
 
     def next_step(self, desktop: Desktop) -> Step | None:
-        """The next step towards the goal, or None when it is reached."""
+        """The next step, or None if the goal is reached."""
         ...
 
 
 def find_element(desktop: Desktop, label: str, kind: str, nth: int = 0) -> Element | None:
-    """The thing of that kind with those words, in the front window, the open menu or the task bar."""
+    """The nth matching element of the front window, the open menu or the task bar. "" matches any label."""
     found = [
         element
         for element in desktop.visible_elements()
@@ -67,9 +69,9 @@ def click(element: Element, thought: str) -> Step:
 
 
 def click_on(desktop: Desktop, label: str, kind: str = "Button") -> Step:
-    """Click something that must be in sight."""
+    """Click a visible element."""
     element = find_element(desktop, label, kind)
-    assert element is not None, f"no {kind} {label!r} in sight"
+    assert element is not None, f"no visible {kind} {label!r}"
     return click(element, f"Click {label}")
 
 
@@ -86,7 +88,7 @@ def drag(element: Element, target: Element, thought: str) -> Step:
 
 
 def open_app(desktop: Desktop, app: str) -> Step | None:
-    """Bring the application to the front; whatever dialog or letter is in the way is dismissed first."""
+    """Cancel an open dialog, then bring the application to the front. None if it is there."""
     front = desktop.front
     if isinstance(front, Dialog):
         return click_on(desktop, "Cancel" if front.asks_name else "No")
@@ -98,12 +100,12 @@ def open_app(desktop: Desktop, app: str) -> Step | None:
 
 
 def close_menu(desktop: Desktop) -> Step | None:
-    """Close a menu that is in the way."""
+    """Close the open menu. None if there is none."""
     return Step("Close menu", Hotkey(keys=("esc",))) if desktop.popup is not None else None
 
 
 def choose(desktop: Desktop, value: str) -> Step | None:
-    """Pick a value from the open menu; if that is another menu, close it. None when no menu is open."""
+    """Click a value in the open menu, or close a menu without it. None if no menu is open."""
     if element := find_element(desktop, value, "choice"):
         return click(element, f"Click {value}")
     return close_menu(desktop)
@@ -116,7 +118,7 @@ def field_edit(desktop: Desktop, label: str) -> TextEdit:
 
 
 def fill_field(desktop: Desktop, label: str, text: str) -> Step | None:
-    """Make a text field of the front window hold just this text."""
+    """Set a text field of the front window to `text`. None if it is set."""
     front = desktop.front
     edit = field_edit(desktop, label)
     assert front is not None
@@ -132,7 +134,7 @@ def fill_field(desktop: Desktop, label: str, text: str) -> Step | None:
 
 
 def find_item(desktop: Desktop, label: str) -> Element | Step:
-    """A row of the front window's list, or the scrolling that brings it into sight."""
+    """A row of the front window's list, or the step to scroll towards it."""
     element = find_element(desktop, label, "Item")
     if element is not None:
         return element
@@ -147,7 +149,7 @@ def find_item(desktop: Desktop, label: str) -> Element | Step:
 
 
 def answer_name(desktop: Desktop, question: str, name: str) -> Step | None:
-    """Give a name to the one question that is meant."""
+    """Enter a name into the dialog with this question. None if it is not in front."""
     front = desktop.front
     if not (isinstance(front, Dialog) and front.question == question):
         return None
@@ -155,7 +157,7 @@ def answer_name(desktop: Desktop, question: str, name: str) -> Step | None:
 
 
 def answer_yes(desktop: Desktop, question: str) -> Step | None:
-    """Confirm the one question that is meant."""
+    """Confirm the dialog with this question. None if it is not in front."""
     front = desktop.front
     if isinstance(front, Dialog) and front.question == question:
         return click_on(desktop, "Yes")

@@ -86,7 +86,7 @@ class SetTheme:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DropDownSetting:
-    """A setting with a drop-down of its own on its tab."""
+    """A setting with the only drop-down on its tab."""
 
     value: str
 
@@ -192,7 +192,7 @@ class SetUserName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnMissingSwitch:
-    """There is no such switch: only saying so is right."""
+    """Infeasible: the switch does not exist."""
 
     app: ClassVar[str] = "Conf"
     name: str
@@ -206,7 +206,7 @@ class TurnMissingSwitch:
         return f"Turn on {self.name}"
 
     def apply(self, world: World) -> None:
-        """Nothing can be done."""
+        """Infeasible: nothing changes."""
 
     def next_step(self, desktop: Desktop) -> Step | None:
         return close_menu(desktop) or show_tab(desktop, "Net") or Step(f"no {self.name}", Fail())

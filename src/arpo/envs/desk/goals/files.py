@@ -37,7 +37,7 @@ def _unused_file_name(rng: random.Random, world: World) -> str:
 
 
 def show_root(desktop: Desktop) -> Step | None:
-    """Show the top of the folders."""
+    """Show the root folder."""
     if step := open_app(desktop, "File"):
         return step
     front = desktop.front
@@ -46,7 +46,7 @@ def show_root(desktop: Desktop) -> Step | None:
 
 
 def find_row(desktop: Desktop, name: str) -> Element | Step:
-    """The row of a file or folder, or the step that leads to it."""
+    """The row of a file or folder, or the next step towards it."""
     return close_menu(desktop) or show_root(desktop) or find_item(desktop, name)
 
 
@@ -89,7 +89,7 @@ class MoveFile:
 
     @classmethod
     def sample(cls, rng: random.Random, world: World) -> MoveFile:
-        """A file and a folder that can be in sight together."""
+        """A file and a folder, both visible without scrolling."""
         folders = [name for name in world["files"] if name != ROOT]
         shown = VISIBLE_ROWS - len(folders)
         file = rng.choice(list(world["files"][ROOT])[:shown])
@@ -170,7 +170,7 @@ class MakeFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteMissingFile:
-    """There is no such file: only saying so is right."""
+    """Infeasible: the file does not exist."""
 
     app: ClassVar[str] = "File"
     file: str
@@ -184,7 +184,7 @@ class DeleteMissingFile:
         return f"Delete the file {self.file}"
 
     def apply(self, world: World) -> None:
-        """Nothing can be done."""
+        """Infeasible: nothing changes."""
 
     def next_step(self, desktop: Desktop) -> Step | None:
         return close_menu(desktop) or show_root(desktop) or Step(f"no {self.file}", Fail())
@@ -224,7 +224,7 @@ class WriteNote:
 
 
 def fill_note(notes: Notes, text: str) -> Step | None:
-    """Make the page hold just this text."""
+    """Set the text of the editor. None if it is set."""
     edit = notes.edit
     if edit.text == text:
         return None

@@ -48,12 +48,12 @@ def select_mail(desktop: Desktop, sender: str) -> Step | None:
 
 
 def _sent_mail(to: str, subject: str, body: str) -> dict[str, str]:
-    """A mail as the box of sent ones holds it."""
+    """A mail in the form of the Sent box."""
     return {"to": to, "subject": subject, "body": body}
 
 
 def write_mail(desktop: Desktop, to: str, subject: str, body: str) -> Step:
-    """Fill the open letter and send it."""
+    """Fill the compose window and send the mail."""
     return (
         fill_field(desktop, "To", to)
         or fill_field(desktop, "Sub", subject)
@@ -162,7 +162,7 @@ class FlagMail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteMissingMail:
-    """There is no such mail: only saying so is right."""
+    """Infeasible: the mail does not exist."""
 
     app: ClassVar[str] = "Mail"
     sender: str
@@ -176,7 +176,7 @@ class DeleteMissingMail:
         return f"Delete the mail from {self.sender}"
 
     def apply(self, world: World) -> None:
-        """Nothing can be done."""
+        """Infeasible: nothing changes."""
 
     def next_step(self, desktop: Desktop) -> Step | None:
         return close_menu(desktop) or open_app(desktop, "Mail") or Step(f"no {self.sender}", Fail())
@@ -184,7 +184,7 @@ class DeleteMissingMail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendFileText:
-    """Across applications: what is in a file goes into a mail."""
+    """Across applications: read a file, then send its text by mail."""
 
     app: ClassVar[str] = "File"
     file: str

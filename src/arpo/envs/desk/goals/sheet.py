@@ -23,7 +23,7 @@ def _filled_cell(rng: random.Random, world: World) -> str:
 
 
 def select_cell(desktop: Desktop, cell: str) -> Step | None:
-    """Open the sheet with this cell selected."""
+    """Open the sheet and select this cell. None if it is selected."""
     if step := close_menu(desktop) or open_app(desktop, "Calc"):
         return step
     front = desktop.front

@@ -1,7 +1,7 @@
-"""How fast Desk is: steps (an action, the screen drawn, its PNG) in a second on one core.
+"""Desk throughput: environment steps per second on one core. A step is an action, a drawn screen and its PNG.
 
-Plays the solvers' episodes of every family, each action as one step, and the same episodes with the screen
-encoded by Pillow at every step. Prints one JSON line; `ratio` is the one rate over the other.
+Plays episodes of the scripted solver for every task family, one action per step. Repeats them with Pillow as
+the PNG encoder. Prints one JSON line; `ratio` is the rate of Desk divided by the rate with Pillow.
 
     python benchmarks/desk.py [--size 1920x1080] [--episodes 20]
 """
@@ -28,9 +28,9 @@ LONGEST = 60
 
 
 class PillowEnv(DeskEnv):
-    """Desk with the encoder that anyone would reach for."""
+    """Desk with Pillow as the PNG encoder, for comparison."""
 
-    def _look(self) -> Observation:
+    def _observe(self) -> Observation:
         image = Image.fromarray(self.desktop.draw(self.width, self.height).pixels)
         image.putpalette(PALETTE.tobytes())
         buffer = io.BytesIO()
@@ -62,7 +62,7 @@ def invented(size: tuple[int, int], per_family: int) -> list[Episode]:
 
 
 async def seconds(env: DeskEnv, episode: Episode) -> float:
-    """Processor time of an episode's steps: what else runs on the machine does not count."""
+    """CPU time of all steps of an episode, independent of other processes."""
     task, actions = episode
     await env.start(task)
     started = time.process_time()
@@ -77,13 +77,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--size", default=f"{LAYOUT_WIDTH}x{LAYOUT_HEIGHT}", help="pixels of the screen")
-    parser.add_argument("--episodes", type=int, default=20, help="of each family")
+    parser.add_argument(
+        "--size", default=f"{LAYOUT_WIDTH}x{LAYOUT_HEIGHT}", help="screen size in pixels (%(default)s)"
+    )
+    parser.add_argument("--episodes", type=int, default=20, help="episodes per task family (%(default)s)")
     options = parser.parse_args()
     width, height = map(int, options.size.split("x"))
     episodes = invented((width, height), options.episodes)
     size = (width, height)
-    for episode in episodes[::10]:  # fonts and words are drawn once
+    for episode in episodes[::10]:  # warm-up: fonts and words are cached
         asyncio.run(seconds(DeskEnv(*size), episode))
     ours = pillow = 0.0
     for episode in episodes:

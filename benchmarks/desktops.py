@@ -1,9 +1,9 @@
-"""How quick the light desktop is, beside the published guest's way of acting; and whether eight of them leak.
+"""Latency of the light desktop compared with OSWorld's guest server, and a leak test of parallel desktops.
 
-In one sandbox two servers answer in turn: ours, and one that does what OSWorld's own guest server does (a
-Python is started for every action; a screenshot is Pillow's, saved to a file and read again), since that
-server is in no package. Both get the same clicks. Then `--minutes` of whole episodes run in `--slots`
-environments side by side. Prints one JSON line; `ratio` is our step over the other's.
+Two servers run in one sandbox and get the same clicks: ours, and a copy of the behaviour of OSWorld's guest
+server, which is in no package. That server starts a Python process for every action and saves each Pillow
+screenshot to a file. Then `--slots` environments play whole episodes in parallel for `--minutes`. Prints one
+JSON line; `ratio` is the time of our step divided by the time of OSWorld's step.
 
     .venv-osworld/bin/python benchmarks/desktops.py [--minutes 10] [--slots 8]
 """
@@ -48,8 +48,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.answer(json.dumps({"output": done.stdout, "error": done.stderr}).encode())
 
     def do_GET(self):
-        picture = ImageGrab.grab(xdisplay=":0")
-        picture.save("/tmp/screenshot.png")
+        image = ImageGrab.grab(xdisplay=":0")
+        image.save("/tmp/screenshot.png")
         with open("/tmp/screenshot.png", "rb") as file:
             self.answer(file.read())
 
@@ -96,7 +96,7 @@ def start_published_way(sandbox: Sandbox) -> None:
             return
         except OSError:
             time.sleep(0.05)
-    raise SystemExit("the published way did not come up: " + ask_file(sandbox, "/tmp/published.log"))
+    raise SystemExit("OSWorld's guest server did not start: " + ask_file(sandbox, "/tmp/published.log"))
 
 
 def ask_file(sandbox: Sandbox, path: str) -> str:
@@ -115,7 +115,7 @@ def step(sandbox: Sandbox, number: int, port: int | None) -> None:
 
 
 def milliseconds(act: Callable[[int], object], times: int) -> float:
-    """The median of some; the first, which warms things up, is left out."""
+    """Median time of a call in milliseconds, after one warm-up call."""
     taken = []
     for number in range(times + 1):
         began = time.perf_counter()
@@ -142,7 +142,7 @@ def descendants(of: int) -> list[int]:
 
 
 def proportional_memory(processes: Iterable[int]) -> float:
-    """MiB, with what is shared divided among those who share it."""
+    """Proportional set size (PSS) of the processes in MiB: shared memory is divided among its users."""
     total = 0
     for process in processes:
         try:
@@ -154,8 +154,8 @@ def proportional_memory(processes: Iterable[int]) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """What exists while no episode runs."""
+class ResourceUsage:
+    """Resources in use while no episode runs. An increase between two measurements is a leak."""
 
     processes: int
     files: int
@@ -163,7 +163,7 @@ class Left:
     mebibytes: float
 
     @classmethod
-    def now(cls) -> Left:
+    def now(cls) -> ResourceUsage:
         below = descendants(os.getpid())
         return cls(
             processes=len(below),
@@ -187,7 +187,7 @@ async def episode(task: Task) -> float:
 
 
 async def seconds_to_start(times: int) -> float:
-    """From nothing to the first picture of a task without applications; the first warms things up."""
+    """Median time to the first screenshot of a task without applications, after one warm-up start."""
     task = Task(id="empty", instruction="", snapshot="", config=(), evaluator={"func": "infeasible"})
     taken = []
     for _ in range(times + 1):
@@ -202,8 +202,8 @@ async def seconds_to_start(times: int) -> float:
 
 
 async def side_by_side(tasks: list[Task], slots: int, minutes: float) -> dict[str, object]:
-    await asyncio.gather(*(episode(task) for task in tasks[:slots]))  # what is loaded once is loaded now
-    before, began, played = Left.now(), time.monotonic(), 0
+    await asyncio.gather(*(episode(task) for task in tasks[:slots]))  # warm-up: fills caches
+    before, began, played = ResourceUsage.now(), time.monotonic(), 0
 
     async def slot(number: int) -> None:
         nonlocal played
@@ -221,7 +221,7 @@ async def side_by_side(tasks: list[Task], slots: int, minutes: float) -> dict[st
         "episodes": played,
         "seconds_an_episode": round(seconds * slots / max(1, played), 1),
         "before": asdict(before),
-        "after": asdict(Left.now()),
+        "after": asdict(ResourceUsage.now()),
     }
 
 
@@ -265,9 +265,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--times", type=int, default=30, help="steps that are measured (%(default)s)")
-    parser.add_argument("--slots", type=int, default=8, help="environments side by side (%(default)s)")
-    parser.add_argument("--minutes", type=float, default=10, help="of episodes side by side (%(default)s)")
+    parser.add_argument("--times", type=int, default=30, help="number of measured steps (%(default)s)")
+    parser.add_argument("--slots", type=int, default=8, help="parallel environments (%(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, default=10, help="duration of the parallel episodes (%(default)s)"
+    )
     options = parser.parse_args()
     figures = measure(options.times)
     if options.minutes:

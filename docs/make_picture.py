@@ -1,8 +1,8 @@
-"""Draws docs/picture.png: one episode of Desk, step by step, what was done drawn on each screen.
+"""Draws docs/picture.png: the screenshots of one Desk episode, with the action drawn on each.
 
     python docs/make_picture.py
 
-The episode is the scripted solver's, on a desktop from a fixed seed: the picture is the same each time.
+The scripted solver plays the episode on a desktop from a fixed seed, so the image is reproducible.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from arpo.types import Task
 OUT = Path(__file__).parent / "picture.png"
 SEED, FAMILIES = "picture-3", ("MoveFile", "TurnSwitch")
 SCREEN = (672, 504)
-UNIT = SCREEN[0] / LAYOUT_WIDTH  # pixels of the picture for one of the layout
+UNIT = SCREEN[0] / LAYOUT_WIDTH  # image pixels per layout unit
 COLUMNS, GAP, HEADER, CAPTION = 3, 40, 96, 108
 PAGE, CARD, INK, SOFT, MARK, GOOD = "#e9edf4", "#ffffff", "#1c2030", "#6b7288", "#f0442e", "#1f9d55"
-FINER = 4  # marks are drawn so much larger and reduced, which makes their edges smooth
+SUPERSAMPLING = 4  # overlays are drawn at this scale and reduced, for smooth edges
 
 
 def main() -> None:
-    task = some_task()
+    task = make_task()
     frames = episode(task)
     rows = -(-len(frames) // COLUMNS)
     wide, high = SCREEN[0] + GAP, SCREEN[1] + CAPTION + GAP
@@ -46,13 +46,13 @@ def main() -> None:
     print(OUT)
 
 
-def some_task() -> Task:
-    made = random_task(random.Random(SEED), [FEASIBLE[name] for name in FAMILIES], SEED)
-    return Task(**{**made, "config": tuple(made["config"]), "related_apps": tuple(made["related_apps"])})
+def make_task() -> Task:
+    raw = random_task(random.Random(SEED), [FEASIBLE[name] for name in FAMILIES], SEED)
+    return Task(**{**raw, "config": tuple(raw["config"]), "related_apps": tuple(raw["related_apps"])})
 
 
 def episode(task: Task) -> list[tuple[Image.Image, Step]]:
-    """What the solver saw before each of its steps, and the step."""
+    """Screenshot before each step of the solver, and the step."""
     desktop = set_up(task)
     goals = from_json(task.evaluator["solution"])
     frames: list[tuple[Image.Image, Step]] = []
@@ -65,24 +65,24 @@ def episode(task: Task) -> list[tuple[Image.Image, Step]]:
 
 
 def card(number: int, screen: Image.Image, step: Step) -> Image.Image:
-    """A screen with its mark, and under it the thought and the action as the model writes them."""
-    picture = Image.new("RGB", (SCREEN[0], SCREEN[1] + CAPTION), CARD)
-    picture.paste(screen)
-    overlay = marks(step.action)
-    picture.paste(overlay, (0, 0), overlay)
-    draw = ImageDraw.Draw(picture)
+    """Screenshot with its action drawn, and below it the thought and the action in the model's syntax."""
+    image = Image.new("RGB", (SCREEN[0], SCREEN[1] + CAPTION), CARD)
+    image.paste(screen)
+    overlay = action_overlay(step.action)
+    image.paste(overlay, (0, 0), overlay)
+    draw = ImageDraw.Draw(image)
     middle = SCREEN[1] + CAPTION / 2
     draw.ellipse((20, middle - 26, 72, middle + 26), INK)
     draw.text((46, middle), str(number), CARD, font(30), anchor="mm")
     draw.text((94, middle - 20), step.thought, INK, font(34), anchor="lm")
     call = render([step.action]).removeprefix("Action: ")
     draw.text((94, middle + 24), call, SOFT, font(22), anchor="lm")
-    return picture
+    return image
 
 
-def marks(action: Action) -> Image.Image:
-    """A ring where the mouse clicked, an arrow where it dragged; white below red shows on any ground."""
-    large = Image.new("RGBA", (SCREEN[0] * FINER, SCREEN[1] * FINER))
+def action_overlay(action: Action) -> Image.Image:
+    """Transparent image with a ring for a click or an arrow for a drag; red on white for contrast."""
+    large = Image.new("RGBA", (SCREEN[0] * SUPERSAMPLING, SCREEN[1] * SUPERSAMPLING))
     draw = ImageDraw.Draw(large)
     for colour, extra in (("#ffffff", 4), (MARK, 0)):
         match action:
@@ -97,22 +97,25 @@ def marks(action: Action) -> Image.Image:
 
 
 def ring(draw: ImageDraw.ImageDraw, point: Point, radius: float, width: float, colour: str) -> None:
-    x, y = point.x * UNIT * FINER, point.y * UNIT * FINER
-    outer, inner = (radius + width / 2) * FINER, round(width * FINER)
+    x, y = point.x * UNIT * SUPERSAMPLING, point.y * UNIT * SUPERSAMPLING
+    outer, inner = (radius + width / 2) * SUPERSAMPLING, round(width * SUPERSAMPLING)
     draw.ellipse((x - outer, y - outer, x + outer, y + outer), outline=colour, width=inner)
 
 
 def arrow(draw: ImageDraw.ImageDraw, start: Point, end: Point, width: float, colour: str) -> None:
-    scale = UNIT * FINER
+    scale = UNIT * SUPERSAMPLING
     angle = atan2(end.y - start.y, end.x - start.x)
     tip = (end.x * scale, end.y * scale)
-    begin = (start.x * scale + 14 * FINER * cos(angle), start.y * scale + 14 * FINER * sin(angle))
+    begin = (
+        start.x * scale + 14 * SUPERSAMPLING * cos(angle),
+        start.y * scale + 14 * SUPERSAMPLING * sin(angle),
+    )
     wings = [
-        (tip[0] + 30 * FINER * cos(angle + turn), tip[1] + 30 * FINER * sin(angle + turn))
+        (tip[0] + 30 * SUPERSAMPLING * cos(angle + turn), tip[1] + 30 * SUPERSAMPLING * sin(angle + turn))
         for turn in (pi * 0.82, -pi * 0.82)
     ]
     for line in ([begin, tip], [wings[0], tip, wings[1]]):
-        draw.line(line, colour, round(width * FINER), joint="curve")
+        draw.line(line, colour, round(width * SUPERSAMPLING), joint="curve")
 
 
 def font(size: float) -> ImageFont.FreeTypeFont:

@@ -217,7 +217,7 @@ def test_the_files_agree_and_the_json_holds_the_raw_counts(tmp_path: Path) -> No
     assert "| arpo | 87.5 ± 17.7 (75.0, 100.0) | 75.0 ± 35.4 (50.0, 100.0) | 20 | 3:20 |" in text
     assert "| 50% (4 of 8) | 25% (2 of 8) |" in text
     assert "87.5 ± 17.7" in " ".join(parsed(page).text)
-    # Recompute the success success_rate from the raw counts in the JSON.
+    # Recompute the success rate from the raw counts in the JSON.
     for run in content["runs"]:
         last = [one for one in run["evaluations"] if one["landmark"] == "final"][-1]
         shares = [solved / rollouts for solved, rollouts in last["tallies"]["train"].values()]

@@ -1,13 +1,13 @@
-"""What a stored trajectory costs: 15 screenshots of a real desktop at 1920x1080, over their float32 pixels.
+"""Measures the disk space of a stored trajectory: 15 screenshots of a real desktop at 1920x1080.
 
-Starts a virtual X display with a wallpaper, a window manager and everyday applications, works them like an
-agent would, stores the episode and prints one JSON line. `ratio` is the bytes on disk (screenshots and text)
-over the float32 pixels, three channels, each screenshot counted once; at most 0.01 is wanted.
+Starts a virtual X display with a wallpaper, a window manager and common applications, uses them like an
+agent, stores the episode and prints one JSON line. `ratio` is the bytes on disk (screenshots and text)
+divided by the bytes of the float32 RGB pixels of all screenshots. The goal is at most 0.01.
 
     apt-get install xvfb openbox feh xdotool xterm pcmanfm mousepad \\
         libreoffice-calc libreoffice-gtk3 gnome-backgrounds
-    python benchmarks/store.py [--keep FOLDER]    # FOLDER: also leave the screenshots there as PNG files
-    python benchmarks/store.py --from FOLDER      # measure PNG files that you have, in order of their names
+    python benchmarks/store.py [--keep FOLDER]    # also save the screenshots in FOLDER as PNG files
+    python benchmarks/store.py --from FOLDER      # use your own PNG files, ordered by name
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DISPLAY = ":97"
 WALLPAPER = "/usr/share/backgrounds/gnome/wood-d.webp"
 PROGRAMS = ("Xvfb", "openbox", "feh", "xdotool", "xterm", "pcmanfm", "mousepad", "localc")
 
-# One step of the episode each: a command to start, or what xdotool is to do, and the seconds to settle.
+# Steps of the episode: a command to start or arguments of xdotool, and the seconds to wait afterwards.
 STEPS: tuple[tuple[str, float], ...] = (
     ("start pcmanfm /usr/share", 6),
     ("mousemove 700 400 click --repeat 2 1", 3),
@@ -92,14 +92,16 @@ def real_screenshots() -> list[bytes]:
             if verb == "start":
                 stack.enter_context(process("sh", "-c", f"exec {rest}", **screen))
             else:
-                subprocess.run(["xdotool", *words(step)], env={**os.environ, **screen}, check=True)
+                subprocess.run(
+                    ["xdotool", *xdotool_arguments(step)], env={**os.environ, **screen}, check=True
+                )
             time.sleep(seconds)
             shots.append(grab())
     return shots
 
 
-def words(step: str) -> list[str]:
-    """xdotool's arguments: what follows a type's delay is one text, and ends the line."""
+def xdotool_arguments(step: str) -> list[str]:
+    """Arguments of xdotool; the text after `type --delay 20` is one argument, the last one."""
     head, found, text = step.partition("type --delay 20 ")
     return head.split() + (["type", "--delay", "20", text] if found else [])
 
@@ -111,7 +113,7 @@ def grab() -> bytes:
 
 
 def episode(shots: list[Screenshot]) -> Trajectory:
-    """A trajectory as long as a real one: 120 sampled tokens and a screen's 2,600 image slots a turn."""
+    """A trajectory of realistic size: 120 sampled tokens and 2,600 image tokens per turn."""
     turns = tuple(
         Turn(
             screenshot=shot,
@@ -148,8 +150,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--keep", type=Path, help="leave the screenshots in this folder")
-    parser.add_argument("--from", type=Path, dest="source", help="use the PNG files in this folder instead")
+    parser.add_argument("--keep", type=Path, help="output directory for the screenshots")
+    parser.add_argument("--from", type=Path, dest="source", help="directory with PNG files to use instead")
     options = parser.parse_args()
     if options.source:
         pngs = [path.read_bytes() for path in sorted(options.source.glob("*.png"))]
@@ -161,12 +163,12 @@ def main() -> None:
             (options.keep / f"{index:02d}.png").write_bytes(png)
     shots = [Screenshot.of(png) for png in pngs]
     with tempfile.TemporaryDirectory() as folder:
-        store = RunFolder(Path(folder))
+        run_folder = RunFolder(Path(folder))
         started = time.perf_counter()
-        store.add_trajectory(episode(shots))
+        run_folder.add_trajectory(episode(shots))
         seconds = time.perf_counter() - started
-        loaded = store.load_trajectory("bench")
-        store.close()
+        loaded = run_folder.load_trajectory("bench")
+        run_folder.close()
         for turn, png in zip(loaded.turns, pngs, strict=True):
             assert np.array_equal(pixels(turn.screenshot.png), pixels(png)), "a stored screenshot lost pixels"
         stored = sum(path.stat().st_size for path in Path(folder).iterdir())

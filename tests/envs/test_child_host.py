@@ -1,4 +1,4 @@
-"""The environment host that a run starts as a child: it starts, restarts, and exits with the run."""
+"""The environment host as a child process: it starts, restarts, and exits with the run."""
 
 import asyncio
 import os

@@ -34,7 +34,7 @@ def config(**changes):
 
 
 class Made:
-    """A factory that records its environments."""
+    """A factory with a list of its environments."""
 
     def __init__(self, **arguments):
         self.envs = []
@@ -109,9 +109,9 @@ def test_a_complete_episode():
 
 def test_a_screenshot_is_sent_once_per_episode():
     class Still(FakeEnv):
-        def _look(self):
+        def _observe(self):
             self.steps = self.steps[:1]  # shows 0, then always 1
-            return super()._look()
+            return super()._observe()
 
     async def play():
         async with calling(Still) as call:
@@ -492,7 +492,7 @@ def test_user_errors_are_one_line(capsys, monkeypatch):
     assert "no_such_module" in refusal(capsys, "--env", "no_such_module:Env")
     assert "no such recipe" in refusal(capsys, "nowhere.toml")
     monkeypatch.setenv("ARPO_HOST_TOKEN", "short")
-    assert "at least 16 letters" in refusal(capsys, "--env", "desk", "--listen", "127.0.0.1:0")
+    assert "at least 16 ASCII characters" in refusal(capsys, "--env", "desk", "--listen", "127.0.0.1:0")
 
 
 def test_a_port_in_use_is_reported():
@@ -546,7 +546,7 @@ def test_with_parent_it_exits_when_stdin_closes(tmp_path):
 
 
 def test_it_needs_no_torch_no_rich_and_no_numpy(tmp_path):
-    """Plays an episode in an interpreter that cannot import them."""
+    """Plays an episode in an interpreter without them."""
     code = (
         "import sys\n"
         "for name in ('torch', 'rich', 'transformers', 'numpy', 'tokenizers', 'safetensors'):\n"

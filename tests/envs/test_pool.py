@@ -44,7 +44,7 @@ def pool_of(factory, settings):
 
 
 class Made:
-    """A factory that records its environments."""
+    """A factory with a list of its environments."""
 
     def __init__(self, **arguments):
         self.envs = []
@@ -106,7 +106,7 @@ def test_an_invalid_score_is_a_fault(verdict):
 
 
 def test_a_damaged_screenshot_is_a_fault():
-    """Found only in a prefill, it would fail every episode of that prefill batch."""
+    """Found only in a prefill, it would fail every episode of the prefill batch."""
 
     class Torn(FakeEnv):
         async def step(self, actions):

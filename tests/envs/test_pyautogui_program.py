@@ -32,12 +32,12 @@ def lines(*actions):
 
 
 def performed(*actions):
-    """Run the program in a guest whose pyautogui writes down what it is told."""
-    told = []
+    """Run the program with a recording pyautogui and return its calls."""
+    calls = []
 
     class Recorder(ModuleType):
         def __getattr__(self, function):
-            return lambda *arguments: told.append((function, *arguments))
+            return lambda *arguments: calls.append((function, *arguments))
 
     modules = {name: Recorder(name) for name in ("pyautogui", "pyperclip", "time")}
     kept = {name: sys.modules.get(name) for name in modules}
@@ -49,7 +49,7 @@ def performed(*actions):
             sys.modules.pop(name)
             if module is not None:
                 sys.modules[name] = module
-    return told
+    return calls
 
 
 def test_places_are_whole_pixels():

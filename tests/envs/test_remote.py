@@ -29,7 +29,7 @@ from arpo.training.run import check_folder
 from arpo.training.trainer import run_training
 from arpo.types import Failure, StopReason, Trajectory
 from desks import solution
-from env_hosts import FAKE, HostCommand, at, hosted
+from env_hosts import FAKE, HostCommand, hosted, hosts_at
 from players import CLICK, DONE, RENDERER, TEMPLATE, WAIT, scripted
 from verdicts import A, B, small_config
 
@@ -81,7 +81,7 @@ def test_desk_on_a_host_behaves_like_local_desk(tmp_path):
 
     async def play(played):
         here = await seen(DeskEnv(), played)
-        async with at(DESK, command.address).lease() as env:
+        async with hosts_at(DESK, command.address).lease() as env:
             assert await seen(env, played) == here
         return here
 
@@ -97,7 +97,7 @@ def test_desk_on_a_host_behaves_like_local_desk(tmp_path):
 def test_the_conformance_suite_passes_through_a_host():
     async def check():
         async with hosted(DeskEnv, DESK) as address:
-            source = at(DESK, address)
+            source = hosts_at(DESK, address)
             checks = await check_env(
                 lambda: LeaseOnStartEnv(source), load_tasks("desk:32")[:2], add_timeout_slack(DESK)
             )
@@ -127,7 +127,7 @@ def test_remote_and_local_episodes_are_equal():
 
     async def there():
         async with hosted(DeskEnv, DESK) as one, hosted(DeskEnv, DESK) as other:
-            pool = EnvPool(at(replace(DESK, parallel=4), one, other), add_timeout_slack(DESK))
+            pool = EnvPool(hosts_at(replace(DESK, parallel=4), one, other), add_timeout_slack(DESK))
             return await batch(pool), pool.faults
 
     here = asyncio.run(batch(EnvPool(LocalEnvs(DeskEnv, 4), DESK)))
@@ -139,12 +139,12 @@ def test_remote_and_local_episodes_are_equal():
 
 def test_a_repeated_screenshot_is_transferred_once():
     class Still(FakeEnv):
-        def _look(self):
+        def _observe(self):
             self.steps = []
-            return super()._look()
+            return super()._observe()
 
     async def play():
-        async with hosted(Still, config()) as address, at(config(), address).lease() as env:
+        async with hosted(Still, config()) as address, hosts_at(config(), address).lease() as env:
             first = (await env.start(TASK)).screenshot
             assert (await env.step((Wait(),))).observation.screenshot is first
             await env.close()
@@ -156,7 +156,7 @@ def test_terminated_is_transferred():
     async def play():
         async with (
             hosted(lambda: FakeEnv(ends_after=2), config()) as address,
-            at(config(), address).lease() as env,
+            hosts_at(config(), address).lease() as env,
         ):
             await env.start(TASK)
             return [(await env.step((Wait(),))).terminated for _ in range(3)]
@@ -171,7 +171,7 @@ def test_leases_go_to_the_host_with_the_most_free_slots():
             hosted(FakeEnv, config(parallel=1)) as small,
             AsyncExitStack() as leases,
         ):
-            source = at(config(parallel=9), small, large)
+            source = hosts_at(config(parallel=9), small, large)
             left = []
             for _ in range(4):
                 await leases.enter_async_context(source.lease())
@@ -184,7 +184,7 @@ def test_leases_go_to_the_host_with_the_most_free_slots():
 def test_at_most_env_parallel_leases_at_a_time():
     async def play():
         async with hosted(FakeEnv, config(parallel=8)) as address:
-            source = at(config(parallel=3), address)
+            source = hosts_at(config(parallel=3), address)
             most = 0
 
             async def one():
@@ -206,8 +206,8 @@ def test_a_lease_waits_for_a_slot_without_a_timeout():
 
     async def play():
         async with hosted(FakeEnv, short) as address:
-            pool = EnvPool(at(short, address), short)
-            async with at(short, address).lease() as other:
+            pool = EnvPool(hosts_at(short, address), short)
+            async with hosts_at(short, address).lease() as other:
                 await other.start(TASK)
                 waiting = asyncio.create_task(pool.run(TASK, "e", episode))
                 await asyncio.sleep(1.5)
@@ -224,7 +224,7 @@ def test_a_lease_waits_for_a_slot_without_a_timeout():
 def test_faults_keep_their_class_and_message():
     async def outcome(factory, settings):
         async with hosted(factory, settings) as address:
-            pool = EnvPool(at(settings, address), add_timeout_slack(settings))
+            pool = EnvPool(hosts_at(settings, address), add_timeout_slack(settings))
             return await pool.run(TASK, "e", episode), await free(address)
 
     short = config(step_seconds=0.5)
@@ -244,7 +244,7 @@ def test_an_expired_episode_is_an_env_error():
     short = config(lease_seconds=0.2)
 
     async def play():
-        async with hosted(FakeEnv, short) as address, at(short, address).lease() as env:
+        async with hosted(FakeEnv, short) as address, hosts_at(short, address).lease() as env:
             await env.start(TASK)
             await asyncio.sleep(0.6)
             with pytest.raises(EnvError, match=r"expired after 0.2 s without a call"):
@@ -257,7 +257,9 @@ def test_an_expired_episode_is_an_env_error():
 def test_a_cancelled_episode_frees_its_slot():
     async def play():
         async with hosted(hanging(FakeEnv, "step", times=1), config()) as address:
-            running = asyncio.create_task(EnvPool(at(config(), address), config()).run(TASK, "e", episode))
+            running = asyncio.create_task(
+                EnvPool(hosts_at(config(), address), config()).run(TASK, "e", episode)
+            )
             await asyncio.sleep(0.3)
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -275,7 +277,7 @@ def test_a_killed_host_costs_one_attempt_and_is_used_again_after_its_restart(tmp
     commands = [first, second]
 
     async def play():
-        source = at(settings, first.address, second.address)
+        source = hosts_at(settings, first.address, second.address)
         pool = EnvPool(source, add_timeout_slack(settings))
         attempts = 0
 
@@ -316,7 +318,7 @@ def test_a_hanging_host_is_detected_and_recovers(tmp_path, monkeypatch):
 
     async def play():
         async with hosted(FakeEnv, config(parallel=1)) as other:
-            source = at(settings, command.address, other)
+            source = hosts_at(settings, command.address, other)
             async with source.lease() as env:
                 await env.start(TASK)
                 command.send(signal.SIGSTOP)
@@ -352,7 +354,7 @@ def test_unreachable_hosts_are_a_user_error():
     addresses = ("http://127.0.0.1:1", "http://127.0.0.1:2")
 
     async def play():
-        return await EnvPool(at(lost, *addresses), add_timeout_slack(lost)).run(TASK, "e", episode)
+        return await EnvPool(hosts_at(lost, *addresses), add_timeout_slack(lost)).run(TASK, "e", episode)
 
     with pytest.raises(UserError) as refused:
         asyncio.run(play())
@@ -366,7 +368,7 @@ def test_a_lease_fails_after_all_hosts_were_lost_for_start_seconds():
 
     async def play():
         async with hosted(FakeEnv, lost) as address:
-            pool = EnvPool(at(lost, address, "http://127.0.0.1:1"), add_timeout_slack(lost))
+            pool = EnvPool(hosts_at(lost, address, "http://127.0.0.1:1"), add_timeout_slack(lost))
             first = await pool.run(TASK, "e", episode)
         return first, await pool.run(TASK, "f", episode)
 
@@ -380,7 +382,7 @@ def test_a_lease_fails_after_all_hosts_were_lost_for_start_seconds():
 def test_one_reachable_host_is_enough():
     async def play():
         async with hosted(FakeEnv, config()) as address:
-            source = at(config(), "http://127.0.0.1:1", address)
+            source = hosts_at(config(), "http://127.0.0.1:1", address)
             return await EnvPool(source, add_timeout_slack(config())).run(TASK, "e", episode)
 
     assert isinstance(asyncio.run(play()), Trajectory)
@@ -427,7 +429,7 @@ def test_addresses():
 
 def first_lease(settings, *addresses):
     async def lease():
-        async with at(settings, *addresses).lease():
+        async with hosts_at(settings, *addresses).lease():
             pass
 
     return lease()
@@ -464,7 +466,7 @@ def test_a_wrong_token_is_a_user_error(monkeypatch):
 
 @asynccontextmanager
 async def pretending(**answers):
-    """A server that responds like a host, except for the given calls."""
+    """A server with the responses of a host, except for the given calls."""
 
     async def health(request):
         good = wire.Health(env=FAKE, screen=None, slots=1, free=1, version="?")
@@ -506,7 +508,7 @@ def test_a_returned_slot_counts_as_free():
 
     async def play():
         async with pretending(health=health) as address:
-            source = at(config(), address)
+            source = hosts_at(config(), address)
             for _ in range(3):
                 async with source.lease() as env:
                     await env.close()
@@ -536,7 +538,7 @@ def test_an_invalid_response_is_an_env_error(monkeypatch, answer, reason):
     monkeypatch.setattr(wire, "MAX_RESPONSE_BYTES", 1000)
 
     async def play():
-        async with pretending(start=answer) as address, at(config(), address).lease() as env:
+        async with pretending(start=answer) as address, hosts_at(config(), address).lease() as env:
             with pytest.raises(EnvError, match=reason) as caught:
                 await env.start(TASK)
             assert caught.value.where == "start"
@@ -549,7 +551,7 @@ def test_an_invalid_response_is_an_env_error(monkeypatch, answer, reason):
 def test_an_invalid_score_is_an_env_error(content):
     async def play():
         answer = partial(web.Response, body=content)
-        async with pretending(evaluate=answer) as address, at(config(), address).lease() as env:
+        async with pretending(evaluate=answer) as address, hosts_at(config(), address).lease() as env:
             with pytest.raises(EnvError):
                 await env.evaluate()
             await env.close()
@@ -579,7 +581,7 @@ def test_a_server_that_is_no_environment_host_is_a_user_error(answers):
 def test_one_source_serves_several_event_loops_and_leaks_nothing(tmp_path, caplog, recwarn):
     command = HostCommand(tmp_path, "--env", FAKE, "--slots", "2", "--listen", "127.0.0.1:0")
     settings = config(parallel=3)
-    source = at(settings, command.address, "http://127.0.0.1:1")
+    source = hosts_at(settings, command.address, "http://127.0.0.1:1")
     pool = EnvPool(source, add_timeout_slack(settings))
 
     async def batch():

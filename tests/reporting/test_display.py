@@ -45,9 +45,9 @@ class Clock:
 def test_the_rate_ignores_episodes_before_a_resume():
     clock = Clock()
     pace = Pace(100, 40, clock)
-    assert (pace.rate, pace.left) == (0.0, "?")
+    assert (pace.rate, pace.remaining) == (0.0, "?")
     clock.now, pace.done = 5.0, 50
-    assert (pace.rate, pace.left) == (2.0, "0:25")
+    assert (pace.rate, pace.remaining) == (2.0, "0:25")
 
 
 def test_numbers_as_text():
@@ -83,7 +83,7 @@ def test_plain_lines():
     clock, stream = Clock(), io.StringIO()
     play(PlainDisplay(stream, clock), clock)
     text = stream.getvalue()
-    assert text.startswith("train: 20 episodes, 10 done before\ntrain: 12/20, 2.0 episodes/s, 0:04 left\n")
+    assert text.startswith("train: 20 episodes, 10 already done\ntrain: 12/20, 2.0 episodes/s, 0:04 left\n")
     assert "batch 3: success 41.2%, reward +0.250, rescued 3" in text
     assert "held-out: 25.0% (32/128)" in text
     assert "\x1b" not in text
@@ -157,7 +157,7 @@ def test_a_third_task_set_has_a_row() -> None:
     assert len(success_rows({"success": {"base": rates, "final": rates}})) == 2
 
 
-def standing(name, ended, successes, played=None):
+def part(name, ended, successes, played=None):
     return PartProgress(
         name=name, total=4, ended=ended, played=ended if played is None else played, successes=successes
     )
@@ -167,7 +167,7 @@ def test_parts_of_an_evaluation_in_the_live_display():
     stream = io.StringIO()
     display = LiveDisplay(Console(file=stream, force_terminal=True, width=100, color_system=None))
     display.begin("playing", 8)
-    display.part_progress([standing("chrome", 0, 0), standing("os", 3, 1, played=2)])
+    display.part_progress([part("chrome", 0, 0), part("os", 3, 1, played=2)])
     display.close()
     rows = [line.split() for line in stream.getvalue().splitlines()]
     assert ["chrome", "0/4"] in rows
@@ -178,5 +178,5 @@ def test_a_completed_part_prints_one_line():
     stream = io.StringIO()
     display = PlainDisplay(stream, Clock())
     for ended in (3, 4, 4):
-        display.part_progress([standing("chrome", 1, 1), standing("os", ended, 2, played=3)])
+        display.part_progress([part("chrome", 1, 1), part("os", ended, 2, played=3)])
     assert stream.getvalue() == "os: 66.7% (2/3)\n"

@@ -6,13 +6,13 @@ import pytest
 
 from arpo.config import Config, StoreConfig
 from arpo.errors import UserError
-from arpo.reporting.tracking import FanOut, JsonlTracker, NullTracker, open_tracker
+from arpo.reporting.tracking import JsonlTracker, MultiTracker, NullTracker, open_tracker
 from arpo.storage.run_folder import METRICS, RunFolder
 
 
 def test_metrics_are_written_to_the_run_folder(tmp_path):
     store = RunFolder(tmp_path)
-    tracker = FanOut([JsonlTracker(store), NullTracker()])
+    tracker = MultiTracker([JsonlTracker(store), NullTracker()])
     tracker.log(3, {"loss": 0.5})
     tracker.log(4, {"loss": math.nan})
     tracker.close()

@@ -64,7 +64,7 @@ class Killed(BaseException):
 
 
 def kill_points(monkeypatch, root, first_good):
-    """Save step 2 again and again, each time killed one system call later, and look what is left."""
+    """Saves step 2 repeatedly, killed one system call later each time, and checks the remaining files."""
     calls = ("rename", "fsync", "open")
     for countdown in range(1, 100):
         with monkeypatch.context() as patch:
@@ -140,7 +140,7 @@ def test_an_invalid_manifest_is_damage_not_a_crash(tmp_path):
     shutil.copytree(save(tmp_path, 1, writer("a"), keep=1).path, tmp_path / "step-000007")
     found, damaged = latest(tmp_path)
     assert found is not None and found.step == 1
-    assert "that of step 1" in damaged[0]
+    assert "belongs to step 1" in damaged[0]
 
 
 def test_a_damaged_newer_checkpoint_is_deleted(tmp_path):

@@ -166,7 +166,9 @@ def test_files_shorter_than_in_the_checkpoint_are_refused(tmp_path):
         whole = (tmp_path / name).read_bytes()
         os.truncate(tmp_path / name, len(whole) - 1)
         broken = RunFolder(tmp_path)
-        with pytest.raises(UserError, match=f"{name}: .*: bring the file back, or begin another run.dir"):
+        with pytest.raises(
+            UserError, match=f"{name}: .*: restore the file, or start a run in another run.dir"
+        ):
             broken.rewind(offsets)
         broken.close()
         (tmp_path / name).write_bytes(whole)
@@ -179,7 +181,7 @@ def test_a_flipped_bit_is_detected(tmp_path):
     damaged = bytearray((tmp_path / PACK).read_bytes())
     damaged[-1] ^= 1
     (tmp_path / PACK).write_bytes(damaged)
-    with pytest.raises(UserError, match=r"is damaged, at byte \d+: bring the file back, or remove its run"):
+    with pytest.raises(UserError, match=r"at byte \d+ is damaged: restore the file, or remove the run"):
         RunFolderReader(tmp_path).load_trajectory("a")
 
 
@@ -195,7 +197,7 @@ def test_pruning_keeps_named_screenshots_and_their_bases(tmp_path):
         pixels_of(store.load_trajectory("b").turns[1].screenshot), pixels_of(desktop(0, window=2))
     )
     assert (tmp_path / PACK).stat().st_blocks < used
-    with pytest.raises(UserError, match="is not in it"):
+    with pytest.raises(UserError, match="contains no screenshot"):
         store.load_trajectory("c")
     store.add_trajectory(episode("d", [desktop(3), small(6)]))
     assert store.load_trajectory("d").final == small(6)
@@ -231,7 +233,9 @@ def test_a_reader_needs_a_run_folder(tmp_path):
 def test_a_damaged_record_is_reported_with_its_line(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step":1}\n' + line + b'\n{"torn')
-    with pytest.raises(UserError, match=r"metrics\.jsonl: line 2: damaged, not .*: bring it back, or remove"):
+    with pytest.raises(
+        UserError, match=r"metrics\.jsonl: line 2: damaged, not .*: restore the file, or remove"
+    ):
         list(read_lines(path))
     path.write_bytes(line)
     with pytest.raises(UserError, match=r"metrics\.jsonl: damaged, not"):

@@ -1,4 +1,4 @@
-"""Environment hosts for tests: in this process, and as the command in a process of its own."""
+"""Environment hosts for tests: in this process, and as the command `arpo env-host`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def hosted(factory: EnvFactory, settings: EnvConfig, token: str | None = N
         yield address
 
 
-def at(settings: EnvConfig, *addresses: str) -> Hosts:
+def hosts_at(settings: EnvConfig, *addresses: str) -> Hosts:
     return parse_hosts(replace(settings, hosts=",".join(addresses)))
 
 
@@ -42,7 +42,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class HostCommand:
-    """`arpo env-host …`, started when this returns; it may be ended roughly and started anew."""
+    """An `arpo env-host …` process; it is listening when the constructor returns."""
 
     def __init__(self, folder: Path, *words: str, stdin: int = subprocess.DEVNULL) -> None:
         ready = folder / "ready.json"
@@ -67,8 +67,8 @@ class HostCommand:
         os.kill(self.process.pid, number)
 
     def end(self, number: signal.Signals = signal.SIGKILL) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr."""
+        """Send a signal and return exit code, stdout and stderr."""
         if self.process.poll() is None:
             self.send(number)
-        said, complained = self.process.communicate(timeout=60)
-        return self.process.returncode, said, complained
+        stdout, stderr = self.process.communicate(timeout=60)
+        return self.process.returncode, stdout, stderr

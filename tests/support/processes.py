@@ -1,11 +1,11 @@
-"""Who is running, as the kernel tells it; for tests that end processes and count what is left."""
+"""Running processes from /proc, for tests of process cleanup."""
 
 import time
 from pathlib import Path
 
 
 def parents():
-    """{process: its parent} of all that run; the dead that wait to be fetched are not among them."""
+    """{pid: parent pid} of all running processes, without zombies."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -20,7 +20,7 @@ def parents():
 
 
 def descendants(process):
-    """Of all generations."""
+    """Pids of all children, grandchildren and so on."""
     running = parents()
     family = {process}
     while more := {child for child, parent in running.items() if parent in family} - family:
@@ -28,10 +28,10 @@ def descendants(process):
     return family - {process}
 
 
-def wait_until(happened, seconds=20.0):
-    """Whether it happened within the time, which is far more than it takes."""
+def wait_until(condition, seconds=20.0):
+    """Whether the condition became true within `seconds`, which is far more than it needs."""
     end = time.monotonic() + seconds
-    while not happened():
+    while not condition():
         if time.monotonic() > end:
             return False
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Episodes with every action and with real pictures, for tests of storage and of the report."""
+"""Episodes with every action and with real images, for tests of storage and of the report."""
 
 import io
 import math
@@ -39,12 +39,12 @@ def png(pixels, mode="RGB"):
 
 
 def small(number):
-    """A palette screen, as Desk draws them."""
+    """A small palette image, like those of Desk."""
     return Screenshot.of(png(np.full((12, 16, 3), number, np.uint8), "P"))
 
 
 def desktop(seed, window=None):
-    """A photograph of 400x300 pixels, which no PNG makes small, with a window on it."""
+    """Incompressible noise of 400x300 pixels, optionally with a plain window."""
     pixels = np.random.default_rng(seed).integers(0, 256, (300, 400, 3), np.uint8)
     if window is not None:
         pixels[50:100, 60:200] = window

@@ -67,7 +67,7 @@ class EnvSource(Protocol):
     def lease(self) -> AbstractAsyncContextManager[Env]:
         """Wait for a free slot and yield a new environment; leaving the block frees the slot.
 
-        The caller closes the environment inside the block, so that it can count a fault in `close`.
+        The caller closes the environment inside the block, to be able to count a fault in `close`.
         Raises EnvError if no environment is available.
         """
         ...

@@ -1,10 +1,10 @@
-"""The conformance suite of `arpo check-env`: the rules that an environment must follow to be trained in.
+"""The conformance suite of `arpo check-env`: the rules for environments.
 
     for check in await check_env(MyEnv, tasks, EnvConfig()):
         print(check)  # ok    every task starts and returns a screenshot
 
 Each check makes its own environments and uses only the four calls of `Env`. The suite cannot know whether a
-score is right. It checks that the score is in range, is repeatable, and is not 1 before the agent acts.
+score is right. It checks its range, its repeatability, and whether doing nothing already scores 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An environment host as a child process, for environments that cannot share the trainer's interpreter.
+"""An environment host as a child process, for environments with their own Python interpreter.
 
 The host listens on a free loopback port and requires a random token. It is restarted when it dies. It exits
 when its stdin closes, which also happens when this process is killed.
@@ -110,7 +110,7 @@ class HostProcess:
                 **{name: value for name, value in os.environ.items() if name not in _SECRETS},
                 wire.TOKEN_VARIABLE: token,
             },
-            start_new_session=True,  # no Ctrl-C: a run that stops gracefully still needs its desktops
+            start_new_session=True,  # no Ctrl-C: a graceful stop still needs its desktops
         )
         self._reader = threading.Thread(target=_keep_tail, args=(self._process, self._tail), daemon=True)
         self._reader.start()

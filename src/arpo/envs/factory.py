@@ -1,4 +1,4 @@
-"""Opens the environments that `env.name` names: "desk", "osworld", or "module:Class" of the user.
+"""Opens environments by `env.name`: "desk", "osworld", or "module:Class" for a class of the user.
 
 They run in this process, or on the machines of `env.hosts`. OSWorld's libraries conflict with the trainer's,
 so "osworld" without `env.hosts` runs in a child process.
@@ -51,7 +51,7 @@ def open_pool(config: Config) -> EnvPool:
 
 
 def open_factory(config: Config) -> EnvFactory:
-    """Like `open_pool`, but returns a factory, for callers that keep at most env.parallel environments."""
+    """Like `open_pool`, but returns a factory, for callers with at most env.parallel environments."""
     if not uses_hosts(config):
         return resolve_env(config)
     from arpo.envs.remote import LeaseOnStartEnv

@@ -1,9 +1,9 @@
 """`arpo env-host`: serves environments to other processes with the protocol of `wire.py`.
 
 A host has a fixed number of slots, one environment in each. It applies the same timeouts as a local pool. It
-closes an environment that hangs, and the environment of an episode that received no call for
-`env.lease_seconds`; both free the slot. Without a token it listens on loopback only; with a token it refuses
-every request that does not carry it. Errors leave the host as typed messages, never as tracebacks.
+closes hanging environments, and episodes without a call for `env.lease_seconds`; both free the slot. Without
+a token it listens on loopback only; with a token it refuses every request without it. Errors leave the
+host as typed messages, never as tracebacks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from arpo.errors import EnvError, EnvTimeout, UserError, boundary
 from arpo.types import Screenshot
 
 RETRY_SECONDS = 1
-SHUTDOWN_SECONDS = 1.0  # for calls that are running when the host stops
+SHUTDOWN_SECONDS = 1.0  # for running calls when the host stops
 _log = logging.getLogger(__name__)
 
 
@@ -82,7 +82,7 @@ class _Episode:
     timer: asyncio.TimerHandle  # closes the episode
     env: GuardedEnv | None = None
     call: asyncio.Task[Any] | None = None  # the running call
-    sent: set[str] = field(default_factory=set)  # sha256 of the screenshots that the caller has
+    sent: set[str] = field(default_factory=set)  # sha256 of the screenshots sent to the caller
 
 
 class Host:

@@ -1,7 +1,7 @@
 """Runs episodes in leased, single-use environments. Every call has a timeout; every environment is closed.
 
-A failed episode is retried in a new environment. A task whose episodes keep failing is quarantined. The
-result is a Trajectory or a Failure; a fault never becomes a score. `LocalEnvs` makes environments in this
+A failed episode is retried in a new environment. A task with too many consecutive failures is quarantined.
+The result is a Trajectory or a Failure; a fault never becomes a score. `LocalEnvs` makes environments in this
 process, a limited number at a time; `remote.py` leases them from hosts.
 """
 
@@ -76,7 +76,7 @@ class Slots:
 
 
 class LocalEnvs:
-    """Leases environments that run in this process, at most `parallel` at a time."""
+    """Leases environments of this process, at most `parallel` at a time."""
 
     def __init__(self, factory: EnvFactory, parallel: int) -> None:
         self._factory = factory
@@ -93,8 +93,8 @@ class LocalEnvs:
 class EnvPool:
     """Runs episodes in the environments of a source.
 
-    `faults` counts every fault as "call:class", for example "step:EnvTimeout", including those of attempts
-    whose retry succeeded.
+    `faults` counts every fault as "call:class", for example "step:EnvTimeout", also if a retry
+    succeeded.
     """
 
     def __init__(self, source: EnvSource, config: EnvConfig) -> None:
@@ -171,7 +171,7 @@ def _checked_observation(where: str, value: Observation) -> Observation:
         raise EnvError(where, f"returned {type(value).__name__}, not an Observation")
     if not value.screenshot.png.startswith(PNG_HEADER):
         raise EnvError(where, "the screenshot is not a PNG")
-    # Found only later, a damaged image would fail every episode that shares its prefill batch.
+    # Found only later, a damaged image would fail every episode of its prefill batch.
     try:
         Image.open(io.BytesIO(value.screenshot.png)).verify()
     except (OSError, SyntaxError) as error:

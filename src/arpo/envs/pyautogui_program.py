@@ -1,4 +1,4 @@
-"""Converts actions to a pyautogui program, for environments whose guests run Python.
+"""Converts actions to a pyautogui program, for guests with Python.
 
 The program is built as a syntax tree in which all model output is a literal, so no text can become code.
 Terminal actions and phone actions have no counterpart on a desktop and produce no statement. This module
@@ -46,7 +46,7 @@ else:
 
 
 def program(actions: Sequence[Action]) -> str:
-    """Return the Python program that executes the actions of one answer.
+    """Return a Python program for the actions of one answer.
 
     >>> print(program([Click(point=Point(105, 63))]))
     import time

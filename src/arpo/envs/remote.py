@@ -31,8 +31,8 @@ from arpo.envs.wire import BadRequest, NoFreeSlot, NoSuchEpisode, WrongToken
 from arpo.errors import EnvError, UserError
 from arpo.types import Observation, Screenshot, StepResult, Task
 
-PROBE_SECONDS = 5.0  # timeout of connecting, and of calls that involve no environment
-SLACK_SECONDS = 5.0  # added to each timeout, so that the host reports a slow environment first
+PROBE_SECONDS = 5.0  # timeout for connecting, and for calls without an environment
+SLACK_SECONDS = 5.0  # added to each timeout: the host must report a slow environment first
 MIN_BACKOFF, MAX_BACKOFF = 1.0, 30.0  # seconds between probes of a lost host
 FULL_SECONDS = 1.0  # between probes of a host without free slots
 
@@ -71,7 +71,7 @@ class RemoteHost:
         return self.free <= 0 and time.monotonic() >= self._next_probe
 
     async def probe(self, config: EnvConfig) -> None:
-        """Update its state from /health. A host that serves other environments than `config` is rejected."""
+        """Update its state from /health. A host with other environments than `config` is rejected."""
         try:
             async with open_session() as session:
                 response = await self.call(session, "GET", "/health", where="start", seconds=PROBE_SECONDS)
@@ -120,7 +120,7 @@ class RemoteHost:
     ) -> Response:
         """Call the host and return its response.
 
-        Raises the EnvError that the host reports, or HostLost if it does not respond within `seconds`.
+        Raises the EnvError reported by the host, or HostLost if it does not respond within `seconds`.
         """
         limit = aiohttp.ClientTimeout(total=seconds, sock_connect=PROBE_SECONDS)
         try:
@@ -287,7 +287,7 @@ class Hosts:
             await self._wait_for_change(FULL_SECONDS)
 
     def _start_probes(self) -> None:
-        """Start due probes in the background, so that a host that hangs delays no lease."""
+        """Start due probes in the background: a hanging host must not delay a lease."""
         for host in self._hosts:
             if host.needs_probe and (host.name not in self._probes or self._probes[host.name].done()):
                 self._probes[host.name] = asyncio.create_task(self._probe(host))
@@ -331,7 +331,7 @@ class Hosts:
 
 
 class LeaseOnStartEnv:
-    """An environment that takes its lease in `start` and returns it in `close`."""
+    """Takes its lease in `start` and returns it in `close`."""
 
     def __init__(self, source: EnvSource) -> None:
         self._source = source
@@ -372,7 +372,7 @@ def parse_hosts(config: EnvConfig) -> Hosts:
 def add_timeout_slack(config: EnvConfig) -> EnvConfig:
     """Return longer timeouts, for callers of a host.
 
-    The host applies the configured ones itself, so only a host that hangs exceeds the longer ones.
+    The host applies the configured ones itself, so only a hanging host exceeds the longer ones.
     """
     slack = 2 * SLACK_SECONDS
     return replace(

@@ -1,14 +1,14 @@
-"""Task lists: loading them, selecting from them, and the selection files that screening writes.
+"""Task lists: loading them, selecting from them, and the selection files of screening.
 
 A source is one of
-- "desk:NAME" or "osworld:NAME": a list shipped with that environment ("desktop:" is an alias of "osworld:");
+- "desk:NAME" or "osworld:NAME": a shipped list of this environment ("desktop:" is an alias of "osworld:");
 - a JSON file with a list of tasks in OSWorld's schema;
 - a selection, as screening writes it: {"source": SOURCE, "tasks": {id: {"successes": 5, "rollouts": 16}}},
   optionally with "examples"; its paths are relative to its own folder;
 - a JSON file {domain: [id, …]} next to OSWorld's folder examples/<domain>/<id>.json (or with `examples`
-  set to that folder), or the folder that contains both (its test_all.json is read).
+  set to this folder), or the folder of both (its test_all.json is read).
 
-Every defect is a `UserError` that names the file, the entry and the fix. Nothing is skipped silently, and no
+Every defect is a `UserError` with the file, the entry and the fix. Nothing is skipped silently, and no
 name in a list can lead out of its folder.
 """
 
@@ -28,7 +28,7 @@ from arpo.recipe import canonical_task_source, nearest
 from arpo.types import Json, Task
 
 SHIPPED_LISTS = {"desk:": "desk", "osworld:": "osworld"}  # prefix: the folder of envs with tasks/NAME.json
-# Defaults of keys that some of OSWorld's own tasks omit.
+# Defaults of keys missing in some of OSWorld's own tasks.
 DEFAULTS = {"config": [], "snapshot": "", "related_apps": []}
 TYPE_NAMES = {str: "a string", list: "a list", dict: "an object", int: "an integer"}
 
@@ -51,7 +51,7 @@ def load_counts(source: str, examples: str = "") -> dict[str, Count]:
 
 
 def select_tasks(tasks: Sequence[Task], settings: TasksConfig) -> tuple[Task, ...]:
-    """Return the tasks that match `tasks.domains` and `tasks.ids`; an empty setting matches all."""
+    """Return the tasks matching `tasks.domains` and `tasks.ids`; an empty setting matches all."""
     domains, ids = _names(settings.domains), _names(settings.ids)
     known = sorted({task.domain for task in tasks})
     for domain in domains:
@@ -114,7 +114,7 @@ def _names(text: str) -> list[str]:
 
 
 def _load(source: str, folder: Path, examples: Path | None, trail: tuple[str, ...]) -> tuple[Task, ...]:
-    """`folder` is the base of relative paths; `trail` holds the selections that refer to this source."""
+    """`folder` is the base of relative paths; `trail` holds the selections referring to this source."""
     file = _find(source, folder)
     if str(file) in trail:
         raise UserError(f"{file}: this selection refers to itself: set 'source' to a task list")
@@ -245,7 +245,7 @@ def _steps(entry: Mapping[str, Any], key: str, location: str) -> tuple[Json, ...
 
 
 def _evaluator(evaluator: Json, location: str) -> Json:
-    """Check the parts of OSWorld's evaluator schema that all environments share."""
+    """Check the common parts of OSWorld's evaluator schema."""
     location = f"{location}: key 'evaluator'"
     if "postconfig" in evaluator:
         _steps(evaluator, "postconfig", location)

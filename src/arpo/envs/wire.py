@@ -9,7 +9,7 @@
 
 A screenshot is a PNG with its sha256 as ETag; if the episode was sent the same one before, the response is
 204 with the ETag alone. An error is {"kind": class name, "where": call, "message": text}. Every message is
-checked strictly: an unknown or missing key or a wrong type is a `BadRequest` that names its path, such as
+checked strictly: an unknown or missing key or a wrong type is a `BadRequest` with its path, such as
 "actions[1].keys". Only actions and errors are looked up by class name.
 """
 
@@ -86,7 +86,7 @@ def configured_screen(config: EnvConfig) -> tuple[int, int] | None:
 
 
 def read_token(environ: Mapping[str, str]) -> str | None:
-    """Return the secret that the host and its callers share, or None if the variable is not set."""
+    """Return the shared secret of the host and its callers, or None if the variable is not set."""
     token = environ.get(TOKEN_VARIABLE)
     if token is None:
         return None
@@ -177,7 +177,7 @@ def health_from_json(value: Any, where: str) -> Health:
 
 
 def _kind(fault: EnvError) -> type[EnvError]:
-    """The nearest base class that is part of the protocol."""
+    """The nearest base class in the protocol."""
     return next(kind for kind in type(fault).__mro__ if kind in STATUS)
 
 

@@ -1,7 +1,8 @@
-"""What a person sees while a run goes on, and the table at its end.
+"""Progress output of a run, and the table of results at its end.
 
-On a terminal, a live bar with the latest numbers under it; elsewhere plain lines; nothing for a quiet run.
-A display is told things and decides nothing. Its clock makes the rates and the time left that it shows.
+`open_display` chooses: on a terminal, a live progress bar with the latest metrics; otherwise plain lines.
+NullDisplay prints nothing. A display only receives data. It measures rates and remaining time with its own
+clock.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-# What of a batch's metrics is shown: the metric's name, its label, how it is written.
-SHOWN = (
+# The displayed metrics of a batch: name, label, format.
+BATCH_METRICS = (
     ("success", "success", "{:.1%}"),
     ("reward", "reward", "{:+.3f}"),
     ("rescued", "rescued", "{:.0f}"),
@@ -32,7 +33,10 @@ SHOWN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartProgress:
-    """How far one part of an evaluation is. Failed episodes are among those that ended, not those played."""
+    """Progress of one part (a domain) of an evaluation. `ended` includes failed episodes, `played` does not.
+
+    >>> PartProgress(name="chrome", total=46, ended=10, played=9, successes=3.0)
+    """
 
     name: str
     total: int
@@ -42,8 +46,10 @@ class PartProgress:
 
 
 class Display(Protocol):
+    """Receives the progress of a run: `begin`, then `episode_done` per episode and `batch` per batch."""
+
     def begin(self, title: str, total_episodes: int, done: int = 0) -> None:
-        """A phase begins: training or an evaluation. `done` episodes were carried out by an earlier life."""
+        """Start a phase: training or an evaluation. `done` episodes were completed before a resume."""
         ...
 
     def episode_done(self) -> None: ...
@@ -52,14 +58,14 @@ class Display(Protocol):
 
     def evaluation(self, name: str, successes: float, episodes: int) -> None: ...
 
-    def part_progress(self, standings: Sequence[PartProgress]) -> None:
-        """How far each part is; told again whenever one of them changed."""
+    def part_progress(self, parts: Sequence[PartProgress]) -> None:
+        """Called with all parts whenever one of them has changed."""
         ...
 
     def note(self, text: str) -> None: ...
 
     def summary(self, summary: Mapping[str, Any]) -> None:
-        """The end: the content of summary.json."""
+        """Show the results of the run, the content of summary.json."""
         ...
 
     def close(self) -> None: ...
@@ -78,7 +84,7 @@ class NullDisplay:
     def evaluation(self, name: str, successes: float, episodes: int) -> None:
         pass
 
-    def part_progress(self, standings: Sequence[PartProgress]) -> None:
+    def part_progress(self, parts: Sequence[PartProgress]) -> None:
         pass
 
     def note(self, text: str) -> None:
@@ -92,7 +98,7 @@ class NullDisplay:
 
 
 class Pace:
-    """How fast episodes go and how long the rest will take, from this life's episodes alone."""
+    """Episodes per second and remaining time. Ignores the episodes before a resume."""
 
     def __init__(self, total: int, done: int, clock: Callable[[], float]) -> None:
         self.total, self.done = total, done
@@ -100,46 +106,49 @@ class Pace:
 
     @property
     def rate(self) -> float:
-        """Episodes a second; 0 until there is one."""
+        """Episodes per second; 0 before the first one."""
         elapsed = self._clock() - self._began
         return (self.done - self._first) / elapsed if elapsed > 0 else 0.0
 
     @property
-    def left(self) -> str:
+    def remaining(self) -> str:
         return format_duration((self.total - self.done) / self.rate) if self.rate else "?"
 
 
 class PlainDisplay:
-    """One line for each thing worth a line; of an evaluation, every tenth part and the end of each domain."""
+    """Prints lines: one per batch, per 10% of a phase, per completed part and per note."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
-        self._ended: set[str] = set()
+        self._completed: set[str] = set()
         self._title, self._pace = "", Pace(0, 0, clock)
 
     def begin(self, title: str, total_episodes: int, done: int = 0) -> None:
         self._title, self._pace = title, Pace(total_episodes, done, self._clock)
-        self.note(f"{title}: {total_episodes} episodes" + (f", {done} done before" if done else ""))
+        self.note(f"{title}: {total_episodes} episodes" + (f", {done} already done" if done else ""))
 
     def episode_done(self) -> None:
         pace = self._pace
         pace.done += 1
         if pace.total >= 10 and pace.done * 10 // pace.total > (pace.done - 1) * 10 // pace.total:
             self.note(
-                f"{self._title}: {pace.done}/{pace.total}, {pace.rate:.1f} episodes/s, {pace.left} left"
+                f"{self._title}: {pace.done}/{pace.total}, {pace.rate:.1f} episodes/s, {pace.remaining} left"
             )
 
     def batch(self, step: int, metrics: Mapping[str, float]) -> None:
-        numbers = [*(f"{label} {text}" for label, text in format_metrics(metrics)), f"{self._pace.left} left"]
+        numbers = [
+            *(f"{label} {text}" for label, text in format_metrics(metrics)),
+            f"{self._pace.remaining} left",
+        ]
         self.note(f"batch {step}: {', '.join(numbers)}")
 
     def evaluation(self, name: str, successes: float, episodes: int) -> None:
         self.note(f"{name}: {format_rate(successes, episodes)}")
 
-    def part_progress(self, standings: Sequence[PartProgress]) -> None:
-        for part in standings:
-            if part.ended == part.total and part.name not in self._ended:
-                self._ended.add(part.name)
+    def part_progress(self, parts: Sequence[PartProgress]) -> None:
+        for part in parts:
+            if part.ended == part.total and part.name not in self._completed:
+                self._completed.add(part.name)
                 self.note(f"{part.name}: {format_rate(part.successes, part.played)}")
 
     def note(self, text: str) -> None:
@@ -154,7 +163,7 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """A bar for the phase, and the newest batch's numbers under it."""
+    """A progress bar of the phase above the metrics of the newest batch."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
@@ -180,7 +189,7 @@ class LiveDisplay:
 
     def episode_done(self) -> None:
         self._pace.done += 1
-        pace = f"{self._pace.rate:.1f}/s, {self._pace.left} left"
+        pace = f"{self._pace.rate:.1f}/s, {self._pace.remaining} left"
         self._bar.update(self._phase, completed=self._pace.done, pace=pace)
 
     def batch(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -194,11 +203,11 @@ class LiveDisplay:
     def evaluation(self, name: str, successes: float, episodes: int) -> None:
         self.note(f"{name}: {format_rate(successes, episodes)}")
 
-    def part_progress(self, standings: Sequence[PartProgress]) -> None:
+    def part_progress(self, parts: Sequence[PartProgress]) -> None:
         table = Table(box=None, show_edge=False, padding=(0, 2))
         for label in ("", "done", "success"):
             table.add_column(label, justify="right" if label else "left", header_style="dim")
-        for part in standings:
+        for part in parts:
             done = f"{part.ended}/{part.total}"
             table.add_row(part.name, done, format_rate(part.successes, part.played) if part.played else "")
         self._numbers = table
@@ -225,27 +234,28 @@ def open_display(stream: TextIO) -> Display:
 
 
 def format_metrics(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """[("success", "41.2%"), …]: what there is of the metrics that a person follows."""
-    return [(label, form.format(metrics[name])) for name, label, form in SHOWN if name in metrics]
+    """Labels and formatted values of the displayed metrics, for example [("success", "41.2%"), …]."""
+    return [(label, form.format(metrics[name])) for name, label, form in BATCH_METRICS if name in metrics]
 
 
 def format_rate(successes: float, episodes: int) -> str:
-    """12.5 of 40 -> "31.2% (12.5/40)"; scores between 0 and 1 count as what they are."""
+    """12.5 successes of 40 episodes: "31.2% (12.5/40)". A partial score counts as a fraction of a success."""
     return f"{successes / episodes:.1%} ({successes:g}/{episodes})" if episodes else "no episodes"
 
 
 def format_duration(seconds: float) -> str:
+    """3661 seconds: "1:01:01"; 61 seconds: "1:01"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def success_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """("training tasks", "25.0% (128/512)", "61.3% (314/512)", "+36.3 points") for each set of tasks.
+    """One row per task set: label, success before and after training, change.
 
-    summary["success"][when][tasks] is a fraction, for when in base and final, tasks in train and heldout, and
-    overall where there is such a set; summary["counts"], if there, holds [successes, episodes] in the same
-    shape.
+    For example ("training tasks", "25.0% (128/512)", "61.3% (314/512)", "+36.3 points").
+    summary["success"][when][tasks] is a fraction; `when` is base or final; `tasks` is train, heldout or the
+    optional overall. The optional summary["counts"] has the same keys and holds [successes, episodes].
     """
     rows = []
     labels = {"train": "training tasks", "heldout": "held-out tasks", "overall": "all tasks"}
@@ -269,6 +279,7 @@ def _rate_of(summary: Mapping[str, Any], when: str, tasks: str) -> str:
 
 
 def total_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Labels and values of the totals in the summary."""
     groups = summary.get("groups", {})
     rows = [
         ("episodes", summary.get("episodes")),

@@ -1,7 +1,6 @@
-"""Where metrics go: the run's own metrics.jsonl always, TensorBoard and Weights & Biases by option.
+"""Metric trackers: always metrics.jsonl in the run folder; optionally TensorBoard and Weights & Biases.
 
-A tracker takes numbers and gives none back; training never depends on one. Processes that should not report
-hold a NullTracker.
+Training never reads from a tracker. Processes without reports use NullTracker.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ WANDB_ID = "wandb-id.txt"
 
 
 class Tracker(Protocol):
+    """Receives the metrics of each step: `tracker.log(3, {"reward": 0.25, "loss": -0.01})`."""
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def close(self) -> None: ...
@@ -35,23 +36,23 @@ class NullTracker:
 
 
 class JsonlTracker:
-    """metrics.jsonl. The store is its owner's to close."""
+    """Writes metrics.jsonl. Does not close the run folder."""
 
-    def __init__(self, store: RunFolder) -> None:
-        self._store = store
+    def __init__(self, run_folder: RunFolder) -> None:
+        self._run_folder = run_folder
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._store.log_metrics(step, metrics)
+        self._run_folder.log_metrics(step, metrics)
 
     def close(self) -> None:
         pass
 
 
 class TensorBoardTracker:
-    """`next_step`: what an earlier life of the run logged from there on is hidden."""
+    """Writes TensorBoard files. Hides entries from `next_step` on, logged before a resume."""
 
     def __init__(self, folder: Path, next_step: int) -> None:
-        from tensorboardX import SummaryWriter  # slow to import, and not needed where it is off
+        from tensorboardX import SummaryWriter  # slow to import
 
         self._writer = SummaryWriter(str(folder), purge_step=next_step, write_to_disk=True)
 
@@ -66,19 +67,19 @@ class TensorBoardTracker:
 
 
 class WandbTracker:
-    """The W&B run's id is kept in the run folder, so that a resumed run goes on in the same one."""
+    """Logs to W&B. The run folder stores the id of the W&B run, and a resumed run continues it."""
 
     def __init__(self, folder: Path, config: Config) -> None:
         try:
             import wandb
         except ImportError:
             raise UserError(
-                "store.wandb_project is set, but wandb is not installed: pip install 'arpo[wandb]', "
-                "or --store.wandb_project ''"
+                "store.wandb_project is set, but wandb is not installed: run pip install 'arpo[wandb]', "
+                "or set --store.wandb_project ''"
             ) from None
-        known = folder / WANDB_ID
-        run_id = known.read_text("utf-8").strip() if known.is_file() else uuid4().hex[:8]
-        write_atomically(known, run_id + "\n")
+        id_file = folder / WANDB_ID
+        run_id = id_file.read_text("utf-8").strip() if id_file.is_file() else uuid4().hex[:8]
+        write_atomically(id_file, run_id + "\n")
         self._run = wandb.init(
             project=config.store.wandb_project,
             id=run_id,
@@ -94,7 +95,9 @@ class WandbTracker:
         self._run.finish()
 
 
-class FanOut:
+class MultiTracker:
+    """Forwards to several trackers."""
+
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = tuple(trackers)
 
@@ -107,11 +110,11 @@ class FanOut:
             tracker.close()
 
 
-def open_tracker(config: Config, store: RunFolder, next_step: int) -> Tracker:
-    """The trackers that a recipe asks for. `next_step` is the first that this life of the run will log."""
-    trackers: list[Tracker] = [JsonlTracker(store)]
+def open_tracker(config: Config, run_folder: RunFolder, next_step: int) -> Tracker:
+    """Open the trackers in `config.store`. `next_step` is the first step to log."""
+    trackers: list[Tracker] = [JsonlTracker(run_folder)]
     if config.store.tensorboard:
-        trackers.append(TensorBoardTracker(store.folder / "tensorboard", next_step))
+        trackers.append(TensorBoardTracker(run_folder.folder / "tensorboard", next_step))
     if config.store.wandb_project:
-        trackers.append(WandbTracker(store.folder, config))
-    return FanOut(trackers)
+        trackers.append(WandbTracker(run_folder.folder, config))
+    return MultiTracker(trackers)

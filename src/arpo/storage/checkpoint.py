@@ -1,8 +1,8 @@
-"""Checkpoints: folders that are whole or not there.
+"""Checkpoints: folders, complete or absent.
 
-A checkpoint is written beside its place, every file is brought to the disk and listed with its size and hash
-in manifest.json, and one rename puts it in place; only then are older ones removed. Reading trusts nothing:
-what does not match its manifest is named and passed over. What is inside is its writer's business.
+`save` writes a temporary folder, lists every file with size and sha256 in manifest.json, flushes all files to
+disk, renames the folder, and only then deletes older checkpoints. `latest` verifies the manifest and skips
+damaged checkpoints with a message. The caller defines their content.
 """
 
 from __future__ import annotations
@@ -16,70 +16,78 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-CHECKPOINTS = "checkpoints"  # the folder of a run that holds them
-LEARNER = "learner"  # the folder of a checkpoint that the learner writes
+CHECKPOINTS = "checkpoints"  # their folder inside a run folder
+LEARNER = "learner"  # the folder of the learner inside a checkpoint
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{6,})")
-_BESIDE = ".tmp-"
+_TEMPORARY = ".tmp-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
+    """One checkpoint folder, for example step 4 in checkpoints/step-000004."""
+
     step: int
     path: Path
 
 
 def save(root: Path, step: int, write: Callable[[Path], None], keep: int) -> Checkpoint:
-    """Let `write` fill a fresh folder, put it in place as step `step`, and keep the newest `keep` in all.
+    """Save a checkpoint and keep the newest `keep`. `write` fills an empty folder.
 
-    Checkpoints of later steps are of a future that was given up, and go as well.
+    Also deletes checkpoints newer than `step`: they belong to an abandoned run. If `write` raises, the
+    existing checkpoints stay.
+
+    >>> save(root, 4, lambda folder: learner.save(folder / "learner"), keep=2)
     """
     root.mkdir(parents=True, exist_ok=True)
-    place = root / f"step-{step:06d}"
-    beside = root / f"{_BESIDE}{place.name}"
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
-    write(beside)
-    _write_manifest(beside, step)
-    _sync_all(beside)
-    if place.exists():
-        given_up = root / f"{_BESIDE}old-{place.name}"
-        shutil.rmtree(given_up, ignore_errors=True)
-        os.rename(place, given_up)
-    os.rename(beside, place)
+    path = root / f"step-{step:06d}"
+    temporary = root / f"{_TEMPORARY}{path.name}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    write(temporary)
+    _write_manifest(temporary, step)
+    _sync_all(temporary)
+    if path.exists():
+        replaced = root / f"{_TEMPORARY}old-{path.name}"
+        shutil.rmtree(replaced, ignore_errors=True)
+        os.rename(path, replaced)
+    os.rename(temporary, path)
     _sync(root)
-    kept = {place.name, *[found.path.name for found in _listed(root) if found.step < step][: keep - 1]}
+    kept = {
+        path.name,
+        *[found.path.name for found in _list_checkpoints(root) if found.step < step][: keep - 1],
+    }
     for entry in root.iterdir():
-        if entry.name.startswith(_BESIDE) or (_NAME.fullmatch(entry.name) and entry.name not in kept):
+        if entry.name.startswith(_TEMPORARY) or (_NAME.fullmatch(entry.name) and entry.name not in kept):
             shutil.rmtree(entry)
-    return Checkpoint(step=step, path=place)
+    return Checkpoint(step=step, path=path)
 
 
 def latest(root: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """The newest whole checkpoint, and a line about each newer one that is damaged."""
+    """Return the newest intact checkpoint (or None), and a message for each newer, damaged one."""
     damaged: list[str] = []
-    for found in _listed(root):
+    for found in _list_checkpoints(root):
         reason = find_damage(found)
         if not reason:
             return found, tuple(damaged)
-        damaged.append(f"checkpoint {found.path} is damaged and was passed over: {reason}")
+        damaged.append(f"checkpoint {found.path} is damaged and was skipped: {reason}")
     return None, tuple(damaged)
 
 
 def find_damage(checkpoint: Checkpoint) -> str:
-    """What is wrong with it; "" when nothing is."""
+    """Describe the first difference to the manifest; "" if the checkpoint is intact."""
     try:
         manifest = json.loads((checkpoint.path / MANIFEST).read_text("utf-8"))
         if manifest["step"] != checkpoint.step:
-            return f"{MANIFEST} is that of step {manifest['step']}"
+            return f"{MANIFEST} belongs to step {manifest['step']}"
         for name, expected in manifest["files"].items():
             path = checkpoint.path / name
             if not path.is_file():
                 return f"{name} is missing"
             if path.stat().st_size != expected["size"]:
-                return f"{name} is {path.stat().st_size} bytes, not {expected['size']}"
+                return f"{name} has {path.stat().st_size} bytes, not {expected['size']}"
             if _sha256(path) != expected["sha256"]:
-                return f"{name} has other content than was written"
+                return f"{name} does not match its sha256"
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -87,7 +95,7 @@ def find_damage(checkpoint: Checkpoint) -> str:
     return ""
 
 
-def _listed(root: Path) -> list[Checkpoint]:
+def _list_checkpoints(root: Path) -> list[Checkpoint]:
     """Newest first."""
     matches = [(match, path) for path in root.glob("step-*") if (match := _NAME.fullmatch(path.name))]
     found = [Checkpoint(step=int(match[1]), path=path) for match, path in matches]
@@ -115,7 +123,7 @@ def _sync_all(folder: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Bring a file, or a folder's list of names, to the disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""Trajectories and training samples as plain JSON values and back, exactly.
+"""Converts trajectories and training samples to plain JSON values and back, without loss.
 
-Screenshots are named by their sha256, actions by their class and fields. No pickle; a class that a file names
-is looked up among the actions and nowhere else. Runs of one token id, as an image's slots, are written once.
+A screenshot is written as its sha256, an action as its class name and fields. There is no pickle; only action
+classes are looked up by name. Repeated token ids, such as image placeholders, are run-length encoded.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from arpo.actions import Action, Direction, Hotkey, Point, Scroll
 from arpo.types import Completion, Sample, Screenshot, StopReason, Trajectory, Turn
 
 ACTIONS: Mapping[str, type[Action]] = {kind.__name__: kind for kind in get_args(Action)}
-SHORTEST_RUN = 4
+MIN_RUN_LENGTH = 4
 
 
 def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
-    """The episode's id comes first, so that a reader can find a line without parsing all of it."""
+    """`episode_id` is the first key: a reader indexes lines without parsing them completely."""
     return {
         "episode_id": trajectory.episode_id,
         "task_id": trajectory.task_id,
@@ -44,7 +44,7 @@ def trajectory_from_json(value: Mapping[str, Any], screenshots: Mapping[str, Scr
 
 
 def screenshots_of(trajectory: Trajectory) -> list[Screenshot]:
-    """Every screenshot of the episode once, in the order in which they were seen."""
+    """Distinct screenshots of the episode, in order of their first use."""
     seen: dict[str, Screenshot] = {}
     for turn in trajectory.turns:
         for shot in (*turn.images, turn.screenshot):
@@ -54,7 +54,7 @@ def screenshots_of(trajectory: Trajectory) -> list[Screenshot]:
 
 
 def screenshot_names(value: Mapping[str, Any]) -> list[str]:
-    """The same names in the same order, from the JSON form."""
+    """The sha256 of `screenshots_of`, in the same order, from the JSON form."""
     names = [name for turn in value["turns"] for name in (*turn["images"], turn["screenshot"])]
     return list(dict.fromkeys([*names, value["final"]]))
 
@@ -84,7 +84,7 @@ def sample_from_json(value: Mapping[str, Any], screenshots: Mapping[str, Screens
 
 
 def action_to_json(action: Action) -> dict[str, Any]:
-    """{"do": "Click", "point": {"x": 3, "y": 4}}"""
+    """For example {"do": "Click", "point": {"x": 3, "y": 4}}."""
     return {"do": type(action).__name__, **asdict(action)}
 
 
@@ -102,17 +102,17 @@ def action_from_json(value: Mapping[str, Any]) -> Action:
 
 
 def ids_to_json(token_ids: Sequence[int]) -> list[int | list[int]]:
-    """(5, 7, 7, 7, 7, 9) -> [5, [7, 4], 9]"""
-    packed: list[int | list[int]] = []
+    """Run-length encode: (5, 7, 7, 7, 7, 9) becomes [5, [7, 4], 9]."""
+    encoded: list[int | list[int]] = []
     for token, run in groupby(token_ids):
         count = sum(1 for _ in run)
-        packed += [[token, count]] if count >= SHORTEST_RUN else [token] * count
-    return packed
+        encoded += [[token, count]] if count >= MIN_RUN_LENGTH else [token] * count
+    return encoded
 
 
-def ids_from_json(packed: Sequence[int | list[int]]) -> tuple[int, ...]:
+def ids_from_json(encoded: Sequence[int | list[int]]) -> tuple[int, ...]:
     token_ids: list[int] = []
-    for entry in packed:
+    for entry in encoded:
         token_ids += [entry] if isinstance(entry, int) else [entry[0]] * entry[1]
     return tuple(token_ids)
 

@@ -1,16 +1,17 @@
-"""One run's folder: everything that a run writes, save its checkpoints, and reads again.
+"""The run folder: all files of a run, except its checkpoints.
 
-    recipe.toml         the resolved recipe
-    metrics.jsonl       numbers that a repeated run gives again, bit for bit
-    evaluations.jsonl   every evaluation, each verdict by its task
+    recipe.toml         all config keys
+    metrics.jsonl       deterministic metrics: a repeated run writes the same bytes
+    evaluations.jsonl   every evaluation, with the score of each task
     timing.jsonl        times and rates
-    failures.jsonl      episodes that could not be carried out
-    trajectories.jsonl  episodes, their screenshots by name; of an evaluation one for each task
+    failures.jsonl      failed episodes
+    trajectories.jsonl  episodes, screenshots by sha256; one episode per task of an evaluation
     screenshots.pack    the screenshots
-    summary.json        the end of the run
+    summary.json        results, written at the end of the run
 
-The files only grow. A checkpoint records how far they had grown (`offsets`), and a resumed run cuts them back
-to there (`rewind`), so that a killed run and an undisturbed one leave the same files. One process writes.
+The .jsonl files and the pack are append-only. A checkpoint records their sizes (`offsets`), and a resumed run
+truncates them to these sizes (`rewind`), so an interrupted run leaves the same files as an uninterrupted
+one. One process writes at a time; others may read.
 """
 
 from __future__ import annotations
@@ -44,24 +45,24 @@ _ID_PREFIX = b'{"episode_id":'
 
 
 class RunFolderReader:
-    """Reads a run's folder, also while the run goes on."""
+    """Reads a run folder, also during the run."""
 
     def __init__(self, folder: Path, *, writable: bool = False) -> None:
         if not (folder / TRAJECTORIES).is_file() or not (folder / PACK).is_file():
-            raise UserError(f"{folder}: not a run folder: it has no {TRAJECTORIES} and {PACK}")
+            raise UserError(f"{folder}: not a run folder: {TRAJECTORIES} or {PACK} is missing")
         self.folder = folder
-        self._lines = _index(folder / TRAJECTORIES)  # before the pack, which may grow meanwhile
+        self._lines = _index(folder / TRAJECTORIES)  # before the pack: a run may be appending to both
         self._pack = ScreenshotPack(folder / PACK, writable=writable)
 
     def episode_ids(self) -> list[str]:
         return list(self._lines)
 
     def read_log(self, name: str) -> Iterator[dict[str, Any]]:
-        """The records of one of the .jsonl files."""
+        """Yield the records of a .jsonl file, for example METRICS."""
         return read_lines(self.folder / name)
 
     def read_summary(self) -> dict[str, Any]:
-        """Empty until the run has ended."""
+        """Return {} until the run has ended."""
         return read_json(self.folder / SUMMARY)
 
     def load_trajectory(self, episode_id: str) -> Trajectory:
@@ -69,7 +70,7 @@ class RunFolderReader:
         return trajectory_from_json(value, self._pack.read(screenshot_names(value)))
 
     def has_screenshots(self, record: Mapping[str, Any]) -> bool:
-        """Whether an episode's record can be loaded whole: pruning frees screenshots and keeps the text."""
+        """Whether all screenshots of an episode are still stored: pruning deletes them and keeps the text."""
         return all(name in self._pack for name in screenshot_names(record))
 
     def close(self) -> None:
@@ -77,19 +78,19 @@ class RunFolderReader:
 
     def _read(self, episode_id: str) -> dict[str, Any]:
         if episode_id not in self._lines:
-            raise UserError(f"{self.folder / TRAJECTORIES}: no episode {episode_id!r} in it")
+            raise UserError(f"{self.folder / TRAJECTORIES}: contains no episode {episode_id!r}")
         with (self.folder / TRAJECTORIES).open("rb") as file:
             file.seek(self._lines[episode_id])
             return json.loads(file.readline())
 
 
 class RunFolder(RunFolderReader):
-    """Writes a run's folder, making it if need be."""
+    """Writes a run folder. Creates it if needed, and locks it against other writers until `close`."""
 
     def __init__(self, folder: Path) -> None:
-        self._lock = lock(folder, "run", "--run.dir")
+        self._lock = lock_folder(folder, "run", "--run.dir")
         for name in LOGS:
-            _drop_torn_line(folder / name)
+            _truncate_partial_line(folder / name)
         (folder / PACK).touch()
         super().__init__(folder, writable=True)
         self._logs = {name: (folder / name).open("ab") for name in LOGS}
@@ -100,8 +101,8 @@ class RunFolder(RunFolderReader):
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_atomically(self.folder / SUMMARY, json.dumps(_finite(summary), indent=2) + "\n")
 
-    def drop_summary(self) -> None:
-        """A run that goes on after its end, with more epochs, has not ended."""
+    def delete_summary(self) -> None:
+        """For a completed run, resumed with more epochs."""
         (self.folder / SUMMARY).unlink(missing_ok=True)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -117,7 +118,7 @@ class RunFolder(RunFolderReader):
         self._append(FAILURES, asdict(failure))
 
     def add_trajectory(self, trajectory: Trajectory) -> None:
-        """Screenshots first: a line in trajectories.jsonl never names one that is not there."""
+        """Writes the screenshots first: every line of trajectories.jsonl must refer to stored ones."""
         assert trajectory.episode_id not in self._lines, f"{trajectory.episode_id} is stored already"
         previous = None
         for shot in screenshots_of(trajectory):
@@ -128,20 +129,23 @@ class RunFolder(RunFolderReader):
         self._lines[trajectory.episode_id] = offset
 
     def offsets(self) -> dict[str, int]:
-        """How far each file has grown, once all of it is on the disk: for a checkpoint to keep."""
+        """Flush all files to disk and return their sizes in bytes, for a checkpoint."""
         for file in self._logs.values():
             os.fsync(file.fileno())
         self._pack.sync()
         return {PACK: self._pack.size, **{name: file.tell() for name, file in self._logs.items()}}
 
     def rewind(self, offsets: Mapping[str, int]) -> None:
-        """Cut every file back to where it was; {}: to nothing."""
+        """Truncate every file to its size in `offsets`; {} empties all.
+
+        Raises UserError if a file is shorter.
+        """
         for name, file in self._logs.items():
             offset = offsets.get(name, 0)
             if offset > file.tell():
                 raise UserError(
-                    f"{self.folder / name}: is {file.tell()} bytes, the checkpoint has seen {offset}: "
-                    "bring the file back, or begin another run.dir"
+                    f"{self.folder / name}: has {file.tell()} bytes, but {offset} in the checkpoint: "
+                    "restore the file, or start a run in another run.dir"
                 )
             file.truncate(offset)
             file.seek(offset)
@@ -149,7 +153,7 @@ class RunFolder(RunFolderReader):
         self._lines = {name: at for name, at in self._lines.items() if at < offsets.get(TRAJECTORIES, 0)}
 
     def prune(self, keep_episodes: Collection[str]) -> None:
-        """Free the screenshots of all episodes but these, such as those that the replay buffer names."""
+        """Delete the screenshots of all other episodes. `keep_episodes` are for example those in replay."""
         self._pack.prune(
             {name for episode in keep_episodes for name in screenshot_names(self._read(episode))}
         )
@@ -167,7 +171,7 @@ class RunFolder(RunFolderReader):
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Of a .jsonl file that may not be there yet; a last line that is not whole yet is left out."""
+    """Yield the records of a .jsonl file. A missing file is empty; an incomplete last line is skipped."""
     if path.is_file():
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -176,31 +180,32 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Empty where there is no such file."""
+    """Return the object in a JSON file, {} if there is no file. Raises UserError if it is damaged."""
     return _record(path.read_bytes(), str(path)) if path.is_file() else {}
 
 
-def _record(text: bytes, place: str) -> dict[str, Any]:
+def _record(text: bytes, location: str) -> dict[str, Any]:
     try:
         record = json.loads(text)
     except ValueError:
         record = None
     if not isinstance(record, dict):
-        raise UserError(f"{place}: damaged, not a JSON object: bring it back, or remove its run")
+        raise UserError(f"{location}: damaged, not a JSON object: restore the file, or remove the run")
     return record
 
 
 def write_atomically(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.tmp")
-    with beside.open("w", encoding="utf-8") as file:
+    """Write a file through a temporary one: after a kill it has the old content or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(beside, path)
+    os.replace(temporary, path)
 
 
 def _finite(record: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON knows no NaN: a number that is none becomes null."""
+    """Replace NaN and infinities by None, because JSON has no such numbers."""
     clean: dict[str, Any] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
@@ -211,7 +216,7 @@ def _finite(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _index(path: Path) -> dict[str, int]:
-    """Where each episode's line begins."""
+    """Byte offset of each episode's line, by episode id."""
     lines: dict[str, int] = {}
     offset = 0
     with path.open("rb") as file:
@@ -223,15 +228,17 @@ def _index(path: Path) -> dict[str, int]:
 
 
 def _episode_id(path: Path, offset: int, line: bytes) -> str:
-    """From the start of the line alone. A quote in the id is escaped, so the next key is not in it."""
+    """Parse the first key only. Quotes in an id are escaped, so an id cannot contain the next key."""
     head, found, _ = line.partition(b',"task_id":')
     if not found or not head.startswith(_ID_PREFIX):
-        raise UserError(f"{path}: is damaged: no episode begins at byte {offset}")
+        raise UserError(
+            f"{path}: damaged: no episode starts at byte {offset}: restore the file, or remove the run"
+        )
     return json.loads(head[len(_ID_PREFIX) :])
 
 
-def _drop_torn_line(path: Path) -> None:
-    """A process that was killed while it wrote leaves half a line."""
+def _truncate_partial_line(path: Path) -> None:
+    """Remove an incomplete last line, left by a kill."""
     path.touch()
     with path.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
@@ -246,20 +253,24 @@ def _drop_torn_line(path: Path) -> None:
         file.truncate(size)
 
 
-def lock(folder: Path, what: str, option: str) -> int:
-    """Make the folder and keep other processes out of it, until this one ends, however it ends."""
+def lock_folder(folder: Path, kind: str, option: str) -> int:
+    """Create the folder and lock it until this process ends; returns a file descriptor to unlock it earlier.
+
+    Raises UserError if the folder is not writable or another process has the lock. `kind` ("run") and
+    `option` ("--run.dir") appear in the message.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise UserError(
-            f"{folder}: the {what}'s folder cannot be written: {error.strerror}: choose another {option}"
+            f"{folder}: the folder of the {kind} cannot be written: {error.strerror}: choose another {option}"
         ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(file)
         raise UserError(
-            f"{folder}: another process is writing this {what}; choose another {option}"
+            f"{folder}: another process is writing this {kind}: choose another {option}"
         ) from None
     return file

@@ -1,11 +1,11 @@
-"""Screenshots by content, each stored once, in one append-only file.
+"""The screenshot pack: an append-only file with each distinct screenshot once.
 
-A small PNG (every screen of Desk) is kept as it is, byte for byte. A large one is kept as a patch: a lossless
-picture of only those pixels that differ from the screenshot before it in the episode, transparent elsewhere;
-read back it has the same name and the same pixels, in a PNG of our own making.
+A small PNG (every screen of Desk) is stored unchanged. A large one is stored as a patch: a lossless image of
+the pixels different from the previous screenshot of the episode, transparent elsewhere. When it is read, it
+has the same sha256 name and the same pixels, but is encoded as a new PNG.
 
-A record is a header and a payload, so the index is rebuilt by walking the headers, a torn tail is noticed,
-and cutting the file at an earlier size gives exactly the pack of that time. Nothing is changed in place.
+A record is a header and a payload. Reading the headers rebuilds the index and detects an incomplete last
+record. Truncating the file to an earlier size restores exactly the earlier pack. Records never move.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from PIL import Image
 from arpo.errors import UserError
 from arpo.types import Screenshot
 
-HEADER = struct.Struct("<4sB32s32sII")  # magic, kind, sha256, its base's sha256, payload's size and crc32
+HEADER = struct.Struct("<4sB32s32sII")  # magic, kind, sha256, sha256 of the base, payload size, payload crc32
 MAGIC = b"SHOT"
-GONE, PNG, PATCH = range(3)
+PRUNED, PNG, PATCH = range(3)
 NO_BASE = bytes(32)
-KEEP_AS_IS = 1 << 15  # bytes: a smaller PNG costs little, and a patch would save nothing
-LONGEST_CHAIN = 15  # patches upon patches that reading one screenshot may need
+MIN_PATCH_BYTES = 1 << 15  # a smaller PNG is stored unchanged: a patch would not save space
+MAX_CHAIN = 15  # patches to apply when reading one screenshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Record:
     kind: int
     name: str
-    base: str  # "" when it stands alone
+    base: str  # "" if it is complete
     offset: int
     size: int
     crc: int
@@ -56,17 +56,15 @@ class _Record:
 
 
 class ScreenshotPack:
-    """Appends at the end of what could be read: a torn record behind that is overwritten."""
+    """Reads and appends screenshots. An incomplete last record is overwritten by the next `add`."""
 
     def __init__(self, path: Path, *, writable: bool) -> None:
         self._path = path
         self._mode = "r+b" if writable else "rb"
         if writable:
             path.touch()
-        self._last: tuple[str, np.ndarray] = (
-            "",
-            np.empty(0),
-        )  # the newest screenshot's pixels: the next one's base
+        # Name and pixels of the newest screenshot: the base of the next patch.
+        self._last: tuple[str, np.ndarray] = ("", np.empty(0))
         self._open()
 
     @property
@@ -77,11 +75,11 @@ class ScreenshotPack:
         return name in self._live
 
     def add(self, shot: Screenshot, previous: Screenshot | None) -> None:
-        """Store it unless it is there; `previous` is the one before it in the episode, stored already."""
+        """Store a screenshot unless it is stored already. `previous`, its patch base, must be stored."""
         if shot.sha256 in self:
             return
         kind, base, payload = PNG, "", shot.png
-        if len(shot.png) >= KEEP_AS_IS and (pixels := self._pixels_of(shot)) is not None:
+        if len(shot.png) >= MIN_PATCH_BYTES and (pixels := self._pixels_of(shot)) is not None:
             base, patch = self._patch(pixels, previous)
             self._last = (shot.sha256, pixels)
             if len(patch) < len(shot.png):
@@ -97,46 +95,48 @@ class ScreenshotPack:
         self._file.seek(record.offset)
         self._file.write(record.header + payload)
         self._file.flush()
-        self._remember(record)
+        self._register(record)
 
     def read(self, names: Iterable[str]) -> dict[str, Screenshot]:
+        """Return screenshots by their sha256. Raises UserError for a missing or damaged one."""
         decoded: dict[str, np.ndarray] = {}
         return {name: self._screenshot(self._find(name), decoded) for name in names}
 
     def sync(self) -> None:
+        """Flush the file to disk, without an incomplete last record."""
         self._file.truncate(self.size)
         os.fsync(self._file.fileno())
 
     def rewind(self, size: int) -> None:
-        """Go back to the pack as it was when it had this size."""
+        """Truncate the file to an earlier size. Raises UserError if no record ends there."""
         if size and size not in (record.end for record in self._records):
             raise UserError(
-                f"{self._path}: is damaged: no record ends at byte {size}, which the checkpoint names: "
-                "bring the file back, or begin another run.dir"
+                f"{self._path}: damaged: no record ends at byte {size}, its size in the checkpoint: "
+                "restore the file, or start a run in another run.dir"
             )
         self._file.truncate(size)
         self._file.close()
         self._open()
 
     def prune(self, keep: Collection[str]) -> None:
-        """Free the disk space of all but these, and what they are patches of; all at once or not at all.
+        """Delete all screenshots except these and their patch bases, atomically.
 
-        Records stay where they are and freed payloads become holes in the file, so that the sizes which
-        checkpoints name stay true.
+        Records keep their offsets and deleted payloads become holes in the file, so the sizes in
+        checkpoints stay valid.
         """
         needed = {record.name for name in keep for record in self._chain(name)}
-        beside = self._path.with_suffix(".tmp")
-        with beside.open("wb") as file:
+        temporary = self._path.with_suffix(".tmp")
+        with temporary.open("wb") as file:
             for record in self._records:
                 file.seek(record.offset)
-                if record.name in needed and record.kind != GONE:
+                if record.name in needed and record.kind != PRUNED:
                     file.write(record.header + self._payload(record))
                 else:
-                    file.write(replace(record, kind=GONE).header)
+                    file.write(replace(record, kind=PRUNED).header)
             file.truncate(self.size)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, self._path)
+        os.replace(temporary, self._path)
         self._file.close()
         self._open()
 
@@ -150,7 +150,7 @@ class ScreenshotPack:
         self._depth: dict[str, int] = {}
         total = os.fstat(self._file.fileno()).st_size
         while (record := self._read_header(self.size)) and record.end <= total:
-            self._remember(record)
+            self._register(record)
 
     def _read_header(self, offset: int) -> _Record | None:
         raw = os.pread(self._file.fileno(), HEADER.size, offset)
@@ -160,15 +160,15 @@ class ScreenshotPack:
         base_name = "" if base == NO_BASE else base.hex()
         return _Record(kind=kind, name=name.hex(), base=base_name, offset=offset, size=size, crc=crc)
 
-    def _remember(self, record: _Record) -> None:
+    def _register(self, record: _Record) -> None:
         self._records.append(record)
-        if record.kind != GONE:
+        if record.kind != PRUNED:
             self._live[record.name] = record
             self._depth[record.name] = self._depth[record.base] + 1 if record.base else 0
 
     def _find(self, name: str) -> _Record:
         if name not in self:
-            raise UserError(f"{self._path}: screenshot {name} is not in it")
+            raise UserError(f"{self._path}: contains no screenshot {name}")
         return self._live[name]
 
     def _chain(self, name: str) -> Iterator[_Record]:
@@ -181,8 +181,8 @@ class ScreenshotPack:
         payload = os.pread(self._file.fileno(), record.size, record.payload)
         if zlib.crc32(payload) != record.crc:
             raise UserError(
-                f"{self._path}: screenshot {record.name} is damaged, at byte {record.offset}: "
-                "bring the file back, or remove its run"
+                f"{self._path}: screenshot {record.name} at byte {record.offset} is damaged: "
+                "restore the file, or remove the run"
             )
         return payload
 
@@ -194,7 +194,7 @@ class ScreenshotPack:
         return Screenshot(buffer.getvalue(), record.name)
 
     def _restore(self, record: _Record, decoded: dict[str, np.ndarray]) -> np.ndarray:
-        """The pixels of a record. `decoded` saves walking down the chain again for the next one."""
+        """Decode the pixels of a record. `decoded` caches the pixels of its chain of bases."""
         if record.name not in decoded:
             image = Image.open(io.BytesIO(self._payload(record)))
             if record.base:
@@ -206,15 +206,15 @@ class ScreenshotPack:
         return decoded[record.name]
 
     def _pixels_of(self, shot: Screenshot) -> np.ndarray | None:
-        """RGB pixels; None for a PNG of any other kind, which is then kept as it is."""
+        """RGB pixels; None for a PNG of another mode, which is stored unchanged."""
         if self._last[0] == shot.sha256:
             return self._last[1]
         image = Image.open(io.BytesIO(shot.png))
         return np.asarray(image) if image.mode == "RGB" else None
 
     def _patch(self, pixels: np.ndarray, previous: Screenshot | None) -> tuple[str, bytes]:
-        """The base's name ("" for none) and the picture of what differs from it."""
-        if previous and self._depth.get(previous.sha256, LONGEST_CHAIN) < LONGEST_CHAIN:
+        """Return the name of the base ("" if none) and the encoded image of the difference to it."""
+        if previous and self._depth.get(previous.sha256, MAX_CHAIN) < MAX_CHAIN:
             base = self._pixels_of(previous)
             if base is not None and base.shape == pixels.shape:
                 changed = (pixels != base).any(axis=2, keepdims=True)

@@ -1,4 +1,4 @@
-"""Actions: text that `render` writes, coordinates that `scale` converts."""
+"""Actions: their text (`render`) and their coordinates (`scale`)."""
 
 from arpo.actions import (
     CallUser,

@@ -1,4 +1,4 @@
-"""Import rules: which folder may import which, what `import arpo` loads, and what no module may do."""
+"""Import rules: layers, fast imports, and functions forbidden in all modules."""
 
 import ast
 import subprocess
@@ -75,7 +75,7 @@ def libraries(path: Path) -> set[str]:
 
 
 def names(tree: ast.AST) -> Iterator[str]:
-    """Every plain name and every dotted one that the code reads: random.random, torch.load."""
+    """All plain and dotted names in the code, for example random.random and torch.load."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             yield node.id

@@ -1,6 +1,8 @@
-"""What the project promises about itself: sizes, docstrings, commands and links that exist."""
+"""Rules for the project: file sizes, docstrings, and existing commands, keys and links on all pages."""
 
 import ast
+import doctest
+import importlib
 import re
 import subprocess
 import tomllib
@@ -21,11 +23,11 @@ PAGES = (
     "docs/osworld.md",
     "docs/performance.md",
 )
-PICTURES_AND_WEIGHTS = (".png", ".safetensors", ".xlsx", ".docx", ".odp")
+BINARY_SUFFIXES = (".png", ".safetensors", ".xlsx", ".docx", ".odp")
 MOST_LINES = 450
 NOTES = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) + r")\b")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|Users|work|opt|srv|mnt|tmp)/[\w.-]")
-GUEST_PATH = re.compile(r"/(?:home/user|opt/arpo|opt/google|tmp/[\w.-]+)")  # on every light desktop the same
+GUEST_PATH = re.compile(r"/(?:home/user|opt/arpo|opt/google|tmp/[\w.-]+)")  # paths inside a light desktop
 PACKAGE_HOST = re.compile(
     "|".join(("py" + "pi", "python" + "hosted", "download.py" + "torch", "ana" + "conda"))
 )
@@ -33,7 +35,7 @@ PACKAGE_HOST = re.compile(
 
 @cache
 def texts():
-    """Every text file that belongs to the project, by its path."""
+    """Content of every text file of the project, by path."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True, check=False,
@@ -43,7 +45,7 @@ def texts():
     found = {}
     for name in listed.stdout.splitlines():
         path = ROOT / name
-        if path.is_file() and path.suffix not in PICTURES_AND_WEIGHTS:
+        if path.is_file() and path.suffix not in BINARY_SUFFIXES:
             found[name] = path.read_text("utf-8")
     return found
 
@@ -57,13 +59,19 @@ def test_no_source_file_is_too_long():
     assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}
 
 
-def test_every_module_says_what_it_is():
+def test_every_module_has_a_docstring():
     for path in SOURCES:
         tree = ast.parse(path.read_text("utf-8"))
         assert not tree.body or ast.get_docstring(tree), path
 
 
-def test_nothing_is_left_for_later():
+@pytest.mark.parametrize("name", ["actions", "keys", "parsing", "recipe", "cli.main"])
+def test_examples_in_docstrings_are_correct(name):
+    result = doctest.testmod(importlib.import_module(f"arpo.{name}"))
+    assert result.attempted and not result.failed
+
+
+def test_no_file_contains_notes_for_later():
     assert [name for name, text in texts().items() if NOTES.search(text)] == []
 
 
@@ -73,14 +81,14 @@ def test_no_text_names_a_machine_or_a_package_host():
         assert not (found := PACKAGE_HOST.search(text)), (name, found)
 
 
-def test_the_patterns_would_see_one():
+def test_the_patterns_match():
     assert MACHINE_PATH.search(GUEST_PATH.sub("", "see /" + "home/anna/x"))
     assert not MACHINE_PATH.search("--model.path /models/UI-TARS-1.5-7B, a/home/b, https://x.org/home/y")
     assert NOTES.search("# TO" + "DO: later")
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_that_a_page_names_exists(page):
+def test_every_command_on_a_page_exists(page):
     from arpo.cli.commands import COMMANDS
 
     text = (ROOT / page).read_text("utf-8")
@@ -90,7 +98,7 @@ def test_every_command_that_a_page_names_exists(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_setting_that_a_page_names_exists(page):
+def test_every_config_key_on_a_page_exists(page):
     from arpo.recipe import keys
 
     named = set(re.findall(r"--([a-z]+\.[a-z_0-9]+)", (ROOT / page).read_text("utf-8")))
@@ -98,7 +106,7 @@ def test_every_setting_that_a_page_names_exists(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_link_leads_somewhere(page):
+def test_every_link_exists(page):
     links = re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text("utf-8"))
     missing = [
         link for link in links if "://" not in link and not (ROOT / page).parent.joinpath(link).exists()
@@ -126,7 +134,7 @@ def test_every_dependency_is_pinned():
     assert {re.split(r"[<>=]", entry)[0].lower() for entry in wanted} <= pinned
 
 
-def test_continuous_integration_calls_what_the_readme_names():
+def test_continuous_integration_runs_every_test_target():
     script = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
     goals = [line for line in script if line.startswith("make")]
     assert goals == ["make test", "make test-real", "make test-vllm"]

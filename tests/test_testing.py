@@ -1,4 +1,4 @@
-"""The fakes that `arpo.testing` ships: screenshots, a scripted engine, misbehaving environments."""
+"""The fakes in `arpo.testing`: screenshots, a scripted engine, misbehaving environments."""
 
 import asyncio
 import io

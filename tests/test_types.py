@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from arpo import types
 from arpo.actions import Wait
-from arpo.algorithms.samples import samples_of
+from arpo.algorithms.samples import build_updates
 from arpo.config import LossConfig
 from arpo.testing import screenshot
 
 
 def examples() -> dict[str, object]:
-    """Run all examples in the order of the file. Returns the variables that they assign."""
+    """Run all examples in the order of the file. Returns their variables."""
     shot = screenshot(0, (1920, 1080))
     names = {**vars(types), "png": shot.png, "shot": shot, "Wait": Wait, "replace": replace}
     texts = [inspect.getdoc(kind) or "" for kind in vars(types).values() if inspect.isclass(kind)]
@@ -26,6 +26,6 @@ def test_the_example_sample_is_made_from_the_example_group():
     found = examples()
     group, sample = found["group"], found["sample"]
     assert isinstance(group, types.Group)
-    [update], _ = samples_of([group], LossConfig(), tasks_per_update=1, token_budget=64, success=0.5)
+    [update] = build_updates([group], LossConfig(), tasks_per_update=1, token_budget=64)
     assert update[0] == sample
     assert update[1].advantage == -1.0

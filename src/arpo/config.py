@@ -101,7 +101,7 @@ class EnvConfig:
     )
     width: int = setting(224, "Screen width (pixels) of desk and osworld", low=28)
     height: int = setting(168, "Screen height (pixels) of desk and osworld", low=28)
-    parallel: int = setting(32, "Number of environments that run at the same time", low=1)
+    parallel: int = setting(32, "Number of parallel environments", low=1)
     start_seconds: float = setting(60.0, "Timeout (seconds) for starting an environment", above=0)
     step_seconds: float = setting(60.0, "Timeout (seconds) for one step", above=0)
     evaluate_seconds: float = setting(60.0, "Timeout (seconds) for scoring the final state", above=0)
@@ -136,14 +136,14 @@ class OSWorldConfig:
     )
     cache: str = setting("osworld-cache", "Folder of the files that `arpo osworld fetch-cache` downloads")
     network: str = setting(
-        "off", 'Network access of the desktops: "off", "on", or a file with the ids of tasks that have it'
+        "off", 'Network access of the desktops: "off", "on", or a file with the ids of tasks with access'
     )
     downloads: int = setting(8, "Parallel downloads of `arpo osworld fetch-cache`", low=1)
     download_seconds: float = setting(60.0, "Timeout (seconds) for a download without progress", above=0)
     pause: float = setting(
         2.0, "Pause (seconds) between an action and its screenshot, on virtual machines", low=0
     )
-    home_megabytes: int = setting(512, "Disk space (MiB) that one local desktop may use", low=64)
+    home_megabytes: int = setting(512, "Disk space (MiB) of one local desktop", low=64)
     machine: str = setting("", "Path or id of the virtual machine, for providers that need it")
     region: str = setting("", "Region of a cloud provider")
 
@@ -373,7 +373,7 @@ class PretrainConfig:
 
 
 # Prefixes of keys. INCIDENTAL keys do not change the results of a run. LEARNING keys do not change the
-# episodes that a given model plays.
+# episodes of a given model.
 INCIDENTAL = (
     "run.dir",
     "run.threads",

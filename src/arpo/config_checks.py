@@ -1,4 +1,4 @@
-"""Checks across config keys: combinations of values that are valid alone and invalid together.
+"""Checks across config keys: values valid alone, but invalid together.
 
 `Config` calls `check_combinations` when it is constructed.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_combinations(config: Config) -> None:
-    """Reject values that are valid alone and invalid together."""
+    """Raise BadSetting for values valid alone, but invalid together."""
     train, rollout, tasks = config.train, config.rollout, config.tasks
     if train.tasks_per_batch % train.tasks_per_update:
         raise BadSetting(
@@ -58,7 +58,7 @@ def check_combinations(config: Config) -> None:
 
 
 def _check_offline(config: Config) -> None:
-    """Reject keys that only online training uses."""
+    """Raise BadSetting for keys of online training."""
     method = f"with train.method = {config.train.method}"
     if config.loss.ratio != "recompute":
         raise BadSetting(

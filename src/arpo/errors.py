@@ -1,4 +1,4 @@
-"""Exception types, and `boundary`, which attributes every exception to the call that raised it.
+"""Exception types, and `boundary`, a context manager to attribute exceptions to a call.
 
 `UserError`: the user made a mistake. Its message is one line: what is wrong, where, and what to do.
 `ArpoFault`: an environment or an engine failed. It names the call.

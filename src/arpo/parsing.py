@@ -64,7 +64,7 @@ def parse(text: str) -> Answer:
 
 
 class _Arguments:
-    """The arguments of one call. Each method removes the argument that it reads."""
+    """The arguments of one call. Each method reads one argument and removes it."""
 
     def __init__(self, call: str, values: dict[str, str]) -> None:
         self._call = call

@@ -1,8 +1,8 @@
 """Recipes: read TOML and command-line overrides into a `Config`, and write a `Config` as TOML.
 
-A recipe can extend another one: the line `extends = "paper"` before the first section starts from the
-settings of that recipe. Every error names the file, the key, the reason and the nearest valid name. Values
-are not converted: the string "1" is not a number, and the number 1 is not true.
+A recipe can extend another one: the line `extends = "paper"` before the first section starts from its
+settings. Every error names the file, the key, the reason and the nearest valid name. Values keep their type:
+the string "1" is not a number, and the number 1 is not true.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def keys() -> Iterator[Key]:
 
 
 def changed(one: Config, other: Config) -> list[str]:
-    """Names of the keys whose values differ."""
+    """Names of the keys with different values."""
     return [key.name for key in keys() if value(one, key.name) != value(other, key.name)]
 
 
@@ -77,7 +77,7 @@ def load_config(recipe: Path | str | None = None, overrides: Sequence[str] = ())
     >>> load_config("desk", ["--loss.clip_low", "0.1", "--replay.enabled=false"]).loss.clip_low
     0.1
     """
-    settings: dict[str, tuple[Any, str]] = {}  # key -> value, file or command line that sets it
+    settings: dict[str, tuple[Any, str]] = {}  # key -> (value, source)
     source = COMMAND_LINE
     if recipe is not None:
         path = find_recipe(recipe)
@@ -136,7 +136,7 @@ def describe() -> str:
 
 
 def _read_recipe(path: Path, extended_by: tuple[Path, ...]) -> dict[str, tuple[Any, str]]:
-    """Settings of a recipe and of the recipes that it extends: key -> value, file that sets it.
+    """Settings of a recipe and of the recipes that it extends: key -> (value, file).
 
     `extended_by`: the recipes on the way from the user's recipe to this one, to detect a cycle.
     """

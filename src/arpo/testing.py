@@ -1,6 +1,6 @@
 """Fakes for tests of environments and engines, for this project and for users.
 
-A fake environment, a scripted engine, and wrappers that make an environment fail, hang or return invalid
+A fake environment, a scripted engine, and wrappers to make an environment fail, hang or return invalid
 scores. They are deterministic, and need no screen, no model and no clock.
 """
 
@@ -36,7 +36,7 @@ def task(name: str, instruction: str = "do it") -> Task:
 
 
 class FakeEnv:
-    """An environment that shows grey images with the shades 0, 1, 2, …, one per step.
+    """Shows grey images with the shades 0, 1, 2, …, one per step.
 
     It records calls and actions. `score` computes the score from all actions. After `ends_after` steps the
     environment ends the episode (None: never).
@@ -77,7 +77,7 @@ class FakeEnv:
 
 
 class ScriptedEngine:
-    """An engine that answers from a script: one text per turn, or a function of prompt and sampling.
+    """Answers from a script: one text per turn, or a function of prompt and sampling.
 
     Tokens of an answer: `encode(text)`, then `end`, cut at Sampling.max_tokens.
 
@@ -201,17 +201,17 @@ class LyingEnv(_Wrapped):
 
 
 def failing(factory: EnvFactory, at: str, times: int) -> EnvFactory:
-    """A factory whose environments raise in the first `times` calls of `at`, counted over all of them."""
+    """A factory of environments; they raise in the first `times` calls of `at`, counted over all of them."""
     left = Times(times)
     return lambda: FailingEnv(factory(), at, left)
 
 
 def hanging(factory: EnvFactory, at: str, times: int) -> EnvFactory:
-    """A factory whose environments hang in the first `times` calls of `at`, counted over all of them."""
+    """A factory of environments; they hang in the first `times` calls of `at`, counted over all of them."""
     left = Times(times)
     return lambda: HangingEnv(factory(), at, left)
 
 
 def lying(factory: EnvFactory, score: object) -> EnvFactory:
-    """A factory whose environments return `score`."""
+    """A factory of environments with a constant score, for example None."""
     return lambda: LyingEnv(factory(), score)

@@ -1,4 +1,4 @@
-"""Data types that modules exchange.
+"""Data types exchanged between modules.
 
 All types are immutable and complete when constructed. This module needs no torch and reads no files.
 """
@@ -167,7 +167,7 @@ class Turn:
     >>> second = replace(first, context=(5, 9, 9, 6), restart=False)
     """
 
-    screenshot: Screenshot  # the newest one that the model saw
+    screenshot: Screenshot  # the newest one in the prompt
     context: tuple[int, ...]
     images: tuple[Screenshot, ...]
     restart: bool
@@ -215,7 +215,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """An episode that an environment or engine fault prevented. It is counted and never becomes a reward.
+    """An episode that an environment or engine fault ended. It is counted and never becomes a reward.
 
     >>> failure = Failure(
     ...     episode_id="batch2-0-3",

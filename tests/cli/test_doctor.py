@@ -1,4 +1,4 @@
-"""`arpo doctor`: bfloat16 warning, GPU memory plans of recipes, model folders that cannot be loaded."""
+"""`arpo doctor`: bfloat16 warning, GPU memory plans of recipes, damaged model folders."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def cut_short(folder: Path) -> None:
 
 
 DAMAGES = [
-    (pickled, ": only pickled weights (pytorch_model.bin), which are never opened; a model needs"),
+    (pickled, ": only pickled weights (pytorch_model.bin), which ARPO never opens; a model needs"),
     (without_a_shard, "1 of 2 listed files are missing, first model-00002-of-00002.safetensors"),
     (of_another_kind, "model_type is 'llava', another kind of model; supported are qwen2_5_vl and qwen3_vl"),
     (without_a_tokenizer, "tokenizer.json: not found; a model folder needs its tokenizer"),
-    (cut_short, "model.safetensors: not a whole safetensors file"),
+    (cut_short, "model.safetensors: incomplete or damaged safetensors file"),
 ]
 
 
@@ -113,14 +113,14 @@ def test_a_plan_needs_no_weights_if_they_are_random(folder: Path, capsys: pytest
 def test_the_plan_distinguishes_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--recipe", "desk", "--optim.ranks", "2", "--model.device", "cpu"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("this is rank 0 of 2, which also samples; every other") for line in lines)
+    assert any(line.startswith("these are for rank 0 of 2, which also samples; each other") for line in lines)
 
 
 def test_a_plan_for_another_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--recipe", "desk", "--gpu", "16", "--optim.ranks", "8"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "fits into a GPU of 16 GiB"
     assert main(["doctor", "--recipe", "desk", "--gpu", "4"]) == 1
-    assert "a larger one is needed" in capsys.readouterr().out
+    assert "a larger GPU is needed" in capsys.readouterr().out
 
 
 def test_gpu_needs_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:

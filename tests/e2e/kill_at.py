@@ -1,6 +1,6 @@
-"""`arpo` in a process of its own that sends itself signals at an exact moment: these tests' fault injection.
+"""Fault injection: runs `arpo` in a process, which sends itself signals at an exact moment.
 
-The processes are forked from one that has imported torch already: that takes longer than a small run.
+The processes are forked from one that has imported torch: the import takes longer than a small run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ FORKS.set_forkserver_preload(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    code: int  # minus a signal's number, where that ended it
+    code: int  # exit code; minus the signal's number if a signal ended the process
     output: str
 
 
 def arpo(log: Path, *words: str, at: str = "", signals: Sequence[int] = (signal.SIGKILL,)) -> Ended:
-    """Carry out a command; at the moment of that name, if any, the process sends itself `signals`."""
+    """Run a command. At the moment `at` (a key of MOMENTS) the process sends itself `signals`."""
     process = FORKS.Process(target=_command, args=(log, words, at, signals))
     process.start()
     process.join()
@@ -53,19 +53,19 @@ def _command(log: Path, words: Sequence[str], at: str, signals: Sequence[int]) -
 Strike = Callable[[], None]
 
 
-def _before(owner: Any, name: str, hears: Callable[..., object]) -> None:
-    """`hears` is called with the arguments of each call of `owner.name`, ahead of it."""
+def _before(owner: Any, name: str, hook: Callable[..., object]) -> None:
+    """Call `hook` with the arguments of each call of `owner.name`, before the call."""
     original = getattr(owner, name)
 
-    def heard(*args: Any, **named: Any) -> Any:
-        hears(*args)
+    def hooked(*args: Any, **named: Any) -> Any:
+        hook(*args)
         return original(*args, **named)
 
-    setattr(owner, name, heard)
+    setattr(owner, name, hooked)
 
 
 def _playing(run: str) -> Callable[[Strike], None]:
-    """Before the third step of an environment in the rollouts of that name."""
+    """Before the third environment step of the rollouts `run`, for example "batch1"."""
 
     def install(strike: Strike) -> None:
         from arpo.envs.desk.env import DeskEnv
@@ -88,7 +88,7 @@ def _playing(run: str) -> Callable[[Strike], None]:
 
 
 def _half_a_line(strike: Strike) -> None:
-    """With half of the line of an episode of the third batch in the file."""
+    """When half of an episode's line, of the third batch, is written."""
     from arpo.storage.run_folder import TRAJECTORIES, RunFolder
 
     def append(store: RunFolder, name: str, record: dict[str, Any]) -> None:
@@ -101,50 +101,50 @@ def _half_a_line(strike: Strike) -> None:
 
 
 def _half_a_checkpoint(strike: Strike) -> None:
-    """With the third batch's weights written and its optimiser not."""
+    """When the third checkpoint has its weights, but not its optimiser state."""
     from arpo.learner import local
 
     def save_file(tensors: Any, path: Path) -> None:
-        if path.name == local.OPTIMISER and "step-000003" in str(path):
+        if path.name == local.OPTIMISER_FILE and "step-000003" in str(path):
             strike()
 
     _before(local, "save_file", save_file)
 
 
 def _before_the_rename(strike: Strike) -> None:
-    """With the third batch's checkpoint written, beside its place."""
+    """When the third checkpoint is complete, but not yet renamed to its final path."""
     from arpo.storage import checkpoint
 
     _before(checkpoint.os, "rename", lambda old, new: strike() if new.name == "step-000003" else None)
 
 
 def _before_the_checkpoint(strike: Strike) -> None:
-    """With everything of the third batch appended, and its checkpoint not begun."""
+    """When the third batch is stored, and its checkpoint not begun."""
     from arpo.storage import checkpoint
 
     _before(checkpoint, "save", lambda root, step, *_: strike() if step == 3 else None)
 
 
 def _after_the_learning(strike: Strike) -> None:
-    """With new weights in memory and their episodes written down."""
+    """When the weights of the second batch are in memory and its episodes are stored."""
     from arpo.training.trainer import Trainer
 
-    _before(Trainer, "_finish_batch", lambda trainer, *_: strike() if trainer.progress.batch == 1 else None)
+    _before(Trainer, "_end_batch", lambda trainer, *_: strike() if trainer.run.progress.batch == 1 else None)
 
 
 def _after_an_update(strike: Strike) -> None:
-    """With the weights of the second offline update in memory."""
+    """When the weights of the second offline update are in memory."""
     from arpo.training.offline import OfflineTrainer
 
     def finishes(trainer: OfflineTrainer, *_: Any) -> None:
-        if trainer.progress.batch == 1:
+        if trainer.run.progress.batch == 1:
             strike()
 
-    _before(OfflineTrainer, "_finish_update", finishes)
+    _before(OfflineTrainer, "_end_update", finishes)
 
 
 def _half_an_episode(strike: Strike) -> None:
-    """With the screenshots of the fifth episode stored and half of its line."""
+    """When the screenshots of the fifth episode and half of its line are written."""
     from arpo.storage.run_folder import TRAJECTORIES, RunFolder
 
     def append(store: RunFolder, name: str, record: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ def _half_an_episode(strike: Strike) -> None:
 
 
 def _at_the_end(strike: Strike) -> None:
-    """With the last checkpoint and the summary there, and the model not."""
+    """When the last checkpoint and the summary are written, and the model is not."""
     from arpo.training import trainer
 
     _before(trainer, "export_model", lambda *_: strike())

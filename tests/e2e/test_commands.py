@@ -1,4 +1,4 @@
-"""The commands as one types them, one after another: train, report, export, eval and screen what came out."""
+"""The commands in sequence: train, then report, export, eval and screen; and their error messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_train_leaves_what_it_promises(run: Path) -> None:
+def test_train_writes_all_promised_files(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text("utf-8"))
     promised = {"recipe", "seed", "episodes", "success", "groups", "failures", "seconds"}
     assert promised <= summary.keys()
@@ -58,7 +58,7 @@ def test_train_leaves_what_it_promises(run: Path) -> None:
     ]
 
 
-def test_report_writes_the_page_anew(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_writes_the_same_page_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = run / "report.html"
     made_by_train = page.read_text("utf-8")
     page.unlink()
@@ -71,12 +71,12 @@ def test_report_writes_the_page_anew(run: Path, capsys: pytest.CaptureFixture[st
 def logprobs(
     model: torch.nn.Module, renderer: Renderer, episode: Trajectory, temperature: float
 ) -> list[float]:
-    """Of the sampled tokens, by plain transformers, which makes positions and masks by itself."""
+    """Log-probabilities of the sampled tokens, by plain transformers with its own positions and masks."""
     tokens: list[int] = []
-    places: list[int] = []
+    positions: list[int] = []
     for turn in episode.turns:
         tokens += turn.context
-        places += range(len(tokens), len(tokens) + len(turn.completion.token_ids))
+        positions += range(len(tokens), len(tokens) + len(turn.completion.token_ids))
         tokens += turn.completion.token_ids
     images = [image for turn in episode.turns for image in turn.images]
     ids = torch.tensor([tokens])
@@ -90,10 +90,10 @@ def logprobs(
             image_grid_thw=torch.tensor([renderer.grid(image) for image in images]),
         ).logits[0]
     logp_TV = (logits / temperature).log_softmax(-1)
-    return [float(logp_TV[place - 1, tokens[place]]) for place in places]
+    return [float(logp_TV[position - 1, tokens[position]]) for position in positions]
 
 
-def test_export_gives_plain_transformers_the_policy_that_played_last(run: Path, tmp_path: Path) -> None:
+def test_plain_transformers_loads_the_exported_final_policy(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "exported"
     assert main(["export", str(run), str(out)]) == 0
     trained = AutoModelForImageTextToText.from_pretrained(out, dtype=torch.float32)
@@ -134,10 +134,10 @@ def test_eval_measures_the_exported_model(run: Path, tmp_path: Path) -> None:
     assert again.read_bytes() == out.read_bytes()
 
 
-def test_screen_writes_a_list_that_train_takes(
+def test_screen_writes_a_task_list_for_train(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Tasks of one step, for a model that is not heated: among eight rollouts some succeed.
+    # Tasks of one step at the default temperature: some of eight rollouts succeed.
     few = {task: {"successes": 0, "rollouts": 0} for task in ("pool-001", "pool-010", "pool-002")}
     (tmp_path / "few.json").write_text(json.dumps({"source": "desk:pool", "tasks": few}), "utf-8")
     monkeypatch.chdir(tmp_path)
@@ -150,14 +150,14 @@ def test_screen_writes_a_list_that_train_takes(
     assert {task.id for task in load_tasks("kept.json")} <= few.keys()
 
 
-def test_doctor_finds_the_shipped_parts_fit(
+def test_doctor_accepts_the_shipped_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["doctor"]) == 0
-    said = capsys.readouterr().out
-    assert "32 tasks in desk:32, screens of 224x168" in said
-    assert said.endswith("Training works here: arpo train\n")
+    printed = capsys.readouterr().out
+    assert "32 tasks in desk:32, screens of 224x168" in printed
+    assert printed.endswith("Training works on this machine: arpo train\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -168,7 +168,7 @@ MISTAKES = {
     "train --env.name nowhere:Env": "env.name = 'nowhere:Env'",
     "train --model.path nowhere": "model.path needs 'base'",
     "train --model.prompt nowhere.txt": "nowhere.txt",
-    "train --run.dir broken.json": "broken.json: the run's folder cannot be written: File exists",
+    "train --run.dir broken.json": "broken.json: the folder of the run cannot be written: File exists",
     "train --rollout.max_context_tokens 70": "the first answer alone needs",
     "eval --out .": "--out .: is a folder; name a file in it",
     "eval --out broken.json/scores.json": "its folder cannot be made",

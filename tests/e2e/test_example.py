@@ -1,4 +1,4 @@
-"""The stranger's environment of the tutorial: it passes the conformance suite, judges rightly, and trains."""
+"""The example environment of the tutorial passes the conformance suite, scores correctly, and trains."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ def arpo(*words, cwd):
 
 
 def ring(task, x, y):
-    """The score of one click, and whether it ended the episode."""
+    """Click once. Returns the score, and whether the click ended the episode."""
     sys.path.insert(0, str(EXAMPLES))
     from doorbell import Doorbell
 
@@ -36,7 +36,7 @@ def ring(task, x, y):
     return asyncio.run(play())
 
 
-def test_it_conforms():
+def test_it_passes_the_conformance_suite():
     done = arpo("check-env", "doorbell:Doorbell", "--tasks", "doorbell_tasks.json", cwd=EXAMPLES)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["ok"] * 8
@@ -86,5 +86,5 @@ def test_the_tutorial_shows_the_code_that_runs():
 
 
 def squeezed(code):
-    """Its lines without indentation and without blank ones: a page shows a method by itself."""
+    """Lines without indentation and blank lines: the tutorial shows methods outside their class."""
     return "\n".join(line.strip() for line in code.splitlines() if line.strip())

@@ -1,4 +1,4 @@
-"""A killed collection goes on until it has every episode once; a killed run ends like one that never was."""
+"""Killed collections resume to every episode once; killed offline runs resume to the same result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAME = ("metrics.jsonl", "evaluations.jsonl", "trajectories.jsonl", "model/model
 
 
 class Offline:
-    """Commands of one recipe over the same few tasks."""
+    """Commands with the same settings and tasks."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -62,12 +62,12 @@ class Offline:
 
 @pytest.fixture(scope="module")
 def offline(tmp_path_factory: pytest.TempPathFactory) -> Offline:
-    """With 32 episodes, collected by a process that was killed and one that went on."""
+    """32 episodes: a first process is killed, a second one resumes."""
     offline = Offline(tmp_path_factory.mktemp("offline"))
     assert offline.call("collect", "collected", at="in a line of a collection").code == -signal.SIGKILL
     ended = offline.call("collect", "collected")
     assert ended.code == 0, ended.output
-    assert "collecting: 32 episodes, 4 done before" in ended.output
+    assert "collecting: 32 episodes, 4 already done" in ended.output
     assert "collected: 32 episodes, " in ended.output.splitlines()[-1]
     return offline
 
@@ -91,7 +91,7 @@ def test_a_collection_has_every_episode_once(offline: Offline) -> None:
         ("kto", {"loss", "gain_desirable", "gain_undesirable", "z0"}),
     ],
 )
-def test_a_method_learns_and_outlives_a_kill(offline: Offline, method: str, metrics: set[str]) -> None:
+def test_a_method_learns_and_resumes_after_a_kill(offline: Offline, method: str, metrics: set[str]) -> None:
     assert offline.train(method, method).code == 0
     base, *updates = offline.lines(method, "metrics.jsonl")
     assert base.keys() == {"step", "eval_train", "eval_heldout"}

@@ -1,4 +1,4 @@
-"""`arpo train` on two ranks, as one types it: the run is that on one, also stopped, killed, gone on with."""
+"""`arpo train` on two ranks gives the same run as on one, also if it is interrupted, killed and resumed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = """
 
 
 def run(folder: Path, name: str, ranks: int, **moment: Any) -> Ended:
-    """To its end, after which no rank may be left."""
+    """Run to the end. No rank process may be left."""
     words = [*SMALL.split(), "--run.dir", str(folder / name), "--optim.ranks", str(ranks)]
     for which, (source, *ids) in TASKS.items():
         chosen = {"source": source, "tasks": {task: {"successes": 0, "rollouts": 0} for task in ids}}
@@ -40,7 +40,7 @@ def run(folder: Path, name: str, ranks: int, **moment: Any) -> Ended:
 
 
 def rank_processes() -> dict[int, int]:
-    """{process: its parent} of all ranks on this machine, of other tests too."""
+    """{process id: parent id} of all ranks on this machine, including those of other tests."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and RANK in command_of(int(entry.name)):
@@ -50,7 +50,7 @@ def rank_processes() -> dict[int, int]:
 
 
 def command_of(process: int) -> bytes:
-    """Of the dead, whether fetched or not, there is none."""
+    """Command line of a process; empty if the process is dead or a zombie."""
     try:
         return Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
@@ -58,7 +58,7 @@ def command_of(process: int) -> bytes:
 
 
 def orphans() -> set[int]:
-    """Ranks whose run is gone: whoever takes care of them now is no Python."""
+    """Ranks without a Python parent process: their run is gone."""
     return {rank for rank, parent in rank_processes().items() if b"python" not in command_of(parent)}
 
 
@@ -72,7 +72,7 @@ def wait_until(happened: Any, seconds: float = 60.0) -> bool:
 
 
 def kill_rank(log: Path) -> None:
-    """As soon as there is one, of the run that writes this log."""
+    """Wait for a rank of the run with this log, and kill it."""
 
     def ranks() -> list[int]:
         return [rank for rank, run in rank_processes().items() if Path(f"/proc/{run}/fd/1").resolve() == log]
@@ -91,8 +91,8 @@ def same(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> bool:
     )
 
 
-def test_a_run_passes_between_two_ranks_and_one_and_ends_as_on_one(tmp_path: Path) -> None:
-    """Stopped on two after two batches, killed on one while it saves the third, and ended on two."""
+def test_a_run_moves_between_one_and_two_ranks_with_the_same_result(tmp_path: Path) -> None:
+    """Interrupted on two ranks after two batches, killed on one while saving the third, finished on two."""
     alone = run(tmp_path, "alone", 1)
     assert alone.code == 0, alone.output
     wanted = metrics(tmp_path, "alone")
@@ -113,7 +113,7 @@ def test_a_run_passes_between_two_ranks_and_one_and_ends_as_on_one(tmp_path: Pat
     assert (tmp_path / "both" / "model" / "model.safetensors").is_file()
 
 
-def test_a_killed_run_leaves_no_rank_and_a_lost_rank_no_run(tmp_path: Path) -> None:
+def test_a_killed_run_ends_its_ranks_and_a_lost_rank_ends_its_run(tmp_path: Path) -> None:
     killed = run(tmp_path, "run", 2, at="after the learning")
     assert killed.code == -signal.SIGKILL, killed.output
 

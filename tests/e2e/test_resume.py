@@ -1,4 +1,4 @@
-"""A run that was killed at any moment and called again ends like one that never was, bit for bit."""
+"""A run killed at any moment and resumed ends with the same files, bit for bit, as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SETTINGS = """
     --train.epochs 4 --train.tasks_per_batch 4 --train.tasks_per_update 2 --rollout.max_steps 3
     --eval.every 2 --eval.rollouts 1 --eval.heldout_rollouts 1 --run.threads 1
 """
-# Short ones that the base model solves now and then.
+# Short tasks, with a few successes of the base model.
 TASKS = {
     "pool": ("pool-001", "pool-010", "pool-013", "pool-021"),
     "heldout": ("heldout-001", "heldout-006"),
@@ -33,7 +33,7 @@ LEARNED = ("weights.safetensors", "optimiser.safetensors", "learner.json")
 
 
 class Runs:
-    """Runs of one recipe in one folder, each in a folder of its own."""
+    """Runs of one recipe, each in its own folder; `reference` is uninterrupted."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -69,7 +69,7 @@ class Runs:
 
 
 def summary(run: Path) -> dict[str, object]:
-    """All but what may differ between two runs of one recipe."""
+    """The summary without time, folder and storage settings."""
     whole = json.loads((run / "summary.json").read_text("utf-8"))
     assert whole.pop("seconds") > 0
     del whole["recipe"]["run"]["dir"], whole["recipe"]["store"]
@@ -89,7 +89,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("runs"))
 
 
-def test_the_undisturbed_run_has_something_to_lose(runs: Runs) -> None:
+def test_the_reference_run_uses_replay_and_evaluates(runs: Runs) -> None:
     lines = metrics(runs.reference)
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
     assert [line["step"] for line in lines if "eval_train" in line] == [0, 2, 4]
@@ -100,16 +100,18 @@ def test_the_undisturbed_run_has_something_to_lose(runs: Runs) -> None:
 
 OFTEN: tuple[str, ...] = ()
 RARELY = ("--store.checkpoint_every", "3", "--store.keep_checkpoints", "1")
-# Every moment is in one of these lives of a run, in the order in which the run comes by them.
-LIVES = (
+# Every moment is in one of these sequences, in the order in which a run reaches them.
+SEQUENCES = (
     (OFTEN, ("in the base evaluation", "after the learning", "in an evaluation", "before the checkpoint")),
     (OFTEN, ("in the checkpoint", "before the checkpoint's rename", "at the end")),
     (RARELY, ("in a rollout", "in a line of the store", "in the final evaluation")),
 )
 
 
-@pytest.mark.parametrize(("saved", "moments"), LIVES, ids=[", ".join(moments) for _, moments in LIVES])
-def test_killed_at_any_moment_the_same_command_ends_the_same(
+@pytest.mark.parametrize(
+    ("saved", "moments"), SEQUENCES, ids=[", ".join(moments) for _, moments in SEQUENCES]
+)
+def test_a_run_killed_at_any_moment_resumes_to_the_same_result(
     runs: Runs, tmp_path: Path, saved: tuple[str, ...], moments: tuple[str, ...]
 ) -> None:
     run = tmp_path / "run"
@@ -121,11 +123,11 @@ def test_killed_at_any_moment_the_same_command_ends_the_same(
     runs.assert_same(run)
 
 
-def test_every_moment_has_its_turn() -> None:
-    assert sorted(moment for _, moments in LIVES for moment in moments) == sorted(MOMENTS)
+def test_every_moment_is_tested() -> None:
+    assert sorted(moment for _, moments in SEQUENCES for moment in moments) == sorted(MOMENTS)
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(runs: Runs, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(runs: Runs, tmp_path: Path) -> None:
     run = runs.copy(tmp_path / "run")
     weights = run / "checkpoints/step-000004/learner/weights.safetensors"
     damaged = bytearray(weights.read_bytes())
@@ -133,17 +135,17 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(runs: Runs, tm
     weights.write_bytes(damaged)
     ended = runs.train(run)
     assert ended.code == 0
-    assert f"checkpoint {run}/checkpoints/step-000004 is damaged and was passed over" in ended.output
+    assert f"checkpoint {run}/checkpoints/step-000004 is damaged and was skipped" in ended.output
     assert "learner/weights.safetensors has other content" in ended.output
     assert f"going on from {run}/checkpoints/step-000003, after batch 3" in ended.output
     runs.assert_same(run)
 
 
-def test_ctrl_c_finishes_the_batch_and_a_second_one_does_not(runs: Runs, tmp_path: Path) -> None:
+def test_ctrl_c_finishes_the_batch_and_a_second_one_stops_at_once(runs: Runs, tmp_path: Path) -> None:
     run = tmp_path / "run"
     stopped = runs.train(run, at="in a rollout", signals=(signal.SIGINT, signal.SIGINT))
     assert stopped.code == 130
-    assert "arpo: stopped; train, collect, screen, pretrain and eval osworld go on" in stopped.output
+    assert "arpo: interrupted; to resume train, collect, compare" in stopped.output
     assert metrics(run) == metrics(runs.reference)[:2]
 
     stopped = runs.train(run, at="in a rollout", signals=(signal.SIGINT,))
@@ -156,14 +158,14 @@ def test_ctrl_c_finishes_the_batch_and_a_second_one_does_not(runs: Runs, tmp_pat
     runs.assert_same(run)
 
 
-def test_a_finished_run_stays_as_it_is(runs: Runs, tmp_path: Path) -> None:
+def test_a_finished_run_is_not_changed(runs: Runs, tmp_path: Path) -> None:
     run = runs.copy(tmp_path / "run")
     ended = runs.train(run)
     assert ended.code == 0 and "batch" not in ended.output.replace("after batch 4", "")
     runs.assert_same(run)
 
 
-def test_a_finished_run_goes_on_with_more_epochs(runs: Runs, tmp_path: Path) -> None:
+def test_a_finished_run_continues_with_more_epochs(runs: Runs, tmp_path: Path) -> None:
     run = runs.copy(tmp_path / "run")
     ended = runs.train(run, "--train.epochs", "5")
     assert ended.code == 0, ended.output
@@ -178,7 +180,7 @@ def test_a_finished_run_goes_on_with_more_epochs(runs: Runs, tmp_path: Path) -> 
     assert success["final"]["train"] == lines[5]["eval_train"]
 
 
-def test_another_recipe_is_refused_by_the_name_of_its_key(runs: Runs) -> None:
+def test_another_recipe_is_rejected_with_the_keys_that_differ(runs: Runs) -> None:
     before = content(runs.reference)
     refused = runs.train(runs.reference, "--optim.lr", "1e-3", "--replay.enabled", "false")
     assert refused.code == 2
@@ -190,7 +192,7 @@ def test_another_recipe_is_refused_by_the_name_of_its_key(runs: Runs) -> None:
     assert content(runs.reference) == before
 
 
-def test_one_process_writes_a_run(runs: Runs) -> None:
+def test_a_second_process_cannot_write_the_same_run(runs: Runs) -> None:
     store = RunFolder(runs.reference)
     try:
         refused = runs.train(runs.reference)
@@ -198,11 +200,11 @@ def test_one_process_writes_a_run(runs: Runs) -> None:
         store.close()
     assert refused.code == 2
     assert refused.output == (
-        f"arpo: error: {runs.reference}: another process is writing this run; choose another --run.dir\n"
+        f"arpo: error: {runs.reference}: another process is writing this run: choose another --run.dir\n"
     )
 
 
-def test_a_mistake_in_the_first_call_does_not_claim_the_folder(runs: Runs, tmp_path: Path) -> None:
+def test_a_failed_first_command_leaves_the_folder_usable(runs: Runs, tmp_path: Path) -> None:
     run = tmp_path / "run"
     refused = runs.train(run, "--rollout.max_context_tokens", "100")
     assert refused.code == 2 and "rollout.max_context_tokens = 100" in refused.output

@@ -1,6 +1,6 @@
 """The commands of `arpo`: their functions, arguments and help texts.
 
-Each command imports its modules when it runs, so that `arpo --help` is fast and imports no torch. `main.py`
+Each command imports its modules when it runs: `arpo --help` is fast and imports no torch. `main.py`
 parses the command line.
 """
 

@@ -1,6 +1,6 @@
 """`arpo doctor`: checks the installation and this machine, or plans GPU memory for a recipe.
 
-Each check uses the component itself. An exception in a check is its result, so that the doctor never crashes.
+Each check uses the component itself. An exception in a check is its result: the doctor never crashes.
 It changes nothing and downloads nothing.
 """
 
@@ -61,7 +61,7 @@ def run_doctor() -> int:
 
 
 def run_memory(config: Config, gpu: int | None) -> int:
-    """Print the GPU memory that the recipe needs, and settings that reduce it if it does not fit.
+    """Print the GPU memory of the recipe, and settings to reduce it if it does not fit.
 
     Plans for a GPU of `gpu` GiB (None: the GPU of this machine). Returns 1 if the recipe does not fit.
     """
@@ -101,12 +101,12 @@ def findings() -> list[Finding]:
         _try("base model", _base_model, "reinstall this package, or make the model: arpo pretrain --help"),
         _try("desk", _desk, "reinstall this package"),
         _try("real desktops", _real_desktops, "make osworld, on Debian or Ubuntu", needed=False),
-        _try("disk", _disk, "change to a folder that you can write to"),
+        _try("disk", _disk, "change to a writable folder"),
     ]
 
 
 def _try(name: str, attempt: Callable[[], str], remedy: str, *, needed: bool = True) -> Finding:
-    """Run one check. `attempt` returns a detail to print; an exception becomes a finding that fails."""
+    """Run one check. `attempt` returns a detail to print; an exception becomes a failed finding."""
     try:
         return Finding(name=name, works=True, detail=attempt(), needed=needed)
     except Exception as error:

@@ -25,7 +25,7 @@ _CLOSED_OUTPUT = 141  # 128 + SIGPIPE, as a shell reports it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    # Set before torch is imported: on shared cores, OpenMP threads that spin while waiting slow torch down.
+    # Set before torch is imported: on shared cores, spinning OpenMP threads slow torch down.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         with _flushed_output():
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _flushed_output() -> Iterator[None]:
-    """Flush stdout at the end, so that a closed pipe raises here and not at interpreter shutdown."""
+    """Flush stdout at the end: a closed pipe raises here, not at interpreter shutdown."""
     try:
         yield
     except SystemExit:  # of --help and --version

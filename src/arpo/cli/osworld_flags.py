@@ -25,7 +25,7 @@ class Flag:
     name: str  # with dashes
     metavar: str
     help: str
-    setting: str = ""  # config key that receives the value unchanged
+    setting: str = ""  # config key for the unchanged value
     repeated: bool = False
     also: str = ""  # second name of the flag
 
@@ -163,7 +163,7 @@ def overrides(options: argparse.Namespace) -> list[str]:
 
 
 def notes(options: argparse.Namespace, config: Config) -> list[str]:
-    """One line for each given flag that has no effect with this config."""
+    """One line for each given flag without effect in this config."""
     given = _given(options)
     virtual_machine = config.env.name == "osworld" and config.osworld.provider != "local"
     reasons = {

@@ -1,7 +1,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from arpo.algorithms.curriculum import Count, Curriculum, epoch_order, keep
+from arpo.algorithms.curriculum import Count, Curriculum, epoch_order, learnable
 from arpo.types import Task
 
 
@@ -22,8 +22,8 @@ def test_screening_keeps_what_was_solved_at_least_once() -> None:
         "once": Count(successes=1, rollouts=16),
         "always": Count(successes=16, rollouts=16),
     }
-    assert list(keep(counts, drop_always=False)) == ["once", "always"]
-    assert list(keep(counts, drop_always=True)) == ["once"]
+    assert list(learnable(counts, drop_always=False)) == ["once", "always"]
+    assert list(learnable(counts, drop_always=True)) == ["once"]
 
 
 def test_each_epoch_is_a_shuffle_of_its_own_that_seed_and_number_decide() -> None:

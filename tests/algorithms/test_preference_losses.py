@@ -12,83 +12,83 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from arpo.algorithms.microbatches import pack
-from arpo.algorithms.preference_losses import Balance, dpo, kto, mismatched, pairs, rft, samples_for
+from arpo.algorithms.microbatches import split_microbatches
+from arpo.algorithms.preference_losses import KTOWeights, dpo, kto, mismatched, pairs, rft, samples_for
 from arpo.config import Config, OfflineConfig, OptimConfig, RolloutConfig, TrainConfig
 from arpo.learner.local import LocalLearner
-from arpo.training.offline import batch_of, judge
+from arpo.training.offline_methods import DPO, KTO, RFT, OfflineMethod
 from arpo.types import Message, Screenshot, Trajectory
 from tiny_vlm import screenshot, stock_inputs, tiny_model, tiny_renderer
 from trajectories import trajectory, turn
 
 RENDERER = tiny_renderer()
-BALANCE = Balance(desirable=1.2, undesirable=0.7)
+WEIGHTS = KTOWeights(desirable=1.2, undesirable=0.7)
 
 
 def test_rft_is_the_mean_likelihood_of_successes() -> None:
-    verdict = rft([-0.5, -1.5])
-    assert verdict.metrics == {"loss": 1.0, "nll": 1.0}
-    assert verdict.coefficients == (-0.5, -0.5)
+    result = rft([-0.5, -1.5])
+    assert result.metrics == {"loss": 1.0, "nll": 1.0}
+    assert result.coefficients == (-0.5, -0.5)
 
 
 def test_dpo_by_hand() -> None:
     # Margins 2 and -2 at β = 0.5: σ(-1) = 0.268941, σ(1) = 0.731059.
-    verdict = dpo([2.0, 0.0, -1.0, 1.0], beta=0.5)
-    assert verdict.metrics == pytest.approx({"loss": 0.8132617, "margin": 0.0, "accuracy": 0.5}, abs=1e-7)
+    result = dpo([2.0, 0.0, -1.0, 1.0], beta=0.5)
+    assert result.metrics == pytest.approx({"loss": 0.8132617, "margin": 0.0, "accuracy": 0.5}, abs=1e-7)
     wanted = (-0.0672354, 0.0672354, -0.1827646, 0.1827646)
-    assert verdict.coefficients == pytest.approx(wanted, abs=1e-7)
+    assert result.coefficients == pytest.approx(wanted, abs=1e-7)
 
 
 def test_where_nothing_was_learnt_yet_dpo_is_log_two() -> None:
-    verdict = dpo([0.0, 0.0], beta=0.1)
-    assert verdict.metrics == pytest.approx({"loss": math.log(2), "margin": 0.0, "accuracy": 0.0})
-    assert verdict.coefficients == pytest.approx((-0.05, 0.05))
+    result = dpo([0.0, 0.0], beta=0.1)
+    assert result.metrics == pytest.approx({"loss": math.log(2), "margin": 0.0, "accuracy": 0.0})
+    assert result.coefficients == pytest.approx((-0.05, 0.05))
 
 
 def test_dpo_bears_margins_that_overflow_an_exponential() -> None:
-    verdict = dpo([5000.0, -5000.0, -5000.0, 5000.0], beta=1.0)
-    assert verdict.metrics["loss"] == pytest.approx(5000.0)
-    assert verdict.coefficients == pytest.approx((0.0, 0.0, -0.5, 0.5))
+    result = dpo([5000.0, -5000.0, -5000.0, 5000.0], beta=1.0)
+    assert result.metrics["loss"] == pytest.approx(5000.0)
+    assert result.coefficients == pytest.approx((0.0, 0.0, -0.5, 0.5))
 
 
 def test_kto_by_hand() -> None:
     # z₀ = 0.2; σ(1 · (1 − 0.2)) = 0.689974, σ(1 · (0.2 + 1)) = 0.768525.
-    verdict = kto([1.0, -1.0], [True, False], [0.5, -0.1], 1.0, Balance(desirable=1.0, undesirable=2.0))
+    result = kto([1.0, -1.0], [True, False], [0.5, -0.1], 1.0, KTOWeights(desirable=1.0, undesirable=2.0))
     wanted = {"loss": 0.3864883, "gain_desirable": 1.0, "gain_undesirable": -1.0, "z0": 0.2}
-    assert verdict.metrics == pytest.approx(wanted, abs=1e-6)
-    assert verdict.coefficients == pytest.approx((-0.1069549, 0.1778943), abs=1e-6)
+    assert result.metrics == pytest.approx(wanted, abs=1e-6)
+    assert result.coefficients == pytest.approx((-0.1069549, 0.1778943), abs=1e-6)
 
 
 def test_the_point_that_kto_compares_with_is_never_below_zero() -> None:
-    balance = Balance(desirable=1.0, undesirable=1.0)
-    assert kto([1.0], [True], [-3.0, 1.0], 1.0, balance).metrics["z0"] == 0.0
-    alone = kto([1.0], [True], [], 1.0, balance)
+    weights = KTOWeights(desirable=1.0, undesirable=1.0)
+    assert kto([1.0], [True], [-3.0, 1.0], 1.0, weights).metrics["z0"] == 0.0
+    alone = kto([1.0], [True], [], 1.0, weights)
     assert alone.metrics["z0"] == 0.0 and math.isnan(alone.metrics["gain_undesirable"])
 
 
 def test_few_successes_weigh_as_much_as_many_failures() -> None:
-    balance = Balance.of(133, 379, OfflineConfig(desirable=1.0, undesirable=0.8))
-    assert (balance.desirable, balance.undesirable) == pytest.approx((1.924812, 0.540369), abs=1e-6)
-    assert 133 * balance.desirable / (379 * balance.undesirable) == pytest.approx(1 / 0.8)
-    alone = Balance.of(5, 0, OfflineConfig(desirable=1.5))
+    weights = KTOWeights.of(133, 379, OfflineConfig(desirable=1.0, undesirable=0.8))
+    assert (weights.desirable, weights.undesirable) == pytest.approx((1.924812, 0.540369), abs=1e-6)
+    assert 133 * weights.desirable / (379 * weights.undesirable) == pytest.approx(1 / 0.8)
+    alone = KTOWeights.of(5, 0, OfflineConfig(desirable=1.5))
     assert (alone.desirable, alone.undesirable) == (1.5, 1.0)
 
 
 @pytest.mark.parametrize("place", range(4))
 def test_a_coefficient_is_the_slope_of_the_loss(place: int) -> None:
     gains, step = [0.7, -0.3, 1.9, 0.4], 1e-6
-    balance = Balance(desirable=1.5, undesirable=1.0)
+    weights = KTOWeights(desirable=1.5, undesirable=1.0)
 
     def losses(moved: float) -> tuple[float, float, float]:
         there = [gain + moved * (index == place) for index, gain in enumerate(gains)]
         wanted = [True, False, False, True]
-        verdicts = (rft(there), dpo(there, 0.3), kto(there, wanted, [0.2], 0.3, balance))
-        return tuple(verdict.metrics["loss"] for verdict in verdicts)  # type: ignore[return-value]
+        results = (rft(there), dpo(there, 0.3), kto(there, wanted, [0.2], 0.3, weights))
+        return tuple(result.metrics["loss"] for result in results)  # type: ignore[return-value]
 
     slopes = [(up - down) / (2 * step) for up, down in zip(losses(step), losses(-step), strict=True)]
     wanted = [True, False, False, True]
-    verdicts = (rft(gains), dpo(gains, 0.3), kto(gains, wanted, [0.2], 0.3, balance))
-    assert [verdict.coefficients[place] for verdict in verdicts] == pytest.approx(slopes, abs=1e-8)
+    results = (rft(gains), dpo(gains, 0.3), kto(gains, wanted, [0.2], 0.3, weights))
+    assert [result.coefficients[place] for result in results] == pytest.approx(slopes, abs=1e-8)
 
 
 def test_every_success_meets_a_failure_of_its_own_task() -> None:
@@ -207,7 +207,7 @@ def plain_loss(config: Config, policy: nn.Module, base: nn.Module) -> Tensor:
         z0 = torch.stack([delta(one) for one in mismatched(given, Random(2))]).mean().clamp(min=0)
     terms = []
     for one in given:
-        weight, sign = (BALANCE.desirable, 1) if one.score == 1.0 else (BALANCE.undesirable, -1)
+        weight, sign = (WEIGHTS.desirable, 1) if one.score == 1.0 else (WEIGHTS.undesirable, -1)
         terms.append(weight - weight * torch.sigmoid(settings.beta * sign * (delta(one) - z0)))
     return torch.stack(terms).mean()
 
@@ -219,17 +219,23 @@ def test_the_learner_descends_the_very_loss(method: str, length: str, tmp_path: 
     config = recipe(method, length)
     given = [one for one in stored() if method != "rft" or one.score == 1.0]
     ours = learner(config)
-    verdict = asyncio.run(judge(ours, config, given, [one.score == 1.0 for one in given], BALANCE, Random(2)))
-    batch = batch_of(config, given, verdict)
+    methods: dict[str, OfflineMethod] = {
+        "rft": RFT(),
+        "dpo": DPO(settings=config.offline),
+        "kto": KTO(settings=config.offline, weights=WEIGHTS),
+    }
+    chosen = methods[method]
+    result = asyncio.run(chosen.loss(ours, given, [one.score == 1.0 for one in given], Random(2)))
+    batch = chosen.batch(given, result)
     assert len(batch.updates[0]) > len(given), "a trajectory is in several samples"
-    assert len(pack(batch.updates[0], config.optim.tokens_per_microbatch)) > 1
+    assert len(split_microbatches(batch.updates[0], config.optim.tokens_per_microbatch)) > 1
     metrics = asyncio.run(ours.train(batch))
     assert (metrics["updates"], metrics["ratio"], metrics["clip_fraction"]) == (1, 1.0, 0.0)
 
     policy, base = tiny_model(seed=1, stock=True), tiny_model(seed=0, stock=True)
     loss = plain_loss(config, policy, base)
     loss.backward()
-    assert verdict.metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert result.metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
 
     ours.save(tmp_path)  # after one step from rest, Adam's first moment is a tenth of the gradient
     slots = load_file(tmp_path / "optimiser.safetensors")

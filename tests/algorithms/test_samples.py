@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from arpo.algorithms.replay import ReplayBuffer
-from arpo.algorithms.samples import GroupStats, Updates, samples_of, split_by_signal
+from arpo.algorithms.samples import GroupStats, Updates, build_updates, count_groups, split_by_signal
 from arpo.config import LossConfig, ReplayConfig
 from arpo.errors import UserError
 from arpo.types import Group, Screenshot
@@ -13,9 +13,9 @@ from trajectories import SCREEN, group, scored, trajectory, turn
 
 
 def samples(groups: list[Group], tasks_per_update: int = 8, **loss: Any) -> tuple[Updates, GroupStats]:
-    return samples_of(
-        groups, LossConfig(**loss), tasks_per_update=tasks_per_update, token_budget=100, success=0.5
-    )
+    settings = LossConfig(**loss)
+    updates = build_updates(groups, settings, tasks_per_update=tasks_per_update, token_budget=100)
+    return updates, count_groups(groups, settings, success=0.5)
 
 
 def test_turns_that_continue_each_other_are_one_sample() -> None:

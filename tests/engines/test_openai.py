@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any, Literal
 
 import pytest
@@ -52,9 +53,18 @@ def engine(*urls: str, time: Time | None = None, key: str = "", **settings: Any)
     return OpenAIEngine(config, key, sleep=time.sleep, clock=time.clock)
 
 
+@asynccontextmanager
+async def connected(engine: OpenAIEngine) -> AsyncIterator[OpenAIEngine]:
+    engine.connect()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
 def ask(engine: OpenAIEngine, *prompts: Prompt) -> list[Completion]:
     async def all_of_them() -> list[Completion]:
-        async with engine:
+        async with connected(engine):
             return [await engine.generate(one, SAMPLING) for one in prompts or (prompt(),)]
 
     return asyncio.run(all_of_them())
@@ -62,8 +72,10 @@ def ask(engine: OpenAIEngine, *prompts: Prompt) -> list[Completion]:
 
 def probe(engine: OpenAIEngine) -> list[str]:
     async def probed() -> list[str]:
-        async with engine:
-            return await engine.probe()
+        try:
+            return [*await engine.start()]
+        finally:
+            await engine.close()
 
     return asyncio.run(probed())
 
@@ -148,9 +160,9 @@ def test_pictures_are_encoded_once_and_forgotten_with_the_window(monkeypatch: py
         playing = engine(server.url)
         ask(playing, prompt("e", 0), prompt("e", 0, 1), prompt("e", 1, 2))
     assert encoded == [screenshot(shade).png for shade in (0, 1, 2)]
-    assert list(playing._pictures["e"]) == [screenshot(1).sha256, screenshot(2).sha256]
+    assert list(playing._images["e"]) == [screenshot(1).sha256, screenshot(2).sha256]
     asyncio.run(playing.release("e"))
-    assert playing._pictures == {}
+    assert playing._images == {}
     shown = [part for message in server.requests[2]["messages"][2:] for part in message["content"]]
     assert [picture(part) for part in shown] == [screenshot(1), screenshot(2)]
 
@@ -161,7 +173,7 @@ def test_an_episode_stays_where_it_began_and_new_ones_go_to_the_least_busy() -> 
         playing = engine(*(server.url for server in servers))
 
         async def play() -> None:
-            async with playing:
+            async with connected(playing):
                 for episode in ("a", "b", "c", "a", "b", "c", "a"):
                     await playing.generate(prompt(episode), SAMPLING)
                 await playing.release("a")
@@ -213,7 +225,7 @@ def test_requests_that_fail_together_count_once() -> None:
         return cuts(request) if number < 4 else says(WAIT)
 
     async def play(playing: OpenAIEngine) -> None:
-        async with playing:
+        async with connected(playing):
             await asyncio.gather(*(playing.generate(prompt(str(n)), SAMPLING) for n in range(4)))
 
     with serving(answer) as server:
@@ -284,7 +296,7 @@ def play(
     env = FakeEnv(score=lambda actions: 0.5, size=(1920, 1080))
 
     async def episode() -> Trajectory:
-        async with engine(server_url) as playing:
+        async with connected(engine(server_url)) as playing:
             renderer = ChatRenderer(3136, 2116800)
             agent = Agent(engine=playing, renderer=renderer, template=TEMPLATE, coordinates=coordinates)
             settings = RolloutConfig(max_steps=3, max_images=2, temperature=0.6)
@@ -352,8 +364,8 @@ def test_servers_are_asked_for_their_models_before_anything_is_played() -> None:
 
 def test_a_server_that_does_not_answer_at_first_is_asked_last() -> None:
     async def play(playing: OpenAIEngine) -> None:
-        async with playing:
-            await playing.probe()
+        async with connected(playing):
+            await playing._probe()
             await playing.generate(prompt(), SAMPLING)
 
     time = Time()

@@ -13,7 +13,9 @@ import verdicts
 from arpo.config import EnvConfig, RolloutConfig
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import UserError
-from arpo.evaluation.evaluate import Score, evaluate, load_sets, make_room, run_evaluation, without_partial
+from arpo.evaluation.evaluate import evaluate, require_writable, run_evaluation
+from arpo.evaluation.scoring import Score, without_partial_credit
+from arpo.evaluation.task_sets import load_sets
 from arpo.rollout.episode import Agent
 from arpo.rollout.scheduler import Scheduler
 from arpo.testing import FakeEnv, Times, task
@@ -36,8 +38,8 @@ def test_a_score_counts_verdicts_and_failures() -> None:
 
 def test_part_of_the_way_is_worth_nothing_where_it_is_measured() -> None:
     played = scored(1, 0.4, 0.1, 0)
-    assert Score.of([without_partial(played, 0.4)]).by_task == {"t": (1, 0, 0, 0)}
-    assert without_partial(played, 0.0) == played
+    assert Score.of([without_partial_credit(played, 0.4)]).by_task == {"t": (1, 0, 0, 0)}
+    assert without_partial_credit(played, 0.0) == played
 
 
 def test_what_could_not_be_carried_out_has_no_rate() -> None:
@@ -114,7 +116,7 @@ def test_an_out_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> Non
         run_evaluation(small_config(tmp_path, [A]), tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="its folder cannot be made"):
-        make_room(tmp_path / "file" / "below" / "scores.json")
+        require_writable(tmp_path / "file" / "below" / "scores.json")
 
 
 def test_the_two_sets_must_not_meet(tmp_path: Path) -> None:

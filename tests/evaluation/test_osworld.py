@@ -23,8 +23,8 @@ from arpo.envs.task_files import load_tasks
 from arpo.evaluation.evaluate import evaluate
 from arpo.evaluation.osworld_results import scores
 from arpo.recipe import load_config
+from arpo.rollout.player import open_player
 from arpo.testing import Times
-from arpo.training.build import assemble
 from openai_server import MODEL, hangs, refuses, says, serving, tiny_model_server
 from players import DONE
 from verdicts import A, B, C, Scripted, select
@@ -70,7 +70,7 @@ def test_a_model_behind_a_server_plays_as_it_does_in_process(
     config = load_config("desk", ["--run.threads=1", "--rollout.max_images=3", "--rollout.max_steps=6"])
     groups = asyncio.run(
         evaluate(
-            assemble(config).scheduler,
+            open_player(config).scheduler,
             list(enumerate(tasks)),
             name="here",
             rollouts=1,
@@ -222,7 +222,7 @@ def test_an_evaluation_in_which_nothing_can_be_played_says_why(
     with serving(done) as server:
         said = refusal(capsys, *command(server.url, tmp_path, [A, B], env="lying"))
     assert said.startswith("all 2 episodes failed, the first of them: task pool-0")
-    assert "evaluate: gave None, not a number in [0, 1]" in said
+    assert "evaluate: returned None, not a number in [0, 1]" in said
 
 
 def test_other_settings_do_not_mix_into_a_trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -286,7 +286,7 @@ def test_the_published_command() -> None:
         ("--domain os", "tasks.domains", "os"),
         ("--domain all", "tasks.domains", ""),
         ("--test_config_base_dir evaluation_examples/", "tasks.examples", "evaluation_examples/examples"),
-        ("--tasks desktop:train", "eval.tasks", "desktop:train"),
+        ("--tasks osworld:train", "eval.tasks", "osworld:train"),
         ("--trial-id 0 --trial-id 1", "eval.trials", "0,1"),
         ("--provider_name docker", "osworld.provider", "docker"),
         ("--path_to_vm vm.vmx", "osworld.machine", "vm.vmx"),
@@ -321,12 +321,12 @@ def test_a_flag_without_its_effect_says_so() -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("--observation_type a11y_tree", "must be screenshot: this agent sees screenshots and nothing else"),
+        ("--observation_type a11y_tree", "must be screenshot: this agent sees only screenshots"),
         ("--action_space computer_13", "must be pyautogui"),
         ("--log_level LOUD", "must be one of DEBUG, INFO"),
-        ("--endpoint http://a --server_ip b", "give one of them"),
-        ("--max_steps many", "rollout.max_steps: is 'many', must be a whole number"),
-        ("--nonsense 1", "no such option"),
+        ("--endpoint http://a --server_ip b", "use one of them"),
+        ("--max_steps many", "rollout.max_steps: is 'many', must be an integer"),
+        ("--nonsense 1", "unknown option"),
         ("--endpoint a:1 --tasks desk:32 --env desk --model.prompt desk", "server.endpoints: 'a:1'"),
         ("--trial-id ../x --tasks desk:32 --env desk", "eval.trials: '../x' cannot name a folder"),
         ("--model ../x --tasks desk:32 --env desk", "server.model: '../x' cannot name a folder"),

@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from arpo.recipe import load_config
-from arpo.training.build import assemble
+from arpo.rollout.player import open_player
 from arpo.types import Message, Prompt, Sampling, Screenshot
 
 MODEL = "tiny"
@@ -110,8 +110,8 @@ def running(app: web.Application) -> Iterator[int]:
 @contextmanager
 def tiny_model_server() -> Iterator[Served]:
     """The shipped model, told the conversation as text and pictures, as any server is."""
-    ensemble = assemble(load_config("desk", ["--model.device=cpu", "--run.threads=1"]))
-    renderer, engine = ensemble.renderer, ensemble.scheduler.agent.engine
+    player = open_player(load_config("desk", ["--model.device=cpu", "--run.threads=1"]))
+    renderer, engine = player.token_renderer, player.scheduler.agent.engine
 
     async def answer(request: web.Request, body: dict[str, Any], number: int) -> web.StreamResponse:
         messages = tuple(_message(message) for message in body["messages"])

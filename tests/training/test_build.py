@@ -12,45 +12,45 @@ from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
 from arpo.learner.local import LocalLearner
 from arpo.prompts.conversation import load_template
-from arpo.training.build import assemble
+from arpo.rollout.player import open_player
 from arpo.types import Trajectory
 from verdicts import A, Scripted, small_config
 
 
 def test_the_parts_are_those_of_the_recipe(tmp_path: Path) -> None:
     config = small_config(tmp_path, [A], "--run.seed=7", "--rollout.temperature=0.5", "--env.parallel=3")
-    ensemble = assemble(config)
+    player = open_player(config)
     assert torch.get_num_threads() == 1
-    assert not ensemble.model.training
-    assert {parameter.dtype for parameter in ensemble.model.parameters()} == {torch.float32}
-    assert ensemble.scheduler.settings is config.rollout
-    assert ensemble.scheduler.seed == 7
-    assert ensemble.scheduler.agent.renderer is ensemble.renderer
-    assert ensemble.scheduler.agent.template == load_template("desk")
+    assert not player.model.training
+    assert {parameter.dtype for parameter in player.model.parameters()} == {torch.float32}
+    assert player.scheduler.settings is config.rollout
+    assert player.scheduler.seed == 7
+    assert player.scheduler.agent.renderer is player.renderer
+    assert player.scheduler.agent.template == load_template("desk")
 
 
 def test_places_are_read_in_the_recipes_coordinates(tmp_path: Path) -> None:
     config = small_config(tmp_path, [A], "--model.coordinates=thousandths")
-    assert assemble(config).scheduler.agent.coordinates == "thousandths"
+    assert open_player(config).scheduler.agent.coordinates == "thousandths"
 
 
-def test_the_ensemble_plays_with_the_model_that_a_learner_fills(tmp_path: Path) -> None:
+def test_the_player_plays_with_the_model_that_a_learner_fills(tmp_path: Path) -> None:
     Scripted.play({})
     config = small_config(tmp_path, [A], "--rollout.max_steps=2", env="Scripted")
-    ensemble = assemble(config)
-    learner = LocalLearner(ensemble.model, ensemble.renderer, config)
+    player = open_player(config)
+    learner = LocalLearner(player.model, player.token_renderer, config)
     [task] = load_tasks(config.tasks.train)
 
     async def play(name: str) -> Trajectory:
-        await ensemble.scheduler.agent.engine.load(learner.weights())
-        [group] = await ensemble.scheduler.run(name, [(0, task)], lambda *_: None)
+        await player.scheduler.agent.engine.load(learner.weights())
+        [group] = await player.scheduler.run(name, [(0, task)], lambda *_: None)
         assert not group.failures and len(group.trajectories) == 2
         return group.trajectories[0]
 
     first, again = asyncio.run(play("same")), asyncio.run(play("same"))
     assert first == again
     with torch.no_grad():
-        ensemble.model.lm_head.weight.mul_(0.5)
+        player.model.lm_head.weight.mul_(0.5)
     changed = asyncio.run(play("same"))
     assert changed.turns[0].completion.logprobs != first.turns[0].completion.logprobs
 
@@ -65,4 +65,4 @@ def test_the_ensemble_plays_with_the_model_that_a_learner_fills(tmp_path: Path) 
 )
 def test_a_part_that_is_not_there_is_named(tmp_path: Path, setting: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
-        assemble(small_config(tmp_path, [A], setting))
+        open_player(small_config(tmp_path, [A], setting))

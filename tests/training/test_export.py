@@ -12,8 +12,9 @@ from arpo.config import Config, ModelConfig
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
 from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from arpo.errors import UserError
-from arpo.learner.local import WEIGHTS, LocalLearner
-from arpo.models.trainable import choose_trained
+from arpo.learner.local import LocalLearner
+from arpo.learner.saved_state import WEIGHTS_FILE
+from arpo.models.trainable import set_trainable
 from arpo.prompts.rendering import Renderer
 from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, save
 from arpo.storage.run_folder import RunFolder
@@ -42,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def write(path: Path) -> None:
         (path / LEARNER).mkdir()
-        save_file(dict(new_model(1).named_parameters()), path / LEARNER / WEIGHTS)
+        save_file(dict(new_model(1).named_parameters()), path / LEARNER / WEIGHTS_FILE)
 
     save(folder / CHECKPOINTS, 7, write, keep=1)
     return folder
@@ -98,13 +99,13 @@ def test_refusals(run, tmp_path):
 def test_a_damaged_checkpoint_is_refused(run, tmp_path):
     def write(path: Path) -> None:
         (path / LEARNER).mkdir()
-        (path / LEARNER / WEIGHTS).write_bytes(b"?")
+        (path / LEARNER / WEIGHTS_FILE).write_bytes(b"?")
 
     save(tmp_path / CHECKPOINTS, 3, write, keep=1)
     (tmp_path / "recipe.toml").write_text((run / "recipe.toml").read_text())
     with pytest.raises(UserError, match="cannot be read"):
         export_model(tmp_path, tmp_path / "out", "float32", merged=True)
-    (tmp_path / CHECKPOINTS / "step-000003" / LEARNER / WEIGHTS).write_bytes(b"!")
+    (tmp_path / CHECKPOINTS / "step-000003" / LEARNER / WEIGHTS_FILE).write_bytes(b"!")
     with pytest.raises(UserError, match=r"damaged: learner/weights\.safetensors has other content"):
         export_model(tmp_path / CHECKPOINTS / "step-000003", tmp_path / "out2", "float32", merged=True)
 
@@ -117,7 +118,7 @@ LOOK = first_prompt(RENDERER, "e", screenshot(1), "Click Save")
 def adapted_model(seed: int) -> Qwen2_5_VLForConditionalGeneration:
     """Seed 0's weights with adapters that have moved."""
     model = new_model(0)
-    choose_trained(model, LORA, 0)
+    set_trainable(model, LORA, 0)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -18,7 +18,7 @@ from arpo.training.collect import run_collection
 from arpo.training.offline import ONLINE_METRICS, OfflineTrainer, open_source
 from arpo.training.trainer import run_training
 from arpo.types import Failure
-from trained import lines, to_the_end
+from trained import lines, train_to_end
 from trajectories import trajectory, turn
 from verdicts import A, B, C, D, Scripted, small_config
 
@@ -45,7 +45,7 @@ def offline(folder: Path, method: str, source: Path, tasks: list[str], *override
 
 
 def train(config: Config) -> OfflineTrainer:
-    return to_the_end(OfflineTrainer, config)
+    return train_to_end(OfflineTrainer, config)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_a_collection_says_what_it_holds_and_grows_with_its_epochs(
     assert said[-1] == f"{folder}: 8 episodes, 7 successes; 1 of 2 tasks were both solved and not"
     collect(tmp_path, [A, B], "--train.epochs=3")
     said = capsys.readouterr().out.splitlines()
-    assert "collecting: 12 episodes, 8 done before" in said
+    assert "collecting: 12 episodes, 8 already done" in said
     assert said[-1] == f"{folder}: 12 episodes, 7 successes; 2 of 2 tasks were both solved and not"
     collect(tmp_path, [A, B], "--train.epochs=3", "--train.method=dpo", "--optim.lr=1")  # no episode changes
     with pytest.raises(UserError, match=r"has another rollout\.temperature: give this one a --run\.dir"):
@@ -102,7 +102,7 @@ def test_failed_episodes_of_a_collection_are_counted_and_not_played_again(
     assert "collecting: 8 episodes, " not in out
     assert "run: 4 episodes, 2 successes, 4 could not be played; 1 of 1 tasks were both solved" in out
     learned = train(offline(tmp_path, "rft", Path(config.run.dir), [A, B], "--offline.passes=1"))
-    assert (learned.summary()["episodes"], learned.summary()["failures"]) == (4, 4)
+    assert (learned.run.summary()["episodes"], learned.run.summary()["failures"]) == (4, 4)
 
 
 def test_where_nothing_can_be_played_the_same_command_tries_again(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_each_method_takes_what_it_can_learn_from(source: Path, tmp_path: Path) 
         assert len(updates) == 2 * len(sizes[method])
         assert {update["episodes"] for update in updates} == {16}
         assert not ONLINE_METRICS & set().union(*updates) - {"loss"}
-        assert trainer.summary()["episodes"] == 16 and trainer.summary()["groups"] == {}
+        assert trainer.run.summary()["episodes"] == 16 and trainer.run.summary()["groups"] == {}
         assert [line["landmark"] for line in lines(config, "evaluations.jsonl")] == ["base", "final"]
     # Seven successes; one pair each of A and B; all sixteen, in updates as equal as may be.
     assert sizes == {"rft": [1, 2, 2, 2], "dpo": [2, 2], "kto": [4, 4, 4, 4]}
@@ -274,7 +274,10 @@ def test_a_source_with_nothing_to_learn_is_refused(source: Path, tmp_path: Path)
         ("--loss.ratio=behaviour", "loss.ratio: is behaviour, must be recompute with train.method = dpo"),
         ("--loss.kl=0.1", "loss.kl: is 0.1, must be 0 with train.method = dpo"),
         ("--train.curriculum=middle", "train.curriculum: is middle, must be none with train.method = dpo"),
-        ("--train.dynamic_sampling=true", "train.dynamic_sampling: must be false with train.method = dpo"),
+        (
+            "--train.dynamic_sampling=true",
+            "train.dynamic_sampling: is true, must be false with train.method = dpo",
+        ),
     ],
 )
 def test_what_only_the_policys_own_episodes_allow_is_refused(setting: str, refused: str) -> None:

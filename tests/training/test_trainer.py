@@ -16,19 +16,19 @@ from safetensors.torch import load_file
 
 import verdicts
 from arpo.algorithms.curriculum import epoch_order
-from arpo.algorithms.samples import samples_of
+from arpo.algorithms.samples import build_updates
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.evaluation.evaluate import load_sets
+from arpo.evaluation.task_sets import load_sets
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
+from arpo.rollout.player import open_player
 from arpo.storage.checkpoint import CHECKPOINTS
 from arpo.storage.run_folder import RunFolder, RunFolderReader
 from arpo.testing import Times
-from arpo.training.build import assemble
-from arpo.training.run import Timing, claim, stops_gently
+from arpo.training.run import Timing, check_folder, interruptible
 from arpo.training.trainer import Trainer, run_training
-from trained import lines, to_the_end
+from trained import lines, train_to_end
 from verdicts import HELDOUT, A, B, C, D, Scripted, osworld_config, select, small_config
 
 HOT = ("--rollout.temperature=3", "--rollout.max_answer_tokens=16")  # so that no two answers are the same
@@ -36,11 +36,11 @@ HOT = ("--rollout.temperature=3", "--rollout.max_answer_tokens=16")  # so that n
 
 def train(config: Config) -> Trainer:
     """Begin or go on, to the end."""
-    return to_the_end(Trainer, config)
+    return train_to_end(Trainer, config)
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in trainer.learner.weights().handle.named_parameters()}
+    return {name: p.detach().clone() for name, p in trainer.run.learner.weights().handle.named_parameters()}
 
 
 def test_replay_rescues_a_group_in_which_all_failed(tmp_path: Path) -> None:
@@ -57,14 +57,14 @@ def test_replay_rescues_a_group_in_which_all_failed(tmp_path: Path) -> None:
     assert (first["success"], second["success"]) == (0.75, 0.0)
     assert (first["episodes"], second["episodes"]) == (4, 8)
     assert second["eval_train"] == 0.5 and "eval_train" not in first
-    summary = trainer.summary()
+    summary = trainer.run.summary()
     assert summary["groups"] == {"total": 4, "without_signal": 1, "rescued": 2}
     assert summary["success"] == {
         "base": {"train": 0.5, "heldout": 0.0},
         "final": {"train": 0.5, "heldout": 0.0},
     }
     assert (summary["episodes"], summary["failures"], summary["seed"]) == (8, 0, 0)
-    assert trainer.progress.counts["final"] == {"train": (1.0, 2), "heldout": (0.0, 1)}
+    assert trainer.run.progress.counts["final"] == {"train": (1.0, 2), "heldout": (0.0, 1)}
 
 
 def test_every_evaluation_is_written_down_by_task(tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_every_evaluation_is_written_down_by_task(tmp_path: Path) -> None:
     assert between["sets"] == {"train": {A: [1.0]}, "heldout": {HELDOUT: [1.0]}}
     assert (final["step"], final["episodes"], final["landmark"]) == (2, 4, "final")
     assert final["sets"]["overall"] == {A: [1.0], B: [0.5]}
-    assert trainer.summary()["success"]["final"] == {"train": 1.0, "heldout": 0.0, "overall": 0.75}
-    assert trainer.progress.counts["base"]["overall"] == (2.0, 2)
+    assert trainer.run.summary()["success"]["final"] == {"train": 1.0, "heldout": 0.0, "overall": 0.75}
+    assert trainer.run.progress.counts["base"]["overall"] == (2.0, 2)
     assert [line.get("eval_overall") for line in lines(config, "metrics.jsonl")] == [1.0, None, 0.75]
 
 
@@ -102,7 +102,7 @@ def test_without_replay_it_is_exactly_grpo(tmp_path: Path) -> None:
 
     Scripted.play({task: scores[1:] for task, scores in script.items()})
     by_hand = asyncio.run(grpo(config))
-    trained, base = weights(trainer), dict(assemble(config).model.named_parameters())
+    trained, base = weights(trainer), dict(open_player(config).model.named_parameters())
     assert by_hand.keys() == trained.keys()
     assert all(torch.equal(by_hand[name], trained[name]) for name in trained)
     assert not any(torch.equal(base[name], trained[name]) for name in trained if name.endswith("proj.weight"))
@@ -111,15 +111,15 @@ def test_without_replay_it_is_exactly_grpo(tmp_path: Path) -> None:
 
 async def grpo(config: Config) -> dict[str, torch.Tensor]:
     """The same run as one would write it down: roll out, compare within groups, update."""
-    ensemble, tasks = assemble(config), load_sets(config)["train"]
-    learner = LocalLearner(ensemble.model, ensemble.renderer, config)
+    player, tasks = open_player(config), load_sets(config)["train"]
+    learner = LocalLearner(player.model, player.token_renderer, config)
     for batch in range(config.train.epochs):
-        await ensemble.scheduler.agent.engine.load(learner.weights())
+        await player.scheduler.agent.engine.load(learner.weights())
         order = epoch_order(tasks, config.run.seed, batch)
-        groups = await ensemble.scheduler.run(f"batch{batch}", list(enumerate(order)), lambda *_: None)
-        updates, _ = samples_of(groups, config.loss, tasks_per_update=2, token_budget=16, success=0.5)
+        groups = await player.scheduler.run(f"batch{batch}", list(enumerate(order)), lambda *_: None)
+        updates = build_updates(groups, config.loss, tasks_per_update=2, token_budget=16)
         await learner.train(Batch(updates=updates))
-    return dict(ensemble.model.named_parameters())
+    return dict(player.model.named_parameters())
 
 
 def test_dynamic_sampling_plays_on_until_the_epochs_are_spent(tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ def test_dynamic_sampling_plays_on_until_the_epochs_are_spent(tmp_path: Path) ->
     config = small_config(tmp_path, [A, B, C, D], *dynamic)
     trainer = train(config)
     metrics = lines(config, "metrics.jsonl")[1:]
-    assert trainer.summary()["groups"] == {"total": 8, "without_signal": 4, "rescued": 0}
-    assert trainer.summary()["episodes"] == metrics[-1]["episodes"] == 16
+    assert trainer.run.summary()["groups"] == {"total": 8, "without_signal": 4, "rescued": 0}
+    assert trainer.run.summary()["episodes"] == metrics[-1]["episodes"] == 16
     assert sum(line["groups"] for line in metrics) == 8
     # A batch is full with two groups that teach, so the four of them are the first two batches.
     assert [line["samples"] for line in metrics if line["samples"]] == [4, 4]
@@ -148,7 +148,7 @@ def test_dynamic_sampling_gives_up_after_so_many_attempts(tmp_path: Path) -> Non
     first, second = lines(config, "metrics.jsonl")[1:]
     assert [first["groups"], first["samples"], first["updates"]] == [4, 0, 0]
     assert [second["groups"], second["episodes"]] == [4, 16]
-    trained, base = weights(trainer), dict(assemble(config).model.named_parameters())
+    trained, base = weights(trainer), dict(open_player(config).model.named_parameters())
     assert all(torch.equal(base[name], trained[name]) for name in base)
 
 
@@ -250,7 +250,7 @@ def test_whatever_is_trained_a_stop_changes_nothing(tmp_path: Path, model: str) 
         files = [Path(config.run.dir) / f"{name}.safetensors" for config in (whole, parts)]
         assert files[0].read_bytes() == files[1].read_bytes()
     saved = load_file(Path(whole.run.dir) / "checkpoints/step-000002/learner/weights.safetensors")
-    parameters = assemble(whole).model.named_parameters()
+    parameters = open_player(whole).model.named_parameters()
     if model == "lora":
         assert saved and all(".lora." in name for name in saved)
     else:
@@ -278,8 +278,8 @@ def test_failed_episodes_are_counted_and_are_no_rewards(
         "message": "RuntimeError: chaos at step",
         "attempts": 1,
     }
-    assert trainer.progress.counts["base"]["train"] == (1.0, 1)
-    assert trainer.progress.counts["final"]["train"] == (2.0, 2)
+    assert trainer.run.progress.counts["base"]["train"] == (1.0, 1)
+    assert trainer.run.progress.counts["final"]["train"] == (2.0, 2)
 
 
 def test_a_task_that_keeps_failing_is_set_aside_also_after_a_stop(tmp_path: Path) -> None:
@@ -287,20 +287,20 @@ def test_a_task_that_keeps_failing_is_set_aside_also_after_a_stop(tmp_path: Path
     settings = ("--env.attempts=1", "--env.quarantine_after=3")
     first = small_config(tmp_path, [A, B], *settings, "--train.epochs=1", env="Fragile")
     trainer = train(first)
-    assert trainer.scheduler.pool.quarantined == {A}
+    assert trainer.run.scheduler.pool.quarantined == {A}
     [_, metrics] = lines(first, "metrics.jsonl")
     assert (metrics["too_small"], metrics["groups"], metrics["samples"], metrics["failures"]) == (1, 2, 2, 3)
     assert (metrics["success"], metrics["reward"]) == (0.5, 0.5)
 
     trainer = train(small_config(tmp_path, [A, B], *settings, "--train.epochs=2", env="Fragile"))
-    assert trainer.scheduler.pool.quarantined == {A}
+    assert trainer.run.scheduler.pool.quarantined == {A}
     kinds = [
         (failure["task_id"], failure["kind"], failure["attempts"])
         for failure in lines(first, "failures.jsonl")
     ]
     assert kinds[:3] == [(A, "EnvError", 1)] * 3
     assert kinds[3:] == [(A, "Quarantined", 0)] * 4  # an evaluation, two episodes, an evaluation
-    assert trainer.summary()["failures"] == 7
+    assert trainer.run.summary()["failures"] == 7
 
 
 def test_a_run_in_which_nothing_can_be_played_stops_and_says_why(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_pruning_frees_screenshots_that_replay_does_not_need_and_changes_nothing
         assert (whole == set(stored.episode_ids())) == (every == 0)
     assert ends[0] == ends[1]
     longer = small_config(tmp_path / "pruned", [A, B], "--store.prune_every=1", "--train.epochs=3")
-    assert train(longer).progress.batch == 3
+    assert train(longer).run.progress.batch == 3
 
 
 def test_a_heldout_task_that_is_trained_is_refused(tmp_path: Path) -> None:
@@ -376,15 +376,15 @@ def test_a_heldout_task_that_is_trained_is_refused(tmp_path: Path) -> None:
 def test_a_folder_belongs_to_one_recipe_once_it_has_a_checkpoint(tmp_path: Path) -> None:
     store = RunFolder(tmp_path)
     store.write_recipe(Config())
-    claim(store, small_config(tmp_path, [A]))
+    check_folder(store, small_config(tmp_path, [A]))
     store.write_recipe(small_config(tmp_path, [A]))
     (tmp_path / CHECKPOINTS).mkdir()
     may_change = ("--train.epochs=9", "--run.threads=2", "--store.keep_checkpoints=7", "--run.dir=elsewhere")
-    claim(store, small_config(tmp_path, [A], *may_change))
+    check_folder(store, small_config(tmp_path, [A], *may_change))
     with pytest.raises(
         UserError, match=r"has another loss\.kl, optim\.lr: give this one a --run\.dir of its own"
     ):
-        claim(store, small_config(tmp_path, [A], "--optim.lr=1", "--loss.kl=1"))
+        check_folder(store, small_config(tmp_path, [A], "--optim.lr=1", "--loss.kl=1"))
     store.close()
 
 
@@ -394,7 +394,7 @@ def test_a_run_that_began_with_easy_tasks_keeps_its_number_of_epochs(tmp_path: P
     store.write_recipe(small_config(tmp_path, [A], *easy, "--train.epochs=3"))
     (tmp_path / CHECKPOINTS).mkdir()
     with pytest.raises(UserError, match=r"has another train\.epochs: give this one a --run\.dir of its own"):
-        claim(store, small_config(tmp_path, [A], *easy, "--train.epochs=4"))
+        check_folder(store, small_config(tmp_path, [A], *easy, "--train.epochs=4"))
     store.close()
 
 
@@ -402,7 +402,7 @@ def test_the_first_signal_asks_and_the_second_interrupts() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     for number in (signal.SIGINT, signal.SIGTERM):
         asked = Counter[str]()
-        with stops_gently(partial(asked.update, ["stop"])):
+        with interruptible(partial(asked.update, ["stop"])):
             signal.raise_signal(number)
             assert asked == {"stop": 1}
             with pytest.raises(KeyboardInterrupt):
@@ -418,10 +418,10 @@ def test_stages_are_timed_until_they_are_taken(monkeypatch: pytest.MonkeyPatch) 
     for stage in ("rollout", "learn", "rollout"):
         with timing.stage(stage):
             pass
-    assert timing.taken(12) == {"rollout": 3.0, "learn": 3.0, "episodes_per_second": 4.0}
+    assert timing.take(12) == {"rollout": 3.0, "learn": 3.0, "episodes_per_second": 4.0}
     with timing.stage("rollout"):
         pass
-    assert timing.taken(2) == {"rollout": 4.0, "episodes_per_second": 0.5}
+    assert timing.take(2) == {"rollout": 4.0, "episodes_per_second": 0.5}
 
 
 def test_the_tasks_of_these_tests_are_shipped(tmp_path: Path) -> None:
@@ -435,13 +435,13 @@ def test_a_run_keeps_to_the_tasks_that_could_run_when_it_began(
     Scripted.play({})
     config = osworld_config(monkeypatch, tmp_path, {A: "os", B: "vscode"}, "--train.epochs=2")
     trainer = train(config)
-    assert trainer.progress.tasks == 2
-    assert trainer.progress.counts["final"] == {"train": (0.0, 1), "heldout": (0, 0)}
+    assert trainer.run.progress.tasks == 2
+    assert trainer.run.progress.counts["final"] == {"train": (0.0, 1), "heldout": (0, 0)}
     skipped = tmp_path / "run" / "skipped.json"
     assert json.loads(skipped.read_text("utf-8")).keys() == {B}
 
     more = osworld_config(monkeypatch, tmp_path, {A: "os", B: "vscode"}, "--train.epochs=3")
-    assert train(more).progress.tasks == 3
+    assert train(more).run.progress.tasks == 3
     more = osworld_config(monkeypatch, tmp_path, {A: "os", B: "os"}, "--train.epochs=4")
     with pytest.raises(UserError, match=f"other tasks can run here than when this run began, {B} for one"):
         train(more)

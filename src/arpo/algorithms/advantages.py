@@ -1,7 +1,10 @@
-"""Advantages within one group: how much better each episode did than its siblings.
+"""Advantage estimators: how much better each episode of a group did than the others.
 
-Rewards in, advantages out, in the same order. A group whose rewards are all the same has no signal: its
-advantages are exactly zero under every estimator, so that rounding never becomes a gradient.
+Rewards in, advantages out, in the same order. If all rewards of a group are equal, it has no signal. Then
+every estimator gives exactly zero, so rounding errors never become a gradient.
+
+To add an estimator: write a function, add it to `ESTIMATORS`, and add its name to `loss.advantage` in
+`config.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev
 
-NO_SIGNAL = 1e-6  # a population σ of rewards below this is zero
+NO_SIGNAL = 1e-6  # population σ of rewards; smaller values count as zero
 
 
 def has_signal(rewards_G: Sequence[float]) -> bool:
@@ -17,26 +20,26 @@ def has_signal(rewards_G: Sequence[float]) -> bool:
 
 
 def advantages(rewards_G: Sequence[float], estimator: str) -> tuple[float, ...]:
-    """One success in eight, grpo: +2.65 for it and −0.38 for each of the others."""
+    """Example: one success in a group of eight has the advantage +2.65 with grpo, the others −0.38."""
     if not has_signal(rewards_G):
         return (0.0,) * len(rewards_G)
     return ESTIMATORS[estimator](rewards_G)
 
 
 def grpo(rewards_G: Sequence[float]) -> tuple[float, ...]:
-    """(r − mean) / σ, with the population's σ."""
+    """(r − mean) / σ, with the population σ."""
     mean, sigma = fmean(rewards_G), pstdev(rewards_G)
     return tuple((reward - mean) / sigma for reward in rewards_G)
 
 
 def mean_only(rewards_G: Sequence[float]) -> tuple[float, ...]:
-    """r − mean (Dr. GRPO): hard and easy tasks are not scaled up."""
+    """r − mean (Dr. GRPO). Does not scale up very hard or very easy tasks."""
     mean = fmean(rewards_G)
     return tuple(reward - mean for reward in rewards_G)
 
 
 def rloo(rewards_G: Sequence[float]) -> tuple[float, ...]:
-    """r − the mean of the other episodes."""
+    """r − mean of the other episodes (leave-one-out)."""
     total, others = sum(rewards_G), len(rewards_G) - 1
     return tuple(reward - (total - reward) / others for reward in rewards_G)
 

@@ -18,19 +18,19 @@ from arpo.types import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """How often the base model solved a task in screening."""
+    """Successes of the base model on one task in screening."""
 
     successes: int
     rollouts: int
 
     @property
     def rate(self) -> float:
-        """The share of successes, half a success among one more rollout added: 0 of 16 is not never."""
+        """Smoothed success rate, (successes + 0.5) / (rollouts + 1): never exactly 0 or 1."""
         return (self.successes + 0.5) / (self.rollouts + 1)
 
 
-def keep(counts: Mapping[str, Count], *, drop_always: bool) -> dict[str, Count]:
-    """The tasks that training can learn from: solved at least once and, by option, not every time."""
+def learnable(counts: Mapping[str, Count], *, drop_always: bool) -> dict[str, Count]:
+    """The tasks solved at least once and, with `drop_always`, not every time."""
     return {
         task: count
         for task, count in counts.items()
@@ -39,7 +39,7 @@ def keep(counts: Mapping[str, Count], *, drop_always: bool) -> dict[str, Count]:
 
 
 def epoch_order(tasks: Sequence[Task], seed: int, epoch: int) -> tuple[Task, ...]:
-    """A shuffle that (seed, epoch) alone decides: a resumed run needs no generator's state."""
+    """A shuffle decided by (seed, epoch)."""
     order = list(tasks)
     _rng(seed, epoch).shuffle(order)
     return tuple(order)
@@ -47,15 +47,14 @@ def epoch_order(tasks: Sequence[Task], seed: int, epoch: int) -> tuple[Task, ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curriculum:
-    """Which tasks each pass over them holds. Every pass has as many as there are tasks.
+    """The tasks of each epoch. Every epoch has as many entries as there are tasks.
 
     none: each task once.
-    middle: a task weighs p(1 − p) + 0.05, p being its rate in screening. Along the weights of the shuffled
-        tasks, as many draws are made as there are tasks, at even steps from a random start: a task comes as
-        often as its share of the weight says, rounded up or down. Of 16 rollouts, 8 weigh 0.3 and 16 or none
-        0.079, so no task comes more than four times.
-    easy_first: in the first third of the passes the easier half, in the second the easier three quarters,
-        then all; shuffled and dealt over and over until the pass is full.
+    middle: systematic sampling with weight p(1 − p) + 0.05, where p is the screening rate. A task occurs in
+        proportion to its weight, rounded up or down. With 16 rollouts, 8 successes weigh 0.3, and 0 or 16
+        successes weigh 0.079. So no task occurs more than four times.
+    easy_first: the easier half of the tasks in the first third of the epochs, the easier three quarters in
+        the second third, then all. The tasks are shuffled and repeated until the epoch is full.
     """
 
     kind: Literal["none", "middle", "easy_first"]
@@ -63,7 +62,7 @@ class Curriculum:
     counts: Mapping[str, Count]
 
     def order(self, tasks: Sequence[Task], seed: int, epoch: int) -> tuple[Task, ...]:
-        """The tasks of one pass, which (seed, epoch) alone decides; of easy_first, with `passes`."""
+        """The tasks of one epoch, decided by (seed, epoch), for easy_first also by `passes`."""
         match self.kind:
             case "none":
                 return epoch_order(tasks, seed, epoch)
@@ -78,8 +77,8 @@ class Curriculum:
         rates = [self.counts[task.id].rate for task in order]
         reached = list(accumulate(rate * (1 - rate) + 0.05 for rate in rates))
         step, start = reached[-1] / len(order), rng.random()
-        places = [bisect_right(reached, (start + draw) * step) for draw in range(len(order))]
-        drawn = [order[min(place, len(order) - 1)] for place in places]  # the last sum may be rounded down
+        indices = [bisect_right(reached, (start + draw) * step) for draw in range(len(order))]
+        drawn = [order[min(index, len(order) - 1)] for index in indices]  # rounding may exceed the last
         rng.shuffle(drawn)
         return tuple(drawn)
 

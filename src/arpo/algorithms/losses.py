@@ -1,8 +1,8 @@
-"""The clipped objective over flat token vectors, as it stands in the paper.
+"""The clipped objective of the paper, over flat token vectors.
 
-Every vector holds one value for each sampled token of a micro-batch (suffix _T). Three policies meet here: μ,
-the engine's, that sampled; π_old, the learner's at the start of the batch; π_θ, the one being trained.
-Weights already hold the normalisation, so losses of micro-batches add up. No model is run here.
+Each vector has one value per sampled token of a micro-batch (suffix _T). There are three policies: μ, the
+engine's, which sampled the tokens; π_old, the learner's at the start of the batch; π_θ, in training. The
+weights contain the normalisation, so losses of micro-batches add up. No model runs here.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from torch import Tensor
 
 from arpo.config import LossConfig
 
-MAX_CORRECTION = 2.0  # of π_old/μ in ratio mode "truncated"
+MAX_CORRECTION = 2.0  # upper bound of π_old/μ in ratio mode "truncated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """One micro-batch's sampled tokens. Only `logp_T` carries a gradient."""
+    """The sampled tokens of one micro-batch. Only `logp_T` has a gradient."""
 
     logp_T: Tensor  # π_θ
-    entropy_T: Tensor  # of π_θ's whole distribution there
+    entropy_T: Tensor  # of π_θ at that position
     old_logp_T: Tensor  # π_old
     behaviour_logp_T: Tensor  # μ
     advantage_T: Tensor
@@ -32,9 +32,9 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSums:
-    """Sums over tokens, which add up over micro-batches where means would not.
+    """Sums over tokens. Unlike means, they add up over micro-batches.
 
-    `gap` and `engine_kl` are over fresh tokens alone: there μ and π_old should agree, so watch them.
+    `gap` and `engine_kl` cover fresh tokens only. There μ and π_old should agree.
     """
 
     tokens: int = 0
@@ -52,7 +52,7 @@ class TokenSums:
 
 
 def policy_loss(tokens: Tokens, loss: LossConfig, replay_ratio: str) -> tuple[Tensor, TokenSums]:
-    """−Σ weight · correction · min(ρ Â, clip(ρ) Â), replayed tokens under a ratio mode of their own."""
+    """−Σ weight · correction · min(ρ Â, clip(ρ) Â). Replayed tokens use the ratio mode `replay_ratio`."""
     fresh = _anchor(loss.ratio, tokens.old_logp_T, tokens.behaviour_logp_T)
     replayed = _anchor(replay_ratio, tokens.old_logp_T, tokens.behaviour_logp_T)
     anchor_T, correction_T = (
@@ -67,19 +67,19 @@ def policy_loss(tokens: Tokens, loss: LossConfig, replay_ratio: str) -> tuple[Te
 
 
 def kl_loss(tokens: Tokens, base_logp_T: Tensor) -> tuple[Tensor, TokenSums]:
-    """Σ weight · KL(π_θ ‖ base), each token by the k3 estimator."""
+    """Σ weight · KL(π_θ ‖ base), estimated per token with k3."""
     kl_T = k3(tokens.logp_T, base_logp_T)
     return (tokens.weight_T * kl_T).sum(), TokenSums(base_kl=kl_T.sum().item())
 
 
 def k3(logp_T: Tensor, other_logp_T: Tensor) -> Tensor:
-    """KL(p ‖ q) at tokens sampled from p: q/p − 1 − log q/p. Unbiased, and never negative."""
+    """Estimate of KL(p ‖ q) at tokens sampled from p: q/p − 1 − log q/p. Unbiased and never negative."""
     log_ratio_T = other_logp_T - logp_T
     return log_ratio_T.exp() - 1 - log_ratio_T
 
 
 def _anchor(mode: str, old_logp_T: Tensor, behaviour_logp_T: Tensor) -> tuple[Tensor, Tensor]:
-    """(the policy that ρ divides by, the factor on the surrogate), neither with a gradient."""
+    """(log-probabilities in the denominator of ρ, factor on the surrogate), both without gradient."""
     no_correction_T = torch.ones_like(old_logp_T)
     match mode:
         case "recompute":
@@ -88,7 +88,7 @@ def _anchor(mode: str, old_logp_T: Tensor, behaviour_logp_T: Tensor) -> tuple[Te
             return behaviour_logp_T, no_correction_T
         case "truncated":
             return old_logp_T, (old_logp_T - behaviour_logp_T).exp().clamp(max=MAX_CORRECTION)
-    raise ValueError(f"ratio mode {mode!r}: it must be recompute, behaviour or truncated")
+    raise ValueError(f"ratio mode {mode!r}: must be recompute, behaviour or truncated")
 
 
 @torch.no_grad()

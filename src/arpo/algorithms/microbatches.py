@@ -1,4 +1,4 @@
-"""Samples to ranks and micro-batches, bounded by their padded tokens. Nothing is cut, nothing left out."""
+"""Splits samples into micro-batches and assigns them to ranks, bounded by padded tokens. No sample is cut."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from arpo.types import Sample
 Microbatch = tuple[Sample, ...]
 
 
-def pack(samples: Sequence[Sample], max_tokens: int) -> tuple[Microbatch, ...]:
-    """Longest first, as many to a micro-batch as fit when all are padded to its longest.
+def split_microbatches(samples: Sequence[Sample], max_tokens: int) -> tuple[Microbatch, ...]:
+    """Fill each micro-batch, longest samples first, up to `max_tokens` tokens padded to its longest sample.
 
-    A sample that is longer than `max_tokens` gets a micro-batch of its own. Lengths 5, 2, 3, 1 with 6 tokens:
+    A sample longer than `max_tokens` gets a micro-batch of its own. Lengths 5, 2, 3, 1 with 6 tokens:
     (5), (3, 2), (1).
     """
     by_length = sorted(
@@ -26,26 +26,28 @@ def pack(samples: Sequence[Sample], max_tokens: int) -> tuple[Microbatch, ...]:
     return tuple(microbatches)
 
 
-def deal(samples: Sequence[Sample], ranks: int, max_tokens: int) -> tuple[tuple[Microbatch, ...], ...]:
-    """The micro-batches of each rank, as many for one as for another: where a rank has none left, empty ones.
+def assign_to_ranks(
+    samples: Sequence[Sample], ranks: int, max_tokens: int
+) -> tuple[tuple[Microbatch, ...], ...]:
+    """The micro-batches of each rank. All ranks get the same number: the last ones may be empty.
 
     Lengths 5, 2, 3, 1 over two ranks with 5 tokens: (5), (1) and (3), (2).
     """
-    shares = balance([len(sample.token_ids) for sample in samples], ranks)
-    packed = [pack([samples[place] for place in share], max_tokens) for share in shares]
-    most = max(map(len, packed))
-    return tuple(part + ((),) * (most - len(part)) for part in packed)
+    shares = balance_sizes([len(sample.token_ids) for sample in samples], ranks)
+    split = [split_microbatches([samples[index] for index in share], max_tokens) for share in shares]
+    most = max(map(len, split))
+    return tuple(part + ((),) * (most - len(part)) for part in split)
 
 
-def balance(sizes: Sequence[int], parts: int) -> tuple[tuple[int, ...], ...]:
-    """Which of the sizes go to each part: the largest first, each to the part that holds least so far.
+def balance_sizes(sizes: Sequence[int], parts: int) -> tuple[tuple[int, ...], ...]:
+    """Indices of the sizes of each part. The largest comes first and goes to the part with the least so far.
 
-    Sizes 5, 2, 3, 1 over two parts: 5 and 1, 3 and 2; by their places, (0, 3) and (2, 1).
+    Sizes 5, 2, 3, 1 over two parts: 5 and 1, 3 and 2. As indices: (0, 3) and (2, 1).
     """
     shares: list[list[int]] = [[] for _ in range(parts)]
     loads = [0] * parts
-    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
         part = loads.index(min(loads))
-        shares[part].append(place)
-        loads[part] += sizes[place]
+        shares[part].append(index)
+        loads[part] += sizes[index]
     return tuple(map(tuple, shares))

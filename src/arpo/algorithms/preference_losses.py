@@ -1,11 +1,14 @@
-"""Learning from stored episodes: rejection sampling (RFT), DPO and KTO, over whole trajectories.
+"""Losses over stored trajectories: rejection sampling (RFT), DPO and KTO.
 
-Δ of a trajectory is log π_θ − log π_ref of all that the model sampled in it, end-of-turn tokens included and
-nothing that it was shown: the sum over these tokens, or their mean (offline.length). π_ref is the base model.
+Δ of a trajectory is log π_θ − log π_ref of its sampled tokens: their sum or their mean (offline.length).
+End-of-turn tokens count, prompt and image tokens do not. π_ref is the base model.
 
-A loss becomes one coefficient for each trajectory, ∂loss/∂Δ. It is handed to the learner as an advantage, in
-a batch of one update, where the ratio is 1: there the learner's objective has the very gradient of the loss,
-wherever a trajectory's samples run. No model is run here, and the caller passes the generator.
+Each loss gives one coefficient per trajectory, ∂loss/∂Δ. The learner receives it as an advantage, in a batch
+of one update. There the ratio is 1, so the gradient of the learner's objective is the gradient of the loss.
+This holds however a trajectory is split into samples and ranks. No model runs here.
+
+To add a loss: write a function that returns a `TrajectoryLoss` here, and its method in
+`training/offline_methods.py`.
 """
 
 from __future__ import annotations
@@ -22,24 +25,27 @@ from arpo.types import Sample, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What a loss says of the trajectories of one update: its derivative by each one's Δ, and its metrics."""
+class TrajectoryLoss:
+    """The loss of one update: its derivative by the Δ of each trajectory, and its metrics.
+
+    TrajectoryLoss(coefficients=(-0.05, 0.05), metrics={"loss": 0.69})
+    """
 
     coefficients: tuple[float, ...]
     metrics: Mapping[str, float]
 
 
-def rft(logps: Sequence[float]) -> Verdict:
-    """−mean of log π_θ, given each success's mean over its tokens."""
+def rft(logps: Sequence[float]) -> TrajectoryLoss:
+    """Negative mean of `logps`: log π_θ of each success, averaged over its tokens."""
     nll = -fmean(logps)
-    return Verdict(coefficients=(-1 / len(logps),) * len(logps), metrics={"loss": nll, "nll": nll})
+    return TrajectoryLoss(coefficients=(-1 / len(logps),) * len(logps), metrics={"loss": nll, "nll": nll})
 
 
-def dpo(gains: Sequence[float], beta: float) -> Verdict:
-    """−log σ(β (Δ_w − Δ_l)), averaged over pairs; `gains` are Δ_w, Δ_l of the first pair, of the second, …"""
+def dpo(gains: Sequence[float], beta: float) -> TrajectoryLoss:
+    """Mean of −log σ(β (Δ_w − Δ_l)) over pairs. `gains` lists Δ_w, Δ_l of pair 1, then of pair 2, …"""
     margins = [won - lost for won, lost in zip(gains[::2], gains[1::2], strict=True)]
     pulls = [beta * _sigmoid(-beta * margin) / len(margins) for margin in margins]
-    return Verdict(
+    return TrajectoryLoss(
         coefficients=tuple(pull for each in pulls for pull in (-each, each)),
         metrics={
             "loss": fmean(_softplus(-beta * margin) for margin in margins),
@@ -50,17 +56,18 @@ def dpo(gains: Sequence[float], beta: float) -> Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Balance:
-    """KTO's λ_D and λ_U."""
+class KTOWeights:
+    """λ_D and λ_U of KTO."""
 
     desirable: float
     undesirable: float
 
     @classmethod
-    def of(cls, successes: int, failures: int, settings: OfflineConfig) -> Balance:
-        """So that all successes together weigh offline.desirable, and all failures offline.undesirable.
+    def of(cls, successes: int, failures: int, settings: OfflineConfig) -> KTOWeights:
+        """Give all successes together the weight offline.desirable, all failures offline.undesirable.
 
-        133 successes and 379 failures, at 1 and 1: λ_D = 1.925, λ_U = 0.675. Where a kind is missing, as set.
+        With both at 1, 133 successes and 379 failures give λ_D = 1.925 and λ_U = 0.675. If there are only
+        successes or only failures, the weights are the settings themselves.
         """
         half = (successes + failures) / 2
         return cls(
@@ -74,16 +81,16 @@ def kto(
     desirable: Sequence[bool],
     mismatched: Sequence[float],
     beta: float,
-    balance: Balance,
-) -> Verdict:
-    """Mean over all of λ_D (1 − σ(β(Δ − z₀))) for successes and λ_U (1 − σ(β(z₀ − Δ))) for failures.
+    weights: KTOWeights,
+) -> TrajectoryLoss:
+    """Mean of λ_D (1 − σ(β(Δ − z₀))) over successes and λ_U (1 − σ(β(z₀ − Δ))) over failures.
 
-    z₀ = max(0, mean Δ of the mismatched trajectories) is a constant: no gradient goes through it.
+    z₀ = max(0, mean Δ of the mismatched trajectories) is a constant without gradient.
     """
     z0 = max(0.0, fmean(mismatched)) if mismatched else 0.0
     terms, coefficients = [], []
     for gain, wanted in zip(gains, desirable, strict=True):
-        sign, weight = (1.0, balance.desirable) if wanted else (-1.0, balance.undesirable)
+        sign, weight = (1.0, weights.desirable) if wanted else (-1.0, weights.undesirable)
         value = _sigmoid(sign * beta * (gain - z0))
         terms.append(weight * (1 - value))
         coefficients.append(-sign * weight * beta * value * (1 - value) / len(gains))
@@ -97,15 +104,15 @@ def kto(
         "gain_undesirable": _mean(by_kind[False]),
         "z0": z0,
     }
-    return Verdict(coefficients=tuple(coefficients), metrics=metrics)
+    return TrajectoryLoss(coefficients=tuple(coefficients), metrics=metrics)
 
 
 def pairs(
     successes: Mapping[str, Sequence[str]], failures: Mapping[str, Sequence[str]], most: int, rng: Random
 ) -> list[tuple[str, str]]:
-    """Each task's successes, `most` of them at most, each with a random failure of the same task.
+    """Pair successes with random failures of the same task: at most `most` pairs per task.
 
-    Both are episodes by task. A task that has but one kind gives none.
+    `successes` and `failures` map tasks to episode ids. A task without both gives no pair.
     """
     chosen = []
     for task in sorted(successes.keys() & failures.keys()):
@@ -116,20 +123,23 @@ def pairs(
 
 
 def mismatched(trajectories: Sequence[Trajectory], rng: Random) -> list[Trajectory]:
-    """KTO's mismatched trajectories: of each the answers and later screens, after another task's beginning.
+    """KTO's mismatched trajectories: each keeps its answers but gets the first prompt of another task.
 
-    What stands before the first answer, the instruction and the first screen, is taken from a random one of
-    the trajectories of other tasks. Where a sequence began anew because the window of screenshots slid, it
-    goes on with its own. A trajectory that finds none of another task has no mismatched one.
+    The first prompt is the instruction and the first screenshot, taken from a random trajectory of another
+    task. Later prompts stay, also after the screenshot window slid. A trajectory gives none if no trajectory
+    of another task is present.
     """
     made = []
     for trajectory in trajectories:
         others = [other for other in trajectories if other.task_id != trajectory.task_id]
         if others:
             first, *rest = trajectory.turns
-            strange = rng.choice(others).turns[0]
+            other_first = rng.choice(others).turns[0]
             first = replace(
-                first, screenshot=strange.screenshot, context=strange.context, images=strange.images
+                first,
+                screenshot=other_first.screenshot,
+                context=other_first.context,
+                images=other_first.images,
             )
             made.append(replace(trajectory, turns=(first, *rest)))
     return made
@@ -138,7 +148,7 @@ def mismatched(trajectories: Sequence[Trajectory], rng: Random) -> list[Trajecto
 def samples_for(
     trajectories: Sequence[Trajectory], coefficients: Sequence[float], length: str
 ) -> Iterator[Sample]:
-    """The samples of one update whose objective has −Σ coefficient · ∂Δ as its gradient."""
+    """The samples of one update. The gradient of its objective is −Σ coefficient · ∂Δ."""
     for trajectory, coefficient in zip(trajectories, coefficients, strict=True):
         weight = 1.0 / trajectory.sampled_tokens if length == "mean" else 1.0
         yield from trajectory_samples(trajectory, -coefficient, weight, replayed=False)

@@ -1,7 +1,7 @@
-"""Replay: each task's own past successes, and the rescue of groups in which nearly every episode failed.
+"""The replay buffer: stores the successes of each task, and puts one into a group of failures.
 
-The buffer holds trajectories as they were sampled, the engine's log-probabilities included. It reads no file
-and owns no generator: the caller passes one in, and the store names and loads what the buffer held.
+The buffer holds trajectories as sampled, with the engine's log-probabilities. It reads no files: a checkpoint
+stores the episode ids, and the run folder has the trajectories. The caller passes the random generator.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from arpo.types import Group, Rescue, Trajectory
 
 
 class ReplayBuffer:
-    """Per task, at most `capacity` successes, first in first out. Disabled, it stores and changes nothing."""
+    """At most `capacity` successes per task, first in, first out. If disabled, it changes nothing."""
 
     def __init__(self, config: ReplayConfig) -> None:
         self._config = config
         self._stored: dict[str, deque[Trajectory]] = {}
 
     def rescue(self, groups: Sequence[Group], rng: Random, version: int) -> list[Group]:
-        """The groups by index, those with too few successes with stored ones in place of failed episodes.
+        """Return the groups by index. In groups with too few successes, stored ones replace failed episodes.
 
-        A group's own successes are stored after it was looked at. `version` is the policy's now, from which a
-        stored success's age is counted.
+        A group's own successes are stored after its rescue. The age of a stored success is `version`, the
+        current policy version, minus the version that sampled it.
         """
         in_order = sorted(groups, key=lambda group: group.index)
         if not self._config.enabled:
@@ -40,7 +40,7 @@ class ReplayBuffer:
         return rescued
 
     def _rescue_one(self, group: Group, rng: Random, version: int) -> Group:
-        """One failure at least always stays: what the stored successes are compared with."""
+        """At least one failure stays in the group, to compare the stored successes with."""
         trajectories = list(group.trajectories)
         stored = list(self._stored.get(group.task_id, ()))
         failed = [index for index, one in enumerate(trajectories) if not self._succeeded(one)]
@@ -64,7 +64,7 @@ class ReplayBuffer:
         return replace(group, trajectories=tuple(trajectories), rescues=tuple(rescues))
 
     def _victim(self, failed: Sequence[int], trajectories: Sequence[Trajectory], rng: Random) -> int:
-        """The place of the failed episode that gives way: by its number of turns, of equals the first."""
+        """Index of the failed episode to replace. Ties in the number of turns go to the first."""
         match self._config.victim:
             case "random":
                 return failed[rng.randrange(len(failed))]
@@ -74,7 +74,7 @@ class ReplayBuffer:
                 return min(failed, key=lambda index: len(trajectories[index].turns))
 
     def _pick(self, stored: Sequence[Trajectory], rng: Random) -> Trajectory:
-        """The stored success that takes its place: by its number of turns, of equals the newest."""
+        """The stored success to insert. Ties in the number of turns go to the newest."""
         match self._config.pick:
             case "random":
                 return stored[rng.randrange(len(stored))]
@@ -93,7 +93,7 @@ class ReplayBuffer:
                 self._stored.setdefault(trajectory.task_id, empty).append(trajectory)
 
     def _forget(self, version: int) -> None:
-        """Let go of what is more than max_age versions old."""
+        """Drop successes more than `max_age` versions old."""
         if not self._config.max_age:
             return
         for task, stored in list(self._stored.items()):
@@ -103,10 +103,10 @@ class ReplayBuffer:
                 del self._stored[task]
 
     def state(self) -> dict[str, list[str]]:
-        """For each task the episode ids that it holds, oldest first: all that a checkpoint needs to name."""
+        """Stored episode ids by task, oldest first, for a checkpoint."""
         return {task: [held.episode_id for held in stored] for task, stored in self._stored.items()}
 
     def restore(self, trajectories: Iterable[Trajectory]) -> None:
-        """Hold these and nothing else, each task's oldest first, as `state` listed them."""
+        """Replace the content by these trajectories, in the order of `state`."""
         self._stored.clear()
         self._store(trajectories)

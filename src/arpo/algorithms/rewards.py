@@ -1,6 +1,6 @@
-"""What an episode is worth: its reward, r = r_t + w·r_f, and whether it is one to learn from.
+"""The reward of an episode, r = r_t + w·r_f, and the definition of a success.
 
-It judges trajectories only; a failure never gets here.
+Only trajectories have a reward. A Failure has none.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from arpo.types import Trajectory
 
 
 def reward(trajectory: Trajectory, format_weight: float) -> float:
-    """The checker's score, less the format weight when an answer was outside the action language.
+    """The checker's score, minus `format_weight` if an answer was malformed.
 
-    A solved task whose last answer does not parse: 1 + 1·(−1) = 0.
+    Example: a solved task whose last answer does not parse has the reward 1 + 1·(−1) = 0.
     """
     format_reward = -1.0 if trajectory.malformed else 0.0
     return trajectory.score + format_weight * format_reward
 
 
 def is_example(score: float, malformed: bool, threshold: float) -> bool:
-    """Whether an episode is a success to learn from: its goal is reached, and every answer in it parsed."""
+    """True for a success: the score reaches the threshold, and every answer parsed."""
     return score >= threshold and not malformed

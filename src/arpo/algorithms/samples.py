@@ -1,9 +1,9 @@
-"""Groups to training samples: who takes part in an update, with which advantage and which weight.
+"""Turns groups into training samples with advantages and weights.
 
-A sample's weight holds the objective's whole normalisation, so a loss is a plain weighted sum over tokens and
-its gradient does not depend on how samples are packed or spread. A group is never split across updates.
-Groups without signal are counted, and never become samples. What was sampled is trained as it is; text that
-came without tokens is refused.
+The weight of a sample contains the whole normalisation of the objective. So the loss is a weighted sum over
+tokens, and its gradient does not depend on micro-batches or ranks. A group is never split across updates.
+Groups without signal are counted but give no samples. Sampled tokens are trained unchanged. Episodes without
+tokens are refused.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Updates = tuple[tuple[Sample, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStats:
-    """What became of a batch's groups. All successes and all failures are those of a group's own episodes."""
+    """Counts of a batch's groups, after replay. `all_success` and `all_fail` ignore replayed episodes."""
 
     total: int
-    too_small: int  # failures left fewer than two episodes: no part in the update
-    without_signal: int  # every reward the same, after replay
-    rescued: int  # got at least one stored success
+    too_small: int  # fewer than two episodes were played: not trained
+    without_signal: int  # all rewards are equal
+    rescued: int  # received a stored success
     all_success: int
     all_fail: int
 
@@ -43,36 +43,54 @@ class _Scored:
         return sum(trajectory.sampled_tokens for trajectory in self.group.trajectories)
 
 
-def samples_of(
-    groups: Sequence[Group], loss: LossConfig, *, tasks_per_update: int, token_budget: int, success: float
-) -> tuple[Updates, GroupStats]:
-    """The samples of each update, `tasks_per_update` groups each in the order of their index; and the counts.
+def build_updates(
+    groups: Sequence[Group], loss: LossConfig, *, tasks_per_update: int, token_budget: int
+) -> Updates:
+    """The samples of each update: `tasks_per_update` groups per update, in the order of their index.
 
-    `token_budget` is the most that one episode may sample, the divisor of aggregation "constant"; `success`
-    the score from which an episode counts as one. An update none of whose groups has signal is empty.
+    `token_budget` is the maximum number of tokens per episode, the divisor of aggregation "constant".
+    An update is empty if none of its groups has signal. Raises UserError for episodes without tokens.
     """
     _refuse_text(groups)
-    in_order = sorted(groups, key=lambda group: group.index)
-    scored = [_score(group, loss) for group in in_order if len(group.trajectories) >= 2]
-    updates = tuple(
+    scored = _scored(groups, loss)
+    return tuple(
         tuple(_update_samples(scored[start : start + tasks_per_update], loss, token_budget))
         for start in range(0, len(scored), tasks_per_update)
     )
-    return updates, _stats(groups, scored, success)
+
+
+def count_groups(groups: Sequence[Group], loss: LossConfig, *, success: float) -> GroupStats:
+    """Count the groups of a batch. A score of at least `success` is a success."""
+    scored = _scored(groups, loss)
+    own = [_own_successes(one.group, success) for one in scored]
+    return GroupStats(
+        total=len(groups),
+        too_small=len(groups) - len(scored),
+        without_signal=sum(not one.live for one in scored),
+        rescued=sum(bool(one.group.rescues) for one in scored),
+        all_success=sum(map(all, own)),
+        all_fail=sum(not any(group) for group in own),
+    )
+
+
+def _scored(groups: Sequence[Group], loss: LossConfig) -> list[_Scored]:
+    """Groups of two or more episodes, in the order of their index."""
+    in_order = sorted(groups, key=lambda group: group.index)
+    return [_score(group, loss) for group in in_order if len(group.trajectories) >= 2]
 
 
 def _refuse_text(groups: Sequence[Group]) -> None:
-    """What a text server answered has no tokens, and its words are never tokenised again."""
+    """Refuse the answers of a chat server: text is never tokenised again."""
     for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
         if not all(turn.completion.token_ids for turn in trajectory.turns):
             raise UserError(
-                f"episode {trajectory.episode_id}: an answer in it has no tokens, as those of a text server: "
-                "such episodes are for evaluation; train with an engine that gives tokens"
+                f"episode {trajectory.episode_id}: an answer has no tokens, like those of a chat server. "
+                "Such episodes are for evaluation only. Train with an engine that returns tokens"
             )
 
 
 def split_by_signal(groups: Sequence[Group], loss: LossConfig) -> tuple[list[Group], list[Group]]:
-    """Dynamic sampling's choice: (the groups that teach something, those to drop and sample others for)."""
+    """(groups with signal, groups without). Dynamic sampling drops the latter and plays others."""
     live = [group for group in groups if has_signal(_rewards(group, loss))]
     dropped = [group for group in groups if not has_signal(_rewards(group, loss))]
     return live, dropped
@@ -115,7 +133,7 @@ class _Sequence:
 def trajectory_samples(
     trajectory: Trajectory, advantage: float, weight: float, replayed: bool
 ) -> Iterator[Sample]:
-    """One sample while turns continue each other; another from each turn at which the sequence began anew."""
+    """Yield one sample per token sequence. A new sequence starts at each turn with `restart`."""
     sequences: list[_Sequence] = []
     for turn in trajectory.turns:
         if turn.restart:
@@ -137,20 +155,8 @@ def trajectory_samples(
         )
 
 
-def _stats(groups: Sequence[Group], scored: Sequence[_Scored], success: float) -> GroupStats:
-    own = [_own_successes(one.group, success) for one in scored]
-    return GroupStats(
-        total=len(groups),
-        too_small=len(groups) - len(scored),
-        without_signal=sum(not one.live for one in scored),
-        rescued=sum(bool(one.group.rescues) for one in scored),
-        all_success=sum(map(all, own)),
-        all_fail=sum(not any(group) for group in own),
-    )
-
-
 def _own_successes(group: Group, success: float) -> list[bool]:
-    """Of each episode, whether it was one; what gave way to a stored success was not."""
+    """For each episode, whether it is a success of the group itself. A replayed episode is not."""
     injected = {rescue.index for rescue in group.rescues}
     return [
         trajectory.score >= success and index not in injected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,19 +11,55 @@ from arpo.types import Completion, Prompt, Sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """A policy version and a handle on its weights: a module of this process. Tensors never travel."""
+    """A policy version and a handle on its weights. Tensors are never copied into a message.
+
+    The in-process learner and engine share one module:
+
+        Weights(version=7, handle=model)
+    """
 
     version: int
     handle: Any
 
 
 class Engine(Protocol):
-    async def generate(self, prompt: Prompt, sampling: Sampling) -> Completion: ...
+    """Samples answers for many episodes at once. `engines/factory.py` chooses one by `engine.name`.
+
+    A minimal engine, which always answers with the same tokens:
+
+        class Constant:
+            async def start(self) -> Sequence[str]:
+                return ()
+
+            async def generate(self, prompt: Prompt, sampling: Sampling) -> Completion:
+                return Completion(
+                    token_ids=(5, 2), logprobs=(0.0, 0.0), text="wait()", finish="stop", policy_version=0
+                )
+
+            async def release(self, episode_id: str) -> None: ...
+            async def load(self, weights: Weights) -> None: ...
+            async def close(self) -> None: ...
+    """
+
+    async def start(self) -> Sequence[str]:
+        """Connect, before the first request. Returns messages for the user.
+
+        Raises UserError if the engine cannot serve at all.
+        """
+        ...
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Completion:
+        """Sample one answer. Raises EngineError if that failed, ContextTooLong if the prompt is too long."""
+        ...
 
     async def release(self, episode_id: str) -> None:
-        """The episode is over: drop what is cached for it."""
+        """Drop the caches of an episode that has ended."""
         ...
 
     async def load(self, weights: Weights) -> None:
-        """Serve this version from now on. Caches of older versions are dropped."""
+        """Serve this version from now on. Drops the caches of older versions."""
+        ...
+
+    async def close(self) -> None:
+        """Free connections. A closed engine can be started again."""
         ...

@@ -1,7 +1,7 @@
 """CUDA graphs of decoding steps: small steps are launch-bound, and a graph replays each as one launch.
 
 There is one graph for each power of two of slots and each of a few key counts, captured on first use. Graphs
-read weights at their address, so in-place updates take effect. A cache that has grown has a new address, and
+read weights at their address, so in-place updates take effect. A grown cache has a new address, and
 its graphs are captured again. Only one graph runs at a time, so all share one memory pool. Sampling runs
 outside the graphs.
 """
@@ -19,9 +19,7 @@ from arpo.models.families import VisionLanguageModel
 from arpo.models.forward import hidden_states
 from arpo.models.kv_cache import CacheStep, SlotCache
 
-_KEY_MULTIPLE = (
-    128  # key counts are multiples of this, or of 1/16 of the power of two below if that is larger
-)
+_KEY_MULTIPLE = 128  # key counts are multiples of this, or of 1/16 of the next lower power of two
 
 
 def padded_key_count(tokens: int) -> int:

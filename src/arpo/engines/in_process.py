@@ -74,7 +74,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Prefill:
-    """A request whose prompt is not completely cached."""
+    """A request with the uncached part of its prompt."""
 
     request: _Request
     episode: _Episode
@@ -170,7 +170,7 @@ class InProcessEngine:
         return [*self._waiting, *self._running.values()]
 
     def _prune(self) -> None:
-        """Forget requests of callers that were cancelled."""
+        """Forget requests of cancelled callers."""
         self._waiting = [request for request in self._waiting if not request.future.done()]
         self._running = {
             slot: request for slot, request in self._running.items() if not request.future.done()
@@ -279,7 +279,7 @@ class InProcessEngine:
     def _hidden(
         self, slots_B: list[int], starts_B: list[int], widths_B: list[int], embedded: EmbeddedRows
     ) -> Tensor:
-        """Hidden states of new tokens. A row that is too long for one pass comes alone and runs in parts."""
+        """Hidden states of new tokens. A row too long for one pass comes alone and runs in parts."""
         if max(widths_B) > _PREFILL_TOKENS:
             (start,), (width,) = starts_B, widths_B
             self._cache.reserve(1 + start + width)
@@ -303,7 +303,7 @@ class InProcessEngine:
     def _decode(self) -> Tensor:
         """Run the last sampled token of every running request; returns logits in slot order.
 
-        If most slots of a range are running, the idle ones run too, so that the cache is read without a copy.
+        If most slots of a range are running, the idle ones run too: the cache is then read without a copy.
         Their writes lie beyond their length.
         """
         running = sorted(self._running)
@@ -380,7 +380,7 @@ class InProcessEngine:
 
 
 def _cached_prefix(episode: _Episode, request: _Request) -> tuple[int, int]:
-    """Number of tokens and images of the prompt that the slot already holds.
+    """Number of tokens and images of the prompt already in the slot.
 
     The last token always runs again. An image is never split: its tokens do not identify its content.
     """

@@ -1,9 +1,9 @@
-"""Any OpenAI-compatible vision server as an engine: messages in, text out, for evaluation.
+"""The engine for OpenAI-compatible vision servers: messages in, text out. For evaluation only.
 
-Several servers of one model share the work. The requests of an episode stay on one of them, whose prefix
-cache knows it; a new episode goes to the one with the fewest. A server that fails or hangs is set aside for a
-while that grows, and its episodes go on elsewhere. What comes from here has no tokens, so it can never be
-trained. The key is given by the caller, and goes nowhere but into the header.
+Several servers of one model share the load. The requests of an episode stay on one server, to use its prefix
+cache. A new episode goes to the server with the fewest episodes. A failing server is skipped for a growing
+time, and its episodes continue on other servers. The answers have no tokens, so they are never trained on.
+The API key is sent in the header only.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import base64
 import json
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 
@@ -26,7 +25,7 @@ from arpo.errors import ContextTooLong, EngineError, UserError
 from arpo.recipe import nearest
 from arpo.types import Completion, Message, Prompt, Sampling, Screenshot
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds that a server is set aside: doubled each time
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds without requests after a failure, doubled each time
 _CONNECT_SECONDS = 10.0
 _BUSY = (408, 409, 425, 429)
 _NO_SUCH_ROUTE = (404, 405, 501)
@@ -37,8 +36,8 @@ _TOO_LONG = re.compile(
 _END_MARKS = ("<|im_end|>", "<|endoftext|>")
 
 
-class _Passing(Exception):
-    """A fault that the next try may not meet. `pause`: what the server asked for, if it did."""
+class _TransientError(Exception):
+    """An error that a retry may avoid. `pause` is the Retry-After of the server (seconds), if any."""
 
     def __init__(self, message: str, pause: float | None = None) -> None:
         super().__init__(message)
@@ -49,12 +48,12 @@ class _Passing(Exception):
 class _Server:
     url: str
     episodes: set[str] = field(default_factory=set)
-    failed: int = 0  # times in a row that it was set aside
-    until: float = 0.0  # when it is tried again
+    failed: int = 0  # consecutive failures
+    until: float = 0.0  # clock time of the next attempt
 
 
 class OpenAIEngine:
-    """`async with OpenAIEngine(…)`: its connections are closed at the end."""
+    """Routes each episode to one server. Use between `start()` and `close()`."""
 
     def __init__(
         self,
@@ -68,46 +67,49 @@ class OpenAIEngine:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._sleep, self._clock = sleep, clock
         self._servers = [_Server(url) for url in endpoints(config.endpoints)]
-        self._pictures: dict[str, dict[str, str]] = {}  # of each episode, by the screenshot's name
+        self._images: dict[str, dict[str, str]] = {}  # data URLs by episode and screenshot hash
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> Self:
+    async def start(self) -> Sequence[str]:
+        """Connect, and check every server. Returns a warning if some servers do not answer."""
+        self.connect()
+        return await self._probe()
+
+    def connect(self) -> None:
+        """Open the HTTP session without asking any server."""
         self._session = aiohttp.ClientSession(
             headers={**self._headers, "Content-Type": "application/json"},
             timeout=aiohttp.ClientTimeout(total=self._config.seconds, sock_connect=_CONNECT_SECONDS),
             connector=aiohttp.TCPConnector(limit=0),
         )
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._session is not None
-        await self._session.close()
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
 
-    async def probe(self) -> list[str]:
-        """Ask every server which models it has; what a person should know of the answers.
+    async def _probe(self) -> list[str]:
+        """Ask every server for its models. Returns a warning if some servers do not answer.
 
-        It is the user's mistake where no server answers, where the key is refused, or where one that lists
-        its models does not have ours.
+        Raises UserError if no server answers, if one refuses the key, or if one lists models without ours.
         """
         answers = await asyncio.gather(*(self._models(server) for server in self._servers))
         silent = [text for text in answers if isinstance(text, str)]
         if len(silent) == len(self._servers):
-            raise UserError(f"no server answers: {silent[0]}; start one, or name another with --endpoint")
+            raise UserError(f"no server answers: {silent[0]}. Start one, or name another with --endpoint")
         model = self._config.model
         for server, models in zip(self._servers, answers, strict=True):
             if isinstance(models, list) and models and model not in models:
-                raise UserError(f"{server.url}: serves no model {model!r}{nearest(model, models)}")
+                raise UserError(f"{server.url}: does not serve the model {model!r}{nearest(model, models)}")
         if not silent:
             return []
         left = len(self._servers) - len(silent)
-        return [f"{len(silent)} of {len(self._servers)} servers do not answer, {left} do: {silent[0]}"]
+        total = len(self._servers)
+        return [f"{len(silent)} of {total} servers do not answer: {silent[0]}. Using the other {left}"]
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Completion:
-        """Waits for a server, and where one fails for the next, as often as `attempts` says."""
+        """Sample an answer. Retries after an error, on another server if there is one."""
         body = json.dumps(self._request(prompt, sampling)).encode()
-        fault = _Passing("not tried")
+        fault = _TransientError("not tried")
         for _ in range(self._config.attempts):
             server = self._server_of(prompt.episode_id)
             if (pause := server.until - self._clock()) > 0:
@@ -115,8 +117,8 @@ class OpenAIEngine:
             began = self._clock()
             try:
                 completion = await self._ask(server, body)
-            except _Passing as passing:
-                self._set_aside(server, began, passing.pause)
+            except _TransientError as passing:
+                self._mark_failed(server, began, passing.pause)
                 fault = passing
             else:
                 server.failed = 0
@@ -124,15 +126,15 @@ class OpenAIEngine:
         raise EngineError("generate", f"{fault} (tried {self._config.attempts} times)")
 
     async def release(self, episode_id: str) -> None:
-        self._pictures.pop(episode_id, None)
+        self._images.pop(episode_id, None)
         for server in self._servers:
             server.episodes.discard(episode_id)
 
     async def load(self, weights: Weights) -> None:
-        raise EngineError("load", "a server's weights are its own; it takes none from here")
+        raise EngineError("load", "a chat server cannot load weights from the learner")
 
     def _server_of(self, episode_id: str) -> _Server:
-        """The episode's own; if that is set aside, the least busy that is not, or the first to be back."""
+        """The episode's server. If it is unavailable, the least loaded one, or the first to be available."""
         own = next((server for server in self._servers if episode_id in server.episodes), None)
         now = self._clock()
         if own is not None and own.until <= now:
@@ -143,8 +145,8 @@ class OpenAIEngine:
         chosen.episodes.add(episode_id)
         return chosen
 
-    def _set_aside(self, server: _Server, began: float, pause: float | None) -> None:
-        """Requests that were under way together, as those of a server that died, count once."""
+    def _mark_failed(self, server: _Server, began: float, pause: float | None) -> None:
+        """Count a failure. Concurrent requests to a server that died count once."""
         if began < server.until:
             return
         grown = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**server.failed)
@@ -166,37 +168,37 @@ class OpenAIEngine:
         }
 
     def _messages(self, prompt: Prompt) -> list[dict[str, Any]]:
-        """Each picture is encoded once in an episode; those that left the window are forgotten."""
-        known = self._pictures.get(prompt.episode_id, {})
+        """Encode each image once per episode. Drops the images that left the window."""
+        known = self._images.get(prompt.episode_id, {})
         shown = {m.screenshot.sha256: m.screenshot for m in prompt.messages if m.screenshot is not None}
-        pictures = {name: known.get(name) or _data_url(shot) for name, shot in shown.items()}
-        self._pictures[prompt.episode_id] = pictures
-        return [_message(message, pictures) for message in prompt.messages]
+        images = {name: known.get(name) or _data_url(shot) for name, shot in shown.items()}
+        self._images[prompt.episode_id] = images
+        return [_message(message, images) for message in prompt.messages]
 
     async def _ask(self, server: _Server, body: bytes) -> Completion:
         status, text, pause = await self._exchange("POST", f"{server.url}/chat/completions", body)
         if status == 200:
             return _completion(server.url, text)
-        told = f"{server.url}: status {status}: {_first_line(text)}"
+        detail = f"{server.url}: status {status}: {_first_line(text)}"
         if status in _BUSY or status >= 500:
-            raise _Passing(told, pause)
+            raise _TransientError(detail, pause)
         if _TOO_LONG.search(text):
             raise ContextTooLong(
                 "generate",
-                f"{told}; the conversation does not fit: serve the model with a larger context, or lower "
+                f"{detail}; the conversation is too long. Serve the model with a larger context, or lower "
                 "rollout.max_images (--max-trajectory-length) or rollout.max_answer_tokens (--max-tokens)",
             )
         if "skip_special_tokens" in text:
-            told += "; set --server.special_tokens false for servers that do not know it"
-        raise EngineError("generate", told)
+            detail += "; set --server.special_tokens false for this server"
+        raise EngineError("generate", detail)
 
     async def _models(self, server: _Server) -> list[str] | str:
-        """The models of a server, none where it does not list them; or why it does not answer."""
+        """The model names of a server, [] if it does not list them, or the error if it does not answer."""
         began = self._clock()
         try:
             status, text, _ = await self._exchange("GET", f"{server.url}/models", None, _CONNECT_SECONDS)
-        except _Passing as passing:
-            self._set_aside(server, began, None)
+        except _TransientError as passing:
+            self._mark_failed(server, began, None)
             return str(passing)
         if status in (401, 403):
             raise UserError(
@@ -205,33 +207,33 @@ class OpenAIEngine:
         if status in _NO_SUCH_ROUTE:
             return []
         if status != 200:
-            self._set_aside(server, began, None)
+            self._mark_failed(server, began, None)
             return f"{server.url}: status {status}: {_first_line(text)}"
         try:
             return [str(model["id"]) for model in json.loads(text)["data"]]
         except (ValueError, KeyError, TypeError):
-            return f"{server.url}: /models did not answer as an OpenAI-compatible server does"
+            return f"{server.url}: /models did not answer like an OpenAI-compatible server"
 
     async def _exchange(
         self, method: str, url: str, body: bytes | None, seconds: float | None = None
     ) -> tuple[int, str, float | None]:
-        """Status, text, and the pause that was asked for."""
-        assert self._session is not None, "the engine is used inside `async with`"
+        """(status, text, Retry-After in seconds or None)."""
+        assert self._session is not None, "start() comes first"
         timeout = aiohttp.ClientTimeout(total=seconds or self._config.seconds, sock_connect=_CONNECT_SECONDS)
         try:
             async with self._session.request(method, url, data=body, timeout=timeout) as response:
                 text = (await response.read()).decode("utf-8", "replace")
                 return response.status, text, _seconds(response.headers.get("Retry-After"))
         except aiohttp.ConnectionTimeoutError as error:
-            raise _Passing(f"{url}: no connection within {_CONNECT_SECONDS:g} s") from error
+            raise _TransientError(f"{url}: no connection within {_CONNECT_SECONDS:g} s") from error
         except TimeoutError as error:
-            raise _Passing(f"{url}: no answer within {timeout.total:g} s") from error
+            raise _TransientError(f"{url}: no answer within {timeout.total:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _Passing(f"{url}: {type(error).__name__}: {error}") from error
+            raise _TransientError(f"{url}: {type(error).__name__}: {error}") from error
 
 
 def endpoints(text: str) -> tuple[str, ...]:
-    """The addresses that a setting names.
+    """Parse server.endpoints.
 
     >>> endpoints("http://a:9000-9001/v1, http://b:8000")
     ('http://a:9000/v1', 'http://a:9001/v1', 'http://b:8000/v1')
@@ -247,10 +249,10 @@ def endpoints(text: str) -> tuple[str, ...]:
         path = (path or "").rstrip("/").removesuffix("/chat/completions") or "/v1"
         ports = range(int(first), int(last or first) + 1) if first else ()
         if first and (not ports or ports[-1] > 65535):
-            raise UserError(f"server.endpoints: {address!r}: there are no such ports")
+            raise UserError(f"server.endpoints: {address!r}: has no valid port range")
         found |= dict.fromkeys([f"{host}:{port}{path}" for port in ports] or [f"{host}{path}"])
     if not found:
-        raise UserError("server.endpoints: names no server: give one with --endpoint")
+        raise UserError("server.endpoints: is empty. Name a server with --endpoint")
     return tuple(found)
 
 
@@ -258,12 +260,12 @@ def _data_url(screenshot: Screenshot) -> str:
     return f"data:image/png;base64,{base64.b64encode(screenshot.png).decode()}"
 
 
-def _message(message: Message, pictures: Mapping[str, str]) -> dict[str, Any]:
+def _message(message: Message, images: Mapping[str, str]) -> dict[str, Any]:
     if message.screenshot is None:
         return {"role": message.role, "content": message.text}
-    picture = {"type": "image_url", "image_url": {"url": pictures[message.screenshot.sha256]}}
+    image = {"type": "image_url", "image_url": {"url": images[message.screenshot.sha256]}}
     words = [{"type": "text", "text": message.text}] if message.text else []
-    return {"role": message.role, "content": [*words, picture]}
+    return {"role": message.role, "content": [*words, image]}
 
 
 def _completion(url: str, text: str) -> Completion:
@@ -274,7 +276,7 @@ def _completion(url: str, text: str) -> Completion:
         if not isinstance(answer, str) or finish in ("abort", "error"):
             raise ValueError(f"finish_reason {finish!r}")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise _Passing(f"{url}: status 200, but no answer in it: {_first_line(text)}") from error
+        raise _TransientError(f"{url}: status 200, but without an answer: {_first_line(text)}") from error
     for mark in _END_MARKS:
         answer = answer.removesuffix(mark)
     return Completion(
@@ -287,7 +289,7 @@ def _completion(url: str, text: str) -> Completion:
 
 
 def _first_line(text: str) -> str:
-    """The first line of what a server says of a fault, in whichever form it says it."""
+    """The first line of a server's error message, as text or JSON."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -1,14 +1,14 @@
-"""Results in OSWorld's own layout, so that its tools read them:
+"""Results in OSWorld's own folder layout, readable by its tools:
 
     DIR/pyautogui/screenshot/MODEL/TRIAL/DOMAIN/TASK/
         result.txt         the score
-        traj.jsonl         one line for each answer
-        step_N_WHEN.png    the screen after it; step_0: at the start
+        traj.jsonl         one line per answer
+        step_N_TIME.png    the screenshot after step N; step_0 is the start
     DIR/pyautogui/screenshot/MODEL/TRIAL/args.json and failures.jsonl, MODEL/summary.json
 
-The trial stands where the published runner has it; a tool that knows no trials takes "MODEL/TRIAL" as the
-model. An episode is written to one side and renamed when it is whole. A failure is no result: it is noted,
-and played again. Results of other settings are never mixed in.
+The published runner has the trial at the same position. Give "MODEL/TRIAL" as the model to tools without
+trials. An episode is written to a temporary folder and renamed when complete. A failed episode has no result:
+it is logged and played again. Results of other settings are refused, never mixed in.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ RESULT, STEPS, ARGS, FAILURES, SUMMARY = (
     "result.txt", "traj.jsonl", "args.json", "failures.jsonl", "summary.json"
 )  # fmt: skip
 _PARTIAL = ".partial"
-CONTEXT = "context"  # why an episode ended before its last step: the conversation did not fit any more
+CONTEXT = "context"  # stop reason of an episode whose conversation exceeded the context
 
-Place = tuple[str, str]  # a task's domain and id
+TaskKey = tuple[str, str]  # (domain, task id)
 
 
-def place_of(task: Task) -> Place:
-    """Where a task's results lie; a list without domains is one domain."""
+def task_key(task: Task) -> TaskKey:
+    """The subfolders of a task's results. Tasks without a domain get the domain "tasks"."""
     return task.domain or "tasks", task.id
 
 
@@ -52,10 +52,10 @@ def model_folder(root: Path, model: str) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """One episode as it is written, with the times of its calls and the steps that it might have had."""
+    """One episode to write, with the times of its calls and the step limit."""
 
     trajectory: Trajectory
-    times: tuple[datetime, ...]  # of the start, of each step, of the verdict
+    times: tuple[datetime, ...]  # of start, of each step, of evaluate
     max_steps: int
 
     @property
@@ -67,7 +67,7 @@ class Played:
 
 
 class Trial:
-    """One trial's folder, held by this process alone: `with Trial(…) as trial`."""
+    """The folder of one trial, locked by this process: `with Trial(…) as trial`."""
 
     def __init__(self, root: Path, model: str, name: str) -> None:
         self.name = name
@@ -80,89 +80,89 @@ class Trial:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise UserError(f"{self.folder}: results cannot be written there: {error.strerror}") from error
+            raise UserError(f"{self.folder}: cannot write results there: {error.strerror}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._lock)
             raise UserError(
-                f"{self.folder}: another process plays this trial; choose another --trial-id"
+                f"{self.folder}: another process is playing this trial. Choose another --trial-id"
             ) from None
         shutil.rmtree(self._aside, ignore_errors=True)
         return self
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._aside, ignore_errors=True)
-        with suppress(OSError):  # others have something there
+        with suppress(OSError):  # not empty: another trial uses it
             os.removedirs(self._aside.parent)
         os.close(self._lock)
 
-    def begin(self, terms: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-        """Note what this trial is played with. Results that were played with something else are refused."""
-        known = read_terms(self.folder)
-        if scores(self.folder) and known != dict(terms):
+    def begin(self, settings: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+        """Write the settings of this trial. Raises UserError if its results have other settings."""
+        known = read_settings(self.folder)
+        if scores(self.folder) and known != dict(settings):
             changed = [
-                f"{name} {known.get(name)!r}, now {terms[name]!r}"
-                for name in terms
-                if known.get(name) != terms[name]
+                f"{name} {known.get(name)!r}, now {settings[name]!r}"
+                for name in settings
+                if known.get(name) != settings[name]
             ]
-            told = "; ".join(changed) if known else "arpo did not write them"
+            detail = "; ".join(changed) if known else "arpo did not write them"
             raise UserError(
-                f"{self.folder}: holds results of another evaluation ({told}): "
-                "choose another --trial-id or --result-dir"
+                f"{self.folder}: holds results of another evaluation ({detail}). "
+                "Choose another --trial-id or --result-dir"
             )
-        text = json.dumps({**arguments, "terms": dict(terms)}, indent=4, ensure_ascii=False)
+        text = json.dumps({**arguments, "terms": dict(settings)}, indent=4, ensure_ascii=False)
         write_atomically(self.folder / ARGS, f"{text}\n")
 
-    def add(self, place: Place, played: Played) -> None:
-        target = self.folder / _safe(place[0], "a task's domain") / _safe(place[1], "a task's id")
-        aside = self._aside / place[0] / place[1]
+    def add(self, key: TaskKey, played: Played) -> None:
+        target = self.folder / _safe(key[0], "task domain") / _safe(key[1], "task id")
+        aside = self._aside / key[0] / key[1]
         try:
             aside.mkdir(parents=True)
             for name, content in _files(played):
                 (aside / name).write_bytes(content)
             target.parent.mkdir(parents=True, exist_ok=True)
-            if target.exists():  # a runner that was stopped left it without a result
+            if target.exists():  # an interrupted runner left it without a result
                 shutil.rmtree(target)
             os.replace(aside, target)
         except OSError as error:
-            raise UserError(f"{target}: cannot be written: {error.strerror}") from error
+            raise UserError(f"{target}: cannot write: {error.strerror}") from error
 
-    def add_failure(self, place: Place, failure: Failure) -> None:
-        line = json.dumps({"domain": place[0], **asdict(failure)}, ensure_ascii=False)
+    def add_failure(self, key: TaskKey, failure: Failure) -> None:
+        line = json.dumps({"domain": key[0], **asdict(failure)}, ensure_ascii=False)
         with (self.folder / FAILURES).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
 
 def trials(folder: Path) -> list[str]:
-    """The trials of a model's folder that arpo wrote."""
+    """Names of the trials in a model's folder, without those that arpo did not write."""
     return sorted(path.parent.name for path in folder.glob(f"*/{ARGS}"))
 
 
-def read_terms(folder: Path) -> dict[str, Any]:
-    """What a trial was played with; empty where arpo did not write it."""
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The settings of a trial. Empty if arpo did not write it."""
     try:
         return dict(json.loads((folder / ARGS).read_text("utf-8"))["terms"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
-def scores(folder: Path) -> dict[Place, float]:
-    """The score of every task that a trial has a result of."""
+def scores(folder: Path) -> dict[TaskKey, float]:
+    """The scores of a trial, by (domain, task id)."""
     found = {}
     for path in sorted(folder.glob(f"*/*/{RESULT}")):
         try:
             found[path.parts[-3], path.parts[-2]] = float(path.read_text("utf-8"))
         except ValueError:
             raise UserError(
-                f"{path}: is not a score: remove its folder, and the task is played again"
+                f"{path}: is not a score. Remove its folder; then the task is played again"
             ) from None
     return found
 
 
-def failures(folder: Path) -> dict[Place, dict[str, Any]]:
-    """The last failure of every task that has no result; a line that was torn is left out."""
-    found: dict[Place, dict[str, Any]] = {}
+def failures(folder: Path) -> dict[TaskKey, dict[str, Any]]:
+    """The last failure of each task without a result. Ignores a torn line."""
+    found: dict[TaskKey, dict[str, Any]] = {}
     path = folder / FAILURES
     for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
         try:
@@ -171,11 +171,11 @@ def failures(folder: Path) -> dict[Place, dict[str, Any]]:
         except (ValueError, KeyError, TypeError):
             continue
     done = scores(folder)
-    return {place: record for place, record in found.items() if place not in done}
+    return {key: record for key, record in found.items() if key not in done}
 
 
-def stops(folder: Path) -> dict[Place, str]:
-    """Why the episodes of a trial ended, where that was noted."""
+def stops(folder: Path) -> dict[TaskKey, str]:
+    """The stop reason of each episode of a trial, if recorded."""
     found = {}
     for path in sorted(folder.glob(f"*/*/{STEPS}")):
         lines = path.read_text("utf-8").splitlines()
@@ -187,7 +187,7 @@ def stops(folder: Path) -> dict[Place, str]:
 
 
 def _files(played: Played) -> Iterator[tuple[str, bytes]]:
-    """Every file of an episode, the score last."""
+    """The files of an episode as (name, content). The score comes last."""
     trajectory = played.trajectory
     stamps = [when.strftime("%Y%m%d@%H%M%S%f") for when in played.times]
     names = [f"step_{number}_{stamp}.png" for number, stamp in enumerate(stamps)]
@@ -213,7 +213,7 @@ def _files(played: Played) -> Iterator[tuple[str, bytes]]:
 
 
 def action_text(actions: Sequence[Action]) -> str:
-    """One answer's actions as OSWorld takes them: a pyautogui program, or WAIT, DONE, FAIL."""
+    """The actions of one answer in OSWorld's form: a pyautogui program, or WAIT, DONE, FAIL."""
     if not actions:
         return ""
     acting = [action for action in actions if not isinstance(action, TERMINAL)]
@@ -225,8 +225,8 @@ def action_text(actions: Sequence[Action]) -> str:
     return "\n".join(words)
 
 
-def _safe(name: str, what: str) -> str:
-    """A name that stays a path within its folder and is not hidden there."""
+def _safe(name: str, kind: str) -> str:
+    """The name, if it is a relative path without ".." and hidden parts. Otherwise raises UserError."""
     if not name or escapes_folder(name) or any(part.startswith(".") for part in name.split("/")):
-        raise UserError(f"{what}: {name!r} cannot name a folder of results")
+        raise UserError(f"{kind}: {name!r} cannot be the name of a results folder")
     return name

@@ -1,7 +1,7 @@
-"""Where an evaluation stands: rates with intervals, the best of several trials, failures, what was skipped.
+"""The summary of an OSWorld evaluation: success rates with intervals, pass@k, failures, skipped tasks.
 
-Read from the folder of results, so that it is the same whoever played them and when. Failures and skipped
-tasks are counted beside the rates, never in them.
+It is computed from the results folder alone, so it covers episodes of earlier runs. Failures and skipped
+tasks are listed next to the success rates, never counted in them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 from arpo.config import Config
 from arpo.envs.osworld.needs import LOCAL
-from arpo.evaluation.osworld_results import CONTEXT, Place, failures, read_terms, scores, stops, trials
-from arpo.evaluation.statistics import pass_at, wilson
+from arpo.evaluation.osworld_results import CONTEXT, TaskKey, failures, read_settings, scores, stops, trials
+from arpo.evaluation.statistics import pass_at, wilson_interval
 from arpo.types import Task
 
 NOT_OSWORLD = (
-    "played on light local desktops, which look other than OSWorld's machines and have other versions: "
-    "these are not OSWorld scores"
+    "Played on light local desktops. They look different from OSWorld's machines and have other software "
+    "versions. These are not OSWorld scores."
 )
 T = TypeVar("T")
 _ONE_FILE = re.compile(r"^file \S+ \(.*\) is")
@@ -29,32 +29,32 @@ _ONE_FILE = re.compile(r"^file \S+ \(.*\) is")
 def summarise(
     folder: Path,
     config: Config,
-    terms: Mapping[str, Any],
+    settings: Mapping[str, Any],
     *,
     names: Sequence[str],
-    places: Collection[Place],
+    keys: Collection[TaskKey],
     skipped: Sequence[tuple[Task, str]],
 ) -> dict[str, Any]:
-    """What summary.json holds: of the trials `names` and the tasks at `places` in a model's folder."""
-    by_trial = {name: _only(scores(folder / name), places) for name in names}
-    domains = sorted({domain for domain, _ in places})
-    played = [(place, score) for results in by_trial.values() for place, score in results.items()]
+    """The content of summary.json, for the trials `names` and the tasks `keys` in a model's folder."""
+    by_trial = {name: _only(scores(folder / name), keys) for name in names}
+    domains = sorted({domain for domain, _ in keys})
+    played = [(key, score) for results in by_trial.values() for key, score in results.items()]
     failed = [
         {"trial": name, **record}
         for name in names
-        for record in _only(failures(folder / name), places).values()
+        for record in _only(failures(folder / name), keys).values()
     ]
-    ended = Counter(why for name in names for why in _only(stops(folder / name), places).values())
+    ended = Counter(why for name in names for why in _only(stops(folder / name), keys).values())
     local = config.env.name == "osworld" and config.osworld.provider == LOCAL
     return {
-        "terms": dict(terms),
+        "terms": dict(settings),
         "tasks": config.eval.tasks,
         "trials": list(names),
         "domains": {domain: _rate(score for (of, _), score in played if of == domain) for domain in domains},
         "total": _rate(score for _, score in played),
         "by_trial": {name: _rate(results.values()) for name, results in by_trial.items()},
-        "missing": len(names) * len(places) - len(played),
-        "best_of": _best_of(folder, terms, places),
+        "missing": len(names) * len(keys) - len(played),
+        "best_of": _best_of(folder, settings, keys),
         "ended": dict(ended.most_common()),
         "failures": failed,
         "skipped": _skipped(skipped),
@@ -63,7 +63,7 @@ def summarise(
 
 
 def table(summary: Mapping[str, Any]) -> list[str]:
-    """The summary as a person reads it."""
+    """The summary as lines of text."""
     rows = [*summary["domains"].items(), ("total", summary["total"])]
     width = max(len("domain"), *(len(name) for name, _ in rows))
     lines = [f"{'domain':{width}}  success  95% interval     episodes"]
@@ -77,9 +77,7 @@ def table(summary: Mapping[str, Any]) -> list[str]:
     if summary["ended"]:
         lines.append("ended: " + ", ".join(f"{why} {count}" for why, count in summary["ended"].items()))
     if cut := summary["ended"].get(CONTEXT):
-        lines.append(
-            f"{cut} episodes ended early because the conversation did not fit into the server's context"
-        )
+        lines.append(f"{cut} episodes ended early: the conversation did not fit into the server's context")
     return [*lines, *_not_played(summary), *([summary["remark"]] if summary["remark"] else [])]
 
 
@@ -88,29 +86,31 @@ def _not_played(summary: Mapping[str, Any]) -> list[str]:
     if failed := summary["failures"]:
         reasons = Counter(f"{record['where']}: {_first_line(record['message'])}" for record in failed)
         lines.append(
-            f"{len(failed)} episodes failed, and not by the model; the same command plays them again:"
+            f"{len(failed)} episodes failed, not because of the model. Run the same command to retry them:"
         )
         lines += [f"  {count} x {reason}" for reason, count in reasons.most_common()]
     if skipped := summary["skipped"]:
-        lines.append(f"{sum(map(len, skipped.values()))} tasks were skipped, and are in no rate:")
+        lines.append(
+            f"{sum(map(len, skipped.values()))} tasks were skipped. They are not in the success rates:"
+        )
         lines += [f"  {len(ids)} x {reason}" for reason, ids in skipped.items()]
     return lines
 
 
 def _rate(values: Iterable[float]) -> dict[str, Any]:
     found = list(values)
-    low, high = wilson(sum(found), len(found))
+    low, high = wilson_interval(sum(found), len(found))
     success = sum(found) / len(found) if found else None
     return {"success": success, "interval": [low, high], "score": sum(found), "episodes": len(found)}
 
 
-def _best_of(folder: Path, terms: Mapping[str, Any], places: Collection[Place]) -> dict[str, Any]:
-    """Over every trial in the folder that was played on the same terms, also by other calls."""
-    alike = [name for name in trials(folder) if read_terms(folder / name) == dict(terms)]
-    of_task: dict[Place, list[float]] = {}
+def _best_of(folder: Path, settings: Mapping[str, Any], keys: Collection[TaskKey]) -> dict[str, Any]:
+    """pass@k over all trials in the folder with the same settings, also those of earlier runs."""
+    alike = [name for name in trials(folder) if read_settings(folder / name) == dict(settings)]
+    of_task: dict[TaskKey, list[float]] = {}
     for name in alike:
-        for place, score in _only(scores(folder / name), places).items():
-            of_task.setdefault(place, []).append(score)
+        for key, score in _only(scores(folder / name), keys).items():
+            of_task.setdefault(key, []).append(score)
     most = max(map(len, of_task.values()), default=0)
     rates: dict[str, Any] = {}
     for k in _ks(most) if most > 1 else ():
@@ -125,15 +125,15 @@ def _ks(most: int) -> list[int]:
 
 
 def _skipped(skipped: Sequence[tuple[Task, str]]) -> dict[str, list[str]]:
-    """The ids by reason; a missing file is one reason, whichever file it is."""
+    """Task ids by reason. All missing files count as one reason."""
     found: dict[str, list[str]] = {}
     for task, reason in skipped:
         found.setdefault(_ONE_FILE.sub("a file is", reason), []).append(task.id)
     return found
 
 
-def _only(found: Mapping[Place, T], places: Collection[Place]) -> dict[Place, T]:
-    return {place: value for place, value in found.items() if place in places}
+def _only(found: Mapping[TaskKey, T], keys: Collection[TaskKey]) -> dict[TaskKey, T]:
+    return {key: value for key, value in found.items() if key in keys}
 
 
 def _cells(rate: Mapping[str, Any]) -> str:

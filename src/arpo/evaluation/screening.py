@@ -1,8 +1,8 @@
-"""The task filter: rollouts of each task with one model, and a task file of those that it sometimes solves.
+"""The task filter (`arpo screen`): plays each task several times and keeps the sometimes-solved ones.
 
-Beside the task file, OUT.report.json says what became of every task and why. What is counted is written down
-task by task, so a screening that was stopped, however, goes on. A task that could not be played is never one
-that the model cannot solve.
+The task file OUT lists the kept tasks with their counts. OUT.report.json has the result of every task.
+OUT.progress.jsonl gets one line per finished task, so an interrupted screening resumes. A task whose episodes
+all failed counts as failed, not as unsolved.
 """
 
 from __future__ import annotations
@@ -18,31 +18,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arpo.algorithms.curriculum import Count, keep
+from arpo.algorithms.curriculum import Count, learnable
 from arpo.config import Config
+from arpo.engines.factory import model_id
 from arpo.envs.task_files import format_selection, is_shipped, load_tasks, select_tasks
 from arpo.errors import UserError
-from arpo.evaluation.evaluate import SKIPPED, evaluate, make_room, playable, write_skipped
+from arpo.evaluation.evaluate import evaluate, require_writable
+from arpo.evaluation.task_sets import SKIPPED, playable, write_skipped
 from arpo.reporting.display import Display, open_display
-from arpo.rollout.scheduler import Outcome, reason
+from arpo.rollout.player import open_player
+from arpo.rollout.scheduler import Outcome, describe_failure
 from arpo.storage.run_folder import write_atomically
-from arpo.training.build import assemble
 from arpo.types import Failure, Task, Trajectory
 
-BAR = 40  # of the histogram's longest line
+BAR = 40  # characters of the histogram's longest bar
 NEVER, ALWAYS, FAILED, CANNOT = "never solved", "always solved", "failed", "cannot run here"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screening:
-    """What was found about the tasks: counts, or why there are none.
+    """The result of a screening.
 
-    `failed`: tasks none of whose episodes could be carried out, with the first failure's words; `skipped`:
-    tasks that cannot run here.
+    `counts` has the successes of each played task. `failed` has the first failure of each task without a
+    played episode. `skipped` has the reason of each task that cannot run here.
     """
 
     tasks: Sequence[str]
-    terms: Mapping[str, Any]
+    settings: Mapping[str, Any]
     counts: Mapping[str, Count]
     failed: Mapping[str, str]
     skipped: Mapping[str, str]
@@ -51,16 +53,16 @@ class Screening:
     @property
     def kept(self) -> dict[str, Count]:
         in_order = {task: self.counts[task] for task in self.tasks if task in self.counts}
-        return keep(in_order, drop_always=self.drop_always)
+        return learnable(in_order, drop_always=self.drop_always)
 
     @property
     def histogram(self) -> list[int]:
-        """How many tasks had 0, 1, … successes."""
+        """Number of tasks with 0, 1, … successes."""
         tasks = Counter(count.successes for count in self.counts.values())
-        return [tasks[successes] for successes in range(self.terms["of"] + 1)]
+        return [tasks[successes] for successes in range(self.settings["of"] + 1)]
 
     def dropped(self, task: str) -> tuple[str, str]:
-        """Why a task is not kept: in two words, and what there is to say besides."""
+        """Why a task is not kept: a category and a detail, for example ("failed", "step: timeout")."""
         if task in self.skipped:
             return CANNOT, self.skipped[task]
         if task in self.failed:
@@ -73,24 +75,24 @@ class Screening:
         return {
             "tasks": len(self.tasks),
             "kept": len(kept),
-            "dropped": {why: reasons[why] for why in (NEVER, ALWAYS, FAILED, CANNOT)},
+            "dropped": {category: reasons[category] for category in (NEVER, ALWAYS, FAILED, CANNOT)},
             "rollouts": sum(count.rollouts for count in self.counts.values()),
             "solved": _rate(self.counts),
             "solved_of_kept": _rate(kept),
         }
 
     def report(self) -> dict[str, Any]:
-        """What OUT.report.json says."""
+        """The content of OUT.report.json."""
         kept = self.kept
         rows: dict[str, dict[str, Any]] = {}
         for task in self.tasks:
             count = self.counts.get(task, Count(successes=0, rollouts=0))
             rows[task] = {"successes": count.successes, "rollouts": count.rollouts, "kept": task in kept}
             if task not in kept:
-                why, words = self.dropped(task)
-                rows[task]["reason"] = f"{why}: {words}" if words else why
+                category, detail = self.dropped(task)
+                rows[task]["reason"] = f"{category}: {detail}" if detail else category
         return {
-            "terms": dict(self.terms),
+            "terms": dict(self.settings),
             "totals": self.totals(),
             "histogram": self.histogram,
             "tasks": rows,
@@ -98,23 +100,23 @@ class Screening:
 
 
 def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_always: bool) -> int:
-    """`arpo screen`: count successes of every task, then write those worth training on, and the report."""
+    """`arpo screen`: count the successes of every task, and write the kept tasks and the report."""
     examples = config.tasks.examples
     pool = {task.id: task for task in select_tasks(load_tasks(tasks, examples), config.tasks)}
     _, skipped = playable(config, {"named": tuple(pool.values())})
-    make_room(out)
+    require_writable(out)
     progress, report = (out.with_name(f"{out.name}.{end}") for end in ("progress.jsonl", "report.json"))
-    counts = _read_progress(progress, terms(config, rollouts), pool)
+    counts = _read_progress(progress, screening_settings(config, rollouts), pool)
     failed: dict[str, str] = {}
     display = open_display(sys.stdout)
     try:
         write_skipped(out.with_name(f"{out.name}.{SKIPPED}"), skipped, display)
         done = counts.keys() | skipped.keys()
-        if left := {place: task for place, task in enumerate(pool.values()) if task.id not in done}:
+        if left := {index: task for index, task in enumerate(pool.values()) if task.id not in done}:
             failed = asyncio.run(_screen(config, left, rollouts, progress, counts, display))
         screening = Screening(
             tasks=list(pool),
-            terms={"source": tasks} | terms(config, rollouts),
+            settings={"source": tasks} | screening_settings(config, rollouts),
             counts=counts,
             failed=failed,
             skipped=skipped,
@@ -123,7 +125,7 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
         write_atomically(report, json.dumps(screening.report(), indent=1, ensure_ascii=False) + "\n")
         for line in _describe(screening):
             display.note(line)
-        display.note(f"what became of each task: {report}")
+        display.note(f"result of each task: {report}")
     finally:
         display.close()
     _refuse_nothing(screening, tasks, config.env.name)
@@ -139,12 +141,12 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
 
 def _refuse_nothing(screening: Screening, tasks: str, env: str) -> None:
     if not screening.counts:
-        raise UserError(f"{tasks}: no task could be run in {env}: try `arpo check-env`")
+        raise UserError(f"{tasks}: no task could be run in {env}. Try `arpo check-env`")
     if not any(count.successes for count in screening.counts.values()):
-        rollouts = screening.terms["of"]
-        raise UserError(f"{tasks}: no task was solved in {rollouts} rollouts: screen a better model")
+        rollouts = screening.settings["of"]
+        raise UserError(f"{tasks}: no task was solved in {rollouts} rollouts. Screen with a better model")
     if not screening.kept:
-        raise UserError(f"{tasks}: each task was solved always or never: screen without drop_always")
+        raise UserError(f"{tasks}: each task was solved always or never. Set screen.drop_always = false")
 
 
 async def _screen(
@@ -155,23 +157,23 @@ async def _screen(
     counts: dict[str, Count],
     display: Display,
 ) -> dict[str, str]:
-    """Tasks, by their place in the list, are counted and written down as they complete.
+    """Play the tasks, given by index. Adds each finished task to `counts` and to the progress file.
 
-    Failed episodes are not among the rollouts; why a task failed that had no others is returned.
+    Failed episodes do not count as rollouts. Returns the first failure of each task without a played episode.
     """
-    scheduler = assemble(config).scheduler
     outcomes: dict[int, list[Outcome]] = {}
     failed: dict[str, str] = {}
-    told: list[int] = []  # the first place only: one reason is told
+    reported = False  # one failure is shown, not all of them
     display.begin("screening", len(tasks) * rollouts)
     with progress.open("a", encoding="utf-8") as file:
-        print(file=file, flush=True)  # ends a line that was torn
+        print(file=file, flush=True)  # completes a torn last line
 
         def on_episode(index: int, outcome: Outcome) -> None:
+            nonlocal reported
             display.episode_done()
-            if isinstance(outcome, Failure) and not told:
-                told.append(index)
-                display.note(f"an episode failed: {reason(outcome)}")
+            if isinstance(outcome, Failure) and not reported:
+                reported = True
+                display.note(f"an episode failed: {describe_failure(outcome)}")
             outcomes.setdefault(index, []).append(outcome)
             if len(outcomes[index]) < rollouts:
                 return
@@ -180,26 +182,27 @@ async def _screen(
             if count.rollouts:
                 counts[name] = count
                 line = {"id": name, "successes": count.successes, "rollouts": count.rollouts}
-                print(json.dumps(line | terms(config, rollouts)), file=file, flush=True)
+                print(json.dumps(line | screening_settings(config, rollouts)), file=file, flush=True)
             else:
-                failed[name] = next(reason(one) for one in played if isinstance(one, Failure))
+                failed[name] = next(describe_failure(one) for one in played if isinstance(one, Failure))
 
-        await evaluate(
-            scheduler,
-            list(tasks.items()),
-            name="screen",
-            rollouts=rollouts,
-            temperature=config.rollout.temperature,
-            on_episode=on_episode,
-        )
+        async with open_player(config).started(display) as scheduler:
+            await evaluate(
+                scheduler,
+                list(tasks.items()),
+                name="screen",
+                rollouts=rollouts,
+                temperature=config.rollout.temperature,
+                on_episode=on_episode,
+            )
     return failed
 
 
-def terms(config: Config, rollouts: int) -> dict[str, str | int | float]:
-    """What two countings must share to be one screening."""
+def screening_settings(config: Config, rollouts: int) -> dict[str, str | int | float]:
+    """The settings that two runs must share to continue one screening."""
     return {
         "of": rollouts,
-        "model": config.model.path,
+        "model": model_id(config),
         "temperature": config.rollout.temperature,
         "max_steps": config.rollout.max_steps,
         "max_images": config.rollout.max_images,
@@ -218,8 +221,8 @@ def _count(outcomes: list[Outcome], threshold: float) -> Count:
     return Count(successes=sum(t.score >= threshold for t in played), rollouts=len(played))
 
 
-def _read_progress(path: Path, terms: Mapping[str, object], pool: Mapping[str, Task]) -> dict[str, Count]:
-    """What an earlier call counted, if it was a screening like this one; a torn last line is left out."""
+def _read_progress(path: Path, settings: Mapping[str, object], pool: Mapping[str, Task]) -> dict[str, Count]:
+    """The counts of an interrupted screening with the same settings. Ignores a torn last line."""
     if not path.is_file():
         return {}
     counts = {}
@@ -227,11 +230,13 @@ def _read_progress(path: Path, terms: Mapping[str, object], pool: Mapping[str, T
         try:
             row = json.loads(line)
             name, count = row["id"], Count(successes=row["successes"], rollouts=row["rollouts"])
-            alike = all(row.get(key) == value for key, value in terms.items()) and name in pool
+            alike = all(row.get(key) == value for key, value in settings.items()) and name in pool
         except (ValueError, KeyError, TypeError):
             continue
         if not alike:
-            raise UserError(f"{path}: is of another screening: remove it, or choose another --out")
+            raise UserError(
+                f"{path}: belongs to a screening with other settings. Remove it, or choose another --out"
+            )
         counts[name] = count
     return counts
 

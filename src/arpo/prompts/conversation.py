@@ -1,6 +1,6 @@
-"""An episode as the model sees it: the instruction, then looks and answers, in a window of screenshots.
+"""The conversation of an episode: the instruction, then screenshots and answers in turn.
 
-The window is policy and lives here; what the messages look like as tokens does not.
+This module decides which screenshots are shown (a sliding window). `rendering` turns messages into tokens.
 """
 
 from __future__ import annotations
@@ -18,29 +18,32 @@ from arpo.types import Completion, Message, Screenshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTemplate:
-    """The words around a task: a system text, and a user text that holds {instruction}."""
+    """A system text, and a user text with the placeholder {instruction}.
+
+    PromptTemplate(system="You use a computer.", user="Task: {instruction}")
+    """
 
     system: str
     user: str
 
 
 DESK = PromptTemplate(system="You use a computer.", user="{instruction}")
-# What Qwen models are given where a template names no system text of its own.
+# The default system text of Qwen models, for templates without one.
 QWEN_SYSTEM = "You are a helpful assistant."
 
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
 def load_template(spec: str) -> PromptTemplate:
-    """The template that a recipe names: "desk", a text file, or an attribute of an installed package.
+    """The template of model.prompt: "desk", a text file, or an attribute of an installed package.
 
-    A package's template may have more places than {instruction}; they are filled after it, by another
-    attribute of the same module or by the words themselves:
+    A package's template may have more placeholders than {instruction}. Give their values after it: text, or
+    the name of another attribute of the same module:
 
         ui_tars.prompt:COMPUTER_USE_DOUBAO,language=English
 
-    A package that another interpreter has is named by its file, which is read and not run; * in the path
-    stands for what is not known of it:
+    For a package of another interpreter, give the path of the Python file. The file is parsed, not run. The
+    path may contain * as a wildcard:
 
         .venv-osworld/lib/python3.*/site-packages/mm_agents/prompts.py:UITARS_USR_PROMPT_THOUGHT,language=English
     """
@@ -50,18 +53,18 @@ def load_template(spec: str) -> PromptTemplate:
         try:
             user = Path(spec).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"prompt {spec!r}: cannot be read as UTF-8 text: {error}") from error
+            raise UserError(f"prompt {spec!r}: cannot read it as UTF-8 text: {error}") from error
     elif named := re.fullmatch(r"(.+\.py|[\w.]+):(\w+)((?:,\w+=[^,]*)*)", spec):
         source, attribute, fills = named.groups()
         texts = _texts_of_file(source, spec) if source.endswith(".py") else _texts_of_module(source, spec)
-        user = _filled(texts, attribute, fills, spec)
+        user = _fill(texts, attribute, fills, spec)
     else:
-        raise UserError(f"prompt {spec!r}: neither 'desk', nor a file, nor package.module:ATTRIBUTE")
-    places = set(PLACEHOLDER.findall(user))
-    if "instruction" not in places:
-        raise UserError(f"prompt {spec!r}: no {{instruction}} in it, so the model would not learn its task")
-    if unfilled := sorted(places - {"instruction"}):
-        raise UserError(f"prompt {spec!r}: fill {unfilled}, as in {spec},{unfilled[0]}=…")
+        raise UserError(f"prompt {spec!r}: is not 'desk', a file, or package.module:ATTRIBUTE")
+    placeholders = set(PLACEHOLDER.findall(user))
+    if "instruction" not in placeholders:
+        raise UserError(f"prompt {spec!r}: has no {{instruction}}. Add it where the task belongs")
+    if missing := sorted(placeholders - {"instruction"}):
+        raise UserError(f"prompt {spec!r}: give values for {missing}, for example {spec},{missing[0]}=…")
     return PromptTemplate(system=QWEN_SYSTEM, user=user)
 
 
@@ -70,21 +73,21 @@ def _texts_of_module(name: str, spec: str) -> dict[str, str]:
         module = importlib.import_module(name)
     except Exception as error:  # importing runs the module, which may raise anything
         raise UserError(
-            f"prompt {spec!r}: {name} cannot be imported ({error}); is its package installed?"
+            f"prompt {spec!r}: cannot import {name} ({error}). Is its package installed?"
         ) from error
     return {attribute: text for attribute, text in vars(module).items() if isinstance(text, str)}
 
 
 def _texts_of_file(pattern: str, spec: str) -> dict[str, str]:
-    """The texts that a Python file's own lines give names to: NAME = "…"."""
+    """The string constants at the top level of a Python file: NAME = "…"."""
     root = Path(pattern).anchor
     found = sorted(Path(root or ".").glob(pattern.removeprefix(root)))
     if not found:
-        raise UserError(f"prompt {spec!r}: there is no file {pattern}; is its package installed there?")
+        raise UserError(f"prompt {spec!r}: found no file {pattern}. Is its package installed there?")
     try:
         module = ast.parse(found[0].read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError) as error:
-        raise UserError(f"prompt {spec!r}: {found[0]} cannot be read as Python: {error}") from error
+        raise UserError(f"prompt {spec!r}: cannot parse {found[0]} as Python: {error}") from error
     return {
         target.id: line.value.value
         for line in module.body
@@ -94,22 +97,22 @@ def _texts_of_file(pattern: str, spec: str) -> dict[str, str]:
     }
 
 
-def _filled(texts: Mapping[str, str], attribute: str, fills: str, spec: str) -> str:
+def _fill(texts: Mapping[str, str], attribute: str, fills: str, spec: str) -> str:
     if attribute not in texts:
-        raise UserError(f"prompt {spec!r}: {spec.partition(':')[0]} has no text {attribute}")
+        raise UserError(f"prompt {spec!r}: {spec.partition(':')[0]} has no string {attribute}")
     text = texts[attribute]
     for fill in fills.split(",")[1:]:
-        place, _, value = fill.partition("=")
-        text = text.replace("{" + place + "}", texts.get(value, value))
+        placeholder, _, value = fill.partition("=")
+        text = text.replace("{" + placeholder + "}", texts.get(value, value))
     return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """One episode's messages so far. Each step gives a new conversation; the old one stays as it was.
+    """The messages of one episode so far. Immutable: each step returns a new conversation.
 
-    At most `max_images` screenshots are shown. When a look pushes the oldest out, the answer to it stays, and
-    `slid` says that the messages are no longer a continuation of the ones before.
+    It shows at most `max_images` screenshots. When a new screenshot pushes the oldest one out, the answer to
+    the oldest stays. Then `slid` is true: the messages do not continue the previous ones.
     """
 
     max_images: int
@@ -119,7 +122,7 @@ class Conversation:
     @classmethod
     def begin(cls, template: PromptTemplate, instruction: str, max_images: int) -> Conversation:
         if max_images < 1:
-            raise ValueError(f"a conversation needs at least one screenshot, not max_images = {max_images}")
+            raise ValueError(f"max_images = {max_images}: a conversation needs at least one screenshot")
         opening = (
             Message(role="system", text=template.system),
             Message(role="user", text=template.user.replace("{instruction}", instruction)),
@@ -135,7 +138,7 @@ class Conversation:
         return replace(self, history=history, slid=slid)
 
     def answer(self, completion: Completion) -> Conversation:
-        """The completion as it was sampled; one without tokens, from a text server, as its text."""
+        """Append the sampled tokens, or the text if a chat server returned no tokens."""
         message = Message(role="assistant", text=completion.text, token_ids=completion.token_ids or None)
         return replace(self, history=(*self.history, message))
 

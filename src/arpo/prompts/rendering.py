@@ -1,9 +1,9 @@
-"""Messages to token ids and image slots: the only file that knows a chat template (Qwen's ChatML).
+"""Renders messages as token ids and image slots. The only module with a chat template (Qwen's ChatML):
 
     <|im_start|>role\\n text <|vision_start|><|image_pad|>…<|vision_end|><|im_end|>\\n
 
-A sampled answer goes back in as the very tokens that were sampled. Text can never become structure: whatever
-a task says, `<|im_end|>` in it is ten characters of text, not the end of a turn.
+A sampled answer is rendered with its own sampled tokens. Text can never become structure: `<|im_end|>` in a
+task is ten characters of text, not the end of a turn.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ from arpo.types import Message, Screenshot
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 VISION_START, VISION_END, IMAGE = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"
 STRUCTURE = (START, END, PAD, VISION_START, VISION_END, IMAGE)
-# Marks within text that prompts of grounding models are written with; they structure nothing.
+# Special tokens that prompts of grounding models use inside text. They are not structure.
 MARKS = re.compile(r"(<\|(?:object_ref|box|quad)_(?:start|end)\|>)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
+    """A rendered prompt, or the part of a prompt that follows an answer."""
+
     token_ids: tuple[int, ...]
     images: tuple[Screenshot, ...]  # one for each image slot, in order
 
 
 class PromptRenderer(Protocol):
-    """What an episode needs to know of a model: how it is shown things, and in how many pixels."""
+    """Renders the prompts of an episode, and tells the image size that the model sees."""
 
     def render(self, messages: Sequence[Message]) -> Rendered: ...
 
@@ -49,14 +51,16 @@ class PromptRenderer(Protocol):
 
 
 class Renderer:
-    """A model's tokenizer, template and image settings, read once from its folder."""
+    """The tokenizer, chat template and image settings of a model."""
 
     def __init__(self, tokenizer: Tokenizer, settings: ImageSettings) -> None:
         vocabulary = tokenizer.get_vocab()
         if missing := [token for token in STRUCTURE if token not in vocabulary]:
-            raise UserError(f"the tokenizer has no {', '.join(missing)}: a Qwen-VL tokenizer is needed")
+            raise UserError(
+                f"the tokenizer has no {', '.join(missing)}. Use the tokenizer of a Qwen-VL model"
+            )
         self._ids = {token: vocabulary[token] for token in STRUCTURE}
-        # The library's name for the opposite of what it seems to say: special tokens in text are plain text.
+        # Despite its name, this option makes the tokenizer treat special tokens in text as plain text.
         tokenizer.encode_special_tokens = True
         self._tokenizer = tokenizer
         if leaks := [token for token in STRUCTURE if self._ids[token] in self.encode(token)]:
@@ -74,11 +78,11 @@ class Renderer:
     ) -> Renderer:
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
-            raise UserError(f"{path}: not found; a model folder needs its tokenizer")
+            raise UserError(f"{path}: not found. A model folder needs its tokenizer")
         try:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
-            raise UserError(f"{path}: not a tokenizer: {error}") from error
+            raise UserError(f"{path}: is not a tokenizer: {error}") from error
         return cls(tokenizer, ImageSettings.from_folder(folder, min_pixels, max_pixels))
 
     @property
@@ -86,7 +90,7 @@ class Renderer:
         return self._tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Tokens of plain text; marks such as <|box_start|> are themselves, structure is spelled out."""
+        """Tokens of plain text. <|box_start|> and the like stay special tokens, structure becomes text."""
         pieces = MARKS.split(text)
         ids: list[int] = []
         for index, piece in enumerate(pieces):
@@ -95,19 +99,19 @@ class Renderer:
         return tuple(ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer without its end of turn. Special tokens stay visible to the parser."""
+        """The text of an answer, without the end-of-turn token, with other special tokens."""
         ids = list(token_ids)
         if ids and ids[-1] == self.end_of_turn_id:
             ids.pop()
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def render(self, messages: Sequence[Message]) -> Rendered:
-        """The whole prompt, up to where the next answer begins."""
+        """The whole prompt, up to the start of the next answer."""
         parts = [token for message in messages for token in (*self._message(message), *self._newline)]
         return _rendered((*parts, *self._answer_header), messages)
 
     def continuation(self, message: Message) -> Rendered:
-        """What follows a completed answer: the next message, up to where the next answer begins."""
+        """The part after a completed answer: the next message, up to the start of the next answer."""
         parts = (*self._newline, *self._message(message), *self._newline, *self._answer_header)
         return _rendered(parts, [message])
 
@@ -116,37 +120,37 @@ class Renderer:
         if message.token_ids is not None:
             end = () if message.token_ids[-1:] == (self.end_of_turn_id,) else (self.end_of_turn_id,)
             return (ids[START], *self.encode(f"{message.role}\n"), *message.token_ids, *end)
-        picture: tuple[int, ...] = ()
+        image: tuple[int, ...] = ()
         if message.screenshot is not None:
             count = vision.image_tokens(self.grid(message.screenshot), self.settings)
-            picture = (ids[VISION_START], *[self.image_token_id] * count, ids[VISION_END])
-        return (ids[START], *self.encode(f"{message.role}\n{message.text}"), *picture, ids[END])
+            image = (ids[VISION_START], *[self.image_token_id] * count, ids[VISION_END])
+        return (ids[START], *self.encode(f"{message.role}\n{message.text}"), *image, ids[END])
 
     def model_size(self, screenshot: Screenshot) -> tuple[int, int]:
-        """(width, height) of the screenshot as the model sees it."""
+        """(width, height) of the screenshot after resizing for the model."""
         return vision.target_size(*screenshot.size, self.settings)
 
     def grid(self, screenshot: Screenshot) -> Grid:
         return vision.grid(*screenshot.size, self.settings)
 
     def image_slots(self, token_ids: Sequence[int], grids: Sequence[Grid]) -> NDArray[np.bool_]:
-        """True where an image of `grids` lies. A sampled placeholder comes after them all: it is text."""
+        """True at the image tokens of `grids`. Image tokens after them were sampled: they are text."""
         slots = np.asarray(token_ids) == self.image_token_id
         count = sum(vision.image_tokens(grid, self.settings) for grid in grids)
-        places = np.flatnonzero(slots)
-        assert len(places) >= count, f"{len(places)} image tokens for {count} image features"
-        slots[places[count:]] = False
+        indices = np.flatnonzero(slots)
+        assert len(indices) >= count, f"{len(indices)} image tokens for {count} image features"
+        slots[indices[count:]] = False
         return slots
 
     def positions(self, token_ids: Sequence[int], grids: Sequence[Grid], start: int = 0) -> NDArray[np.int64]:
-        """Rotary positions (time, height, width), [3, T], of tokens whose first is at position `start`.
+        """Rotary positions (time, height, width), [3, T]. The first token is at position `start`.
 
-        Text counts on; an image stands at one time, spreads its rows and columns from there, and the text
-        after it goes on beyond its longer side.
+        Each text token advances all three by one. An image has one time position; its rows and columns count
+        up from there. The text after it continues after the longer side of the image.
         """
         counts = [vision.image_tokens(grid, self.settings) for grid in grids]
-        places = np.flatnonzero(self.image_slots(token_ids, grids))
-        firsts = places[np.cumsum([0, *counts[:-1]])] if counts else places
+        indices = np.flatnonzero(self.image_slots(token_ids, grids))
+        firsts = indices[np.cumsum([0, *counts[:-1]])] if counts else indices
         steps = np.ones(len(token_ids) + 1, dtype=np.int64)
         steps[0] = start
         for grid, first, count in zip(grids, firsts, counts, strict=True):
@@ -159,10 +163,10 @@ class Renderer:
 
 
 class ChatRenderer:
-    """For a model behind a server that takes messages and makes its own tokens: pictures, and no tokens."""
+    """For chat servers, which take messages and tokenise them: images without tokens."""
 
     def __init__(self, min_pixels: int, max_pixels: int) -> None:
-        self._settings = ImageSettings(  # Qwen2.5-VL's, of which only those for the size are read
+        self._settings = ImageSettings(  # of Qwen2.5-VL; only the size limits are used
             patch_size=14,
             merge_size=2,
             temporal_patch_size=2,
@@ -189,6 +193,6 @@ def _rendered(token_ids: tuple[int, ...], messages: Sequence[Message]) -> Render
 
 @lru_cache(maxsize=64)
 def _spread(grid: Grid, merge_size: int) -> NDArray[np.int64]:
-    """Positions within one image, [3, tokens], from its own origin."""
+    """Positions within one image, relative to its first token: [3, tokens]."""
     time, rows, columns = grid[0], grid[1] // merge_size, grid[2] // merge_size
     return np.indices((time, rows, columns), dtype=np.int64).reshape(3, math.prod((time, rows, columns)))

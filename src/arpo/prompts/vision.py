@@ -1,7 +1,7 @@
-"""Screenshots to patches: the size a model sees, its grid of patches, and the patches themselves.
+"""Image preprocessing: resizes screenshots to the model's size and cuts them into patches.
 
-Numbers and order are those of the Qwen-VL image processor (a test holds them equal), for single images only.
-No torchvision, no video, and no cache: the patches of one 1920x1080 screenshot are 51 MB.
+Values and order equal those of the Qwen-VL image processor (a test compares them). It handles single images
+without torchvision. Nothing is cached: the patches of one 1920x1080 screenshot take 51 MB.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ CONFIG_NAME = "preprocessor_config.json"
 NEWER_NAME, NEWER_KEY = (
     "processor_config.json",
     "image_processor",
-)  # as transformers 5 saves a whole processor
+)  # transformers 5 saves the whole processor in one file
 MAX_ASPECT_RATIO = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSettings:
-    """How a model wants its images: a fact about the model, except for the limits on their size."""
+    """The image settings of a model. Only the pixel limits may be changed by a recipe."""
 
     patch_size: int
     merge_size: int
@@ -47,14 +47,14 @@ class ImageSettings:
     def from_folder(
         cls, folder: Path | str, min_pixels: int | None = None, max_pixels: int | None = None
     ) -> ImageSettings:
-        """Read a model folder; `min_pixels` and `max_pixels` replace its own limits."""
+        """Read them from a model folder. `min_pixels` and `max_pixels` override its limits."""
         path = Path(folder) / CONFIG_NAME
         if not path.is_file() and (newer := Path(folder) / NEWER_NAME).is_file():
             path = newer
         try:
             read = json.loads(path.read_text(encoding="utf-8"))
             found: dict[str, Any] = read[NEWER_KEY] if path.name == NEWER_NAME else read
-            limits = (found.get("size") or {}) | found  # their place and their names have changed over time
+            limits = (found.get("size") or {}) | found  # the keys differ between transformers versions
             return cls(
                 patch_size=found["patch_size"],
                 merge_size=found["merge_size"],
@@ -65,18 +65,18 @@ class ImageSettings:
                 std=tuple(found["image_std"]),
             )
         except FileNotFoundError:
-            raise UserError(f"{path}: not found; a model folder needs its image settings") from None
+            raise UserError(f"{path}: not found. A model folder needs its image settings") from None
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise UserError(f"{path}: not the image settings of a Qwen-VL model ({error!r})") from error
 
     @property
     def side(self) -> int:
-        """Pixels along one side of the square that becomes one image token."""
+        """Side length (pixels) of the square that becomes one image token."""
         return self.patch_size * self.merge_size
 
 
 def target_size(width: int, height: int, settings: ImageSettings) -> tuple[int, int]:
-    """The (width, height) the model sees: whole image tokens within the pixel limits, the shape nearly kept.
+    """(width, height) for the model: multiples of `side` within the pixel limits, at nearly the same ratio.
 
     >>> target_size(1920, 1080, settings)
     (1932, 1092)
@@ -102,23 +102,23 @@ def grid(width: int, height: int, settings: ImageSettings) -> Grid:
 
 
 def image_tokens(grid: Grid, settings: ImageSettings) -> int:
-    """How many tokens of the sequence an image of this grid takes."""
+    """Number of image tokens of a grid."""
     return math.prod(grid) // settings.merge_size**2
 
 
 def patchify(screenshot: Screenshot, settings: ImageSettings) -> NDArray[np.float32]:
-    """The patches of one screenshot, [rows * columns, channels * temporal * patch * patch]."""
+    """Patches of one screenshot: [rows * columns, channels * temporal * patch * patch]."""
     return patchify_pixels(pixels(screenshot, settings)[None], settings)[0]
 
 
 def pixels(screenshot: Screenshot, settings: ImageSettings) -> NDArray[np.uint8]:
-    """One screenshot at the size that the model sees: [height, width, 3]."""
+    """The screenshot, resized for the model: [height, width, 3]."""
     with Image.open(io.BytesIO(screenshot.png)) as image:
-        picture = image.convert("RGB")
-    size = target_size(*picture.size, settings)
-    if picture.size != size:
-        picture = picture.resize(size, Image.Resampling.BICUBIC)
-    return np.array(picture)
+        resized = image.convert("RGB")
+    size = target_size(*resized.size, settings)
+    if resized.size != size:
+        resized = resized.resize(size, Image.Resampling.BICUBIC)
+    return np.array(resized)
 
 
 @overload
@@ -132,17 +132,17 @@ def patchify_pixels(pixels: torch.Tensor, settings: ImageSettings) -> torch.Tens
 def patchify_pixels(
     pixels: NDArray[np.uint8] | torch.Tensor, settings: ImageSettings
 ) -> NDArray[np.float32] | torch.Tensor:
-    """Patches of images already at their target size: uint8 [N, H, W, 3] → float32 [N, patches, features].
+    """Patches of resized images: uint8 [N, H, W, 3] → float32 [N, patches, features].
 
-    What comes in decides what goes out: an array, or a tensor on the same device. Patches of one image token
-    are neighbours; a patch holds its channels in turn, each repeated along time.
+    An array gives an array. A tensor gives a tensor on the same device. The patches of one image token are
+    adjacent. A patch holds its channels in turn, each repeated along time.
     """
     if isinstance(pixels, np.ndarray):
         return patchify_pixels(torch.from_numpy(np.require(pixels, requirements="W")), settings).numpy()
     count, height, width, channels = pixels.shape
     side, patch, merge = settings.side, settings.patch_size, settings.merge_size
     if height % side or width % side:
-        raise ValueError(f"{width}x{height} is not a whole number of image tokens of {side}x{side} pixels")
+        raise ValueError(f"{width}x{height} is not a multiple of {side} pixels per image token")
     tiles = pixels.reshape(count, height // side, merge, patch, width // side, merge, patch, channels)
     tiles = tiles.permute(0, 1, 4, 2, 5, 7, 3, 6)  # n, token row, token column, row, column, channel, y, x
     tiles = tiles.reshape(count, -1, channels, 1, patch * patch).float()

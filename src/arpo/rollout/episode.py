@@ -1,8 +1,7 @@
-"""One episode: look, answer, act, until it ends; then the verdict.
+"""Plays one episode: screenshot, answer, actions, until it ends; then the environment evaluates it.
 
-The token sequence only ever grows by what was sampled and by what the model is shown next; it begins anew
-where the window of screenshots slid, and nowhere is an answer tokenised again. Faults pass through to the
-pool.
+The token sequence grows by the sampled tokens and by the rendered next prompt. It restarts when the
+screenshot window slides. No answer is tokenised again. Errors pass through to the pool.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from arpo.types import Completion, Prompt, Sampling, Screenshot, StopReason, Tas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """Who plays: the engine that samples, how it is shown a task, and in what it answers where to click."""
+    """A policy that plays: engine, renderer, prompt template, and the coordinates of its answers."""
 
     engine: Engine
     renderer: PromptRenderer
@@ -32,14 +31,14 @@ class Agent:
     coordinates: Literal["pixels", "thousandths"]
 
     def answer_size(self, screenshot: Screenshot) -> tuple[int, int]:
-        """The width and height of a screenshot in the units of the answers to it."""
+        """(width, height) of the screen in the coordinates of the model's answers."""
         return (1000, 1000) if self.coordinates == "thousandths" else self.renderer.model_size(screenshot)
 
 
 async def run_episode(
     task: Task, env: Env, agent: Agent, *, episode_id: str, settings: RolloutConfig, seed: int
 ) -> Trajectory:
-    """Play one task to its end. `env` is fresh; it is left to its owner to close."""
+    """Play one task in a fresh environment. The caller closes the environment."""
     try:
         return await _play(task, env, agent, episode_id, settings, seed)
     finally:
@@ -54,9 +53,9 @@ async def _play(
     sequence = Rendered(token_ids=(), images=())
     turns: list[Turn] = []
     stop: StopReason | None = None
-    view = (await env.start(task)).screenshot
+    screenshot = (await env.start(task)).screenshot
     while stop is None:
-        conversation = conversation.look(view)
+        conversation = conversation.look(screenshot)
         restart = conversation.slid or not turns
         context = _context(agent.renderer, conversation, restart)
         sequence = context if restart else _joined(sequence, context)
@@ -81,10 +80,10 @@ async def _play(
         conversation = conversation.answer(completion)
         sequence = _joined(sequence, Rendered(token_ids=completion.token_ids, images=()))
 
-        actions, error = _understood(completion, agent.answer_size(view), view.size, settings)
+        actions, error = _parse_actions(completion, agent.answer_size(screenshot), screenshot.size, settings)
         turns.append(
             Turn(
-                screenshot=view,
+                screenshot=screenshot,
                 context=context.token_ids,
                 images=context.images,
                 restart=restart,
@@ -97,14 +96,14 @@ async def _play(
             stop = StopReason.LENGTH if completion.finish == "length" else StopReason.PARSE_ERROR
         else:
             result = await env.step(actions)
-            view = result.observation.screenshot
+            screenshot = result.observation.screenshot
             stop = _stop(actions, result.terminated, last=len(turns) == settings.max_steps)
 
     return Trajectory(
         episode_id=episode_id,
         task_id=task.id,
         turns=tuple(turns),
-        final=view,
+        final=screenshot,
         score=await env.evaluate(),
         malformed=stop in (StopReason.PARSE_ERROR, StopReason.LENGTH),
         stop=stop,
@@ -112,23 +111,23 @@ async def _play(
 
 
 def draw_seed(seed: int, task_id: str, episode_id: str, turn: int) -> int:
-    """The seed of one answer's draws, in 63 bits: it depends on its place in the run and on nothing else."""
-    place = "\0".join((str(seed), task_id, episode_id, str(turn)))
-    return int.from_bytes(hashlib.sha256(place.encode()).digest()[:8], "big") >> 1
+    """The 63-bit seed for sampling one answer. It depends only on these arguments."""
+    key = "\0".join((str(seed), task_id, episode_id, str(turn)))
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1
 
 
 async def _answer(engine: Engine, prompt: Prompt, sampling: Sampling, settings: RolloutConfig) -> Completion:
-    """A prompt without tokens is measured by the server that makes them."""
+    """Sample one answer. A chat server checks the length of its prompt itself."""
     need = len(prompt.token_ids) + sampling.max_tokens
     if need > settings.max_context_tokens:
         limit = f"rollout.max_context_tokens = {settings.max_context_tokens}"
-        raise ContextTooLong("generate", f"{limit}: the first answer alone needs {need}")
+        raise ContextTooLong("generate", f"{limit} is too small: the first answer needs {need}")
     async with boundary(EngineError, "generate"):
         return await engine.generate(prompt, sampling)
 
 
 def _context(renderer: PromptRenderer, conversation: Conversation, restart: bool) -> Rendered:
-    """What the model is shown between its last answer and its next."""
+    """The tokens between the last answer and the next: the whole prompt after a restart."""
     messages = conversation.messages()
     return renderer.render(messages) if restart else renderer.continuation(messages[-1])
 
@@ -137,13 +136,13 @@ def _joined(sequence: Rendered, more: Rendered) -> Rendered:
     return Rendered(token_ids=sequence.token_ids + more.token_ids, images=sequence.images + more.images)
 
 
-def _understood(
+def _parse_actions(
     completion: Completion,
     answer_size: tuple[int, int],
     screen_size: tuple[int, int],
     settings: RolloutConfig,
 ) -> tuple[tuple[Action, ...], str]:
-    """The answer's actions in pixels of the screen, or why there are none."""
+    """The actions in screen pixels and "", or no actions and the parse error."""
     if completion.finish == "length":
         return (), f"the answer was cut at {settings.max_answer_tokens} tokens"
     try:

@@ -1,7 +1,7 @@
-"""The episodes of a batch, all at once: no episode waits for another, groups complete in any order.
+"""Plays the episodes of a batch concurrently. No episode waits for another.
 
-Groups are returned by their index and their episodes by their number, so that what a batch holds does not
-depend on who was quick. Interrupting and saving are not its business.
+Groups are returned by index and their episodes by number. So the content of a batch does not depend on which
+episode finished first.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from arpo.types import Failure, Group, Task, Trajectory
 
 Outcome = Trajectory | Failure
 OnEpisode = Callable[[int, Outcome], None]
+WrapEnv = Callable[[Env], Env]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,43 +29,47 @@ class Scheduler:
     seed: int
 
     async def run(self, batch: str, tasks: Sequence[tuple[int, Task]], on_episode: OnEpisode) -> list[Group]:
-        """One group of `group_size` episodes for each (index, task); `on_episode` hears of each as it ends.
+        """Play one group of `group_size` episodes for each (index, task).
 
-        Episodes are named batch-index-number. Cancelled, it cancels every episode and waits for their
-        environments to be closed; the first error that is nobody's fault but ours ends it the same way.
+        Calls `on_episode(index, outcome)` when an episode ends. Episode ids are batch-index-number: the tasks
+        [(4, task)] of "batch0" with group_size 2 give "batch0-4-0" and "batch0-4-1".
+
+        If cancelled, it cancels every episode and waits until their environments are closed. An unexpected
+        error does the same and is raised.
         """
-        places = [
-            (index, task, number) for index, task in tasks for number in range(self.settings.group_size)
-        ]
+        numbers = range(self.settings.group_size)
+        jobs = [(index, task, number) for index, task in tasks for number in numbers]
 
         async def play(index: int, task: Task, number: int) -> Outcome:
-            outcome = await self._episode(task, f"{batch}-{index}-{number}")
+            outcome = await self.episode(task, f"{batch}-{index}-{number}")
             on_episode(index, outcome)
             return outcome
 
         try:
             async with asyncio.TaskGroup() as running:
-                episodes = [running.create_task(play(*place)) for place in places]
+                episodes = [running.create_task(play(*job)) for job in jobs]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         outcomes: dict[int, list[Outcome]] = {index: [] for index, _ in tasks}
-        for (index, _, _), episode in zip(places, episodes, strict=True):
+        for (index, _, _), episode in zip(jobs, episodes, strict=True):
             outcomes[index].append(episode.result())
         return [
             _group(index, task, outcomes[index]) for index, task in sorted(tasks, key=lambda pair: pair[0])
         ]
 
-    async def _episode(self, task: Task, episode_id: str) -> Outcome:
-        async def episode(env: Env) -> Trajectory:
+    async def episode(self, task: Task, episode_id: str, wrap: WrapEnv = lambda env: env) -> Outcome:
+        """Play one episode in a leased environment. `wrap` is applied to each fresh environment."""
+
+        async def play(env: Env) -> Trajectory:
             return await run_episode(
-                task, env, self.agent, episode_id=episode_id, settings=self.settings, seed=self.seed
+                task, wrap(env), self.agent, episode_id=episode_id, settings=self.settings, seed=self.seed
             )
 
-        return await self.pool.run(task, episode_id, episode)
+        return await self.pool.run(task, episode_id, play)
 
 
-def reason(failure: Failure) -> str:
-    """task pool-001, step: RuntimeError: the screen went dark"""
+def describe_failure(failure: Failure) -> str:
+    """One line, for example "task pool-001, step: RuntimeError: the screen went dark"."""
     first_line = failure.message.partition("\n")[0]
     return f"task {failure.task_id}, {failure.where}: {first_line[:200]}"
 

@@ -1,7 +1,7 @@
-"""Episodes of the training tasks by one model as it is, into a folder to learn from offline (`offline`).
+"""Plays the training tasks with a fixed model and stores the episodes for offline training (`arpo collect`).
 
-As many as an online run of the same recipe would play. Each is stored when it ends, so a collection that was
-stopped in any way goes on with what is missing; an episode that failed is counted, and stays what it is.
+It plays as many episodes as an online run of the same recipe. Each episode is stored when it ends, so an
+interrupted collection resumes with the missing ones. A failed episode is logged and not played again.
 """
 
 from __future__ import annotations
@@ -13,37 +13,41 @@ from pathlib import Path
 
 from arpo.algorithms.rewards import is_example
 from arpo.config import INCIDENTAL, LEARNING, Config
+from arpo.engines.factory import require_tokens
 from arpo.errors import UserError
-from arpo.evaluation.evaluate import evaluate, sets_of_run, tell_failures
+from arpo.evaluation.evaluate import evaluate
+from arpo.evaluation.scoring import report_failures
+from arpo.evaluation.task_sets import sets_of_run
 from arpo.reporting.display import Display, open_display
+from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import Outcome
 from arpo.storage import checkpoint
 from arpo.storage.run_folder import FAILURES, TRAJECTORIES, RunFolder
-from arpo.training.build import assemble
 from arpo.training.run import COLLECTED, Timing, check_recipe
 from arpo.types import Task, Trajectory
 
 
 def run_collection(config: Config) -> int:
-    """`arpo collect`: begin the collection in run.dir or go on with it, and say what it holds."""
+    """`arpo collect`: start or resume the collection in run.dir, and print its counts."""
+    require_tokens(config)
     store = RunFolder(Path(config.run.dir))
     display = open_display(sys.stdout)
     try:
         if (store.folder / checkpoint.CHECKPOINTS).is_dir():
-            raise UserError(f"{store.folder}: holds a training run: collect into a --run.dir of its own")
+            raise UserError(f"{store.folder}: holds a training run. Choose another --run.dir")
         ended = _ended(store)
         if ended:
             check_recipe(store, config, lambda key: key.startswith((*INCIDENTAL, *LEARNING)))
-        places = _places(config, sets_of_run(config, store.folder, bool(ended), display)["train"])
-        if others := sorted(ended - places.keys()):
+        episodes = _episodes(config, sets_of_run(config, store.folder, bool(ended), display)["train"])
+        if others := sorted(ended - episodes.keys()):
             raise UserError(
-                f"{store.folder}: holds episodes that are not of these {len(places)}, {others[0]} for one: "
-                "give train.epochs as before or more, or collect into a --run.dir of its own"
+                f"{store.folder}: holds episodes beyond these {len(episodes)}, for example {others[0]}. Set "
+                "train.epochs at least as high as before, or choose another --run.dir"
             )
         store.write_recipe(config)
-        left = [(number, task) for number, (name, task) in enumerate(places.items()) if name not in ended]
+        left = [(number, task) for number, (name, task) in enumerate(episodes.items()) if name not in ended]
         if left:
-            asyncio.run(_collect(config, left, len(places), store, display))
+            asyncio.run(_collect(config, left, len(episodes), store, display))
         display.note(_describe(store, config.replay.threshold))
         return 0
     finally:
@@ -51,43 +55,43 @@ def run_collection(config: Config) -> int:
         store.close()
 
 
-def _places(config: Config, tasks: Sequence[Task]) -> dict[str, Task]:
-    """Every episode's name and task: each pass over the tasks plays every one of them group_size times."""
+def _episodes(config: Config, tasks: Sequence[Task]) -> dict[str, Task]:
+    """All episode ids with their tasks: group_size episodes per task and epoch."""
     epochs, copies = config.train.epochs, config.rollout.group_size
     played = [task for _ in range(epochs) for task in tasks for _ in range(copies)]
     return {f"{COLLECTED}-{number}-0": task for number, task in enumerate(played)}
 
 
 async def _collect(
-    config: Config, left: Sequence[tuple[int, Task]], of: int, store: RunFolder, display: Display
+    config: Config, left: Sequence[tuple[int, Task]], total: int, store: RunFolder, display: Display
 ) -> None:
-    scheduler = assemble(config).scheduler
-    display.begin("collecting", of, of - len(left))
+    display.begin("collecting", total, total - len(left))
 
     def on_episode(index: int, outcome: Outcome) -> None:
         display.episode_done()
         if isinstance(outcome, Trajectory):
             store.add_trajectory(outcome)
 
-    # As many at once as an online run holds in memory.
+    # An online run holds one batch in memory; a collection does the same.
     at_once, timing = config.train.tasks_per_batch * config.rollout.group_size, Timing()
-    for start in range(0, len(left), at_once):
-        with timing.stage("rollout"):
-            groups = await evaluate(
-                scheduler,
-                left[start : start + at_once],
-                name=COLLECTED,
-                rollouts=1,
-                temperature=config.rollout.temperature,
-                on_episode=on_episode,
-            )
-        tell_failures(groups, display)
-        for failure in (failure for group in groups for failure in group.failures):
-            store.add_failure(failure)
-        done = of - len(left) + min(start + at_once, len(left))
-        step = -(-done // at_once)
-        store.log_metrics(step, {"episodes": done})  # `arpo compare` follows it
-        store.log_timing(step, timing.taken(len(groups)))
+    async with open_player(config).started(display) as scheduler:
+        for start in range(0, len(left), at_once):
+            with timing.stage("rollout"):
+                groups = await evaluate(
+                    scheduler,
+                    left[start : start + at_once],
+                    name=COLLECTED,
+                    rollouts=1,
+                    temperature=config.rollout.temperature,
+                    on_episode=on_episode,
+                )
+            report_failures(groups, display)
+            for failure in (failure for group in groups for failure in group.failures):
+                store.add_failure(failure)
+            done = total - len(left) + min(start + at_once, len(left))
+            step = -(-done // at_once)
+            store.log_metrics(step, {"episodes": done})  # `arpo compare` reads it for its progress bar
+            store.log_timing(step, timing.take(len(groups)))
 
 
 def _ended(store: RunFolder) -> set[str]:

@@ -1,8 +1,8 @@
-"""From a run to a plain Hugging Face model directory, which any tool loads without this package.
+"""Exports the model of a run as a Hugging Face folder, which other tools load without this package.
 
-The adapters of a LoRA run are merged into the weights, or written alone, in the layout of the PEFT library:
+The adapters of a LoRA run are merged into the weights, or written separately in PEFT's layout:
 adapter_model.safetensors has base_model.model.LAYER.lora_A.weight [r, in] and .lora_B.weight [out, r], and
-adapter_config.json r and lora_alpha; the layer's weight becomes W + lora_alpha / r · B A.
+adapter_config.json has r and lora_alpha. The weight of the layer becomes W + lora_alpha / r · B A.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from torch import nn
 
 from arpo.config import Config, ModelConfig
 from arpo.errors import UserError
-from arpo.learner.saved_state import COUNTERS, WEIGHTS, load_tensors
+from arpo.learner.saved_state import COUNTERS_FILE, WEIGHTS_FILE, load_tensors
 from arpo.models.loading import DTYPES, load_model, resolve_model
 from arpo.models.lora import adapter_weights, merge
-from arpo.models.trainable import choose_trained, frozen_fingerprint
+from arpo.models.trainable import frozen_fingerprint, set_trainable
 from arpo.recipe import load_config
 from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, MANIFEST, Checkpoint, find_damage, latest
 from arpo.storage.run_folder import RECIPE
 
-# Weights, the card that is about them, and what we neither run nor unpickle.
-OTHERS = (".safetensors", ".md", ".bin", ".pt", ".pth", ".py")
+# Not copied from the base model: its weights, its model card, pickles and code.
+NOT_COPIED = (".safetensors", ".md", ".bin", ".pt", ".pth", ".py")
 ADAPTERS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 def export_model(source: Path, out: Path, dtype: str, *, merged: bool) -> Path:
-    """Write to `out` the model of a run's newest whole checkpoint, of one checkpoint, or of a folder."""
+    """Write a model to `out`. `source` is a run (its newest checkpoint), a checkpoint, or a model folder."""
     if dtype not in DTYPES:
         raise UserError(f"--dtype {dtype}: use one of {', '.join(DTYPES)}")
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise UserError(f"{out}: is there already and not empty; name a new folder")
+        raise UserError(f"{out}: exists and is not empty. Name a new folder")
     config, checkpoint = _find(source)
     if not merged and (checkpoint is None or config.model.train != "lora"):
-        raise UserError(f"{source}: has no adapters to write apart; leave out --no-merge")
+        raise UserError(f"{source}: has no adapters to write separately. Leave out --no-merge")
     model = load_model(config.model, config.run.seed)
     if checkpoint is not None:
-        choose_trained(model, config.model, config.run.seed)
+        set_trainable(model, config.model, config.run.seed)
         _fill(model, checkpoint / LEARNER)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{out}: the folder cannot be made: {error.strerror}") from error
+        raise UserError(f"{out}: cannot create the folder: {error.strerror}") from error
     if merged:
         _write_model(model, resolve_model(config.model.path), out, DTYPES[dtype])
     else:
@@ -59,7 +59,7 @@ def export_model(source: Path, out: Path, dtype: str, *, merged: bool) -> Path:
 
 def _write_model(model: Any, base: Path, out: Path, dtype: torch.dtype) -> None:
     for path in base.iterdir():
-        if path.is_file() and path.suffix not in OTHERS and not path.name.endswith(".index.json"):
+        if path.is_file() and path.suffix not in NOT_COPIED and not path.name.endswith(".index.json"):
             shutil.copy2(path, out / path.name)
     merge(model, dtype)
     model.save_pretrained(out)
@@ -87,25 +87,25 @@ def _write_adapters(model: Any, settings: ModelConfig, out: Path, dtype: torch.d
 
 
 def _find(source: Path) -> tuple[Config, Path | None]:
-    """The recipe of the model that training began with, and the checkpoint whose weights go into it."""
+    """(recipe of the base model, checkpoint with the trained weights or None)."""
     if (source / RECIPE).is_file():
         found, damaged = latest(source / CHECKPOINTS)
         if found is None:
             raise UserError(
-                f"{source}: this run has no whole checkpoint yet" + "".join(f"; {d}" for d in damaged)
+                f"{source}: this run has no intact checkpoint yet" + "".join(f"; {d}" for d in damaged)
             )
         return _on_cpu(load_config(source / RECIPE)), found.path
     if (source / MANIFEST).is_file():
         step = source.resolve().name.removeprefix("step-")
         if not step.isdigit():
-            raise UserError(f"{source}: a checkpoint's folder is named step-NUMBER")
+            raise UserError(f"{source}: the folder of a checkpoint must be named step-NUMBER")
         if reason := find_damage(Checkpoint(step=int(step), path=source)):
             raise UserError(f"{source}: this checkpoint is damaged: {reason}")
         return _on_cpu(load_config(source.resolve().parents[1] / RECIPE)), source
     if (source / "config.json").is_file():
-        folder = str(source.resolve())  # its name may be "base"
+        folder = str(source.resolve())  # absolute: "base" alone would mean the shipped model
         return _on_cpu(replace(Config(), model=ModelConfig(path=folder))), None
-    raise UserError(f"{source}: neither a run folder, nor a checkpoint of one, nor a model folder")
+    raise UserError(f"{source}: is not a run folder, a checkpoint or a model folder")
 
 
 def _on_cpu(config: Config) -> Config:
@@ -114,17 +114,17 @@ def _on_cpu(config: Config) -> Config:
 
 @torch.no_grad()
 def _fill(model: nn.Module, folder: Path) -> None:
-    """Put a checkpoint's weights in; what it does not hold must be what was there when it was written."""
+    """Load the weights of a checkpoint. Frozen weights must equal those that it was trained with."""
     try:
-        weights = load_tensors(folder, WEIGHTS)
+        weights = load_tensors(folder, WEIGHTS_FILE)
         if frozen := frozen_fingerprint(model):
-            saved = json.loads((folder / COUNTERS).read_text(encoding="utf-8"))["frozen"]
+            saved = json.loads((folder / COUNTERS_FILE).read_text(encoding="utf-8"))["frozen"]
             if saved != frozen:
-                raise UserError(f"{folder}: was trained beside other weights than model.path now holds")
+                raise UserError(f"{folder}: was trained with other frozen weights than model.path has now")
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise UserError(f"{folder}: cannot be read: {error}") from error
+        raise UserError(f"{folder}: cannot read it: {error}") from error
     parameters = dict(model.named_parameters())
     for name, weight in weights.items():
         if name not in parameters or parameters[name].shape != weight.shape:
-            raise UserError(f"{folder}: {name} does not fit the model that the run's recipe names")
+            raise UserError(f"{folder}: {name} does not fit the model of the run's recipe")
         parameters[name].copy_(weight)

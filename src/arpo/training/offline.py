@@ -1,8 +1,8 @@
-"""The offline loop: it learns from stored episodes by RFT, DPO or KTO, and plays only to be measured.
+"""The offline training loop: learns from stored episodes with RFT, DPO or KTO. It plays only to evaluate.
 
-The episodes are those of the training tasks in offline.source, a folder that `arpo collect` filled or that a
-run left; what a run played to be measured is left out, and what cannot be trained on. They are read when
-their update comes. A batch is one update, and who is in it is keyed by (seed, pass).
+The episodes come from offline.source, a folder of `arpo collect` or of a run. Evaluation episodes, episodes
+of other tasks and episodes that cannot be trained on are left out. An episode is read from disk when its
+update comes. A batch is one update. (seed, pass) decides its episodes.
 """
 
 from __future__ import annotations
@@ -17,36 +17,34 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from arpo.algorithms.preference_losses import Balance, Verdict, dpo, kto, mismatched, pairs, rft, samples_for
+from arpo.algorithms.preference_losses import TrajectoryLoss
 from arpo.algorithms.rewards import is_example
-from arpo.algorithms.samples import trajectory_samples
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.evaluation.evaluate import load_sets
-from arpo.learner.base import Batch, Learner, Metrics
+from arpo.evaluation.task_sets import load_sets
+from arpo.learner.base import Metrics
 from arpo.models.loading import load_renderer
 from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
 from arpo.reporting.display import Display
 from arpo.storage.run_folder import FAILURES, PACK, TRAJECTORIES, RunFolder, RunFolderReader
+from arpo.training.offline_methods import OfflineMethod, Unit, open_method
 from arpo.training.run import EVALUATED, Progress, Run
 from arpo.types import Trajectory
 
-OF_OTHER_TASKS = "they are of other tasks"
-WITHOUT_TOKENS = "answers in them have no tokens, as those of a text server"
-WITHOUT_SCREENSHOTS = f"their screenshots are not in {PACK} (pruned, or the file was cut)"
-# What the learner says of the surrogate, and of tokens that the engine has sampled just now.
+OTHER_TASKS = "they belong to other tasks"
+NO_TOKENS = "they have answers without tokens, like those of a chat server"
+NO_SCREENSHOTS = f"their screenshots are not in {PACK} (pruned, or the file was truncated)"
+# Metrics of the online surrogate and of freshly sampled tokens: meaningless for stored episodes.
 ONLINE_METRICS = {"loss", "ratio", "clip_fraction", "kl", "base_kl", "logprob_gap", "engine_kl"}
-
-Unit = tuple[str, ...]  # episodes that stay together: one, or of DPO a success and a failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The stored episodes of the training tasks: names by task, tasks and names in alphabetical order.
+    """The stored episodes of the training tasks: episode ids by task, both sorted.
 
-    `played` counts also those that cannot be trained on: they too were part of the budget. `failed` could not
-    be carried out.
+    `played` is the episode budget: it includes episodes that cannot be trained on. `failed` is the number of
+    episodes that could not be played.
     """
 
     reader: RunFolderReader
@@ -56,188 +54,130 @@ class Source:
     failures: Mapping[str, Sequence[str]]
 
     @property
-    def both(self) -> list[str]:
-        """The tasks that were both solved and not."""
-        return sorted(self.successes.keys() & self.failures.keys())
-
-    @property
     def digest(self) -> str:
-        """The same for the same episodes with the same verdicts."""
+        """A hash of the episodes and their outcomes."""
         listed = [sorted(self.successes.items()), sorted(self.failures.items())]
         return hashlib.sha256(repr(listed).encode()).hexdigest()
 
 
-class OfflineTrainer(Run):
-    """One run of a recipe whose train.method is rft, dpo or kto."""
+class OfflineTrainer:
+    """The offline loop, for train.method rft, dpo or kto."""
 
     def __init__(self, config: Config, store: RunFolder, display: Display) -> None:
+        self.config = config
         self.source = open_source(config, display)
-        beginning = Progress(episodes=self.source.played, failures=self.source.failed)
-        super().__init__(config, store, display, beginning)
+        self.method = method_for(self.source, config)
+        progress = Progress(episodes=self.source.played, failures=self.source.failed)
+        self.run = Run(config, store, display, progress)
+        if self.run.restored is not None:
+            self._restore(self.run.restored)
 
     async def train(self) -> bool:
-        """Go on until every pass is done, or until asked to stop; whether it is done."""
-        await self._begin()
-        while self.progress.batch < self._total and not self.stopping:
+        """Train until all passes are done or the run is asked to stop. Returns True if all are done."""
+        await self.run.begin(self)
+        while not self._done and not self.run.stopping:
             trajectories = self._take()
-            with self.timing.stage("judge"):
-                wanted = self._wanted(trajectories)
-                verdict = await judge(
-                    self.learner, self.config, trajectories, wanted, self._balance(), self._rng()
+            with self.run.timing.stage("judge"):
+                loss = await self.method.loss(
+                    self.run.learner, trajectories, self._desirable(trajectories), self._rng()
                 )
-            learned = await self._learn(batch_of(self.config, trajectories, verdict))
-            await self._finish_update(len(trajectories), verdict, learned)
-        return self.progress.batch >= self._total
+            learned = await self.run.learn(self.method.batch(trajectories, loss))
+            await self._end_update(len(trajectories), loss, learned)
+        return self._done
 
     @property
-    def _total(self) -> int:
-        return self.config.offline.passes * self._updates_a_pass
+    def _done(self) -> bool:
+        return self.run.progress.batch >= self.config.offline.passes * self._updates_per_pass
 
     @cached_property
-    def _updates_a_pass(self) -> int:
+    def _updates_per_pass(self) -> int:
         return len(self._updates(0))
 
     def _updates(self, number: int) -> list[list[Unit]]:
-        """The updates of a pass, as equal in size as may be; every pass has as many."""
-        settings, source, method = self.config.offline, self.source, self.config.train.method
+        """The updates of a pass, of nearly equal size. Every pass has the same number of updates."""
         rng = Random(f"offline/{self.config.run.seed}/{number}")
-        units: list[Unit]
-        if method == "dpo":
-            units = [*pairs(source.successes, source.failures, settings.pairs, rng)]
-        else:
-            kinds = (source.successes,) if method == "rft" else (source.successes, source.failures)
-            units = [(name,) for kind in kinds for names in kind.values() for name in names]
+        units = self.method.units(self.source.successes, self.source.failures, rng)
         rng.shuffle(units)
-        count = -(-len(units) // (settings.batch // len(units[0])))
-        cuts = [place * len(units) // count for place in range(count + 1)]
+        count = -(-len(units) // (self.config.offline.batch // len(units[0])))
+        cuts = [index * len(units) // count for index in range(count + 1)]
         return [units[start:end] for start, end in pairwise(cuts)]
 
     def _take(self) -> list[Trajectory]:
-        """The trajectories of the next update; of DPO a success and its failure follow each other."""
-        number, place = divmod(self.progress.batch, self._updates_a_pass)
-        return [self.source.reader.load_trajectory(name) for name in chain(*self._updates(number)[place])]
+        """The trajectories of the next update. For DPO, each success is followed by its failure."""
+        number, index = divmod(self.run.progress.batch, self._updates_per_pass)
+        return [self.source.reader.load_trajectory(name) for name in chain(*self._updates(number)[index])]
 
-    def _wanted(self, trajectories: Sequence[Trajectory]) -> list[bool]:
+    def _desirable(self, trajectories: Sequence[Trajectory]) -> list[bool]:
         successes = self.source.successes
         return [each.episode_id in successes.get(each.task_id, ()) for each in trajectories]
 
-    def _balance(self) -> Balance:
-        successes, failures = (
-            sum(map(len, kind.values())) for kind in (self.source.successes, self.source.failures)
-        )
-        return Balance.of(successes, failures, self.config.offline)
-
     def _rng(self) -> Random:
-        return Random(f"mismatched/{self.config.run.seed}/{self.progress.batch}")
+        return Random(f"mismatched/{self.config.run.seed}/{self.run.progress.batch}")
 
-    async def _finish_update(self, trajectories: int, verdict: Verdict, learned: Metrics) -> None:
-        """Count, and end the update as a batch; its loss is the method's own."""
-        self.progress.batch += 1
+    async def _end_update(self, trajectories: int, loss: TrajectoryLoss, learned: Metrics) -> None:
+        progress = self.run.progress
+        progress.batch += 1
         for _ in range(trajectories):
-            self.display.episode_done()
+            self.run.display.episode_done()
         metrics = {
-            "episodes": self.progress.episodes,
-            "failures": self.progress.failures,
+            "episodes": progress.episodes,
+            "failures": progress.failures,
             **{name: value for name, value in learned.items() if name not in ONLINE_METRICS},
-            **verdict.metrics,
+            **loss.metrics,
         }
-        await self._end_batch(metrics, played=0, done=self.progress.batch >= self._total)
+        await self.run.end_batch(self, metrics, played=0, done=self._done)
 
-    def _show(self) -> None:
+    def show(self) -> None:
         updates = [self._updates(number) for number in range(self.config.offline.passes)]
         sizes = [sum(map(len, update)) for one_pass in updates for update in one_pass]
-        self.display.begin(
-            f"training, {self.config.train.method}", sum(sizes), sum(sizes[: self.progress.batch])
-        )
+        done = sum(sizes[: self.run.progress.batch])
+        self.run.display.begin(f"training, {self.config.train.method}", sum(sizes), done)
 
-    def _state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         return {"source": self.source.digest}
+
+    def saved(self) -> None: ...
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         if state["source"] != self.source.digest:
             raise UserError(
-                f"offline.source: {self.source.reader.folder} holds other episodes than when this run began: "
-                "give it those, or begin again in a --run.dir of its own"
+                f"offline.source: {self.source.reader.folder} holds other episodes than when this run "
+                "started. Restore them, or start again in another --run.dir"
             )
-        passes = self.progress.batch / self._updates_a_pass
-        self._refuse_less("offline.passes", passes, self.config.offline.passes)
+        passes = self.run.progress.batch / self._updates_per_pass
+        self.run.refuse_less("offline.passes", passes, self.config.offline.passes)
 
 
-async def judge(
-    learner: Learner,
-    config: Config,
-    trajectories: Sequence[Trajectory],
-    wanted: Sequence[bool],
-    balance: Balance,
-    rng: Random,
-) -> Verdict:
-    """The method's loss of one update.
-
-    KTO alone asks which trajectories are `wanted` and what they weigh; `rng` chooses whose beginning a
-    mismatched one gets.
-    """
-    settings = config.offline
-    match config.train.method:
-        case "rft":
-            return rft(await _logps(learner, trajectories, "mean", base=False))
-        case "dpo":
-            return dpo(await _gains(learner, trajectories, settings.length), settings.beta)
-        case "kto":
-            strange = await _gains(learner, mismatched(trajectories, rng), settings.length)
-            gains = await _gains(learner, trajectories, settings.length)
-            return kto(gains, wanted, strange, settings.beta, balance)
-    raise ValueError(f"train.method {config.train.method!r} is none that learns offline")
-
-
-def batch_of(config: Config, trajectories: Sequence[Trajectory], verdict: Verdict) -> Batch:
-    """The one update that follows from a verdict."""
-    length = "mean" if config.train.method == "rft" else config.offline.length
-    return Batch(updates=(tuple(samples_for(trajectories, verdict.coefficients, length)),))
-
-
-async def _gains(learner: Learner, trajectories: Sequence[Trajectory], length: str) -> list[float]:
-    """Δ of each: log π_θ − log π_ref."""
-    policy, base = [await _logps(learner, trajectories, length, base=which) for which in (False, True)]
-    return [ours - theirs for ours, theirs in zip(policy, base, strict=True)]
-
-
-async def _logps(
-    learner: Learner, trajectories: Sequence[Trajectory], length: str, *, base: bool
-) -> list[float]:
-    """log π of each trajectory's sampled tokens: their sum or their mean."""
-    samples = [list(trajectory_samples(each, 0.0, 0.0, replayed=False)) for each in trajectories]
-    logps = iter(await learner.logprobs(list(chain(*samples)), base=base))
-    sums = [sum(next(logps) for _ in own) for own in samples]
-    if length == "sum":
-        return sums
-    return [total / each.sampled_tokens for total, each in zip(sums, trajectories, strict=True)]
+def method_for(source: Source, config: Config) -> OfflineMethod:
+    successes, failures = (sum(map(len, kind.values())) for kind in (source.successes, source.failures))
+    return open_method(config.train.method, config.offline, successes, failures)
 
 
 def open_source(config: Config, display: Display) -> Source:
-    """What offline.source holds for this recipe; refused where its method has nothing to learn there."""
+    """The episodes of offline.source. Raises UserError if the method has nothing to learn from."""
     if not config.offline.source:
         raise UserError(
-            f"offline.source: is empty: {config.train.method} learns from stored episodes: name a folder "
-            "that `arpo collect` filled, or a run's"
+            f"offline.source: is empty, and {config.train.method} learns from stored episodes. Name a "
+            "folder of `arpo collect` or of a run"
         )
     folder = Path(config.offline.source)
     if folder.resolve() == Path(config.run.dir).resolve():
-        raise UserError(f"offline.source: {folder} is run.dir: give the run a --run.dir of its own")
+        raise UserError(f"offline.source: {folder} is run.dir. Choose another --run.dir")
     source = _read(config, RunFolderReader(folder), display)
-    learned = "successes and failures of one task" if config.train.method == "dpo" else "successes"
-    if not (source.both if config.train.method == "dpo" else source.successes):
+    method = method_for(source, config)
+    if not method.units(source.successes, source.failures, Random(0)):
         raise UserError(
-            f"{folder}: no {learned} among its {source.played} episodes of the training tasks, so "
-            f"{config.train.method} has nothing to learn: collect more, or screen the tasks first"
+            f"{folder}: no {method.needs} among its {source.played} episodes of the training tasks, so "
+            f"{config.train.method} has nothing to learn. Collect more episodes, or screen the tasks first"
         )
     name = next(iter(source.successes.values()))[0]
-    _check_fit(source.reader.load_trajectory(name), load_renderer(config.model), folder)
+    _check_compatible(source.reader.load_trajectory(name), load_renderer(config.model), folder)
     return source
 
 
 def _read(config: Config, reader: RunFolderReader, display: Display) -> Source:
-    """Sort its episodes by task and verdict, and tell what is left out."""
-    known = set(reader.episode_ids())  # it may grow meanwhile
+    """Sort the episodes by task and outcome, and report those left out."""
+    known = set(reader.episode_ids())  # the folder may grow meanwhile
     tasks = {task.id for task in load_sets(config)["train"]}
     threshold = config.replay.threshold
     counts: Counter[str] = Counter()
@@ -251,13 +191,13 @@ def _read(config: Config, reader: RunFolderReader, display: Display) -> Source:
             if not obstacle:
                 success = is_example(record["score"], record["malformed"], threshold)
                 (successes if success else failures).setdefault(task, []).append(name)
-    played = counts.total() - counts[OF_OTHER_TASKS]
+    played = counts.total() - counts[OTHER_TASKS]
     if not played:
         raise UserError(
-            f"{reader.folder}: none of its {counts.total()} episodes is of the tasks of tasks.train "
-            f"({config.tasks.train}): collect with the same tasks"
+            f"{reader.folder}: none of its {counts.total()} episodes belongs to tasks.train "
+            f"({config.tasks.train}). Collect with the same tasks"
         )
-    for why in (OF_OTHER_TASKS, WITHOUT_TOKENS, WITHOUT_SCREENSHOTS):
+    for why in (OTHER_TASKS, NO_TOKENS, NO_SCREENSHOTS):
         if counts[why]:
             display.note(f"{reader.folder}: {counts[why]} episodes are left out: {why}")
     return Source(
@@ -273,20 +213,20 @@ def _read(config: Config, reader: RunFolderReader, display: Display) -> Source:
 
 
 def _obstacle(record: Mapping[str, Any], tasks: Set[str], reader: RunFolderReader) -> str:
-    """Why an episode cannot be trained on; empty where it can."""
+    """Why an episode cannot be trained on. Empty if it can."""
     if record["task_id"] not in tasks:
-        return OF_OTHER_TASKS
+        return OTHER_TASKS
     if not all(turn["completion"]["token_ids"] for turn in record["turns"]):
-        return WITHOUT_TOKENS
-    return "" if reader.has_screenshots(record) else WITHOUT_SCREENSHOTS
+        return NO_TOKENS
+    return "" if reader.has_screenshots(record) else NO_SCREENSHOTS
 
 
 def _in_order(names: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     return {task: sorted(names[task]) for task in sorted(names)}
 
 
-def _check_fit(trajectory: Trajectory, renderer: Renderer, folder: Path) -> None:
-    """Refuse episodes of another tokenizer or other picture sizes: their tokens would mean something else."""
+def _check_compatible(trajectory: Trajectory, renderer: Renderer, folder: Path) -> None:
+    """Refuse episodes of another tokenizer or image size: their tokens would have another meaning."""
     for turn in trajectory.turns:
         completion = turn.completion
         slots = sum(vision.image_tokens(renderer.grid(shot), renderer.settings) for shot in turn.images)
@@ -295,6 +235,6 @@ def _check_fit(trajectory: Trajectory, renderer: Renderer, folder: Path) -> None
             or turn.context.count(renderer.image_token_id) != slots
         ):
             raise UserError(
-                f"{folder}: its episodes do not fit the model (model.path, model.min_pixels, "
-                "model.max_pixels): their tokens are of another one: collect with the same model settings"
+                f"{folder}: its episodes were sampled with other model settings (model.path, "
+                "model.min_pixels, model.max_pixels). Collect with the same model settings"
             )

@@ -1,0 +1,68 @@
+"""Chooses the engine of a recipe: `engine.name`.
+
+- `in_process`: the model of `model.path`, loaded into this process. It returns tokens, as training needs.
+- `openai`: OpenAI-compatible servers (`server.endpoints`). They return text, so they serve evaluation only.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from arpo.config import Config
+from arpo.engines.base import Engine
+from arpo.errors import UserError
+from arpo.prompts.rendering import ChatRenderer, PromptRenderer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedEngine:
+    """An engine with the renderer for its prompts. `model` is None if the weights are not in this process."""
+
+    engine: Engine
+    renderer: PromptRenderer
+    model: Any
+
+
+def open_engine(config: Config) -> OpenedEngine:
+    """Open the engine of `engine.name`. Loads a model in process; does not connect to a server yet."""
+    return _open_openai(config) if config.engine.name == "openai" else _open_in_process(config)
+
+
+def require_tokens(config: Config) -> None:
+    """Refuse an engine that returns text without tokens. Such episodes cannot be trained on."""
+    if config.engine.name == "openai":
+        raise UserError(
+            'engine.name = "openai": a chat server returns text without tokens, and training needs the '
+            'sampled tokens. Set engine.name = "in_process"'
+        )
+
+
+def model_id(config: Config) -> str:
+    """The model that the engine serves: a server's model name, or model.path. Examples: "ui-tars", "base"."""
+    return config.server.model if config.engine.name == "openai" else config.model.path
+
+
+def _open_openai(config: Config) -> OpenedEngine:
+    from arpo.engines.openai import OpenAIEngine
+
+    return OpenedEngine(
+        engine=OpenAIEngine(config.server, os.environ.get("OPENAI_API_KEY", "")),
+        renderer=ChatRenderer(config.model.min_pixels, config.model.max_pixels),
+        model=None,
+    )
+
+
+def _open_in_process(config: Config) -> OpenedEngine:
+    import torch
+
+    from arpo.engines.in_process import InProcessEngine
+    from arpo.models.loading import check_compatible, load_model, load_renderer
+
+    torch.set_num_threads(config.run.threads or os.cpu_count() or 1)
+    renderer = load_renderer(config.model)
+    model = load_model(config.model, config.run.seed)
+    check_compatible(model, renderer)
+    engine = InProcessEngine(model, renderer, slots=config.env.parallel)
+    return OpenedEngine(engine=engine, renderer=renderer, model=model)

@@ -1,0 +1,72 @@
+"""Success rates of played groups. Failed episodes are counted separately, never as a score of 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from arpo.envs.pool import Quarantined
+from arpo.errors import UserError
+from arpo.reporting.display import Display
+from arpo.rollout.scheduler import describe_failure
+from arpo.types import Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """The scores of one evaluation.
+
+        Score(by_task={"a": (1.0, 0.0), "b": (1.0,)}, failures=1).rate  # 2 of 3 episodes: 0.667
+
+    `failures` is the number of episodes that could not be played. They are not in `by_task`.
+    """
+
+    by_task: Mapping[str, tuple[float, ...]]
+    failures: int
+
+    @classmethod
+    def of(cls, groups: Sequence[Group]) -> Score:
+        return cls(
+            by_task={group.task_id: tuple(t.score for t in group.trajectories) for group in groups},
+            failures=sum(len(group.failures) for group in groups),
+        )
+
+    @property
+    def successes(self) -> float:
+        return sum(sum(scores) for scores in self.by_task.values())
+
+    @property
+    def episodes(self) -> int:
+        return sum(len(scores) for scores in self.by_task.values())
+
+    @property
+    def rate(self) -> float:
+        """Mean score. NaN if no episode could be played."""
+        return self.successes / self.episodes if self.episodes else math.nan
+
+
+def without_partial_credit(group: Group, partial: float) -> Group:
+    """The group with scores up to `partial` set to 0. Partial credit (env.partial) is for training only."""
+    reached = tuple(
+        trajectory if trajectory.score > partial else replace(trajectory, score=0.0)
+        for trajectory in group.trajectories
+    )
+    return replace(group, trajectories=reached)
+
+
+def report_failures(groups: Sequence[Group], display: Display) -> None:
+    """Show how many episodes failed, and the first reason. Raises UserError if all of them failed.
+
+    Quarantined episodes were never tried, so a batch of them alone raises nothing.
+    """
+    failures = [failure for group in groups for failure in group.failures]
+    if not failures:
+        return
+    message = f"{len(failures)} episodes failed. First failure: {describe_failure(failures[0])}"
+    tried = any(failure.kind != Quarantined.__name__ for failure in failures)
+    if tried and not any(group.trajectories for group in groups):
+        raise UserError(
+            f"all {message}. Fix the environment (`arpo check-env` helps), then run the same command again"
+        )
+    display.note(message)

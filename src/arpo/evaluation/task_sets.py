@@ -1,0 +1,91 @@
+"""The task sets of a recipe: training, held-out and overall tasks, without those that cannot run here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from arpo.config import Config
+from arpo.envs.osworld.needs import FIX_HINT, split_runnable
+from arpo.envs.task_files import check_disjoint, load_tasks, select_tasks
+from arpo.errors import UserError
+from arpo.reporting.display import Display
+from arpo.storage.run_folder import write_atomically
+from arpo.types import Task
+
+OVERALL = "overall"  # may overlap with the other sets; played only before and after training
+SETS = ("train", "heldout", OVERALL)
+SKIPPED = "skipped.json"  # in the run folder
+_SHOWN = 3  # skipped tasks on the screen; the file lists all
+
+
+def load_sets(config: Config) -> dict[str, tuple[Task, ...]]:
+    """Load the tasks of each set and apply tasks.domains and tasks.ids.
+
+    The held-out set may be empty. The overall set is absent if tasks.overall is empty. Raises UserError if a
+    held-out task is also a training task, or if no training task is left.
+    """
+    settings = config.tasks
+    sources = (settings.train, settings.heldout, settings.overall)
+    named = {
+        name: load_tasks(source, settings.examples) if source else ()
+        for name, source in zip(SETS, sources, strict=True)
+    }
+    check_disjoint(named["train"], named["heldout"])
+    chosen = {
+        task.id for task in select_tasks([task for tasks in named.values() for task in tasks], settings)
+    }
+    sets = {name: tuple(task for task in tasks if task.id in chosen) for name, tasks in named.items()}
+    if not sets["train"]:
+        raise UserError("tasks.domains, tasks.ids: only held-out tasks are left. Choose training tasks too")
+    return sets if sets[OVERALL] else {name: tasks for name, tasks in sets.items() if name != OVERALL}
+
+
+def playable(
+    config: Config, sets: Mapping[str, Sequence[Task]]
+) -> tuple[dict[str, tuple[Task, ...]], dict[str, str]]:
+    """Split off the tasks that cannot run on this machine. Returns the rest, and reasons by task id."""
+    kept: dict[str, tuple[Task, ...]] = {}
+    reasons: dict[str, str] = {}
+    for name, tasks in sets.items():
+        kept[name], others = split_runnable(tasks, config)
+        if others and not kept[name]:
+            raise UserError(
+                f"none of the {len(tasks)} {name} tasks can run here; the first, {others[0][0].id}: "
+                f"{others[0][1]}; {FIX_HINT}"
+            )
+        reasons |= {task.id: reason for task, reason in others}
+    return kept, reasons
+
+
+def sets_of_run(config: Config, folder: Path, resumed: bool, display: Display) -> dict[str, tuple[Task, ...]]:
+    """The task sets of a training run, with the skipped tasks written to skipped.json.
+
+    A resumed run must have the same tasks as before: its progress is an index into them.
+    """
+    sets, skipped = playable(config, load_sets(config))
+    path = folder / SKIPPED
+    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if resumed and (changed := sorted(before.keys() ^ skipped.keys())):
+        raise UserError(
+            f"{path}: the set of runnable tasks has changed since this run began, for example {changed[0]}. "
+            "Restore the earlier state (osworld.cache, osworld.network), or choose another --run.dir"
+        )
+    write_skipped(path, skipped, display)
+    return sets
+
+
+def write_skipped(path: Path, reasons: Mapping[str, str], display: Display) -> None:
+    """Write the reasons as JSON, and show the first ones. Removes the file if no task is skipped."""
+    path.unlink(missing_ok=True)
+    if reasons:
+        write_atomically(path, json.dumps(reasons, indent=1) + "\n")
+    report_skipped(reasons, path, display)
+
+
+def report_skipped(reasons: Mapping[str, str], path: Path, display: Display) -> None:
+    if reasons:
+        display.note(f"{len(reasons)} tasks cannot run here and are skipped. {path} lists all of them:")
+        for task, reason in list(reasons.items())[:_SHOWN]:
+            display.note(f"  {task}: {reason}")

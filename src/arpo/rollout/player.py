@@ -1,0 +1,61 @@
+"""Opens everything that plays episodes for a recipe: engine, renderer, prompt template, environments."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from arpo.config import Config
+from arpo.engines.factory import open_engine
+from arpo.envs.factory import open_pool
+from arpo.prompts.conversation import load_template
+from arpo.prompts.rendering import PromptRenderer, Renderer
+from arpo.reporting.display import Display
+from arpo.rollout.episode import Agent
+from arpo.rollout.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Player:
+    """The scheduler that plays episodes, and the model behind it.
+
+    `model` is the module that the engine samples from, for a learner to train. It is None if a server has it.
+    """
+
+    scheduler: Scheduler
+    renderer: PromptRenderer
+    model: Any
+
+    @property
+    def token_renderer(self) -> Renderer:
+        """The renderer of an engine that takes tokens, as training needs."""
+        assert isinstance(self.renderer, Renderer), "the engine takes messages, not tokens"
+        return self.renderer
+
+    @asynccontextmanager
+    async def started(self, display: Display) -> AsyncIterator[Scheduler]:
+        """The scheduler with a connected engine, which is closed at the end."""
+        engine = self.scheduler.agent.engine
+        try:
+            for message in await engine.start():
+                display.note(message)
+            yield self.scheduler
+        finally:
+            await engine.close()
+
+
+def open_player(config: Config) -> Player:
+    """Open the environments and the engine of the recipe. Wrong settings raise UserError here."""
+    pool = open_pool(config)
+    template = load_template(config.model.prompt)
+    opened = open_engine(config)
+    agent = Agent(
+        engine=opened.engine,
+        renderer=opened.renderer,
+        template=template,
+        coordinates=config.model.coordinates,
+    )
+    scheduler = Scheduler(pool=pool, agent=agent, settings=config.rollout, seed=config.run.seed)
+    return Player(scheduler=scheduler, renderer=opened.renderer, model=opened.model)

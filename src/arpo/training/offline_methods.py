@@ -1,0 +1,149 @@
+"""The offline methods: RFT, DPO and KTO. `train.method` chooses one, once per run.
+
+A method decides which stored episodes form the units of an update, and computes the loss of an update from
+the learner's log-probabilities. The loss functions are in `algorithms/preference_losses.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from random import Random
+from typing import ClassVar, Protocol
+
+from arpo.algorithms.preference_losses import (
+    KTOWeights,
+    TrajectoryLoss,
+    dpo,
+    kto,
+    mismatched,
+    pairs,
+    rft,
+    samples_for,
+)
+from arpo.algorithms.samples import trajectory_samples
+from arpo.config import OfflineConfig
+from arpo.learner.base import Batch, Learner
+from arpo.types import Trajectory
+
+Unit = tuple[str, ...]  # episode ids that stay in one update: one episode, or for DPO (success, failure)
+EpisodesByTask = Mapping[str, Sequence[str]]
+
+
+class OfflineMethod(Protocol):
+    """An offline method with its settings."""
+
+    needs: ClassVar[str]  # the episodes that it learns from, for messages
+
+    def units(self, successes: EpisodesByTask, failures: EpisodesByTask, rng: Random) -> list[Unit]:
+        """The units of one pass, in a fixed order. Empty if the method has nothing to learn from."""
+        ...
+
+    async def loss(
+        self, learner: Learner, trajectories: Sequence[Trajectory], desirable: Sequence[bool], rng: Random
+    ) -> TrajectoryLoss:
+        """The loss of one update. `desirable` marks the successes among the trajectories."""
+        ...
+
+    def batch(self, trajectories: Sequence[Trajectory], loss: TrajectoryLoss) -> Batch:
+        """The batch of one update whose gradient is the gradient of the loss."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RFT:
+    """Rejection sampling: maximum likelihood on the successes."""
+
+    needs: ClassVar[str] = "successes"
+
+    def units(self, successes: EpisodesByTask, failures: EpisodesByTask, rng: Random) -> list[Unit]:
+        return _single(successes)
+
+    async def loss(
+        self, learner: Learner, trajectories: Sequence[Trajectory], desirable: Sequence[bool], rng: Random
+    ) -> TrajectoryLoss:
+        return rft(await _logps(learner, trajectories, "mean", base=False))
+
+    def batch(self, trajectories: Sequence[Trajectory], loss: TrajectoryLoss) -> Batch:
+        return _batch(trajectories, loss, "mean")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DPO:
+    """Direct preference optimisation on pairs of a success and a failure of one task."""
+
+    settings: OfflineConfig
+    needs: ClassVar[str] = "successes and failures of one task"
+
+    def units(self, successes: EpisodesByTask, failures: EpisodesByTask, rng: Random) -> list[Unit]:
+        return [*pairs(successes, failures, self.settings.pairs, rng)]
+
+    async def loss(
+        self, learner: Learner, trajectories: Sequence[Trajectory], desirable: Sequence[bool], rng: Random
+    ) -> TrajectoryLoss:
+        return dpo(await _gains(learner, trajectories, self.settings.length), self.settings.beta)
+
+    def batch(self, trajectories: Sequence[Trajectory], loss: TrajectoryLoss) -> Batch:
+        return _batch(trajectories, loss, self.settings.length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KTO:
+    """Kahneman-Tversky optimisation on successes and failures, without pairs."""
+
+    settings: OfflineConfig
+    weights: KTOWeights
+    needs: ClassVar[str] = "successes"
+
+    def units(self, successes: EpisodesByTask, failures: EpisodesByTask, rng: Random) -> list[Unit]:
+        return [*_single(successes), *_single(failures)] if successes else []
+
+    async def loss(
+        self, learner: Learner, trajectories: Sequence[Trajectory], desirable: Sequence[bool], rng: Random
+    ) -> TrajectoryLoss:
+        length = self.settings.length
+        reference = await _gains(learner, mismatched(trajectories, rng), length)
+        gains = await _gains(learner, trajectories, length)
+        return kto(gains, desirable, reference, self.settings.beta, self.weights)
+
+    def batch(self, trajectories: Sequence[Trajectory], loss: TrajectoryLoss) -> Batch:
+        return _batch(trajectories, loss, self.settings.length)
+
+
+def open_method(name: str, settings: OfflineConfig, successes: int, failures: int) -> OfflineMethod:
+    """The method of train.method. The numbers of episodes balance the weights of KTO."""
+    match name:
+        case "rft":
+            return RFT()
+        case "dpo":
+            return DPO(settings=settings)
+        case "kto":
+            return KTO(settings=settings, weights=KTOWeights.of(successes, failures, settings))
+    raise ValueError(f"train.method {name!r} is not an offline method")
+
+
+def _single(episodes: EpisodesByTask) -> list[Unit]:
+    return [(name,) for names in episodes.values() for name in names]
+
+
+def _batch(trajectories: Sequence[Trajectory], loss: TrajectoryLoss, length: str) -> Batch:
+    return Batch(updates=(tuple(samples_for(trajectories, loss.coefficients, length)),))
+
+
+async def _gains(learner: Learner, trajectories: Sequence[Trajectory], length: str) -> list[float]:
+    """Δ of each trajectory: log π_θ − log π_ref."""
+    policy, base = [await _logps(learner, trajectories, length, base=which) for which in (False, True)]
+    return [ours - theirs for ours, theirs in zip(policy, base, strict=True)]
+
+
+async def _logps(
+    learner: Learner, trajectories: Sequence[Trajectory], length: str, *, base: bool
+) -> list[float]:
+    """log π of the sampled tokens of each trajectory: their sum or their mean."""
+    samples = [list(trajectory_samples(each, 0.0, 0.0, replayed=False)) for each in trajectories]
+    logps = iter(await learner.logprobs(list(chain(*samples)), base=base))
+    sums = [sum(next(logps) for _ in own) for own in samples]
+    if length == "sum":
+        return sums
+    return [total / each.sampled_tokens for total, each in zip(sums, trajectories, strict=True)]

@@ -138,17 +138,23 @@ def test_compiled_parts_equal_plain_transformers(family: str, monkeypatch: pytes
         pytest.param("cuda", KeptActivations(product_layers=1, vision_blocks=1), marks=NEEDS_A_GPU),
     ],
 )
-def test_long_sequences_in_bfloat16_are_those_of_plain_transformers_in_float32(
+def test_long_sequences_equal_plain_transformers_in_float32(
     device: str, kept: KeptActivations | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wide and long enough for all GPU paths: compiled operations, fast attention, kept activations."""
+    """Wide and long enough for all GPU paths: compiled operations, fast attention, kept activations.
+
+    bfloat16 on a GPU; float32 on a CPU, since many CPUs emulate bfloat16 very slowly.
+    """
+    dtype, atol, rtol, least_cosine = (
+        (torch.bfloat16, 0.05, 0.02, 0.99) if device == "cuda" else (torch.float32, 1e-3, 1e-3, 0.9999)
+    )
     monkeypatch.setattr(fused_ops, "MIN_COMPILED_VALUES", 2**16)
     if kept is not None:
         monkeypatch.setattr(forward, "activations_to_keep", lambda *_: kept)
     shape = tiny_config(
         TOKENIZER.get_vocab_size(), special_ids(TOKENIZER), hidden=512, layers=2, vision_layers=2
     )
-    stock = new_tiny_model(shape, seed=0).to(device, torch.bfloat16).float().eval()
+    stock = new_tiny_model(shape, seed=0).to(device, dtype).float().eval()
     big = [screenshot(seed, 560, 560) for seed in (1, 2, 3)]
     samples = (sample_of(big, [40, 30, 50]), sample_of([big[2], big[0], screenshot(4, 560, 448)], [9, 8, 7]))
     assert all(
@@ -157,15 +163,13 @@ def test_long_sequences_in_bfloat16_are_those_of_plain_transformers_in_float32(
     weights = torch.linspace(-1, 1, sum(sum(sample.mask) for sample in samples), device=device)
     expected_N = torch.cat([stock_logprobs(stock, RENDERER, sample, 1.0) for sample in samples])
     (expected_N * weights).sum().backward()
-    ours = prepare(
-        new_tiny_model(shape, seed=0).to(device, torch.bfloat16)
-    )  # compiles rotary for the whole process
+    ours = prepare(new_tiny_model(shape, seed=0).to(device, dtype))  # compiles rotary for the process
     logp_N, _ = sampled_logprobs(ours, samples, RENDERER, 1.0, packed=True)
-    torch.testing.assert_close(logp_N, expected_N, atol=0.05, rtol=0.02)
+    torch.testing.assert_close(logp_N, expected_N, atol=atol, rtol=rtol)
     (logp_N * weights).sum().backward()
     for (name, mine), theirs in zip(ours.named_parameters(), stock.parameters(), strict=True):
         alike = torch.cosine_similarity(mine.grad.float().flatten(), theirs.grad.flatten(), dim=0)
-        assert alike > 0.99, (name, alike)
+        assert alike > least_cosine, (name, alike)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

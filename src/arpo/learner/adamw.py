@@ -5,7 +5,7 @@ value is computed in float32 and rounded up or down at random, to the nearer nei
 probability, so the expected value is exact. The random bits are a hash of (seed, step, parameter, element):
 there is no generator state to save, and a resumed run takes the same steps bit for bit. Tensors change in
 place and in chunks, so no second copy of the weights exists. Float32 tensors are not rounded. The learner
-checks for gradients that are not finite; the optimiser does not.
+checks gradients for infinities and NaNs; the optimiser does not.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class _Chunk:
 class RoundingAdamW(torch.optim.Optimizer):
     """torch.optim.AdamW with the same state names; both moments have the type `moments`.
 
-    If `stochastic` is false, it rounds to nearest. `offsets` gives the index of the first element for
-    parameters that are shards of full ones: a shard is rounded exactly like the full parameter.
+    If `stochastic` is false, it rounds to nearest. For shards of parameters, `offsets` has the index of their
+    first element in the full parameter: a shard is rounded exactly like the full parameter.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ def plain_update(
     coefficients: Tensor,
     draw_keys: Tensor | None,
 ) -> None:
-    """One step of AdamW on one chunk, in place."""
+    """One in-place step of AdamW on one chunk."""
     keep, rate, correction, mean_share, square_share = coefficients.unbind()
     gradient, mean, square = grad_N.float(), mean_N.float(), square_N.float()
     mean = mean + (gradient - mean) * mean_share
@@ -152,9 +152,8 @@ def round_stochastically(value: Tensor, draw: Tensor) -> Tensor:
     """One of the two bfloat16 neighbours of each value, as float32. Draws are integers below 2**16.
 
     bfloat16 is the upper half of the bits of a float32. The lower half, divided by 2**16, is the distance
-    from the lower neighbour, and so the share of draws that carry over. Example: 1 + 2**-9 is a quarter of
-    the way from 1 to 1 + 2**-7, and one draw in four gives the latter. Values that are not finite stay
-    unchanged.
+    from the lower neighbour, and so the share of draws with a carry. Example: 1 + 2**-9 is a quarter of the
+    way from 1 to 1 + 2**-7, and one draw in four gives the latter. Infinities and NaNs stay unchanged.
     """
     rounded = ((value.view(torch.int32) + draw) & -(1 << 16)).view(torch.float32)
     return torch.where(value.isfinite(), rounded, value)

@@ -1,10 +1,10 @@
 """Learner in this process: it owns π_old and the updates of a batch.
 
 An update is one pass over its samples in micro-batches, one clipped gradient and one AdamW step. Weight decay
-applies to matrices only. The learning rate is constant after a linear warm-up. A step with a loss or gradient
-that is not finite is skipped and counted. Parameters that require a gradient are trained and saved; of the
-rest only a fingerprint is saved. The learner draws no random numbers except for stochastic rounding. `train`
-blocks the event loop: between batches, no other task has work.
+applies to matrices only. The learning rate is constant after a linear warm-up. A step with an infinite or NaN
+loss or gradient is skipped and counted. All parameters with `requires_grad` are trained and saved; of the
+rest, only a fingerprint is saved. The learner draws no random numbers except for stochastic rounding. `train`
+blocks the event loop: at the end of a batch, no other task has work.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class LocalLearner:
         return loss + self._config.loss.kl * kl, sums + kl_sums
 
     def _prefetch_images(self, microbatches: Sequence[Microbatch]) -> None:
-        """Start decoding screenshots that are not in the feature cache."""
+        """Start decoding the screenshots missing in the feature cache."""
         if self._loader is None:
             return
         model: Any = self._model
@@ -156,7 +156,7 @@ class LocalLearner:
     def _trained_parameters(
         self, model: nn.Module
     ) -> tuple[dict[str, nn.Parameter], dict[nn.Parameter, int]]:
-        """Trained parameters by name, and the offsets of those that are shards."""
+        """Trained parameters by name, and the offsets of shards."""
         return {name: p for name, p in model.named_parameters() if p.requires_grad}, {}
 
     def _token_logprobs(self, model: Any, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
@@ -196,7 +196,7 @@ class LocalLearner:
         write_counters(folder, self._model, **self.counters())
 
     def load(self, folder: Path) -> None:
-        """Resume from a folder written by `save`. The model is filled in place: other holders see it."""
+        """Resume from a folder written by `save`. Fills the model in place, for all its holders."""
         saved = SavedState.read(folder, self._model)
         self._restore(saved)
         self._version, self._steps, self._skipped = saved.version, saved.steps, saved.skipped

@@ -1,9 +1,9 @@
-"""Processes (ranks) of a sharded learner, and the commands that rank 0 sends to them.
+"""Processes (ranks) of a sharded learner, and their commands from rank 0.
 
 Rank 0 is the process of the run. It starts the others with a pipe to their stdin and writes commands: JSON,
 followed by the screenshots as raw bytes. All other data passes through torch.distributed, on loopback only. A
-rank exits when its stdin closes, and so with rank 0, however that ends. If a rank exits or does not respond,
-the run ends with an error that names the rank and shows its last output. `optim.rank_seconds` bounds every
+rank exits when its stdin closes, and so with rank 0 in any case. If a rank exits or does not respond,
+the run ends with an error: the number and the last output of the rank. `optim.rank_seconds` bounds every
 wait.
 """
 
@@ -227,7 +227,7 @@ class RankGroup:
         self._raise_if_lost(0.0)
 
     def _raise_if_lost(self, seconds: float, cause: Exception | None = None) -> None:
-        """Raise `UserError` about the rank that exited first, if one exits within `seconds`."""
+        """Raise `UserError` about the first rank to exit, if one exits within `seconds`."""
         deadline = time.monotonic() + seconds
         while True:
             if ended := [rank for rank in self._others if not rank.is_alive]:
@@ -266,7 +266,7 @@ class _RankProcess:
 
     @property
     def was_killed(self) -> bool:
-        """True after SIGKILL: the cause is outside, since a rank that loses another exits normally."""
+        """True after SIGKILL: the cause is external, since a rank without its peers exits with code 1."""
         return self._process.poll() == -signal.SIGKILL
 
     def ended_at(self) -> float:
@@ -301,7 +301,7 @@ class _RankProcess:
             remaining = remaining[os.write(descriptor, remaining) :]
 
     def stop(self, seconds: float) -> None:
-        """Wait for the exit of a rank that was told to stop; kill it after `seconds`."""
+        """Wait for the exit after a `StopCommand`; kill the process after `seconds`."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         self._process.kill()
@@ -328,7 +328,7 @@ class _RankProcess:
 
 
 def _shut_down(others: Sequence[_RankProcess]) -> None:
-    """Leave the process group together with the ranks that still respond, with short timeouts."""
+    """Leave the process group together with all responsive ranks, with short timeouts."""
     for rank in others:
         rank.may_end = True
         with suppress(OSError):
@@ -361,7 +361,7 @@ def serve_rank(config: Config, rank: int, port: int, run: Callable[[Iterator[Com
 
 
 def _read_commands(stream: IO[bytes], commands: SimpleQueue[Command]) -> None:
-    """Runs in a thread, so that the end of rank 0 ends this process at any time."""
+    """Runs in a thread: the end of rank 0 ends this process at any time."""
     try:
         while (command := read_command(stream)) is not None:
             commands.put(command)

@@ -221,7 +221,7 @@ class RankLearner(LocalLearner):
     def _trained_parameters(
         self, model: nn.Module
     ) -> tuple[dict[str, nn.Parameter], dict[nn.Parameter, int]]:
-        """The local shard of each tensor, as a parameter that shares its memory."""
+        """The local shard of each tensor, as a parameter with shared memory."""
         self._shards = {name: _as_dtensor(p) for name, p in model.named_parameters() if p.requires_grad}
         with torch.no_grad():
             own = {name: nn.Parameter(shard.to_local()) for name, shard in self._shards.items()}
@@ -324,7 +324,7 @@ def filler_sample(renderer: Renderer) -> Sample:
 
 
 def _materialise(module: nn.Module, device: torch.device) -> None:
-    """Allocate meta tensors unit by unit, so that no rank ever holds the whole model."""
+    """Allocate meta tensors unit by unit: no rank ever holds the whole model."""
     for part in module.modules():
         own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         if any(tensor.is_meta for tensor in own):
@@ -342,7 +342,7 @@ def _fill_from_rank_0(targets: Mapping[str, Tensor], sources: Mapping[str, Tenso
 
 @torch.no_grad()
 def _copy_from_rank_0(target: Tensor, source: Tensor | None) -> None:
-    """Fill a shard, or a tensor that every rank holds in full, from the full tensor of rank 0."""
+    """Fill a shard, or a replicated tensor, from the full tensor of rank 0."""
     if source is None:
         full_model = torch.empty(target.shape, dtype=target.dtype, device=target.device)
     else:
@@ -361,7 +361,7 @@ def _as_dtensor(tensor: Tensor) -> DTensor:
 
 
 def _dtensor_like(shard: DTensor, part: Tensor) -> DTensor:
-    """This rank's `part` of a tensor that is sharded like `shard`."""
+    """This rank's `part` of a tensor with the sharding of `shard`."""
     return DTensor.from_local(
         part, shard.device_mesh, shard.placements, run_check=False, shape=shard.shape, stride=shard.stride()
     )

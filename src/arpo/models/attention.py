@@ -1,6 +1,6 @@
 """Attention of the language model, and the choice of the attention kernel for both towers.
 
-transformers copies keys and values for every query head whenever there is a mask. In decoding, that copy
+transformers copies keys and values for every query head whenever there is a mask. In decoding, the copy
 moves more memory than everything else. `folded_attention` folds the query heads of one key head into its
 queries instead. Sequences packed into one row attend only to themselves. `install` changes one model
 instance, through the registry of attention functions in transformers.

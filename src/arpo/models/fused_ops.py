@@ -1,7 +1,7 @@
 """Fused operations between the matrix products: norms, gated activations and rotary positions.
 
 Stock norms and activations read and write every value several times, in float32. Compiled, each takes one
-pass. A hidden width that is not a multiple of eight (the vision tower's 3,420) makes matrix products on a GPU
+pass. A hidden width not divisible by eight (the vision tower's 3,420) makes matrix products on a GPU
 three times slower; padding with zeros avoids this and changes no result. `install` changes one model instance
 and keeps its weights. Only the language model's rotary function changes for the whole process, because
 transformers looks it up by name.
@@ -50,7 +50,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _compile_rotary(model: Any) -> None:
-    """Replace the rotary function in the module of each layer class that defines one."""
+    """Replace the rotary function in every module of transformers with one."""
     for module in model.modules():
         library = sys.modules[type(module).__module__]
         rotate = getattr(library, ROTARY_FUNCTION, None)

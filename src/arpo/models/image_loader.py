@@ -1,6 +1,6 @@
-"""Threads that decode screenshots ahead of use, while the GPU works on earlier ones.
+"""Decode screenshots in threads ahead of use, while the GPU works on earlier ones.
 
-`load` also decodes screenshots that were not prefetched. Each result is returned once and not cached.
+`load` also decodes screenshots without a prefetch. Each result is returned once and not cached.
 """
 
 from __future__ import annotations

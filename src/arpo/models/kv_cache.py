@@ -98,7 +98,7 @@ class CacheStep:
         self._length = length
 
     def mask(self) -> Tensor:
-        """[B, 1, T, length]: true from the first position to that of the new token."""
+        """[B, 1, T, length]: true up to the position of the new token."""
         seen_L = torch.arange(self._length, device=self._cache_positions_BT.device)
         return seen_L <= self._cache_positions_BT[:, None, :, None]
 

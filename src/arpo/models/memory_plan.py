@@ -1,7 +1,7 @@
-"""GPU memory that a recipe needs, computed before anything is loaded.
+"""GPU memory of a recipe, computed before anything is loaded.
 
 Weights, gradients and moments are exact, from the model's configuration alone. Activations are an upper
-bound: those of the longest sequence that the recipe allows, minus the ones recomputed (see `recompute`). With
+bound: those of the longest possible sequence, minus the ones recomputed (see `recompute`). With
 several ranks, each has a GPU. They share weights, gradients and moments. Rank 0 needs most: it also samples,
 with a full model of its own. If a recipe does not fit, `advise` finds settings that do. Nothing is allocated.
 
@@ -34,7 +34,7 @@ from arpo.recipe import value
 
 BYTES = {"float32": 4, "bfloat16": 2}
 GIB = 2**30
-RESERVE = 4 * GIB  # memory of the libraries, and memory that the allocator cannot use
+RESERVE = 4 * GIB  # memory of the libraries, and gaps of the allocator
 FRAGMENTATION_DIVISOR = 10  # one part in this many of the free memory is lost to fragmentation
 MAX_LOGITS = 2**26  # computed at once, in float32; with copies, one gigabyte
 LOGIT_COPIES = 4
@@ -193,9 +193,7 @@ def plan_memory(info: ModelInfo, config: Config) -> MemoryPlan:
     width, ranks = BYTES[config.model.dtype], config.optim.ranks
     train, lora = config.model.train, config.model.train == "lora"
     everything = dims.vision_parameters + dims.language_parameters
-    trained = {"all": everything, "language": dims.language_parameters, "lora": dims.adapter_parameters}[
-        train
-    ]
+    trained = everything if train == "all" else dims.adapter_parameters if lora else dims.language_parameters
     tower = 0 if train == "all" else dims.vision_parameters
     adapters = 4 * dims.adapter_parameters if lora else 0
     # For KL, the base model shares a frozen tower in one process. A rank has a copy of its own, and keeps
@@ -203,6 +201,7 @@ def plan_memory(info: ModelInfo, config: Config) -> MemoryPlan:
     base = _per_rank(width * trained, ranks) + (
         width * (tower + dims.non_layer_parameters) if ranks > 1 else 0
     )
+    key_value_bytes = 2 * dims.key_width * dims.layers * width  # of one token
     return MemoryPlan(
         weights=width * tower + _per_rank(width * (everything - tower) + adapters, ranks),
         base_model=base if config.compares_with_base and not lora else 0,
@@ -213,12 +212,7 @@ def plan_memory(info: ModelInfo, config: Config) -> MemoryPlan:
             dims, width, workload.tokens, workload.patches if train == "all" else 0
         ),
         sampling_model=width * everything + adapters if ranks > 1 else 0,
-        kv_cache=config.env.parallel
-        * capacity_for(workload.sequence)
-        * 2
-        * dims.key_width
-        * dims.layers
-        * width,
+        kv_cache=config.env.parallel * capacity_for(workload.sequence) * key_value_bytes,
         reserve=RESERVE,
     )
 
@@ -233,11 +227,9 @@ def _gathered_bytes(dims: ModelDimensions, width: int, lora: bool) -> int:
     Gradients are full tensors until they are summed over the ranks, in float32.
     """
     weights = width * (dims.non_layer_parameters + 2 * dims.layer_parameters)
-    return (
-        weights
-        if lora
-        else weights + width * (dims.non_layer_parameters + dims.layer_parameters) + 4 * dims.layer_parameters
-    )
+    if lora:
+        return weights
+    return weights + width * (dims.non_layer_parameters + dims.layer_parameters) + 4 * dims.layer_parameters
 
 
 def _activation_bytes(dims: ModelDimensions, width: int, tokens: int, patches: int) -> int:
@@ -260,7 +252,7 @@ def layer_bytes(dims: ModelDimensions, width: int, tokens: int) -> int:
 
 
 def product_bytes(dims: ModelDimensions, width: int, tokens: int) -> int:
-    """Additional activations of a language layer that keeps its matrix products."""
+    """Additional activations of a language layer with kept matrix products."""
     return width * tokens * (dims.hidden + dims.query_width + 2 * dims.key_width + 2 * dims.intermediate)
 
 
@@ -270,7 +262,7 @@ def block_bytes(dims: ModelDimensions, width: int, patches: int) -> int:
 
 
 def activations_to_keep(model: Any, tokens: int, patches: int) -> KeptActivations:
-    """The activations that fit into free GPU memory until the backward pass.
+    """The activations to keep in free GPU memory until the backward pass.
 
     If weights are sharded over several GPUs, none: gathering needs an unknown amount of memory.
     """
@@ -315,7 +307,7 @@ def _count_that_fit(max_count: int, available: int, size: int) -> int:
 
 
 def find_fitting_changes(info: ModelInfo, config: Config, gpu_bytes: int) -> Change:
-    """The least harmful changes that make the recipe fit into `gpu_bytes`; else those that need least memory.
+    """The least harmful changes to fit into `gpu_bytes`; if none fit, those with the least memory.
 
     Changes are applied in the order of `_candidate_changes` until the recipe fits; some help only together
     with later ones. Then they are reverted as far as possible, the most harmful first.
@@ -384,7 +376,7 @@ def with_changes(config: Config, change: Change) -> Config:
 
 
 def advise(info: ModelInfo, config: Config, gpu_bytes: int) -> list[str]:
-    """Lines with the changes that make the recipe fit into `gpu_bytes`; none if it fits."""
+    """Lines with changes to fit the recipe into `gpu_bytes`; none if it fits."""
     if plan_memory(info, config).total <= gpu_bytes:
         return []
     change = find_fitting_changes(info, config, gpu_bytes)

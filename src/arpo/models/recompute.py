@@ -27,10 +27,8 @@ _ATTENTION = {
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
 }
-_PRODUCTS = {
-    _aten.mm.default: 0,
-    _aten.addmm.default: 1,
-}  # index of the argument that is multiplied by the weights
+# The value is the index of the activations among the arguments; the other factor holds the weights.
+_PRODUCTS = {_aten.mm.default: 0, _aten.addmm.default: 1}
 
 
 # The model draws no random numbers, so their state need not be restored.
@@ -41,11 +39,9 @@ checkpointed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False
 class KeptActivations:
     """Number of blocks with more kept activations than the minimum, counted from the end of the tower."""
 
-    product_layers: int = (
-        0  # language layers before the whole ones that keep the outputs of their matrix products
-    )
-    whole_layers: int = 0  # language layers that keep everything
-    vision_blocks: int = 0  # vision blocks that keep everything
+    product_layers: int = 0  # language layers before the whole ones: outputs of matrix products
+    whole_layers: int = 0  # language layers: everything
+    vision_blocks: int = 0  # blocks of the vision tower: everything
 
 
 @contextmanager

@@ -17,7 +17,7 @@ _FINGERPRINT_VALUES = 4096  # per frozen tensor
 
 
 def set_trainable(model: Any, settings: ModelConfig, seed: int) -> None:
-    """Freeze all parameters that the recipe does not train; with model.train = lora, add adapters."""
+    """Freeze the parameters outside model.train; with model.train = lora, add adapters."""
     if settings.train == "all":
         return
     visual = model.model.visual

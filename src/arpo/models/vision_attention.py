@@ -29,7 +29,7 @@ _MAX_CACHED_PATCHES = 2**18  # patches of cached layouts: about 200 megabytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segments:
-    """Runs of a packed sequence that attend to themselves, grouped by length.
+    """Runs of a packed sequence with attention among themselves, grouped by length.
 
     Lengths 4, 2, 4 give counts ((4, 2), (2, 1)) and an order with both runs of four first. If all runs have
     one length, the sequence is already grouped, and `order` and `inverse` are unused.

@@ -148,7 +148,9 @@ class Pretraining:
         rate = settings.lr * min(1.0, (self.step + 1) / settings.warmup) * min(1.0, 2 * left + 0.01)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        with torch.autocast(self.model.device.type, dtype=torch.bfloat16):
+        # Many CPUs emulate bfloat16, which is far slower than float32.
+        on_gpu = self.model.device.type == "cuda"
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=on_gpu):
             loss = lesson_loss(self.model, batch, palette)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

@@ -334,7 +334,7 @@ def test_tokenizer_and_image_settings_must_be_the_models(folders: dict[str, Path
 def test_names_of_models_and_devices() -> None:
     assert resolve_model("models/mine") == Path("models/mine")
     try:
-        assert resolve_model("base").parts[-3:] == ("arpo", "models", "base")
+        assert resolve_model("base").parts[-3:] == ("desk", "base_model", "weights")
     except UserError as error:
         assert "arpo pretrain" in str(error)
     assert resolve_device("cpu") == "cpu"

@@ -24,7 +24,7 @@ from arpo.envs.desk.env import DeskEnv
 from arpo.envs.task_files import load_tasks
 from arpo.learner.local import LocalLearner
 from arpo.models.loading import load_model, load_renderer, resolve_model
-from arpo.models.trainable import choose_trained
+from arpo.models.trainable import set_trainable
 from arpo.prompts.rendering import Renderer
 from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, save
 from arpo.storage.run_folder import RunFolder
@@ -209,7 +209,7 @@ def qwen3_run(folder: Path) -> Path:
     store.write_recipe(config)
     store.close()
     model = load_model(config.model, config.run.seed)
-    choose_trained(model, config.model, config.run.seed)
+    set_trainable(model, config.model, config.run.seed)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -122,5 +122,5 @@ def test_a_killed_run_ends_its_ranks_and_a_lost_rank_ends_its_run(tmp_path: Path
     lost = run(tmp_path, "run", 2)
     kill.join()
     assert lost.code == 2
-    said = "arpo: error: rank 1 of the learner was ended by SIGKILL; the same command goes on"
-    assert said in lost.output and "Traceback" not in lost.output
+    message = "arpo: error: rank 1 of the learner was killed by SIGKILL. Run the same command again to resume"
+    assert message in lost.output and "Traceback" not in lost.output

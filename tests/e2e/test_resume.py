@@ -119,7 +119,7 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_result(
         assert runs.train(run, *saved, at=moment).code == -signal.SIGKILL
         assert not (run / "model").exists()
     ended = runs.train(run, *saved)
-    assert ended.code == 0 and f"going on from {run}/checkpoints" in ended.output
+    assert ended.code == 0 and f"resuming from {run}/checkpoints" in ended.output
     runs.assert_same(run)
 
 
@@ -136,8 +136,8 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(runs: Runs, 
     ended = runs.train(run)
     assert ended.code == 0
     assert f"checkpoint {run}/checkpoints/step-000004 is damaged and was skipped" in ended.output
-    assert "learner/weights.safetensors has other content" in ended.output
-    assert f"going on from {run}/checkpoints/step-000003, after batch 3" in ended.output
+    assert "learner/weights.safetensors does not match its sha256" in ended.output
+    assert f"resuming from {run}/checkpoints/step-000003, after batch 3" in ended.output
     runs.assert_same(run)
 
 
@@ -150,8 +150,8 @@ def test_ctrl_c_finishes_the_batch_and_a_second_one_stops_at_once(runs: Runs, tm
 
     stopped = runs.train(run, at="in a rollout", signals=(signal.SIGINT,))
     assert stopped.code == 130
-    assert "finishing this batch, then saving; Ctrl-C again to stop at once" in stopped.output
-    assert stopped.output.endswith("saved after batch 2; the same command goes on from there\n")
+    assert "finishing this batch, then saving. Press Ctrl-C again to stop immediately" in stopped.output
+    assert stopped.output.endswith("saved after batch 2. Run the same command again to resume\n")
     assert metrics(run) == metrics(runs.reference)[:3]
 
     assert runs.train(run).code == 0
@@ -186,7 +186,7 @@ def test_another_recipe_is_rejected_with_the_keys_that_differ(runs: Runs) -> Non
     assert refused.code == 2
     assert refused.output.count("\n") == 1
     assert (
-        "the run in this folder has another replay.enabled, optim.lr: give this one a --run.dir"
+        "the run in this folder has a different replay.enabled, optim.lr. Choose another --run.dir"
         in refused.output
     )
     assert content(runs.reference) == before

@@ -106,16 +106,16 @@ def test_failures_of_an_evaluation_are_written_as_failures(
 
 def test_an_evaluation_in_which_nothing_can_be_played_is_none(tmp_path: Path) -> None:
     out = tmp_path / "scores.json"
-    with pytest.raises(UserError, match="all 1 episodes failed, the first of them: task pool-001, evaluate"):
+    with pytest.raises(UserError, match="all 1 episodes failed. First failure: task pool-001, evaluate"):
         run_evaluation(small_config(tmp_path, [A], "--env.attempts=1", env="lying"), out)
     assert not out.exists()
 
 
 def test_an_out_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is a folder; name a file in it"):
+    with pytest.raises(UserError, match="is a folder. Name a file in it"):
         run_evaluation(small_config(tmp_path, [A]), tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="its folder cannot be made"):
+    with pytest.raises(UserError, match="cannot create its folder"):
         require_writable(tmp_path / "file" / "below" / "scores.json")
 
 
@@ -143,7 +143,7 @@ def test_tasks_are_chosen_from_both_sets(tmp_path: Path) -> None:
     assert chosen(f"--tasks.ids={B},{HELDOUT}") == [[B], [HELDOUT]]
     assert chosen(f"--tasks.ids={A}") == [[A], []]
     assert chosen("--tasks.domains=File") == [[A, B], []]
-    with pytest.raises(UserError, match="only held-out tasks are left: choose training tasks too"):
+    with pytest.raises(UserError, match="only held-out tasks are left. Choose training tasks too"):
         chosen(f"--tasks.ids={HELDOUT}")
     with pytest.raises(UserError, match=r"tasks.ids: no task 'pool-999'"):
         chosen("--tasks.ids=pool-999")
@@ -190,7 +190,7 @@ def test_tasks_that_cannot_run_are_left_out_and_told_with_the_reason(
         C: "needs Thunderbird, which the local desktop does not have",
     }
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"2 tasks cannot run here and are left out; all of them are in {out}:"
+    assert said[0] == f"2 tasks cannot run here and are skipped. {out} lists all of them:"
     assert said[1] == f"  {A}: needs VS Code, which the local desktop does not have"
 
 

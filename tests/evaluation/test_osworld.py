@@ -167,8 +167,8 @@ def test_stopped_or_killed_the_same_command_goes_on(tmp_path: Path, blow: signal
         assert process.returncode == (130 if blow == signal.SIGINT else -9)
         if blow == signal.SIGINT:
             assert said == (
-                "arpo: stopped; train, collect, screen, pretrain and eval osworld go on with the same "
-                "command\n"
+                "arpo: interrupted; to resume train, collect, compare, screen, pretrain or eval osworld, run "
+                "the same command again\n"
             )
         (before,) = trial(tmp_path).glob("*/*/result.txt")
         when = before.stat().st_mtime_ns
@@ -191,7 +191,7 @@ def test_failures_are_no_results_and_are_played_again(
         assert main(words) == 1
         said = capsys.readouterr().out
         assert "an episode failed: task pool-001, step: RuntimeError: chaos at step" in said
-        assert "1 episodes failed, and not by the model; the same command plays them again:" in said
+        assert "1 episodes failed, not because of the model. Run the same command to retry them:" in said
         assert [record["task_id"] for record in summary(tmp_path)["failures"]] == [A]
         assert summary(tmp_path)["total"]["episodes"] == 1
         assert main(words) == 0
@@ -221,7 +221,7 @@ def test_an_evaluation_in_which_nothing_can_be_played_says_why(
 ) -> None:
     with serving(done) as server:
         said = refusal(capsys, *command(server.url, tmp_path, [A, B], env="lying"))
-    assert said.startswith("all 2 episodes failed, the first of them: task pool-0")
+    assert said.startswith("all 2 episodes failed. First failure: task pool-0")
     assert "evaluate: returned None, not a number in [0, 1]" in said
 
 
@@ -328,8 +328,14 @@ def test_a_flag_without_its_effect_says_so() -> None:
         ("--max_steps many", "rollout.max_steps: is 'many', must be an integer"),
         ("--nonsense 1", "unknown option"),
         ("--endpoint a:1 --tasks desk:32 --env desk --model.prompt desk", "server.endpoints: 'a:1'"),
-        ("--trial-id ../x --tasks desk:32 --env desk", "eval.trials: '../x' cannot name a folder"),
-        ("--model ../x --tasks desk:32 --env desk", "server.model: '../x' cannot name a folder"),
+        (
+            "--trial-id ../x --tasks desk:32 --env desk",
+            "eval.trials: '../x' cannot be the name of a results folder",
+        ),
+        (
+            "--model ../x --tasks desk:32 --env desk",
+            "server.model: '../x' cannot be the name of a results folder",
+        ),
     ],
 )
 def test_what_is_asked_for_and_cannot_be_is_refused(

@@ -186,7 +186,7 @@ def test_a_disk_that_is_full_is_told_in_one_line(tmp_path: Path, monkeypatch: py
 
     with Trial(tmp_path, "m", "0") as trial:
         monkeypatch.setattr(Path, "write_bytes", full)
-        with pytest.raises(UserError, match="os/a: cannot be written: No space left on device"):
+        with pytest.raises(UserError, match="os/a: cannot write: No space left on device"):
             trial.add(("os", "a"), played())
 
 
@@ -203,7 +203,7 @@ def test_failures_are_of_tasks_without_a_result(tmp_path: Path) -> None:
 
 
 def test_a_trial_belongs_to_one_process(tmp_path: Path) -> None:
-    with Trial(tmp_path, "m", "0"), pytest.raises(UserError, match="another process plays this trial"):
+    with Trial(tmp_path, "m", "0"), pytest.raises(UserError, match="another process is playing this trial"):
         Trial(tmp_path, "m", "0").__enter__()
     with Trial(tmp_path, "m", "0"), Trial(tmp_path, "m", "1"):
         pass
@@ -225,11 +225,11 @@ def test_results_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "/x", "a/../b", ".partial", "a/.b", "x\0"])
 def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match="cannot name a folder of results"):
+    with pytest.raises(UserError, match="cannot be the name of a results folder"):
         model_folder(tmp_path, name)
     with pytest.raises(UserError, match=r"eval\.trials"):
         Trial(tmp_path, "m", name)
-    with Trial(tmp_path, "m", "0") as trial, pytest.raises(UserError, match="a task's id"):
+    with Trial(tmp_path, "m", "0") as trial, pytest.raises(UserError, match="task id"):
         trial.add(("os", name), played())
 
 
@@ -243,11 +243,11 @@ def test_a_result_that_is_no_number_is_named(tmp_path: Path) -> None:
     with Trial(tmp_path, "m", "0") as trial:
         trial.add(("os", "a"), played())
     (trial.folder / "os" / "a" / "result.txt").write_text("oops")
-    with pytest.raises(UserError, match=r"os/a/result\.txt: is not a score: remove its folder"):
+    with pytest.raises(UserError, match=r"os/a/result\.txt: is not a score. Remove its folder"):
         osworld_results.scores(trial.folder)
 
 
-PLACES = {("os", "a"), ("os", "b"), ("chrome", "c"), ("chrome", "d")}
+KEYS = {("os", "a"), ("os", "b"), ("chrome", "c"), ("chrome", "d")}
 
 
 def play_trials(root: Path, *trials: dict[str, float], terms: dict[str, Any] = TERMS) -> Path:
@@ -263,7 +263,7 @@ def play_trials(root: Path, *trials: dict[str, float], terms: dict[str, Any] = T
 
 
 def summary_of(folder: Path, *names: str, config: Config | None = None, **others: Any) -> dict[str, Any]:
-    given = {"places": PLACES, "skipped": []} | others
+    given = {"keys": KEYS, "skipped": []} | others
     return summarise(folder, config or Config(), TERMS, names=names, **given)
 
 

@@ -81,7 +81,7 @@ def test_tasks_with_a_success_are_kept_with_their_counts(
         "0 ████████████████████ 1",
         "1 ████████████████████████████████████████ 2",
         "2 ████████████████████ 1",
-        f"what became of each task: {out}.report.json",
+        f"result of each task: {out}.report.json",
         f"written to {out}",
     ]
 
@@ -198,14 +198,14 @@ def test_the_progress_of_another_screening_is_refused(tmp_path: Path) -> None:
     )
     for other in (of_16, elsewhere, of_another_model, of_longer_episodes, of_smaller_pictures):
         progress.write_text(json.dumps(other) + "\n")
-        with pytest.raises(UserError, match="is of another screening: remove it, or choose another --out"):
+        with pytest.raises(UserError, match="belongs to a screening with other settings. Remove it"):
             screen(tmp_path, tmp_path / "kept.json")
         assert progress.exists()
 
 
 def test_nothing_solved_is_an_error_and_the_counts_stay(tmp_path: Path) -> None:
     Scripted.play({})
-    with pytest.raises(UserError, match="no task was solved in 2 rollouts: screen a better model"):
+    with pytest.raises(UserError, match="no task was solved in 2 rollouts. Screen with a better model"):
         screen(tmp_path, tmp_path / "kept.json")
     assert not (tmp_path / "kept.json").exists()
     assert (tmp_path / "kept.json.progress.jsonl").read_text("utf-8").count('"successes": 0') == 4
@@ -214,7 +214,7 @@ def test_nothing_solved_is_an_error_and_the_counts_stay(tmp_path: Path) -> None:
 
 def test_nothing_left_by_the_option_is_an_error_too(tmp_path: Path) -> None:
     Scripted.play({A: [1, 1]})
-    with pytest.raises(UserError, match="each task was solved always or never: screen without drop_always"):
+    with pytest.raises(UserError, match="each task was solved always or never. Set screen.drop_always"):
         screen(tmp_path, tmp_path / "kept.json", drop_always=True)
     Scripted.play({})  # what was counted is not played again
     assert screen(tmp_path, tmp_path / "kept.json") == 0
@@ -257,7 +257,7 @@ def test_tasks_that_cannot_run_are_not_played_and_not_counted_as_unsolved(
     skipped = json.loads((tmp_path / "kept.json.skipped.json").read_text("utf-8"))
     assert skipped == {A: "needs VS Code, which the local desktop does not have"}
     said = capsys.readouterr().out
-    assert "1 tasks cannot run here and are left out" in said
+    assert "1 tasks cannot run here and are skipped" in said
     assert "dropped: 1 never solved, 0 always solved, 0 failed, 1 cannot run here" in said
     assert reported(out)["tasks"][A] == {
         "successes": 0,

@@ -104,9 +104,9 @@ def test_template_from_a_package(package: None) -> None:
     [
         ("some_agent_prompts:USER,language=English", "action_space"),
         ("some_agent_prompts:NO_TASK", "no {instruction}"),
-        ("some_agent_prompts:MISSING", "no text MISSING"),
-        ("no_such_package.prompt:USER", "cannot be imported"),
-        ("no/such/file.txt", "neither"),
+        ("some_agent_prompts:MISSING", "no string MISSING"),
+        ("no_such_package.prompt:USER", "cannot import"),
+        ("no/such/file.txt", "is not 'desk', a file, or"),
     ],
 )
 def test_a_template_that_cannot_be_had_is_the_users_error(package: None, spec: str, reason: str) -> None:
@@ -118,11 +118,11 @@ def test_a_template_that_cannot_be_read_is_the_users_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "prompt.txt").write_bytes(b"\xff {instruction}")
-    with pytest.raises(UserError, match="cannot be read as UTF-8 text"):
+    with pytest.raises(UserError, match="cannot read it as UTF-8 text"):
         load_template(str(tmp_path / "prompt.txt"))
     (tmp_path / "torn_prompts.py").write_text("USER = (", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UserError, match="torn_prompts cannot be imported"):
+    with pytest.raises(UserError, match="cannot import torn_prompts"):
         load_template("torn_prompts:USER")
 
 
@@ -143,9 +143,9 @@ def test_a_template_of_another_interpreters_package_is_read_and_not_run(tmp_path
     template = load_template(f"{file}:USER,action_space=SPACE,language=English")
     assert template.user == "Calls: click()\nwait()\nin English. {instruction}"
     for spec, reason in {
-        f"{file}:NUMBER": "has no text NUMBER",
+        f"{file}:NUMBER": "has no string NUMBER",
         f"{file}:USER,language=English": "fill \\['action_space'\\]",
-        f"{tmp_path}/prompts.py:USER": "there is no file",
+        f"{tmp_path}/prompts.py:USER": "found no file",
     }.items():
         with pytest.raises(UserError, match=reason):
             load_template(spec)

@@ -225,7 +225,7 @@ def test_a_folder_without_a_tokenizer_is_the_users_error(tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"tokenizer\.json: not found"):
         Renderer.from_folder(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(UserError, match=r"tokenizer\.json: not a tokenizer"):
+    with pytest.raises(UserError, match=r"tokenizer\.json: is not a tokenizer"):
         Renderer.from_folder(tmp_path)
 
 

@@ -158,7 +158,7 @@ def test_a_batch_of_frames_is_each_frame_and_a_tensor_gives_a_tensor() -> None:
 
 
 def test_frames_must_have_their_target_size() -> None:
-    with pytest.raises(ValueError, match="30x28 is not a whole number"):
+    with pytest.raises(ValueError, match="30x28 is not a multiple of 28"):
         patchify_pixels(np.zeros((1, 28, 30, 3), dtype=np.uint8), SETTINGS)
 
 

@@ -96,6 +96,6 @@ def osworld_config(
     pool = json.loads((files("arpo") / "envs/desk/tasks/pool.json").read_text("utf-8"))
     tasks = [task | {"related_apps": [apps[task["id"]]]} for task in pool if task["id"] in apps]
     (folder / "osworld.json").write_text(json.dumps(tasks), "utf-8")
-    patch.setattr("arpo.training.build.open_pool", lambda config: EnvPool(LocalEnvs(Scripted, 1), config.env))
+    patch.setattr("arpo.rollout.player.open_pool", lambda config: EnvPool(LocalEnvs(Scripted, 1), config.env))
     settings = ("--env.name=osworld", f"--tasks.train={folder / 'osworld.json'}", "--tasks.heldout=")
     return small_config(folder, [A], *settings, *overrides)

@@ -84,15 +84,15 @@ def test_refusals(run, tmp_path):
         export_model(run, tmp_path / "out", "int8", merged=True)
     with pytest.raises(UserError, match="not empty"):
         export_model(run, run, "float32", merged=True)
-    with pytest.raises(UserError, match="neither a run folder"):
+    with pytest.raises(UserError, match="is not a run folder"):
         export_model(tmp_path, tmp_path / "out", "float32", merged=True)
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot be made"):
+    with pytest.raises(UserError, match="cannot create the folder"):
         export_model(run, tmp_path / "file" / "below", "float32", merged=True)
     store = RunFolder(tmp_path / "young")
     store.write_recipe(Config())
     store.close()
-    with pytest.raises(UserError, match="no whole checkpoint yet"):
+    with pytest.raises(UserError, match="no intact checkpoint yet"):
         export_model(tmp_path / "young", tmp_path / "out", "float32", merged=True)
 
 
@@ -103,10 +103,10 @@ def test_a_damaged_checkpoint_is_refused(run, tmp_path):
 
     save(tmp_path / CHECKPOINTS, 3, write, keep=1)
     (tmp_path / "recipe.toml").write_text((run / "recipe.toml").read_text())
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot read it"):
         export_model(tmp_path, tmp_path / "out", "float32", merged=True)
     (tmp_path / CHECKPOINTS / "step-000003" / LEARNER / WEIGHTS_FILE).write_bytes(b"!")
-    with pytest.raises(UserError, match=r"damaged: learner/weights\.safetensors has other content"):
+    with pytest.raises(UserError, match=r"damaged: learner/weights\.safetensors does not match its sha256"):
         export_model(tmp_path / CHECKPOINTS / "step-000003", tmp_path / "out2", "float32", merged=True)
 
 
@@ -188,16 +188,16 @@ def test_adapters_alone_are_what_has_to_be_added_to_the_base(lora_run: Path, tmp
 def test_adapters_of_another_base_and_adapters_that_are_not_there_are_refused(
     run: Path, lora_run: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match="no adapters to write apart"):
+    with pytest.raises(UserError, match="no adapters to write separately"):
         export_model(run, tmp_path / "out", "float32", merged=False)
-    with pytest.raises(UserError, match="no adapters to write apart"):
+    with pytest.raises(UserError, match="no adapters to write separately"):
         export_model(lora_run / "base-model", tmp_path / "out", "float32", merged=False)
     other = tmp_path / "run"
     shutil.copytree(lora_run, other)
     save_model_folder(new_model(1), TOKENIZER, other / "base", dtype=torch.float32, settings=IMAGE_SETTINGS)
     recipe = (other / "recipe.toml").read_text()
     (other / "recipe.toml").write_text(recipe.replace(str(lora_run / "base-model"), str(other / "base")))
-    with pytest.raises(UserError, match="beside other weights"):
+    with pytest.raises(UserError, match="with other frozen weights"):
         export_model(other, tmp_path / "out", "float32", merged=True)
     (other / CHECKPOINTS / "step-000003" / LEARNER / "learner.json").write_text("{}")
     with pytest.raises(UserError, match="damaged"):

@@ -75,7 +75,7 @@ def test_a_collection_says_what_it_holds_and_grows_with_its_epochs(
     assert "collecting: 12 episodes, 8 already done" in said
     assert said[-1] == f"{folder}: 12 episodes, 7 successes; 2 of 2 tasks were both solved and not"
     collect(tmp_path, [A, B], "--train.epochs=3", "--train.method=dpo", "--optim.lr=1")  # no episode changes
-    with pytest.raises(UserError, match=r"has another rollout\.temperature: give this one a --run\.dir"):
+    with pytest.raises(UserError, match=r"has a different rollout\.temperature\. Choose another --run\.dir"):
         collect(tmp_path, [A, B], "--rollout.temperature=2")
     with pytest.raises(
         UserError, match=r"not of these 8, collect-10-0 for one: give train\.epochs as before"
@@ -115,7 +115,7 @@ def test_where_nothing_can_be_played_the_same_command_tries_again(tmp_path: Path
 
 def test_a_run_and_a_collection_do_not_share_a_folder(source: Path, tmp_path: Path) -> None:
     Scripted.play({})
-    with pytest.raises(UserError, match=r"holds collected episodes: give the run a --run.dir of its own"):
+    with pytest.raises(UserError, match=r"holds collected episodes. Choose another --run.dir"):
         run_training(small_config(tmp_path, [A], f"--run.dir={source}"))
     assert len(RunFolderReader(source).episode_ids()) == 16
     config = small_config(tmp_path, [A])
@@ -176,7 +176,7 @@ def test_more_passes_go_on_where_fewer_ended(source: Path, tmp_path: Path, metho
         {k: v for k, v in line.items() if k not in measured} for line in theirs
     ]
     fewer = offline(tmp_path / "parts", method, source, [A, B, C, D], *settings, "--offline.passes=1")
-    with pytest.raises(UserError, match=r"offline.passes = 1: the run in .* has gone through 2 already"):
+    with pytest.raises(UserError, match=r"offline.passes = 1: the run in .* has already done 2"):
         run_training(fewer)
     assert not (Path(fewer.run.dir) / "recipe.toml").exists()  # what is refused is not written down
 
@@ -185,7 +185,9 @@ def test_a_run_goes_on_with_the_episodes_that_it_began_with(source: Path, tmp_pa
     Scripted.play({A: [1, 0, 0, 1]})
     train(offline(tmp_path, "rft", source, [A, B, C, D], "--offline.passes=1"))
     other = collect(tmp_path / "other", [A, B, C, D])
-    with pytest.raises(UserError, match=r"offline.source: .* holds other episodes than when this run began"):
+    with pytest.raises(
+        UserError, match=r"offline.source: .* holds other episodes than when this run started"
+    ):
         train(offline(tmp_path, "rft", other, [A, B, C, D], "--offline.passes=2"))
 
 
@@ -222,9 +224,9 @@ def test_what_cannot_be_trained_on_is_left_out_and_told(source: Path, tmp_path: 
     assert (found.played, found.failed) == (3, 1)
     assert (found.successes, found.failures) == ({A: ["collect-0-0"]}, {})
     assert display.notes == [
-        f"{mixed} they are of other tasks",
-        f"{mixed} answers in them have no tokens, as those of a text server",
-        f"{mixed} their screenshots are not in screenshots.pack (pruned, or the file was cut)",
+        f"{mixed} they belong to other tasks",
+        f"{mixed} they have answers without tokens, like those of a chat server",
+        f"{mixed} their screenshots are not in screenshots.pack (pruned, or the file was truncated)",
     ]
 
 
@@ -240,7 +242,7 @@ def test_episodes_whose_screenshots_were_cut_off_are_left_out_and_told(source: P
     assert found.successes == {A: ["collect-0-0"]}
     assert display.notes == [
         f"{tmp_path}/cut: 1 episodes are left out: "
-        "their screenshots are not in screenshots.pack (pruned, or the file was cut)"
+        "their screenshots are not in screenshots.pack (pruned, or the file was truncated)"
     ]
 
 
@@ -258,7 +260,7 @@ def test_a_source_with_nothing_to_learn_is_refused(source: Path, tmp_path: Path)
             open_source(offline(tmp_path, method, Path(folder), tasks, *overrides), NullDisplay())
         return str(caught.value)
 
-    assert "is empty: rft learns from stored episodes" in refused("rft", "", [A], "--offline.source=")
+    assert "is empty, and rft learns from stored episodes" in refused("rft", "", [A], "--offline.source=")
     assert "nowhere: not a run folder" in refused("rft", tmp_path / "nowhere", [A])
     assert "is run.dir" in refused("rft", tmp_path / "run", [A])
     assert "no successes among its 4 episodes" in refused("rft", source, [D])

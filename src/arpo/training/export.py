@@ -115,14 +115,14 @@ def _on_cpu(config: Config) -> Config:
 @torch.no_grad()
 def _fill(model: nn.Module, folder: Path) -> None:
     """Load the weights of a checkpoint. Frozen weights must equal those that it was trained with."""
+    frozen = frozen_fingerprint(model)
     try:
         weights = load_tensors(folder, WEIGHTS_FILE)
-        if frozen := frozen_fingerprint(model):
-            saved = json.loads((folder / COUNTERS_FILE).read_text(encoding="utf-8"))["frozen"]
-            if saved != frozen:
-                raise UserError(f"{folder}: was trained with other frozen weights than model.path has now")
+        saved = json.loads((folder / COUNTERS_FILE).read_text(encoding="utf-8"))["frozen"] if frozen else ""
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise UserError(f"{folder}: cannot read it: {error}") from error
+    if saved != frozen:
+        raise UserError(f"{folder}: was trained with other frozen weights than model.path has now")
     parameters = dict(model.named_parameters())
     for name, weight in weights.items():
         if name not in parameters or parameters[name].shape != weight.shape:

@@ -198,6 +198,6 @@ def test_the_command(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert contents(cache) == {"a/0.txt": "roses"}
     capsys.readouterr()
     assert main([*command, "--jobs", "none"]) == 2
-    assert "'none' is not a number from 1 on" in capsys.readouterr().err
+    assert "is 'none', must be an integer >= 1" in capsys.readouterr().err
     assert main(["osworld", "fetch-cash"]) == 2
     assert "invalid choice: 'fetch-cash'" in capsys.readouterr().err

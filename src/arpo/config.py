@@ -1,376 +1,35 @@
-"""All config keys with their defaults, help texts and ranges.
+"""The config of a run: all sections, and the checks of their values.
 
-Constructing a `Config` with a bad value raises `BadSetting`, so every `Config` is valid. `config_checks.py`
-checks combinations of values; `recipe.py` reads and writes TOML. No other file defines a default.
+Constructing a `Config` with a bad value raises `BadSetting`, so every `Config` is valid. `config_keys.py`
+defines the keys; `recipe.py` reads and writes TOML.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
-from arpo.config_checks import check_combinations
+from arpo.config_keys import (
+    EngineConfig,
+    EnvConfig,
+    EvalConfig,
+    LossConfig,
+    ModelConfig,
+    OfflineConfig,
+    OptimConfig,
+    OSWorldConfig,
+    PretrainConfig,
+    ReplayConfig,
+    RolloutConfig,
+    RunConfig,
+    ScreenConfig,
+    ServerConfig,
+    StoreConfig,
+    TasksConfig,
+    TrainConfig,
+)
 from arpo.errors import BadSetting
-
-
-def setting(
-    default: Any,
-    help: str,
-    *,
-    low: float | None = None,
-    above: float | None = None,
-    high: float | None = None,
-    below: float | None = None,
-) -> Any:
-    """A config key. Range: low <= value, above < value, value <= high, value < below."""
-    bounds = {">=": low, ">": above, "<=": high, "<": below}
-    return field(default=default, metadata={"help": help, "bounds": bounds})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
-    """Output directory, random seed, threads."""
-
-    dir: str = setting("runs/desk", "Output directory; the same command resumes the run in it")
-    seed: int = setting(0, "Random seed of the whole run", low=0)
-    threads: int = setting(0, "Number of torch threads; 0: one per core", low=0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """Model, precision, trained parameters, prompt and image size."""
-
-    path: str = setting("base", 'Model: a Hugging Face directory, or "base" (the shipped tiny model)')
-    dtype: Literal["float32", "bfloat16"] = setting("float32", "Data type of the weights")
-    device: Literal["auto", "cpu", "cuda"] = setting("auto", "Device; auto: a GPU if there is one")
-    weights: Literal["load", "random"] = setting(
-        "load",
-        "Source of the weights: load (from model.path), random (for benchmarks; needs only config.json)",
-    )
-    train: Literal["all", "language", "lora"] = setting(
-        "all",
-        "Trained parameters: all, language (the vision tower is frozen), lora (adapters on the language and "
-        "merger layers)",
-    )
-    lora_rank: int = setting(32, "Rank of the LoRA adapters", low=1)
-    lora_alpha: float = setting(64.0, "Scale of the LoRA adapters: lora_alpha / lora_rank", above=0)
-    features_megabytes: int = setting(
-        4096, "CPU memory (MiB) for caching vision features when the vision tower is frozen", low=0
-    )
-    prompt: str = setting("desk", 'Prompt template: "desk", a text file, or package.module:ATTRIBUTE')
-    min_pixels: int = setting(
-        3136, "Minimum image size (width x height); smaller images are enlarged", low=784
-    )
-    max_pixels: int = setting(
-        2116800, "Maximum image size (width x height); larger images are reduced", low=784
-    )
-    coordinates: Literal["pixels", "thousandths"] = setting(
-        "pixels",
-        "Coordinates in the model's answers: pixels (of the resized image), thousandths (0 to 1000, as "
-        "Qwen3-VL and UI-TARS before 1.5)",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TasksConfig:
-    """Tasks for training and evaluation."""
-
-    train: str = setting(
-        "desk:32",
-        'Training tasks: "desk:NAME" or "osworld:NAME" (shipped), a task file, or a folder as in OSWorld',
-    )
-    heldout: str = setting("desk:heldout", "Held-out tasks: evaluated, never trained on; empty: none")
-    overall: str = setting(
-        "", "Tasks evaluated before and after training; may contain training tasks; empty: none"
-    )
-    examples: str = setting(
-        "", "Folder of the task files that a list {domain: [id, …]} names; empty: examples/ next to the list"
-    )
-    domains: str = setting("", "Domains to use, separated by commas; empty: all")
-    ids: str = setting("", "Task ids to use, separated by commas; empty: all")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvConfig:
-    """Environment, timeouts, environment hosts."""
-
-    name: str = setting("desk", 'Environment: "desk", "osworld", or module:Class (your own)')
-    hosts: str = setting(
-        "", "Addresses of environment hosts (`arpo env-host`), separated by commas; empty: run them locally"
-    )
-    width: int = setting(224, "Screen width (pixels) of desk and osworld", low=28)
-    height: int = setting(168, "Screen height (pixels) of desk and osworld", low=28)
-    parallel: int = setting(32, "Number of parallel environments", low=1)
-    start_seconds: float = setting(60.0, "Timeout (seconds) for starting an environment", above=0)
-    step_seconds: float = setting(60.0, "Timeout (seconds) for one step", above=0)
-    evaluate_seconds: float = setting(60.0, "Timeout (seconds) for scoring the final state", above=0)
-    attempts: int = setting(3, "Attempts per episode, each in a new environment", low=1)
-    partial: float = setting(
-        0.0,
-        "Desk only: maximum partial credit for an unfinished task, during training; 0: none",
-        low=0,
-        below=1,
-    )
-    quarantine_after: int = setting(
-        3, "Consecutive failed episodes of a task before the run stops using the task", low=1
-    )
-    listen: str = setting(
-        "127.0.0.1:8700", "Address (HOST:PORT) of `arpo env-host`; beyond this machine it requires a token"
-    )
-    lease_seconds: float = setting(
-        900.0, "Timeout (seconds) after which a host ends an episode that receives no calls", above=0
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OSWorldConfig:
-    """Real desktops (env.name = "osworld")."""
-
-    provider: str = setting(
-        "local",
-        'Provider of desktops: "local" (a sandbox on this machine), "docker" or another of desktop-env',
-    )
-    python: str = setting(
-        ".venv-osworld/bin/python", "Python interpreter with desktop-env installed (`make osworld`)"
-    )
-    cache: str = setting("osworld-cache", "Folder of the files that `arpo osworld fetch-cache` downloads")
-    network: str = setting(
-        "off", 'Network access of the desktops: "off", "on", or a file with the ids of tasks with access'
-    )
-    downloads: int = setting(8, "Parallel downloads of `arpo osworld fetch-cache`", low=1)
-    download_seconds: float = setting(60.0, "Timeout (seconds) for a download without progress", above=0)
-    pause: float = setting(
-        2.0, "Pause (seconds) between an action and its screenshot, on virtual machines", low=0
-    )
-    home_megabytes: int = setting(512, "Disk space (MiB) of one local desktop", low=64)
-    machine: str = setting("", "Path or id of the virtual machine, for providers that need it")
-    region: str = setting("", "Region of a cloud provider")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """Inference engine."""
-
-    name: Literal["auto", "in_process", "openai"] = setting(
-        "auto",
-        "Engine: in_process (the model of model.path), openai (the servers of server.endpoints; evaluation "
-        "only), auto (openai for `arpo eval osworld`, otherwise in_process)",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutConfig:
-    """Episodes: group size, limits, sampling."""
-
-    group_size: int = setting(2, "Episodes per group: rollouts of one task, compared with each other", low=2)
-    max_steps: int = setting(15, "Maximum number of answers in one episode", low=1)
-    max_images: int = setting(15, "Maximum number of screenshots in the prompt; the newest stay", low=1)
-    max_answer_tokens: int = setting(
-        64, "Maximum length (tokens) of one answer; a longer one is cut and ends the episode", low=1
-    )
-    max_context_tokens: int = setting(4096, "Maximum length (tokens) of prompt and answer together", low=1)
-    temperature: float = setting(1.0, "Sampling temperature during training", above=0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainConfig:
-    """Training method, batches, epochs."""
-
-    method: Literal["online", "rft", "dpo", "kto"] = setting(
-        "online",
-        "Training method: online (GRPO and its variants), or offline from stored episodes (offline.source): "
-        "rft, dpo, kto",
-    )
-    epochs: int = setting(30, "Passes over the training tasks", low=1)
-    tasks_per_batch: int = setting(32, "Tasks (groups) per batch; all are played with the same policy", low=1)
-    tasks_per_update: int = setting(32, "Tasks (groups) per optimiser step", low=1)
-    curriculum: Literal["none", "middle", "easy_first"] = setting(
-        "none",
-        "Order of tasks, by the counts of `arpo screen`: none, middle (medium difficulty more often), "
-        "easy_first (easy tasks in early epochs)",
-    )
-    dynamic_sampling: bool = setting(
-        False, "Dynamic sampling (DS-GRPO): replaces groups with equal rewards by new groups"
-    )
-    dynamic_attempts: int = setting(4, "Maximum rounds of dynamic sampling per batch", low=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossConfig:
-    """Objective: clipping, normalisation, advantage, KL."""
-
-    clip_low: float = setting(
-        0.2, "Lower clipping range: the ratio is clipped at 1 - clip_low", low=0, below=1
-    )
-    clip_high: float = setting(0.3, "Upper clipping range: the ratio is clipped at 1 + clip_high", low=0)
-    aggregation: Literal["sequence", "token", "constant"] = setting(
-        "sequence",
-        "Normalisation of the loss: sequence (mean over the tokens of each trajectory), token (mean over all "
-        "tokens of the update, DAPO), constant (the maximum number of tokens, Dr. GRPO)",
-    )
-    denominator: Literal["all", "live"] = setting(
-        "all", "Groups in the mean of an update: all, live (only groups whose rewards differ)"
-    )
-    advantage: Literal["grpo", "mean", "rloo"] = setting(
-        "grpo",
-        "Advantage: grpo (reward - group mean, divided by the standard deviation), mean (reward - group "
-        "mean, Dr. GRPO), rloo (reward - mean of the other episodes)",
-    )
-    ratio: Literal["recompute", "behaviour", "truncated"] = setting(
-        "recompute",
-        "Denominator of the probability ratio for new tokens: recompute (the policy before the batch), "
-        "behaviour (the engine's log-probabilities), truncated (as recompute, with the weight "
-        "min(recompute / behaviour, 2))",
-    )
-    format_weight: float = setting(1.0, "Penalty for an answer that does not parse", low=0)
-    kl: float = setting(0.0, "Weight of the KL term (k3) against the base model; 0: off", low=0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayConfig:
-    """Replay of stored successes."""
-
-    enabled: bool = setting(
-        True, "Replay: a group of failures receives a stored success of its task; false: plain GRPO"
-    )
-    capacity: int = setting(8, "Stored successes per task; the oldest is dropped first", low=1)
-    threshold: float = setting(0.5, "Minimum score of a success", above=0, high=1)
-    rare: float = setting(
-        0.25,
-        "Maximum share of successes in a group that receives a stored one; 0: only all-failed groups",
-        low=0,
-        below=1,
-    )
-    injections: int = setting(1, "Maximum number of stored successes per group", low=1)
-    victim: Literal["random", "longest", "shortest"] = setting(
-        "random", "Failed episode of the group to replace"
-    )
-    pick: Literal["random", "newest", "shortest"] = setting("random", "Stored success to use")
-    max_age: int = setting(0, "Maximum age (policy versions) of a stored success; 0: no limit", low=0)
-    ratio: Literal["recompute", "behaviour", "truncated"] = setting(
-        "recompute", "Denominator of the probability ratio for replayed tokens; values as in loss.ratio"
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfflineConfig:
-    """Offline training: rft, dpo, kto."""
-
-    source: str = setting("", "Folder with stored episodes, of `arpo collect` or of a run")
-    passes: int = setting(4, "Epochs over the offline data", low=1)
-    batch: int = setting(64, "Trajectories per update; DPO: batch / 2 pairs", low=2)
-    pairs: int = setting(8, "DPO only: maximum pairs (success, failure) per task and epoch", low=1)
-    beta: float = setting(0.1, "DPO and KTO: strength of the constraint to the base model", above=0)
-    length: Literal["sum", "mean"] = setting(
-        "sum", "DPO and KTO: log-probability of a trajectory, as sum or mean over its sampled tokens"
-    )
-    desirable: float = setting(1.0, "KTO only: total weight of the successes", low=0)
-    undesirable: float = setting(1.0, "KTO only: total weight of the failures", low=0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimConfig:
-    """Optimiser, micro-batches, ranks."""
-
-    lr: float = setting(2e-4, "Learning rate (AdamW)", above=0)
-    weight_decay: float = setting(0.01, "Weight decay (AdamW)", low=0)
-    beta1: float = setting(0.9, "Decay rate of the first moment (AdamW)", low=0, below=1)
-    beta2: float = setting(0.99, "Decay rate of the second moment (AdamW)", low=0, below=1)
-    moments: Literal["float32", "bfloat16"] = setting("float32", "Data type of both moments (AdamW)")
-    rounding: Literal["stochastic", "nearest"] = setting(
-        "stochastic",
-        "Rounding of bfloat16 weights and moments; nearest loses updates smaller than 1/256 of a weight",
-    )
-    grad_norm: float = setting(1.0, "Maximum gradient norm; larger gradients are clipped", above=0)
-    warmup_updates: int = setting(2, "Updates of linear learning-rate warm-up; 0: none", low=0)
-    tokens_per_microbatch: int = setting(
-        4096,
-        "Maximum tokens per micro-batch; changes memory and speed, not the gradient (except rounding)",
-        low=1,
-    )
-    ranks: int = setting(1, "Processes that shard weights and samples, one GPU each", low=1)
-    rank_seconds: float = setting(600.0, "Timeout (seconds) for waiting for another rank", above=0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalConfig:
-    """Evaluation."""
-
-    every: int = setting(10, "Batches between evaluations; 0: only before and after training", low=0)
-    temperature: float = setting(0.6, "Sampling temperature in evaluation; 0: greedy", low=0)
-    rollouts: int = setting(4, "Episodes per training task", low=1)
-    heldout_rollouts: int = setting(1, "Episodes per held-out task", low=1)
-    overall_rollouts: int = setting(1, "Episodes per task of tasks.overall", low=1)
-    tasks: str = setting(
-        "evaluation_examples/test_all.json", "Tasks of `arpo eval osworld`; values as in tasks.train"
-    )
-    results: str = setting("results", "Output directory of `arpo eval osworld`, in OSWorld's layout")
-    trials: str = setting(
-        "0", "Names of the trials of `arpo eval osworld`, separated by commas; each plays every task once"
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """OpenAI-compatible servers, for `arpo eval osworld`."""
-
-    endpoints: str = setting(
-        "http://127.0.0.1:8000/v1",
-        "URLs of OpenAI-compatible servers of one model, separated by commas; a port range such as 9000-9007 "
-        "means one server per port",
-    )
-    model: str = setting("ui-tars", "Name of the model on the servers")
-    top_p: float = setting(
-        1.0, "Nucleus sampling: total probability of the tokens to sample from", above=0, high=1
-    )
-    frequency_penalty: float = setting(
-        0.0, "Penalty for repeated tokens; the agent in OSWorld's repository uses 1", low=-2, high=2
-    )
-    stop: str = setting("", "Stop text at which an answer ends; empty: none")
-    special_tokens: bool = setting(
-        True, "Special tokens such as <|box_start|> in the answers; false for servers that reject the option"
-    )
-    seconds: float = setting(300.0, "Timeout (seconds) for one request", above=0)
-    attempts: int = setting(8, "Attempts per request, over all servers, with growing pauses", low=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScreenConfig:
-    """Task screening: `arpo screen`."""
-
-    rollouts: int = setting(16, "Episodes per task; a task with at least one success is kept", low=1)
-    drop_always: bool = setting(False, "Removal of tasks that succeed in every episode")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreConfig:
-    """Checkpoints, stored screenshots, metric trackers."""
-
-    checkpoint_every: int = setting(1, "Batches between checkpoints", low=1)
-    keep_checkpoints: int = setting(2, "Number of checkpoints to keep; older ones are deleted", low=1)
-    prune_every: int = setting(
-        0, "Batches between deletions of screenshots that replay does not need; 0: keep all", low=0
-    )
-    tensorboard: bool = setting(True, "TensorBoard files in the run folder")
-    wandb_project: str = setting("", "Weights & Biases project; empty: off")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PretrainConfig:
-    """Base model of desk: `arpo pretrain`."""
-
-    steps: int = setting(1500, "Number of updates", low=1)
-    tokens_per_step: int = setting(65536, "Tokens per update, padding included", low=1024)
-    lr: float = setting(1.5e-3, "Peak learning rate, after warm-up", above=0)
-    warmup: int = setting(200, "Updates of learning-rate warm-up", low=1)
-    hidden: int = setting(128, "Hidden size of the text model", low=32)
-    vision_hidden: int = setting(128, "Hidden size of the vision tower", low=32)
-    workers: int = setting(0, "Processes that make training data; 0: number of cores - 1", low=0)
-    minutes: float = setting(
-        0.0, "Time limit (minutes); the same command resumes afterwards; 0: no limit", low=0
-    )
-
 
 # Prefixes of keys. INCIDENTAL keys do not change the results of a run. LEARNING keys do not change the
 # episodes of a given model.
@@ -412,7 +71,7 @@ class Config:
             _check_ranges(section.name, getattr(self, section.name))
         if not self.run.dir:
             raise BadSetting("run.dir", "is empty, must be the output directory of the run")
-        check_combinations(self)
+        _check_combinations(self)
 
     @property
     def compares_with_base(self) -> bool:
@@ -432,3 +91,72 @@ def _check_ranges(section: str, settings: Any) -> None:
 
 def _holds(value: float, relation: str, bound: float) -> bool:
     return {">=": value >= bound, ">": value > bound, "<=": value <= bound, "<": value < bound}[relation]
+
+
+def _check_combinations(config: Config) -> None:
+    """Raise BadSetting for values valid alone, but invalid together."""
+    train, rollout, tasks = config.train, config.rollout, config.tasks
+    if train.tasks_per_batch % train.tasks_per_update:
+        raise BadSetting(
+            "train.tasks_per_update",
+            f"is {train.tasks_per_update}, must divide train.tasks_per_batch ({train.tasks_per_batch}): "
+            "a group is never split across updates",
+        )
+    if tasks.train == tasks.heldout:
+        raise BadSetting("tasks.heldout", f"is {tasks.train!r}, must differ from tasks.train")
+    if train.method != "online":
+        _check_offline(config)
+    if config.model.min_pixels > config.model.max_pixels:
+        raise BadSetting(
+            "model.min_pixels",
+            f"is {config.model.min_pixels}, must be <= model.max_pixels ({config.model.max_pixels})",
+        )
+    if rollout.max_answer_tokens >= rollout.max_context_tokens:
+        raise BadSetting(
+            "rollout.max_answer_tokens",
+            f"is {rollout.max_answer_tokens}, must be < rollout.max_context_tokens "
+            f"({rollout.max_context_tokens}): the context also holds the prompt",
+        )
+    if config.env.partial and config.env.name != "desk":
+        raise BadSetting(
+            "env.partial",
+            f"is {config.env.partial}, must be 0 with env.name = {config.env.name}: only desk has partial "
+            "credit",
+        )
+    if config.env.partial > config.replay.threshold:
+        raise BadSetting(
+            "env.partial",
+            f"is {config.env.partial}, must be <= replay.threshold ({config.replay.threshold}): "
+            "partial credit must not count as a success",
+        )
+    if train.dynamic_sampling and config.replay.enabled:
+        raise BadSetting(
+            "train.dynamic_sampling",
+            "is true, must be false with replay.enabled = true: it replaces the groups that replay would "
+            "rescue; set replay.enabled = false",
+        )
+
+
+def _check_offline(config: Config) -> None:
+    """Raise BadSetting for keys of online training."""
+    method = f"with train.method = {config.train.method}"
+    if config.loss.ratio != "recompute":
+        raise BadSetting(
+            "loss.ratio", f"is {config.loss.ratio}, must be recompute {method}: this method has no ratio"
+        )
+    if config.loss.kl:
+        raise BadSetting(
+            "loss.kl",
+            f"is {config.loss.kl}, must be 0 {method}: the KL term needs answers of the current policy, and "
+            "stored answers are older",
+        )
+    if config.train.curriculum != "none":
+        raise BadSetting(
+            "train.curriculum",
+            f"is {config.train.curriculum}, must be none {method}: offline training plays no training tasks",
+        )
+    if config.train.dynamic_sampling:
+        raise BadSetting(
+            "train.dynamic_sampling",
+            f"is true, must be false {method}: offline training plays no training tasks",
+        )

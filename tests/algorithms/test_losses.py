@@ -92,7 +92,7 @@ def test_replayed_tokens_have_a_mode_of_their_own() -> None:
 
 
 def test_an_unknown_mode_is_refused() -> None:
-    with pytest.raises(ValueError, match="it must be recompute, behaviour or truncated"):
+    with pytest.raises(ValueError, match="must be recompute, behaviour or truncated"):
         policy_loss(tokens([1.0], advantage=1.0), LossConfig(), "sideways")
 
 

@@ -180,5 +180,5 @@ def test_the_order_of_arrival_does_not_matter() -> None:
 
 def test_text_without_tokens_is_refused() -> None:
     spoken = trajectory(1.0, turn([], [], restart=True), name="through-a-server")
-    with pytest.raises(UserError, match="episode through-a-server: an answer in it has no tokens"):
+    with pytest.raises(UserError, match="episode through-a-server: an answer has no tokens"):
         samples([group(spoken, trajectory(0.0))])

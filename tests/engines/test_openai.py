@@ -259,7 +259,7 @@ def test_garbage_is_not_an_answer(body: str) -> None:
 
     with serving(answer) as server:
         assert ask(engine(server.url))[0].text == WAIT
-    with serving(answer) as server, pytest.raises(EngineError, match="status 200, but no answer in it"):
+    with serving(answer) as server, pytest.raises(EngineError, match="status 200, but without an answer"):
         ask(engine(server.url, attempts=1))
 
 
@@ -347,17 +347,17 @@ def test_a_model_that_answers_in_thousandths() -> None:
 
 
 def test_weights_do_not_go_to_a_server() -> None:
-    with pytest.raises(EngineError, match="weights are its own"):
+    with pytest.raises(EngineError, match="cannot load weights from the learner"):
         asyncio.run(engine("http://127.0.0.1:1/v1").load(Weights(version=1, handle=None)))
 
 
 def test_servers_are_asked_for_their_models_before_anything_is_played() -> None:
     with serving(script(WAIT)) as server, serving(script(WAIT), models=("ui-tars", "tinny")) as other:
         assert probe(engine(server.url)) == []
-        with pytest.raises(UserError, match=r"serves no model 'tiny' \(did you mean tinny\?\)"):
+        with pytest.raises(UserError, match=r"does not serve the model 'tiny' \(did you mean tinny\?\)"):
             probe(engine(server.url, other.url))
         (note,) = probe(engine("http://127.0.0.1:1/v1", server.url))
-        assert note.startswith("1 of 2 servers do not answer, 1 do: http://127.0.0.1:1/v1/models: ")
+        assert note.startswith("1 of 2 servers do not answer: http://127.0.0.1:1/v1/models: ")
     with pytest.raises(UserError, match=r"no server answers: http://127\.0\.0\.1:1/v1/models"):
         probe(engine("http://127.0.0.1:1/v1"))
 

@@ -106,13 +106,13 @@ def test_failures_of_an_evaluation_are_written_as_failures(
 
 def test_an_evaluation_in_which_nothing_can_be_played_is_none(tmp_path: Path) -> None:
     out = tmp_path / "scores.json"
-    with pytest.raises(UserError, match="all 1 episodes failed. First failure: task pool-001, evaluate"):
+    with pytest.raises(UserError, match=r"all 1 episodes failed\. First failure: task pool-001, evaluate"):
         run_evaluation(small_config(tmp_path, [A], "--env.attempts=1", env="lying"), out)
     assert not out.exists()
 
 
 def test_an_out_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is a folder. Name a file in it"):
+    with pytest.raises(UserError, match=r"is a folder\. Name a file in it"):
         run_evaluation(small_config(tmp_path, [A]), tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot create its folder"):
@@ -143,7 +143,7 @@ def test_tasks_are_chosen_from_both_sets(tmp_path: Path) -> None:
     assert chosen(f"--tasks.ids={B},{HELDOUT}") == [[B], [HELDOUT]]
     assert chosen(f"--tasks.ids={A}") == [[A], []]
     assert chosen("--tasks.domains=File") == [[A, B], []]
-    with pytest.raises(UserError, match="only held-out tasks are left. Choose training tasks too"):
+    with pytest.raises(UserError, match=r"only held-out tasks are left\. Choose training tasks too"):
         chosen(f"--tasks.ids={HELDOUT}")
     with pytest.raises(UserError, match=r"tasks.ids: no task 'pool-999'"):
         chosen("--tasks.ids=pool-999")

@@ -329,9 +329,9 @@ def test_what_was_not_played_is_told_with_reasons(tmp_path: Path) -> None:
     }
     assert table(summary)[1] == "chrome        –                          0"
     assert table(summary)[-6:] == [
-        "2 episodes failed, and not by the model; the same command plays them again:",
+        "2 episodes failed, not because of the model. Run the same command to retry them:",
         "  2 x step: gone",
-        "3 tasks were skipped, and are in no rate:",
+        "3 tasks were skipped. They are not in the success rates:",
         "  2 x a file is not in the cache osworld-cache",
         "  1 x needs Thunderbird, which the local desktop does not have",
         NOT_OSWORLD,

@@ -198,14 +198,14 @@ def test_the_progress_of_another_screening_is_refused(tmp_path: Path) -> None:
     )
     for other in (of_16, elsewhere, of_another_model, of_longer_episodes, of_smaller_pictures):
         progress.write_text(json.dumps(other) + "\n")
-        with pytest.raises(UserError, match="belongs to a screening with other settings. Remove it"):
+        with pytest.raises(UserError, match=r"belongs to a screening with other settings\. Remove it"):
             screen(tmp_path, tmp_path / "kept.json")
         assert progress.exists()
 
 
 def test_nothing_solved_is_an_error_and_the_counts_stay(tmp_path: Path) -> None:
     Scripted.play({})
-    with pytest.raises(UserError, match="no task was solved in 2 rollouts. Screen with a better model"):
+    with pytest.raises(UserError, match=r"no task was solved in 2 rollouts\. Screen with a better model"):
         screen(tmp_path, tmp_path / "kept.json")
     assert not (tmp_path / "kept.json").exists()
     assert (tmp_path / "kept.json.progress.jsonl").read_text("utf-8").count('"successes": 0') == 4
@@ -214,7 +214,7 @@ def test_nothing_solved_is_an_error_and_the_counts_stay(tmp_path: Path) -> None:
 
 def test_nothing_left_by_the_option_is_an_error_too(tmp_path: Path) -> None:
     Scripted.play({A: [1, 1]})
-    with pytest.raises(UserError, match="each task was solved always or never. Set screen.drop_always"):
+    with pytest.raises(UserError, match=r"each task was solved always or never\. Set screen\.drop_always"):
         screen(tmp_path, tmp_path / "kept.json", drop_always=True)
     Scripted.play({})  # what was counted is not played again
     assert screen(tmp_path, tmp_path / "kept.json") == 0

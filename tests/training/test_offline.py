@@ -78,7 +78,7 @@ def test_a_collection_says_what_it_holds_and_grows_with_its_epochs(
     with pytest.raises(UserError, match=r"has a different rollout\.temperature\. Choose another --run\.dir"):
         collect(tmp_path, [A, B], "--rollout.temperature=2")
     with pytest.raises(
-        UserError, match=r"not of these 8, collect-10-0 for one: give train\.epochs as before"
+        UserError, match=r"beyond these 8, for example collect-10-0\. Set train\.epochs at least as high"
     ):
         collect(tmp_path, [A, B])
     assert load_config(folder / "recipe.toml").train.epochs == 3
@@ -120,7 +120,7 @@ def test_a_run_and_a_collection_do_not_share_a_folder(source: Path, tmp_path: Pa
     assert len(RunFolderReader(source).episode_ids()) == 16
     config = small_config(tmp_path, [A])
     assert run_training(config) == 0
-    with pytest.raises(UserError, match=r"holds a training run: collect into a --run.dir of its own"):
+    with pytest.raises(UserError, match=r"holds a training run\. Choose another --run\.dir"):
         run_collection(config)
 
 
@@ -266,8 +266,8 @@ def test_a_source_with_nothing_to_learn_is_refused(source: Path, tmp_path: Path)
     assert "no successes among its 4 episodes" in refused("rft", source, [D])
     assert "no successes among its 4 episodes" in refused("kto", source, [D])
     assert "no successes and failures of one task" in refused("dpo", source, [C, D])
-    assert "none of its 16 episodes is of the tasks" in refused("rft", source, ["pool-002"])
-    assert "do not fit the model" in refused("rft", source, [A], "--model.max_pixels=20000")
+    assert "none of its 16 episodes belongs to tasks.train" in refused("rft", source, ["pool-002"])
+    assert "were sampled with other model settings" in refused("rft", source, [A], "--model.max_pixels=20000")
 
 
 @pytest.mark.parametrize(

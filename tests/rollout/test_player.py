@@ -1,4 +1,4 @@
-"""From a recipe to the parts that play, and what is refused before any of them is made."""
+"""`open_player` opens the parts of the recipe, and refuses wrong settings before any episode."""
 
 from __future__ import annotations
 

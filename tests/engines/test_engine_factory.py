@@ -1,0 +1,86 @@
+"""Every command opens its engine through `open_engine`: `arpo eval` and `arpo screen` use a server, too."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from arpo.cli.main import main
+from arpo.engines.factory import model_id, open_engine
+from arpo.engines.in_process import InProcessEngine
+from arpo.engines.openai import OpenAIEngine
+from arpo.evaluation.evaluate import run_evaluation
+from arpo.evaluation.screening import run_screening
+from arpo.recipe import load_config
+from openai_server import MODEL, tiny_model_server
+from verdicts import A, B, select
+
+GREEDY = ("--eval.temperature=0", "--eval.rollouts=1", "--tasks.heldout=", "--rollout.max_steps=3")
+
+
+def settings(folder: Path, *more: str) -> list[str]:
+    tasks = select(folder / "train.json", "desk:pool", [A, B])
+    return [f"--tasks.train={tasks}", "--run.threads=1", f"--run.dir={folder / 'run'}", *more]
+
+
+def test_the_name_chooses_the_engine() -> None:
+    here = load_config("desk", ["--run.threads=1"])
+    assert isinstance(open_engine(here).engine, InProcessEngine)
+    assert open_engine(here).model is not None and model_id(here) == "base"
+    served = load_config("desk", ["--engine.name=openai", "--server.model=ui-tars"])
+    opened = open_engine(served)
+    assert isinstance(opened.engine, OpenAIEngine)
+    assert opened.model is None and model_id(served) == "ui-tars"
+
+
+def test_an_engine_in_process_starts_and_closes_without_effect() -> None:
+    engine = open_engine(load_config("desk", ["--run.threads=1"])).engine
+
+    async def start_and_close() -> list[str]:
+        messages = [*await engine.start()]
+        await engine.close()
+        return messages
+
+    assert asyncio.run(start_and_close()) == []
+
+
+def test_eval_gives_the_same_scores_with_a_server(tmp_path: Path) -> None:
+    here, there = tmp_path / "here.json", tmp_path / "there.json"
+    words = settings(tmp_path, *GREEDY)
+    assert run_evaluation(load_config("desk", words), here) == 0
+    with tiny_model_server() as server:
+        served = ("--engine.name=openai", f"--server.endpoints={server.url}", f"--server.model={MODEL}")
+        assert run_evaluation(load_config("desk", [*words, *served]), there) == 0
+        assert server.requests
+    one, other = (json.loads(path.read_text("utf-8")) for path in (here, there))
+    assert (one["model"], other["model"]) == ("base", MODEL)
+    assert one["train"] == other["train"] and one["train"]["episodes"] == 2
+
+
+def test_screen_plays_with_a_server(tmp_path: Path) -> None:
+    with tiny_model_server() as server:
+        served = ("--engine.name=openai", f"--server.endpoints={server.url}", f"--server.model={MODEL}")
+        config = load_config("desk", settings(tmp_path, *served, "--rollout.max_steps=6"))
+        assert run_screening(config, config.tasks.train, 4, tmp_path / "kept.json", False) == 0
+        assert server.requests
+    report = json.loads((tmp_path / "kept.json.report.json").read_text("utf-8"))
+    assert report["terms"]["model"] == MODEL and report["totals"]["rollouts"] == 8
+
+
+@pytest.mark.parametrize("command", ["train", "collect"])
+def test_training_and_collecting_refuse_an_engine_without_tokens(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, *settings(tmp_path, "--engine.name=openai")]) == 2
+    assert 'engine.name = "openai": a chat server returns text without tokens' in capsys.readouterr().err
+
+
+def test_eval_osworld_plays_in_process_if_asked(tmp_path: Path) -> None:
+    words = ["eval", "osworld", "desk", "--engine.name", "in_process", "--env", "desk", "--max-steps", "3"]
+    words += ["--tasks", select(tmp_path / "tasks.json", "desk:pool", [A]), "--temperature", "0"]
+    assert main([*words, "--result-dir", str(tmp_path / "results"), "--run.threads", "1"]) == 0
+    (score,) = (tmp_path / "results/pyautogui/screenshot/base/0").glob("*/*/result.txt")
+    assert float(score.read_text("utf-8")) in (0.0, 1.0)

@@ -4,12 +4,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Twice quiet: errors only. Once, pip warns about every configured index folder that is not there.
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 OSWORLD_VENV := .venv-osworld
 OSWORLD := $(OSWORLD_VENV)/.installed
-OSWORLD_PIP := $(OSWORLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps
+OSWORLD_PIP := $(OSWORLD_VENV)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps
 GUEST := src/arpo/envs/osworld
 VLLM_VENV := .venv-vllm
 VLLM := $(VLLM_VENV)/.installed
@@ -85,6 +86,7 @@ $(OSWORLD): requirements-osworld.txt requirements-guest.txt $(GUEST)/guest/packa
 $(VLLM): requirements-vllm.txt tests/vllm/mend_torchvision.py
 	@echo "Installing into $(VLLM_VENV); this takes some minutes, once."
 	$(PYTHON) -m venv --clear $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-vllm.txt
+	$(VLLM_VENV)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps \
+		--requirement requirements-vllm.txt
 	$(VLLM_VENV)/bin/python tests/vllm/mend_torchvision.py
 	@touch $@

@@ -83,7 +83,10 @@ $(OSWORLD): requirements-osworld.txt requirements-guest.txt $(GUEST)/guest/packa
 	$(OSWORLD_VENV)/bin/python -m arpo.envs.osworld.prepare_home
 	@touch $@
 
+# vLLM's compiled part links to libnuma, which no wheel brings; without it vLLM only warns, and fails later.
 $(VLLM): requirements-vllm.txt tests/vllm/mend_torchvision.py
+	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || \
+		{ echo "vLLM needs libnuma.so.1, which is not here. On Debian or Ubuntu: apt-get install libnuma1" >&2; exit 1; }
 	@echo "Installing into $(VLLM_VENV); this takes some minutes, once."
 	$(PYTHON) -m venv --clear $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps \

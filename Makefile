@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Twice quiet: errors only. Once, pip warns about every configured index folder that is not there.
+# --quiet twice: errors only. With one, pip warns about every configured index folder that does not exist.
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
@@ -83,13 +83,13 @@ $(OSWORLD): requirements-osworld.txt requirements-guest.txt $(GUEST)/guest/packa
 	$(OSWORLD_VENV)/bin/python -m arpo.envs.osworld.prepare_home
 	@touch $@
 
-# vLLM's compiled part links to libnuma, which no wheel brings; without it vLLM only warns, and fails later.
-$(VLLM): requirements-vllm.txt tests/vllm/mend_torchvision.py
+# vLLM needs libnuma, which no wheel contains. Without it, vLLM fails late with an unclear message.
+$(VLLM): requirements-vllm.txt tests/vllm/patch_torchvision.py
 	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || \
-		{ echo "vLLM needs libnuma.so.1, which is not here. On Debian or Ubuntu: apt-get install libnuma1" >&2; exit 1; }
+		{ echo "vLLM needs libnuma.so.1. On Debian or Ubuntu, install it with: apt-get install libnuma1" >&2; exit 1; }
 	@echo "Installing into $(VLLM_VENV); this takes some minutes, once."
 	$(PYTHON) -m venv --clear $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps \
 		--requirement requirements-vllm.txt
-	$(VLLM_VENV)/bin/python tests/vllm/mend_torchvision.py
+	$(VLLM_VENV)/bin/python tests/vllm/patch_torchvision.py
 	@touch $@

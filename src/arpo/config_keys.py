@@ -308,7 +308,7 @@ class EvalConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """OpenAI-compatible servers, for `arpo eval osworld`."""
+    """OpenAI-compatible servers, for engine.name = "openai"."""
 
     endpoints: str = setting(
         "http://127.0.0.1:8000/v1",

@@ -1,4 +1,4 @@
-"""What `arpo export` writes, in real vLLM: it loads the folders as they are and agrees with transformers."""
+"""Real vLLM loads the folders of `arpo export` unchanged, and agrees with transformers."""
 
 from __future__ import annotations
 

@@ -245,9 +245,10 @@ arpo eval --model.path exported --eval.rollouts 16 --out after.json""",
     Command(
         name="eval osworld",
         run=_eval_osworld,
-        purpose="evaluate a model on OSWorld, through OpenAI-compatible servers",
+        purpose="evaluate a model on OSWorld tasks",
         lesson="""\
-Plays every task once per trial. Output files have the layout of OSWorld's runner:
+Plays every task once per trial, with a model behind OpenAI-compatible servers (--endpoint), or in this
+process (--engine.name in_process --model.path FOLDER). Output files have the layout of OSWorld's runner:
   RESULT_DIR/pyautogui/screenshot/MODEL/TRIAL/DOMAIN/TASK/{result.txt, traj.jsonl, step_*.png}
 OSWorld's own tools read a trial if you pass MODEL/TRIAL as the model name.
 If it is interrupted, run the same command again: it skips tasks that have a result, and repeats episodes
@@ -275,7 +276,7 @@ if it was dropped: never solved, always solved, failed, or cannot run on this ma
 If it is interrupted, run the same command again to resume.""",
         example="""\
 arpo screen --tasks desk:pool --out kept.json
-arpo train --tasks.train kept.json""",
+arpo train --tasks.train kept.json --run.dir runs/kept""",
         arguments=(
             RECIPE,
             argument("--tasks", "tasks to screen (default: tasks.train)", metavar="SOURCE"),

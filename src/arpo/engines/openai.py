@@ -95,7 +95,7 @@ class OpenAIEngine:
         answers = await asyncio.gather(*(self._models(server) for server in self._servers))
         silent = [text for text in answers if isinstance(text, str)]
         if len(silent) == len(self._servers):
-            raise UserError(f"no server answers: {silent[0]}. Start one, or name another with --endpoint")
+            raise UserError(f"no server answers: {silent[0]}. Start one, or name others in server.endpoints")
         model = self._config.model
         for server, models in zip(self._servers, answers, strict=True):
             if isinstance(models, list) and models and model not in models:
@@ -252,7 +252,7 @@ def endpoints(text: str) -> tuple[str, ...]:
             raise UserError(f"server.endpoints: {address!r}: has no valid port range")
         found |= dict.fromkeys([f"{host}:{port}{path}" for port in ports] or [f"{host}{path}"])
     if not found:
-        raise UserError("server.endpoints: is empty. Name a server with --endpoint")
+        raise UserError("server.endpoints: is empty. Name a server, for example http://127.0.0.1:8000/v1")
     return tuple(found)
 
 

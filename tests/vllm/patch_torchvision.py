@@ -1,8 +1,8 @@
-"""Run once by `make vllm`, under its interpreter: a torchvision built for GPUs beside a torch that is not.
+"""Patches torchvision in .venv-vllm. `make vllm` runs this once with the interpreter of that environment.
 
-vLLM needs torchvision, which the usual package index has built for GPUs only. Its compiled operators cannot
-be loaded beside the CPU's torch. It allows for that, except for two which it describes to torch in any case,
-and torch knows nothing of them. Here they are declared, for every process of the environment.
+vLLM imports torchvision. The default package index has torchvision for GPUs only. Its compiled operators do
+not load with a CPU build of torch. The import still fails for two operators, because torchvision registers
+them without a check. This script appends their declarations to torchvision's extension.py.
 """
 
 from importlib.util import find_spec

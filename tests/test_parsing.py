@@ -27,7 +27,7 @@ from arpo.actions import (
     Wait,
     render,
 )
-from arpo.keys import canonical_keys
+from arpo.keyboard import canonical_keys
 from arpo.parsing import Answer, ParseError, parse
 
 HERE = Point(10.0, 20.0)

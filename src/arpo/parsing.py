@@ -35,7 +35,7 @@ from arpo.actions import (
     Type,
     Wait,
 )
-from arpo.keys import canonical_keys
+from arpo.keyboard import canonical_keys
 
 
 class ParseError(ValueError):

@@ -228,7 +228,7 @@ def test_the_end_of_turn_stops_an_answer_and_belongs_to_it() -> None:
 
 def draws_end_of_turn(seed: int) -> bool:
     """Whether the first draw of this seed picks the end of turn from a uniform distribution."""
-    from arpo.engines.sampling import uniforms
+    from arpo.engines.token_sampling import uniforms
 
     offset = uniforms(seed, 1)[0] * RENDERER.vocab_size - RENDERER.end_of_turn_id
     return bool(0.1 < offset < 0.9)

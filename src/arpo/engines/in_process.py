@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from arpo.engines.base import Weights
 from arpo.engines.cuda_graphs import DecodeGraphs
-from arpo.engines.sampling import sample, uniforms
+from arpo.engines.token_sampling import sample, uniforms
 from arpo.errors import EngineError
 from arpo.models.families import VisionLanguageModel
 from arpo.models.forward import EmbeddedRows, TokenRow, embed_rows, features_by_sha256, hidden_states

@@ -5,7 +5,7 @@ import string
 import pytest
 
 from arpo.envs.osworld.guest.keys import keysym_of_character, keysym_of_key, typeable_prefix
-from arpo.keys import canonical_keys
+from arpo.keyboard import canonical_keys
 
 
 def test_the_keysym_of_printable_ascii_is_its_code():

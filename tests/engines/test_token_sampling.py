@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from arpo.engines.sampling import sample, uniforms
+from arpo.engines.token_sampling import sample, uniforms
 from devices import DEVICES
 
 LOGITS = torch.tensor([0.5, 0.25, 0.25]).log()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from arpo.keys import canonical_keys
+from arpo.keyboard import canonical_keys
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,9 @@ from arpo.models.lora import adapters_disabled
 from arpo.prompts.rendering import Renderer
 from arpo.types import Sample
 
+# Parameters by name, and for shards their offsets in the full tensors.
+TrainedParameters = tuple[dict[str, nn.Parameter], dict[nn.Parameter, int]]
+
 
 class LocalLearner:
     """`base` is the base model to compare with: a copy, or the model itself if it has adapters.
@@ -43,14 +46,20 @@ class LocalLearner:
     """
 
     def __init__(
-        self, model: nn.Module, renderer: Renderer, config: Config, base: nn.Module | None = None
+        self,
+        model: nn.Module,
+        renderer: Renderer,
+        config: Config,
+        base: nn.Module | None = None,
+        trained: TrainedParameters | None = None,
     ) -> None:
+        """`trained` defaults to the parameters of the model with requires_grad."""
         assert base is not None or not config.compares_with_base, "the loss needs the base model"
         self._model = model.eval()  # no dropout: π_old and π_θ depend on the weights alone
         self._base = base
         self._renderer = renderer
         self._config = config
-        self._parameters, offsets = self._trained_parameters(model)
+        self._parameters, offsets = trained or (trained_parameters(model), {})
         self._optimiser = _adamw(self._parameters.values(), config.optim, config.run.seed, offsets)
         self._loader = ImageLoader(renderer.settings) if _on_gpu(model) else None
         self._version = 0
@@ -153,12 +162,6 @@ class LocalLearner:
 
     # `sharded.RankLearner` overrides the methods from here to `_clip_gradients`.
 
-    def _trained_parameters(
-        self, model: nn.Module
-    ) -> tuple[dict[str, nn.Parameter], dict[nn.Parameter, int]]:
-        """Trained parameters by name, and the offsets of shards."""
-        return {name: p for name, p in model.named_parameters() if p.requires_grad}, {}
-
     def _token_logprobs(self, model: Any, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
         temperature = self._config.rollout.temperature
         return sampled_logprobs(model, microbatch, self._renderer, temperature, loader=self._loader)
@@ -245,6 +248,10 @@ class _BatchMetrics:
             "updates": float(steps),
             "skipped": float(self.skipped),
         }
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def restore_order(

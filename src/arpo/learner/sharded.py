@@ -34,7 +34,7 @@ from arpo.algorithms.microbatches import Microbatch, assign_to_ranks, balance_si
 from arpo.config import Config
 from arpo.engines.base import Weights
 from arpo.learner.base import Batch, Metrics
-from arpo.learner.local import LocalLearner, restore_order
+from arpo.learner.local import LocalLearner, TrainedParameters, restore_order, trained_parameters
 from arpo.learner.ranks import (
     Command,
     LoadCommand,
@@ -157,7 +157,8 @@ class RankLearner(LocalLearner):
         base = model
         if config.compares_with_base and config.model.train != "lora":
             base = sharded_model(config, self._device, full_model, model).requires_grad_(False)
-        super().__init__(model, renderer, config, base)
+        self._shards = {name: _as_dtensor(p) for name, p in trained_parameters(model).items()}
+        super().__init__(model, renderer, config, base, self._local_shards())
 
     def train_on(self, command: TrainCommand) -> Metrics:
         return self._train_microbatches(command.updates)
@@ -218,11 +219,8 @@ class RankLearner(LocalLearner):
             self._optimiser.state[self._parameters[name]] = state
         self._version, self._steps, self._skipped = command.version, command.steps, command.skipped
 
-    def _trained_parameters(
-        self, model: nn.Module
-    ) -> tuple[dict[str, nn.Parameter], dict[nn.Parameter, int]]:
+    def _local_shards(self) -> TrainedParameters:
         """The local shard of each tensor, as a parameter with shared memory."""
-        self._shards = {name: _as_dtensor(p) for name, p in model.named_parameters() if p.requires_grad}
         with torch.no_grad():
             own = {name: nn.Parameter(shard.to_local()) for name, shard in self._shards.items()}
         return own, {own[name]: _shard_offset(shard, self._rank) for name, shard in self._shards.items()}

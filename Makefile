@@ -21,7 +21,7 @@ VLLM := $(VLLM_VENV)/.installed
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-train: $(RUNTIME) ## train the tiny model on the embedded desktop; ARGS="--run.seed 1" adds options
+train: $(RUNTIME) ## train the tiny model on the built-in desktop; ARGS="--run.seed 1" adds options
 	$(BIN)/arpo train desk $(ARGS)
 
 compare: $(RUNTIME) ## repeat the published comparison with three seeds (one night on two cores); ARGS="--jobs 2" runs two at once

@@ -188,8 +188,8 @@ COMMANDS = (
         purpose="train a model with a recipe",
         lesson="""\
 A recipe is a TOML file with config keys. Shipped recipes:
-  desk                            tiny model, embedded desktop, two CPU cores, some minutes (default)
-  paper, paper/grpo, paper/…      the published comparison, on the embedded desktop
+  desk                            tiny model, built-in desktop, two CPU cores, some minutes (default)
+  paper, paper/grpo, paper/…      the published comparison, on the built-in desktop
   ablations/…                     variants of paper that change one key
   osworld_local                   real desktops on this machine
   osworld_subset32, osworld_full  the published runs (need GPUs)
@@ -287,7 +287,7 @@ arpo train --tasks.train kept.json --run.dir runs/kept""",
     Command(
         name="pretrain",
         run=_pretrain,
-        purpose="make the tiny base model of the embedded desktop",
+        purpose="make the tiny base model of the built-in desktop",
         lesson="""\
 Trains a tiny Qwen2.5-VL on solved tasks, by supervised learning, until it reads the screens and answers in
 the action language. Needs a GPU to be fast. The package contains the result; you need this command only if

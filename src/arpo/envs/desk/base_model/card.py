@@ -57,7 +57,7 @@ pipeline_tag: image-text-to-text
 ---
 # Desk base model
 
-A tiny Qwen2.5-VL ({parameters:,} parameters, half precision) that reads the screens of ARPO's embedded
+A tiny Qwen2.5-VL ({parameters:,} parameters, half precision) that reads the screens of ARPO's built-in
 desktop and answers in the UI-TARS action language. It is a starting point for training on that desktop and
 useless elsewhere.
 

@@ -65,7 +65,7 @@ def test_every_module_has_a_docstring():
         assert not tree.body or ast.get_docstring(tree), path
 
 
-@pytest.mark.parametrize("name", ["actions", "keyboard", "parsing", "recipe", "cli.main"])
+@pytest.mark.parametrize("name", ["actions", "keyboard", "parsing", "recipe", "cli.entry_point"])
 def test_examples_in_docstrings_are_correct(name):
     result = doctest.testmod(importlib.import_module(f"arpo.{name}"))
     assert result.attempted and not result.failed

@@ -2,6 +2,6 @@
 
 import sys
 
-from arpo.cli.main import main
+from arpo.cli.entry_point import main
 
 sys.exit(main())

@@ -41,6 +41,7 @@ INCIDENTAL = (
     "model.features_megabytes",
     "optim.rank",
     "env.hosts",
+    "engine.",
     "env.listen",
 )
 LEARNING = ("train.", "loss.", "replay.", "offline.", "optim.", "eval.", "screen.", "pretrain.")

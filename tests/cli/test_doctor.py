@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from arpo.cli.doctor import bfloat16_finding, cpuinfo_flags
-from arpo.cli.main import main
+from arpo.cli.entry_point import main
 from arpo.models.loading import resolve_model
 
 NEOVERSE_N1 = """\

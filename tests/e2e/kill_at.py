@@ -39,7 +39,7 @@ def _command(log: Path, words: Sequence[str], at: str, signals: Sequence[int]) -
     with log.open("w") as file:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())
-    from arpo.cli.main import main
+    from arpo.cli.entry_point import main
 
     def strike() -> None:
         for number in signals:

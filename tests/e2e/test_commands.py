@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from arpo.cli.main import main
+from arpo.cli.entry_point import main
 from arpo.envs.task_files import load_tasks
 from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer

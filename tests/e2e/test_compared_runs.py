@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from arpo.cli.main import main
+from arpo.cli.entry_point import main
 from arpo.evaluation.compare import collection_seconds
 
 TASKS = {"train": ("desk:pool", "pool-001", "pool-010"), "heldout": ("desk:heldout", "heldout-006")}

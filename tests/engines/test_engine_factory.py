@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from arpo.cli.main import main
+from arpo.cli.entry_point import main
 from arpo.engines.factory import model_id, open_engine
 from arpo.engines.in_process import InProcessEngine
 from arpo.engines.openai import OpenAIEngine
@@ -76,11 +76,14 @@ def test_training_and_collecting_refuse_an_engine_without_tokens(
 ) -> None:
     assert main([command, *settings(tmp_path, "--engine.name=openai")]) == 2
     assert 'engine.name = "openai": a chat server returns text without tokens' in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
-def test_eval_osworld_plays_in_process_if_asked(tmp_path: Path) -> None:
+def test_eval_osworld_plays_in_process_if_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["eval", "osworld", "desk", "--engine.name", "in_process", "--env", "desk", "--max-steps", "3"]
     words += ["--tasks", select(tmp_path / "tasks.json", "desk:pool", [A]), "--temperature", "0"]
-    assert main([*words, "--result-dir", str(tmp_path / "results"), "--run.threads", "1"]) == 0
+    words += ["--result-dir", str(tmp_path / "results"), "--run.threads", "1", "--top-p", "0.9"]
+    assert main(words) == 0
+    assert "--top-p has no effect: it is for servers" in capsys.readouterr().err
     (score,) = (tmp_path / "results/pyautogui/screenshot/base/0").glob("*/*/result.txt")
     assert float(score.read_text("utf-8")) in (0.0, 1.0)

@@ -16,7 +16,7 @@ from yarl import URL
 
 from arpo import __version__
 from arpo.actions import Click, Point, Wait
-from arpo.cli.main import main
+from arpo.cli.entry_point import main
 from arpo.config import EnvConfig
 from arpo.envs import wire
 from arpo.envs.host import Listen, hosting
@@ -551,7 +551,7 @@ def test_it_needs_no_torch_no_rich_and_no_numpy(tmp_path):
         "import sys\n"
         "for name in ('torch', 'rich', 'transformers', 'numpy', 'tokenizers', 'safetensors'):\n"
         "    sys.modules[name] = None\n"
-        "from arpo.cli.main import main\n"
+        "from arpo.cli.entry_point import main\n"
         f"sys.exit(main(['env-host', '--env', '{FAKE}', '--listen', '127.0.0.1:0', '--ready-file', 'ready']))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.DEVNULL)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from arpo.cli.main import main
+from arpo.cli.entry_point import main
 from arpo.config import Config
 from arpo.errors import UserError
 from arpo.evaluation.compare import is_finished, last_line, load_methods, make_jobs, planned_episodes

@@ -14,11 +14,13 @@ from arpo.config import EnvConfig, RolloutConfig
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate, require_writable, run_evaluation
-from arpo.evaluation.scoring import Score, without_partial_credit
+from arpo.evaluation.scoring import Score, report_failures, without_partial_credit
 from arpo.evaluation.task_sets import load_sets
+from arpo.reporting.display import NullDisplay
 from arpo.rollout.episode import Agent
 from arpo.rollout.scheduler import Scheduler
 from arpo.testing import FakeEnv, Times, task
+from arpo.types import Failure, Group
 from players import CLICK, DONE, RENDERER, TEMPLATE, scripted
 from trajectories import group, scored, trajectory
 from verdicts import HELDOUT, A, B, C, Scripted, osworld_config, select, small_config
@@ -201,3 +203,12 @@ def test_where_no_task_can_run_nothing_begins(tmp_path: Path, monkeypatch: pytes
     ):
         run_evaluation(config, tmp_path / "scores.json")
     assert not (tmp_path / "scores.json").exists()
+
+
+def test_the_advice_names_the_engine_if_the_engine_failed() -> None:
+    failure = Failure(
+        episode_id="e", task_id="t", kind="EngineError", where="generate", message="boom", attempts=1
+    )
+    failed = Group(index=0, task_id="t", trajectories=(), failures=(failure,))
+    with pytest.raises(UserError, match=r"generate: boom\. Fix the engine, then run"):
+        report_failures([failed], NullDisplay())

@@ -17,7 +17,7 @@ from aiohttp import web
 
 import verdicts
 from arpo.cli import osworld_flags
-from arpo.cli.main import _parser, main
+from arpo.cli.entry_point import _parser, main
 from arpo.config import Config
 from arpo.envs.task_files import load_tasks
 from arpo.evaluation.evaluate import evaluate

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from arpo.cli.main import main
+from arpo.cli.entry_point import main
 from arpo.evaluation.osworld_results import scores
 from osworld_files import PYTHON, ROOT, osworld_folder, osworld_task
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from arpo.cli.main import main
+from arpo.cli.entry_point import main
 from osworld_files import PYTHON, osworld_folder, osworld_task
 
 # Nothing is solved; what tells episodes apart is whether an answer can be read. Six of a kind are rare.

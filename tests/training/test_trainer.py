@@ -453,3 +453,13 @@ def test_a_run_keeps_to_the_tasks_that_could_run_when_it_began(
     ):
         train(more)
     assert skipped.exists()
+
+
+def test_a_refused_resume_opens_no_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Scripted.play({})
+    train(small_config(tmp_path, [A], "--train.epochs=2"))
+    opened: list[str] = []
+    monkeypatch.setattr("arpo.training.run.open_tracker", lambda *_: opened.append("tracker"))
+    with pytest.raises(UserError, match=r"train\.epochs = 1: the run in .* has already done 2"):
+        run_training(small_config(tmp_path, [A], "--train.epochs=1"))
+    assert opened == []

@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from arpo.cli.main import main
+from arpo.cli.entry_point import main
 from arpo.config import Config, ModelConfig
 from arpo.envs.desk.env import DeskEnv
 from arpo.envs.task_files import load_tasks

@@ -173,6 +173,9 @@ def notes(options: argparse.Namespace, config: Config) -> list[str]:
     if not virtual_machine:
         reasons["sleep_after_execution"] = "only virtual machines use a fixed pause"
         reasons["path_to_vm"] = reasons["region"] = "it is for virtual machines"
+    if config.engine.name == "in_process":
+        for key in ("endpoint", "server_ip", "model", "top_p", "stop_token"):
+            reasons[key] = 'it is for servers (engine.name = "openai")'
     flags = {flag.key: flag.name for flag in FLAGS}
     return [f"{flags[key]} has no effect: {reason}" for key, reason in reasons.items() if key in given]
 

@@ -17,7 +17,7 @@ from arpo.errors import UserError
 from arpo.evaluation.scoring import Score, report_failures, without_partial_credit
 from arpo.evaluation.task_sets import SETS, load_sets, playable, report_skipped
 from arpo.reporting.display import Display, open_display
-from arpo.rollout.player import open_player
+from arpo.rollout.player import Player, open_player
 from arpo.rollout.scheduler import OnEpisode, Scheduler
 from arpo.storage.run_folder import write_atomically
 from arpo.types import Group, Task
@@ -72,7 +72,7 @@ def run_evaluation(config: Config, out: Path) -> int:
     display = open_display(sys.stdout)
     try:
         report_skipped(skipped, out, display)
-        groups = asyncio.run(_evaluate(config, sets, display))
+        groups = asyncio.run(_evaluate(open_player(config), config, sets, display))
     finally:
         display.close()
     write_atomically(out, json.dumps(_record(config, groups) | {"skipped": skipped}, indent=1) + "\n")
@@ -81,9 +81,9 @@ def run_evaluation(config: Config, out: Path) -> int:
 
 
 async def _evaluate(
-    config: Config, sets: Mapping[str, Sequence[Task]], display: Display
+    player: Player, config: Config, sets: Mapping[str, Sequence[Task]], display: Display
 ) -> dict[str, list[Group]]:
-    async with open_player(config).started(display) as scheduler:
+    async with player.started(display) as scheduler:
         return await evaluate_sets(scheduler, config, sets, "eval", display)
 
 

@@ -70,21 +70,30 @@ def run_osworld_evaluation(config: Config) -> int:
 
 
 def _model_folder_name(config: Config) -> str:
-    """The folder of the model's results: the server's name of it, or the last part of model.path."""
-    return config.server.model if config.engine.name == "openai" else Path(config.model.path).name
+    """The folder of the model's results: server.model, or the last part of model.path.
+
+    runs/desk/model gives "desk": every run exports to a folder called "model".
+    """
+    if config.engine.name == "openai":
+        return config.server.model
+    path = Path(config.model.path).resolve()
+    return path.parent.name if path.name == "model" else path.name
 
 
 def evaluation_settings(config: Config) -> dict[str, Any]:
     """The settings that two episodes must share to belong to one evaluation."""
     osworld = config.env.name == "osworld"
+    sampling = {
+        "top_p": config.server.top_p,
+        "frequency_penalty": config.server.frequency_penalty,
+        "stop": config.server.stop,
+    }
     return {
         "model": model_id(config),
         "prompt": config.model.prompt,
         "coordinates": config.model.coordinates,
         "temperature": config.eval.temperature,
-        "top_p": config.server.top_p,
-        "frequency_penalty": config.server.frequency_penalty,
-        "stop": config.server.stop,
+        **(sampling if config.engine.name == "openai" else {}),
         "max_steps": config.rollout.max_steps,
         "max_images": config.rollout.max_images,
         "max_answer_tokens": config.rollout.max_answer_tokens,

@@ -66,7 +66,6 @@ def report_failures(groups: Sequence[Group], display: Display) -> None:
     message = f"{len(failures)} episodes failed. First failure: {describe_failure(failures[0])}"
     tried = any(failure.kind != Quarantined.__name__ for failure in failures)
     if tried and not any(group.trajectories for group in groups):
-        raise UserError(
-            f"all {message}. Fix the environment (`arpo check-env` helps), then run the same command again"
-        )
+        source = "engine" if failures[0].where == "generate" else "environment (`arpo check-env` helps)"
+        raise UserError(f"all {message}. Fix the {source}, then run the same command again")
     display.note(message)

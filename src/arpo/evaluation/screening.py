@@ -161,6 +161,7 @@ async def _screen(
 
     Failed episodes do not count as rollouts. Returns the first failure of each task without a played episode.
     """
+    player = open_player(config)
     outcomes: dict[int, list[Outcome]] = {}
     failed: dict[str, str] = {}
     reported = False  # one failure is shown, not all of them
@@ -186,7 +187,7 @@ async def _screen(
             else:
                 failed[name] = next(describe_failure(one) for one in played if isinstance(one, Failure))
 
-        async with open_player(config).started(display) as scheduler:
+        async with player.started(display) as scheduler:
             await evaluate(
                 scheduler,
                 list(tasks.items()),

@@ -48,8 +48,8 @@ class Player:
 
 def open_player(config: Config) -> Player:
     """Open the environments and the engine of the recipe. Wrong settings raise UserError here."""
-    pool = open_pool(config)
     template = load_template(config.model.prompt)
+    pool = open_pool(config)
     opened = open_engine(config)
     agent = Agent(
         engine=opened.engine,

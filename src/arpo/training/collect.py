@@ -65,6 +65,7 @@ def _episodes(config: Config, tasks: Sequence[Task]) -> dict[str, Task]:
 async def _collect(
     config: Config, left: Sequence[tuple[int, Task]], total: int, store: RunFolder, display: Display
 ) -> None:
+    player = open_player(config)
     display.begin("collecting", total, total - len(left))
 
     def on_episode(index: int, outcome: Outcome) -> None:
@@ -74,7 +75,7 @@ async def _collect(
 
     # An online run holds one batch in memory; a collection does the same.
     at_once, timing = config.train.tasks_per_batch * config.rollout.group_size, Timing()
-    async with open_player(config).started(display) as scheduler:
+    async with player.started(display) as scheduler:
         for start in range(0, len(left), at_once):
             with timing.stage("rollout"):
                 groups = await evaluate(

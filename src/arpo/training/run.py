@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from arpo.config import INCIDENTAL, Config
-from arpo.engines.factory import require_tokens
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate_sets
 from arpo.evaluation.scoring import Score
@@ -26,7 +25,7 @@ from arpo.evaluation.task_sets import OVERALL, sets_of_run
 from arpo.learner.base import Batch, Metrics
 from arpo.recipe import changed, load_config
 from arpo.reporting.display import Display
-from arpo.reporting.tracking import open_tracker
+from arpo.reporting.tracking import NullTracker, Tracker, open_tracker
 from arpo.rollout.player import open_player
 from arpo.storage import checkpoint
 from arpo.storage.run_folder import RECIPE, RunFolder
@@ -75,7 +74,6 @@ class Run:
     """One training run in this process. `restored` is the state of its newest checkpoint, None if new."""
 
     def __init__(self, config: Config, store: RunFolder, display: Display, progress: Progress) -> None:
-        require_tokens(config)
         self.config, self.store, self.display = config, store, display
         self._checkpoints = store.folder / checkpoint.CHECKPOINTS
         self.sets = sets_of_run(config, store.folder, self._checkpoints.is_dir(), display)
@@ -85,12 +83,16 @@ class Run:
         self.progress = progress
         self.timing = Timing()
         self.stopping = False
+        self.tracker: Tracker = NullTracker()  # until `begin`: a loop may still refuse to resume
+        self._resumed_from: Path | None = None
         self.restored = self._load()
-        self.tracker = open_tracker(config, store, self.progress.batch + 1)
         self._began = time.monotonic() - self.progress.seconds
 
     async def begin(self, loop: Loop) -> None:
         """Load the weights into the engine. A new run is evaluated and saved first: the baseline."""
+        if self._resumed_from is not None:
+            self.display.note(f"resuming from {self._resumed_from}, after batch {self.progress.batch}")
+        self.tracker = open_tracker(self.config, self.store, self.progress.batch + 1)
         await self.scheduler.agent.engine.load(self.learner.weights())
         if not self.progress.success:
             self.tracker.log(0, await self._evaluate("base"))
@@ -186,7 +188,7 @@ class Run:
         self.progress = Progress(**state["progress"])
         self.store.rewind(state["offsets"])
         self.scheduler.pool.restore(state["pool"])
-        self.display.note(f"resuming from {found.path}, after batch {self.progress.batch}")
+        self._resumed_from = found.path
         return state
 
     def refuse_less(self, key: str, done: float, total: float) -> None:
@@ -196,6 +198,10 @@ class Run:
                 f"{key} = {total:g}: the run in {self.store.folder} has already done {done:g}. Raise it, or "
                 "choose another --run.dir"
             )
+
+    def close(self) -> None:
+        self.tracker.close()
+        self.learner.close()
 
     def summary(self) -> dict[str, Any]:
         progress = self.progress

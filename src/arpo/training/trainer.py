@@ -19,6 +19,7 @@ from arpo.algorithms.replay import ReplayBuffer
 from arpo.algorithms.rewards import reward
 from arpo.algorithms.samples import GroupStats, Updates, build_updates, count_groups, split_by_signal
 from arpo.config import Config
+from arpo.engines.factory import require_tokens
 from arpo.evaluation.scoring import report_failures
 from arpo.learner.base import Batch, Metrics
 from arpo.reporting.display import Display, open_display
@@ -191,6 +192,7 @@ def open_trainer(config: Config, store: RunFolder, display: Display) -> Trainer 
 
 def run_training(config: Config) -> int:
     """`arpo train`: start or resume the run in run.dir. Returns 130 if it was interrupted."""
+    require_tokens(config)
     store = RunFolder(Path(config.run.dir))
     display = open_display(sys.stdout)
     try:
@@ -204,7 +206,7 @@ def run_training(config: Config) -> int:
             run.stopping = True
             display.note("finishing this batch, then saving. Press Ctrl-C again to stop immediately")
 
-        with interruptible(stop), closing(run.tracker), closing(run.learner):
+        with interruptible(stop), closing(run):
             done = asyncio.run(_train(trainer, display))
         if not done:
             display.note(f"saved after batch {run.progress.batch}. Run the same command again to resume")

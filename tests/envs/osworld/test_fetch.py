@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from arpo.cli.main import main
+from arpo.cli.entry_point import main
 from arpo.config import OSWorldConfig
 from arpo.envs.osworld.fetch import fetch_cache
 from arpo.envs.osworld.needs import needs, why_not_runnable

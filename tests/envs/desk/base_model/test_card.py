@@ -25,5 +25,7 @@ def test_the_shipped_base_model_is_at_most_eight_megabytes() -> None:
 
 def test_a_card_gives_back_its_fingerprint_and_a_folder_without_one_none(tmp_path: Path) -> None:
     assert read_fingerprint(tmp_path) == ""
-    (tmp_path / CARD).write_text(card(Config(), step=3, parameters=1000), encoding="utf-8")
+    (tmp_path / CARD).write_text(
+        card(Config(), step=3, parameters=1000, arithmetic="bfloat16 arithmetic"), encoding="utf-8"
+    )
     assert read_fingerprint(tmp_path) == fingerprint()

@@ -48,7 +48,7 @@ def read_fingerprint(folder: Path) -> str:
     return found[1] if found else ""
 
 
-def card(config: Config, step: int, parameters: int) -> str:
+def card(config: Config, step: int, parameters: int, arithmetic: str) -> str:
     settings = config.pretrain
     return f"""---
 license: apache-2.0
@@ -62,7 +62,7 @@ desktop and answers in the UI-TARS action language. It is a starting point for t
 useless elsewhere.
 
 - Made by `arpo pretrain --out FOLDER --pretrain.steps {settings.steps}`, seed {config.run.seed}, {step} of
-  {settings.steps} steps of {settings.tokens_per_step:,} tokens, AdamW {settings.lr:g}, bfloat16 arithmetic.
+  {settings.steps} steps of {settings.tokens_per_step:,} tokens, AdamW {settings.lr:g}, {arithmetic}.
 - Lessons: read every label with its coordinates, click one element, follow a solver's episode with short
   thoughts. Their desktops share no seed with any shipped task.
 - Limits: it knows only Desk's words, Desk's prompt, and screens of 224x168 pixels.

@@ -173,7 +173,9 @@ class Pretraining:
 
         checkpoint.save(self.folder / checkpoint.CHECKPOINTS, self.step, write, keep=1)
         save_model_folder(self.model, self.tokenizer, self.folder / "model")
-        text = card(self.config, self.step, sum(p.numel() for p in self.model.parameters()))
+        parameters = sum(p.numel() for p in self.model.parameters())
+        arithmetic = f"{'bfloat16' if self.model.device.type == 'cuda' else 'float32'} arithmetic"
+        text = card(self.config, self.step, parameters, arithmetic)
         (self.folder / "model" / CARD).write_text(text, encoding="utf-8")
 
     def resume(self) -> None:

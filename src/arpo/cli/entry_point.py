@@ -42,15 +42,20 @@ def _flushed_output() -> Iterator[None]:
     try:
         yield
     except SystemExit:  # of --help and --version
-        sys.stdout.flush()
+        _flush()
         raise
-    sys.stdout.flush()
+    _flush()
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # None: the process was started without stdout (`arpo … >&-`)
+        sys.stdout.flush()
 
 
 def _discard_closed_output() -> bool:
     """Redirect stdout and stderr to /dev/null if their reader is gone. Returns whether one was."""
     closed = []
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         poll = select.poll()
         poll.register(stream.fileno(), 0)  # POLLERR and POLLHUP are always reported
         if poll.poll(0):

@@ -8,7 +8,7 @@ import pytest
 
 from arpo.cli import doctor
 from arpo.cli.commands import COMMANDS
-from arpo.cli.main import main, split_overrides
+from arpo.cli.entry_point import main, split_overrides
 from arpo.config import Config, EnvConfig
 from arpo.envs.factory import resolve_env
 from arpo.envs.task_files import load_tasks
@@ -49,7 +49,7 @@ def test_the_help_of_every_command_has_an_example(capsys, command):
 
 def test_help_imports_no_heavy_library():
     code = (
-        "import sys; from arpo.cli.main import main\n"
+        "import sys; from arpo.cli.entry_point import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'numpy', 'PIL', 'rich', 'transformers'} & set(sys.modules)\n"
@@ -194,3 +194,10 @@ def test_check_env_prints_each_check(capsys, tmp_path, monkeypatch):
     text = capsys.readouterr().out
     assert code == (1 if "FAIL" in text else 0)
     assert len(text.splitlines()) > 3
+
+
+def test_a_command_works_without_stdout():
+    code = "import sys; from arpo.cli import main; sys.exit(main(['train', '--help-keys']))"
+    command = f'{sys.executable} -c "{code}" >&-'
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -58,4 +58,4 @@ def test_a_model_behind_a_server_scores_on_osworlds_tasks(tmp_path, capsys):
     assert set(scores(folder / "left").values()) == {0.0}
     said = capsys.readouterr().out
     assert "over trials left, solved: pass@1 50.0% (2 tasks), pass@2 100.0% (2 tasks)" in said
-    assert "these are not OSWorld scores" in said
+    assert "These are not OSWorld scores" in said

@@ -7,7 +7,6 @@ other than ParseError.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -95,12 +94,12 @@ class _Arguments:
     def key(self) -> str:
         keys = self.keys()
         if len(keys) != 1:
-            raise ParseError(f"{self._call}() takes one key, got {' '.join(keys)}")
+            raise ParseError(f"{self._call}() takes one key, got {_clipped(' '.join(keys))}")
         return keys[0]
 
     def refuse_rest(self) -> None:
         if self._values:
-            raise ParseError(f"{self._call}() has no argument {next(iter(self._values))}=")
+            raise ParseError(f"{self._call}() has no argument {_clipped(next(iter(self._values)))}=")
 
 
 _POINT_NAMES = ("start_box", "point", "start_point")
@@ -166,13 +165,16 @@ _ESCAPED = {"n": "\n", "r": "\r", "t": "\t"}
 
 # Models often leave quotes inside a text unescaped. A quote therefore ends its argument only if valid syntax
 # follows: the next argument, or the end of the call and then the end of the text, another call or a label.
+# If no quote is followed by valid syntax, the answer is malformed. _ANY_CLOSING then finds the position that
+# the error names. It is searched at most once per answer, so parsing takes linear time.
 _NEXT_CALL = rf"(?:{'|'.join(_BUILDERS)})\s*\("
 _NEXT_LABEL = r"(?:Thought|Reflection|Action_Summary|Action)\s*[:：]"
-_VALID_REST = rf"\s*(?:,\s*[A-Za-z_]+\s*=|\)\s*(?:\Z|{_NEXT_CALL}|{_NEXT_LABEL}))"
+_VALID_REST = rf"\s*(?:,\s*[A-Za-z_]+\s*=|(?:,\s*)?\)\s*(?:\Z|{_NEXT_CALL}|{_NEXT_LABEL}))"
 _CLOSING = {quote: re.compile(rf"\\.|({quote})(?={_VALID_REST})", re.DOTALL) for quote in "'\""}
 _ANY_CLOSING = {quote: re.compile(rf"\\.|({quote})(?=\s*[,)])", re.DOTALL) for quote in "'\""}
 
 _NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_MAX_COORDINATE = 100_000  # beyond any screen. Points just outside the screen are moved to its edge (`scale`)
 _BETWEEN = r"(?: ?, ?| )"
 _POINT = re.compile(
     rf"(?:<\|box_start\|>|<point>|<bbox>)? ?[(\[]? ?({_NUMBER}){_BETWEEN}({_NUMBER})"
@@ -216,8 +218,8 @@ def _arguments(text: str, position: int, call: str) -> tuple[dict[str, str], int
         if head is None:
             raise ParseError(f"{call}(): expected an argument or ), got {_short(text[position:])}")
         if head[1] in values:
-            raise ParseError(f"{call}() has {head[1]}= twice")
-        values[head[1]], position = _value(text, head.end(), f"{call}({head[1]}=")
+            raise ParseError(f"{call}() has {_clipped(head[1])}= twice")
+        values[head[1]], position = _value(text, head.end(), f"{call}({_clipped(head[1])}=")
         position = _skip(text, position)
         if text.startswith(",", position):
             position = _skip(text, position + 1)
@@ -248,12 +250,16 @@ def _point(text: str) -> Point:
     found = _POINT.fullmatch(" ".join(text.split()))
     if found is None:
         raise ParseError(f"expected (x,y) or (x1,y1,x2,y2), got {_short(text)}")
-    corners = [float(number) for number in found.groups() if number is not None]
+    corners = [_coordinate(number) for number in found.groups() if number is not None]
     xs, ys = corners[0::2], corners[1::2]
-    centre = Point(sum(xs) / len(xs), sum(ys) / len(ys))
-    if not (math.isfinite(centre.x) and math.isfinite(centre.y)):
-        raise ParseError(f"a coordinate is too large: {_short(text)}")
-    return centre
+    return Point(sum(xs) / len(xs), sum(ys) / len(ys))
+
+
+def _coordinate(text: str) -> float:
+    value = float(text)
+    if abs(value) > _MAX_COORDINATE:
+        raise ParseError(f"no screen has the coordinate {_clipped(text)}")
+    return value
 
 
 def _skip(text: str, position: int) -> int:
@@ -263,4 +269,8 @@ def _skip(text: str, position: int) -> int:
 
 
 def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:40] + "…")
+    return repr(_clipped(text))
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= 40 else text[:40] + "…"

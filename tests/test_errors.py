@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 
@@ -23,6 +24,18 @@ async def _division() -> None:
     raise ZeroDivisionError("by zero")
 
 
+async def _exits() -> None:
+    sys.exit("no display")
+
+
+class _OwnExit(BaseException):
+    pass
+
+
+async def _raises_its_own_exit() -> None:
+    raise _OwnExit("stop")
+
+
 async def _named_already() -> None:
     raise EngineError("generate", "out of memory")
 
@@ -31,6 +44,8 @@ async def _named_already() -> None:
     ("call", "kind", "message"),
     [
         (_division, EnvError, "step: ZeroDivisionError: by zero"),
+        (_exits, EnvError, "step: SystemExit: no display"),
+        (_raises_its_own_exit, EnvError, "step: _OwnExit: stop"),
         (_named_already, EngineError, "generate: out of memory"),
         (_its_own_timeout, EnvError, "step: TimeoutError: the socket gave up"),
         (_awaits_a_cancelled_task, EnvError, "step: CancelledError: an awaited task was cancelled"),
@@ -60,3 +75,12 @@ def test_a_requested_cancellation_passes():
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(stop_it())
+
+
+def test_ctrl_c_passes():
+    async def guarded() -> None:
+        async with boundary(EnvError, "step", 60):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(guarded())

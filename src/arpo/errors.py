@@ -53,8 +53,10 @@ class ContextTooLong(EngineError):
 async def boundary(fault: type[ArpoFault], where: str, seconds: float | None = None) -> AsyncIterator[None]:
     """Convert every exception of the block to `fault(where, message)`. `seconds` is its timeout (None: none).
 
-    If the caller cancels this task, CancelledError passes through. If a task awaited inside the block was
-    cancelled, CancelledError is converted as well: otherwise it would end the whole run silently.
+    SystemExit is converted too: an environment that calls sys.exit() ends its episode, not the run. Ctrl-C
+    passes through. If the caller cancels this task, CancelledError passes through. If a task awaited inside
+    the block was cancelled, CancelledError is converted as well: otherwise it would end the whole run
+    silently.
 
     >>> async with boundary(EnvError, "step", seconds=60):
     ...     result = await env.step(actions)  # ZeroDivisionError becomes EnvError("step", …)
@@ -62,14 +64,14 @@ async def boundary(fault: type[ArpoFault], where: str, seconds: float | None = N
     try:
         async with asyncio.timeout(seconds) as limit:
             yield
-    except ArpoFault:
+    except (ArpoFault, KeyboardInterrupt, GeneratorExit):
         raise
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
         raise fault(where, "CancelledError: an awaited task was cancelled") from error
-    except Exception as error:
+    except BaseException as error:
         if isinstance(error, TimeoutError) and limit.expired():
             late = EnvTimeout if issubclass(fault, EnvError) else fault
             raise late(where, f"no answer within {seconds:g} s") from error

@@ -164,6 +164,7 @@ def test_an_exception_in_a_check_is_its_result():
 def test_custom_environments(tmp_path, monkeypatch):
     (tmp_path / "mine_for_cli.py").write_text(MY_ENV)
     (tmp_path / "broken_for_cli.py").write_text("1 / 0")
+    (tmp_path / "exits_for_cli.py").write_text("import sys; sys.exit(3)")
     monkeypatch.chdir(tmp_path)
     assert type(resolve_env(Config(env=EnvConfig(name="mine_for_cli:Mine")))).__name__ == "type"
     for name, reason in {
@@ -171,6 +172,7 @@ def test_custom_environments(tmp_path, monkeypatch):
         "mine_for_cli:Theirs": "has no class Theirs",
         "mine_for_cli:NoEnv": "add the methods start, step, evaluate, close",
         "broken_for_cli:Env": "ZeroDivisionError",
+        "exits_for_cli:Env": r"SystemExit\(3\)",
         "not_there_for_cli:Env": "not_there_for_cli",
     }.items():
         with pytest.raises(UserError, match=reason):

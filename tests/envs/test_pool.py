@@ -247,6 +247,44 @@ def test_a_cancelled_episode_still_closes_its_environment():
     assert made.envs[0].calls == ["close"]
 
 
+def test_an_environment_that_answers_a_cancellation_with_an_error_is_not_tried_again():
+    class Stubborn(FakeEnv):
+        async def start(self, task):
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise RuntimeError("connection lost") from None
+
+    async def main():
+        pool = pool_of(Stubborn, config(attempts=2))
+        running = asyncio.create_task(pool.run(TASK, "e", episode))
+        await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(running, 10)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("call", ["start", "step", "evaluate", "close"])
+def test_an_environment_that_exits_fails_its_episode_alone(call):
+    class Exits(FakeEnv):
+        pass
+
+    async def leave(self, *_):
+        raise SystemExit(f"{call} gave up")
+
+    setattr(Exits, call, leave)
+    pool = pool_of(Exits, config())
+    outcome = asyncio.run(pool.run(TASK, "e", episode))
+    assert pool.faults == {f"{call}:EnvError": 1}
+    if call == "close":
+        assert isinstance(outcome, Trajectory)
+    else:
+        assert isinstance(outcome, Failure)
+        assert (outcome.where, outcome.message) == (call, f"SystemExit: {call} gave up")
+
+
 def test_an_internal_error_is_not_caught():
     async def wrong(env):
         raise AssertionError("ours")

@@ -232,7 +232,7 @@ async def _try_action(env: Env, action: Action, seconds: float | None) -> bool:
             result = await env.step((action,))
     except EnvError:
         return False
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CheckFailed(f"{action} raised {type(error).__name__}: {error}") from error
     return not result.terminated and not isinstance(action, TERMINAL)
 

@@ -80,7 +80,7 @@ def _import_env(name: str) -> EnvFactory:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # importing runs the module, which may raise anything
         raise UserError(f"env.name = {name!r}: importing {module_name} failed: {error!r}") from error
     factory = getattr(module, class_name, None)
     if factory is None:

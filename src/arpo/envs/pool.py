@@ -130,6 +130,8 @@ class EnvPool:
                         return quarantined
                     trajectory = await episode(env)
             except ArpoFault as error:
+                if (own := asyncio.current_task()) is not None and own.cancelling():
+                    raise asyncio.CancelledError from error  # its answer to the cancellation: no retry
                 self._count(error)
                 fault = error
             else:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from arpo.errors import UserError
+from arpo.recipe import PROJECT
 from arpo.types import Completion, Message, Screenshot
 
 
@@ -43,7 +44,8 @@ def load_template(spec: str) -> PromptTemplate:
         ui_tars.prompt:COMPUTER_USE_DOUBAO,language=English
 
     For a package of another interpreter, give the path of the Python file. The file is parsed, not run. The
-    path may contain * as a wildcard:
+    path may contain * as a wildcard. A relative path is relative to the current folder, or else to the
+    project's folder:
 
         .venv-osworld/lib/python3.*/site-packages/mm_agents/prompts.py:UITARS_USR_PROMPT_THOUGHT,language=English
     """
@@ -71,7 +73,7 @@ def load_template(spec: str) -> PromptTemplate:
 def _texts_of_module(name: str, spec: str) -> dict[str, str]:
     try:
         module = importlib.import_module(name)
-    except Exception as error:  # importing runs the module, which may raise anything
+    except (Exception, SystemExit) as error:  # importing runs the module, which may raise anything
         raise UserError(
             f"prompt {spec!r}: cannot import {name} ({error}). Is its package installed?"
         ) from error
@@ -81,7 +83,8 @@ def _texts_of_module(name: str, spec: str) -> dict[str, str]:
 def _texts_of_file(pattern: str, spec: str) -> dict[str, str]:
     """The string constants at the top level of a Python file: NAME = "…"."""
     root = Path(pattern).anchor
-    found = sorted(Path(root or ".").glob(pattern.removeprefix(root)))
+    folders = (Path(root),) if root else (Path(), PROJECT)
+    found = [file for folder in folders for file in sorted(folder.glob(pattern.removeprefix(root)))]
     if not found:
         raise UserError(f"prompt {spec!r}: found no file {pattern}. Is its package installed there?")
     try:

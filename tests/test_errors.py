@@ -84,3 +84,13 @@ def test_ctrl_c_passes():
 
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(guarded())
+
+
+def test_the_message_of_a_fault_is_safe_to_print_and_to_store() -> None:
+    """It may come from a guest or from another machine."""
+    fault = EnvError("st\x1bep", "a\x1b[2J\x07\r\tb\nc \ud800 é")
+    assert fault.where == "st\ufffdep"
+    assert fault.message == "a\ufffd[2J\ufffd\ufffd\tb\nc \ufffd é"
+    assert str(fault) == f"{fault.where}: {fault.message}"
+    assert str(fault).encode()
+    assert len(EngineError("generate", "x" * 1_000_000).message) == 10_000

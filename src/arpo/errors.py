@@ -7,8 +7,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+
+_MAX_MESSAGE = 10_000  # characters
 
 
 class UserError(ValueError):
@@ -25,12 +29,12 @@ class BadSetting(UserError):
 
 
 class ArpoFault(Exception):
-    """An external component failed. `where` names the call, for example "step"."""
+    """An external component failed. `where` names the call, for example "step". A long message is cut."""
 
     def __init__(self, where: str, message: str) -> None:
-        super().__init__(f"{where}: {message}")
-        self.where = where
-        self.message = message
+        self.where = printable(where[:_MAX_MESSAGE])
+        self.message = printable(message[:_MAX_MESSAGE])
+        super().__init__(f"{self.where}: {self.message}")
 
 
 class EnvError(ArpoFault):
@@ -47,6 +51,19 @@ class EngineError(ArpoFault):
 
 class ContextTooLong(EngineError):
     """Prompt and answer exceed the model's context. This limit ends the episode; it is not a fault."""
+
+
+# Control characters, which a terminal obeys, and lone surrogates, which UTF-8 cannot encode.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""Text from outside, safe to print and to store. Tabs and line breaks stay.
+
+    >>> printable("\x1b[2J caf\xe9 \ud800")
+    '�[2J café �'
+    """
+    return _UNPRINTABLE.sub("\ufffd", text)
 
 
 @asynccontextmanager

@@ -11,7 +11,6 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-
 _MAX_MESSAGE = 10_000  # characters
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+import gzip
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Any, Literal
 
 import pytest
@@ -261,6 +263,196 @@ def test_garbage_is_not_an_answer(body: str) -> None:
         assert ask(engine(server.url))[0].text == WAIT
     with serving(answer) as server, pytest.raises(EngineError, match="status 200, but without an answer"):
         ask(engine(server.url, attempts=1))
+
+
+def raw(reply: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.Application:
+    """A server with one handler for every request."""
+    app = web.Application(client_max_size=1 << 26)
+    app.add_routes([web.route("*", "/{path:.*}", reply)])
+    return app
+
+
+def test_a_text_with_lone_surrogates_becomes_storable() -> None:
+    """JSON can write half a surrogate pair. No file and no terminal can take it."""
+    body = (
+        '{"choices": [{"message": {"content": "a\\ud800b \\ud83d\\ude00 \\udc00"}, "finish_reason": "stop"}]}'
+    )
+
+    async def answer(request: web.Request, asked: dict[str, Any], number: int) -> web.StreamResponse:
+        return web.Response(text=body)
+
+    with serving(answer) as server:
+        assert [completion.text for completion in ask(engine(server.url))] == ["a\ufffdb \U0001f600 \ufffd"]
+
+
+@pytest.mark.parametrize("path", ["answer", "models"])
+def test_a_response_without_end_is_cut_off(path: str) -> None:
+    sent: list[int] = []
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with suppress(ConnectionError):
+            for _ in range(1000):
+                await response.write(b" " * (1 << 20))
+                sent.append(1)
+        return response
+
+    with running(raw(endless)) as port:
+        playing = engine(f"http://127.0.0.1:{port}/v1", attempts=1)
+        reason = "the response is larger than 4194304 bytes"
+        with pytest.raises(EngineError if path == "answer" else UserError, match=reason):
+            ask(playing) if path == "answer" else probe(playing)
+    assert len(sent) < 100
+
+
+def test_the_start_of_a_long_error_is_read() -> None:
+    async def refused(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=400, text="x" * 1000 + "max" * 5_000_000)
+
+    with running(raw(refused)) as port, pytest.raises(EngineError) as caught:
+        ask(engine(f"http://127.0.0.1:{port}/v1"))
+    assert caught.value.message == f"http://127.0.0.1:{port}/v1: status 400: {'x' * 300}"
+
+
+def test_a_compressed_response_is_not_unpacked() -> None:
+    bomb = gzip.compress(bytes(1 << 24))
+
+    async def packed(request: web.Request) -> web.StreamResponse:
+        assert request.headers["Accept-Encoding"] == "identity"
+        return web.Response(body=bomb, headers={"Content-Encoding": "gzip"})
+
+    with running(raw(packed)) as port, pytest.raises(EngineError, match="compressed with gzip"):
+        ask(engine(f"http://127.0.0.1:{port}/v1", attempts=1))
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_followed(status: int) -> None:
+    """The prompt has screenshots, and the header has the key: they go to the named servers only."""
+    with serving(script(WAIT)) as other:
+
+        async def moved(request: web.Request) -> web.StreamResponse:
+            return web.Response(
+                status=status, headers={"Location": other.url + request.path.removeprefix("/v1")}
+            )
+
+        with running(raw(moved)) as port:
+            url = f"http://127.0.0.1:{port}/v1"
+            with pytest.raises(EngineError) as caught:
+                ask(engine(url, attempts=1, key="secret"))
+            with pytest.raises(UserError) as refused:
+                probe(engine(url, key="secret"))
+    assert other.requests == []
+    reason = f"redirects to {other.url}. Redirects are not followed: set server.endpoints to that address"
+    assert caught.value.message == f"{url}/chat/completions: {reason} (tried 1 times)"
+    assert str(refused.value) == f"{url}/models: {reason}"
+
+
+def test_an_episode_leaves_a_server_that_redirects() -> None:
+    async def moved() -> web.StreamResponse:
+        return web.Response(status=307, headers={"Location": "http://127.0.0.1:1/"})
+
+    with serving(script(moved)) as bad, serving(script(WAIT)) as good:
+        assert ask(engine(bad.url, good.url))[0].text == WAIT
+
+
+def test_bytes_that_trickle_are_bounded_by_the_timeout() -> None:
+    async def trickle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with suppress(ConnectionError):
+            while True:
+                await response.write(b" ")
+                await asyncio.sleep(0.01)
+        return response
+
+    with running(raw(trickle)) as port, pytest.raises(EngineError, match=r"no answer within 0\.2 s"):
+        ask(engine(f"http://127.0.0.1:{port}/v1", seconds=0.2, attempts=1))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[" * 100_000,
+        '{"choices": ' * 100_000,
+        '{"choices": [{"message": {"content": ' + "9" * 10_000 + "}}]}",
+        '{"choices": [{"message": {"content": false}}]}',
+        '{"choices": [{"message": {"content": "a"}, "finish_reason": "error"}], "usage": NaN}',
+        '{"choices": {"0": 1}}',
+        '{"choices": [[[]]]}',
+    ],
+)
+@pytest.mark.parametrize("status", [200, 400, 500])
+def test_absurd_json_is_an_engine_error(status: int, body: str) -> None:
+    async def answered(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, text=body)
+
+    with running(raw(answered)) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        with pytest.raises(EngineError, match=re.escape(f"{url}: status {status}")) as caught:
+            ask(engine(url, attempts=1))
+        with pytest.raises(UserError, match=re.escape(f"no server answers: {url}")):
+            probe(engine(url))
+    assert len(caught.value.message) < 500
+
+
+def test_numbers_that_nobody_reads_do_no_harm() -> None:
+    body = """{"choices": [{"message": {"content": "Action: wait()"}, "finish_reason": ["stop"],
+        "logprobs": {"content": [NaN, -Infinity, 1e999]}}], "usage": "many"}"""
+
+    async def answered(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=body)
+
+    with running(raw(answered)) as port:
+        (completion,) = ask(engine(f"http://127.0.0.1:{port}/v1"))
+    assert (completion.text, completion.finish) == (WAIT, "stop")
+
+
+def test_messages_of_a_server_are_safe_to_print() -> None:
+    nasty = "\x1b[2Jgone\x07 \ud800"
+
+    async def answered(request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/models"):
+            return web.json_response(
+                {"data": [{"id": nasty + "tiny"}, {"id": [nasty]}, {"id": "x" * 10_000}]}
+            )
+        return refuses(400, nasty)
+
+    with running(raw(answered)) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        with pytest.raises(EngineError) as caught:
+            ask(engine(url))
+        with pytest.raises(UserError) as refused:
+            probe(engine(url))
+    assert caught.value.message == f"{url}: status 400: \ufffd[2Jgone\ufffd \ufffd"
+    assert len(str(refused.value)) < 500
+    assert str(refused.value).isprintable()
+
+
+def test_too_many_headers_are_an_engine_error() -> None:
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            writer.write(b"HTTP/1.1 200 OK\r\n")
+            for number in range(1_000_000):
+                writer.write(b"X-%d: %s\r\n" % (number, b"x" * 1000))
+                await writer.drain()
+        writer.close()
+
+    async def play() -> None:
+        server = await asyncio.start_server(endless, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, connected(engine(f"http://127.0.0.1:{port}/v1", attempts=1)) as playing:
+            await playing.generate(prompt(), SAMPLING)
+
+    with pytest.raises(EngineError, match="generate: http://127"):
+        asyncio.run(play())
+
+
+def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    with serving(script(WAIT)) as server:
+        assert ask(engine(server.url))[0].text == WAIT
 
 
 def test_a_refusal_is_not_tried_again() -> None:

@@ -3,7 +3,9 @@
 Several servers of one model share the load. The requests of an episode stay on one server, to use its prefix
 cache. A new episode goes to the server with the fewest episodes. A failing server is skipped for a growing
 time, and its episodes continue on other servers. The answers have no tokens, so they are never trained on.
-The API key is sent in the header only.
+
+Servers are not trusted. Prompt and API key go to the named addresses only: redirects, proxies of the process
+environment and cookies are not used. The size of a response is limited, and its text is safe to store.
 """
 
 from __future__ import annotations
@@ -21,19 +23,24 @@ import aiohttp
 
 from arpo.config import ServerConfig
 from arpo.engines.base import Weights
-from arpo.errors import ContextTooLong, EngineError, UserError
+from arpo.errors import ContextTooLong, EngineError, UserError, printable
 from arpo.recipe import nearest
 from arpo.types import Completion, Message, Prompt, Sampling, Screenshot
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds without requests after a failure, doubled each time
 _CONNECT_SECONDS = 10.0
+_MAX_BYTES = 4 << 20  # of a response; 32,000 tokens, each an escaped text of 100 bytes, fit
+_MAX_ERROR_BYTES = 10_000  # of an error; the rest is not read
+_MAX_LINE = 300  # characters of a server's text in a message
 _BUSY = (408, 409, 425, 429)
 _NO_SUCH_ROUTE = (404, 405, 501)
 _TOO_LONG = re.compile(
-    r"context.?(length|size|window)|max\w*.?(model|input|sequence).?len|(prompt|input)\S* (is )?too long",
+    r"context.?(length|size|window)|max\w{0,20}.?(model|input|sequence).?len|"
+    r"(prompt|input)\S{0,20} (is )?too long",
     re.IGNORECASE,
 )
 _END_MARKS = ("<|im_end|>", "<|endoftext|>")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot encode
 
 
 class _TransientError(Exception):
@@ -42,6 +49,10 @@ class _TransientError(Exception):
     def __init__(self, message: str, pause: float | None = None) -> None:
         super().__init__(message)
         self.pause = pause
+
+
+class _RedirectError(_TransientError):
+    """The server names another address. The prompt is not sent there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,9 +89,14 @@ class OpenAIEngine:
     def connect(self) -> None:
         """Open the HTTP session without asking any server."""
         self._session = aiohttp.ClientSession(
-            headers={**self._headers, "Content-Type": "application/json"},
-            timeout=aiohttp.ClientTimeout(total=self._config.seconds, sock_connect=_CONNECT_SECONDS),
+            headers={
+                **self._headers,
+                "Content-Type": "application/json",
+                "Accept-Encoding": "identity",  # a small compressed response may be a huge one
+            },
             connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
         )
 
     async def close(self) -> None:
@@ -99,7 +115,8 @@ class OpenAIEngine:
         model = self._config.model
         for server, models in zip(self._servers, answers, strict=True):
             if isinstance(models, list) and models and model not in models:
-                raise UserError(f"{server.url}: does not serve the model {model!r}{nearest(model, models)}")
+                shown = [_line(name) for name in models[:1000]]
+                raise UserError(f"{server.url}: does not serve the model {model!r}{nearest(model, shown)}")
         if not silent:
             return []
         left = len(self._servers) - len(silent)
@@ -197,6 +214,8 @@ class OpenAIEngine:
         began = self._clock()
         try:
             status, text, _ = await self._exchange("GET", f"{server.url}/models", None, _CONNECT_SECONDS)
+        except _RedirectError as redirect:
+            raise UserError(str(redirect)) from redirect
         except _TransientError as passing:
             self._mark_failed(server, began, None)
             return str(passing)
@@ -210,7 +229,7 @@ class OpenAIEngine:
             self._mark_failed(server, began, None)
             return f"{server.url}: status {status}: {_first_line(text)}"
         try:
-            return [str(model["id"]) for model in json.loads(text)["data"]]
+            return [model["id"] for model in _json(text)["data"] if isinstance(model["id"], str)]
         except (ValueError, KeyError, TypeError):
             return f"{server.url}: /models did not answer like an OpenAI-compatible server"
 
@@ -221,15 +240,38 @@ class OpenAIEngine:
         assert self._session is not None, "start() comes first"
         timeout = aiohttp.ClientTimeout(total=seconds or self._config.seconds, sock_connect=_CONNECT_SECONDS)
         try:
-            async with self._session.request(method, url, data=body, timeout=timeout) as response:
-                text = (await response.read()).decode("utf-8", "replace")
+            async with self._session.request(
+                method, url, data=body, timeout=timeout, allow_redirects=False
+            ) as response:
+                text = await _read(url, response)
                 return response.status, text, _seconds(response.headers.get("Retry-After"))
         except aiohttp.ConnectionTimeoutError as error:
             raise _TransientError(f"{url}: no connection within {_CONNECT_SECONDS:g} s") from error
         except TimeoutError as error:
             raise _TransientError(f"{url}: no answer within {timeout.total:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _TransientError(f"{url}: {type(error).__name__}: {error}") from error
+            raise _TransientError(f"{url}: {type(error).__name__}: {_line(str(error))}") from error
+
+
+async def _read(url: str, response: aiohttp.ClientResponse) -> str:
+    """The text of a response, or the first part of an error. The caller closes the connection."""
+    if 300 <= response.status < 400:
+        address = _line(response.headers.get("Location", "another address"))
+        address = address.removesuffix("/chat/completions").removesuffix("/models")
+        raise _RedirectError(
+            f"{url}: redirects to {address}. Redirects are not followed: set server.endpoints to that address"
+        )
+    if (packing := response.headers.get("Content-Encoding", "identity").lower()) != "identity":
+        raise _TransientError(f"{url}: the response is compressed with {_line(packing)}, not as asked")
+    limit = _MAX_BYTES if response.status == 200 else _MAX_ERROR_BYTES
+    content = bytearray()
+    async for chunk in response.content.iter_any():
+        content += chunk
+        if len(content) > limit:
+            if response.status == 200:
+                raise _TransientError(f"{url}: the response is larger than {limit} bytes")
+            break
+    return content[:limit].decode("utf-8", "replace")
 
 
 def endpoints(text: str) -> tuple[str, ...]:
@@ -270,9 +312,11 @@ def _message(message: Message, images: Mapping[str, str]) -> dict[str, Any]:
 
 def _completion(url: str, text: str) -> Completion:
     try:
-        choice = json.loads(text)["choices"][0]
-        answer = choice["message"]["content"] or ""
+        choice = _json(text)["choices"][0]
+        answer = choice["message"]["content"]
         finish = choice.get("finish_reason")
+        if answer is None:
+            answer = ""
         if not isinstance(answer, str) or finish in ("abort", "error"):
             raise ValueError(f"finish_reason {finish!r}")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
@@ -282,22 +326,34 @@ def _completion(url: str, text: str) -> Completion:
     return Completion(
         token_ids=(),
         logprobs=(),
-        text=answer,
+        text=_LONE_SURROGATE.sub("\ufffd", answer),
         finish="length" if finish == "length" else "stop",
         policy_version=0,
     )
 
 
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("too many nested brackets") from error
+
+
 def _first_line(text: str) -> str:
     """The first line of a server's error message, as text or JSON."""
     try:
-        value = json.loads(text)
+        value = _json(text)
     except ValueError:
         value = text
     for key in ("error", "message", "detail"):
         value = value.get(key, value) if isinstance(value, dict) else value
-    line = next(iter(str(value).strip().splitlines()), "")
-    return line[:300] or "no text"
+    said = value if isinstance(value, str) else text
+    return _line(next(iter(said.strip().splitlines()), "no text"))
+
+
+def _line(text: str) -> str:
+    """A server's text as one short line."""
+    return printable(" ".join(text[:_MAX_LINE].split()))
 
 
 def _seconds(header: str | None) -> float | None:

@@ -221,6 +221,11 @@ def test_a_run_with_the_alias_in_its_recipe_resumes_with_the_prefix_osworld(tmp_
     [
         ('[{"id": "a",]', "line 1, column 13: not JSON"),
         ("\n\n{", "line 3, column 2: not JSON"),
+        ("[" * 100_000, "too many nested brackets"),
+        (
+            r'[{"id": "a", "instruction": "type \ud83d here"}]',
+            "\\ud83d after 'instruction\": \"type ' is half a",
+        ),
         ([], "contains no task"),
         ("3", "must be a list of tasks, or a selection"),
         ({"tasks": {}}, "must be a list of tasks, or a selection"),

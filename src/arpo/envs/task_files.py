@@ -164,13 +164,22 @@ def _on_disk(path: Path) -> Path:
 
 def _read_json(file: Traversable) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
+        json.dumps(content, ensure_ascii=False).encode()  # raises for half a surrogate pair
+        return content
     except json.JSONDecodeError as error:
         raise UserError(
             f"{file}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}"
         ) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: byte {error.start}: not UTF-8 text: save the file as UTF-8") from error
+    except UnicodeEncodeError as error:
+        half, before = error.object[error.start], error.object[max(0, error.start - 20) : error.start]
+        raise UserError(
+            f"{file}: \\u{ord(half):04x} after {before!r} is half a character: write the whole character"
+        ) from error
+    except RecursionError as error:
+        raise UserError(f"{file}: too many nested brackets") from error
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from error
 

@@ -16,15 +16,18 @@ import pytest
 from aiohttp import web
 
 import verdicts
+from arpo.actions import Action
 from arpo.cli import osworld_flags
 from arpo.cli.entry_point import _parser, main
 from arpo.config import Config
+from arpo.envs.desk.env import DeskEnv
 from arpo.envs.task_files import load_tasks
 from arpo.evaluation.evaluate import evaluate
 from arpo.evaluation.osworld_results import scores
 from arpo.recipe import load_config
 from arpo.rollout.player import open_player
 from arpo.testing import Times
+from arpo.types import StepResult
 from openai_server import MODEL, hangs, refuses, says, serving, tiny_model_server
 from players import DONE
 from verdicts import A, B, C, Scripted, select
@@ -246,13 +249,13 @@ def test_tasks_that_cannot_run_are_never_scored(tmp_path: Path, capsys: pytest.C
         "instruction": "read it",
         "config": [],
         "evaluator": {"func": "infeasible"},
-        "related_apps": ["thunderbird"],
+        "related_apps": ["vs_code"],
     }
     (tmp_path / "list.json").write_text(json.dumps([task]), "utf-8")
     words = ["eval", "osworld", "--tasks", str(tmp_path / "list.json"), "--result-dir", str(tmp_path / "r")]
     said = refusal(capsys, *words)
     assert said.startswith(f"{tmp_path / 'list.json'}: none of its 1 tasks can run here")
-    assert "needs Thunderbird, which the local desktop does not have" in said
+    assert "needs VS Code, which light desktops do not have" in said
     assert not (tmp_path / "r").exists()
 
 
@@ -343,3 +346,30 @@ def test_what_is_asked_for_and_cannot_be_is_refused(
 ) -> None:
     said = refusal(capsys, "eval", "osworld", "--result-dir", str(tmp_path / "r"), *words.split())
     assert reason in said
+
+
+def test_half_characters_of_a_server_or_an_environment_end_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JSON can write half a surrogate pair. No file and no terminal can take it."""
+
+    async def half(request: web.Request, body: dict[str, Any], number: int) -> web.StreamResponse:
+        return says("Thought: \ud83d\nAction: type(content='\ude00')")
+
+    async def step(env: Scripted, actions: tuple[Action, ...]) -> StepResult:
+        if env.task.id == A:
+            raise RuntimeError("no file caf\udce9 \x1b[2J")
+        return await DeskEnv.step(env, actions)
+
+    Scripted.play({B: [1]})
+    monkeypatch.setattr(Scripted, "step", step)
+    with serving(half) as server:
+        assert main(command(server.url, tmp_path, [A, B])) == 1
+    assert list(scores(trial(tmp_path)).values()) == [1.0]
+    [steps] = trial(tmp_path).rglob("traj.jsonl")
+    assert (
+        json.loads(steps.read_text("utf-8"))["response"] == "Thought: \ufffd\nAction: type(content='\ufffd')"
+    )
+    [failure] = (trial(tmp_path) / "failures.jsonl").read_text("utf-8").splitlines()
+    assert json.loads(failure)["message"] == "RuntimeError: no file caf\ufffd \ufffd[2J"
+    assert "RuntimeError: no file caf\ufffd \ufffd[2J" in capsys.readouterr().out

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from arpo.errors import UserError
 from arpo.storage.checkpoint import MANIFEST, Checkpoint, find_damage, latest, save
 
 
@@ -55,6 +56,7 @@ def test_an_exception_while_writing_keeps_the_old_one(tmp_path):
     with pytest.raises(RuntimeError, match="disk full"):
         save(tmp_path, 2, fails, keep=1)
     assert read(tmp_path) == (1, "a", 0)
+    assert names(tmp_path) == ["step-000001"]
     save(tmp_path, 2, writer("b"), keep=1)
     assert names(tmp_path) == ["step-000002"]
 
@@ -73,7 +75,7 @@ def kill_points(monkeypatch, root, first_good):
             def counted(real, left=left):
                 def call(*args, **kwargs):
                     left[0] -= 1
-                    if left[0] == 0:
+                    if left[0] <= 0:  # a killed process calls nothing more: no cleanup
                         raise Killed
                     return real(*args, **kwargs)
 
@@ -84,10 +86,10 @@ def kill_points(monkeypatch, root, first_good):
             patch.setattr(shutil, "rmtree", counted(shutil.rmtree))
             try:
                 save(root, 2, writer("b"), keep=1)
-            except Killed:
-                yield countdown
-            else:
                 return
+            except Killed:
+                pass
+        yield countdown
         shutil.rmtree(root)
         shutil.copytree(first_good, root)
 
@@ -134,6 +136,8 @@ def test_an_invalid_manifest_is_damage_not_a_crash(tmp_path):
         '{"step": 1, "files": 3}',
         '{"step": 1, "files": {"x": 1}}',
         "\x00",
+        '{"step": 1, "files": ' + "[" * 100_000,
+        f'{{"step": {"9" * 5000}}}',
     ):
         (checkpoint.path / MANIFEST).write_text(text)
         assert find_damage(checkpoint)
@@ -160,3 +164,44 @@ def test_a_step_can_be_saved_again_after_a_kill(tmp_path):
     save(tmp_path, 1, writer("b"), keep=2)
     assert names(tmp_path) == ["step-000001"]
     assert read(tmp_path) == (1, "b", 0)
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link", "link to a folder", "link to a checkpoint"])
+def test_a_file_or_link_with_the_name_of_a_checkpoint_is_refused_and_kept(tmp_path, kind):
+    root, other = tmp_path / "checkpoints", tmp_path / "other"
+    save(root, 1, writer("a"), keep=1)
+    save(other, 2, writer("x"), keep=1)
+    stray = root / "step-000002"
+    if kind == "file":
+        stray.write_text("mine")
+    else:
+        targets = {"dangling link": "nowhere", "link to a folder": "", "link to a checkpoint": "step-000002"}
+        stray.symlink_to(other / targets[kind])
+    with pytest.raises(
+        UserError, match=r"step-000002: has the name of a checkpoint, but is (a link|not a folder): move"
+    ):
+        latest(root)
+    with pytest.raises(FileExistsError, match=r"step-000002"):
+        save(root, 2, writer("b"), keep=1)
+    save(root, 3, writer("c"), keep=1)
+    assert names(root) == ["step-000002", "step-000003"]
+    assert read(other) == (2, "x", 0)
+
+
+def test_other_names_are_ignored_and_kept(tmp_path):
+    strange = ["step-abc", "step-٠٠٠٠٠٣", "step-00000000000000000000009", "step-9", "step-²²²²²²", "notes"]
+    for name in strange:
+        (tmp_path / name).mkdir()
+    (tmp_path / "step-").write_text("mine")
+    save(tmp_path, 1, writer("a"), keep=1)
+    save(tmp_path, 2, writer("b"), keep=1)
+    assert read(tmp_path) == (2, "b", 0)
+    assert names(tmp_path) == sorted([*strange, "step-", "step-000002"])
+
+
+def test_a_write_error_names_the_checkpoint(tmp_path):
+    def full(folder):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*step-000002'"):
+        save(tmp_path, 2, full, keep=1)

@@ -1,26 +1,22 @@
+import io
 import json
 import math
 import os
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from arpo import actions as act
 from arpo.config import Config
 from arpo.errors import UserError
 from arpo.recipe import load_config
 from arpo.storage.codec import action_from_json, action_to_json, ids_from_json, ids_to_json
-from arpo.storage.run_folder import (
-    LOGS,
-    PACK,
-    TRAJECTORIES,
-    RunFolder,
-    RunFolderReader,
-    read_json,
-    read_lines,
-)
+from arpo.storage.run_folder import LOGS, PACK, TRAJECTORIES, RunFolder, RunFolderReader
+from arpo.storage.screenshots import HEADER, MAGIC, NO_BASE, PATCH, PNG, ScreenshotPack
 from arpo.types import Failure, Screenshot, StopReason
 from stored_episodes import ALL_ACTIONS, desktop, episode, pixels_of, png, small, turn
 
@@ -229,19 +225,6 @@ def test_a_reader_needs_a_run_folder(tmp_path):
         RunFolderReader(tmp_path)
 
 
-@pytest.mark.parametrize("line", [b'{"step":', b"3", b"\xff\xfe"])
-def test_a_damaged_record_is_reported_with_its_line(tmp_path, line):
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step":1}\n' + line + b'\n{"torn')
-    with pytest.raises(
-        UserError, match=r"metrics\.jsonl: line 2: damaged, not .*: restore the file, or remove"
-    ):
-        list(read_lines(path))
-    path.write_bytes(line)
-    with pytest.raises(UserError, match=r"metrics\.jsonl: damaged, not"):
-        read_json(path)
-
-
 def test_metrics_recipe_and_summary(tmp_path):
     store = RunFolder(tmp_path)
     store.write_recipe(Config())
@@ -257,3 +240,164 @@ def test_metrics_recipe_and_summary(tmp_path):
     ).read_text() == '{"step":1,"loss":0.30000000000000004,"entropy":null}\n'
     assert [record["kind"] for record in store.read_log("failures.jsonl")] == ["EnvTimeout"]
     assert store.read_summary() == {"success": {"base": {"train": 0.25, "heldout": None}}}
+
+
+def test_opening_changes_nothing(tmp_path):
+    """A file may be damaged. Its remains are needed to restore it."""
+    store = RunFolder(tmp_path)
+    run_to(store, range(2))
+    store.close()
+    for name in (*LOGS, PACK):
+        path = tmp_path / name
+        path.write_bytes(path.read_bytes().replace(b"\n", b"!") + b"torn")
+    (tmp_path / TRAJECTORIES).write_bytes(b"")
+    before = contents(tmp_path)
+    RunFolder(tmp_path).close()
+    assert contents(tmp_path) == before
+
+
+def test_a_file_with_other_lines_than_at_the_checkpoint_is_refused_and_kept(tmp_path):
+    store = RunFolder(tmp_path)
+    run_to(store, range(2))
+    offsets = store.offsets()
+    run_to(store, range(2, 4))
+    store.close()
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step":-1}\n' + path.read_bytes())
+    before, broken = contents(tmp_path), RunFolder(tmp_path)
+    with pytest.raises(
+        UserError, match=r"metrics\.jsonl: damaged, no line ends at byte \d+, its size in the ch"
+    ):
+        broken.rewind(offsets)
+    broken.close()
+    assert contents(tmp_path) == before
+
+
+DEEP = "[" * 100_000
+WRONG = {
+    "score": ['"1"', "null", "true", "NaN", "1.5", "1" + "0" * 400, "9" * 5000, DEEP],
+    "task_id": ["3", "null", "{}"],
+    "malformed": ["0", '"false"'],
+    "stop": ['"unknown"', "[]"],
+    "final": ['"' + "0" * 64 + '"', "null", "[]"],
+    "turns": ["[]", "3", '"abc"', "[[]]", "[{}]", '[{"completion": 3}]'],
+}
+WRONG_IN_TURN = {
+    "context": ['"12"', '["a"]', "[[1, 1000000000000]]", "[[1]]", "[1.5]", "3", "[true]"],
+    "images": ["[3]", "null"],
+    "restart": ["1"],
+    "completion": ["null", '{"text": ""}'],
+    "actions": [
+        '[{"do": "Point", "x": 1, "y": 2}]',
+        '[{"do": "Click", "point": {"x": "1", "y": 2}}]',
+        "[{}]",
+    ],
+    "error": ["null", "3"],
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [(key, value) for fields in (WRONG, WRONG_IN_TURN) for key, values in fields.items() for value in values],
+    ids=lambda text: text[:20],
+)
+def test_a_wrong_value_in_an_episode_names_the_file_and_the_episode(tmp_path, key, value):
+    store = RunFolder(tmp_path)
+    store.add_trajectory(episode("a", [small(1), small(2)]))
+    store.close()
+    path = tmp_path / TRAJECTORIES
+    record = json.loads(path.read_text())
+    (record if key in WRONG else record["turns"][0])[key] = "HERE"
+    path.write_text(json.dumps(record, separators=(",", ":")).replace('"HERE"', value) + "\n")
+    with pytest.raises(
+        UserError,
+        match=r"trajectories\.jsonl: .*damaged, .*: restore the file, or remove the run|"
+        r"screenshots\.pack: damaged, contains no screenshot",
+    ):
+        RunFolderReader(tmp_path).load_trajectory("a")
+
+
+@pytest.mark.parametrize(
+    "line", [b"\xff\xfe", b"{}", b'{"episode_id":[],"task_id":"t"}', b'{"episode_id":"a']
+)
+def test_a_damaged_line_in_the_middle_is_named(tmp_path, line):
+    store = RunFolder(tmp_path)
+    run_to(store, range(1))
+    store.close()
+    with (tmp_path / TRAJECTORIES).open("ab") as file:
+        file.write(line + b'\n{"torn')
+    with pytest.raises(UserError, match=r"trajectories\.jsonl: byte \d+: damaged, .*: restore the file"):
+        RunFolderReader(tmp_path)
+
+
+def test_a_damaged_failure_is_named(tmp_path):
+    store = RunFolder(tmp_path)
+    store.add_failure(failure(0))
+    store.close()
+    assert [one.message for one in RunFolderReader(tmp_path).failures()] == ["late"]
+    for line in ("{}", '{"episode_id": 3}', json.dumps({**vars_of(failure(0)), "task_id": 3})):
+        (tmp_path / "failures.jsonl").write_text(line + "\n")
+        with pytest.raises(UserError, match=r"failures\.jsonl: line 1: damaged"):
+            list(RunFolderReader(tmp_path).failures())
+
+
+def vars_of(record):
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def write_pack(folder, *records):
+    """A run with one episode and a pack with the given records: (kind, name, base, payload)."""
+    RunFolder(folder).close()
+    packed = [
+        HEADER.pack(MAGIC, kind, name, base, len(payload), zlib.crc32(payload)) + payload
+        for kind, name, base, payload in records
+    ]
+    (folder / PACK).write_bytes(b"".join(packed))
+
+
+def webp(width, height):
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height)).save(buffer, "WEBP", lossless=True, method=0, quality=0)
+    return buffer.getvalue()
+
+
+ONE, TWO = b"\1" * 32, b"\2" * 32
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (PNG, small(1).png),  # a correct checksum, but the name of another picture
+        (PATCH, b"no picture"),
+        (PATCH, webp(8, 8)[:-9]),
+        (PATCH, webp(16_000, 4_000)),
+    ],
+    ids=["name", "text", "truncated", "bomb"],
+)
+def test_a_false_screenshot_is_named(tmp_path, kind, payload):
+    write_pack(tmp_path, (kind, ONE, NO_BASE, payload))
+    pack = ScreenshotPack(tmp_path / PACK, writable=False)
+    with pytest.raises(
+        UserError, match=r"screenshots\.pack: screenshot 0101.* at byte 0 is damaged: restore"
+    ):
+        pack.read([ONE.hex()])
+    pack.close()
+
+
+def test_records_after_a_damaged_header_are_not_trusted(tmp_path):
+    intact = (PNG, ONE, NO_BASE, small(1).png)
+    for damaged in [(PATCH, TWO, b"\3" * 32, webp(8, 8)), (7, TWO, NO_BASE, b"")]:
+        write_pack(tmp_path, intact, damaged, (PNG, b"\4" * 32, NO_BASE, b""))
+        pack = ScreenshotPack(tmp_path / PACK, writable=False)
+        assert (ONE.hex() in pack, TWO.hex() in pack, ("04" * 32) in pack) == (True, False, False)
+        pack.close()
+
+
+def test_a_chain_of_patches_longer_than_any_of_ours_is_damage(tmp_path):
+    names = [number.to_bytes(32, "big") for number in range(1, 1200)]
+    bases = [NO_BASE, *names[:-1]]
+    patch = webp(8, 8)
+    write_pack(tmp_path, *[(PATCH, name, base, patch) for name, base in zip(names, bases, strict=True)])
+    pack = ScreenshotPack(tmp_path / PACK, writable=False)
+    assert [name.hex() in pack for name in names[14:18]] == [True, True, False, False]
+    pack.close()

@@ -321,7 +321,7 @@ def test_damaged_and_foreign_folders_are_errors(tmp_path: Path) -> None:
     ):
         write_comparison(tmp_path, [], None, None)
     (tmp_path / "arpo" / "seed-1" / "summary.json").write_text('{"episodes": ')
-    with pytest.raises(UserError, match=r"seed-1/summary\.json: damaged, not a JSON object"):
+    with pytest.raises(UserError, match=r"seed-1/summary\.json: damaged, not JSON \(Expecting value\)"):
         write_comparison(tmp_path, ["arpo", "grpo"], None, None)
     (tmp_path / "arpo" / "seed-0" / "metrics.jsonl").write_text('{"step": "a"}\n')
     with pytest.raises(UserError, match=r"arpo/seed-0: a record is damaged \('>' not supported"):

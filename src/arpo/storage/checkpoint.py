@@ -3,10 +3,14 @@
 `save` writes a temporary folder, lists every file with size and sha256 in manifest.json, flushes all files to
 disk, renames the folder, and only then deletes older checkpoints. `latest` verifies the manifest and skips
 damaged checkpoints with a message. The caller defines their content.
+
+A checkpoint is a real folder named step-NUMBER, with at least six digits. Links are neither followed nor
+deleted, because their content may belong to another run. Entries with other names are ignored.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -16,10 +20,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from arpo.errors import UserError
+from arpo.storage.files import naming
+
 CHECKPOINTS = "checkpoints"  # their folder inside a run folder
 LEARNER = "learner"  # the folder of the learner inside a checkpoint
 MANIFEST = "manifest.json"
-_NAME = re.compile(r"step-(\d{6,})")
+_NAME = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,12})")  # the names that `save` gives
 _TEMPORARY = ".tmp-"
 
 
@@ -43,28 +50,49 @@ def save(root: Path, step: int, write: Callable[[Path], None], keep: int) -> Che
     path = root / f"step-{step:06d}"
     temporary = root / f"{_TEMPORARY}{path.name}"
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    write(temporary)
-    _write_manifest(temporary, step)
-    _sync_all(temporary)
-    if path.exists():
-        replaced = root / f"{_TEMPORARY}old-{path.name}"
-        shutil.rmtree(replaced, ignore_errors=True)
-        os.rename(path, replaced)
-    os.rename(temporary, path)
-    _sync(root)
+    try:
+        with naming(path):
+            temporary.mkdir()
+            write(temporary)
+            _write_manifest(temporary, step)
+            _sync_all(temporary)
+            _move(temporary, path)
+    except BaseException:  # for example a full disk: the incomplete checkpoint would keep it full
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     kept = {
         path.name,
         *[found.path.name for found in _list_checkpoints(root) if found.step < step][: keep - 1],
     }
     for entry in root.iterdir():
-        if entry.name.startswith(_TEMPORARY) or (_NAME.fullmatch(entry.name) and entry.name not in kept):
+        own = entry.name.startswith(_TEMPORARY) or _NAME.fullmatch(entry.name)
+        if own and entry.name not in kept and _is_folder(entry):
             shutil.rmtree(entry)
     return Checkpoint(step=step, path=path)
 
 
+def _move(temporary: Path, path: Path) -> None:
+    if _is_folder(path):
+        replaced = path.with_name(f"{_TEMPORARY}old-{path.name}")
+        shutil.rmtree(replaced, ignore_errors=True)
+        os.rename(path, replaced)
+    elif os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    os.rename(temporary, path)
+    _sync(path.parent)
+
+
 def latest(root: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """Return the newest intact checkpoint (or None), and a message for each newer, damaged one."""
+    """Return the newest intact checkpoint (or None), and a message for each newer, damaged one.
+
+    Raises UserError if a file or a link has the name of a checkpoint: it would be in the way later.
+    """
+    for entry in _named_entries(root):
+        if not _is_folder(entry):
+            kind = "a link" if entry.is_symlink() else "not a folder"
+            raise UserError(
+                f"{entry}: has the name of a checkpoint, but is {kind}: move it to another folder"
+            )
     damaged: list[str] = []
     for found in _list_checkpoints(root):
         reason = find_damage(found)
@@ -72,6 +100,12 @@ def latest(root: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
             return found, tuple(damaged)
         damaged.append(f"checkpoint {found.path} is damaged and was skipped: {reason}")
     return None, tuple(damaged)
+
+
+def step_of(folder: Path) -> int | None:
+    """The step of a checkpoint's folder, from its name. None if it is not the name of a checkpoint."""
+    match = _NAME.fullmatch(folder.name)
+    return int(match[1]) if match else None
 
 
 def find_damage(checkpoint: Checkpoint) -> str:
@@ -90,16 +124,25 @@ def find_damage(checkpoint: Checkpoint) -> str:
                 return f"{name} does not match its sha256"
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} cannot be read: {error}"
     return ""
 
 
 def _list_checkpoints(root: Path) -> list[Checkpoint]:
     """Newest first."""
-    matches = [(match, path) for path in root.glob("step-*") if (match := _NAME.fullmatch(path.name))]
-    found = [Checkpoint(step=int(match[1]), path=path) for match, path in matches]
+    folders = [(step_of(path), path) for path in _named_entries(root) if _is_folder(path)]
+    found = [Checkpoint(step=step, path=path) for step, path in folders if step is not None]
     return sorted(found, key=lambda checkpoint: checkpoint.step, reverse=True)
+
+
+def _named_entries(root: Path) -> list[Path]:
+    """Entries with the name of a checkpoint, of any kind."""
+    return [path for path in root.glob("step-*") if step_of(path) is not None]
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _write_manifest(folder: Path, step: int) -> None:

@@ -2,20 +2,53 @@
 
 A screenshot is written as its sha256, an action as its class name and fields. There is no pickle; only action
 classes are looked up by name. Repeated token ids, such as image placeholders, are run-length encoded.
+
+Reading checks every type, because a file may be damaged. A wrong value raises ValueError, KeyError, TypeError
+or AttributeError.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import cache
 from itertools import groupby
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from arpo.actions import Action, Direction, Hotkey, Point, Scroll
-from arpo.types import Completion, Sample, Screenshot, StopReason, Trajectory, Turn
+from arpo.types import Completion, Failure, Sample, Screenshot, StopReason, Trajectory, Turn
 
 ACTIONS: Mapping[str, type[Action]] = {kind.__name__: kind for kind in get_args(Action)}
 MIN_RUN_LENGTH = 4
+MAX_IDS = 1 << 24  # tokens in one list: a damaged run length must not fill the memory
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredEpisode:
+    """The outcome of a stored episode. `has_tokens` is false for answers of a chat server, which has text."""
+
+    episode_id: str
+    task_id: str
+    score: float
+    malformed: bool
+    has_tokens: bool
+    screenshots: tuple[str, ...]  # sha256, in order of first use
+
+
+def stored_episode(value: Mapping[str, Any]) -> StoredEpisode:
+    """Read an outcome from the JSON form of a trajectory. Its turns are not checked."""
+    return _checked(
+        StoredEpisode(
+            episode_id=value["episode_id"],
+            task_id=value["task_id"],
+            score=_score(value["score"]),
+            malformed=value["malformed"],
+            has_tokens=all(turn["completion"]["token_ids"] for turn in value["turns"]),
+            screenshots=tuple(screenshot_names(value)),
+        )
+    )
 
 
 def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
@@ -32,14 +65,18 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def trajectory_from_json(value: Mapping[str, Any], screenshots: Mapping[str, Screenshot]) -> Trajectory:
-    return Trajectory(
-        episode_id=value["episode_id"],
-        task_id=value["task_id"],
-        turns=tuple(_turn_from_json(turn, screenshots) for turn in value["turns"]),
-        final=screenshots[value["final"]],
-        score=value["score"],
-        malformed=value["malformed"],
-        stop=StopReason(value["stop"]),
+    if not value["turns"]:
+        raise ValueError("the episode has no turns")
+    return _checked(
+        Trajectory(
+            episode_id=value["episode_id"],
+            task_id=value["task_id"],
+            turns=tuple(_turn_from_json(turn, screenshots) for turn in value["turns"]),
+            final=screenshots[value["final"]],
+            score=_score(value["score"]),
+            malformed=value["malformed"],
+            stop=StopReason(value["stop"]),
+        )
     )
 
 
@@ -57,6 +94,10 @@ def screenshot_names(value: Mapping[str, Any]) -> list[str]:
     """The sha256 of `screenshots_of`, in the same order, from the JSON form."""
     names = [name for turn in value["turns"] for name in (*turn["images"], turn["screenshot"])]
     return list(dict.fromkeys([*names, value["final"]]))
+
+
+def failure_from_json(value: Mapping[str, Any]) -> Failure:
+    return _checked(Failure(**value))
 
 
 def sample_to_json(sample: Sample) -> dict[str, Any]:
@@ -113,8 +154,43 @@ def ids_to_json(token_ids: Sequence[int]) -> list[int | list[int]]:
 def ids_from_json(encoded: Sequence[int | list[int]]) -> tuple[int, ...]:
     token_ids: list[int] = []
     for entry in encoded:
-        token_ids += [entry] if isinstance(entry, int) else [entry[0]] * entry[1]
+        token, count = (entry, 1) if isinstance(entry, int) else entry
+        if count > MAX_IDS - len(token_ids):
+            raise ValueError(f"more than {MAX_IDS} tokens")
+        token_ids += [token] * count
     return tuple(token_ids)
+
+
+def _score(value: float) -> float:
+    if not 0 <= value <= 1:
+        raise ValueError(f"score is {value}, not in [0, 1]")
+    return value
+
+
+def _checked(value: _T) -> _T:
+    """The dataclass instance, if all of its fields have their declared types. Otherwise raises ValueError."""
+    for name, hint in _hints(type(value)).items():
+        if not _fits(getattr(value, name), hint):
+            raise ValueError(f"{name} of {type(value).__name__} is of a wrong type")
+    return value
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)[0]
+        if inner in (int, float, str):  # long lists: compare the set of their types
+            return set(map(type, value)) <= ({int, float} if inner is float else {inner})
+        return all(_fits(element, inner) for element in value)
+    if is_dataclass(value):
+        return isinstance(value, hint) and _checked(value) is value
+    if hint is float:
+        return type(value) in (int, float)
+    return isinstance(value, hint) if hint is not int else type(value) is int
 
 
 def _turn_to_json(turn: Turn) -> dict[str, Any]:
@@ -137,19 +213,25 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
 
 
 def _turn_from_json(value: Mapping[str, Any], screenshots: Mapping[str, Screenshot]) -> Turn:
-    completion = value["completion"]
     return Turn(
         screenshot=screenshots[value["screenshot"]],
         context=ids_from_json(value["context"]),
         images=tuple(screenshots[name] for name in value["images"]),
         restart=value["restart"],
-        completion=Completion(
-            token_ids=ids_from_json(completion["token_ids"]),
-            logprobs=tuple(completion["logprobs"]),
-            text=completion["text"],
-            finish=completion["finish"],
-            policy_version=completion["policy_version"],
-        ),
+        completion=_completion_from_json(value["completion"]),
         actions=tuple(action_from_json(action) for action in value["actions"]),
         error=value["error"],
+    )
+
+
+def _completion_from_json(value: Mapping[str, Any]) -> Completion:
+    token_ids, logprobs = ids_from_json(value["token_ids"]), tuple(value["logprobs"])
+    if len(token_ids) != len(logprobs):
+        raise ValueError(f"an answer has {len(token_ids)} tokens and {len(logprobs)} log-probabilities")
+    return Completion(
+        token_ids=token_ids,
+        logprobs=logprobs,
+        text=value["text"],
+        finish=value["finish"],
+        policy_version=value["policy_version"],
     )

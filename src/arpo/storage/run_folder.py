@@ -16,19 +16,37 @@ one. One process writes at a time; others may read.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from arpo.config import Config
 from arpo.errors import UserError
 from arpo.recipe import to_toml
-from arpo.storage.codec import screenshot_names, screenshots_of, trajectory_from_json, trajectory_to_json
+from arpo.storage.codec import (
+    StoredEpisode,
+    failure_from_json,
+    screenshot_names,
+    screenshots_of,
+    stored_episode,
+    trajectory_from_json,
+    trajectory_to_json,
+)
+from arpo.storage.files import (
+    RESTORE_OR_LEAVE,
+    damage,
+    lock_folder,
+    naming,
+    parse_object,
+    read_json,
+    read_lines,
+    write_atomically,
+)
 from arpo.storage.screenshots import ScreenshotPack
 from arpo.types import Failure, Trajectory
 
@@ -65,35 +83,65 @@ class RunFolderReader:
         """Return {} until the run has ended."""
         return read_json(self.folder / SUMMARY)
 
+    def episodes(self) -> Iterator[StoredEpisode]:
+        """Yield all stored episodes, without their turns. A run may append others meanwhile."""
+        path = self.folder / TRAJECTORIES
+        for number, record in enumerate(self.read_log(TRAJECTORIES), 1):
+            with damage(f"{path}: line {number}"):
+                episode = stored_episode(record)
+            if episode.episode_id in self._lines:
+                yield episode
+
+    def failures(self) -> Iterator[Failure]:
+        """Yield all failed episodes."""
+        path = self.folder / FAILURES
+        for number, record in enumerate(self.read_log(FAILURES), 1):
+            with damage(f"{path}: line {number}"):
+                failure = failure_from_json(record)
+            yield failure
+
     def load_trajectory(self, episode_id: str) -> Trajectory:
         value = self._read(episode_id)
-        return trajectory_from_json(value, self._pack.read(screenshot_names(value)))
+        with damage(self._location(episode_id)):
+            return trajectory_from_json(value, self._pack.read(screenshot_names(value)))
 
-    def has_screenshots(self, record: Mapping[str, Any]) -> bool:
+    def has_screenshots(self, episode: StoredEpisode) -> bool:
         """Whether all screenshots of an episode are still stored: pruning deletes them and keeps the text."""
-        return all(name in self._pack for name in screenshot_names(record))
+        return all(name in self._pack for name in episode.screenshots)
 
     def close(self) -> None:
         self._pack.close()
 
     def _read(self, episode_id: str) -> dict[str, Any]:
         if episode_id not in self._lines:
-            raise UserError(f"{self.folder / TRAJECTORIES}: contains no episode {episode_id!r}")
+            raise UserError(
+                f"{self.folder / TRAJECTORIES}: damaged, contains no episode {episode_id!r}: "
+                f"{RESTORE_OR_LEAVE}"
+            )
         with (self.folder / TRAJECTORIES).open("rb") as file:
             file.seek(self._lines[episode_id])
-            return json.loads(file.readline())
+            return parse_object(file.readline(), self._location(episode_id))
+
+    def _location(self, episode_id: str) -> str:
+        return f"{self.folder / TRAJECTORIES}: episode {episode_id!r} at byte {self._lines[episode_id]}"
 
 
 class RunFolder(RunFolderReader):
-    """Writes a run folder. Creates it if needed, and locks it against other writers until `close`."""
+    """Writes a run folder. Creates it if needed, and locks it against other writers until `close`.
+
+    Opening changes no content: a file may be damaged, and its remains may be needed to restore it. The first
+    line that is appended replaces an incomplete last line.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._lock = lock_folder(folder, "run", "--run.dir")
-        for name in LOGS:
-            _truncate_partial_line(folder / name)
-        (folder / PACK).touch()
-        super().__init__(folder, writable=True)
-        self._logs = {name: (folder / name).open("ab") for name in LOGS}
+        with ExitStack() as opened:
+            opened.callback(os.close, lock_folder(folder, "run", "--run.dir"))
+            for name in (*LOGS, PACK):
+                (folder / name).touch()
+            super().__init__(folder, writable=True)
+            opened.callback(super().close)
+            self._logs = {name: opened.enter_context(_open_log(folder / name)) for name in LOGS}
+            self._opened = opened.pop_all()
 
     def write_recipe(self, config: Config) -> None:
         write_atomically(self.folder / RECIPE, to_toml(config))
@@ -130,26 +178,23 @@ class RunFolder(RunFolderReader):
 
     def offsets(self) -> dict[str, int]:
         """Flush all files to disk and return their sizes in bytes, for a checkpoint."""
-        for file in self._logs.values():
-            os.fsync(file.fileno())
+        for name, file in self._logs.items():
+            with naming(self.folder / name):
+                os.fsync(file.fileno())
         self._pack.sync()
         return {PACK: self._pack.size, **{name: file.tell() for name, file in self._logs.items()}}
 
     def rewind(self, offsets: Mapping[str, int]) -> None:
         """Truncate every file to its size in `offsets`; {} empties all.
 
-        Raises UserError if a file is shorter.
+        Raises UserError if a file has other content than that at the checkpoint. Then no file is changed.
         """
         for name, file in self._logs.items():
-            offset = offsets.get(name, 0)
-            if offset > file.tell():
-                raise UserError(
-                    f"{self.folder / name}: has {file.tell()} bytes, but {offset} in the checkpoint: "
-                    "restore the file, or start a run in another run.dir"
-                )
-            file.truncate(offset)
-            file.seek(offset)
+            _check_end(self.folder / name, file, offsets.get(name, 0))
         self._pack.rewind(offsets.get(PACK, 0))
+        for name, file in self._logs.items():
+            file.seek(offsets.get(name, 0))
+            file.truncate()
         self._lines = {name: at for name, at in self._lines.items() if at < offsets.get(TRAJECTORIES, 0)}
 
     def prune(self, keep_episodes: Collection[str]) -> None:
@@ -159,49 +204,15 @@ class RunFolder(RunFolderReader):
         )
 
     def close(self) -> None:
-        super().close()
-        for file in self._logs.values():
-            file.close()
-        os.close(self._lock)
+        self._opened.close()
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
         line = json.dumps(record, separators=(",", ":")) + "\n"
-        self._logs[name].write(line.encode())
-        self._logs[name].flush()
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a .jsonl file. A missing file is empty; an incomplete last line is skipped."""
-    if path.is_file():
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.endswith(b"\n"):
-                    yield _record(line, f"{path}: line {number}")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, {} if there is no file. Raises UserError if it is damaged."""
-    return _record(path.read_bytes(), str(path)) if path.is_file() else {}
-
-
-def _record(text: bytes, location: str) -> dict[str, Any]:
-    try:
-        record = json.loads(text)
-    except ValueError:
-        record = None
-    if not isinstance(record, dict):
-        raise UserError(f"{location}: damaged, not a JSON object: restore the file, or remove the run")
-    return record
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file through a temporary one: after a kill it has the old content or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+        file = self._logs[name]
+        with naming(self.folder / name):
+            file.truncate()
+            file.write(line.encode())
+            file.flush()
 
 
 def _finite(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,47 +241,38 @@ def _index(path: Path) -> dict[str, int]:
 def _episode_id(path: Path, offset: int, line: bytes) -> str:
     """Parse the first key only. Quotes in an id are escaped, so an id cannot contain the next key."""
     head, found, _ = line.partition(b',"task_id":')
-    if not found or not head.startswith(_ID_PREFIX):
-        raise UserError(
-            f"{path}: damaged: no episode starts at byte {offset}: restore the file, or remove the run"
-        )
-    return json.loads(head[len(_ID_PREFIX) :])
+    with damage(f"{path}: byte {offset}"):
+        name = json.loads(head[len(_ID_PREFIX) :]) if found and head.startswith(_ID_PREFIX) else None
+        if not isinstance(name, str):
+            raise ValueError("no episode starts here")
+    return name
 
 
-def _truncate_partial_line(path: Path) -> None:
-    """Remove an incomplete last line, left by a kill."""
-    path.touch()
-    with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        while size > 0:
-            start = max(0, size - (1 << 16))
-            file.seek(start)
-            newline = file.read(size - start).rfind(b"\n")
-            if newline >= 0:
-                size = start + newline + 1
-                break
-            size = start
-        file.truncate(size)
-
-
-def lock_folder(folder: Path, kind: str, option: str) -> int:
-    """Create the folder and lock it until this process ends; returns a file descriptor to unlock it earlier.
-
-    Raises UserError if the folder is not writable or another process has the lock. `kind` ("run") and
-    `option` ("--run.dir") appear in the message.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise UserError(
-            f"{folder}: the folder of the {kind} cannot be written: {error.strerror}: choose another {option}"
-        ) from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(file)
-        raise UserError(
-            f"{folder}: another process is writing this {kind}: choose another {option}"
-        ) from None
+def _open_log(path: Path) -> BinaryIO:
+    """Open a file at the end of its last complete line."""
+    file = path.open("r+b")
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - (1 << 16))
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    file.seek(end)
     return file
+
+
+def _check_end(path: Path, file: BinaryIO, offset: int) -> None:
+    """Raise UserError if no complete line ends at `offset`, the size of the file in the checkpoint."""
+    complete = file.tell()
+    if offset > complete:
+        raise UserError(
+            f"{path}: has {complete} bytes of complete lines, but {offset} in the checkpoint: "
+            f"{RESTORE_OR_LEAVE}"
+        )
+    if offset and os.pread(file.fileno(), 1, offset - 1) != b"\n":
+        raise UserError(
+            f"{path}: damaged, no line ends at byte {offset}, its size in the checkpoint: {RESTORE_OR_LEAVE}"
+        )

@@ -22,7 +22,8 @@ from arpo.reporting.display import Display, open_display
 from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import Outcome
 from arpo.storage import checkpoint
-from arpo.storage.run_folder import FAILURES, TRAJECTORIES, RunFolder
+from arpo.storage.files import RESTORE_OR_LEAVE
+from arpo.storage.run_folder import PACK, RunFolder
 from arpo.training.run import COLLECTED, Timing, check_recipe
 from arpo.types import Task, Trajectory
 
@@ -37,6 +38,7 @@ def run_collection(config: Config) -> int:
             raise UserError(f"{store.folder}: holds a training run. Choose another --run.dir")
         ended = _ended(store)
         if ended:
+            _check_screenshots(store)
             check_recipe(store, config, lambda key: key.startswith((*INCIDENTAL, *LEARNING)))
         episodes = _episodes(config, sets_of_run(config, store.folder, bool(ended), display)["train"])
         if others := sorted(ended - episodes.keys()):
@@ -44,6 +46,7 @@ def run_collection(config: Config) -> int:
                 f"{store.folder}: holds episodes beyond these {len(episodes)}, for example {others[0]}. Set "
                 "train.epochs at least as high as before, or choose another --run.dir"
             )
+        store.rewind(store.offsets())  # removes what a kill left incomplete
         store.write_recipe(config)
         left = [(number, task) for number, (name, task) in enumerate(episodes.items()) if name not in ended]
         if left:
@@ -96,18 +99,28 @@ async def _collect(
 
 
 def _ended(store: RunFolder) -> set[str]:
-    return {*store.episode_ids(), *(failure["episode_id"] for failure in store.read_log(FAILURES))}
+    return {*store.episode_ids(), *(failure.episode_id for failure in store.failures())}
+
+
+def _check_screenshots(store: RunFolder) -> None:
+    """Refuse a damaged pack: the next screenshots would overwrite everything after the damage."""
+    for episode in store.episodes():
+        if not store.has_screenshots(episode):
+            raise UserError(
+                f"{store.folder / PACK}: damaged, the screenshots of episode {episode.episode_id!r} are "
+                f"missing: {RESTORE_OR_LEAVE}"
+            )
 
 
 def _describe(store: RunFolder, threshold: float) -> str:
     """512 episodes, 143 successes, 3 could not be played; 19 of 32 tasks were both solved and not"""
     outcomes: dict[str, list[bool]] = {}
-    for record in store.read_log(TRAJECTORIES):
-        success = is_example(record["score"], record["malformed"], threshold)
-        outcomes.setdefault(record["task_id"], []).append(success)
+    for episode in store.episodes():
+        success = is_example(episode.score, episode.malformed, threshold)
+        outcomes.setdefault(episode.task_id, []).append(success)
     episodes, successes = (sum(map(count, outcomes.values())) for count in (len, sum))
     both = sum(any(each) and not all(each) for each in outcomes.values())
-    failed = sum(1 for _ in store.read_log(FAILURES))
+    failed = sum(1 for _ in store.failures())
     return (
         f"{store.folder}: {episodes} episodes, {successes} successes"
         + (f", {failed} could not be played" if failed else "")

@@ -27,7 +27,8 @@ from arpo.models.loading import load_renderer
 from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
 from arpo.reporting.display import Display
-from arpo.storage.run_folder import FAILURES, PACK, TRAJECTORIES, RunFolder, RunFolderReader
+from arpo.storage.codec import StoredEpisode
+from arpo.storage.run_folder import PACK, RunFolder, RunFolderReader
 from arpo.training.offline_methods import OfflineMethod, Unit, open_method
 from arpo.training.run import EVALUATED, Progress, Run
 from arpo.types import Trajectory
@@ -177,20 +178,19 @@ def open_source(config: Config, display: Display) -> Source:
 
 def _read(config: Config, reader: RunFolderReader, display: Display) -> Source:
     """Sort the episodes by task and outcome, and report those left out."""
-    known = set(reader.episode_ids())  # the folder may grow meanwhile
     tasks = {task.id for task in load_sets(config)["train"]}
     threshold = config.replay.threshold
     counts: Counter[str] = Counter()
     successes: dict[str, list[str]] = {}
     failures: dict[str, list[str]] = {}
-    for record in reader.read_log(TRAJECTORIES):
-        name, task = record["episode_id"], record["task_id"]
-        if name in known and not name.startswith(EVALUATED):
-            obstacle = _obstacle(record, tasks, reader)
+    for episode in reader.episodes():
+        if not episode.episode_id.startswith(EVALUATED):
+            obstacle = _obstacle(episode, tasks, reader)
             counts[obstacle] += 1
             if not obstacle:
-                success = is_example(record["score"], record["malformed"], threshold)
-                (successes if success else failures).setdefault(task, []).append(name)
+                success = is_example(episode.score, episode.malformed, threshold)
+                outcomes = successes if success else failures
+                outcomes.setdefault(episode.task_id, []).append(episode.episode_id)
     played = counts.total() - counts[OTHER_TASKS]
     if not played:
         raise UserError(
@@ -204,21 +204,21 @@ def _read(config: Config, reader: RunFolderReader, display: Display) -> Source:
         reader=reader,
         played=played,
         failed=sum(
-            failure["task_id"] in tasks and not failure["episode_id"].startswith(EVALUATED)
-            for failure in reader.read_log(FAILURES)
+            failure.task_id in tasks and not failure.episode_id.startswith(EVALUATED)
+            for failure in reader.failures()
         ),
         successes=_in_order(successes),
         failures=_in_order(failures),
     )
 
 
-def _obstacle(record: Mapping[str, Any], tasks: Set[str], reader: RunFolderReader) -> str:
+def _obstacle(episode: StoredEpisode, tasks: Set[str], reader: RunFolderReader) -> str:
     """Why an episode cannot be trained on. Empty if it can."""
-    if record["task_id"] not in tasks:
+    if episode.task_id not in tasks:
         return OTHER_TASKS
-    if not all(turn["completion"]["token_ids"] for turn in record["turns"]):
+    if not episode.has_tokens:
         return NO_TOKENS
-    return "" if reader.has_screenshots(record) else NO_SCREENSHOTS
+    return "" if reader.has_screenshots(episode) else NO_SCREENSHOTS
 
 
 def _in_order(names: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

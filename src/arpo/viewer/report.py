@@ -16,7 +16,7 @@ from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
 from arpo.recipe import load_config
 from arpo.reporting.display import success_rows, total_rows
-from arpo.storage.run_folder import METRICS, RECIPE, TRAJECTORIES, RunFolderReader, write_atomically
+from arpo.storage.run_folder import METRICS, RECIPE, RunFolderReader, write_atomically
 from arpo.viewer.charts import Series, line_chart
 from arpo.viewer.episodes import episode_html
 from arpo.viewer.style import document
@@ -110,13 +110,9 @@ def _more_charts(metrics: Sequence[Mapping[str, Any]]) -> str:
 
 def _episodes(store: RunFolderReader, config: Config) -> str:
     instructions = _instructions(config)
-    known = set(store.episode_ids())  # a running trainer may add others meanwhile
-    records = [
-        record
-        for record in store.read_log(TRAJECTORIES)
-        if record["episode_id"] in known and store.has_screenshots(record)
-    ]
-    scores = {record["episode_id"]: record["score"] for record in records}
+    scores = {
+        episode.episode_id: episode.score for episode in store.episodes() if store.has_screenshots(episode)
+    }
     threshold = config.replay.threshold
     return "".join(
         episode_html(

@@ -1,0 +1,142 @@
+"""Reading and writing the user's files. A damaged file is a UserError with the file and the remedy.
+
+An OSError names the file that could not be written. `arpo` prints it as one line (cli/entry_point.py).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from arpo.errors import UserError
+
+RESTORE = "restore the file, or remove the run"
+RESTORE_OR_LEAVE = "restore the file, or start a run in another run.dir"
+MAX_DEPTH = 100  # of nested JSON values in a document that is kept as a whole
+# What the readers of this package raise for content of a wrong form.
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+@contextmanager
+def damage(location: Path | str, remedy: str = RESTORE) -> Iterator[None]:
+    """Convert what damaged content raises in the block to a UserError: location, reason, remedy.
+
+    >>> with damage(path):
+    ...     total = json.loads(path.read_text("utf-8"))["total"]  # KeyError: a UserError with the path
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except _DAMAGE as error:
+        raise UserError(f"{location}: damaged, {_reason(error)}: {remedy}") from error
+
+
+def _reason(error: BaseException) -> str:
+    match error:
+        case RecursionError():
+            return "nested too deeply"
+        case UnicodeDecodeError():
+            return "not UTF-8 text"
+        case json.JSONDecodeError():
+            return f"not JSON ({error.msg})"
+        case KeyError():
+            return f"no {error}"
+    return str(error)[:200]
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an OSError of the block this path: that of a write or a flush has none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a .jsonl file. A missing file is empty; an incomplete last line is skipped."""
+    if path.is_file():
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.endswith(b"\n"):
+                    yield parse_object(line, f"{path}: line {number}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, {} if there is no file. Raises UserError if it is damaged."""
+    if not path.is_file():
+        return {}
+    record = parse_object(path.read_bytes(), path)
+    with damage(path):
+        check_depth(record)
+    return record
+
+
+def parse_object(text: bytes, location: Path | str, remedy: str = RESTORE) -> dict[str, Any]:
+    with damage(location, remedy):
+        record = json.loads(text)
+        if not isinstance(record, dict):
+            raise ValueError("not a JSON object")
+    return record
+
+
+def check_depth(value: Any) -> None:
+    """Raise RecursionError for values nested so deeply that a later copy or dump could fail."""
+    layer = [value]
+    for _ in range(MAX_DEPTH + 1):
+        layer = [inner for outer in layer if isinstance(outer, dict | list) for inner in _values(outer)]
+        if not layer:
+            return
+    raise RecursionError(f"nested more than {MAX_DEPTH} levels deep")
+
+
+def _values(value: dict[str, Any] | list[Any]) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file through a temporary one: after a kill it has the old content or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with naming(path):
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def lock_folder(folder: Path, kind: str, option: str) -> int:
+    """Create the folder and lock it until this process ends; returns a file descriptor to unlock it earlier.
+
+    Raises UserError if the folder is not writable or another process has the lock. `kind` ("run") and
+    `option` ("--run.dir") appear in the message.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: the folder of the {kind} cannot be written: {error.strerror}: choose another {option}"
+        ) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        if isinstance(error, BlockingIOError):
+            reason = f"another process is writing this {kind}"
+        else:
+            reason = f"its file system has no file locks ({error.strerror})"
+        raise UserError(f"{folder}: {reason}: choose another {option}") from None
+    return file

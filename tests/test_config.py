@@ -1,5 +1,6 @@
 """Configs and recipes: reading, writing, overrides, and the error messages for wrong values."""
 
+import os
 from dataclasses import replace
 from typing import get_type_hints
 
@@ -59,7 +60,7 @@ def test_the_published_run():
 
 
 def test_hostile_text_round_trips(tmp_path):
-    text = 'a "quoted" \\ tab\t newline\n del\x7f nul\x00 é 🂡 # [loss]'
+    text = 'a "quoted" \\ tab\t newline\n del\x7f é 🂡 # [loss]'
     config = load_config(None, ["--run.dir", text, "--optim.lr", "1e-7"])
     assert load_config(recipe(tmp_path, to_toml(config))) == config
     assert config.run.dir == text
@@ -101,6 +102,7 @@ def test_errors_name_the_file_and_the_key(tmp_path):
         ("[replay]\nenabled = 1", "replay.enabled: is 1, must be true or false"),
         ("[run]\ndir = 3", "run.dir: is 3, must be a string"),
         ('[run]\ndir = ""', "run.dir: is empty, must be the output directory of the run"),
+        ('[run]\ndir = "a\\u0000b"', "run.dir: is 'a\\x00b', must be text in UTF-8 without NUL"),
         ("[run.dir]\nx = 3", "run.dir: is {'x': 3}, must be a string"),
         ("[optim]\nlr = inf", "optim.lr: is inf, must be a finite number"),
         ("[loss]\nclip_low = 1", "loss.clip_low: is 1.0, must be < 1"),
@@ -116,6 +118,12 @@ def test_errors_name_the_file_and_the_key(tmp_path):
 def test_wrong_values(tmp_path, line, reason):
     path = recipe(tmp_path, line)
     assert refusal(path) == f"{path}: {reason}"
+
+
+def test_bytes_of_the_command_line_that_are_not_utf_8():
+    folder = os.fsdecode(b"runs/caf\xe9")
+    reason = "command line: run.dir: is 'runs/caf\\udce9', must be text in UTF-8 without NUL"
+    assert refusal(None, "--run.dir", folder) == reason
 
 
 @pytest.mark.parametrize(

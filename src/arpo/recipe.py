@@ -254,7 +254,14 @@ def _typed(key: Key, value: Any, source: str) -> Any:
     if type(value) is not key.type:
         expected = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}[key.type]
         raise UserError(f"{source}: {key.name}: is {value!r}, must be {expected}")
+    if isinstance(value, str) and not _is_storable(value):
+        raise UserError(f"{source}: {key.name}: is {value!r}, must be text in UTF-8 without NUL")
     return canonical_task_source(value) if key.name in TASK_SOURCE_KEYS else value
+
+
+def _is_storable(text: str) -> bool:
+    """False for NUL, and for the surrogates that stand for bytes of the command line outside UTF-8."""
+    return not any(char == "\0" or "\ud800" <= char <= "\udfff" for char in text)
 
 
 def canonical_task_source(source: str) -> str:

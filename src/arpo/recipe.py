@@ -15,6 +15,7 @@ from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
+from shutil import which
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from arpo.config import Config
@@ -24,6 +25,7 @@ COMMAND_LINE = "command line"
 TASK_SOURCE_KEYS = ("tasks.train", "tasks.heldout", "tasks.overall", "eval.tasks")
 TASK_SOURCE_ALIASES = {"desktop:": "osworld:"}
 _SHIPPED = Path(str(files("arpo"))) / "recipes"
+PROJECT = Path(__file__).parents[2]  # the checkout that this package runs from: `make` installs there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +276,16 @@ def canonical_task_source(source: str) -> str:
         if source.startswith(alias):
             return prefix + source.removeprefix(alias)
     return source
+
+
+def find_program(path: str) -> str | None:
+    """The absolute path of a program, None if there is none. Example: ".venv-osworld/bin/python", "python3".
+
+    A relative path is relative to the current folder or else to the project's folder, where `make` installs
+    programs: so the default of osworld.python works in every folder.
+    """
+    found = which(path) or which(PROJECT / path)
+    return str(Path(found).absolute()) if found else None
 
 
 def _build(settings: Mapping[str, Any]) -> Config:

@@ -23,7 +23,7 @@ from arpo.testing import FakeEnv, Times, task
 from arpo.types import Failure, Group
 from players import CLICK, DONE, RENDERER, TEMPLATE, scripted
 from trajectories import group, scored, trajectory
-from verdicts import HELDOUT, A, B, C, Scripted, osworld_config, select, small_config
+from verdicts import HELDOUT, NO_VS_CODE, A, B, C, Scripted, osworld_config, select, small_config
 
 
 def test_a_score_counts_verdicts_and_failures() -> None:
@@ -54,7 +54,7 @@ def test_tasks_are_played_as_often_and_as_cold_as_asked_for() -> None:
     engine = scripted([CLICK, DONE])
     settings = RolloutConfig(group_size=2, temperature=1.0)
     scheduler = Scheduler(
-        pool=EnvPool(LocalEnvs(FakeEnv, 4), EnvConfig()),
+        pool=EnvPool(LocalEnvs(FakeEnv, 4), EnvConfig(width=56, height=56)),
         agent=Agent(engine=engine, renderer=RENDERER, template=TEMPLATE, coordinates="pixels"),
         settings=settings,
         seed=0,
@@ -182,18 +182,18 @@ def test_tasks_that_cannot_run_are_left_out_and_told_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Scripted.play({A: [1], B: [1], C: [1]})
-    config = osworld_config(monkeypatch, tmp_path, {A: "vscode", B: "os", C: "thunderbird"})
+    config = osworld_config(monkeypatch, tmp_path, {A: "vscode", B: "os", C: "vs_code"})
     out = tmp_path / "scores.json"
     assert run_evaluation(config, out) == 0
     written = json.loads(out.read_text("utf-8"))
     assert written["train"]["tasks"] == {B: [1.0]}
     assert written["skipped"] == {
-        A: "needs VS Code, which the local desktop does not have",
-        C: "needs Thunderbird, which the local desktop does not have",
+        A: NO_VS_CODE,
+        C: NO_VS_CODE,
     }
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"2 tasks cannot run here and are skipped. {out} lists all of them:"
-    assert said[1] == f"  {A}: needs VS Code, which the local desktop does not have"
+    assert said[0] == f"skipping 2 tasks that cannot run here. {out} has all reasons:"
+    assert said[1] == f"  {A}: {NO_VS_CODE}"
 
 
 def test_where_no_task_can_run_nothing_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,24 +316,24 @@ def test_what_was_not_played_is_told_with_reasons(tmp_path: Path) -> None:
         for name in ("c", "d", "z"):
             trial.add_failure(("chrome", name), failure(name))
     skipped = [
-        (task("p"), "file p/1_x (https://h/x) is not in the cache osworld-cache"),
-        (task("q"), "file q/2_y (https://h/y z) is not in the cache osworld-cache"),
-        (task("r"), "needs Thunderbird, which the local desktop does not have"),
+        (task("p"), "file p/1_x (https://h/x) is not in the cache osworld-cache: fetch it"),
+        (task("q"), "file q/2_y (https://h/y z) is not in the cache osworld-cache: fetch it"),
+        (task("r"), "needs VS Code, which light desktops do not have"),
     ]
     config = load_config(None, ["--env.name=osworld"])
     summary = summary_of(folder, "0", config=config, skipped=skipped)
     assert [record["task_id"] for record in summary["failures"]] == ["c", "d"]
     assert summary["skipped"] == {
-        "a file is not in the cache osworld-cache": ["p", "q"],
-        "needs Thunderbird, which the local desktop does not have": ["r"],
+        "a file is not in the cache osworld-cache: fetch it": ["p", "q"],
+        "needs VS Code, which light desktops do not have": ["r"],
     }
     assert table(summary)[1] == "chrome        –                          0"
     assert table(summary)[-6:] == [
         "2 episodes failed, not because of the model. Run the same command to retry them:",
         "  2 x step: gone",
         "3 tasks were skipped. They are not in the success rates:",
-        "  2 x a file is not in the cache osworld-cache",
-        "  1 x needs Thunderbird, which the local desktop does not have",
+        "  2 x a file is not in the cache osworld-cache: fetch it",
+        "  1 x needs VS Code, which light desktops do not have",
         NOT_OSWORLD,
     ]
 

@@ -13,7 +13,7 @@ import pytest
 from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
 from arpo.evaluation.screening import run_screening
-from verdicts import A, B, C, D, Scripted, osworld_config, select, small_config
+from verdicts import NO_VS_CODE, A, B, C, D, Scripted, osworld_config, select, small_config
 
 HOW = {
     "of": 2,
@@ -255,15 +255,15 @@ def test_tasks_that_cannot_run_are_not_played_and_not_counted_as_unsolved(
     assert kept(out) == {B: (1, 2)}
     assert Scripted.script[A] == [1, 1]
     skipped = json.loads((tmp_path / "kept.json.skipped.json").read_text("utf-8"))
-    assert skipped == {A: "needs VS Code, which the local desktop does not have"}
+    assert skipped == {A: NO_VS_CODE}
     said = capsys.readouterr().out
-    assert "1 tasks cannot run here and are skipped" in said
+    assert "skipping 1 task that cannot run here" in said
     assert "dropped: 1 never solved, 0 always solved, 0 failed, 1 cannot run here" in said
     assert reported(out)["tasks"][A] == {
         "successes": 0,
         "rollouts": 0,
         "kept": False,
-        "reason": "cannot run here: needs VS Code, which the local desktop does not have",
+        "reason": f"cannot run here: {NO_VS_CODE}",
     }
 
 

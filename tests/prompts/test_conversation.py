@@ -158,3 +158,17 @@ def test_a_template_is_found_from_where_one_is(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "mine.py").write_text("USER = 'Do: {instruction}'", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert load_template("mine.py:USER").user == "Do: {instruction}"
+
+
+def test_a_prompt_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First in the current folder, then in the project's folder, where `make osworld` installs packages."""
+    spec = ".venv-osworld/lib/python3.*/site-packages/mm_agents/prompts.py:TEXT"
+    monkeypatch.setattr("arpo.prompts.conversation.PROJECT", tmp_path / "project")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="found no file"):
+        load_template(spec)
+    for folder in (tmp_path / "project", tmp_path):
+        file = folder / ".venv-osworld/lib/python3.11/site-packages/mm_agents/prompts.py"
+        file.parent.mkdir(parents=True)
+        file.write_text(f'TEXT = "{folder.name}: {{instruction}}"')
+        assert load_template(spec).user == f"{folder.name}: {{instruction}}"

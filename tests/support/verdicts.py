@@ -14,6 +14,7 @@ from arpo.actions import Action
 from arpo.config import Config
 from arpo.envs.base import Env
 from arpo.envs.desk.env import DeskEnv
+from arpo.envs.osworld.task_check import KnownNames
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.recipe import load_config
 from arpo.testing import FailingEnv, LyingEnv, Times
@@ -89,6 +90,18 @@ def small_config(folder: Path, train: Sequence[str], *overrides: str, env: str =
     return load_config("desk", [*(f"--{key}={value}" for key, value in settings.items()), *overrides])
 
 
+DESK_NAMES = KnownNames(
+    steps=frozenset({"world", "open"}),
+    getters=frozenset({"desk_world", "rule"}),
+    metrics=frozenset({"desk_state", "infeasible"}),
+    unusable={},
+)
+NO_VS_CODE = (
+    "needs VS Code, which light desktops do not have: run it on a virtual machine, for example with "
+    'osworld.provider = "docker"'
+)
+
+
 def osworld_config(
     patch: pytest.MonkeyPatch, folder: Path, apps: Mapping[str, str], *overrides: str
 ) -> Config:
@@ -96,6 +109,7 @@ def osworld_config(
     pool = json.loads((files("arpo") / "envs/desk/tasks/pool.json").read_text("utf-8"))
     tasks = [task | {"related_apps": [apps[task["id"]]]} for task in pool if task["id"] in apps]
     (folder / "osworld.json").write_text(json.dumps(tasks), "utf-8")
+    patch.setattr("arpo.envs.osworld.runnable.names_for", lambda config: DESK_NAMES)
     patch.setattr("arpo.rollout.player.open_pool", lambda config: EnvPool(LocalEnvs(Scripted, 1), config.env))
     settings = ("--env.name=osworld", f"--tasks.train={folder / 'osworld.json'}", "--tasks.heldout=")
     return small_config(folder, [A], *settings, *overrides)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from arpo.config import Config
 from arpo.errors import UserError
+from arpo.recipe import find_program
 
 REQUIRED = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "Pillow", "rich", "tensorboardX"),
@@ -220,10 +221,10 @@ def _desk() -> str:
 def _real_desktops() -> str:
     from arpo.envs.osworld.sandbox import GUEST_PACKAGES, Sandbox, SandboxSettings
 
-    python = Path(Config().osworld.python).absolute()
-    if not python.is_file():
+    python = find_program(Config().osworld.python)
+    if python is None:
         raise UserError(f"not installed: {Config().osworld.python} does not exist")
-    os.environ.setdefault(GUEST_PACKAGES, str(python.parents[1] / "guest-packages"))
+    os.environ.setdefault(GUEST_PACKAGES, str(Path(python).parents[1] / "guest-packages"))
     began = time.monotonic()
     sandbox = Sandbox(SandboxSettings(width=640, height=480, home_megabytes=64, network=False))
     sandbox.boot(BOOT_SECONDS)

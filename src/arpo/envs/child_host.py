@@ -18,14 +18,13 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from shutil import which
 from tempfile import TemporaryDirectory
 
 from arpo.config import Config
 from arpo.envs import wire
 from arpo.envs.remote import HostLost, Hosts, RemoteHost
 from arpo.errors import UserError
-from arpo.recipe import to_toml
+from arpo.recipe import find_program, to_toml
 
 RECIPE, READY = "recipe.toml", "ready.json"
 STDERR_LINES = 20
@@ -158,7 +157,9 @@ def _interpreter(config: Config) -> str:
     """The Python to run: OSWorld has its own, all other environments use the current one."""
     if config.env.name != "osworld":
         return sys.executable
-    python = config.osworld.python
-    if which(python) is None:
-        raise UserError(f"osworld.python = {python!r}: no such program: install it with `make osworld`")
+    python = find_program(config.osworld.python)
+    if python is None:
+        raise UserError(
+            f"osworld.python = {config.osworld.python!r}: no such program: install it with `make osworld`"
+        )
     return python

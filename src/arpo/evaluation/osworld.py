@@ -21,12 +21,12 @@ from arpo.actions import Action
 from arpo.config import Config
 from arpo.engines.factory import model_id
 from arpo.envs.base import Env
-from arpo.envs.osworld.needs import FIX_HINT, split_runnable
+from arpo.envs.osworld.runnable import split_runnable
 from arpo.envs.task_files import load_tasks, select_tasks
 from arpo.errors import UserError
 from arpo.evaluation.osworld_results import SUMMARY, Played, TaskKey, Trial, model_folder, scores, task_key
 from arpo.evaluation.osworld_summary import summarise, table
-from arpo.reporting.display import Display, PartProgress, open_display
+from arpo.reporting.display import Display, PartProgress, count_noun, open_display
 from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import Scheduler, describe_failure
 from arpo.storage.run_folder import write_atomically
@@ -43,8 +43,7 @@ def run_osworld_evaluation(config: Config) -> int:
     tasks, skipped = split_runnable(chosen, config)
     if not tasks:
         raise UserError(
-            f"{config.eval.tasks}: none of its {len(chosen)} tasks can run here; the first: {skipped[0][1]}; "
-            f"{FIX_HINT}"
+            f"{config.eval.tasks}: none of its {len(chosen)} tasks can run here; the first: {skipped[0][1]}"
         )
     root, model = Path(config.eval.results), _model_folder_name(config)
     names = list(dict.fromkeys(name.strip() for name in config.eval.trials.split(",")))
@@ -108,7 +107,7 @@ def _play_missing(config: Config, tasks: Sequence[Task], skipped: int, trials: S
     if not left:
         return
     if skipped:
-        print(f"{skipped} tasks cannot run here and are skipped. The summary has the reasons")
+        print(f"skipping {count_noun(skipped, 'task')} that cannot run here. The summary has the reasons")
     display = open_display(sys.stdout)
     try:
         progress = _Progress(display, tasks, done)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from arpo.config import Config
-from arpo.envs.osworld.needs import FIX_HINT, split_runnable
+from arpo.envs.osworld.runnable import split_runnable
 from arpo.envs.task_files import check_disjoint, load_tasks, select_tasks
 from arpo.errors import UserError
-from arpo.reporting.display import Display
+from arpo.reporting.display import Display, count_noun
 from arpo.storage.run_folder import write_atomically
 from arpo.types import Task
 
@@ -53,7 +53,7 @@ def playable(
         if others and not kept[name]:
             raise UserError(
                 f"none of the {len(tasks)} {name} tasks can run here; the first, {others[0][0].id}: "
-                f"{others[0][1]}; {FIX_HINT}"
+                f"{others[0][1]}"
             )
         reasons |= {task.id: reason for task, reason in others}
     return kept, reasons
@@ -86,6 +86,7 @@ def write_skipped(path: Path, reasons: Mapping[str, str], display: Display) -> N
 
 def report_skipped(reasons: Mapping[str, str], path: Path, display: Display) -> None:
     if reasons:
-        display.note(f"{len(reasons)} tasks cannot run here and are skipped. {path} lists all of them:")
+        tasks = count_noun(len(reasons), "task")
+        display.note(f"skipping {tasks} that cannot run here. {path} has all reasons:")
         for task, reason in list(reasons.items())[:_SHOWN]:
             display.note(f"  {task}: {reason}")

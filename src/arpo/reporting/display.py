@@ -243,6 +243,11 @@ def format_rate(successes: float, episodes: int) -> str:
     return f"{successes / episodes:.1%} ({successes:g}/{episodes})" if episodes else "no episodes"
 
 
+def count_noun(number: int, noun: str) -> str:
+    """The number with its noun: 1 seed, 3 seeds."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def format_duration(seconds: float) -> str:
     """3661 seconds: "1:01:01"; 61 seconds: "1:01"."""
     minutes, rest = divmod(round(seconds), 60)

@@ -20,7 +20,7 @@ from arpo.evaluation.comparison_results import (
     SeedStats,
 )
 from arpo.recipe import changed, value
-from arpo.reporting.display import format_duration
+from arpo.reporting.display import count_noun, format_duration
 
 NO_VALUE = "–"
 SIGNIFICANCE_LEVEL = 0.05
@@ -97,11 +97,6 @@ class TableCell:
 
 
 Table = tuple[tuple[str, ...], list[list[TableCell]]]  # (header, rows)
-
-
-def count_noun(number: int, noun: str) -> str:
-    """The number with its noun: 1 seed, 3 seeds."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def display_name(method: str) -> str:

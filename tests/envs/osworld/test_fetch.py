@@ -15,7 +15,8 @@ import pytest
 from arpo.cli.entry_point import main
 from arpo.config import OSWorldConfig
 from arpo.envs.osworld.fetch import fetch_cache
-from arpo.envs.osworld.needs import needs, why_not_runnable
+from arpo.envs.osworld.needs import needs
+from arpo.envs.osworld.runnable import why_not_runnable
 from arpo.errors import UserError
 from arpo.types import Task
 
@@ -134,7 +135,7 @@ def test_cached_files_are_kept(site: Site, tmp_path: Path, capsys: pytest.Captur
     assert fetch_cache([both], settings(tmp_path), jobs=8) == 0
     assert len(site.requests) == 2
     assert capsys.readouterr().out.endswith(
-        f"2 files for 1 tasks, 2 already in {tmp_path}\n0 files downloaded, 0 failed\n"
+        f"2 files for 1 task, 2 already in {tmp_path}\n0 files downloaded, 0 failed\n"
     )
 
 
@@ -153,7 +154,7 @@ def test_failures_are_listed_and_leave_no_files(
     assert fetch_cache([one], settings(tmp_path), jobs=3) == 1
     assert contents(tmp_path) == {"a/5.txt": "roses"}
     output = capsys.readouterr().out
-    assert "1 files downloaded, 5 failed" in output
+    assert "1 file downloaded, 5 failed" in output
     failures = output.partition("5 failed\n")[2].splitlines()
     for file in needs(one).files[:5]:
         index = failures.index(f"  {file.path}")

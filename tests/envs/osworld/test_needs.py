@@ -1,63 +1,21 @@
-"""External needs of tasks, names in the cache, and reasons why a task cannot run."""
+"""External needs of tasks, and names in the cache."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from arpo.config import OSWorldConfig
-from arpo.envs.osworld.needs import (
-    NeededFile,
-    allows_network,
-    needs,
-    split_runnable,
-    stage_files,
-    why_not_runnable,
-)
+from arpo.envs.osworld.needs import NeededFile, needs, stage_files
 from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
-from arpo.recipe import load_config
 from arpo.types import Task
+from task_parts import GOLD, POEM, POEM_NAME, download, gold, put, step, task, vm_file
 from upstream import FOLDER, VERIFIED, needs_upstream
-
-POEM = "https://example.org/files/poem.docx"
-GOLD = "https://example.org/files/gold.docx"
-POEM_NAME = "2b999ab8-9a36-53bc-8cba-d3e6bbcc1880_my poem.docx"
-
-
-def step(kind: str, **parameters: Any) -> dict[str, Any]:
-    return {"type": kind, "parameters": parameters}
-
-
-def download(url: str = POEM, path: str = "/home/user/my poem.docx") -> dict[str, Any]:
-    return step("download", files=[{"url": url, "path": path}])
-
-
-def vm_file(**more: Any) -> dict[str, Any]:
-    return {"type": "vm_file", "path": "/home/user/poem.docx", "dest": "poem.docx"} | more
-
-
-def gold(**more: Any) -> dict[str, Any]:
-    return {"type": "cloud_file", "path": GOLD, "dest": "gold.docx"} | more
-
-
-def task(*config: dict[str, Any], id: str = "t", apps: tuple[str, ...] = ("os",), **evaluator: Any) -> Task:
-    return Task(
-        id=id,
-        instruction="mend the poem",
-        snapshot="os",
-        config=config,
-        evaluator={"func": "compare", "result": vm_file()} | evaluator,
-        related_apps=apps,
-        domain="os",
-    )
 
 
 def error_of(wrong: Task) -> str:
@@ -121,6 +79,13 @@ def test_tasks_that_need_no_network(quiet: Task) -> None:
     assert not needs(quiet).network
 
 
+def test_tasks_that_need_an_account() -> None:
+    for kind in ("login", "googledrive"):
+        assert needs(task(step(kind))).account
+    assert needs(task(result={"type": "googledrive_file"})).account
+    assert not needs(task(result={"type": "active_tab_info"})).account
+
+
 def test_applications_by_any_of_their_names() -> None:
     assert needs(task(apps=("libreoffice calc", "Writer", "pdf", "vscode"))).applications == {
         "libreoffice_calc",
@@ -175,73 +140,6 @@ def test_an_infeasible_task_needs_no_files() -> None:
     assert needs(infeasible).files == ()
 
 
-def settings(cache: Path, **more: Any) -> OSWorldConfig:
-    return OSWorldConfig(cache=str(cache), **more)
-
-
-def put(path: Path, content: str = "text") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content)
-    return path
-
-
-def test_reasons_why_a_task_cannot_run(tmp_path: Path) -> None:
-    wanted = task(download(), expected=gold())
-    assert (
-        why_not_runnable(wanted, settings(tmp_path))
-        == f"file t/{POEM_NAME} ({POEM}) is not in the cache {tmp_path}"
-    )
-    put(tmp_path / "t" / POEM_NAME)
-    assert (
-        why_not_runnable(wanted, settings(tmp_path))
-        == f"file t/gold.docx ({GOLD}) is not in the cache {tmp_path}"
-    )
-    put(tmp_path / "t" / "gold.docx")
-    assert why_not_runnable(wanted, settings(tmp_path)) is None
-
-    live = task(step("login"))
-    assert why_not_runnable(live, settings(tmp_path)) == "needs the network, which is off (osworld.network)"
-    assert why_not_runnable(live, settings(tmp_path, network="on")) is None
-    assert why_not_runnable(replace(live, related_apps=("vscode",)), settings(tmp_path)) == (
-        "needs VS Code, which the local desktop does not have"
-    )
-    assert why_not_runnable(task(apps=("thunderbird",)), settings(tmp_path, network="on")) == (
-        "needs Thunderbird, which the local desktop does not have"
-    )
-
-
-def test_virtual_machines_have_all_that_a_task_needs(tmp_path: Path) -> None:
-    everything = task(download(), step("login"), apps=("vscode",))
-    assert why_not_runnable(everything, settings(tmp_path, provider="docker")) is None
-    with pytest.raises(UserError, match="leads out of the task's own folder"):
-        why_not_runnable(task(result=vm_file(dest="../x")), settings(tmp_path, provider="docker"))
-
-
-def test_a_file_may_say_which_tasks_are_allowed_the_network(tmp_path: Path) -> None:
-    ids = put(tmp_path / "ids.txt", "a  # looks things up\n\n# b\nt\n")
-    assert [allows_network(task(id=name), str(ids)) for name in ("a", "b", "t")] == [True, False, True]
-    assert why_not_runnable(task(step("login")), settings(tmp_path, network=str(ids))) is None
-    with pytest.raises(UserError, match=r"osworld\.network = 'yes': use on, off or a file of task ids"):
-        allows_network(task(), "yes")
-
-
-def test_split_runnable(tmp_path: Path) -> None:
-    plain, wanting, live = task(id="a"), task(download(), id="b"), task(step("login"), id="c")
-    overrides = ["--env.name=osworld", f"--osworld.cache={tmp_path}"]
-    kept, skipped = split_runnable([wanting, plain, live], load_config(None, overrides))
-    assert kept == (plain,)
-    assert [(left.id, reason.split()[0]) for left, reason in skipped] == [("b", "file"), ("c", "needs")]
-    elsewhere = load_config(None, ["--env.name=desk", f"--osworld.cache={tmp_path}"])
-    assert split_runnable([wanting, plain, live], elsewhere) == ((wanting, plain, live), [])
-
-
-def test_caches_of_remote_hosts_are_not_checked(tmp_path: Path) -> None:
-    hosted = load_config(None, ["--env.name=osworld", "--env.hosts=http://127.0.0.1:1"])
-    kept, skipped = split_runnable([task(download(), id="b"), task(step("login"), id="c")], hosted)
-    assert [left.id for left in kept] == ["b"]
-    assert [left.id for left, _ in skipped] == ["c"]
-
-
 def test_stage_files_copies_the_needed_files(tmp_path: Path) -> None:
     cache, into = tmp_path / "cache", tmp_path / "into"
     put(cache / "t" / POEM_NAME, "roses")
@@ -262,7 +160,7 @@ def test_nothing_is_staged_outside_the_folder(tmp_path: Path) -> None:
 
 
 def test_shipped_files_are_never_missing_and_stay_in_their_folder(tmp_path: Path) -> None:
-    assert why_not_runnable(task(download("arpo:poem.txt")), settings(tmp_path)) is None
+    assert needs(task(download("arpo:poem.txt"))).files[0].shipped
     for name in ("arpo:no such file", "arpo:../train.json", "arpo:/etc/hostname"):
         with pytest.raises(UserError, match=f"{name}: no such file in the package"):
             stage_files(task(download(name)), tmp_path, tmp_path / "into")
@@ -292,17 +190,3 @@ def test_osworlds_offline_tasks() -> None:
     }
     # it only clears the history
     assert {name for name in proxied if not found[name].network} == {"44ee5668-ecd5-4366-a6ce-c1c9b8d4e938"}
-
-
-@needs_upstream
-def test_osworlds_tasks_on_a_desktop_without_cache_and_network(tmp_path: Path) -> None:
-    config = load_config(None, ["--env.name=osworld", f"--osworld.cache={tmp_path}"])
-    kept, skipped = split_runnable(load_tasks(str(VERIFIED)), config)
-    assert len(kept) == 40
-    assert Counter(reason.split()[0 if reason.startswith("file") else 1] for _, reason in skipped) == {
-        "file": 187,
-        "the": 78,  # network
-        "VS": 35,  # Code
-        "Thunderbird,": 27,
-        "be": 2,  # solved from the start
-    }

@@ -3,7 +3,8 @@
 from importlib.resources import files
 
 from arpo.config import OSWorldConfig
-from arpo.envs.osworld.needs import SHIPPED_PREFIX, needs, why_not_runnable
+from arpo.envs.osworld.needs import SHIPPED_PREFIX, needs
+from arpo.envs.osworld.runnable import why_not_runnable
 from arpo.envs.task_files import check_disjoint, load_tasks
 
 TRAIN, HELDOUT = load_tasks("osworld:train"), load_tasks("osworld:heldout")

@@ -19,8 +19,9 @@ from typing import Any
 
 from arpo.actions import TERMINAL, Action, Finished, Wait, up_to_terminal
 from arpo.config import EnvConfig, OSWorldConfig
+from arpo.envs.osworld.desktop_env_names import installed_names
 from arpo.envs.osworld.local_provider import LocalProvider
-from arpo.envs.osworld.machine import ErrorRecorder, Machine, MachineSettings, known_names, stop_machine
+from arpo.envs.osworld.machine import ErrorRecorder, Machine, MachineSettings, stop_machine
 from arpo.envs.osworld.messages import MACHINE_FILE
 from arpo.envs.osworld.needs import LOCAL, stage_files
 from arpo.envs.osworld.sandbox import SandboxSettings
@@ -70,7 +71,7 @@ class DesktopEpisode:
     def start(self, task: Task) -> bytes:
         """The first screenshot, as PNG bytes, once the task is set up."""
         with self._call("start"):
-            check_task(task, known_names())
+            check_task(task, installed_names())
             stage_files(task, Path(self._config.cache), self._folder / "cache")
             self._func = task.evaluator["func"]
             if not self._local:

@@ -19,9 +19,11 @@ from arpo.actions import Action
 from arpo.config import EnvConfig, OSWorldConfig
 from arpo.envs.osworld.fork_server import fork_server
 from arpo.envs.osworld.messages import MACHINE_FILE
-from arpo.envs.osworld.needs import FIX_HINT, LOCAL, allows_network, why_not_runnable
+from arpo.envs.osworld.needs import LOCAL
+from arpo.envs.osworld.runnable import allows_network, why_not_runnable
 from arpo.envs.osworld.worker_client import STOP_SECONDS, WorkerClient
 from arpo.errors import EnvError, UserError
+from arpo.recipe import find_program
 from arpo.storage.codec import action_to_json
 from arpo.types import Observation, Screenshot, StepResult, Task
 
@@ -61,7 +63,7 @@ class OSWorldEnv:
         except UserError as error:
             raise EnvError("start", str(error)) from error
         if reason is not None:
-            raise EnvError("start", f"task {task.id}: {reason}; {FIX_HINT}")
+            raise EnvError("start", f"task {task.id}: {reason}")
         return network
 
     async def step(self, actions: tuple[Action, ...]) -> StepResult:
@@ -131,7 +133,7 @@ def _find_python(python: str) -> str:
     """The current interpreter if it has desktop-env, else osworld.python."""
     if importlib.util.find_spec("desktop_env") is not None:
         return sys.executable
-    found = shutil.which(python)
+    found = find_program(python)
     if found is None:
         raise UserError(f"osworld.python = {python!r}: no such program; `make osworld` creates .venv-osworld")
-    return str(Path(found).absolute())
+    return found

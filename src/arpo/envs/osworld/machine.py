@@ -9,9 +9,7 @@
 from __future__ import annotations
 
 import ast
-import functools
 import logging
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,11 +22,9 @@ from desktop_env import desktop_env as upstream
 from desktop_env.controllers.python import PythonController
 from desktop_env.controllers.setup import SetupController
 from desktop_env.desktop_env import DesktopEnv
-from desktop_env.evaluators import getters, metrics
 from desktop_env.evaluators.metrics import basic_os
 from desktop_env.providers.base import Provider
 
-from arpo.envs.osworld.task_check import KnownNames
 from arpo.errors import EnvError, EnvTimeout
 
 SETUP_LOG = "desktopenv.setup"
@@ -229,23 +225,6 @@ def _use_provider(make_provider: Callable[[], Provider] | None) -> Iterator[None
         yield
     finally:
         upstream.create_vm_manager_and_provider = original
-
-
-@functools.cache
-def known_names() -> KnownNames:
-    """Names of the setup steps, getters and metrics of the installed desktop-env."""
-    methods = [name for name in dir(SetupController) if name.startswith("_") and name.endswith("_setup")]
-    unusable = {"check_python_file_by_test_suite": "it runs files of the model outside the sandbox"}
-    if getattr(sys.modules.get("easyocr"), "__spec__", None) is None:  # a placeholder
-        unusable["compare_image_text"] = "it needs easyocr, which is not installed: pip install easyocr"
-    return KnownNames(
-        steps=frozenset(name.removeprefix("_").removesuffix("_setup") for name in methods),
-        getters=frozenset(name.removeprefix("get_") for name in dir(getters) if name.startswith("get_")),
-        metrics=frozenset(
-            name for name in dir(metrics) if not name.startswith("_") and callable(getattr(metrics, name))
-        ),
-        unusable=unusable,
-    )
 
 
 # A metric calls eval() on a list from the guest. A parser for literals reads the list and runs no code.

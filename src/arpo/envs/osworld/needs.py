@@ -1,4 +1,4 @@
-"""External needs of an OSWorld task (files, network, applications), and whether they are available.
+"""External needs of an OSWorld task: files, network, a Google account, applications.
 
 They are read from the task alone, without desktop-env. File names are those in desktop-env's cache:
 <task id>/<uuid5 of the url>_<name> for files of setup steps, <task id>/<dest> for files of the evaluator.
@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-from arpo.config import Config, OSWorldConfig
 from arpo.envs.task_files import escapes_folder
 from arpo.errors import UserError
 from arpo.types import Json, Task
 
 SHIPPED_PREFIX = "arpo:"  # URL prefix of files in this package
-LOCAL = "local"  # name of the provider with light desktops: no network, few applications
-FIX_HINT = "`arpo osworld fetch-cache` downloads files, --osworld.network=on allows the network"
+LOCAL = "local"  # name of the provider with light desktops
 
 EMPTY_HISTORY = (
     "https://huggingface.co/datasets/xlangai/ubuntu_osworld_file_cache/resolve/main/chrome/"
@@ -42,18 +40,12 @@ APPLICATION_ALIASES = {
     "impress": "libreoffice_impress",
     "writer": "libreoffice_writer",
 }
-NOT_ON_LOCAL_DESKTOP = {"vs_code": "VS Code", "thunderbird": "Thunderbird"}
-# These tasks score 1 on the local desktop even if nothing is done.
-ALWAYS_SOLVED = {
-    "99146c54-4f37-4ab8-9327-5f3291665e1e": "current Chromium writes the expected setting by itself",
-    "937087b6-f668-4ba6-9110-60682ee33441": "VLC is the local desktop's only video player",
-}
 
-NETWORK_STEPS = {"login", "googledrive"}
+ACCOUNT_PARTS = {"login", "googledrive", "googledrive_file"}  # they sign in to a Google account
 # They open a web page or read the address bar.
 NETWORK_GETTERS = {
     "active_tab_html_parse", "active_tab_info", "active_tab_url_parse", "active_url_from_accessTree",
-    "googledrive_file", "gotoRecreationPage_and_get_html_content", "info_from_website",
+    "gotoRecreationPage_and_get_html_content", "info_from_website",
     "macys_product_url_parse", "number_of_search_results", "page_info", "pdf_from_url", "url_dashPart",
     "url_path_parse",
 }  # fmt: skip
@@ -98,6 +90,7 @@ class Needs:
 
     files: tuple[NeededFile, ...]
     network: bool
+    account: bool  # a Google account
     applications: frozenset[str]
 
 
@@ -139,47 +132,20 @@ def needs(task: Task) -> Needs:
     """Raises UserError, with the task id and the key, if desktop-env could not run the task."""
     if escapes_folder(task.id):
         raise UserError(f"task {task.id!r}: its id names its folder in the cache: use a plain name")
-    steps, getters = list(_steps(task)), list(_getters(task))
-    for part in (*steps, *getters):
+    parts = [*_steps(task), *_getters(task)]
+    for part in parts:
         _check_paths(part)
     found: dict[str, NeededFile] = {}
-    for url, name in (pair for part in (*steps, *getters) for pair in _downloads(part)):
+    for url, name in (pair for part in parts for pair in _downloads(part)):
         found.setdefault(name, NeededFile(url=url, path=f"{task.id}/{name}"))
     names = (task.domain, task.snapshot, *task.related_apps)
     normalised = {name.lower().replace(" ", "_") for name in names}
     return Needs(
         files=tuple(found.values()),
-        network=task.id in WEB_INSTRUCTION_TASKS or any(map(_needs_network, (*steps, *getters))),
+        network=task.id in WEB_INSTRUCTION_TASKS or any(map(_needs_network, parts)),
+        account=any(part.kind in ACCOUNT_PARTS for part in parts),
         applications=frozenset(APPLICATION_ALIASES.get(name, name) for name in normalised) & APPLICATIONS,
     )
-
-
-def why_not_runnable(task: Task, settings: OSWorldConfig) -> str | None:
-    """The reason why the task cannot run here; None if it can. Virtual machines can run every task."""
-    return _not_supported(task, settings) or _not_cached(task, settings)
-
-
-def split_runnable(tasks: Iterable[Task], config: Config) -> tuple[tuple[Task, ...], list[tuple[Task, str]]]:
-    """The runnable tasks, and the others with the reason. The caches of remote hosts are not checked."""
-    if config.env.name != "osworld":
-        return tuple(tasks), []
-    reason_for = _not_supported if config.env.hosts else why_not_runnable
-    reasons = [(task, reason_for(task, config.osworld)) for task in tasks]
-    kept = tuple(task for task, reason in reasons if reason is None)
-    return kept, [(task, reason) for task, reason in reasons if reason is not None]
-
-
-def allows_network(task: Task, setting: str) -> bool:
-    """Whether the task may use the network. `setting` is "on", "off" or a file with one task id per line."""
-    if setting in ("on", "off"):
-        return setting == "on"
-    try:
-        lines = Path(setting).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"osworld.network = {setting!r}: use on, off or a file of task ids: {error}"
-        ) from error
-    return task.id in (line.partition("#")[0].strip() for line in lines)
 
 
 def stage_files(task: Task, cache: Path, target_cache: Path) -> None:
@@ -201,29 +167,6 @@ def _shipped_bytes(url: str) -> bytes:
     if escapes_folder(name) or not file.is_file():
         raise UserError(f"{url}: no such file in the package")
     return file.read_bytes()
-
-
-def _not_supported(task: Task, settings: OSWorldConfig) -> str | None:
-    need = needs(task)
-    if settings.provider != LOCAL:
-        return None
-    if task.id in ALWAYS_SOLVED:
-        return f"would be solved from the start: {ALWAYS_SOLVED[task.id]}"
-    for application, title in NOT_ON_LOCAL_DESKTOP.items():
-        if application in need.applications:
-            return f"needs {title}, which the local desktop does not have"
-    if need.network and not allows_network(task, settings.network):
-        return "needs the network, which is off (osworld.network)"
-    return None
-
-
-def _not_cached(task: Task, settings: OSWorldConfig) -> str | None:
-    if settings.provider != LOCAL:
-        return None
-    for file in needs(task).files:
-        if not file.shipped and not (Path(settings.cache) / file.path).is_file():
-            return f"file {file.path} ({file.url}) is not in the cache {settings.cache}"
-    return None
 
 
 def _steps(task: Task) -> Iterator[TaskPart]:
@@ -301,4 +244,4 @@ def _needs_network(part: TaskPart) -> bool:
         return any(WEB_URL.match(url) for url in part.strings("urls_to_open"))
     command = part.settings.get("command", "")
     text = " ".join(map(str, command)) if isinstance(command, list) else str(command)
-    return part.kind in NETWORK_STEPS | NETWORK_GETTERS or DOWNLOAD_COMMAND.search(text) is not None
+    return part.kind in ACCOUNT_PARTS | NETWORK_GETTERS or DOWNLOAD_COMMAND.search(text) is not None

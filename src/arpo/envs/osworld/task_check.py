@@ -1,8 +1,8 @@
 """Checks the names in a task before its desktop boots.
 
 desktop-env looks up setup steps, getters and metrics by name, some of them only after the episode. Here all
-names are looked up first. `needs` checks the structure of a task and its paths. The actions of the steps are
-not checked.
+names are looked up first: before a run, to skip the task, and again in the worker. `needs` checks the
+structure of a task and its paths. The actions of the steps are not checked.
 """
 
 from __future__ import annotations
@@ -30,11 +30,25 @@ class KnownNames:
 def check_task(task: Task, known: KnownNames) -> None:
     """Raises EnvError("start", …) with the task, the key and, for a misspelt name, the nearest known name."""
     try:
-        needs(task)
+        reason = why_refused(task, known)
+    except UserError as error:
+        raise EnvError("start", str(error)) from error
+    if reason is not None:
+        raise EnvError("start", f"task {task.id}: {reason}")
+
+
+def why_refused(task: Task, known: KnownNames) -> str | None:
+    """The first unknown or unusable name of the task; None if desktop-env can set up and score the task.
+
+    Raises UserError if the task is malformed.
+    """
+    needs(task)
+    try:
         _check_names(task, known)
         _check_lists(task)
     except UserError as error:
-        raise EnvError("start", str(error)) from error
+        return str(error)
+    return None
 
 
 def _check_names(task: Task, known: KnownNames) -> None:
@@ -42,18 +56,15 @@ def _check_names(task: Task, known: KnownNames) -> None:
     postconfig = evaluator.get("postconfig", [])
     for key, steps in (("config", task.config), ("evaluator.postconfig", postconfig)):
         for index, step in enumerate(steps):
-            location = f"task {task.id}: {key}[{index}].type"
-            _check_known(step["type"], known.steps, location, "setup step {}")
+            _check_known(step["type"], known.steps, f"{key}[{index}].type", "setup step {}")
     for key, name in _items(evaluator, "func"):
-        location = f"task {task.id}: {key}"
-        _check_known(name, known.metrics, location, "metric {}")
+        _check_known(name, known.metrics, key, "metric {}")
         if name in known.unusable:
-            raise UserError(f"{location} = {name!r}: {known.unusable[name]}")
+            raise UserError(f"{key} = {name!r}: {known.unusable[name]}")
     for source_key in ("result", "expected"):
         for key, source in _items(evaluator, source_key):
             if source:  # one of several metrics may have no expected value
-                location = f"task {task.id}: {key}.type"
-                _check_known(source["type"], known.getters, location, "getter get_{}")
+                _check_known(source["type"], known.getters, f"{key}.type", "getter get_{}")
 
 
 def _check_known(name: Any, names: Collection[str], location: str, kind: str) -> None:
@@ -73,10 +84,9 @@ def _check_lists(task: Task) -> None:
     for key in ("result", "expected", "options"):
         value = evaluator.get(key)
         if value and (isinstance(value, Mapping) or len(value) != len(func)):
-            location = f"task {task.id}: evaluator.{key}"
-            raise UserError(f"{location}: must be a list, one for each of {len(func)} metrics")
+            raise UserError(f"evaluator.{key}: must be a list, one for each of {len(func)} metrics")
     if evaluator.get("conj", "and") not in ("and", "or"):
-        raise UserError(f'task {task.id}: evaluator.conj: is {evaluator["conj"]!r}, must be "and" or "or"')
+        raise UserError(f'evaluator.conj: is {evaluator["conj"]!r}, must be "and" or "or"')
 
 
 def _items(evaluator: Mapping[str, Any], key: str) -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,139 @@
+"""Names of desktop-env's setup steps, getters and metrics, read from its source code without importing it.
+
+    python -m arpo.envs.osworld.desktop_env_names
+
+prints the names of this interpreter's desktop-env as JSON. Importing desktop-env takes seconds; parsing it
+takes milliseconds. The file desktop_env_names.json has the names of the version that `make osworld` installs.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any
+
+from arpo.config import Config
+from arpo.envs.osworld.task_check import KnownNames
+from arpo.recipe import find_program
+
+ASK_SECONDS = 60.0
+EASYOCR_METRIC = "compare_image_text"
+UNSAFE_METRICS = {"check_python_file_by_test_suite": "it runs files of the model outside the sandbox"}
+SHIPPED = "desktop_env_names.json"
+
+
+def names_for(config: Config) -> KnownNames:
+    """The names known where the tasks run.
+
+    Environment hosts are assumed to have the version that `make osworld` installs. So is this machine if
+    `osworld.python` has no desktop-env: the run itself reports that.
+    """
+    python = None if config.env.hosts else find_program(config.osworld.python)
+    return (_ask(python) if python else None) or shipped_names()
+
+
+@functools.cache
+def installed_names() -> KnownNames:
+    """The names in the desktop-env of this interpreter. Raises ModuleNotFoundError if there is none."""
+    found = importlib.util.find_spec("desktop_env")
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError("desktop-env is not installed", name="desktop_env")
+    package = Path(found.submodule_search_locations[0])
+    methods = _class_members(package / "controllers" / "setup.py", "SetupController")
+    getters = _names(package / "evaluators" / "getters")
+    unusable = dict(UNSAFE_METRICS)
+    if not _is_installed("easyocr"):
+        unusable[EASYOCR_METRIC] = "it needs easyocr, which is not installed: pip install easyocr"
+    return KnownNames(
+        steps=frozenset(name[1:-6] for name in methods if name.startswith("_") and name.endswith("_setup")),
+        getters=frozenset(name.removeprefix("get_") for name in getters if name.startswith("get_")),
+        metrics=frozenset(name for name in _names(package / "evaluators" / "metrics") if name[0] != "_"),
+        unusable=unusable,
+    )
+
+
+@functools.cache
+def shipped_names() -> KnownNames:
+    """The names in the version of desktop-env that `make osworld` installs, as it installs it."""
+    return _from_json((resources("arpo") / "envs" / "osworld" / SHIPPED).read_text("utf-8"))
+
+
+def to_json(names: KnownNames) -> str:
+    """One name per line, sorted: the content of desktop_env_names.json."""
+    content: dict[str, Any] = {
+        "steps": sorted(names.steps),
+        "getters": sorted(names.getters),
+        "metrics": sorted(names.metrics),
+        "unusable": dict(sorted(names.unusable.items())),
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _from_json(text: str) -> KnownNames:
+    content = json.loads(text)
+    return KnownNames(
+        steps=frozenset(content["steps"]),
+        getters=frozenset(content["getters"]),
+        metrics=frozenset(content["metrics"]),
+        unusable=content["unusable"],
+    )
+
+
+@functools.cache
+def _ask(python: str) -> KnownNames | None:
+    """The names in the desktop-env of another interpreter; None if it has none, or no ARPO."""
+    try:
+        answer = subprocess.run(
+            [python, "-m", __name__], capture_output=True, text=True, check=True, timeout=ASK_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return _from_json(answer.stdout)
+
+
+def _names(module: Path) -> set[str]:
+    """The functions that a module defines or imports. `module` is its path without ".py"."""
+    file = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+    found = set()
+    for statement in _parse(file).body:
+        match statement:
+            case ast.FunctionDef(name=name):
+                found.add(name)
+            case ast.ImportFrom(module=str(source), names=aliases, level=1):
+                found |= set(_imported(file.parent / source.replace(".", "/"), aliases))
+    return found
+
+
+def _imported(module: Path, aliases: list[ast.alias]) -> Iterator[str]:
+    for alias in aliases:
+        if alias.name == "*":
+            yield from _names(module)
+        else:
+            yield alias.asname or alias.name
+
+
+def _class_members(file: Path, name: str) -> list[str]:
+    classes = [node for node in _parse(file).body if isinstance(node, ast.ClassDef) and node.name == name]
+    return [member.name for node in classes for member in node.body if isinstance(member, ast.FunctionDef)]
+
+
+def _parse(file: Path) -> ast.Module:
+    return ast.parse(file.read_text("utf-8"), str(file))
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # the placeholder that a worker puts in its place
+        return False
+
+
+if __name__ == "__main__":
+    sys.stdout.write(to_json(installed_names()))

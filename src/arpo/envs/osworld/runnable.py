@@ -1,0 +1,85 @@
+"""Whether an OSWorld task can run on this machine, and the reason and the remedy if it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from arpo.config import Config, OSWorldConfig
+from arpo.envs.osworld.desktop_env_names import names_for
+from arpo.envs.osworld.needs import LOCAL, NeededFile, Needs, needs
+from arpo.envs.osworld.task_check import why_refused
+from arpo.errors import UserError
+from arpo.types import Task
+
+NOT_ON_LIGHT_DESKTOPS = {"vs_code": "VS Code"}  # Debian has no package of it
+# These tasks score 1 on a light desktop even if nothing is done.
+ALWAYS_SOLVED = {
+    "99146c54-4f37-4ab8-9327-5f3291665e1e": "current Chromium writes the expected setting by itself",
+    "937087b6-f668-4ba6-9110-60682ee33441": "VLC is the light desktop's only video player",
+}
+_VIRTUAL_MACHINE = 'run it on a virtual machine, for example with osworld.provider = "docker"'
+
+
+def why_not_runnable(task: Task, settings: OSWorldConfig) -> str | None:
+    """The reason why this machine cannot run the task, with a remedy; None if it can.
+
+    Virtual machines can run every task. Names unknown to desktop-env are not checked.
+    """
+    return _not_supported(task, settings) or _not_cached(task, settings)
+
+
+def split_runnable(tasks: Iterable[Task], config: Config) -> tuple[tuple[Task, ...], list[tuple[Task, str]]]:
+    """The runnable tasks, and the others with the reason. The caches of remote hosts are not checked."""
+    if config.env.name != "osworld":
+        return tuple(tasks), []
+    known = names_for(config)
+    reason_for = _not_supported if config.env.hosts else why_not_runnable
+    reasons = [(task, why_refused(task, known) or reason_for(task, config.osworld)) for task in tasks]
+    kept = tuple(task for task, reason in reasons if reason is None)
+    return kept, [(task, reason) for task, reason in reasons if reason is not None]
+
+
+def allows_network(task: Task, setting: str) -> bool:
+    """Whether the task may use the network. `setting` is "on", "off" or a file with one task id per line."""
+    if setting in ("on", "off"):
+        return setting == "on"
+    try:
+        lines = Path(setting).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"osworld.network = {setting!r}: use on, off or a file of task ids: {error}"
+        ) from error
+    return task.id in (line.partition("#")[0].strip() for line in lines)
+
+
+def uncached(need: Needs, cache: str) -> list[NeededFile]:
+    """The needed files that are neither in the package nor in the cache."""
+    return [file for file in need.files if not file.shipped and not (Path(cache) / file.path).is_file()]
+
+
+def _not_supported(task: Task, settings: OSWorldConfig) -> str | None:
+    need = needs(task)
+    if settings.provider != LOCAL:
+        return None
+    if task.id in ALWAYS_SOLVED:
+        return f"would be solved from the start: {ALWAYS_SOLVED[task.id]}"
+    for application, title in NOT_ON_LIGHT_DESKTOPS.items():
+        if application in need.applications:
+            return f"needs {title}, which light desktops do not have: {_VIRTUAL_MACHINE}"
+    if need.account:
+        return f"needs a Google account, which light desktops do not have: {_VIRTUAL_MACHINE}"
+    if need.network and not allows_network(task, settings.network):
+        return "needs the network, which is off: --osworld.network on allows it"
+    return None
+
+
+def _not_cached(task: Task, settings: OSWorldConfig) -> str | None:
+    if settings.provider != LOCAL:
+        return None
+    for file in uncached(needs(task), settings.cache):
+        return (
+            f"file {file.path} ({file.url}) is not in the cache {settings.cache}: "
+            "`arpo osworld fetch-cache` downloads it"
+        )
+    return None

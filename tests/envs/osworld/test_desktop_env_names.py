@@ -1,0 +1,99 @@
+"""Names of desktop-env, read from source code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from arpo.envs.osworld import desktop_env_names
+from arpo.envs.osworld.desktop_env_names import SHIPPED, names_for, shipped_names, to_json
+from arpo.recipe import load_config
+
+FAKES = Path(__file__).parents[2] / "support" / "fakes"
+SOURCE = {
+    "__init__.py": "raise ImportError('importing it would take seconds')",
+    "controllers/setup.py": """
+class Other:
+    def _wrong_setup(self): ...
+class SetupController:
+    def setup(self): ...
+    def _launch_setup(self): ...
+    def _sleep_setup(self): ...
+""",
+    "evaluators/getters/__init__.py": "from .file import get_vm_file, get_cloud as get_cloud_file, helper",
+    "evaluators/metrics/__init__.py": """
+from .table import *
+from .general import (
+    exact_match,  # a comment
+    compare_image_text,
+)
+import os
+def infeasible(): ...
+""",
+    "evaluators/metrics/table.py": "def compare_table(a, b): ...\ndef _private(): ...",
+}
+
+
+def interpreter(folder: Path, source: Path) -> Path:
+    """A Python program that finds the packages in `source`, and the installed ones."""
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{source}" exec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
+def osworld(python: Path | str, *overrides: str) -> desktop_env_names.KnownNames:
+    return names_for(load_config(None, ["--env.name=osworld", f"--osworld.python={python}", *overrides]))
+
+
+def test_names_are_read_from_the_interpreters_desktop_env_without_importing_it(tmp_path: Path) -> None:
+    for name, text in SOURCE.items():
+        (tmp_path / "desktop_env" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "desktop_env" / name).write_text(text)
+    names = osworld(interpreter(tmp_path, tmp_path))
+    assert names.steps == {"launch", "sleep"}
+    assert names.getters == {"vm_file", "cloud_file"}
+    assert names.metrics == {"compare_table", "exact_match", "compare_image_text", "infeasible"}
+    assert names.unusable.keys() == {"check_python_file_by_test_suite", "compare_image_text"}
+    (tmp_path / "easyocr.py").write_text("")
+    desktop_env_names._ask.cache_clear()
+    assert osworld(tmp_path / "python").unusable.keys() == {"check_python_file_by_test_suite"}
+
+
+def test_without_desktop_env_the_names_are_those_of_the_version_that_make_installs(tmp_path: Path) -> None:
+    assert osworld("/none") == shipped_names()
+    assert osworld(interpreter(tmp_path, tmp_path)) == shipped_names()
+    assert {"vm_file", "rule"} < shipped_names().getters
+    shipped = Path(desktop_env_names.__file__).with_name(SHIPPED).read_text("utf-8")
+    assert to_json(shipped_names()) == shipped
+
+
+def test_hosts_are_assumed_to_have_the_version_that_make_installs(tmp_path: Path) -> None:
+    python = interpreter(tmp_path, FAKES)
+    assert osworld(python).getters == {"vm_file", "value", "rule", "fatal", "answer"}
+    assert osworld(python, "--env.hosts=http://127.0.0.1:1") == shipped_names()
+
+
+def test_the_interpreter_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("arpo.recipe.PROJECT", tmp_path / "project")
+    (tmp_path / "project" / ".venv-osworld" / "bin").mkdir(parents=True)
+    interpreter(tmp_path / "project" / ".venv-osworld" / "bin", FAKES)
+    assert "fatal" in names_for(load_config("osworld_eval")).getters
+
+
+def test_a_worker_with_a_placeholder_for_easyocr_reads_the_same_names() -> None:
+    code = (
+        "from arpo.envs.osworld.worker import add_placeholder; add_placeholder('easyocr');"
+        "from arpo.envs.osworld.desktop_env_names import *; print(to_json(installed_names()), end='')"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(FAKES)}
+    outputs = [
+        subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=True)
+        for words in (("-c", code), ("-m", "arpo.envs.osworld.desktop_env_names"))
+    ]
+    assert outputs[0].stdout == outputs[1].stdout != ""

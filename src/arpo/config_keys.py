@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from arpo.types import MAX_SCREEN_SIDE
+
 
 def setting(
     default: Any,
@@ -94,8 +96,8 @@ class EnvConfig:
     hosts: str = setting(
         "", "Addresses of environment hosts (`arpo env-host`), separated by commas; empty: run them locally"
     )
-    width: int = setting(224, "Screen width (pixels) of desk and osworld", low=28)
-    height: int = setting(168, "Screen height (pixels) of desk and osworld", low=28)
+    width: int = setting(224, "Screen width (pixels) of desk and osworld", low=28, high=MAX_SCREEN_SIDE)
+    height: int = setting(168, "Screen height (pixels) of desk and osworld", low=28, high=MAX_SCREEN_SIDE)
     parallel: int = setting(32, "Number of parallel environments", low=1)
     start_seconds: float = setting(60.0, "Timeout (seconds) for starting an environment", above=0)
     step_seconds: float = setting(60.0, "Timeout (seconds) for one step", above=0)
@@ -139,6 +141,11 @@ class OSWorldConfig:
         2.0, "Pause (seconds) between an action and its screenshot, on virtual machines", low=0
     )
     home_megabytes: int = setting(512, "Disk space (MiB) of one local desktop", low=64)
+    memory_megabytes: int = setting(
+        4096, "Memory (MiB) of one local desktop, its disk space included", low=512
+    )
+    processes: int = setting(2048, "Maximum number of processes and threads of one local desktop", low=256)
+    cpus: float = setting(4.0, "Maximum number of CPU cores that one local desktop keeps busy", above=0)
     machine: str = setting("", "Path or id of the virtual machine, for providers that need it")
     region: str = setting("", "Region of a cloud provider")
 

@@ -232,8 +232,8 @@ def test_docker_provider_of_desktop_env(tmp_path, monkeypatch):
     (tmp_path / "Ubuntu.qcow2").touch()
     (tmp_path / "screen.png").write_bytes(screenshot(7).png)
     events = tmp_path / "events"
-    monkeypatch.setenv("FAKE_EVENTS", str(events))
-    monkeypatch.setenv("FAKE_SCREENSHOT", str(tmp_path / "screen.png"))
+    monkeypatch.setenv("DOCKER_FAKE_EVENTS", str(events))
+    monkeypatch.setenv("DOCKER_FAKE_SCREENSHOT", str(tmp_path / "screen.png"))
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT / "fakes" / "docker_engine"))
     fork_server.cache_clear()  # a new fork server sees the new variables
     docker = OSWorldConfig(

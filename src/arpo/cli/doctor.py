@@ -219,6 +219,7 @@ def _desk() -> str:
 
 
 def _real_desktops() -> str:
+    from arpo.envs.osworld.limits import Limits
     from arpo.envs.osworld.sandbox import GUEST_PACKAGES, Sandbox, SandboxSettings
 
     python = find_program(Config().osworld.python)
@@ -226,7 +227,8 @@ def _real_desktops() -> str:
         raise UserError(f"not installed: {Config().osworld.python} does not exist")
     os.environ.setdefault(GUEST_PACKAGES, str(Path(python).parents[1] / "guest-packages"))
     began = time.monotonic()
-    sandbox = Sandbox(SandboxSettings(width=640, height=480, home_megabytes=64, network=False))
+    limits = Limits.of(Config().osworld)
+    sandbox = Sandbox(SandboxSettings(width=640, height=480, home_megabytes=64, network=False, limits=limits))
     sandbox.boot(BOOT_SECONDS)
     sandbox.close()
     return f"a light desktop starts and closes in {time.monotonic() - began:.1f} s"

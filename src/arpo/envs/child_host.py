@@ -7,7 +7,6 @@ when its stdin closes, which also happens when this process is killed.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,14 +22,15 @@ from tempfile import TemporaryDirectory
 
 from arpo.config import Config
 from arpo.envs import wire
+from arpo.envs.osworld.fork_server import PROVIDER_VARIABLES
 from arpo.envs.remote import HostLost, Hosts, RemoteHost
 from arpo.errors import UserError
+from arpo.process_environment import clean_environment
 from arpo.recipe import find_program, to_toml
 
 RECIPE, READY = "recipe.toml", "ready.json"
 STDERR_LINES = 20
 _POLL_SECONDS = 0.05
-_SECRETS = ("OPENAI_API_KEY", "WANDB_API_KEY", "HF_TOKEN")  # not passed on: a desktop does not need them
 _NAME = "the environment host of this run"
 
 
@@ -52,6 +53,7 @@ class ChildHost:
         env = replace(config.env, hosts="", listen="127.0.0.1:0")
         self._recipe = to_toml(replace(config, env=env))
         self._grace_seconds = config.env.step_seconds
+        self._variables = PROVIDER_VARIABLES.get(config.osworld.provider, ())
         try:
             self._process = self._spawn()
         except OSError as error:
@@ -86,13 +88,18 @@ class ChildHost:
         self._process.close()
 
     def _spawn(self) -> HostProcess:
-        return HostProcess(self._python, self._recipe, self.token, self._grace_seconds)
+        return HostProcess(self._python, self._recipe, self.token, self._grace_seconds, self._variables)
 
 
 class HostProcess:
-    """One `arpo env-host` process. It exits when `close` closes its stdin."""
+    """One `arpo env-host` process. It exits when `close` closes its stdin.
 
-    def __init__(self, python: str, recipe: str, token: str, grace_seconds: float) -> None:
+    It gets only the environment variables that `clean_environment` allows, and those in `variables`.
+    """
+
+    def __init__(
+        self, python: str, recipe: str, token: str, grace_seconds: float, variables: Sequence[str]
+    ) -> None:
         self.address = ""
         self._tail: deque[str] = deque(maxlen=STDERR_LINES)
         self._folder = TemporaryDirectory(prefix="arpo-host-")
@@ -105,10 +112,7 @@ class HostProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env={
-                **{name: value for name, value in os.environ.items() if name not in _SECRETS},
-                wire.TOKEN_VARIABLE: token,
-            },
+            env={**clean_environment(*variables), wire.TOKEN_VARIABLE: token},
             start_new_session=True,  # no Ctrl-C: a graceful stop still needs its desktops
         )
         self._reader = threading.Thread(target=_keep_tail, args=(self._process, self._tail), daemon=True)

@@ -10,6 +10,7 @@ import pytest
 
 from arpo.actions import CallUser, Click, Fail, Finished, Hotkey, OpenApp, Point, Type, Wait
 from arpo.config import EnvConfig, OSWorldConfig
+from arpo.envs.osworld.limits import Limits
 from arpo.envs.osworld.sandbox import SandboxSettings
 from arpo.envs.pyautogui_program import program
 from arpo.errors import EnvError, EnvTimeout, UserError
@@ -339,7 +340,9 @@ def test_later_errors_report_a_failed_pause(make, machine):
 def test_a_light_desktop_has_no_snapshots(tmp_path):
     from arpo.envs.osworld.local_provider import LocalProvider
 
-    settings = SandboxSettings(width=64, height=64, home_megabytes=1, network=False)
+    settings = SandboxSettings(
+        width=64, height=64, home_megabytes=1, network=False, limits=Limits.of(OSWorldConfig())
+    )
     provider = LocalProvider(settings, 1.0, tmp_path / "netrc")
     with pytest.raises(UserError, match="has no snapshots: every start is fresh"):
         provider.save_state("a.vm", "init_state")

@@ -30,7 +30,7 @@ def log(tmp_path_factory):
     """File to which the fake machines append their events."""
     path = tmp_path_factory.mktemp("fake") / "events"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FAKE_EVENTS", str(path))
+        patch.setenv("DOCKER_FAKE_EVENTS", str(path))
         yield path
 
 
@@ -187,16 +187,24 @@ def test_nothing_remains_after_the_process_is_killed(made, events, tmp_path):
     assert events()[-1] == "stop"
 
 
-def test_a_worker_has_one_thread_and_no_secrets(made, monkeypatch):
-    monkeypatch.setenv("ARPO_HOST_TOKEN", "secret")
+SECRETS = {
+    "ARPO_HOST_TOKEN", "AWS_SECRET_ACCESS_KEY", "AZURE_CLIENT_SECRET", "HF_TOKEN", "MY_OWN_PASSWORD",
+    "OPENAI_API_KEY", "PROXY_CONFIG_FILE", "WANDB_API_KEY",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("provider", "passed"), [("local", set()), ("aws", {"AWS_SECRET_ACCESS_KEY"})])
+def test_a_worker_has_one_thread_and_only_the_secrets_of_its_provider(made, monkeypatch, provider, passed):
+    for name in SECRETS:
+        monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("no_proxy", "intranet")
-    worker = ForkServer(sys.executable, gentle=False).fork()
+    worker = ForkServer(sys.executable, provider=provider, limits=None).fork()
     with worker.connection:
         process = Path("/proc", str(worker.pid))
         variables = dict(pair.split("=", 1) for pair in (process / "environ").read_text().split("\0") if pair)
         assert len(list((process / "task").iterdir())) == 1
     worker.release()
-    assert "ARPO_HOST_TOKEN" not in variables
+    assert variables.keys() & SECRETS == passed
     assert variables["no_proxy"] == "intranet,127.0.0.1,localhost"
 
 

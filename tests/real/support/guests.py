@@ -8,12 +8,14 @@ import urllib.request
 from contextlib import contextmanager
 from urllib.parse import urlencode
 
+from arpo.envs.osworld.limits import Limits
 from arpo.envs.osworld.sandbox import GUEST_PACKAGES, Sandbox, SandboxSettings
 from osworld_files import PYTHON
 
 os.environ.setdefault(GUEST_PACKAGES, str(PYTHON.parents[1] / "guest-packages"))
 
-SETTINGS = SandboxSettings(width=1280, height=800, home_megabytes=256, network=False)
+LIMITS = Limits(memory_megabytes=4096, processes=2048, cpus=4.0)
+SETTINGS = SandboxSettings(width=1280, height=800, home_megabytes=256, network=False, limits=LIMITS)
 BOOT_SECONDS = 60.0
 PREFIX = "import pyautogui; import time; pyautogui.FAILSAFE = False; "
 

@@ -20,6 +20,7 @@ from typing import Any
 from arpo.actions import TERMINAL, Action, Finished, Wait, up_to_terminal
 from arpo.config import EnvConfig, OSWorldConfig
 from arpo.envs.osworld.desktop_env_names import installed_names
+from arpo.envs.osworld.limits import Limits
 from arpo.envs.osworld.local_provider import LocalProvider
 from arpo.envs.osworld.machine import ErrorRecorder, Machine, MachineSettings, stop_machine
 from arpo.envs.osworld.messages import MACHINE_FILE
@@ -212,6 +213,7 @@ class DesktopEpisode:
             height=self._env.height,
             home_megabytes=self._config.home_megabytes,
             network=self._network,
+            limits=Limits.of(self._config),
         )
         return LocalProvider(settings, self._env.start_seconds / 2, self._folder / "netrc")
 

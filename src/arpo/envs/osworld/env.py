@@ -18,6 +18,7 @@ from pathlib import Path
 from arpo.actions import Action
 from arpo.config import EnvConfig, OSWorldConfig
 from arpo.envs.osworld.fork_server import fork_server
+from arpo.envs.osworld.limits import Limits
 from arpo.envs.osworld.messages import MACHINE_FILE
 from arpo.envs.osworld.needs import LOCAL
 from arpo.envs.osworld.runnable import allows_network, why_not_runnable
@@ -41,7 +42,8 @@ class OSWorldEnv:
             config, machine=_machine_path(config), cache=str(Path(config.cache).absolute())
         )
         self._settings = {"config": asdict(self._config), "env": asdict(env), "home": str(Path.cwd())}
-        self._server = fork_server(_find_python(config.python), gentle=config.provider != LOCAL)
+        limits = Limits.of(config) if config.provider == LOCAL else None
+        self._server = fork_server(_find_python(config.python), config.provider, limits)
         self.client = WorkerClient(self._server)
         self._used = False
         self._closing: asyncio.Task[None] | None = None

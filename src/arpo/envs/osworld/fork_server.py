@@ -21,14 +21,32 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from arpo.envs.osworld.limits import ControlGroups, Limits, remove_group
 from arpo.envs.osworld.messages import MAX_PACKET_BYTES
+from arpo.envs.osworld.needs import LOCAL
 from arpo.errors import EnvError
+from arpo.process_environment import clean_environment
 
 LOAD_SECONDS = 120.0  # desktop-env loads within seconds; a busy machine needs longer
 FORK_SECONDS = 30.0
 
-# Deletes its argument at the end of its input. Retries because dying workers may still write.
-CLEANUP_SCRIPT = 'cat >/dev/null; for i in 1 2 3 4 5 6 7 8 9 10; do rm -rf -- "$1" && exit; sleep 1; done'
+# Deletes the folder $1, and the control groups in $2, at the end of its input. Retries because dying workers
+# may still write.
+CLEANUP_SCRIPT = (
+    "cat >/dev/null; for i in 1 2 3 4 5 6 7 8 9 10; do "
+    'rm -rf -- "$1"; [ -z "$2" ] || rmdir -- "$2"/*/ "$2" 2>/dev/null; '
+    '[ -e "$1" ] || [ -n "$2" -a -e "$2" ] || exit; sleep 1; done'
+)
+# Environment variables with which desktop-env's providers find their machines.
+PROVIDER_VARIABLES = {
+    "docker": ("DOCKER_*", "HF_ENDPOINT"),
+    "vmware": ("DISPLAY", "XAUTHORITY", "HF_ENDPOINT"),
+    "virtualbox": ("DISPLAY", "XAUTHORITY", "VBOX_*", "HF_ENDPOINT"),
+    "aws": ("AWS_*", "ENABLE_TTL", "DEFAULT_TTL_MINUTES"),
+    "azure": ("AZURE_*",),
+    "aliyun": ("ALIYUN_*", "ENABLE_TTL", "DEFAULT_TTL_MINUTES"),
+    "volcengine": ("VOLCENGINE_*",),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +57,7 @@ class Worker:
     pidfd: int  # readable once the process has ended
     connection: socket.socket
     folder: Path
+    group: Path | None  # its control group, if it has one
 
     def signal(self, number: signal.Signals) -> None:
         """Does nothing if the process has already ended."""
@@ -48,28 +67,48 @@ class Worker:
             return
 
     def release(self) -> None:
+        """Call after the process has ended."""
         os.close(self.pidfd)
+        if self.group is not None:
+            remove_group(self.group)
 
 
 def private_root() -> Path:
     """Temporary folder of this process. It is deleted when the process ends, even if it is killed."""
+    return _root().folder
+
+
+def control_groups() -> ControlGroups | None:
+    """Parent of the workers' control groups; None if this user cannot make any. Removed like the folder."""
+    return _root().groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Root:
+    folder: Path
+    groups: ControlGroups | None
+    cleanup: subprocess.Popen[bytes]  # ends when this process ends, because its stdin is a pipe from here
+
+
+def _root() -> _Root:
     with _root_lock:
-        return _root()[0]
+        return _make_root()
 
 
 @functools.cache
-def _root() -> tuple[Path, subprocess.Popen[bytes]]:
-    """The folder and its cleanup process. The cache keeps the pipe to it open."""
-    root = tempfile.mkdtemp(prefix="arpo-osworld-")
+def _make_root() -> _Root:
+    folder = Path(tempfile.mkdtemp(prefix="arpo-osworld-"))
+    folder.chmod(0o711)  # the sandbox may belong to another user (`sandbox_layout.py`)
+    groups = ControlGroups.create(folder.name)
     cleanup = subprocess.Popen(
-        ["/bin/sh", "-c", CLEANUP_SCRIPT, "sh", root],
+        ["/bin/sh", "-c", CLEANUP_SCRIPT, "sh", str(folder), str(groups.folder) if groups else ""],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
         start_new_session=True,
     )
-    return Path(root), cleanup
+    return _Root(folder=folder, groups=groups, cleanup=cleanup)
 
 
 _root_lock = threading.Lock()
@@ -77,15 +116,18 @@ _episode_numbers = itertools.count()
 
 
 class ForkServer:
-    """Forks workers under the interpreter `python`.
+    """Forks workers for machines of `provider`, under the interpreter `python`.
 
-    With `gentle`, workers get SIGTERM and time to stop their machine before SIGKILL.
+    Workers of virtual machines are `gentle`: they get SIGTERM and time to stop their machine before SIGKILL.
+    `limits` bounds a worker together with its desktop. Virtual machines have limits of their own: None.
     Thread-safe. If the server process has died, the next fork starts a new one.
     """
 
-    def __init__(self, python: str, *, gentle: bool) -> None:
+    def __init__(self, python: str, *, provider: str, limits: Limits | None) -> None:
         self._python = python
-        self.gentle = gentle
+        self._provider = provider
+        self._limits = limits
+        self.gentle = provider != LOCAL
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -130,7 +172,24 @@ class ForkServer:
             if answer:
                 raise EnvError("start", f"cannot fork a worker: {json.loads(answer)['error']}")
             raise EOFError("the fork server has ended")
-        return Worker(pid=json.loads(answer)["pid"], pidfd=pidfds[0], connection=ours, folder=folder)
+        pid = json.loads(answer)["pid"]
+        try:
+            group = self._limit(pid, folder.name)
+        except EnvError:
+            os.close(pidfds[0])
+            ours.close()  # which ends the worker
+            raise
+        return Worker(pid=pid, pidfd=pidfds[0], connection=ours, folder=folder, group=group)
+
+    def _limit(self, pid: int, name: str) -> Path | None:
+        """The control group of a new worker, if it has one."""
+        groups = control_groups()
+        if groups is None or self._limits is None:
+            return None
+        try:
+            return groups.add(name, pid, self._limits)
+        except OSError as error:
+            raise EnvError("start", f"cannot limit the memory of a desktop: {error}") from error
 
     def _start_process(self) -> socket.socket:
         """Returns the control socket once desktop-env is loaded."""
@@ -139,7 +198,7 @@ class ForkServer:
             self._process.wait()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         root = private_root()
-        with theirs, self._log_file.open("wb") as log:
+        with theirs, open(self._log_file, "wb", opener=_private_file) as log:
             try:
                 self._process = subprocess.Popen(
                     [self._python, "-m", "arpo.envs.osworld.worker", str(theirs.fileno())],
@@ -148,7 +207,7 @@ class ForkServer:
                     stdout=subprocess.DEVNULL,
                     stderr=log,
                     cwd=root,
-                    env=_server_environment(dotenv=self.gentle),
+                    env=_server_environment(self._provider),
                     start_new_session=True,
                 )
             except OSError as error:
@@ -181,24 +240,26 @@ class ForkServer:
 
 
 @functools.cache
-def fork_server(python: str, gentle: bool) -> ForkServer:
-    """The fork server of this process for `python`; later calls return the same one."""
-    return ForkServer(python, gentle=gentle)
+def fork_server(python: str, provider: str, limits: Limits | None) -> ForkServer:
+    """The fork server of this process for these settings; later calls return the same one."""
+    return ForkServer(python, provider=provider, limits=limits)
 
 
-def _server_environment(*, dotenv: bool) -> dict[str, str]:
-    """Environment variables for desktop-env, without secrets.
+def _private_file(path: str, flags: int) -> int:
+    return os.open(path, flags, mode=0o600)
 
-    Hidden are the host's token, the proxy file and, unless `dotenv`, .env files. Numeric libraries get one
-    thread because threads do not survive a fork. Requests to guests on this machine bypass proxies.
+
+def _server_environment(provider: str) -> dict[str, str]:
+    """Environment variables for desktop-env: the allowed ones, and those of the provider.
+
+    Local desktops read no .env files. Numeric libraries get one thread because threads do not survive a fork.
+    Requests to guests on this machine bypass proxies. Temporary files are deleted with the private folder.
     """
-    kept = {name: value for name, value in os.environ.items() if name not in _HIDDEN_VARIABLES}
+    kept = clean_environment(*PROVIDER_VARIABLES.get(provider, ()))
     no_proxy = ",".join(
         filter(None, [kept.get("no_proxy") or kept.get("NO_PROXY"), "127.0.0.1", "localhost"])
     )
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    no_dotenv = {} if dotenv else {"PYTHON_DOTENV_DISABLED": "1"}
-    return {**kept, **one_thread, **no_dotenv, "no_proxy": no_proxy, "NO_PROXY": no_proxy}
-
-
-_HIDDEN_VARIABLES = ("PROXY_CONFIG_FILE", "ARPO_HOST_TOKEN")
+    own = {"no_proxy": no_proxy, "NO_PROXY": no_proxy, "TMPDIR": str(private_root())}
+    no_dotenv = {"PYTHON_DOTENV_DISABLED": "1"} if provider == LOCAL else {}
+    return {**kept, **one_thread, **no_dotenv, **own}

@@ -16,6 +16,8 @@ import tarfile
 import urllib.request
 from pathlib import Path
 
+from arpo.config_keys import OSWorldConfig
+from arpo.envs.osworld.limits import Limits
 from arpo.envs.osworld.sandbox import Sandbox, SandboxSettings, prepared_home
 
 _BOOT_SECONDS = 60.0
@@ -29,7 +31,10 @@ _MAXIMIZE_GIMP = (  # in GIMP's session settings
 
 
 def main() -> None:
-    sandbox = Sandbox(SandboxSettings(width=1280, height=800, home_megabytes=256, network=False))
+    limits = Limits.of(OSWorldConfig())
+    sandbox = Sandbox(
+        SandboxSettings(width=1280, height=800, home_megabytes=256, network=False, limits=limits)
+    )
     sandbox.boot(_BOOT_SECONDS)
     try:
         _open(sandbox, "libreoffice", "--writer")
@@ -79,9 +84,14 @@ def _unpack(archive: bytes, folder: Path) -> None:
     extracted = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(extracted, ignore_errors=True)
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(extracted, filter="data")
+        tar.extractall(extracted, filter=_readable_by_all)
     shutil.rmtree(folder, ignore_errors=True)
     extracted.rename(folder)
+
+
+def _readable_by_all(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
+    """Checks the member's path. An installation by root serves all users."""
+    return tarfile.data_filter(member, folder).replace(mode=0o755 if member.isdir() else 0o644, deep=False)
 
 
 if __name__ == "__main__":

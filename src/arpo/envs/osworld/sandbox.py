@@ -2,8 +2,10 @@
 
 - `boot` starts the sandbox and returns when its server is ready. `close` kills every process and removes all
   files.
-- The guest writes only to in-memory file systems of limited size.
+- The guest writes only to in-memory file systems of limited size (`sandbox_layout.py`).
 - The guest sees the host's programs and some of their settings, read-only.
+- The guest has no capabilities, cannot gain privileges, and cannot use the system calls in `seccomp.py`.
+- The guest has limits on memory, processes and CPU time (`limits.py`).
 - The host binds the listening sockets on its loopback interface and passes them in.
 - The guest has no network by default. `network=True` adds a user-mode network without access to the host's
   loopback.
@@ -25,44 +27,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from arpo.envs.osworld.limits import MEBIBYTE, Limits
+from arpo.envs.osworld.sandbox_layout import GUEST, Arguments, GuestFiles, bwrap_arguments, sandbox_user
 from arpo.errors import EnvError, EnvTimeout, UserError
 
-GUEST = Path(__file__).parent / "guest"
 GUEST_PACKAGES = "ARPO_GUEST_PACKAGES"  # environment variable: folder with the guest's Python packages
-CHROME = Path("/opt/google/chrome")
-CHROMIUM = Path("/usr/lib/chromium")
 LOG_BYTES = 64 * 1024
-MEBIBYTE = 2**20
 _JOIN_SECONDS = 5.0
 _GET_USER_NAMESPACE = 0xB701  # ioctl NS_GET_USERNS: the user namespace that owns a namespace
 
-# Files of /etc that programs read. None of them contains users, hosts or secrets.
-_ETC_FROM_HOST = (
-    "alternatives", "bash.bashrc", "ca-certificates", "chromium", "chromium.d", "dbus-1",
-    "debian_version", "fonts", "gimp", "glvnd", "gtk-2.0", "gtk-3.0", "gtk-4.0", "host.conf",
-    "ImageMagick-6", "inputrc", "issue", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "libreoffice",
-    "locale.alias", "lsb-release", "magic", "magic.mime", "mailcap", "mime.types", "nsswitch.conf",
-    "openal", "os-release", "papersize", "profile", "protocols", "pulse", "python3", "python3.11",
-    "python3.12", "python3.13", "services", "shells", "skel", "ssl/certs", "ssl/openssl.cnf",
-    "terminfo", "vdpau_wrapper.cfg", "vulkan", "X11", "xdg", "xml",
-)  # fmt: skip
-_ETC_FROM_GUEST = ("passwd", "group", "hosts", "hostname", "machine-id")
-_VAR_FROM_HOST = (
-    "/var/cache/fontconfig",
-    "/var/lib/dictionaries-common",
-    "/var/lib/libreoffice",
-    "/var/spool/libreoffice",
-)
-_ENVIRONMENT = {  # of the guest's server; `guest/session.py` sets the environment of the desktop
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "PYTHONPATH": "/opt/arpo",
-    "MALLOC_ARENA_MAX": "2",  # many threads allocate screenshots: return their memory to the system
-    "MALLOC_MMAP_THRESHOLD_": "1000000",
-}
+_BWRAP_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin:/usr/sbin"
+}  # bubblewrap is the guest's process 1: the guest can read it
+_SLIRP = ("slirp4netns", "--configure", "--disable-host-loopback", "--enable-seccomp")
+_NO_LINK_LOCAL = ("ip", "route", "add", "blackhole", "169.254.0.0/16")
 _GUEST_COMMAND = ("/usr/bin/python3", "-P", "-m", "arpo.envs.osworld.guest")
 
 
@@ -72,6 +54,7 @@ class SandboxSettings:
     height: int
     home_megabytes: int  # limit for each of the home folder, /tmp and /dev/shm
     network: bool
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +96,11 @@ class Sandbox:
             log, log_guest = self._pipe(after_spawn)
             ready, ready_guest = self._pipe(after_spawn)
             info, info_guest = self._pipe(after_spawn)
-            arguments = _pipe_with(_bwrap_arguments(self.settings, info_guest))
-            after_spawn.callback(os.close, arguments)
-            bwrap = _spawn(arguments, log_guest, [*sockets, ready_guest, info_guest])
+            arguments = self._bwrap_arguments()
+            after_spawn.callback(arguments.close)
+            words = _pipe_with(["--info-fd", str(info_guest), *arguments.words])
+            after_spawn.callback(os.close, words)
+            bwrap = _spawn(words, log_guest, [*sockets, ready_guest, info_guest, *arguments.descriptors])
         guest_log = _Log(log)
         self._cleanup.callback(guest_log.join)
         self._cleanup.callback(_kill, bwrap)
@@ -127,8 +112,26 @@ class Sandbox:
         if init_pid and self.settings.network:
             self._start_network(init_pid, deadline)
 
+    def _bwrap_arguments(self) -> Arguments:
+        """Raises `UserError` if a program or the guest's packages are missing."""
+        _check_programs(("bwrap", "slirp4netns", "ip") if self.settings.network else ("bwrap",))
+        if not guest_packages().is_dir():
+            raise UserError(
+                f"{guest_packages()}: no such folder; run `make osworld`, or set {GUEST_PACKAGES}"
+            )
+        framebuffer_bytes = self.settings.width * self.settings.height * 8
+        return bwrap_arguments(
+            guest_files(),
+            home_bytes=self.settings.home_megabytes * MEBIBYTE,
+            run_bytes=64 * MEBIBYTE + framebuffer_bytes,
+            network=self.settings.network,
+        )
+
     def _start_network(self, init_pid: int, deadline: float) -> None:
-        """Starts slirp4netns for the sandbox's network namespace. It exits when its exit pipe closes."""
+        """Starts slirp4netns for the sandbox's network namespace. It exits when its exit pipe closes.
+
+        Link-local addresses get no route: cloud machines serve their credentials there.
+        """
         with contextlib.ExitStack() as after_spawn:
             ready, ready_slirp = self._pipe(after_spawn)
             exit_slirp, exit_own = os.pipe()
@@ -138,18 +141,20 @@ class Sandbox:
             after_spawn.callback(os.close, network)
             owner = fcntl.ioctl(network, _GET_USER_NAMESPACE)
             after_spawn.callback(os.close, owner)
-            pipes = (f"--ready-fd={ready_slirp}", f"--exit-fd={exit_slirp}")
-            namespaces = (
-                f"--userns-path=/proc/self/fd/{owner}",
-                "--netns-type=path",
-                f"/proc/self/fd/{network}",
+            net, user = f"/proc/self/fd/{network}", f"/proc/self/fd/{owner}"
+            _run_in_namespaces(
+                ["nsenter", "--preserve-credentials", f"--user={user}", f"--net={net}", *_NO_LINK_LOCAL],
+                [network, owner],
             )
+            pipes = (f"--ready-fd={ready_slirp}", f"--exit-fd={exit_slirp}")
             slirp = subprocess.Popen(
-                ["slirp4netns", "--configure", "--disable-host-loopback", *pipes, *namespaces, "tap0"],
+                [*_SLIRP, *pipes, f"--userns-path={user}", "--netns-type=path", net, "tap0"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[ready_slirp, exit_slirp, network, owner],
+                env=_BWRAP_ENVIRONMENT,
+                **sandbox_user(),
             )
         self._cleanup.callback(_kill, slirp)
         if not _is_readable(ready, deadline) or not os.read(ready, 1):
@@ -171,6 +176,7 @@ class Sandbox:
             "server": server,
             "relays": {"9222": chromium, "8080": vlc},
             "ready": ready,
+            "limits": self.settings.limits.of_processes(),
         }
 
 
@@ -205,6 +211,19 @@ def prepared_home() -> Path:
     return guest_packages().with_name("guest-home")
 
 
+def guest_files() -> GuestFiles:
+    return GuestFiles(guest=GUEST, packages=guest_packages(), home=prepared_home())
+
+
+def _check_programs(names: Sequence[str]) -> None:
+    for name in names:
+        if shutil.which(name) is None:
+            package = {"bwrap": "bubblewrap", "ip": "iproute2"}.get(name, name)
+            raise UserError(
+                f"{name} is not installed; run `make osworld` to install it (Debian package {package})"
+            )
+
+
 def _spawn(arguments: int, log: int, inherited: Sequence[int]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
@@ -213,9 +232,25 @@ def _spawn(arguments: int, log: int, inherited: Sequence[int]) -> subprocess.Pop
             stdout=log,
             stderr=log,
             pass_fds=[*inherited, arguments],
+            env=_BWRAP_ENVIRONMENT,
+            **sandbox_user(),
         )
     except OSError as error:
         raise EnvError("start", f"could not start bubblewrap: {error}") from error
+
+
+def _run_in_namespaces(command: Sequence[str], namespaces: Sequence[int]) -> None:
+    done = subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        pass_fds=namespaces,
+        env=_BWRAP_ENVIRONMENT,
+        **sandbox_user(),
+    )
+    if done.returncode:
+        raise EnvError("start", f"{command[0]} failed: {done.stderr.strip()}")
 
 
 def _pipe_with(words: Sequence[str]) -> int:
@@ -271,72 +306,3 @@ def _is_readable(descriptor: int, deadline: float) -> bool:
     poll.register(descriptor, select.POLLIN)
     left = None if math.isinf(deadline) else max(0.0, deadline - time.monotonic()) * 1000
     return bool(poll.poll(left))
-
-
-def _bwrap_arguments(settings: SandboxSettings, info: int) -> list[str]:
-    """Raises `UserError` if a program or the guest's packages are missing."""
-    for program in ("bwrap", "slirp4netns") if settings.network else ("bwrap",):
-        if shutil.which(program) is None:
-            package = {"bwrap": "bubblewrap"}.get(program, program)
-            raise UserError(
-                f"{program} is not installed; run `make osworld` to install it (Debian package {package})"
-            )
-    if not (packages := guest_packages()).is_dir():
-        raise UserError(
-            f"{packages}: no such folder; run `make osworld` to create it, or set {GUEST_PACKAGES}"
-        )
-    words = ["--die-with-parent", "--new-session", "--unshare-all", "--info-fd", str(info)]
-    words += ["--uid", "1000", "--gid", "1000", "--hostname", "user-virtual-machine", "--clearenv"]
-    for name, value in _ENVIRONMENT.items():
-        words += ["--setenv", name, value]
-    for mount in (*_host_mounts(), *_guest_mounts(settings, packages)):
-        words += mount
-    return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/home/user"]
-
-
-def _host_mounts() -> Iterator[tuple[str, ...]]:
-    yield ("--ro-bind", "/usr", "/usr")
-    for name in ("bin", "sbin", "lib", "lib32", "lib64"):
-        path = Path("/", name)
-        if path.is_symlink():
-            yield ("--symlink", os.readlink(path), str(path))
-        elif path.is_dir():
-            yield ("--ro-bind", str(path), str(path))
-    yield from _browser_mounts()
-    for path_name in (*(f"/etc/{name}" for name in _ETC_FROM_HOST), *_VAR_FROM_HOST):
-        yield ("--ro-bind-try", path_name, path_name)
-
-
-def _browser_mounts() -> Iterator[tuple[str, ...]]:
-    """Chrome's folder, or Chromium under Chrome's path: the process must be named `chrome`."""
-    if CHROME.is_dir():
-        yield ("--ro-bind", str(CHROME), str(CHROME))
-    elif CHROMIUM.is_dir():
-        for path in sorted(CHROMIUM.iterdir()):
-            yield ("--symlink", str(path), str(CHROME / path.name))
-        yield ("--ro-bind", str(CHROMIUM / "chromium"), str(CHROME / "chrome"))
-
-
-def _guest_mounts(settings: SandboxSettings, packages: Path) -> Iterator[tuple[str, ...]]:
-    home_bytes = settings.home_megabytes * MEBIBYTE
-    framebuffer_bytes = settings.width * settings.height * 8
-    yield ("--proc", "/proc")
-    yield ("--dev", "/dev")
-    for size, folder in (
-        (home_bytes, "/home/user"),
-        (home_bytes, "/tmp"),
-        (home_bytes, "/dev/shm"),
-        (16 * MEBIBYTE, "/var/tmp"),
-        (16 * MEBIBYTE, "/usr/local"),
-        (64 * MEBIBYTE + framebuffer_bytes, "/run"),
-    ):
-        yield ("--size", str(size), "--tmpfs", folder)
-    yield ("--chmod", "1777", "/tmp")
-    yield ("--perms", "0700", "--dir", "/run/user/1000")
-    yield ("--symlink", "/run", "/var/run")
-    yield ("--symlink", "/run/localtime", "/etc/localtime")
-    for name in (*_ETC_FROM_GUEST, *(["resolv.conf"] if settings.network else [])):
-        yield ("--ro-bind", str(GUEST / "etc" / name), f"/etc/{name}")
-    yield ("--ro-bind", str(GUEST), "/opt/arpo/arpo/envs/osworld/guest")
-    yield ("--ro-bind", str(packages), "/opt/arpo/packages")
-    yield ("--ro-bind-try", str(prepared_home()), "/opt/arpo/home")

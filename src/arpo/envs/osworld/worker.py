@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 from arpo.config import EnvConfig, OSWorldConfig
 from arpo.envs.osworld.messages import CRASH_FILE, MAX_PACKET_BYTES, receive, send
+from arpo.envs.osworld.sandbox import guest_files
+from arpo.envs.osworld.sandbox_layout import readable_by_guest
 from arpo.errors import ArpoFault, EnvTimeout, UserError
 from arpo.storage.codec import action_from_json
 from arpo.types import Json, Task
@@ -81,6 +83,9 @@ def _fork(
     make_episode: Callable[..., DesktopEpisode],
 ) -> None:
     server_pid = os.getpid()
+    if not request["gentle"]:
+        with suppress(UserError, OSError):  # the worker reports it
+            readable_by_guest(guest_files())  # once, for all workers
     try:
         child = os.fork()
     except OSError as error:

@@ -1,6 +1,6 @@
 """State of the fake machine: values set by a test, and a record of calls.
 
-A test in the same process uses `machine`. A test of workers reads the file named by FAKE_EVENTS.
+A test in the same process uses `machine`. A test of workers reads the file named by DOCKER_FAKE_EVENTS.
 """
 
 import os
@@ -36,7 +36,7 @@ class FakeMachine:
 
     def record(self, event):
         self.events.append(event)
-        if path := os.environ.get("FAKE_EVENTS"):
+        if path := os.environ.get("DOCKER_FAKE_EVENTS"):
             with open(path, "a") as file:
                 file.write(event + "\n")
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import resource
 import socket
 import sys
 
 from arpo.envs.osworld.guest.session import DesktopSession
+
+_PR_SET_DUMPABLE = 4
 
 
 def main() -> None:
     settings = json.loads(sys.stdin.readline())
     with open(os.devnull) as devnull:
         os.dup2(devnull.fileno(), 0)
+    for name, value in settings["limits"].items():
+        resource.setrlimit(getattr(resource, name), (value, value))
+    _hide_memory()
     session = DesktopSession(settings["width"], settings["height"])
     # These imports take as long as the X server's start: run both at the same time.
     from arpo.envs.osworld.guest.guest_desktop import GuestDesktop
@@ -27,6 +34,15 @@ def main() -> None:
     os.write(settings["ready"], b"1")
     os.close(settings["ready"])
     server.serve_forever()
+
+
+def _hide_memory() -> None:
+    """Hides this process's memory and descriptors from the guest's other processes, which have the same user.
+
+    They could otherwise read the token, or take over the listening sockets and forge responses.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE)")
 
 
 if __name__ == "__main__":

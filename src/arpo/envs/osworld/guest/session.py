@@ -7,9 +7,7 @@ little, to start the X server early.
 from __future__ import annotations
 
 import os
-import resource
 import secrets
-import shutil
 import socket
 import struct
 import subprocess
@@ -26,12 +24,6 @@ PREPARED_HOME = Path("/opt/arpo/home")
 RUNTIME = Path("/run/user/1000")
 FRAMEBUFFER = Path("/run/framebuffer/Xvfb_screen0")
 TIME_ZONE = "America/New_York"
-PROGRAM_LINKS = {
-    "python": "/usr/bin/python3",
-    "chromium": "google-chrome",
-    "chromium-browser": "google-chrome",
-    "google-chrome-stable": "google-chrome",
-}
 ENVIRONMENT = {
     "HOME": str(HOME),
     "USER": "user",
@@ -55,6 +47,7 @@ ENVIRONMENT = {
     "SAL_USE_VCLPLUGIN": "gtk3",
     "LIBGL_ALWAYS_SOFTWARE": "1",
     "PYTHONPATH": "/opt/arpo/packages",
+    "PYTHONNOUSERSITE": "1",  # modules in the home folder would run in evaluators' commands
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/games",
 }
 _POLL_SECONDS = 0.005
@@ -66,7 +59,6 @@ class DesktopSession:
     def __init__(self, width: int, height: int) -> None:
         os.environ.clear()
         os.environ.update(ENVIRONMENT)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.chdir(HOME)
         _write_x_cookie()
         self._display_ready = _start_display(width, height)
@@ -76,7 +68,6 @@ class DesktopSession:
         )
         fill_home(HOME, GUEST_FOLDER / "home", PREPARED_HOME)
         Path("/run/localtime").symlink_to(f"/usr/share/zoneinfo/{TIME_ZONE}")
-        _install_programs()
 
     def wait_for_display(self) -> None:
         """Waits for Xvfb's line with the display number. Reads the whole line: otherwise Xvfb dies."""
@@ -131,16 +122,3 @@ def _exit_with_display(display: subprocess.Popen[bytes]) -> None:
     display.wait()
     print("guest: Xvfb exited", file=sys.stderr, flush=True)
     os._exit(1)
-
-
-def _install_programs() -> None:
-    """Installs programs under the names that OSWorld's tasks use, in a folder early on the PATH."""
-    programs = Path("/usr/local/bin")
-    programs.mkdir()
-    for source in (GUEST_FOLDER / "bin").iterdir():
-        target = programs / source.name
-        shutil.copyfile(source, target)
-        target.chmod(0o755)
-    for name, target_name in PROGRAM_LINKS.items():
-        (programs / name).symlink_to(target_name)
-    shutil.copytree(GUEST_FOLDER / "applications", "/usr/local/share/applications")

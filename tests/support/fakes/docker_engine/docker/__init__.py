@@ -1,7 +1,7 @@
 """Fake of the package `docker`, without a Docker daemon. A container is a small guest server in a thread.
 
 The server implements the part of OSWorld's guest protocol used by the tests. Events are appended to the file
-named by FAKE_EVENTS. The screenshot is the file named by FAKE_SCREENSHOT.
+named by DOCKER_FAKE_EVENTS. The screenshot is the file named by DOCKER_FAKE_SCREENSHOT.
 """
 
 import json
@@ -12,13 +12,13 @@ from pathlib import Path
 
 
 def record(event):
-    with open(os.environ["FAKE_EVENTS"], "a") as file:
+    with open(os.environ["DOCKER_FAKE_EVENTS"], "a") as file:
         file.write(event + "\n")
 
 
 class Guest(BaseHTTPRequestHandler):
     def do_GET(self):
-        self._answer(Path(os.environ["FAKE_SCREENSHOT"]).read_bytes(), "image/png")
+        self._answer(Path(os.environ["DOCKER_FAKE_SCREENSHOT"]).read_bytes(), "image/png")
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()

@@ -66,6 +66,20 @@ async def _ask(host):
         await host.call(session, "GET", "/health", where="start", seconds=5)
 
 
+@pytest.mark.parametrize(("provider", "passed"), [("local", set()), ("aws", {"AWS_SECRET_ACCESS_KEY"})])
+def test_it_gets_only_the_secrets_of_its_provider(monkeypatch, provider, passed):
+    secrets = {"AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "MY_OWN_PASSWORD", "OPENAI_API_KEY", "WANDB_API_KEY"}
+    for name in secrets:
+        monkeypatch.setenv(name, "secret")
+    child = ChildHost(replace(config(), osworld=OSWorldConfig(provider=provider)))
+    child.wait(30)
+    with open(f"/proc/{child._process._process.pid}/environ") as file:
+        names = {pair.partition("=")[0] for pair in file.read().split("\0")}
+    child.close()
+    assert names & secrets == passed
+    assert {"PATH", "ARPO_HOST_TOKEN"} <= names
+
+
 def test_a_dead_host_is_restarted():
     child = ChildHost(config())
     child.wait(30)

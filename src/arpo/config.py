@@ -30,6 +30,7 @@ from arpo.config_keys import (
     TrainConfig,
 )
 from arpo.errors import BadSetting
+from arpo.types import screen_fault
 
 # Prefixes of keys. INCIDENTAL keys do not change the results of a run. LEARNING keys do not change the
 # episodes of a given model.
@@ -117,6 +118,10 @@ def _check_combinations(config: Config) -> None:
             "rollout.max_answer_tokens",
             f"is {rollout.max_answer_tokens}, must be < rollout.max_context_tokens "
             f"({rollout.max_context_tokens}): the context also holds the prompt",
+        )
+    if fault := screen_fault(config.env.width, config.env.height):
+        raise BadSetting(
+            "env.width", f"is {config.env.width}, with env.height = {config.env.height}: a screen {fault}"
         )
     if config.env.partial and config.env.name != "desk":
         raise BadSetting(

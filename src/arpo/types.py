@@ -16,6 +16,12 @@ from arpo.actions import Action
 
 Json = Mapping[str, Any]
 
+# Limits of screens and screenshots, in pixels.
+MIN_SCREEN_SIDE = 8
+MAX_SCREEN_SIDE = 16_383  # of WebP, the format of stored screenshots
+MAX_SCREEN_PIXELS = 2**25  # an 8K screen (7680x4320) has 33 million
+MAX_ASPECT_RATIO = 200  # of Qwen-VL models
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
@@ -39,6 +45,18 @@ class Task:
     evaluator: Json
     related_apps: tuple[str, ...] = ()
     domain: str = ""  # its key in a task list {domain: [id, …]}
+
+
+def screen_fault(width: int, height: int) -> str:
+    """The violated limit, as in "must have sides of 8 to 16,383 pixels"; "" for an allowed size."""
+    short, long = sorted((width, height))
+    if short < MIN_SCREEN_SIDE or long > MAX_SCREEN_SIDE:
+        return f"must have sides of {MIN_SCREEN_SIDE} to {MAX_SCREEN_SIDE:,} pixels"
+    if width * height > MAX_SCREEN_PIXELS:
+        return f"must have at most {MAX_SCREEN_PIXELS:,} pixels"
+    if long > MAX_ASPECT_RATIO * short:
+        return f"must not have one side over {MAX_ASPECT_RATIO} times the other"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

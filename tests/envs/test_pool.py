@@ -1,12 +1,16 @@
 import asyncio
+import threading
 
 import pytest
 
+import arpo.png
 from arpo.config import EnvConfig
-from arpo.envs.pool import EnvPool, LocalEnvs
+from arpo.envs.pool import EnvPool, GuardedEnv, LocalEnvs
 from arpo.errors import EngineError
 from arpo.testing import FakeEnv, failing, hanging, lying, screenshot, task
-from arpo.types import Failure, Observation, Screenshot, StepResult, StopReason, Trajectory
+from arpo.types import Failure, Observation, Screenshot, StopReason, Trajectory
+from env_hosts import FAKE
+from pngs import bomb, corrupt, cut_short, plain
 
 TASK = task("t")
 
@@ -36,7 +40,7 @@ async def late(env):
 
 
 def config(**changes):
-    return EnvConfig(**{"attempts": 1, "quarantine_after": 99, "parallel": 2, **changes})
+    return EnvConfig(**{"name": FAKE, "attempts": 1, "quarantine_after": 99, "parallel": 2, **changes})
 
 
 def pool_of(factory, settings):
@@ -105,21 +109,97 @@ def test_an_invalid_score_is_a_fault(verdict):
     assert repr(verdict) in outcome.message
 
 
-def test_a_damaged_screenshot_is_a_fault():
-    """Found only in a prefill, it would fail every episode of the prefill batch."""
+def showing(*pngs):
+    """A factory of environments that show these screens in turn."""
 
-    class Torn(FakeEnv):
-        async def step(self, actions):
-            whole = (await super().step(actions)).observation.screenshot.png
-            return StepResult(observation=Observation(screenshot=Screenshot.of(whole[:-20])))
+    class Shows(FakeEnv):
+        def _observe(self):
+            return Observation(screenshot=Screenshot.of(pngs[len(self.steps)]))
 
-    outcome = asyncio.run(pool_of(Torn, config()).run(TASK, "e", episode))
+    return Shows
+
+
+def failed(factory, **changes):
+    """The failure of one episode, as text. It counts against the task."""
+    pool = pool_of(factory, config(**changes))
+    outcome = asyncio.run(pool.run(TASK, "e", episode))
     assert isinstance(outcome, Failure)
-    assert (outcome.kind, outcome.where, outcome.message) == (
-        "EnvError",
-        "step",
-        "the screenshot is a damaged PNG",
+    assert outcome.kind == "EnvError"
+    assert pool.state() == {"t": 1}
+    return f"{outcome.where}: {outcome.message}"
+
+
+@pytest.mark.parametrize(
+    ("damaged", "message"),
+    [
+        (b"GIF89a", "the screenshot is not a PNG"),
+        (plain()[:-20], "the screenshot is a damaged PNG: its end is missing"),
+        (corrupt(plain()), "the screenshot is a damaged PNG: broken data stream when reading image file"),
+        (
+            cut_short(plain()),
+            "the screenshot is a damaged PNG: image file is truncated (0 bytes not processed)",
+        ),
+        (bomb(), "the screenshot is 13300x13300, must be 56x56, the size of the first one of the episode"),
+    ],
+    ids=["no PNG", "torn", "corrupt", "cut short", "bomb"],
+)
+def test_a_damaged_screenshot_is_a_fault(damaged, message):
+    """Found only in a prefill, it would fail every episode of the prefill batch."""
+    assert failed(showing(plain(), damaged)) == f"step: {message}"
+
+
+def test_a_bomb_at_the_start_is_a_fault():
+    found = failed(showing(bomb()))
+    assert found == "start: the screenshot is 13300x13300, must have at most 33,554,432 pixels"
+
+
+def test_a_screenshot_of_another_size_than_in_the_recipe_is_a_fault():
+    sized = {"name": "desk", "width": 224, "height": 168}
+    for pngs, where in (([plain(3000, 10)], "start"), ([plain(224, 168), plain(3000, 10)], "step")):
+        assert failed(showing(*pngs), **sized) == (
+            f"{where}: the screenshot is 3000x10, must be 224x168: "
+            "set env.width and env.height to the size of the screens"
+        )
+
+
+def test_screens_of_an_own_environment_keep_their_size_within_an_episode():
+    assert failed(showing(plain(64, 48), plain(48, 64))) == (
+        "step: the screenshot is 48x64, must be 64x48, the size of the first one of the episode"
     )
+    for size in ((64, 48), (48, 64)):
+        pool = pool_of(showing(plain(*size), plain(*size)), config())
+        assert isinstance(asyncio.run(pool.run(TASK, "e", episode)), Trajectory)
+
+
+def test_a_screenshot_must_carry_its_own_sha256():
+    """Engine and store identify screenshots by it."""
+
+    class Borrowed(FakeEnv):
+        def _observe(self):
+            return Observation(screenshot=Screenshot(plain(), screenshot(0).sha256))
+
+    assert failed(Borrowed) == "start: the screenshot has a wrong sha256: create it with Screenshot.of(png)"
+
+
+def test_only_large_screenshots_of_remote_environments_are_decoded_in_threads(monkeypatch):
+    """A thread ends at any time, so a local run would not repeat itself exactly."""
+    in_main_thread = []
+
+    def decode(png):
+        in_main_thread.append(threading.current_thread() is threading.main_thread())
+        return real(png)
+
+    real = arpo.png.decode
+    monkeypatch.setattr(arpo.png, "decode", decode)
+
+    async def play(guarded):
+        await guarded.start(TASK)
+
+    for shade, (size, threads) in enumerate([((56, 56), True), ((1000, 700), True), ((1000, 700), False)]):
+        shows = showing(screenshot(200 + shade, size).png)
+        asyncio.run(play(GuardedEnv(shows(), config(), threads=threads)))
+    asyncio.run(pool_of(showing(screenshot(203, (1000, 700)).png), config()).run(TASK, "e", play))
+    assert in_main_thread == [True, False, True, True]
 
 
 def test_a_fault_in_close_does_not_fail_the_episode():

@@ -10,6 +10,7 @@ from arpo.rollout.episode import Agent
 from arpo.rollout.scheduler import Scheduler
 from arpo.testing import FakeEnv, failing, task
 from arpo.types import Failure, Trajectory
+from env_hosts import FAKE
 from players import DONE, RENDERER, TEMPLATE, WAIT, scripted
 
 SETTINGS = RolloutConfig(group_size=3, max_steps=4, max_images=4, max_answer_tokens=40)
@@ -17,7 +18,7 @@ TASKS = [(1, task("b")), (0, task("a")), (2, task("c"))]
 
 
 def scheduler(engine, factory=FakeEnv, attempts=1, parallel=4):
-    config = EnvConfig(parallel=parallel, attempts=attempts, quarantine_after=99)
+    config = EnvConfig(name=FAKE, parallel=parallel, attempts=attempts, quarantine_after=99)
     pool = EnvPool(LocalEnvs(factory, parallel), config)
     agent = Agent(engine=engine, renderer=RENDERER, template=TEMPLATE, coordinates="pixels")
     return Scheduler(pool=pool, agent=agent, settings=SETTINGS, seed=0)

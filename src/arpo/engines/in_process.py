@@ -30,6 +30,7 @@ from arpo.errors import EngineError
 from arpo.models.families import VisionLanguageModel
 from arpo.models.forward import EmbeddedRows, TokenRow, embed_rows, features_by_sha256, hidden_states
 from arpo.models.kv_cache import SlotCache
+from arpo.png import BadPng, rgb
 from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
 from arpo.types import Completion, Prompt, Sampling, Screenshot
@@ -204,7 +205,12 @@ class InProcessEngine:
                     return
                 if batch := self._schedule():
                     for part in _split_by_width(batch):
-                        self._postprocess([prefill.request for prefill in part], self._prefill(part))
+                        try:
+                            logits_BV = self._prefill(part)
+                        except BadPng:
+                            self._fail_undecodable(part)
+                        else:
+                            self._postprocess([prefill.request for prefill in part], logits_BV)
                 else:
                     running = [self._running[slot] for slot in sorted(self._running)]
                     self._postprocess(running, self._decode())
@@ -254,6 +260,18 @@ class InProcessEngine:
         del episode.tokens[start:], episode.images[images:]
         self._running[episode.slot] = request
         return _Prefill(request=request, episode=episode, start=start, images=request.prompt.images[images:])
+
+    def _fail_undecodable(self, part: Sequence[_Prefill]) -> None:
+        """Fail the requests whose screenshots cannot be decoded; the others wait for the next prefill."""
+        for prefill in part:
+            request = self._running.pop(prefill.episode.slot)
+            try:
+                for image in prefill.images:
+                    rgb(image)
+            except BadPng as error:
+                request.future.set_exception(EngineError("generate", f"a screenshot {error}"))
+            else:
+                self._waiting.append(request)
 
     @torch.no_grad()
     def _prefill(self, batch: Sequence[_Prefill]) -> Tensor:

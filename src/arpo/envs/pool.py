@@ -8,21 +8,20 @@ process, a limited number at a time; `remote.py` leases them from hosts.
 from __future__ import annotations
 
 import asyncio
-import io
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from numbers import Real
 
-from PIL import Image
-
 from arpo.actions import Action
 from arpo.config import EnvConfig
+from arpo.envs import wire
 from arpo.envs.base import Env, EnvFactory, EnvSource
 from arpo.errors import ArpoFault, EnvError, boundary
-from arpo.types import Failure, Observation, StepResult, Task, Trajectory
+from arpo.png import BadPng, read_size, rgb
+from arpo.types import Failure, Observation, Screenshot, StepResult, Task, Trajectory
 
-PNG_HEADER = b"\x89PNG\r\n\x1a\n"
+THREAD_PIXELS = 2**18  # larger screenshots are decoded in a thread: decoding takes longer than the switch
 _QUARANTINED = "the task is quarantined: too many of its episodes failed in a row"
 
 Episode = Callable[[Env], Awaitable[Trajectory]]
@@ -35,20 +34,22 @@ class Quarantined(EnvError):
 class GuardedEnv:
     """Wraps an environment: each call returns a valid value within its timeout, or raises EnvError."""
 
-    def __init__(self, env: Env, config: EnvConfig) -> None:
+    def __init__(self, env: Env, config: EnvConfig, *, threads: bool = True) -> None:
         self._env = env
         self._config = config
+        self._threads = threads
+        self._screen = wire.configured_screen(config)  # None: the size of the first screenshot
 
     async def start(self, task: Task) -> Observation:
         async with boundary(EnvError, "start", self._config.start_seconds):
-            return _checked_observation("start", await self._env.start(task))
+            return await self._checked("start", await self._env.start(task))
 
     async def step(self, actions: tuple[Action, ...]) -> StepResult:
         async with boundary(EnvError, "step", self._config.step_seconds):
             result = await self._env.step(actions)
             if not isinstance(result, StepResult):
                 raise EnvError("step", f"returned {type(result).__name__}, not a StepResult")
-            _checked_observation("step", result.observation)
+            await self._checked("step", result.observation)
             return result
 
     async def evaluate(self) -> float:
@@ -58,6 +59,30 @@ class GuardedEnv:
     async def close(self) -> None:
         async with boundary(EnvError, "close", self._config.step_seconds):
             await self._env.close()
+
+    async def _checked(self, where: str, value: Observation) -> Observation:
+        """Decode the screenshot. Found only later, a bad one would fail other episodes or end the run."""
+        if not isinstance(value, Observation):
+            raise EnvError(where, f"returned {type(value).__name__}, not an Observation")
+        try:
+            width, height = read_size(value.screenshot.png)
+            if (width, height) != (self._screen or (width, height)):
+                raise BadPng(f"is {width}x{height}, must be {self._expected_size()}")
+            self._screen = width, height
+            if self._threads and width * height > THREAD_PIXELS:
+                await asyncio.to_thread(_decode, value.screenshot)
+            else:
+                _decode(value.screenshot)
+        except BadPng as error:
+            raise EnvError(where, f"the screenshot {error}") from error
+        return value
+
+    def _expected_size(self) -> str:
+        assert self._screen is not None
+        size = "{}x{}".format(*self._screen)
+        if wire.configured_screen(self._config) is None:
+            return f"{size}, the size of the first one of the episode"
+        return f"{size}: set env.width and env.height to the size of the screens"
 
 
 class Slots:
@@ -144,7 +169,8 @@ class EnvPool:
     @asynccontextmanager
     async def _lease(self) -> AsyncIterator[Env]:
         async with self._source.lease() as leased:
-            env = GuardedEnv(leased, self._config)
+            # Threads finish in any order, so a local run would not repeat itself exactly.
+            env = GuardedEnv(leased, self._config, threads=not isinstance(self._source, LocalEnvs))
             try:
                 yield env
             finally:
@@ -168,17 +194,11 @@ def _failure(task: Task, episode_id: str, fault: ArpoFault, attempts: int) -> Fa
     )
 
 
-def _checked_observation(where: str, value: Observation) -> Observation:
-    if not isinstance(value, Observation):
-        raise EnvError(where, f"returned {type(value).__name__}, not an Observation")
-    if not value.screenshot.png.startswith(PNG_HEADER):
-        raise EnvError(where, "the screenshot is not a PNG")
-    # Found only later, a damaged image would fail every episode of its prefill batch.
-    try:
-        Image.open(io.BytesIO(value.screenshot.png)).verify()
-    except (OSError, SyntaxError) as error:
-        raise EnvError(where, "the screenshot is a damaged PNG") from error
-    return value
+def _decode(screenshot: Screenshot) -> None:
+    """Check the screenshot and keep its pixels, for the engine and the store, in the cache of `png.rgb`."""
+    if Screenshot.of(screenshot.png) != screenshot:
+        raise BadPng("has a wrong sha256: create it with Screenshot.of(png)")
+    rgb(screenshot)
 
 
 def _checked_score(value: float) -> float:

@@ -1,12 +1,11 @@
 """Image preprocessing: resizes screenshots to the model's size and cuts them into patches.
 
 Values and order equal those of the Qwen-VL image processor (a test compares them). It handles single images
-without torchvision. Nothing is cached: the patches of one 1920x1080 screenshot take 51 MB.
+without torchvision. Patches are not cached: those of one 1920x1080 screenshot take 51 MB.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from arpo.errors import UserError
-from arpo.types import Screenshot
+from arpo.png import rgb
+from arpo.types import MAX_ASPECT_RATIO, Screenshot
 
 Grid = tuple[int, int, int]  # (1, rows of patches, columns of patches)
 
@@ -28,7 +28,6 @@ NEWER_NAME, NEWER_KEY = (
     "processor_config.json",
     "image_processor",
 )  # transformers 5 saves the whole processor in one file
-MAX_ASPECT_RATIO = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +81,9 @@ def target_size(width: int, height: int, settings: ImageSettings) -> tuple[int, 
     (1932, 1092)
     """
     if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
-        raise UserError(f"an image of {width}x{height} is too narrow: one side is over 200 times the other")
+        raise UserError(
+            f"an image of {width}x{height} is too narrow: one side is over {MAX_ASPECT_RATIO} times the other"
+        )
     side = settings.side
     fit_w, fit_h = round(width / side) * side, round(height / side) * side
     if fit_w * fit_h > settings.max_pixels:
@@ -113,12 +114,9 @@ def patchify(screenshot: Screenshot, settings: ImageSettings) -> NDArray[np.floa
 
 def pixels(screenshot: Screenshot, settings: ImageSettings) -> NDArray[np.uint8]:
     """The screenshot, resized for the model: [height, width, 3]."""
-    with Image.open(io.BytesIO(screenshot.png)) as image:
-        resized = image.convert("RGB")
-    size = target_size(*resized.size, settings)
-    if resized.size != size:
-        resized = resized.resize(size, Image.Resampling.BICUBIC)
-    return np.array(resized)
+    image = rgb(screenshot)
+    size = target_size(*image.size, settings)
+    return np.array(image if image.size == size else image.resize(size, Image.Resampling.BICUBIC))
 
 
 @overload

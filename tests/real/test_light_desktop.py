@@ -4,6 +4,7 @@ import io
 import json
 import os
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -78,7 +79,7 @@ def test_screenshots_of_an_unchanged_screen_are_equal(guest):
 
 
 def test_other_screen_sizes():
-    with booted(type(SETTINGS)(width=641, height=479, home_megabytes=64, network=False)) as guest:
+    with booted(replace(SETTINGS, width=641, height=479, home_megabytes=64)) as guest:
         assert size(guest.screenshot()) == (641, 479)
 
 

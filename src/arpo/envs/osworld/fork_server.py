@@ -3,8 +3,8 @@
 Loading takes seconds and 250 MB. A fork takes milliseconds and only the memory of its episode.
 
 Everything ends with this process, even if it is killed. The fork server exits when its control socket closes,
-and the kernel kills its workers with it. A cleanup process waits for the end of a pipe and then deletes the
-folder with the files of all episodes. Workers are identified by pidfd, never by a process id alone.
+and the kernel kills its workers with it. `cleanup.py` deletes the folder with the files of all episodes.
+Workers are identified by pidfd, never by a process id alone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from arpo.envs.osworld.cleanup import delete_at_exit
 from arpo.envs.osworld.limits import ControlGroups, Limits, remove_group
 from arpo.envs.osworld.messages import MAX_PACKET_BYTES
 from arpo.envs.osworld.needs import LOCAL
@@ -30,13 +31,6 @@ from arpo.process_environment import clean_environment
 LOAD_SECONDS = 120.0  # desktop-env loads within seconds; a busy machine needs longer
 FORK_SECONDS = 30.0
 
-# Deletes the folder $1, and the control groups in $2, at the end of its input. Retries because dying workers
-# may still write.
-CLEANUP_SCRIPT = (
-    "cat >/dev/null; for i in 1 2 3 4 5 6 7 8 9 10; do "
-    'rm -rf -- "$1"; [ -z "$2" ] || rmdir -- "$2"/*/ "$2" 2>/dev/null; '
-    '[ -e "$1" ] || [ -n "$2" -a -e "$2" ] || exit; sleep 1; done'
-)
 # Environment variables with which desktop-env's providers find their machines.
 PROVIDER_VARIABLES = {
     "docker": ("DOCKER_*", "HF_ENDPOINT"),
@@ -75,43 +69,34 @@ class Worker:
 
 def private_root() -> Path:
     """Temporary folder of this process. It is deleted when the process ends, even if it is killed."""
-    return _root().folder
-
-
-def control_groups() -> ControlGroups | None:
-    """Parent of the workers' control groups; None if this user cannot make any. Removed like the folder."""
-    return _root().groups
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Root:
-    folder: Path
-    groups: ControlGroups | None
-    cleanup: subprocess.Popen[bytes]  # ends when this process ends, because its stdin is a pipe from here
-
-
-def _root() -> _Root:
-    with _root_lock:
+    with _making:
         return _make_root()
 
 
+def control_groups() -> ControlGroups | None:
+    """Control groups for workers; None if this user cannot make any. Deleted like the folder."""
+    root = private_root()
+    with _making:
+        return _make_groups(root.name)
+
+
 @functools.cache
-def _make_root() -> _Root:
+def _make_root() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="arpo-osworld-"))
+    delete_at_exit(folder)
     folder.chmod(0o711)  # the sandbox may belong to another user (`sandbox_layout.py`)
-    groups = ControlGroups.create(folder.name)
-    cleanup = subprocess.Popen(
-        ["/bin/sh", "-c", CLEANUP_SCRIPT, "sh", str(folder), str(groups.folder) if groups else ""],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        start_new_session=True,
-    )
-    return _Root(folder=folder, groups=groups, cleanup=cleanup)
+    return folder
 
 
-_root_lock = threading.Lock()
+@functools.cache
+def _make_groups(name: str) -> ControlGroups | None:
+    groups = ControlGroups.create(name)
+    if groups is not None:
+        delete_at_exit(groups.folder)
+    return groups
+
+
+_making = threading.Lock()
 _episode_numbers = itertools.count()
 
 

@@ -7,7 +7,6 @@ belong to root, and the kernel compares only user ids.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import shutil
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from arpo.envs.osworld.cleanup import delete_at_exit
 from arpo.envs.osworld.limits import MEBIBYTE
 from arpo.envs.osworld.seccomp import filter_program
 from arpo.errors import UserError
@@ -132,7 +132,7 @@ def readable_by_guest(files: GuestFiles) -> GuestFiles:
 @functools.cache
 def _copy(files: GuestFiles) -> GuestFiles:
     folder = Path(tempfile.mkdtemp(prefix="arpo-guest-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    delete_at_exit(folder)
     for parent in folder.parents:
         if not parent.stat().st_mode & stat.S_IXOTH:
             raise UserError(

@@ -379,6 +379,7 @@ def test_bytes_that_trickle_are_bounded_by_the_timeout() -> None:
         '{"choices": [{"message": {"content": false}}]}',
         '{"choices": [{"message": {"content": "a"}, "finish_reason": "error"}], "usage": NaN}',
         '{"choices": {"0": 1}}',
+        '{"choices": [{"message": {"content": 0}, "finish_reason": ' + "[" * 800 + "]" * 800 + "}]}",
         '{"choices": [[[]]]}',
     ],
 )

@@ -318,7 +318,7 @@ def _completion(url: str, text: str) -> Completion:
         if answer is None:
             answer = ""
         if not isinstance(answer, str) or finish in ("abort", "error"):
-            raise ValueError(f"finish_reason {finish!r}")
+            raise ValueError("no text, or the server gave up")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise _TransientError(f"{url}: status 200, but without an answer: {_first_line(text)}") from error
     for mark in _END_MARKS:

@@ -180,8 +180,10 @@ def test_programs_of_evaluators_cannot_be_replaced(guest):
     guest.run("mkdir -p ~/.local/bin; ln -sf /bin/false ~/.local/bin/python")
     packages = "~/.local/lib/python3.11/site-packages"
     guest.run(f"mkdir -p {packages}; echo 'print(1)' > {packages}/usercustomize.py")
+    guest.run("echo 'dumps = lambda value: 1' > ~/json.py")
     guest.run("echo 'alias ls=false; ls() { false; }' | tee ~/.bashrc ~/.profile ~/.bash_profile")
-    status, body = guest.request("/execute", {"command": ["python", "-c", "print(2)"], "shell": False})
+    command = ["python", "-c", "import json; print(json.dumps(2))"]
+    status, body = guest.request("/execute", {"command": command, "shell": False})
     assert (status, json.loads(body)["output"]) == (200, "2\n")
     assert guest.output("ls /usr/bin/python3") == "/usr/bin/python3\n"
 

@@ -259,11 +259,16 @@ def recording(desktop: GuestDesktop, request: Request) -> Response:
 
 
 def _execute(desktop: GuestDesktop, command: commands.CommandLine, shell: bool) -> commands.CommandResult:
-    """Performs pyautogui programs in this process, and runs any other command as a process."""
+    """Performs pyautogui programs in this process, and runs any other command as a process.
+
+    Python programs of evaluators import no modules from the home folder: the model could have written them.
+    """
     events = None
     if not shell and not isinstance(command, str) and len(command) == 3:
         program, option, code = command
-        events = parse_program(code) if program in _PYTHON_NAMES and option == "-c" else None
+        if program in _PYTHON_NAMES and option == "-c":
+            events = parse_program(code)
+            command = [program, "-P", option, code]
     if events is None:
         result = commands.run(command, shell, commands.TIMEOUT_SECONDS)
         desktop.screen.expect_change()

@@ -257,6 +257,7 @@ class Counting:
 @pytest.mark.parametrize("start", ["", "Action: ", "Action: type(content='", "Action: click(start_box='(1,"])
 @pytest.mark.parametrize("end", ["", "')"])
 def test_the_work_is_linear_in_the_length(monkeypatch, start, repeated, end):
+    monkeypatch.setattr(parsing, "MAX_CALLS", 10**6)
     for name, value in vars(parsing).items():
         if isinstance(value, re.Pattern):
             monkeypatch.setattr(parsing, name, Counting(value))
@@ -275,6 +276,12 @@ def test_the_work_is_linear_in_the_length(monkeypatch, start, repeated, end):
 
 def is_plain(text):
     return "<|" not in text
+
+
+def test_an_answer_has_at_most_32_calls():
+    assert parse("Action: " + "\n".join(["wait()"] * 32)).actions == (Wait(),) * 32
+    with pytest.raises(ParseError, match="more than 32 calls"):
+        parse("Action: " + "\n".join(["wait()"] * 33))
 
 
 texts = st.text().filter(is_plain)

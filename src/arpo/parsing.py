@@ -36,6 +36,10 @@ from arpo.actions import (
 )
 from arpo.keyboard import canonical_keys
 
+# Some calls take a second on a real desktop. An answer of hundreds, as of a model that repeats itself, would
+# exceed the timeout of a step, and the failure would count against the environment.
+MAX_CALLS = 32
+
 
 class ParseError(ValueError):
     """The answer is not in the action language. The message names the error and the text at fault."""
@@ -186,6 +190,8 @@ def _calls(text: str, position: int) -> tuple[Action, ...]:
     actions: list[Action] = []
     position = _skip(text, position)
     while position < len(text):
+        if len(actions) == MAX_CALLS:
+            raise ParseError(f"the answer has more than {MAX_CALLS} calls")
         action, end = _call(text, position)
         actions.append(action)
         position = _skip(text, end)

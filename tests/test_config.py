@@ -8,7 +8,7 @@ import pytest
 
 from arpo.config import Config, LossConfig, RolloutConfig, TrainConfig
 from arpo.errors import BadSetting, UserError
-from arpo.recipe import describe, keys, load_config, shipped_recipes, to_toml
+from arpo.recipe import describe, find_program, keys, load_config, shipped_recipes, to_toml
 
 
 def refusal(recipe, *overrides):
@@ -108,6 +108,17 @@ def test_errors_name_the_file_and_the_key(tmp_path):
         ("[loss]\nclip_low = 1", "loss.clip_low: is 1.0, must be < 1"),
         ("[optim]\nlr = 0", "optim.lr: is 0.0, must be > 0"),
         ("[replay]\nthreshold = 1.5", "replay.threshold: is 1.5, must be <= 1"),
+        ("[env]\nwidth = 20000", "env.width: is 20000, must be <= 16383"),
+        ("[env]\nheight = 16384", "env.height: is 16384, must be <= 16383"),
+        (
+            "[env]\nwidth = 16383\nheight = 16383",
+            "env.width: is 16383, with env.height = 16383: a screen must have at most 33,554,432 pixels",
+        ),
+        (
+            "[env]\nwidth = 6000\nheight = 28",
+            "env.width: is 6000, with env.height = 28: a screen must not have one side over 200 times the "
+            "other",
+        ),
         (
             '[loss]\nratio = "recomputed"',
             "loss.ratio: is 'recomputed', must be one of recompute, behaviour, truncated "
@@ -207,3 +218,18 @@ def test_an_error_names_the_extended_recipe_that_caused_it(tmp_path):
     assert (
         refusal(recipe(tmp_path, 'extends = "parent.toml"\n')) == f"{parent}: loss.kl: is -1.0, must be >= 0"
     )
+
+
+def test_a_program_is_found_here_or_in_the_projects_folder(tmp_path, monkeypatch):
+    here, project = tmp_path / "here", tmp_path / "project"
+    monkeypatch.setattr("arpo.recipe.PROJECT", project)
+    for folder in (here / "bin", project / "bin"):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    assert find_program("bin/tool") is None
+    for folder in (project, here):
+        (folder / "bin" / "tool").write_text("#!/bin/sh\n")
+        (folder / "bin" / "tool").chmod(0o755)
+        assert find_program("bin/tool") == str(folder / "bin" / "tool")
+    assert find_program(str(project / "bin" / "tool")) == str(project / "bin" / "tool")
+    assert find_program("sh") in ("/bin/sh", "/usr/bin/sh")

@@ -316,7 +316,7 @@ def test_what_was_not_played_is_told_with_reasons(tmp_path: Path) -> None:
         for name in ("c", "d", "z"):
             trial.add_failure(("chrome", name), failure(name))
     skipped = [
-        (task("p"), "file p/1_x (https://h/x) is not in the cache osworld-cache: fetch it"),
+        (task("p"), "file p/1_x 1.odt (https://h/x) is not in the cache osworld-cache: fetch it"),
         (task("q"), "file q/2_y (https://h/y z) is not in the cache osworld-cache: fetch it"),
         (task("r"), "needs VS Code, which light desktops do not have"),
     ]

@@ -147,11 +147,9 @@ def _count(text: str) -> int:
 
 def _osworld(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     config = load_config(options.recipe, overrides)
-    from arpo.envs.osworld.fetch import fetch_cache
-    from arpo.envs.task_files import load_tasks, select_tasks
+    from arpo.cli.osworld_tasks import run_osworld_action
 
-    tasks = select_tasks(load_tasks(options.tasks or config.tasks.train, config.tasks.examples), config.tasks)
-    return fetch_cache(tasks, config.osworld, options.jobs or config.osworld.downloads)
+    return run_osworld_action(options.action, config, options.tasks, options.jobs, as_json=options.json)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,20 +409,22 @@ arpo doctor --recipe osworld_subset32 --model.path /models/UI-TARS-1.5-7B --gpu 
     Command(
         name="osworld",
         run=_osworld,
-        purpose="download the files of OSWorld tasks, for desktops without network access",
+        purpose="list OSWorld tasks with their needs, or download their files",
         lesson="""\
-Downloads input files and expected results of the tasks to osworld.cache. Runs read them from there, and skip
-tasks with missing files.
-Existing files are kept. If it is interrupted or a download fails, run the same command again.
-Exit code 1 if a download failed.""",
+list: prints for each task if it can run here, and its needs: applications, files, network, account. Then the
+number of tasks that can run, and the reasons and remedies for the others. Works without desktop-env.
+fetch-cache: downloads input files and expected results of the tasks to osworld.cache. Runs read them from
+there, and skip tasks with missing files. Existing files are kept. If it is interrupted or a download fails,
+run the same command again. Exit code 1 if a download failed.""",
         example="""\
-arpo osworld fetch-cache --tasks evaluation_examples/test_all.json
+arpo osworld list --tasks evaluation_examples/test_all.json --osworld.network on
 arpo osworld fetch-cache --tasks evaluation_examples --tasks.domains libreoffice_calc,gimp --jobs 16""",
         arguments=(
-            argument("action", "the only action", choices=["fetch-cache"], metavar="fetch-cache"),
+            argument("action", "list or fetch-cache", choices=["list", "fetch-cache"], metavar="ACTION"),
             (RECIPE[0], RECIPE[1] | {"default": "osworld_local"}),
             argument("--tasks", "tasks (default: tasks.train)", metavar="SOURCE"),
             argument("--jobs", "parallel downloads (default: osworld.downloads)", type=_count, metavar="N"),
+            argument("--json", "list: print JSON", action="store_true"),
         ),
         settings=True,
     ),

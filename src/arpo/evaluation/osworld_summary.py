@@ -23,7 +23,7 @@ NOT_OSWORLD = (
     "versions. These are not OSWorld scores."
 )
 T = TypeVar("T")
-_ONE_FILE = re.compile(r"^file \S+ \(.*\) is")
+_ONE_FILE = re.compile(r"^file .+ \(.+\) is")
 
 
 def summarise(
@@ -57,7 +57,7 @@ def summarise(
         "best_of": _best_of(folder, settings, keys),
         "ended": dict(ended.most_common()),
         "failures": failed,
-        "skipped": _skipped(skipped),
+        "skipped": by_reason(skipped),
         "remark": NOT_OSWORLD if local else "",
     }
 
@@ -124,12 +124,12 @@ def _ks(most: int) -> list[int]:
     return sorted({2**power for power in range(most.bit_length())} | {most})
 
 
-def _skipped(skipped: Sequence[tuple[Task, str]]) -> dict[str, list[str]]:
-    """Task ids by reason. All missing files count as one reason."""
+def by_reason(skipped: Sequence[tuple[Task, str]]) -> dict[str, list[str]]:
+    """Task ids by reason, most frequent first. All missing files count as one reason."""
     found: dict[str, list[str]] = {}
     for task, reason in skipped:
         found.setdefault(_ONE_FILE.sub("a file is", reason), []).append(task.id)
-    return found
+    return dict(sorted(found.items(), key=lambda group: -len(group[1])))
 
 
 def _only(found: Mapping[TaskKey, T], keys: Collection[TaskKey]) -> dict[TaskKey, T]:

@@ -18,8 +18,9 @@ from arpo.errors import EngineError
 from arpo.models.forward import sampled_logprobs
 from arpo.models.kv_cache import SlotCache
 from arpo.prompts.rendering import Renderer
-from arpo.types import Completion, Message, Prompt, Sample
+from arpo.types import Completion, Message, Prompt, Sample, Screenshot
 from devices import DEVICES, NEEDS_A_GPU
+from pngs import corrupt
 from tiny_vlm import (
     FAMILIES,
     QWEN2_5,
@@ -457,3 +458,23 @@ def test_episodes_act_while_others_decode() -> None:
 
     asyncio.run(both())
     assert order[0] == "short"
+
+
+def test_a_screenshot_that_cannot_be_decoded_fails_its_request_alone() -> None:
+    """It shares a prefill with others, which are answered as without it."""
+    shots = [screenshot(1), Screenshot.of(corrupt(screenshot(2).png)), screenshot(3)]
+    prompts = [first_prompt(RENDERER, f"episode {number}", shot) for number, shot in enumerate(shots)]
+    engine = InProcessEngine(tiny_model(), RENDERER, slots=3)
+
+    async def ask(*asked: Prompt) -> list[Completion | BaseException]:
+        found = await asyncio.gather(
+            *(engine.generate(prompt, sampling(1)) for prompt in asked), return_exceptions=True
+        )
+        for prompt in asked:
+            await engine.release(prompt.episode_id)
+        return found
+
+    first, error, last = asyncio.run(ask(*prompts))
+    assert isinstance(error, EngineError)
+    assert str(error) == "generate: a screenshot is a damaged PNG: broken data stream when reading image file"
+    assert [first, last] == asyncio.run(ask(prompts[0], prompts[2]))

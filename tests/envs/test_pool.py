@@ -2,11 +2,15 @@ import asyncio
 import threading
 
 import pytest
+from PIL import Image
 
-import arpo.png
+import tiny_vlm
 from arpo.config import EnvConfig
+from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
 from arpo.envs.pool import EnvPool, GuardedEnv, LocalEnvs
 from arpo.errors import EngineError
+from arpo.prompts import vision
+from arpo.storage.screenshots import MIN_PATCH_BYTES, ScreenshotPack
 from arpo.testing import FakeEnv, failing, hanging, lying, screenshot, task
 from arpo.types import Failure, Observation, Screenshot, StopReason, Trajectory
 from env_hosts import FAKE
@@ -181,25 +185,45 @@ def test_a_screenshot_must_carry_its_own_sha256():
     assert failed(Borrowed) == "start: the screenshot has a wrong sha256: create it with Screenshot.of(png)"
 
 
-def test_only_large_screenshots_of_remote_environments_are_decoded_in_threads(monkeypatch):
+@pytest.fixture
+def decoding_threads(monkeypatch):
+    """The threads in which Pillow opens an image, one entry per image."""
+    threads, real = [], Image.open
+
+    def opened(*arguments, **options):
+        threads.append(threading.current_thread())
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(Image, "open", opened)
+    return threads
+
+
+def test_the_pool_the_model_and_the_store_share_one_decoding(decoding_threads, tmp_path):
+    shots = [tiny_vlm.screenshot(seed, 224, 168) for seed in (101, 102)]
+    pool = pool_of(showing(*(shot.png for shot in shots)), config())
+    assert isinstance(asyncio.run(pool.run(TASK, "e", episode)), Trajectory)
+    pack = ScreenshotPack(tmp_path / "pack", writable=True)
+    for previous, shot in zip([None, *shots], shots, strict=False):
+        assert len(shot.png) >= MIN_PATCH_BYTES
+        vision.pixels(shot, IMAGE_SETTINGS)
+        pack.add(shot, previous)
+    pack.close()
+    assert len(decoding_threads) == 2
+
+
+def test_only_large_screenshots_of_remote_environments_are_decoded_in_threads(decoding_threads):
     """A thread ends at any time, so a local run would not repeat itself exactly."""
-    in_main_thread = []
+    sizes = [(56, 56), (1000, 700)]
 
-    def decode(png):
-        in_main_thread.append(threading.current_thread() is threading.main_thread())
-        return real(png)
+    async def start(env):
+        await env.start(TASK)
 
-    real = arpo.png.decode
-    monkeypatch.setattr(arpo.png, "decode", decode)
-
-    async def play(guarded):
-        await guarded.start(TASK)
-
-    for shade, (size, threads) in enumerate([((56, 56), True), ((1000, 700), True), ((1000, 700), False)]):
-        shows = showing(screenshot(200 + shade, size).png)
-        asyncio.run(play(GuardedEnv(shows(), config(), threads=threads)))
-    asyncio.run(pool_of(showing(screenshot(203, (1000, 700)).png), config()).run(TASK, "e", play))
-    assert in_main_thread == [True, False, True, True]
+    for size in sizes:
+        asyncio.run(start(GuardedEnv(showing(screenshot(201, size).png)(), config())))
+    for size in sizes:
+        asyncio.run(pool_of(showing(screenshot(202, size).png), config()).run(TASK, "e", start))
+    main = threading.main_thread()
+    assert [thread is main for thread in decoding_threads] == [True, False, True, True]
 
 
 def test_a_fault_in_close_does_not_fail_the_episode():

@@ -18,7 +18,8 @@ from arpo.envs.osworld.task_check import KnownNames
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.recipe import load_config
 from arpo.testing import FailingEnv, LyingEnv, Times
-from arpo.types import StepResult
+from arpo.types import Observation, Screenshot, StepResult
+from pngs import corrupt
 
 A, B, C, D = "pool-001", "pool-010", "pool-013", "pool-021"  # the model wavers at their first step
 HELDOUT = "heldout-006"
@@ -45,6 +46,19 @@ class Fragile(Scripted):
         if self.task.id == A:
             raise RuntimeError("the screen went dark")
         return await super().step(actions)
+
+
+class Corrupting(Scripted):
+    """Every 11th screenshot of all environments together is corrupt; `shown` counts them all."""
+
+    shown: ClassVar[int] = 0
+
+    def _observe(self) -> Observation:
+        observation = super()._observe()
+        Corrupting.shown += 1
+        if Corrupting.shown % 11:
+            return observation
+        return Observation(screenshot=Screenshot.of(corrupt(observation.screenshot.png)))
 
 
 class Chaos:

@@ -30,7 +30,7 @@ from arpo.training.run import Timing, check_folder, interruptible
 from arpo.training.trainer import Trainer, run_training
 from tiny_vlm import save_folder, tiny_model
 from trained import lines, train_to_end
-from verdicts import HELDOUT, A, B, C, D, Scripted, osworld_config, select, small_config
+from verdicts import HELDOUT, A, B, C, Corrupting, D, Scripted, osworld_config, select, small_config
 
 HOT = ("--rollout.temperature=3", "--rollout.max_answer_tokens=16")  # so that no two answers are the same
 
@@ -66,6 +66,27 @@ def test_replay_rescues_a_group_in_which_all_failed(tmp_path: Path) -> None:
     }
     assert (summary["episodes"], summary["failures"], summary["seed"]) == (8, 0, 0)
     assert trainer.run.progress.counts["final"] == {"train": (1.0, 2), "heldout": (0.0, 1)}
+
+
+def test_a_corrupt_screenshot_fails_its_own_episode_alone(tmp_path: Path) -> None:
+    """Episodes that share its prefill go on; the fault counts against the task, not against the engine."""
+    Corrupting.play({A: [0, 1] * 5, B: [1, 0] * 5})
+    Corrupting.shown = 0
+    settings = (
+        "--rollout.group_size=16",
+        "--train.epochs=2",
+        "--env.attempts=1",
+        "--env.quarantine_after=99",
+    )
+    config = small_config(tmp_path, [A, B], *settings, env="Corrupting")
+    trainer = train(config)
+    failures = lines(config, "failures.jsonl")
+    assert len(failures) == Corrupting.shown // 11 >= 3
+    assert {failure["kind"] for failure in failures} == {"EnvError"}
+    assert {failure["message"] for failure in failures} == {
+        "the screenshot is a damaged PNG: broken data stream when reading image file"
+    }
+    assert trainer.run.summary()["failures"] == len(failures)
 
 
 def test_every_evaluation_is_written_down_by_task(tmp_path: Path) -> None:

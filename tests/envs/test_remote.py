@@ -27,10 +27,11 @@ from arpo.storage.run_folder import RunFolder
 from arpo.testing import FakeEnv, failing, hanging, screenshot, task
 from arpo.training.run import check_folder
 from arpo.training.trainer import run_training
-from arpo.types import Failure, StopReason, Trajectory
+from arpo.types import Failure, Observation, Screenshot, StopReason, Trajectory
 from desks import solution
 from env_hosts import FAKE, HostCommand, hosted, hosts_at
 from players import CLICK, DONE, RENDERER, TEMPLATE, WAIT, scripted
+from pngs import bomb, corrupt, plain
 from verdicts import A, B, small_config
 
 TASK = task("t")
@@ -545,6 +546,34 @@ def test_an_invalid_response_is_an_env_error(monkeypatch, answer, reason):
             await env.close()
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("png", "reason"),
+    [
+        (corrupt(plain()), "the screenshot is a damaged PNG: broken data stream when reading image file"),
+        (bomb(), "the screenshot is 13300x13300, must have at most 33,554,432 pixels"),
+    ],
+    ids=["corrupt", "bomb"],
+)
+def test_a_bad_picture_is_a_fault_of_its_episode(png, reason):
+    """Whether the host checks it, or sends it."""
+
+    class Shows(FakeEnv):
+        def _observe(self):
+            return Observation(screenshot=Screenshot.of(png))
+
+    async def outcome(address):
+        return await EnvPool(hosts_at(config(), address), config()).run(TASK, "e", episode)
+
+    async def play():
+        async with hosted(Shows, config()) as address:
+            checked = await outcome(address)
+        async with pretending(start=lambda: picture(png, f'"{Screenshot.of(png).sha256}"')) as address:
+            return checked, await outcome(address)
+
+    for failure in asyncio.run(play()):
+        assert (failure.kind, failure.where, failure.message) == ("EnvError", "start", reason)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"score": 1, "more": 2}', b"[1]"])

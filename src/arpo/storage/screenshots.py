@@ -22,6 +22,7 @@ import numpy as np
 from PIL import Image
 
 from arpo.errors import UserError
+from arpo.png import has_rgb_pixels, rgb
 from arpo.types import Screenshot
 
 HEADER = struct.Struct("<4sB32s32sII")  # magic, kind, sha256, sha256 of the base, payload size, payload crc32
@@ -209,8 +210,7 @@ class ScreenshotPack:
         """RGB pixels; None for a PNG of another mode, which is stored unchanged."""
         if self._last[0] == shot.sha256:
             return self._last[1]
-        image = Image.open(io.BytesIO(shot.png))
-        return np.asarray(image) if image.mode == "RGB" else None
+        return np.asarray(rgb(shot)) if has_rgb_pixels(shot.png) else None
 
     def _patch(self, pixels: np.ndarray, previous: Screenshot | None) -> tuple[str, bytes]:
         """Return the name of the base ("" if none) and the encoded image of the difference to it."""

@@ -104,11 +104,11 @@ def _half_a_checkpoint(strike: Strike) -> None:
     """When the third checkpoint has its weights, but not its optimiser state."""
     from arpo.learner import local
 
-    def save_file(tensors: Any, path: Path) -> None:
+    def save_tensors(tensors: Any, path: Path) -> None:
         if path.name == local.OPTIMISER_FILE and "step-000003" in str(path):
             strike()
 
-    _before(local, "save_file", save_file)
+    _before(local, "save_tensors", save_tensors)
 
 
 def _before_the_rename(strike: Strike) -> None:

@@ -384,9 +384,7 @@ def test_pruning_frees_screenshots_that_replay_does_not_need_and_changes_nothing
         trainer = train(config)
         ends.append((lines(config, "metrics.jsonl"), trainer.replay.state()))
         stored = RunFolderReader(Path(config.run.dir))
-        whole = {
-            row["episode_id"] for row in stored.read_log("trajectories.jsonl") if stored.has_screenshots(row)
-        }
+        whole = {episode.episode_id for episode in stored.episodes() if stored.has_screenshots(episode)}
         named = {episode for episodes in trainer.replay.state().values() for episode in episodes}
         assert named and named <= whole
         assert (whole == set(stored.episode_ids())) == (every == 0)

@@ -11,7 +11,7 @@ from arpo.envs.osworld.runnable import split_runnable
 from arpo.envs.task_files import check_disjoint, load_tasks, select_tasks
 from arpo.errors import UserError
 from arpo.reporting.display import Display, count_noun
-from arpo.storage.run_folder import write_atomically
+from arpo.storage.files import read_json, write_atomically
 from arpo.types import Task
 
 OVERALL = "overall"  # may overlap with the other sets; played only before and after training
@@ -66,8 +66,7 @@ def sets_of_run(config: Config, folder: Path, resumed: bool, display: Display) -
     """
     sets, skipped = playable(config, load_sets(config))
     path = folder / SKIPPED
-    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if resumed and (changed := sorted(before.keys() ^ skipped.keys())):
+    if resumed and (changed := sorted(read_json(path).keys() ^ skipped.keys())):
         raise UserError(
             f"{path}: the set of runnable tasks has changed since this run began, for example {changed[0]}. "
             "Restore the earlier state (osworld.cache, osworld.network), or choose another --run.dir"

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from arpo.algorithms.losses import Tokens, TokenSums, kl_loss, policy_loss
@@ -26,7 +25,14 @@ from arpo.config import Config, OptimConfig
 from arpo.engines.base import Weights
 from arpo.learner.adamw import RoundingAdamW, clip_gradients
 from arpo.learner.base import Batch, Metrics
-from arpo.learner.saved_state import ADAM_KEYS, OPTIMISER_FILE, WEIGHTS_FILE, SavedState, write_counters
+from arpo.learner.saved_state import (
+    ADAM_KEYS,
+    OPTIMISER_FILE,
+    WEIGHTS_FILE,
+    SavedState,
+    save_tensors,
+    write_counters,
+)
 from arpo.models.forward import sampled_logprobs
 from arpo.models.image_loader import ImageLoader
 from arpo.models.loading import DTYPES
@@ -192,10 +198,10 @@ class LocalLearner:
             if parameter in self._optimiser.state
             for key in ADAM_KEYS
         }
-        save_file(
+        save_tensors(
             {name: p.detach().contiguous() for name, p in self._parameters.items()}, folder / WEIGHTS_FILE
         )
-        save_file(optimiser_state, folder / OPTIMISER_FILE)
+        save_tensors(optimiser_state, folder / OPTIMISER_FILE)
         write_counters(folder, self._model, **self.counters())
 
     def load(self, folder: Path) -> None:

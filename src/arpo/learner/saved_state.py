@@ -8,13 +8,16 @@ of ranks. Reading merges them into one set of full tensors and checks it against
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from arpo.errors import UserError
@@ -47,8 +50,11 @@ class SavedState:
             if counters.get("frozen", "") != frozen_fingerprint(model):
                 raise ValueError("the frozen weights differ from those of the saved run")
             saved._check_shapes({name: p for name, p in model.named_parameters() if p.requires_grad})
-        except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise UserError(f"{folder}: damaged, or not a checkpoint of this model: {error}") from error
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UserError(
+                f"{folder}: damaged, or not a checkpoint of this model: {error}: restore it, or remove the "
+                "folder step-NUMBER to resume from the previous checkpoint"
+            ) from error
         return saved
 
     @property
@@ -80,6 +86,23 @@ def load_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     ranks = int(_read_counters(folder).get("ranks", 0)) if (folder / COUNTERS_FILE).is_file() else 0
     files = [rank_file(name, rank) for rank in range(ranks)] if ranks else [name]
     return {key: tensor for file in files for key, tensor in load_file(folder / file).items()}
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write a safetensors file. Raises OSError, for example if the disk is full."""
+    with writing_tensors(path):
+        save_file(tensors, path)
+
+
+@contextmanager
+def writing_tensors(path: Path) -> Iterator[None]:
+    """Convert the safetensors library's I/O errors to OSError, with the path."""
+    try:
+        yield
+    except SafetensorError as error:
+        if found := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+        raise
 
 
 def rank_file(name: str, rank: int) -> str:

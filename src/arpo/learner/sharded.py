@@ -23,7 +23,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from PIL import Image
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -51,6 +50,7 @@ from arpo.learner.saved_state import (
     WEIGHTS_FILE,
     SavedState,
     rank_file,
+    save_tensors,
     write_counters,
 )
 from arpo.models.families import VisionLanguageModel
@@ -199,8 +199,8 @@ class RankLearner(LocalLearner):
                 weights[name] = gathered.pop(name).cpu()
                 optimiser_state |= {key: tensor.cpu() for key, tensor in gathered.items()}
                 optimiser_state |= {f"{name}/{STEP}": state[STEP]} if state else {}
-        save_file(weights, folder / rank_file(WEIGHTS_FILE, self._rank))
-        save_file(optimiser_state, folder / rank_file(OPTIMISER_FILE, self._rank))
+        save_tensors(weights, folder / rank_file(WEIGHTS_FILE, self._rank))
+        save_tensors(optimiser_state, folder / rank_file(OPTIMISER_FILE, self._rank))
         dist.barrier()
 
     def restore(

@@ -184,13 +184,15 @@ class RunFolder(RunFolderReader):
         self._pack.sync()
         return {PACK: self._pack.size, **{name: file.tell() for name, file in self._logs.items()}}
 
-    def rewind(self, offsets: Mapping[str, int]) -> None:
-        """Truncate every file to its size in `offsets`; {} empties all.
-
-        Raises UserError if a file has other content than that at the checkpoint. Then no file is changed.
-        """
+    def check_sizes(self, offsets: Mapping[str, int]) -> None:
+        """Raise UserError if a file has other content than at the checkpoint with these `offsets`."""
         for name, file in self._logs.items():
             _check_end(self.folder / name, file, offsets.get(name, 0))
+        self._pack.check_size(offsets.get(PACK, 0))
+
+    def rewind(self, offsets: Mapping[str, int]) -> None:
+        """Truncate every file to its size in `offsets`; {} empties all. Before that, checks the sizes."""
+        self.check_sizes(offsets)
         self._pack.rewind(offsets.get(PACK, 0))
         for name, file in self._logs.items():
             file.seek(offsets.get(name, 0))

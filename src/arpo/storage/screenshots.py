@@ -23,7 +23,8 @@ from PIL import Image
 
 from arpo.errors import UserError
 from arpo.png import has_rgb_pixels, rgb
-from arpo.types import Screenshot
+from arpo.storage.files import RESTORE, RESTORE_OR_LEAVE, naming
+from arpo.types import MAX_SCREEN_PIXELS, Screenshot
 
 HEADER = struct.Struct("<4sB32s32sII")  # magic, kind, sha256, sha256 of the base, payload size, payload crc32
 MAGIC = b"SHOT"
@@ -93,9 +94,10 @@ class ScreenshotPack:
             size=len(payload),
             crc=zlib.crc32(payload),
         )
-        self._file.seek(record.offset)
-        self._file.write(record.header + payload)
-        self._file.flush()
+        with naming(self._path):
+            self._file.seek(record.offset)
+            self._file.write(record.header + payload)
+            self._file.flush()
         self._register(record)
 
     def read(self, names: Iterable[str]) -> dict[str, Screenshot]:
@@ -105,16 +107,21 @@ class ScreenshotPack:
 
     def sync(self) -> None:
         """Flush the file to disk, without an incomplete last record."""
-        self._file.truncate(self.size)
-        os.fsync(self._file.fileno())
+        with naming(self._path):
+            self._file.truncate(self.size)
+            os.fsync(self._file.fileno())
 
-    def rewind(self, size: int) -> None:
-        """Truncate the file to an earlier size. Raises UserError if no record ends there."""
+    def check_size(self, size: int) -> None:
+        """Raise UserError if no record ends at this size of a checkpoint."""
         if size and size not in (record.end for record in self._records):
             raise UserError(
-                f"{self._path}: damaged: no record ends at byte {size}, its size in the checkpoint: "
-                "restore the file, or start a run in another run.dir"
+                f"{self._path}: damaged, no record ends at byte {size}, its size in the checkpoint: "
+                f"{RESTORE_OR_LEAVE}"
             )
+
+    def rewind(self, size: int) -> None:
+        """Truncate the file to an earlier size, where a record ended."""
+        self.check_size(size)
         self._file.truncate(size)
         self._file.close()
         self._open()
@@ -127,7 +134,18 @@ class ScreenshotPack:
         """
         needed = {record.name for name in keep for record in self._chain(name)}
         temporary = self._path.with_suffix(".tmp")
-        with temporary.open("wb") as file:
+        try:
+            with naming(self._path):
+                self._write_pruned(temporary, needed)
+                os.replace(temporary, self._path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        self._file.close()
+        self._open()
+
+    def _write_pruned(self, path: Path, needed: Collection[str]) -> None:
+        with path.open("wb") as file:
             for record in self._records:
                 file.seek(record.offset)
                 if record.name in needed and record.kind != PRUNED:
@@ -137,9 +155,6 @@ class ScreenshotPack:
             file.truncate(self.size)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, self._path)
-        self._file.close()
-        self._open()
 
     def close(self) -> None:
         self._file.close()
@@ -159,6 +174,10 @@ class ScreenshotPack:
             return None
         _, kind, name, base, size, crc = HEADER.unpack(raw)
         base_name = "" if base == NO_BASE else base.hex()
+        if kind > PATCH or (
+            kind == PATCH and base_name and self._depth.get(base_name, MAX_CHAIN) >= MAX_CHAIN
+        ):
+            return None  # damaged: the records from here on cannot be trusted
         return _Record(kind=kind, name=name.hex(), base=base_name, offset=offset, size=size, crc=crc)
 
     def _register(self, record: _Record) -> None:
@@ -169,7 +188,7 @@ class ScreenshotPack:
 
     def _find(self, name: str) -> _Record:
         if name not in self:
-            raise UserError(f"{self._path}: contains no screenshot {name}")
+            raise UserError(f"{self._path}: damaged, contains no screenshot {name}: {RESTORE}")
         return self._live[name]
 
     def _chain(self, name: str) -> Iterator[_Record]:
@@ -181,23 +200,36 @@ class ScreenshotPack:
     def _payload(self, record: _Record) -> bytes:
         payload = os.pread(self._file.fileno(), record.size, record.payload)
         if zlib.crc32(payload) != record.crc:
-            raise UserError(
-                f"{self._path}: screenshot {record.name} at byte {record.offset} is damaged: "
-                "restore the file, or remove the run"
-            )
+            raise self._damaged(record)
         return payload
+
+    def _damaged(self, record: _Record) -> UserError:
+        return UserError(
+            f"{self._path}: screenshot {record.name} at byte {record.offset} is damaged: {RESTORE}"
+        )
 
     def _screenshot(self, record: _Record, decoded: dict[str, np.ndarray]) -> Screenshot:
         if record.kind == PNG:
-            return Screenshot(self._payload(record), record.name)
+            shot = Screenshot.of(self._payload(record))
+            if shot.sha256 != record.name:
+                raise self._damaged(record)
+            return shot
         buffer = io.BytesIO()
-        Image.fromarray(self._restore(record, decoded)).save(buffer, "PNG", compress_level=1)
+        try:
+            pixels = self._restore(record, decoded)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise self._damaged(record) from error
+        Image.fromarray(pixels).save(buffer, "PNG", compress_level=1)
         return Screenshot(buffer.getvalue(), record.name)
 
     def _restore(self, record: _Record, decoded: dict[str, np.ndarray]) -> np.ndarray:
         """Decode the pixels of a record. `decoded` caches the pixels of its chain of bases."""
         if record.name not in decoded:
             image = Image.open(io.BytesIO(self._payload(record)))
+            if image.width * image.height > MAX_SCREEN_PIXELS:
+                raise ValueError(f"{image.width}x{image.height} pixels")
             if record.base:
                 patch = np.asarray(image.convert("RGBA"))
                 base = self._restore(self._live[record.base], decoded)

@@ -20,16 +20,18 @@ from torch import nn
 
 from arpo.config import Config, ModelConfig
 from arpo.errors import UserError
-from arpo.learner.saved_state import COUNTERS_FILE, WEIGHTS_FILE, load_tensors
+from arpo.learner.saved_state import COUNTERS_FILE, WEIGHTS_FILE, load_tensors, writing_tensors
 from arpo.models.loading import DTYPES, load_model, resolve_model
 from arpo.models.lora import adapter_weights, merge
 from arpo.models.trainable import frozen_fingerprint, set_trainable
 from arpo.recipe import load_config
-from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, MANIFEST, Checkpoint, find_damage, latest
+from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, MANIFEST, Checkpoint, find_damage, latest, step_of
+from arpo.storage.files import naming
 from arpo.storage.run_folder import RECIPE
 
 # Not copied from the base model: its weights, its model card, pickles and code.
 NOT_COPIED = (".safetensors", ".md", ".bin", ".pt", ".pth", ".py")
+RESTORE_OR_OTHER = "restore it, or export another checkpoint"
 ADAPTERS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
@@ -47,13 +49,15 @@ def export_model(source: Path, out: Path, dtype: str, *, merged: bool) -> Path:
         set_trainable(model, config.model, config.run.seed)
         _fill(model, checkpoint / LEARNER)
     try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{out}: cannot create the folder: {error.strerror}") from error
-    if merged:
-        _write_model(model, resolve_model(config.model.path), out, DTYPES[dtype])
-    else:
-        _write_adapters(model, config.model, out, DTYPES[dtype])
+        with writing_tensors(out), naming(out):
+            out.mkdir(parents=True, exist_ok=True)
+            if merged:
+                _write_model(model, resolve_model(config.model.path), out, DTYPES[dtype])
+            else:
+                _write_adapters(model, config.model, out, DTYPES[dtype])
+    except OSError:
+        shutil.rmtree(out, ignore_errors=True)  # a part of a model would be in the way of the next attempt
+        raise
     return out
 
 
@@ -92,15 +96,17 @@ def _find(source: Path) -> tuple[Config, Path | None]:
         found, damaged = latest(source / CHECKPOINTS)
         if found is None:
             raise UserError(
-                f"{source}: this run has no intact checkpoint yet" + "".join(f"; {d}" for d in damaged)
+                f"{source}: this run has no intact checkpoint: "
+                + "".join(f"{line}; " for line in damaged)
+                + "train it first, or restore a checkpoint"
             )
         return _on_cpu(load_config(source / RECIPE)), found.path
     if (source / MANIFEST).is_file():
-        step = source.resolve().name.removeprefix("step-")
-        if not step.isdigit():
-            raise UserError(f"{source}: the folder of a checkpoint must be named step-NUMBER")
-        if reason := find_damage(Checkpoint(step=int(step), path=source)):
-            raise UserError(f"{source}: this checkpoint is damaged: {reason}")
+        step = step_of(source.resolve())
+        if step is None:
+            raise UserError(f"{source}: the folder of a checkpoint must be named step-NUMBER: rename it")
+        if reason := find_damage(Checkpoint(step=step, path=source)):
+            raise UserError(f"{source}: this checkpoint is damaged: {reason}: {RESTORE_OR_OTHER}")
         return _on_cpu(load_config(source.resolve().parents[1] / RECIPE)), source
     if (source / "config.json").is_file():
         folder = str(source.resolve())  # absolute: "base" alone would mean the shipped model
@@ -119,8 +125,8 @@ def _fill(model: nn.Module, folder: Path) -> None:
     try:
         weights = load_tensors(folder, WEIGHTS_FILE)
         saved = json.loads((folder / COUNTERS_FILE).read_text(encoding="utf-8"))["frozen"] if frozen else ""
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise UserError(f"{folder}: cannot read it: {error}") from error
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{folder}: damaged, {error}: {RESTORE_OR_OTHER}") from error
     if saved != frozen:
         raise UserError(f"{folder}: was trained with other frozen weights than model.path has now")
     parameters = dict(model.named_parameters())

@@ -28,7 +28,8 @@ from arpo.reporting.display import Display
 from arpo.reporting.tracking import NullTracker, Tracker, open_tracker
 from arpo.rollout.player import open_player
 from arpo.storage import checkpoint
-from arpo.storage.run_folder import RECIPE, RunFolder
+from arpo.storage.files import RESTORE_OR_LEAVE, damage, parse_object
+from arpo.storage.run_folder import METRICS, RECIPE, RunFolder
 from arpo.training.build import open_learner
 
 STATE = "state.json"
@@ -76,6 +77,7 @@ class Run:
     def __init__(self, config: Config, store: RunFolder, display: Display, progress: Progress) -> None:
         self.config, self.store, self.display = config, store, display
         self._checkpoints = store.folder / checkpoint.CHECKPOINTS
+        found = self._find_checkpoint()  # reports damaged files before the model is loaded
         self.sets = sets_of_run(config, store.folder, self._checkpoints.is_dir(), display)
         self.player = open_player(config)
         self.scheduler = self.player.scheduler
@@ -84,14 +86,15 @@ class Run:
         self.timing = Timing()
         self.stopping = False
         self.tracker: Tracker = NullTracker()  # until `begin`: a loop may still refuse to resume
-        self._resumed_from: Path | None = None
-        self.restored = self._load()
+        self._saved = found  # the newest checkpoint
+        self._resumed = found is not None
+        self.restored = self._load(found)
         self._began = time.monotonic() - self.progress.seconds
 
     async def begin(self, loop: Loop) -> None:
         """Load the weights into the engine. A new run is evaluated and saved first: the baseline."""
-        if self._resumed_from is not None:
-            self.display.note(f"resuming from {self._resumed_from}, after batch {self.progress.batch}")
+        if self._resumed and self._saved is not None:
+            self.display.note(f"resuming from {self._saved.path}, after batch {self.progress.batch}")
         self.tracker = open_tracker(self.config, self.store, self.progress.batch + 1)
         await self.scheduler.agent.engine.load(self.learner.weights())
         if not self.progress.success:
@@ -168,27 +171,46 @@ class Run:
             self.learner.save(folder / checkpoint.LEARNER)
             (folder / STATE).write_text(json.dumps(state) + "\n", encoding="utf-8")
 
-        checkpoint.save(self._checkpoints, self.progress.batch, write, self.config.store.keep_checkpoints)
+        keep = self.config.store.keep_checkpoints
+        self._saved = checkpoint.save(self._checkpoints, self.progress.batch, write, keep)
         loop.saved()
 
-    def _load(self) -> Mapping[str, Any] | None:
-        """Restore the newest intact checkpoint and return its state. None if there is no checkpoint."""
+    @contextmanager
+    def resumable(self) -> Iterator[None]:
+        """Add to an OSError of the block, for example a full disk, where the run will resume."""
+        try:
+            yield
+        except OSError as error:
+            if self._saved is not None:
+                error.add_note(f"it resumes after batch {self._saved.step}")
+            raise
+
+    def _find_checkpoint(self) -> checkpoint.Checkpoint | None:
+        """The newest intact checkpoint, None for a new run. Raises UserError if a file does not match it."""
         found, damaged = checkpoint.latest(self._checkpoints)
         for line in damaged:
             self.display.note(line)
+        if found is not None:
+            self.store.check_sizes(_read_state(found)["offsets"])
+        elif damaged or any(line.get("step") for line in self.store.read_log(METRICS)):
+            # A new start would remove everything that the run has written.
+            raise UserError(
+                f"{self._checkpoints}: no intact checkpoint is left. Restore one, or remove the run folder "
+                "to start again"
+            )
+        return found
+
+    def _load(self, found: checkpoint.Checkpoint | None) -> Mapping[str, Any] | None:
+        """Restore the checkpoint and return its state."""
         if found is None:
-            if damaged:  # a new start would remove everything that the run has written
-                raise UserError(
-                    f"{self._checkpoints}: no intact checkpoint is left. Remove the run folder to start again"
-                )
             self.store.rewind({})
             return None
-        state: dict[str, Any] = json.loads((found.path / STATE).read_text(encoding="utf-8"))
+        state = _read_state(found)
         self.learner.load(found.path / checkpoint.LEARNER)
-        self.progress = Progress(**state["progress"])
+        with damage(found.path / STATE, RESTORE_OR_LEAVE):
+            self.progress = Progress(**state["progress"])
+            self.scheduler.pool.restore(state["pool"])
         self.store.rewind(state["offsets"])
-        self.scheduler.pool.restore(state["pool"])
-        self._resumed_from = found.path
         return state
 
     def refuse_less(self, key: str, done: float, total: float) -> None:
@@ -216,6 +238,15 @@ class Run:
             "skipped_updates": progress.skipped,
             "seconds": progress.seconds,
         }
+
+
+def _read_state(found: checkpoint.Checkpoint) -> dict[str, Any]:
+    path = found.path / STATE
+    state = parse_object(path.read_bytes(), path, RESTORE_OR_LEAVE)
+    with damage(path, RESTORE_OR_LEAVE):
+        if not all(type(size) is int for size in state["offsets"].values()):
+            raise ValueError("offsets are not integers")
+    return state
 
 
 class Timing:

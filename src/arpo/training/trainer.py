@@ -20,6 +20,7 @@ from arpo.algorithms.rewards import reward
 from arpo.algorithms.samples import GroupStats, Updates, build_updates, count_groups, split_by_signal
 from arpo.config import Config
 from arpo.engines.factory import require_tokens
+from arpo.errors import UserError
 from arpo.evaluation.scoring import report_failures
 from arpo.learner.base import Batch, Metrics
 from arpo.reporting.display import Display, open_display
@@ -206,7 +207,7 @@ def run_training(config: Config) -> int:
             run.stopping = True
             display.note("finishing this batch, then saving. Press Ctrl-C again to stop immediately")
 
-        with interruptible(stop), closing(run):
+        with interruptible(stop), run.resumable(), closing(run):
             done = asyncio.run(_train(trainer, display))
         if not done:
             display.note(f"saved after batch {run.progress.batch}. Run the same command again to resume")
@@ -229,6 +230,12 @@ def _finish(run: Run, display: Display) -> None:
     summary = run.summary()
     run.store.write_summary(summary)
     display.summary(summary)
-    shutil.rmtree(folder / MODEL, ignore_errors=True)
-    export_model(folder, folder / MODEL, run.config.model.dtype, merged=True)
-    display.note(f"model:  {folder / MODEL}")
+    model = folder / MODEL
+    if model.is_symlink() or model.is_file():
+        raise UserError(
+            f"{model}: is a link or a file, and the trained model needs this name: move it to another "
+            "folder, then run the same command again"
+        )
+    shutil.rmtree(model, ignore_errors=True)
+    export_model(folder, model, run.config.model.dtype, merged=True)
+    display.note(f"model:  {model}")

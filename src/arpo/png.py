@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from PIL import Image
 
+from arpo.errors import UserError
 from arpo.types import Screenshot, screen_fault
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -34,8 +35,11 @@ _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type: grey, RGB, palette
 _CACHED_BYTES_PER_PIXEL = 4  # Pillow pads RGB
 
 
-class BadPng(ValueError):
-    """The picture is refused. The message continues the words "the screenshot"."""
+class BadPng(UserError):
+    """The picture is refused: BadPng("is 1x1, must have sides of 8 to 16,383 pixels")."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the screenshot {reason}")
 
 
 def read_size(png: bytes) -> tuple[int, int]:

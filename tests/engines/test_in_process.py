@@ -476,5 +476,7 @@ def test_a_screenshot_that_cannot_be_decoded_fails_its_request_alone() -> None:
 
     first, error, last = asyncio.run(ask(*prompts))
     assert isinstance(error, EngineError)
-    assert str(error) == "generate: a screenshot is a damaged PNG: broken data stream when reading image file"
+    assert (
+        str(error) == "generate: the screenshot is a damaged PNG: broken data stream when reading image file"
+    )
     assert [first, last] == asyncio.run(ask(prompts[0], prompts[2]))

@@ -269,7 +269,7 @@ class InProcessEngine:
                 for image in prefill.images:
                     rgb(image)
             except BadPng as error:
-                request.future.set_exception(EngineError("generate", f"a screenshot {error}"))
+                request.future.set_exception(EngineError("generate", str(error)))
             else:
                 self._waiting.append(request)
 

@@ -74,7 +74,7 @@ class GuardedEnv:
             else:
                 _decode(value.screenshot)
         except BadPng as error:
-            raise EnvError(where, f"the screenshot {error}") from error
+            raise EnvError(where, str(error)) from error
         return value
 
     def _expected_size(self) -> str:

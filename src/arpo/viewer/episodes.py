@@ -9,8 +9,6 @@ import base64
 import io
 from html import escape
 
-from PIL import Image
-
 from arpo.actions import (
     Action,
     Click,
@@ -30,6 +28,7 @@ from arpo.actions import (
     Scroll,
     Type,
 )
+from arpo.png import rgb
 from arpo.types import Screenshot, Trajectory, Turn
 
 MAX_WIDTH = 960  # pixels; wider screenshots are scaled down
@@ -149,9 +148,8 @@ def _image(shot: Screenshot) -> str:
     width, height = shot.size
     image_format, data, css_class = "png", shot.png, "pixels"
     if width > MAX_WIDTH:
-        image = Image.open(io.BytesIO(shot.png)).convert("RGB")
         buffer = io.BytesIO()
-        image.resize((MAX_WIDTH, round(height * MAX_WIDTH / width))).save(buffer, "WEBP", quality=80)
+        rgb(shot).resize((MAX_WIDTH, round(height * MAX_WIDTH / width))).save(buffer, "WEBP", quality=80)
         image_format, data, css_class = "webp", buffer.getvalue(), ""
     encoded = base64.b64encode(data).decode()
     return f'<img class="{css_class}" alt="" loading="lazy" src="data:image/{image_format};base64,{encoded}">'

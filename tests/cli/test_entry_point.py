@@ -1,6 +1,9 @@
 """`arpo`: parsing of the command line, help, error messages and exit codes."""
 
+import errno
 import json
+import os
+import re
 import subprocess
 import sys
 
@@ -13,6 +16,7 @@ from arpo.config import Config, EnvConfig
 from arpo.envs.factory import resolve_env
 from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
+from arpo.models.loading import resolve_model
 from arpo.storage.run_folder import RunFolder
 
 MY_ENV = """
@@ -203,3 +207,74 @@ def test_a_command_works_without_stdout():
     command = f'{sys.executable} -c "{code}" >&-'
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_below_stdout_is_one_line(unbuffered):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "arpo", "train", "--help-keys"]
+        env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=env)
+    expected = "arpo: error: output: No space left on device: free some space, then run the same command"
+    assert (done.returncode, done.stderr) == (2, f"{expected} again\n")
+
+
+def test_a_full_disk_is_one_line_with_the_free_space_and_the_place_to_resume(capsys, monkeypatch, tmp_path):
+    def full(recipe):
+        error = OSError(
+            errno.ENOSPC, "No space left on device", str(tmp_path / "checkpoints" / "step-000004")
+        )
+        error.add_note("it resumes after batch 3")
+        raise error
+
+    monkeypatch.setattr("arpo.recipe.find_recipe", full)
+    expected = (
+        r"/checkpoints/step-000004: No space left on device \(\d+\.\d MiB free\): "
+        "free some space, then run the same command again; it resumes after batch 3"
+    )
+    assert re.search(expected, refusal(capsys, "train"))
+
+
+def test_an_unexpected_error_is_not_hidden(monkeypatch):
+    for error in (
+        ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
+        OSError("without a number"),
+        FileNotFoundError(errno.ENOENT, "No such file or directory"),  # without a name
+        RuntimeError("a bug"),
+    ):
+
+        def broken(recipe, error=error):
+            raise error
+
+        monkeypatch.setattr("arpo.recipe.find_recipe", broken)
+        with pytest.raises(type(error)):
+            main(["train"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train --run.dir {}",
+        "collect --run.dir {}",
+        "eval --out {}",
+        "screen --out {}",
+        "compare desk --seeds 1 --out {}",
+        "export {model} {}",
+        "pretrain --out {}",
+        "eval osworld --tasks desk:32 --env.name desk --result_dir {}",
+        "env-host --env desk --listen 127.0.0.1:0 --ready-file {}",
+    ],
+)
+@pytest.mark.parametrize("folder", ["/proc/self/fdinfo", "/sys/kernel", "{file}"])
+def test_storage_that_cannot_be_written_is_one_line(capsys, tmp_path, monkeypatch, words, folder):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    place = folder.format(file=tmp_path / "file")
+    argv = [word.format(f"{place}/run", model=resolve_model("base")) for word in words.split()]
+    assert place in refusal(capsys, *argv)
+
+
+def test_words_that_no_file_name_may_have(capsys):
+    assert "'a\\x00b': has a control character" in refusal(capsys, "report", "a\0b")
+    assert "'\\udcff': has a control character, or is not UTF-8" in refusal(capsys, "report", "\udcff")
+    assert "'a\\x1b[2J': has a control character" in refusal(capsys, "train", "--run.dir", "a\x1b[2J")

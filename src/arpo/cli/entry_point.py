@@ -1,35 +1,50 @@
 """Entry point of `arpo`: parses the command line and runs a command of `commands.py`.
 
-A UserError prints one line to stderr; the exit code is 2. Ctrl-C: 130. Closed output (`arpo … | head`): 141.
-Any other exception is a bug or a fault, and prints its traceback.
+A UserError prints one line to stderr; the exit code is 2. So does an OSError of the user's files, for example
+of a full disk or a read-only folder. Ctrl-C: 130. Closed output (`arpo … | head`): 141. Any other exception
+is a bug or a fault, and prints its traceback.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import select
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 from arpo import __version__
 from arpo.cli.commands import COMMANDS, Command
-from arpo.errors import UserError
+from arpo.errors import UserError, printable
 from arpo.recipe import keys, nearest
 
 _DOTTED = re.compile(r"--\w+\.[\w.-]+(=.*)?", re.DOTALL)
 _CLOSED_OUTPUT = 141  # 128 + SIGPIPE, as a shell reports it
+_MAX_MESSAGE = 4_000  # characters
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# What the user can do about an OSError of a file.
+_REMEDIES = {
+    _FULL: "free some space, then run the same command again",
+    (errno.EFBIG,): "raise the limit of file sizes (`ulimit -f`), then run the same command again",
+    (errno.EROFS, errno.EACCES, errno.EPERM): "choose another folder, or change its permissions",
+    (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG): "check the path",
+    (errno.EEXIST, errno.ENOTEMPTY): "move it to another folder, then run the same command again",
+    (errno.EIO, errno.ESTALE): "check the disk, then run the same command again",
+    (errno.EMFILE, errno.ENFILE): "raise the limit of open files (`ulimit -n`), or lower env.parallel",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     # Set before torch is imported: on shared cores, spinning OpenMP threads slow torch down.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        with _flushed_output():
-            return _run_reporting_errors(sys.argv[1:] if argv is None else argv)
+        return _run_reporting_errors(sys.argv[1:] if argv is None else argv)
     except BrokenPipeError:
         if not _discard_closed_output():
             raise
@@ -38,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _flushed_output() -> Iterator[None]:
-    """Flush stdout at the end: a closed pipe raises here, not at interpreter shutdown."""
+    """Flush stdout at the end: a closed pipe or a full disk raises here, not at interpreter shutdown."""
     try:
         yield
     except SystemExit:  # of --help and --version
@@ -48,8 +63,15 @@ def _flushed_output() -> Iterator[None]:
 
 
 def _flush() -> None:
-    if sys.stdout is not None:  # None: the process was started without stdout (`arpo … >&-`)
+    if sys.stdout is None:  # the process was started without stdout (`arpo … >&-`)
+        return
+    try:
         sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:
+        _discard(sys.stdout.fileno())
+        raise
 
 
 def _discard_closed_output() -> bool:
@@ -61,16 +83,24 @@ def _discard_closed_output() -> bool:
         if poll.poll(0):
             closed.append(stream.fileno())
     for number in closed:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        _discard(number)
     return bool(closed)
+
+
+def _discard(number: int) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def _run_reporting_errors(argv: Sequence[str]) -> int:
     try:
-        return _run(argv)
+        with _flushed_output():
+            return _run(argv)
     except UserError as error:
-        print(f"arpo: error: {error}", file=sys.stderr)
-        return 2
+        return _report(str(error))
+    except OSError as error:
+        if (message := _describe_storage(error)) is None:
+            raise
+        return _report(message)
     except KeyboardInterrupt:
         print(
             "arpo: interrupted; to resume train, collect, compare, screen, pretrain or eval osworld, "
@@ -80,7 +110,36 @@ def _run_reporting_errors(argv: Sequence[str]) -> int:
         return 130
 
 
+def _report(message: str) -> int:
+    print(f"arpo: error: {printable(message[:_MAX_MESSAGE])}", file=sys.stderr)
+    return 2
+
+
+def _describe_storage(error: OSError) -> str | None:
+    """Path, reason and remedy of an OSError of a file. None for any other, for example of a network.
+
+    Notes of the error are appended: "…: free some space, then run the same command again; it resumes after
+    batch 3".
+    """
+    named = isinstance(error.filename, str | bytes | os.PathLike)
+    remedy = next((text for numbers, text in _REMEDIES.items() if error.errno in numbers), None)
+    if remedy is None or not (named or error.errno in (*_FULL, errno.EFBIG)):
+        return None
+    path = Path(os.fsdecode(error.filename)) if named else Path()
+    free = f" ({_free_megabytes(path):.1f} MiB free)" if error.errno in _FULL and named else ""
+    name = str(path) if named else "output"
+    return "; ".join([f"{name}: {error.strerror}{free}: {remedy}", *getattr(error, "__notes__", [])])
+
+
+def _free_megabytes(path: Path) -> float:
+    folder = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.is_dir())
+    return shutil.disk_usage(folder).free / 2**20
+
+
 def _run(argv: Sequence[str]) -> int:
+    for word in argv:
+        if word != printable(word):
+            raise UserError(f"{word!r}: has a control character, or is not UTF-8: change the name")
     words, overrides = split_overrides(argv)
     if words[:2] == ["eval", "osworld"]:
         words[:2] = ["eval osworld"]

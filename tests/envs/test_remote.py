@@ -270,6 +270,48 @@ def test_a_cancelled_episode_frees_its_slot():
     assert asyncio.run(play()) == 4
 
 
+@pytest.mark.parametrize("started", [False, True])
+def test_a_lease_that_is_left_without_close_frees_its_slot(started):
+    async def play():
+        async with hosted(FakeEnv, config()) as address:
+            async with hosts_at(config(), address).lease() as env:
+                if started:
+                    await env.start(TASK)
+                assert await free(address) == 3
+            return await free(address)
+
+    assert asyncio.run(play()) == 4
+
+
+def test_a_lease_that_is_left_by_an_exception_frees_its_slot_and_keeps_the_exception():
+    """The environment even fails to close."""
+
+    async def play():
+        async with hosted(failing(FakeEnv, "close", times=1), config()) as address:
+            with pytest.raises(ZeroDivisionError):
+                async with hosts_at(config(), address).lease() as env:
+                    await env.start(TASK)
+                    raise ZeroDivisionError
+            return await free(address)
+
+    assert asyncio.run(play()) == 4
+
+
+def test_a_lease_closes_its_environment_once():
+    deleted = []
+
+    def delete():
+        deleted.append("episode")
+        return web.Response(status=204)
+
+    async def play():
+        async with pretending(delete=delete) as address, hosts_at(config(), address).lease() as env:
+            await env.close()
+
+    asyncio.run(play())
+    assert deleted == ["episode"]
+
+
 def test_a_killed_host_costs_one_attempt_and_is_used_again_after_its_restart(tmp_path):
     words = ("--env", FAKE, "--slots", "2")
     first = HostCommand(tmp_path, *words, "--listen", "127.0.0.1:0")
@@ -484,7 +526,7 @@ async def pretending(**answers):
         return answers[request.match_info["call"]]()
 
     async def delete(request):
-        return web.Response(status=204)
+        return answers["delete"]() if "delete" in answers else web.Response(status=204)
 
     application = web.Application()
     application.router.add_get("/health", health)

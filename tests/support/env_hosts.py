@@ -13,10 +13,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from arpo.config import EnvConfig
 from arpo.envs.base import EnvFactory
-from arpo.envs.host import Listen, hosting
+from arpo.envs.host import hosting
+from arpo.envs.host_server import Listen
 from arpo.envs.remote import Hosts, parse_hosts
 
 FAKE = "arpo.testing:FakeEnv"
@@ -42,26 +44,36 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class HostCommand:
-    """An `arpo env-host …` process; it is listening when the constructor returns."""
+    """An `arpo env-host …` process; it is listening when the constructor returns.
 
-    def __init__(self, folder: Path, *words: str, stdin: int = subprocess.DEVNULL) -> None:
+    `descriptors` is its limit of open files, soft and hard (None: as in this process).
+    """
+
+    def __init__(
+        self, folder: Path, *words: str, stdin: int = subprocess.DEVNULL, descriptors: int | None = None
+    ) -> None:
         ready = folder / "ready.json"
         ready.unlink(missing_ok=True)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "arpo", "env-host", *words, "--ready-file", str(ready)],
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, "-m", "arpo", "env-host", *words, "--ready-file", str(ready)]
+        if descriptors is not None:
+            command = ["sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh", *command]
+        with NamedTemporaryFile(dir=folder, delete=False) as stderr:  # a full pipe would block the host
+            self.process = subprocess.Popen(
+                command, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, text=True
+            )
+        self._stderr_file = Path(stderr.name)
         while not ready.exists():
-            assert self.process.poll() is None, self.process.communicate()
+            assert self.process.poll() is None, self.end()
             time.sleep(0.02)
         self.address: str = json.loads(ready.read_text("utf-8"))["address"]
 
     @property
     def port(self) -> str:
         return self.address.rpartition(":")[2]
+
+    @property
+    def stderr(self) -> str:
+        return self._stderr_file.read_text("utf-8")
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
@@ -70,5 +82,5 @@ class HostCommand:
         """Send a signal and return exit code, stdout and stderr."""
         if self.process.poll() is None:
             self.send(number)
-        stdout, stderr = self.process.communicate(timeout=60)
-        return self.process.returncode, stdout, stderr
+        stdout, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, stdout, self.stderr

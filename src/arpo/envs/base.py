@@ -42,7 +42,7 @@ class Env(Protocol):
     """
 
     async def start(self, task: Task) -> Observation:
-        """Set the task up and return the first screenshot."""
+        """Set the task up and return the first screenshot. Those of all steps have the same size."""
         ...
 
     async def step(self, actions: tuple[Action, ...]) -> StepResult:
@@ -67,7 +67,8 @@ class EnvSource(Protocol):
     def lease(self) -> AbstractAsyncContextManager[Env]:
         """Wait for a free slot and yield a new environment; leaving the block frees the slot.
 
-        The caller closes the environment inside the block, to be able to count a fault in `close`.
+        The caller closes the environment inside the block, to be able to count a fault in `close`. An
+        environment on a host is also closed if the caller did not.
         Raises EnvError if no environment is available.
         """
         ...

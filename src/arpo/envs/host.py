@@ -1,20 +1,19 @@
 """`arpo env-host`: serves environments to other processes with the protocol of `wire.py`.
 
 A host has a fixed number of slots, one environment in each. It applies the same timeouts as a local pool. It
-closes hanging environments, and episodes without a call for `env.lease_seconds`; both free the slot. Without
-a token it listens on loopback only; with a token it refuses every request without it. Errors leave the
-host as typed messages, never as tracebacks.
+closes hanging environments, episodes without a call for `env.lease_seconds`, and episodes whose caller
+disconnects during a call; each frees the slot. Without a token it listens on loopback only; with a token it
+refuses every request without it. `host_server.py` limits connections, `host_log.py` limits the log. Errors
+leave the host as typed messages, never as tracebacks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import json
 import logging
 import os
-import re
 import secrets
 import signal
 import threading
@@ -33,48 +32,23 @@ from arpo.config import Config, EnvConfig
 from arpo.envs import wire
 from arpo.envs.base import EnvFactory
 from arpo.envs.factory import resolve_env
+from arpo.envs.host_log import bounded_log
+from arpo.envs.host_server import (
+    Connections,
+    Listen,
+    connection_limit,
+    is_loopback,
+    listening,
+    raise_descriptor_limit,
+)
 from arpo.envs.pool import GuardedEnv
 from arpo.envs.wire import BadRequest, NoFreeSlot, NoSuchEpisode, OutOfTurn, WrongToken
-from arpo.errors import EnvError, EnvTimeout, UserError, boundary
+from arpo.errors import EnvError, EnvTimeout, boundary
 from arpo.types import Screenshot
 
 RETRY_SECONDS = 1
-SHUTDOWN_SECONDS = 1.0  # for running calls when the host stops
+BODY_SECONDS = 30.0  # for receiving the body of a request
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listen:
-    """An address to listen on, from `env.listen`."""
-
-    host: str
-    port: int  # 0: any free port
-
-    @classmethod
-    def read(cls, text: str) -> Listen:
-        """Parse "127.0.0.1:8700" or "[::1]:0"."""
-        host, _, port = text.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not (host and re.fullmatch(r"[0-9]{1,5}", port) and int(port) < 65536):
-            raise UserError(f"env.listen = {text!r}: not HOST:PORT: use for example 127.0.0.1:8700")
-        return cls(host=host, port=int(port))
-
-    def checked(self, token: str | None) -> Listen:
-        """Return self. Raises UserError for an address beyond loopback without a token."""
-        if token is None and not is_loopback(self.host):
-            raise UserError(
-                f"env.listen: {self.host} is reachable from other machines, but there is no token: set "
-                f"{wire.TOKEN_VARIABLE} on the host and on its callers to the same secret of at least "
-                f"{wire.MIN_TOKEN_LENGTH} characters, or listen on 127.0.0.1"
-            )
-        return self
-
-
-def is_loopback(name: str) -> bool:
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost"
 
 
 @dataclass(slots=True)
@@ -92,6 +66,7 @@ class Host:
         self._factory = factory
         self._config = config
         self._token = token
+        self.connections = Connections(connection_limit(config.parallel))
         self._episodes: dict[str, _Episode] = {}
         self._closing: dict[str, asyncio.Task[None]] = {}
 
@@ -127,6 +102,7 @@ class Host:
         """Convert every exception to an error response of the protocol."""
         try:
             self._authorise(request)
+            self.connections.mark_caller(request)
             return await handler(request)
         except EnvError as fault:
             return _error_response(wire.status_of(fault), fault)
@@ -217,7 +193,10 @@ class Host:
     async def _call(
         self, request: web.Request, where: str, work: Callable[[_Episode], Coroutine[Any, Any, web.Response]]
     ) -> web.Response:
-        """Run one call of an episode; it does not expire meanwhile. A second concurrent call is refused."""
+        """Run one call of an episode; it does not expire meanwhile. A second concurrent call is refused.
+
+        If the caller disconnects, the episode ends: nobody can continue it without the result.
+        """
         name = request.match_info["episode"]
         if name not in self._episodes:
             limit = f"{self._config.lease_seconds:g} s without a call"
@@ -226,18 +205,20 @@ class Host:
         if episode.call is not None:
             raise OutOfTurn(where, "another call of this episode is running")
         episode.timer.cancel()
-        episode.call = asyncio.create_task(work(episode))
+        call = episode.call = asyncio.create_task(work(episode))
         try:
-            return await episode.call
+            return await asyncio.shield(call)  # `_end` cancels the call: it does not wait for it forever
         except EnvTimeout:
             self._close(name)
             raise
         except asyncio.CancelledError:
             if (own := asyncio.current_task()) is None or own.cancelling():
+                self._close(name)
                 raise
             raise NoSuchEpisode(where, "the episode was closed during the call") from None
         finally:
-            episode.call = None
+            if call.done():
+                episode.call = None
             if name in self._episodes:
                 episode.timer = self._timer(name, self._config.lease_seconds)
 
@@ -272,17 +253,10 @@ async def hosting(
 ) -> AsyncIterator[str]:
     """Run a host during the block and yield its URL. Leaving the block closes every environment."""
     host = Host(factory, config, token)
-    runner = web.AppRunner(host.application(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
     try:
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, listen.host, listen.port).start()
-        except OSError as error:
-            raise UserError(f"env.listen = {listen.host}:{listen.port}: {error.strerror}") from error
-        name = f"[{listen.host}]" if ":" in listen.host else listen.host
-        yield f"http://{name}:{runner.addresses[0][1]}"
+        async with listening(host.application(), listen, host.connections) as address:
+            yield address
     finally:
-        await runner.cleanup()
         await host.close()
 
 
@@ -293,9 +267,9 @@ def run_host(config: Config, ready_file: Path | None, with_parent: bool) -> int:
         parent.watch(grace_seconds=2 * config.env.step_seconds)
     token = wire.read_token(os.environ)
     listen = Listen.read(config.env.listen).checked(token)
-    factory = resolve_env(config)
+    raise_descriptor_limit(config.env.parallel)
 
-    async def serve() -> None:
+    async def serve(factory: EnvFactory) -> None:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         parent.on_exit = lambda: loop.call_soon_threadsafe(ended.set)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -308,7 +282,8 @@ def run_host(config: Config, ready_file: Path | None, with_parent: bool) -> int:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)  # a second signal kills the process
 
-    asyncio.run(serve())
+    with bounded_log():
+        asyncio.run(serve(resolve_env(config)))
     return 0
 
 
@@ -344,7 +319,12 @@ async def _body(request: web.Request, where: str, *names: str) -> list[Any]:
     """
     if request.content_type != "application/json":
         raise BadRequest(where, f"the body must be application/json, not {request.content_type}")
-    return wire.object_values(wire.read_json(await request.read(), where), names, where, "body")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            content = await request.read()
+    except TimeoutError:
+        raise BadRequest(where, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+    return wire.object_values(wire.read_json(content, where), names, where, "body")
 
 
 def _started_env(episode: _Episode, where: str) -> GuardedEnv:

@@ -265,9 +265,12 @@ class Hosts:
     async def lease(self) -> AsyncIterator[Env]:
         async with self._slots(), open_session() as session:
             host, episode = await self._acquire(session)
+            env = RemoteEnv(host, session, episode, self._config)
             try:
-                yield RemoteEnv(host, session, episode, self._config)
+                yield env
             finally:
+                with suppress(EnvError):  # a caller that wants to know closes the environment itself
+                    await env.close()
                 self._notify()
 
     async def _acquire(self, session: aiohttp.ClientSession) -> tuple[RemoteHost, str]:

@@ -8,8 +8,9 @@
     DELETE /episodes/ID           -> 204; closes the environment and frees the slot
 
 A screenshot is a PNG with its sha256 as ETag; if the episode was sent the same one before, the response is
-204 with the ETag alone. An error is {"kind": class name, "where": call, "message": text}. Every message is
-checked strictly: an unknown or missing key or a wrong type is a `BadRequest` with its path, such as
+204 with the ETag alone. No call is repeated: a caller that disconnects during start, step or evaluate ends
+the episode. An error is {"kind": class name, "where": call, "message": text}. Every message is checked
+strictly: an unknown or missing key or a wrong type is a `BadRequest` with its path, such as
 "actions[1].keys". Only actions and errors are looked up by class name.
 """
 

@@ -1,16 +1,19 @@
 """The light desktop with real applications: input and screenshots through OSWorld's guest protocol."""
 
+import base64
 import io
 import json
 import os
 import urllib.request
 from dataclasses import replace
+from importlib.resources import files as resources
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
 
+import mail_profile
 from arpo.actions import Type
 from arpo.envs.osworld.sandbox import GUEST_PACKAGES
 from arpo.envs.pyautogui_program import program
@@ -185,6 +188,7 @@ def test_the_keyboard_shortcut_opens_a_terminal(guest):
         (("vlc",), "VLC media player"),
         (("nautilus",), "Home"),
         (("google-chrome",), "New Tab - Chromium"),
+        (("thunderbird",), "Home - Mozilla Thunderbird"),
     ],
 )
 def test_applications_open_only_their_own_window(guest, command, title):
@@ -194,6 +198,39 @@ def test_applications_open_only_their_own_window(guest, command, title):
     shown = guest.screenshot()
     assert titles(guest) == [title]
     assert shown != empty
+
+
+def test_a_kill_command_returns_when_its_processes_have_exited(guest):
+    """They may take a moment to save their settings."""
+    script = '#!/bin/sh\\ntrap "sleep 1; exit" TERM\\nwhile :; do sleep 0.1; done\\n'
+    guest.output(f"printf '{script}' > slow; chmod +x slow")
+    for command in (("pkill", "-TERM", "-x", "slow"), ("killall", "-s", "TERM", "slow")):
+        guest.launch("./slow")
+        guest.run("timeout 10 sh -c 'until pgrep -x slow; do sleep 0.1; done'; sleep 0.5")
+        guest.launch(*command)
+        assert guest.run("pgrep -x slow")["returncode"] == 1, command
+
+
+def test_thunderbird_works_offline_under_the_names_in_tasks(guest):
+    packed = base64.b64encode(mail_profile.archive()).decode()
+    guest.output(f"echo {packed} | base64 -d | tar -xz")
+    guest.launch("/usr/bin/thunderbird")
+    guest.screenshot()
+    assert guest.output("wmctrl -lx").count("Mail.thunderbird ") == 1
+    assert guest.run("pgrep -x thunderbird")["returncode"] == 0
+    guest.run("timeout 20 sh -c 'until wmctrl -l | grep -q Inbox; do sleep 0.1; done'; sleep 1")
+    assert titles(guest) == ["Inbox - anonym-x2024@outlook.com - Mozilla Thunderbird"]  # and no alert
+    tree = ElementTree.fromstring(json.loads(guest.request("/accessibility")[1])["AT"])
+    assert "Thunderbird" in [element.get("name") for element in tree.iter("application")]
+    window = {"window_name": "Mail.thunderbird", "strict": True, "by_class": True}
+    assert guest.request("/setup/close_window", window)[0] == 200
+    assert guest.run("timeout 20 sh -c 'while pgrep -x thunderbird; do sleep 0.1; done'")["returncode"] == 0
+
+
+def test_the_shipped_mail_profile_is_made_by_our_program():
+    shipped = resources("arpo") / "envs" / "osworld" / "tasks" / "files" / "mail.tar.gz"
+    made = mail_profile.archive(mail_profile.SHIPPED_ACCOUNT)
+    assert mail_profile.unpacked(shipped.read_bytes()) == mail_profile.unpacked(made)
 
 
 def test_windows_are_found_by_the_names_in_tasks(guest):

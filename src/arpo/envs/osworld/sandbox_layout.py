@@ -37,7 +37,7 @@ _ETC_FROM_HOST = (
     "python3.12", "python3.13", "services", "shells", "skel", "ssl/certs", "ssl/openssl.cnf",
     "terminfo", "vdpau_wrapper.cfg", "vulkan", "X11", "xdg", "xml",
 )  # fmt: skip
-_ETC_FROM_GUEST = ("passwd", "group", "hosts", "hostname", "machine-id")
+_ETC_FROM_GUEST = ("passwd", "group", "hosts", "hostname", "machine-id", "thunderbird")
 _VAR_FROM_HOST = (
     "/var/cache/fontconfig",
     "/var/lib/dictionaries-common",

@@ -7,7 +7,7 @@ import pytest
 
 from arpo.envs.osworld.guest import commands
 from arpo.envs.osworld.guest.commands import run
-from arpo.envs.osworld.guest.launcher import program_name
+from arpo.envs.osworld.guest.launcher import pgrep_commands, program_name
 from processes import wait_until
 
 
@@ -84,3 +84,18 @@ def test_a_command_that_cannot_start_returns_a_result(command):
 )
 def test_program_name_of_a_command(command, name):
     assert program_name(command) == name
+
+
+@pytest.mark.parametrize(
+    ("command", "searches"),
+    [
+        (["pkill", "chrome"], ["pgrep chrome"]),
+        (["pkill", "-9", "-f", "vlc"], ["pgrep -f vlc"]),
+        (["pkill", "-SIGKILL", "-x", "vlc"], ["pgrep -x vlc"]),
+        (["pkill", "--signal", "9", "-e", "vlc"], ["pgrep vlc"]),
+        (["killall", "-q", "-s", "KILL", "gimp", "vlc"], ["pgrep -x gimp", "pgrep -x vlc"]),
+        (["killall", "gnome-terminal-server"], ["pgrep -x gnome-terminal-"]),
+    ],
+)
+def test_searches_for_the_processes_of_a_kill_command(command, searches):
+    assert [" ".join(search) for search in pgrep_commands(command)] == searches

@@ -2,6 +2,7 @@
 
 from player import WaitForChange
 from solvers import in_terminal
+from solvers.thunderbird import new_folder
 
 # LibreOffice's save button changes its icon when there is something to save.
 CHANGED = WaitForChange(160, 50, 200, 78)
@@ -98,6 +99,7 @@ SOLUTIONS = {
     ],
     "web-to-file": in_terminal("echo 555-0142 > Desktop/phone.txt\n"),
     "vlc-translate": ["error_env()"],
+    "mail-folder": new_folder("Receipts"),
     "calc-average": [
         "click(start_box='(360,311)')",
         "type(content='=AVERAGE(B2:B6)\\n')",

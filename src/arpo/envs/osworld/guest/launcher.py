@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import threading
@@ -31,6 +32,8 @@ KILL_SECONDS = 10.0
 # A new window needs time to paint. So does the window of a running instance that took over the command.
 _PAINT_SECONDS = 3.0
 _POLL_SECONDS = 0.03
+_PKILL_ONLY = re.compile(r"-[0-9]+|-(SIG)?[A-Z]{3,}[0-9]*|--signal=.*|-e|--echo")  # pgrep rejects them
+_NAME_BYTES = 15  # the kernel cuts names of processes
 
 
 class Launcher:
@@ -47,7 +50,7 @@ class Launcher:
                 time.sleep(_POLL_SECONDS)
                 before &= self._window_ids()  # X may give the id of a closed window to a new one
         elif program_name(command) in KILL_COMMANDS:
-            _wait_for_exits(popen_arguments(command, False)[1:], process)
+            _wait_for_exits(pgrep_commands(list(popen_arguments(command, False))), process)
         self._screen.expect_change(_PAINT_SECONDS)
 
     def _window_ids(self) -> set[int]:
@@ -57,14 +60,36 @@ class Launcher:
         return any(not window.auxiliary for window in self._windows.all(before))
 
 
-def _wait_for_exits(pattern: CommandLine, process: subprocess.Popen[bytes]) -> None:
-    """Waits until the killed processes exit: they may write settings for the next program to read."""
+def _wait_for_exits(searches: list[list[str]], process: subprocess.Popen[bytes]) -> None:
+    """Waits until no search finds a killed process: they may write settings for the next program to read."""
     process.wait()
     deadline = time.monotonic() + KILL_SECONDS
-    while time.monotonic() < deadline:
-        if subprocess.call(["pgrep", *pattern], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
-            return
+    while time.monotonic() < deadline and any(map(_finds_processes, searches)):
         time.sleep(_POLL_SECONDS)
+
+
+def _finds_processes(search: list[str]) -> bool:
+    return subprocess.call(search, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0
+
+
+def pgrep_commands(words: list[str]) -> list[list[str]]:
+    """Searches for the processes that a `pkill` or `killall` command selects.
+
+    >>> pgrep_commands(["pkill", "-9", "-f", "--signal", "KILL", "vlc --loop"])
+    [['pgrep', '-f', 'vlc --loop']]
+    >>> pgrep_commands(["/usr/bin/killall", "-s", "TERM", "gimp-2.10", "soffice.bin"])
+    [['pgrep', '-x', 'gimp-2.10'], ['pgrep', '-x', 'soffice.bin']]
+    """
+    exact = os.path.basename(words[0]) == "killall"
+    kept, rest = [], iter(words[1:])
+    for word in rest:
+        if word == "--signal" or (exact and word == "-s"):
+            next(rest, None)
+        elif not _PKILL_ONLY.fullmatch(word):
+            kept.append(word)
+    if not exact:
+        return [["pgrep", *kept]]
+    return [["pgrep", "-x", name[:_NAME_BYTES]] for name in kept if not name.startswith("-")]
 
 
 def start_process(command: CommandLine, shell: bool) -> subprocess.Popen[bytes]:

@@ -44,6 +44,7 @@ ENVIRONMENT = {
     "QT_ACCESSIBILITY": "1",
     "QT_LINUX_ACCESSIBILITY_ALWAYS_ON": "1",
     "CHROME_DESKTOP": "google-chrome.desktop",
+    "MOZ_APP_REMOTINGNAME": "thunderbird",  # window class; Debian's default is thunderbird-default
     "SAL_USE_VCLPLUGIN": "gtk3",
     "LIBGL_ALWAYS_SOFTWARE": "1",
     "PYTHONPATH": "/opt/arpo/packages",

@@ -1,6 +1,7 @@
 """Configs and recipes: reading, writing, overrides, and the error messages for wrong values."""
 
 import os
+import re
 from dataclasses import replace
 from typing import get_type_hints
 
@@ -233,3 +234,65 @@ def test_a_program_is_found_here_or_in_the_projects_folder(tmp_path, monkeypatch
         assert find_program("bin/tool") == str(folder / "bin" / "tool")
     assert find_program(str(project / "bin" / "tool")) == str(project / "bin" / "tool")
     assert find_program("sh") in ("/bin/sh", "/usr/bin/sh")
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("run.threads=1000000000", "run.threads: is 1000000000, must be <= 1024"),
+        ("env.parallel=1000000000", "env.parallel: is 1000000000, must be <= 4096"),
+        ("rollout.group_size=100000", "rollout.group_size: is 100000, must be <= 1024"),
+        ("rollout.max_steps=1000000000000", "rollout.max_steps: is 1000000000000, must be <= 10000"),
+        ("train.tasks_per_batch=100000", "train.tasks_per_batch: is 100000, must be <= 65536"),
+        ("optim.ranks=5000", "optim.ranks: is 5000, must be <= 1024"),
+        ("eval.every=1000000001", "eval.every: is 1000000001, must be <= 1000000000"),
+        ("env.step_seconds=1e300", "env.step_seconds: is 1e+300, must be <= 1000000000"),
+        ("loss.format_weight=1e10", "loss.format_weight: is 10000000000.0, must be <= 1000000000"),
+        (f"run.seed={2**64}", f"run.seed: is {2**64}, must be <= 4294967295"),
+        (f"run.seed={'9' * 5000}", f"run.seed: is '{'9' * 78}…, must be an integer"),
+        (f"model.path={'x' * 200_000}", f"model.path: is '{'x' * 78}…, must have at most 100000 characters"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_absurd_values_are_refused_with_the_permitted_range(setting, reason):
+    assert refusal(None, f"--{setting}") == f"command line: {reason}"
+
+
+def test_every_number_has_an_upper_limit():
+    for key in keys():
+        if key.type in (int, float):
+            with pytest.raises(UserError, match=rf"{key.name}: is .*, must be (<|<=) [\d.]+$"):
+                load_config(None, [f"--{key.name}={10**12}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[run]\nseed = " + "9" * 5000, "cannot be read as TOML: Exceeds the limit (4300 digits)"),
+        ("[optim]\nlr = 1" + "0" * 400, "optim.lr: is inf, must be a finite number"),
+        ("x = " + "[" * 100_000, "cannot be read as TOML: nested too deeply"),
+        ("[run]\ndir = " + "{a=" * 150 + "1" + "}" * 150, "run.dir: is {'a': {'a': "),
+        ("[run]\ndir = " + "[" * 200 + "]" * 200, "run.dir: is [[[["),
+        ('[run]\ndir = "a\\u0000b"', "run.dir: is 'a\\x00b', must be text in UTF-8 without NUL"),
+        ('[tasks]\ntrain = "\\u0000"', "tasks.train: is '\\x00', must be text in UTF-8 without NUL"),
+        ('extends = "\\u0000"', "extends: "),
+        ("[run]\n" + "x" * 1_000_000 + " = 1", "run." + "x" * 100),
+        ("\x00", "cannot be read as TOML: "),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_absurd_recipes_are_refused(tmp_path, text, reason):
+    path = recipe(tmp_path, text)
+    assert refusal(path).startswith(f"{path}: {reason}")
+
+
+def test_a_long_chain_of_recipes_is_refused(tmp_path):
+    for number in range(100):
+        (tmp_path / f"{number}.toml").write_text(f'extends = "{number + 1}.toml"', "utf-8")
+    (tmp_path / "100.toml").write_text("", "utf-8")
+    assert re.search(r"extends: more than 20 recipes extend each other", refusal(tmp_path / "0.toml"))
+
+
+def test_a_batch_has_a_limit():
+    words = ["--rollout.group_size=1024", "--train.tasks_per_batch=8192", "--train.tasks_per_update=8192"]
+    assert "train.tasks_per_batch: is 8192 x 1024 episodes, must be <= 1000000" in refusal(None, *words)

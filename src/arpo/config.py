@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from arpo.config_keys import (
+    LARGEST,
     EngineConfig,
     EnvConfig,
     EvalConfig,
@@ -32,6 +33,8 @@ from arpo.config_keys import (
 from arpo.errors import BadSetting
 from arpo.types import screen_fault
 
+MAX_TEXT = 100_000  # characters of a text setting
+MAX_BATCH = 1_000_000  # episodes
 # Prefixes of keys. INCIDENTAL keys do not change the results of a run. LEARNING keys do not change the
 # episodes of a given model.
 INCIDENTAL = (
@@ -83,12 +86,25 @@ class Config:
 
 def _check_ranges(section: str, settings: Any) -> None:
     for entry in fields(settings):
-        value = getattr(settings, entry.name)
+        key, value = f"{section}.{entry.name}", getattr(settings, entry.name)
+        if isinstance(value, str):
+            if len(value) > MAX_TEXT:
+                raise BadSetting(key, f"is {shorten(value)}, must have at most {MAX_TEXT} characters")
+            continue
         if isinstance(value, float) and not math.isfinite(value):
-            raise BadSetting(f"{section}.{entry.name}", f"is {value}, must be a finite number")
-        for relation, bound in entry.metadata["bounds"].items():
+            raise BadSetting(key, f"is {value}, must be a finite number")
+        bounds = dict(entry.metadata["bounds"])
+        if bounds["<="] is None and bounds["<"] is None:
+            bounds["<="] = LARGEST
+        for relation, bound in bounds.items():
             if bound is not None and not _holds(value, relation, bound):
-                raise BadSetting(f"{section}.{entry.name}", f"is {value}, must be {relation} {bound:g}")
+                raise BadSetting(key, f"is {shorten(value)}, must be {relation} {bound}")
+
+
+def shorten(value: object) -> str:
+    """The value as in Python, cut after 80 characters. For error messages."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def _holds(value: float, relation: str, bound: float) -> bool:
@@ -103,6 +119,11 @@ def _check_combinations(config: Config) -> None:
             "train.tasks_per_update",
             f"is {train.tasks_per_update}, must divide train.tasks_per_batch ({train.tasks_per_batch}): "
             "a group is never split across updates",
+        )
+    if train.tasks_per_batch * rollout.group_size > MAX_BATCH:
+        raise BadSetting(
+            "train.tasks_per_batch",
+            f"is {train.tasks_per_batch} x {rollout.group_size} episodes, must be <= {MAX_BATCH}",
         )
     if tasks.train == tasks.heldout:
         raise BadSetting("tasks.heldout", f"is {tasks.train!r}, must differ from tasks.train")

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from arpo.types import MAX_SCREEN_SIDE
 
+LARGEST = 1_000_000_000
+
 
 def setting(
     default: Any,
@@ -20,7 +22,11 @@ def setting(
     high: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """A config key. Range: low <= value, above < value, value <= high, value < below."""
+    """A config key. Range: low <= value, above < value, value <= high, value < below.
+
+    A number without an upper limit is at most LARGEST. A smaller limit belongs to everything that is started
+    or allocated in this number: threads, environments, episodes.
+    """
     bounds = {">=": low, ">": above, "<=": high, "<": below}
     return field(default=default, metadata={"help": help, "bounds": bounds})
 
@@ -30,8 +36,8 @@ class RunConfig:
     """Output directory, random seed, threads."""
 
     dir: str = setting("runs/desk", "Output directory; the same command resumes the run in it")
-    seed: int = setting(0, "Random seed of the whole run", low=0)
-    threads: int = setting(0, "Number of torch threads; 0: one per core", low=0)
+    seed: int = setting(0, "Random seed of the whole run", low=0, high=2**32 - 1)
+    threads: int = setting(0, "Number of torch threads; 0: one per core", low=0, high=1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +56,7 @@ class ModelConfig:
         "Trained parameters: all, language (the vision tower is frozen), lora (adapters on the language and "
         "merger layers)",
     )
-    lora_rank: int = setting(32, "Rank of the LoRA adapters", low=1)
+    lora_rank: int = setting(32, "Rank of the LoRA adapters", low=1, high=4096)
     lora_alpha: float = setting(64.0, "Scale of the LoRA adapters: lora_alpha / lora_rank", above=0)
     features_megabytes: int = setting(
         4096, "CPU memory (MiB) for caching vision features when the vision tower is frozen", low=0
@@ -98,11 +104,11 @@ class EnvConfig:
     )
     width: int = setting(224, "Screen width (pixels) of desk and osworld", low=28, high=MAX_SCREEN_SIDE)
     height: int = setting(168, "Screen height (pixels) of desk and osworld", low=28, high=MAX_SCREEN_SIDE)
-    parallel: int = setting(32, "Number of parallel environments", low=1)
+    parallel: int = setting(32, "Number of parallel environments", low=1, high=4096)
     start_seconds: float = setting(60.0, "Timeout (seconds) for starting an environment", above=0)
     step_seconds: float = setting(60.0, "Timeout (seconds) for one step", above=0)
     evaluate_seconds: float = setting(60.0, "Timeout (seconds) for scoring the final state", above=0)
-    attempts: int = setting(3, "Attempts per episode, each in a new environment", low=1)
+    attempts: int = setting(3, "Attempts per episode, each in a new environment", low=1, high=1000)
     partial: float = setting(
         0.0,
         "Desk only: maximum partial credit for an unfinished task, during training; 0: none",
@@ -135,12 +141,12 @@ class OSWorldConfig:
     network: str = setting(
         "off", 'Network access of the desktops: "off", "on", or a file with the ids of tasks with access'
     )
-    downloads: int = setting(8, "Parallel downloads of `arpo osworld fetch-cache`", low=1)
+    downloads: int = setting(8, "Parallel downloads of `arpo osworld fetch-cache`", low=1, high=256)
     download_seconds: float = setting(60.0, "Timeout (seconds) for a download without progress", above=0)
     pause: float = setting(
         2.0, "Pause (seconds) between an action and its screenshot, on virtual machines", low=0
     )
-    home_megabytes: int = setting(512, "Disk space (MiB) of one local desktop", low=64)
+    home_megabytes: int = setting(512, "Disk space (MiB) of one local desktop", low=64, high=1_048_576)
     memory_megabytes: int = setting(
         4096, "Memory (MiB) of one local desktop, its disk space included", low=512
     )
@@ -165,13 +171,22 @@ class EngineConfig:
 class RolloutConfig:
     """Episodes: group size, limits, sampling."""
 
-    group_size: int = setting(2, "Episodes per group: rollouts of one task, compared with each other", low=2)
-    max_steps: int = setting(15, "Maximum number of answers in one episode", low=1)
-    max_images: int = setting(15, "Maximum number of screenshots in the prompt; the newest stay", low=1)
-    max_answer_tokens: int = setting(
-        64, "Maximum length (tokens) of one answer; a longer one is cut and ends the episode", low=1
+    group_size: int = setting(
+        2, "Episodes per group: rollouts of one task, compared with each other", low=2, high=1024
     )
-    max_context_tokens: int = setting(4096, "Maximum length (tokens) of prompt and answer together", low=1)
+    max_steps: int = setting(15, "Maximum number of answers in one episode", low=1, high=10_000)
+    max_images: int = setting(
+        15, "Maximum number of screenshots in the prompt; the newest stay", low=1, high=10_000
+    )
+    max_answer_tokens: int = setting(
+        64,
+        "Maximum length (tokens) of one answer; a longer one is cut and ends the episode",
+        low=1,
+        high=16_777_216,
+    )
+    max_context_tokens: int = setting(
+        4096, "Maximum length (tokens) of prompt and answer together", low=1, high=16_777_216
+    )
     temperature: float = setting(1.0, "Sampling temperature during training", above=0)
 
 
@@ -184,9 +199,11 @@ class TrainConfig:
         "Training method: online (GRPO and its variants), or offline from stored episodes (offline.source): "
         "rft, dpo, kto",
     )
-    epochs: int = setting(30, "Passes over the training tasks", low=1)
-    tasks_per_batch: int = setting(32, "Tasks (groups) per batch; all are played with the same policy", low=1)
-    tasks_per_update: int = setting(32, "Tasks (groups) per optimiser step", low=1)
+    epochs: int = setting(30, "Passes over the training tasks", low=1, high=1_000_000)
+    tasks_per_batch: int = setting(
+        32, "Tasks (groups) per batch; all are played with the same policy", low=1, high=65_536
+    )
+    tasks_per_update: int = setting(32, "Tasks (groups) per optimiser step", low=1, high=65_536)
     curriculum: Literal["none", "middle", "easy_first"] = setting(
         "none",
         "Order of tasks, by the counts of `arpo screen`: none, middle (medium difficulty more often), "
@@ -195,7 +212,7 @@ class TrainConfig:
     dynamic_sampling: bool = setting(
         False, "Dynamic sampling (DS-GRPO): replaces groups with equal rewards by new groups"
     )
-    dynamic_attempts: int = setting(4, "Maximum rounds of dynamic sampling per batch", low=1)
+    dynamic_attempts: int = setting(4, "Maximum rounds of dynamic sampling per batch", low=1, high=1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +253,7 @@ class ReplayConfig:
     enabled: bool = setting(
         True, "Replay: a group of failures receives a stored success of its task; false: plain GRPO"
     )
-    capacity: int = setting(8, "Stored successes per task; the oldest is dropped first", low=1)
+    capacity: int = setting(8, "Stored successes per task; the oldest is dropped first", low=1, high=100_000)
     threshold: float = setting(0.5, "Minimum score of a success", above=0, high=1)
     rare: float = setting(
         0.25,
@@ -244,7 +261,7 @@ class ReplayConfig:
         low=0,
         below=1,
     )
-    injections: int = setting(1, "Maximum number of stored successes per group", low=1)
+    injections: int = setting(1, "Maximum number of stored successes per group", low=1, high=1024)
     victim: Literal["random", "longest", "shortest"] = setting(
         "random", "Failed episode of the group to replace"
     )
@@ -260,9 +277,11 @@ class OfflineConfig:
     """Offline training: rft, dpo, kto."""
 
     source: str = setting("", "Folder with stored episodes, of `arpo collect` or of a run")
-    passes: int = setting(4, "Epochs over the offline data", low=1)
-    batch: int = setting(64, "Trajectories per update; DPO: batch / 2 pairs", low=2)
-    pairs: int = setting(8, "DPO only: maximum pairs (success, failure) per task and epoch", low=1)
+    passes: int = setting(4, "Epochs over the offline data", low=1, high=100_000)
+    batch: int = setting(64, "Trajectories per update; DPO: batch / 2 pairs", low=2, high=1_000_000)
+    pairs: int = setting(
+        8, "DPO only: maximum pairs (success, failure) per task and epoch", low=1, high=1_000_000
+    )
     beta: float = setting(0.1, "DPO and KTO: strength of the constraint to the base model", above=0)
     length: Literal["sum", "mean"] = setting(
         "sum", "DPO and KTO: log-probability of a trajectory, as sum or mean over its sampled tokens"
@@ -291,7 +310,7 @@ class OptimConfig:
         "Maximum tokens per micro-batch; changes memory and speed, not the gradient (except rounding)",
         low=1,
     )
-    ranks: int = setting(1, "Processes that shard weights and samples, one GPU each", low=1)
+    ranks: int = setting(1, "Processes that shard weights and samples, one GPU each", low=1, high=1024)
     rank_seconds: float = setting(600.0, "Timeout (seconds) for waiting for another rank", above=0)
 
 
@@ -301,9 +320,9 @@ class EvalConfig:
 
     every: int = setting(10, "Batches between evaluations; 0: only before and after training", low=0)
     temperature: float = setting(0.6, "Sampling temperature in evaluation; 0: greedy", low=0)
-    rollouts: int = setting(4, "Episodes per training task", low=1)
-    heldout_rollouts: int = setting(1, "Episodes per held-out task", low=1)
-    overall_rollouts: int = setting(1, "Episodes per task of tasks.overall", low=1)
+    rollouts: int = setting(4, "Episodes per training task", low=1, high=10_000)
+    heldout_rollouts: int = setting(1, "Episodes per held-out task", low=1, high=10_000)
+    overall_rollouts: int = setting(1, "Episodes per task of tasks.overall", low=1, high=10_000)
     tasks: str = setting(
         "evaluation_examples/test_all.json", "Tasks of `arpo eval osworld`; values as in tasks.train"
     )
@@ -334,14 +353,18 @@ class ServerConfig:
         True, "Special tokens such as <|box_start|> in the answers; false for servers that reject the option"
     )
     seconds: float = setting(300.0, "Timeout (seconds) for one request", above=0)
-    attempts: int = setting(8, "Attempts per request, over all servers, with growing pauses", low=1)
+    attempts: int = setting(
+        8, "Attempts per request, over all servers, with growing pauses", low=1, high=1000
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScreenConfig:
     """Task screening: `arpo screen`."""
 
-    rollouts: int = setting(16, "Episodes per task; a task with at least one success is kept", low=1)
+    rollouts: int = setting(
+        16, "Episodes per task; a task with at least one success is kept", low=1, high=10_000
+    )
     drop_always: bool = setting(False, "Removal of tasks that succeed in every episode")
 
 
@@ -366,9 +389,9 @@ class PretrainConfig:
     tokens_per_step: int = setting(65536, "Tokens per update, padding included", low=1024)
     lr: float = setting(1.5e-3, "Peak learning rate, after warm-up", above=0)
     warmup: int = setting(200, "Updates of learning-rate warm-up", low=1)
-    hidden: int = setting(128, "Hidden size of the text model", low=32)
-    vision_hidden: int = setting(128, "Hidden size of the vision tower", low=32)
-    workers: int = setting(0, "Processes that make training data; 0: number of cores - 1", low=0)
+    hidden: int = setting(128, "Hidden size of the text model", low=32, high=65_536)
+    vision_hidden: int = setting(128, "Hidden size of the vision tower", low=32, high=65_536)
+    workers: int = setting(0, "Processes that make training data; 0: number of cores - 1", low=0, high=1024)
     minutes: float = setting(
         0.0, "Time limit (minutes); the same command resumes afterwards; 0: no limit", low=0
     )

@@ -8,6 +8,7 @@ the string "1" is not a number, and the number 1 is not true.
 from __future__ import annotations
 
 import json
+import math
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +19,12 @@ from pathlib import Path
 from shutil import which
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from arpo.config import Config
+from arpo.config import Config, shorten
+from arpo.config_keys import LARGEST
 from arpo.errors import BadSetting, UserError
 
 COMMAND_LINE = "command line"
+MAX_EXTENDED = 20
 TASK_SOURCE_KEYS = ("tasks.train", "tasks.heldout", "tasks.overall", "eval.tasks")
 TASK_SOURCE_ALIASES = {"desktop:": "osworld:"}
 _SHIPPED = Path(str(files("arpo"))) / "recipes"
@@ -58,7 +61,7 @@ def keys() -> Iterator[Key]:
                 name=f"{section}.{entry.name}",
                 type=hints[entry.name],
                 default=entry.default,
-                range=", ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None),
+                range=", ".join(f"{sign} {bound}" for sign, bound in bounds if bound is not None),
                 help=entry.metadata["help"],
             )
 
@@ -124,6 +127,7 @@ def describe() -> str:
     sections = get_type_hints(Config)
     lines = [
         "Every config key with its default value, type and range.",
+        f"A number without an upper limit is at most {LARGEST:,}.",
         "In a recipe (TOML), write `key = value` under [section]; on the command line, --section.key VALUE.",
     ]
     section = ""
@@ -144,10 +148,12 @@ def _read_recipe(path: Path, extended_by: tuple[Path, ...]) -> dict[str, tuple[A
     """
     if any(path.samefile(other) for other in extended_by):
         raise UserError(f"{extended_by[-1]}: extends: a recipe cannot extend itself, here through {path}")
+    if len(extended_by) > MAX_EXTENDED:
+        raise UserError(f"{path}: extends: more than {MAX_EXTENDED} recipes extend each other: merge some")
     document = _read_toml(path)
     extended = document.pop("extends", None)
     if extended is not None and not isinstance(extended, str):
-        raise UserError(f"{path}: extends: is {extended!r}, must be the name or the file of a recipe")
+        raise UserError(f"{path}: extends: is {shorten(extended)}, must be the name or the file of a recipe")
     settings: dict[str, tuple[Any, str]] = {}
     if extended is not None:
         settings = _read_recipe(_find_extended(path, extended), (*extended_by, path))
@@ -166,8 +172,9 @@ def _find_extended(path: Path, extended: str) -> Path:
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path}: cannot be read as TOML: {error}") from None
+    except (ValueError, OSError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise UserError(f"{path}: cannot be read as TOML: {reason}") from None
 
 
 def _settings(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Any]]:
@@ -249,15 +256,17 @@ def _typed(key: Key, value: Any, source: str) -> Any:
         if value not in choices:
             close = get_close_matches(str(value), choices, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
-            raise UserError(f"{source}: {key.name}: is {value!r}, must be one of {', '.join(choices)}{hint}")
+            raise UserError(
+                f"{source}: {key.name}: is {shorten(value)}, must be one of {', '.join(choices)}{hint}"
+            )
         return value
     if key.type is float and type(value) is int:
-        return float(value)
+        return float(value) if abs(value) < 1 << 1000 else math.inf
     if type(value) is not key.type:
         expected = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}[key.type]
-        raise UserError(f"{source}: {key.name}: is {value!r}, must be {expected}")
+        raise UserError(f"{source}: {key.name}: is {shorten(value)}, must be {expected}")
     if isinstance(value, str) and not _is_storable(value):
-        raise UserError(f"{source}: {key.name}: is {value!r}, must be text in UTF-8 without NUL")
+        raise UserError(f"{source}: {key.name}: is {shorten(value)}, must be text in UTF-8 without NUL")
     return canonical_task_source(value) if key.name in TASK_SOURCE_KEYS else value
 
 

@@ -222,6 +222,8 @@ def test_a_run_with_the_alias_in_its_recipe_resumes_with_the_prefix_osworld(tmp_
         ('[{"id": "a",]', "line 1, column 13: not JSON"),
         ("\n\n{", "line 3, column 2: not JSON"),
         ("[" * 100_000, "too many nested brackets"),
+        ("[" * 200 + "]" * 200, "too many nested brackets"),
+        ('[{"id": ' + "9" * 5000 + "}]", "not JSON: Exceeds the limit (4300 digits)"),
         (
             r'[{"id": "a", "instruction": "type \ud83d here"}]',
             "\\ud83d after 'instruction\": \"type ' is half a",
@@ -365,3 +367,24 @@ def test_the_published_training_list() -> None:
     assert sum(task.evaluator["func"] == "infeasible" for task in loaded) == 25
     everything = load_tasks(str(VERIFIED))
     assert len(select_tasks(everything, TasksConfig(domains="os,vlc"))) == 24 + 17
+
+
+@pytest.mark.parametrize(
+    ("successes", "rollouts"), [(-1, 2), (3, 2), (10**30, 10**30), (0, -1)], ids=lambda number: f"{number:g}"
+)
+def test_impossible_counts_of_a_selection_are_refused(tmp_path, successes, rollouts):
+    count = {"successes": successes, "rollouts": rollouts}
+    path = tmp_path / "kept.json"
+    path.write_text(json.dumps({"source": "desk:32", "tasks": {"pool-001": count}}))
+    with pytest.raises(
+        UserError, match=r"kept\.json: task 'pool-001': .* are not possible: screen"
+    ):
+        load_tasks(str(path))
+
+
+def test_a_long_chain_of_selections_is_refused(tmp_path):
+    for number in range(300):
+        chosen = {"source": f"{number + 1}.json", "tasks": {}}
+        (tmp_path / f"{number}.json").write_text(json.dumps(chosen))
+    with pytest.raises(UserError, match="more than 20 selections refer to each other"):
+        load_tasks(str(tmp_path / "0.json"))

@@ -142,6 +142,7 @@ MISTAKES = {
     "compare desk --out o": "compare needs recipes and --seeds N",
     "compare --seeds 2 --out o": "compare needs recipes and --seeds N",
     "compare desk --seeds 0 --out o": "is '0', must be an integer >= 1",
+    "compare desk --seeds 1000000000 --out o": "is '1000000000', must be an integer >= 1, <= 9999",
     "compare desk --seeds 1": "--out",
     "compare dsek --seeds 1 --out o": "(did you mean desk?)",
     "compare desk desk --seeds 1 --out o": "has the name 'desk' too",

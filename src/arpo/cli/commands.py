@@ -7,6 +7,7 @@ parses the command line.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from arpo.cli import osworld_flags
-from arpo.config import Config
+from arpo.config import Config, shorten
 from arpo.errors import UserError
 from arpo.recipe import describe, load_config
 
@@ -140,8 +141,8 @@ def _check_env(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"is {text!r}, must be an integer >= 1")
+    if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
+        raise argparse.ArgumentTypeError(f"is {shorten(text)}, must be an integer >= 1, <= 9999")
     return int(text)
 
 

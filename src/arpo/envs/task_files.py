@@ -23,13 +23,16 @@ from typing import Any
 
 from arpo.algorithms.curriculum import Count
 from arpo.config import TasksConfig
+from arpo.config_keys import LARGEST
 from arpo.errors import UserError
 from arpo.recipe import canonical_task_source, nearest
+from arpo.storage.files import check_depth
 from arpo.types import Json, Task
 
 SHIPPED_LISTS = {"desk:": "desk", "osworld:": "osworld"}  # prefix: the folder of envs with tasks/NAME.json
 # Defaults of keys missing in some of OSWorld's own tasks.
 DEFAULTS = {"config": [], "snapshot": "", "related_apps": []}
+MAX_TRAIL = 20
 TYPE_NAMES = {str: "a string", list: "a list", dict: "an object", int: "an integer"}
 
 
@@ -118,6 +121,8 @@ def _load(source: str, folder: Path, examples: Path | None, trail: tuple[str, ..
     file = _find(source, folder)
     if str(file) in trail:
         raise UserError(f"{file}: this selection refers to itself: set 'source' to a task list")
+    if len(trail) > MAX_TRAIL:
+        raise UserError(f"{file}: more than {MAX_TRAIL} selections refer to each other: merge some")
     content = _read_json(file)
     match content:
         case list():
@@ -165,6 +170,7 @@ def _on_disk(path: Path) -> Path:
 def _read_json(file: Traversable) -> Any:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
+        check_depth(content)
         json.dumps(content, ensure_ascii=False).encode()  # raises for half a surrogate pair
         return content
     except json.JSONDecodeError as error:
@@ -180,6 +186,8 @@ def _read_json(file: Traversable) -> Any:
         ) from error
     except RecursionError as error:
         raise UserError(f"{file}: too many nested brackets") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise UserError(f"{file}: not JSON: {error}") from error
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from error
 
@@ -211,8 +219,14 @@ def _selected(tasks: Sequence[Task], source: str, counts: Mapping[str, Any], loc
     for name, count in counts.items():
         if name not in by_id:
             raise UserError(f"{location}: task {name!r} is not in {source!r}: remove it, or correct 'source'")
-        for key in ("successes", "rollouts"):
-            _field(count, key, int, f"{location}: task {name!r}")
+        successes, rollouts = (
+            _field(count, key, int, f"{location}: task {name!r}") for key in ("successes", "rollouts")
+        )
+        if not 0 <= successes <= rollouts <= LARGEST:
+            raise UserError(
+                f"{location}: task {name!r}: {successes} successes of {rollouts} rollouts are not possible: "
+                "screen the tasks again"
+            )
     return [by_id[name] for name in counts]
 
 

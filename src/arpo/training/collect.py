@@ -27,6 +27,8 @@ from arpo.storage.run_folder import PACK, RunFolder
 from arpo.training.run import COLLECTED, Timing, check_recipe
 from arpo.types import Task, Trajectory
 
+MAX_EPISODES = 10_000_000
+
 
 def run_collection(config: Config) -> int:
     """`arpo collect`: start or resume the collection in run.dir, and print its counts."""
@@ -61,6 +63,11 @@ def run_collection(config: Config) -> int:
 def _episodes(config: Config, tasks: Sequence[Task]) -> dict[str, Task]:
     """All episode ids with their tasks: group_size episodes per task and epoch."""
     epochs, copies = config.train.epochs, config.rollout.group_size
+    if (total := epochs * len(tasks) * copies) > MAX_EPISODES:
+        raise UserError(
+            f"train.epochs: {total} episodes ({epochs} epochs x {len(tasks)} tasks x {copies}), must be at "
+            f"most {MAX_EPISODES}"
+        )
     played = [task for _ in range(epochs) for task in tasks for _ in range(copies)]
     return {f"{COLLECTED}-{number}-0": task for number, task in enumerate(played)}
 

@@ -41,16 +41,18 @@ async def gives_up(request, body, number):
     return says("Action: finished()")
 
 
-def test_a_model_behind_a_server_scores_on_osworlds_tasks(tmp_path, capsys):
+def test_a_model_behind_a_server_scores_on_osworlds_tasks_from_any_folder(tmp_path, capsys, monkeypatch):
+    """The interpreter of desktop-env and the prompt are found in the project; given paths are relative."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     tasks = [osworld_task(name) for name in (RENAME, INFEASIBLE)]
     (tmp_path / "list.json").write_text(json.dumps({"os": [task.id for task in tasks]}))
     for trial, answer in (("solved", solver), ("left", gives_up)):
         with serving(answer, models=("ui-tars",)) as server:
             words = f"""
                 eval osworld --endpoint {server.url} --model ui-tars --num-envs 2 --trial-id {trial}
-                --max-steps 40 --max-trajectory-length 40 --test_all_meta_path {tmp_path / "list.json"}
-                --test_config_base_dir {osworld_folder()} --result-dir {tmp_path / "results"}
-                --osworld.python {PYTHON} --model.prompt desk
+                --max-steps 40 --max-trajectory-length 40 --test_all_meta_path ../list.json
+                --test_config_base_dir {osworld_folder()} --result-dir ../results
             """
             assert main(words.split()) == 0
     folder = tmp_path / "results" / "pyautogui" / "screenshot" / "ui-tars"

@@ -4,13 +4,19 @@ The default is one or two tasks per application; FULL=1 runs all tasks with a so
 """
 
 import asyncio
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 import mail_profile
+from arpo.envs.osworld.desktop_env_names import shipped_names, to_json
 from arpo.envs.osworld.needs import needs
-from osworld_files import osworld_task
+from arpo.envs.osworld.runnable import split_runnable
+from arpo.envs.task_files import load_tasks
+from arpo.errors import EnvError
+from osworld_files import PYTHON, osworld_folder, osworld_task
 from player import score
 from solvers import chrome, gimp, impress, os, thunderbird, vlc
 
@@ -42,9 +48,9 @@ INFEASIBLE = ("chrome/3720f614", "gimp/fbb548ca", "os/c288e301", "vlc/7882ed6e")
 def add_profile(task, cache):
     """Puts our Thunderbird profile in place of OSWorld's, which is not part of the project."""
     for file in needs(task).files:
-        assert file.path.endswith("thunderbird-profile.tar.gz")
-        (cache / file.path).parent.mkdir(exist_ok=True)
-        (cache / file.path).write_bytes(mail_profile.archive())
+        if file.path.endswith("thunderbird-profile.tar.gz"):
+            (cache / file.path).parent.mkdir(exist_ok=True)
+            (cache / file.path).write_bytes(mail_profile.archive())
 
 
 def tasks(names):
@@ -69,3 +75,54 @@ def test_an_infeasible_task_is_solved_by_fail(name, hosts):
 def test_solutions_cover_six_applications():
     assert len(SOLUTIONS) >= 20
     assert len({name.partition("/")[0] for name in SOLUTIONS}) == 6
+
+
+def test_names_read_from_source_are_those_of_the_imported_desktop_env(host_config):
+    """A run skips tasks by these names. The shipped names are those of the installed version."""
+    code = """if True:
+        from arpo.envs.osworld.worker import add_placeholder
+        add_placeholder("easyocr")
+        from desktop_env.controllers.setup import SetupController
+        from desktop_env.evaluators import getters, metrics
+        from arpo.envs.osworld.desktop_env_names import installed_names, to_json
+        from arpo.envs.osworld.task_check import KnownNames
+        steps = [name for name in dir(SetupController) if name.startswith("_") and name.endswith("_setup")]
+        public = [name for name in dir(metrics) if not name.startswith("_")]
+        imported = KnownNames(
+            steps=frozenset(name.removeprefix("_").removesuffix("_setup") for name in steps),
+            getters=frozenset(name.removeprefix("get_") for name in dir(getters) if name.startswith("get_")),
+            metrics=frozenset(name for name in public if callable(getattr(metrics, name))),
+            unusable=installed_names().unusable,
+        )
+        assert imported == installed_names()
+        print(to_json(imported))
+    """
+    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True)
+    names, shipped = json.loads(done.stdout), json.loads(to_json(shipped_names()))
+    for kind in ("steps", "getters", "metrics"):
+        assert names[kind] == shipped[kind]
+
+
+@pytest.mark.full
+def test_every_task_that_a_run_announces_starts(hosts, host_config):
+    tasks = load_tasks(str(osworld_folder()))
+    for task in tasks:
+        add_profile(task, Path(host_config.osworld.cache))
+    announced, _ = split_runnable(tasks, host_config)
+
+    async def start_all():
+        slots = asyncio.Semaphore(host_config.env.parallel)
+
+        async def fault(task):
+            async with slots, hosts.lease() as env:
+                try:
+                    await env.start(task)
+                except EnvError as error:
+                    return f"{task.id}: {error}"
+                finally:
+                    await env.close()
+
+        return await asyncio.gather(*map(fault, announced))
+
+    assert [fault for fault in asyncio.run(start_all()) if fault] == []
+    assert len(announced) == 50

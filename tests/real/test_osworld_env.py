@@ -230,7 +230,7 @@ def test_nothing_remains_after_the_process_is_killed():
 def test_docker_provider_of_desktop_env(tmp_path, monkeypatch):
     """desktop-env's own provider and life cycle; only the package `docker` is a fake."""
     (tmp_path / "Ubuntu.qcow2").touch()
-    (tmp_path / "screen.png").write_bytes(screenshot(7).png)
+    (tmp_path / "screen.png").write_bytes(screenshot(7, (1280, 800)).png)
     events = tmp_path / "events"
     monkeypatch.setenv("DOCKER_FAKE_EVENTS", str(events))
     monkeypatch.setenv("DOCKER_FAKE_SCREENSHOT", str(tmp_path / "screen.png"))
@@ -248,7 +248,7 @@ def test_docker_provider_of_desktop_env(tmp_path, monkeypatch):
             return result.observation.screenshot.size, await env.evaluate()
 
     try:
-        assert asyncio.run(episode()) == ((56, 56), 0.0)
+        assert asyncio.run(episode()) == ((1280, 800), 0.0)
     finally:
         fork_server.cache_clear()
     assert events.read_text().splitlines() == [

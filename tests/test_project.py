@@ -23,7 +23,7 @@ PAGES = (
     "docs/osworld.md",
     "docs/performance.md",
 )
-BINARY_SUFFIXES = (".png", ".safetensors", ".xlsx", ".docx", ".odp")
+BINARY_SUFFIXES = (".png", ".safetensors", ".xlsx", ".docx", ".odp", ".gz")
 MOST_LINES = 450
 NOTES = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) + r")\b")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|Users|work|opt|srv|mnt|tmp)/[\w.-]")

@@ -244,6 +244,8 @@ def test_a_stranger_has_a_limited_time(monkeypatch):
 def test_a_stranger_that_reads_nothing_is_replaced_at_once(monkeypatch):
     """The refusals fill its socket: an orderly close would wait for it forever."""
     monkeypatch.setattr(host, "connection_limit", lambda slots: 1)
+    monkeypatch.setattr(host_server, "HEADER_SECONDS", 99.0)
+    monkeypatch.setattr(wire, "TOKEN_VARIABLE", "A" * 100_000)  # long refusals fill it sooner
 
     async def flood():
         async with hosting_peers(token=TOKEN) as open_peer:

@@ -17,6 +17,7 @@ from typing import Any
 from arpo.cli import osworld_flags
 from arpo.config import Config, shorten
 from arpo.errors import UserError
+from arpo.interrupts import INTERRUPTED, run_interruptibly
 from arpo.recipe import describe, load_config
 
 
@@ -94,7 +95,7 @@ def _compare(options: argparse.Namespace, overrides: Sequence[str]) -> int:
         code = run_comparison(
             options.recipes, options.seeds, options.jobs, options.out, options.against, overrides
         )
-    if code != 130:
+    if code != INTERRUPTED:
         print(write_comparison(options.out, options.recipes, options.seeds, options.against))
     return code
 
@@ -128,14 +129,12 @@ def _doctor(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 def _check_env(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     config = load_config(None, [*overrides, f"--env.name={options.target}"])
-    import asyncio
-
     from arpo.envs.check import check_env
     from arpo.envs.factory import open_factory
     from arpo.envs.task_files import load_tasks, select_tasks
 
     tasks = select_tasks(load_tasks(options.tasks or config.tasks.train, config.tasks.examples), config.tasks)
-    checks = asyncio.run(check_env(open_factory(config), tasks, config.env))
+    checks = run_interruptibly(check_env(open_factory(config), tasks, config.env))
     print(*checks, sep="\n")
     return 0 if all(check.ok or not check.required for check in checks) else 1
 
@@ -148,7 +147,7 @@ def _count(text: str) -> int:
 
 def _osworld(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     config = load_config(options.recipe, overrides)
-    from arpo.cli.osworld_tasks import run_osworld_action
+    from arpo.cli.osworld_command import run_osworld_action
 
     return run_osworld_action(options.action, config, options.tasks, options.jobs, as_json=options.json)
 

@@ -52,7 +52,8 @@ def archive(account=OSWORLD_ACCOUNT):
 def unpacked(packed):
     """The texts of the files in an archive, by path."""
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-        return {entry.name: tar.extractfile(entry).read().decode() for entry in tar}
+        opened = {entry.name: tar.extractfile(entry) for entry in tar}
+        return {path: file.read().decode() for path, file in opened.items() if file is not None}
 
 
 def files(name, address, server):

@@ -27,12 +27,14 @@ from arpo.actions import Click, Finished, Hotkey, Point, Type
 from arpo.config import EnvConfig, OSWorldConfig
 from arpo.envs.osworld.env import OSWorldEnv
 from arpo.envs.osworld.fork_server import private_root
+from arpo.envs.osworld.limits import Limits
 from arpo.envs.osworld.sandbox import Sandbox, SandboxSettings
 from arpo.envs.pyautogui_program import program
 from arpo.envs.task_files import load_tasks
 from arpo.types import Task
 
-SETTINGS = SandboxSettings(width=1920, height=1080, home_megabytes=512, network=False)
+LIMITS = Limits.of(OSWorldConfig())
+SETTINGS = SandboxSettings(width=1920, height=1080, home_megabytes=512, network=False, limits=LIMITS)
 PREFIX = "import pyautogui; import time; pyautogui.FAILSAFE = False; "
 MEBIBYTE = 2**20
 

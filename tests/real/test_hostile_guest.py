@@ -86,8 +86,9 @@ def test_kernel_files_are_hidden(guest, name):
 
 def test_the_guest_belongs_to_an_unprivileged_user_of_the_host(guest):
     (display,) = [process for process in descendants(os.getpid()) if name_of(process) == "Xvfb"]
-    users = re.search(r"^Uid:\s+(.*)$", Path("/proc", str(display), "status").read_text(), re.MULTILINE)
-    assert set(users[1].split()) == {"65534" if os.geteuid() == 0 else str(os.geteuid())}
+    status = Path("/proc", str(display), "status").read_text()
+    (users,) = re.findall(r"^Uid:\s+(.*)$", status, re.MULTILINE)
+    assert set(users.split()) == {"65534" if os.geteuid() == 0 else str(os.geteuid())}
 
 
 def name_of(process):

@@ -94,7 +94,7 @@ def _check_ranges(section: str, settings: Any) -> None:
         if isinstance(value, float) and not math.isfinite(value):
             raise BadSetting(key, f"is {value}, must be a finite number")
         bounds = dict(entry.metadata["bounds"])
-        if bounds["<="] is None and bounds["<"] is None:
+        if isinstance(value, int) and bounds["<="] is None:
             bounds["<="] = LARGEST
         for relation, bound in bounds.items():
             if bound is not None and not _holds(value, relation, bound):

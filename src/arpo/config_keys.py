@@ -24,8 +24,8 @@ def setting(
 ) -> Any:
     """A config key. Range: low <= value, above < value, value <= high, value < below.
 
-    A number without an upper limit is at most LARGEST. A smaller limit belongs to everything that is started
-    or allocated in this number: threads, environments, episodes.
+    An integer without an upper limit is at most LARGEST. Numbers of threads, environments or episodes have a
+    smaller limit.
     """
     bounds = {">=": low, ">": above, "<=": high, "<": below}
     return field(default=default, metadata={"help": help, "bounds": bounds})
@@ -105,9 +105,13 @@ class EnvConfig:
     width: int = setting(224, "Screen width (pixels) of desk and osworld", low=28, high=MAX_SCREEN_SIDE)
     height: int = setting(168, "Screen height (pixels) of desk and osworld", low=28, high=MAX_SCREEN_SIDE)
     parallel: int = setting(32, "Number of parallel environments", low=1, high=4096)
-    start_seconds: float = setting(60.0, "Timeout (seconds) for starting an environment", above=0)
-    step_seconds: float = setting(60.0, "Timeout (seconds) for one step", above=0)
-    evaluate_seconds: float = setting(60.0, "Timeout (seconds) for scoring the final state", above=0)
+    start_seconds: float = setting(
+        60.0, "Timeout (seconds) for starting an environment", above=0, high=LARGEST
+    )
+    step_seconds: float = setting(60.0, "Timeout (seconds) for one step", above=0, high=LARGEST)
+    evaluate_seconds: float = setting(
+        60.0, "Timeout (seconds) for scoring the final state", above=0, high=LARGEST
+    )
     attempts: int = setting(3, "Attempts per episode, each in a new environment", low=1, high=1000)
     partial: float = setting(
         0.0,
@@ -122,7 +126,10 @@ class EnvConfig:
         "127.0.0.1:8700", "Address (HOST:PORT) of `arpo env-host`; beyond this machine it requires a token"
     )
     lease_seconds: float = setting(
-        900.0, "Timeout (seconds) after which a host ends an episode that receives no calls", above=0
+        900.0,
+        "Timeout (seconds) after which a host ends an episode that receives no calls",
+        above=0,
+        high=LARGEST,
     )
 
 
@@ -142,9 +149,11 @@ class OSWorldConfig:
         "off", 'Network access of the desktops: "off", "on", or a file with the ids of tasks with access'
     )
     downloads: int = setting(8, "Parallel downloads of `arpo osworld fetch-cache`", low=1, high=256)
-    download_seconds: float = setting(60.0, "Timeout (seconds) for a download without progress", above=0)
+    download_seconds: float = setting(
+        60.0, "Timeout (seconds) for a download without progress", above=0, high=LARGEST
+    )
     pause: float = setting(
-        2.0, "Pause (seconds) between an action and its screenshot, on virtual machines", low=0
+        2.0, "Pause (seconds) between an action and its screenshot, on virtual machines", low=0, high=LARGEST
     )
     home_megabytes: int = setting(512, "Disk space (MiB) of one local desktop", low=64, high=1_048_576)
     memory_megabytes: int = setting(
@@ -311,7 +320,9 @@ class OptimConfig:
         low=1,
     )
     ranks: int = setting(1, "Processes that shard weights and samples, one GPU each", low=1, high=1024)
-    rank_seconds: float = setting(600.0, "Timeout (seconds) for waiting for another rank", above=0)
+    rank_seconds: float = setting(
+        600.0, "Timeout (seconds) for waiting for another rank", above=0, high=LARGEST
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,7 +363,7 @@ class ServerConfig:
     special_tokens: bool = setting(
         True, "Special tokens such as <|box_start|> in the answers; false for servers that reject the option"
     )
-    seconds: float = setting(300.0, "Timeout (seconds) for one request", above=0)
+    seconds: float = setting(300.0, "Timeout (seconds) for one request", above=0, high=LARGEST)
     attempts: int = setting(
         8, "Attempts per request, over all servers, with growing pauses", low=1, high=1000
     )
@@ -393,5 +404,5 @@ class PretrainConfig:
     vision_hidden: int = setting(128, "Hidden size of the vision tower", low=32, high=65_536)
     workers: int = setting(0, "Processes that make training data; 0: number of cores - 1", low=0, high=1024)
     minutes: float = setting(
-        0.0, "Time limit (minutes); the same command resumes afterwards; 0: no limit", low=0
+        0.0, "Time limit (minutes); the same command resumes afterwards; 0: no limit", low=0, high=LARGEST
     )

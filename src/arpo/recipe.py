@@ -127,7 +127,7 @@ def describe() -> str:
     sections = get_type_hints(Config)
     lines = [
         "Every config key with its default value, type and range.",
-        f"A number without an upper limit is at most {LARGEST:,}.",
+        f"An integer without an upper limit is at most {LARGEST:,}.",
         "In a recipe (TOML), write `key = value` under [section]; on the command line, --section.key VALUE.",
     ]
     section = ""

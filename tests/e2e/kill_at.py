@@ -46,7 +46,7 @@ def _command(log: Path, words: Sequence[str], at: str, signals: Sequence[int]) -
             os.kill(os.getpid(), number)
 
     if at:
-        (MOMENTS | OFFLINE_MOMENTS)[at](strike)
+        (MOMENTS | OTHER_MOMENTS)[at](strike)
     sys.exit(main(words))
 
 
@@ -163,6 +163,12 @@ def _at_the_end(strike: Strike) -> None:
     _before(trainer, "export_model", lambda *_: strike())
 
 
+def _while_loading(strike: Strike) -> None:
+    from arpo.models import loading
+
+    _before(loading, "load_model", lambda *_: strike())
+
+
 MOMENTS: dict[str, Callable[[Strike], None]] = {
     "in the base evaluation": _playing("eval0-heldout"),
     "in a rollout": _playing("batch1"),
@@ -175,7 +181,9 @@ MOMENTS: dict[str, Callable[[Strike], None]] = {
     "before the checkpoint's rename": _before_the_rename,
     "at the end": _at_the_end,
 }
-OFFLINE_MOMENTS: dict[str, Callable[[Strike], None]] = {
+OTHER_MOMENTS: dict[str, Callable[[Strike], None]] = {
+    "in the loading of the model": _while_loading,
+    "in eval": _playing("eval-train"),
     "after an update": _after_an_update,
     "in a line of a collection": _half_an_episode,
 }

@@ -127,6 +127,16 @@ def test_every_moment_is_tested() -> None:
     assert sorted(moment for _, moments in SEQUENCES for moment in moments) == sorted(MOMENTS)
 
 
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_in_an_evaluation_is_one_line(tmp_path: Path, presses: int) -> None:
+    words = ("eval", "--out", str(tmp_path / "scores.json"), "--tasks.train", "desk:32", "--run.threads", "1")
+    stopped = arpo(tmp_path / "log", *words, at="in eval", signals=(signal.SIGINT,) * presses)
+    assert stopped.code == 130
+    assert stopped.output.splitlines()[0].startswith("evaluating, train tasks: ")
+    last = "arpo: interrupted; to resume" if presses == 1 else "arpo: stopped at once; run the same command"
+    assert [line.startswith(last) for line in stopped.output.splitlines()[1:]] == [True]
+
+
 def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(runs: Runs, tmp_path: Path) -> None:
     run = runs.copy(tmp_path / "run")
     weights = run / "checkpoints/step-000004/learner/weights.safetensors"
@@ -145,8 +155,18 @@ def test_ctrl_c_finishes_the_batch_and_a_second_one_stops_at_once(runs: Runs, tm
     run = tmp_path / "run"
     stopped = runs.train(run, at="in a rollout", signals=(signal.SIGINT, signal.SIGINT))
     assert stopped.code == 130
-    assert "arpo: interrupted; to resume train, collect, compare" in stopped.output
+    lines = stopped.output.splitlines()
+    assert lines[-2] == "finishing this batch, then saving. Press Ctrl-C again to stop immediately"
+    assert lines[-1].startswith("arpo: interrupted; to resume train, collect, compare")
     assert metrics(run) == metrics(runs.reference)[:2]
+
+    stopped = runs.train(run, at="in a rollout", signals=(signal.SIGINT,) * 3)
+    assert stopped.code == 130
+    assert stopped.output.splitlines()[-1] == "arpo: stopped at once; run the same command again"
+    assert metrics(run) == metrics(runs.reference)[:2]
+
+    stopped = runs.train(run, at="in the loading of the model", signals=(signal.SIGINT,))
+    assert (stopped.code, stopped.output.count("\n")) == (130, 1)
 
     stopped = runs.train(run, at="in a rollout", signals=(signal.SIGINT,))
     assert stopped.code == 130

@@ -31,7 +31,7 @@ HOW = {
 }
 
 
-class Stopped(BaseException):
+class Stopped(KeyboardInterrupt):
     """Like Ctrl-C, but it would not end the tests."""
 
 

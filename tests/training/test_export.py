@@ -103,7 +103,7 @@ def test_a_damaged_checkpoint_is_refused(run, tmp_path):
 
     save(tmp_path / CHECKPOINTS, 3, write, keep=1)
     (tmp_path / "recipe.toml").write_text((run / "recipe.toml").read_text())
-    with pytest.raises(UserError, match="learner: damaged, .*: restore it, or export another"):
+    with pytest.raises(UserError, match=r"learner: damaged, .*: restore it, or export another"):
         export_model(tmp_path, tmp_path / "out", "float32", merged=True)
     (tmp_path / CHECKPOINTS / "step-000003" / LEARNER / WEIGHTS_FILE).write_bytes(b"!")
     with pytest.raises(UserError, match=r"damaged: learner/weights\.safetensors does not match its sha256"):

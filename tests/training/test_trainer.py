@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import signal
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,7 +24,7 @@ from arpo.rollout.player import open_player
 from arpo.storage.checkpoint import CHECKPOINTS
 from arpo.storage.run_folder import RunFolder, RunFolderReader
 from arpo.testing import Times
-from arpo.training.run import Timing, check_folder, interruptible
+from arpo.training.run import Timing, check_folder
 from arpo.training.trainer import Trainer, run_training
 from tiny_vlm import save_folder, tiny_model
 from trained import lines, train_to_end
@@ -420,19 +418,6 @@ def test_a_run_that_began_with_easy_tasks_keeps_its_number_of_epochs(tmp_path: P
     with pytest.raises(UserError, match=r"has a different train\.epochs\. Choose another --run\.dir"):
         check_folder(store, small_config(tmp_path, [A], *easy, "--train.epochs=4"))
     store.close()
-
-
-def test_the_first_signal_asks_and_the_second_interrupts() -> None:
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asked = Counter[str]()
-        with interruptible(partial(asked.update, ["stop"])):
-            signal.raise_signal(number)
-            assert asked == {"stop": 1}
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(number)
-        assert asked == {"stop": 1}
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
 def test_stages_are_timed_until_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

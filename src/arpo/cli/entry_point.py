@@ -13,6 +13,7 @@ import os
 import re
 import select
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from typing import NoReturn
 from arpo import __version__
 from arpo.cli.commands import COMMANDS, Command
 from arpo.errors import UserError, printable
+from arpo.interrupts import INTERRUPTED, exit_at_once
 from arpo.recipe import keys, nearest
 
 _DOTTED = re.compile(r"--\w+\.[\w.-]+(=.*)?", re.DOTALL)
@@ -44,7 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Set before torch is imported: on shared cores, spinning OpenMP threads slow torch down.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        return _run_reporting_errors(sys.argv[1:] if argv is None else argv)
+        code = _run_reporting_errors(sys.argv[1:] if argv is None else argv)
+        if argv is None and code == INTERRUPTED:  # this process ends: one more Ctrl-C ends it at once
+            signal.signal(signal.SIGINT, lambda *_: exit_at_once())
+        return code
     except BrokenPipeError:
         if not _discard_closed_output():
             raise
@@ -107,7 +112,7 @@ def _run_reporting_errors(argv: Sequence[str]) -> int:
             "run the same command again",
             file=sys.stderr,
         )
-        return 130
+        return INTERRUPTED
 
 
 def _report(message: str) -> int:

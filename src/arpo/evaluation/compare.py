@@ -26,6 +26,7 @@ from typing import BinaryIO
 from arpo.config import INCIDENTAL, LEARNING, Config
 from arpo.errors import UserError
 from arpo.evaluation.task_sets import load_sets
+from arpo.interrupts import INTERRUPTED
 from arpo.recipe import changed, load_config, nearest
 from arpo.reporting.display import Display, format_duration, open_display
 from arpo.storage.run_folder import (
@@ -371,7 +372,7 @@ def run_comparison(
         left = asyncio.run(runner.run_all(jobs))
         if runner.stopping and left:
             display.note(f"{len(left)} of {len(jobs)} runs are unfinished: run the same command to resume")
-            return 130
+            return INTERRUPTED
         if left:
             display.note(f"{len(left)} of {len(jobs)} runs failed: run the same command to retry them")
         return 1 if left else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from arpo.engines.factory import model_id
 from arpo.errors import UserError
 from arpo.evaluation.scoring import Score, report_failures, without_partial_credit
 from arpo.evaluation.task_sets import SETS, load_sets, playable, report_skipped
+from arpo.interrupts import run_interruptibly
 from arpo.reporting.display import Display, open_display
 from arpo.rollout.player import Player, open_player
 from arpo.rollout.scheduler import OnEpisode, Scheduler
@@ -72,7 +72,7 @@ def run_evaluation(config: Config, out: Path) -> int:
     display = open_display(sys.stdout)
     try:
         report_skipped(skipped, out, display)
-        groups = asyncio.run(_evaluate(open_player(config), config, sets, display))
+        groups = run_interruptibly(_evaluate(open_player(config), config, sets, display))
     finally:
         display.close()
     write_atomically(out, json.dumps(_record(config, groups) | {"skipped": skipped}, indent=1) + "\n")

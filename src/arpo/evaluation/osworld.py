@@ -26,6 +26,7 @@ from arpo.envs.task_files import load_tasks, select_tasks
 from arpo.errors import UserError
 from arpo.evaluation.osworld_results import SUMMARY, Played, TaskKey, Trial, model_folder, scores, task_key
 from arpo.evaluation.osworld_summary import summarise, table
+from arpo.interrupts import run_interruptibly
 from arpo.reporting.display import Display, PartProgress, count_noun, open_display
 from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import Scheduler, describe_failure
@@ -111,7 +112,7 @@ def _play_missing(config: Config, tasks: Sequence[Task], skipped: int, trials: S
     display = open_display(sys.stdout)
     try:
         progress = _Progress(display, tasks, done)
-        asyncio.run(_play(config, left, progress))
+        run_interruptibly(_play(config, left, progress))
     finally:
         display.close()
     progress.refuse_if_nothing_was_played()

@@ -7,7 +7,6 @@ all failed counts as failed, not as unsolved.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
@@ -25,6 +24,7 @@ from arpo.envs.task_files import format_selection, is_shipped, load_tasks, selec
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate, require_writable
 from arpo.evaluation.task_sets import SKIPPED, playable, write_skipped
+from arpo.interrupts import run_interruptibly
 from arpo.reporting.display import Display, open_display
 from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import Outcome, describe_failure
@@ -113,7 +113,7 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
         write_skipped(out.with_name(f"{out.name}.{SKIPPED}"), skipped, display)
         done = counts.keys() | skipped.keys()
         if left := {index: task for index, task in enumerate(pool.values()) if task.id not in done}:
-            failed = asyncio.run(_screen(config, left, rollouts, progress, counts, display))
+            failed = run_interruptibly(_screen(config, left, rollouts, progress, counts, display))
         screening = Screening(
             tasks=list(pool),
             settings={"source": tasks} | screening_settings(config, rollouts),

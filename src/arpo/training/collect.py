@@ -6,7 +6,6 @@ interrupted collection resumes with the missing ones. A failed episode is logged
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate
 from arpo.evaluation.scoring import report_failures
 from arpo.evaluation.task_sets import sets_of_run
+from arpo.interrupts import run_interruptibly
 from arpo.reporting.display import Display, open_display
 from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import Outcome
@@ -52,7 +52,7 @@ def run_collection(config: Config) -> int:
         store.write_recipe(config)
         left = [(number, task) for number, (name, task) in enumerate(episodes.items()) if name not in ended]
         if left:
-            asyncio.run(_collect(config, left, len(episodes), store, display))
+            run_interruptibly(_collect(config, left, len(episodes), store, display))
         display.note(_describe(store, config.replay.threshold))
         return 0
     finally:

@@ -8,7 +8,6 @@ one. The loops (`trainer`, `offline`) decide where a batch comes from and how to
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -268,23 +267,6 @@ class Timing:
         seconds, self._seconds = self._seconds, {}
         rate = {"episodes_per_second": played / seconds["rollout"]} if "rollout" in seconds else {}
         return seconds | rate
-
-
-@contextmanager
-def interruptible(stop: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) calls `stop`. The second one interrupts immediately."""
-
-    def handle(signum: int, frame: Any) -> None:
-        for either in before:
-            signal.signal(either, signal.default_int_handler)
-        stop()
-
-    before = {signum: signal.signal(signum, handle) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 def collected_episodes(store: RunFolder) -> list[str]:

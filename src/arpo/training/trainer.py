@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import shutil
 import sys
@@ -22,13 +21,14 @@ from arpo.config import Config
 from arpo.engines.factory import require_tokens
 from arpo.errors import UserError
 from arpo.evaluation.scoring import report_failures
+from arpo.interrupts import INTERRUPTED, run_interruptibly
 from arpo.learner.base import Batch, Metrics
 from arpo.reporting.display import Display, open_display
 from arpo.storage.run_folder import RunFolder
 from arpo.training.build import open_curriculum
 from arpo.training.export import export_model
 from arpo.training.offline import OfflineTrainer
-from arpo.training.run import Progress, Run, check_folder, interruptible
+from arpo.training.run import Progress, Run, check_folder
 from arpo.types import Group, Task
 
 MODEL = "model"
@@ -207,11 +207,11 @@ def run_training(config: Config) -> int:
             run.stopping = True
             display.note("finishing this batch, then saving. Press Ctrl-C again to stop immediately")
 
-        with interruptible(stop), run.resumable(), closing(run):
-            done = asyncio.run(_train(trainer, display))
+        with run.resumable(), closing(run):
+            done = run_interruptibly(_train(trainer, display), stop)
         if not done:
             display.note(f"saved after batch {run.progress.batch}. Run the same command again to resume")
-            return 130
+            return INTERRUPTED
         _finish(run, display)
         return 0
     finally:

@@ -20,6 +20,7 @@ import aiohttp
 from arpo.config import OSWorldConfig
 from arpo.envs.osworld.needs import NeededFile, needs
 from arpo.errors import UserError
+from arpo.interrupts import run_interruptibly
 from arpo.reporting.display import count_noun
 from arpo.types import Task
 
@@ -40,7 +41,7 @@ def fetch_cache(tasks: Sequence[Task], settings: OSWorldConfig, jobs: int) -> in
     uncached = [file for file in needed if not (cache / file.path).is_file()]
     files, wanting = count_noun(len(needed), "file"), count_noun(len(tasks), "task")
     print(f"{files} for {wanting}, {len(needed) - len(uncached)} already in {cache}")
-    failures = asyncio.run(_fetch_all(uncached, cache, settings.download_seconds, jobs))
+    failures = run_interruptibly(_fetch_all(uncached, cache, settings.download_seconds, jobs))
     print(f"{count_noun(len(uncached) - len(failures), 'file')} downloaded, {len(failures)} failed")
     for failed in failures:
         print(f"  {failed.file.path}\n    {failed.file.url}\n    {failed.reason}")

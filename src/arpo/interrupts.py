@@ -1,0 +1,77 @@
+"""Ctrl-C while an event loop runs: first stop in order, at last exit at once.
+
+With a `stop` function, the first Ctrl-C calls it, the second cancels the work, the third exits. Without one,
+the first Ctrl-C cancels and the second exits. To cancel closes all environments and then raises
+KeyboardInterrupt. To exit ends the process without cleanup: all files stay valid, as after a kill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing, contextmanager
+from typing import Any, NoReturn, TypeVar
+
+INTERRUPTED = 130  # exit code: 128 + SIGINT, as a shell reports it
+_SHOW_CURSOR = b"\x1b[?25h"
+_T = TypeVar("_T")
+
+
+def run_interruptibly(main: Coroutine[Any, Any, _T], stop: Callable[[], None] | None = None) -> _T:
+    """Like asyncio.run, with Ctrl-C and SIGTERM as above.
+
+    It also continues after a SystemExit of a task or a callback that an environment has created. asyncio
+    would end the loop; here the exception reaches the code that awaits the task.
+    """
+    interrupted = False
+
+    def cancel() -> None:
+        nonlocal interrupted
+        interrupted = True
+        loop.set_exception_handler(lambda *_: None)  # cancelled work needs no tracebacks
+        task.cancel()
+        loop.call_soon_threadsafe(lambda: None)  # wakes the loop
+
+    def handle(signum: int, frame: Any) -> None:
+        next(steps, exit_at_once)()
+
+    steps = iter([stop, cancel] if stop else [cancel])
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        task = loop.create_task(main)
+        with _handling(handle), closing(runner):
+            while True:
+                try:
+                    return loop.run_until_complete(task)
+                except BaseException as error:
+                    if isinstance(error, SystemExit) and not task.done():
+                        continue
+                    if interrupted:
+                        raise KeyboardInterrupt from error
+                    raise
+
+
+def exit_at_once() -> NoReturn:
+    """End the process. For signal handlers: it takes no locks and runs no other code."""
+    if os.isatty(1):
+        os.write(1, _SHOW_CURSOR)
+    os.write(2, b"arpo: stopped at once; run the same command again\n")
+    os._exit(INTERRUPTED)
+
+
+@contextmanager
+def _handling(handle: Callable[[int, Any], None]) -> Iterator[None]:
+    """Call `handle` at each Ctrl-C or SIGTERM. Only the main thread receives signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, handle) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

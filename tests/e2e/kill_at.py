@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -26,22 +27,35 @@ class Ended:
     output: str
 
 
-def arpo(log: Path, *words: str, at: str = "", signals: Sequence[int] = (signal.SIGKILL,)) -> Ended:
-    """Run a command. At the moment `at` (a key of MOMENTS) the process sends itself `signals`."""
-    process = FORKS.Process(target=_command, args=(log, words, at, signals))
+def arpo(
+    log: Path,
+    *words: str,
+    at: str = "",
+    signals: Sequence[int] = (signal.SIGKILL,),
+    file_bytes: int = 0,
+) -> Ended:
+    """Run a command. At the moment `at` (a key of MOMENTS) the process sends itself `signals`.
+
+    With `file_bytes`, no file can become larger from that moment on, instead: a full disk that every machine
+    has.
+    """
+    process = FORKS.Process(target=_command, args=(log, words, at, signals, file_bytes))
     process.start()
     process.join()
     assert process.exitcode is not None
     return Ended(code=process.exitcode, output=log.read_text("utf-8"))
 
 
-def _command(log: Path, words: Sequence[str], at: str, signals: Sequence[int]) -> None:
+def _command(log: Path, words: Sequence[str], at: str, signals: Sequence[int], file_bytes: int) -> None:
     with log.open("w") as file:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())
     from arpo.cli.entry_point import main
 
     def strike() -> None:
+        if file_bytes:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+            return
         for number in signals:
             os.kill(os.getpid(), number)
 

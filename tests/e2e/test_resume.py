@@ -45,7 +45,12 @@ class Runs:
         assert self.train(self.reference).code == 0
 
     def train(
-        self, run: Path, *more: str, at: str = "", signals: tuple[int, ...] = (signal.SIGKILL,)
+        self,
+        run: Path,
+        *more: str,
+        at: str = "",
+        signals: tuple[int, ...] = (signal.SIGKILL,),
+        file_bytes: int = 0,
     ) -> Ended:
         tasks = (
             "--tasks.train",
@@ -54,7 +59,7 @@ class Runs:
             f"{self._folder}/heldout.json",
         )
         words = ("train", *SETTINGS.split(), *tasks, "--run.dir", str(run), *more)
-        return arpo(run.with_suffix(".log"), *words, at=at, signals=signals)
+        return arpo(run.with_suffix(".log"), *words, at=at, signals=signals, file_bytes=file_bytes)
 
     def copy(self, run: Path) -> Path:
         return Path(shutil.copytree(self.reference, run))
@@ -125,6 +130,27 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_result(
 
 def test_every_moment_is_tested() -> None:
     assert sorted(moment for _, moments in SEQUENCES for moment in moments) == sorted(MOMENTS)
+
+
+# Moment, permitted bytes of one file, the file that does not fit, and the note.
+FULL = (
+    ("in a rollout", 20_000, "screenshots.pack", "; it resumes after batch 1"),
+    ("before the checkpoint", 10_000_000, "checkpoints/step-000003", "; it resumes after batch 2"),
+    ("at the end", 1_000_000, "model", ""),
+)
+
+
+def test_a_full_disk_is_one_line_and_the_run_resumes_to_the_same_result(runs: Runs, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for moment, size, name, note in FULL:
+        ended = runs.train(run, at=moment, file_bytes=size)
+        assert ended.code == 2
+        remedy = f"raise the limit of file sizes (`ulimit -f`), then run the same command again{note}"
+        assert ended.output.splitlines()[-1] == f"arpo: error: {run / name}: File too large: {remedy}"
+        assert "Traceback" not in ended.output
+        assert not list(run.rglob(".*tmp*")) and not (run / "model").exists()
+    assert runs.train(run).code == 0
+    runs.assert_same(run)
 
 
 @pytest.mark.parametrize("presses", [1, 2])

@@ -1,5 +1,7 @@
 import importlib.util
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -45,3 +47,18 @@ def test_missing_wandb_is_a_user_error(tmp_path):
     config = replace(Config(), store=StoreConfig(tensorboard=False, wandb_project="mine"))
     with pytest.raises(UserError, match=r"pip install 'arpo\[wandb\]'"):
         open_tracker(config, RunFolder(tmp_path), next_step=0)
+
+
+def test_a_full_disk_is_an_error_with_the_folder_and_not_a_hang(tmp_path):
+    code = (
+        "import resource, sys\nfrom pathlib import Path\n"
+        "from arpo.reporting.tracking import TensorBoardTracker\n"
+        "tracker = TensorBoardTracker(Path(sys.argv[1]) / 'tensorboard', 0)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        "try:\n"
+        "    for step in range(100): tracker.log(step, {f'metric {n}': 1.0 for n in range(25)})\n"
+        "except OSError as error: print(error.strerror, error.filename)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout, done.stderr) == (f"File too large {tmp_path}/tensorboard\n", "")

@@ -28,7 +28,7 @@ from arpo.interrupts import run_interruptibly
 from arpo.reporting.display import Display, open_display
 from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import Outcome, describe_failure
-from arpo.storage.run_folder import write_atomically
+from arpo.storage.files import naming, write_atomically
 from arpo.types import Failure, Task, Trajectory
 
 BAR = 40  # characters of the histogram's longest bar
@@ -167,7 +167,8 @@ async def _screen(
     reported = False  # one failure is shown, not all of them
     display.begin("screening", len(tasks) * rollouts)
     with progress.open("a", encoding="utf-8") as file:
-        print(file=file, flush=True)  # completes a torn last line
+        with naming(progress):
+            print(file=file, flush=True)  # completes a torn last line
 
         def on_episode(index: int, outcome: Outcome) -> None:
             nonlocal reported
@@ -183,7 +184,8 @@ async def _screen(
             if count.rollouts:
                 counts[name] = count
                 line = {"id": name, "successes": count.successes, "rollouts": count.rollouts}
-                print(json.dumps(line | screening_settings(config, rollouts)), file=file, flush=True)
+                with naming(progress):
+                    print(json.dumps(line | screening_settings(config, rollouts)), file=file, flush=True)
             else:
                 failed[name] = next(describe_failure(one) for one in played if isinstance(one, Failure))
 

@@ -6,15 +6,17 @@ Training never reads from a tracker. Processes without reports use NullTracker.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.storage.run_folder import RunFolder, write_atomically
+from arpo.storage.files import naming, write_atomically
+from arpo.storage.run_folder import RunFolder
 
 WANDB_ID = "wandb-id.txt"
 
@@ -49,21 +51,39 @@ class JsonlTracker:
 
 
 class TensorBoardTracker:
-    """Writes TensorBoard files. Hides entries from `next_step` on, logged before a resume."""
+    """Writes TensorBoard files. Hides entries from `next_step` on, logged before a resume.
+
+    It writes in the caller's thread: a full disk raises OSError here. It would end the thread of
+    SummaryWriter, and the next entries would wait for ever.
+    """
 
     def __init__(self, folder: Path, next_step: int) -> None:
-        from tensorboardX import SummaryWriter  # slow to import
+        from tensorboardX.event_file_writer import EventsWriter  # slow to import
+        from tensorboardX.proto.event_pb2 import SessionLog
 
-        self._writer = SummaryWriter(str(folder), purge_step=next_step, write_to_disk=True)
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        with naming(folder):
+            self._writer = EventsWriter(str(folder / "events"))
+        self._write(next_step, session_log=SessionLog(status=SessionLog.START))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            if math.isfinite(value):
-                self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in finite.items()]
+        self._write(step, summary=Summary(value=values))
 
     def close(self) -> None:
-        self._writer.close()
+        with naming(self._folder):
+            self._writer.close()
+
+    def _write(self, step: int, **content: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        with naming(self._folder):
+            self._writer.write_event(Event(wall_time=time.time(), step=step, **content))
+            self._writer.flush()
 
 
 class WandbTracker:

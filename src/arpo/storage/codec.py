@@ -9,7 +9,7 @@ or AttributeError.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import groupby
@@ -33,19 +33,28 @@ class StoredEpisode:
     task_id: str
     score: float
     malformed: bool
+    stop: StopReason
+    steps: int
+    policy_version: int  # the oldest of its turns
+    error: str  # of the last answer; "" if it parsed
     has_tokens: bool
     screenshots: tuple[str, ...]  # sha256, in order of first use
 
 
 def stored_episode(value: Mapping[str, Any]) -> StoredEpisode:
     """Read an outcome from the JSON form of a trajectory. Its turns are not checked."""
+    turns = value["turns"]
     return _checked(
         StoredEpisode(
             episode_id=value["episode_id"],
             task_id=value["task_id"],
             score=_score(value["score"]),
             malformed=value["malformed"],
-            has_tokens=all(turn["completion"]["token_ids"] for turn in value["turns"]),
+            stop=StopReason(value["stop"]),
+            steps=len(turns),
+            policy_version=min(turn["completion"]["policy_version"] for turn in turns),
+            error=turns[-1]["error"],
+            has_tokens=all(turn["completion"]["token_ids"] for turn in turns),
             screenshots=tuple(screenshot_names(value)),
         )
     )
@@ -176,7 +185,7 @@ def _checked(value: _T) -> _T:
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Hashable) -> dict[str, Any]:
     return get_type_hints(kind)
 
 

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,13 @@ def naming(path: Path) -> Iterator[None]:
         error.filename = str(path)
         del error.filename2
         raise
+
+
+def write_all(file: FileIO, data: bytes) -> None:
+    """Write to an unbuffered file. A buffer would keep what a full disk refuses, and fail again on close."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -22,8 +22,9 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from arpo.config import Config
 from arpo.errors import UserError
@@ -45,6 +46,7 @@ from arpo.storage.files import (
     parse_object,
     read_json,
     read_lines,
+    write_all,
     write_atomically,
 )
 from arpo.storage.screenshots import ScreenshotPack
@@ -104,6 +106,12 @@ class RunFolderReader:
         value = self._read(episode_id)
         with damage(self._location(episode_id)):
             return trajectory_from_json(value, self._pack.read(screenshot_names(value)))
+
+    def answers(self, episode_id: str) -> list[str]:
+        """The texts of the model's answers, without loading screenshots."""
+        value = self._read(episode_id)
+        with damage(self._location(episode_id)):
+            return [str(turn["completion"]["text"]) for turn in value["turns"]]
 
     def has_screenshots(self, episode: StoredEpisode) -> bool:
         """Whether all screenshots of an episode are still stored: pruning deletes them and keeps the text."""
@@ -213,8 +221,7 @@ class RunFolder(RunFolderReader):
         file = self._logs[name]
         with naming(self.folder / name):
             file.truncate()
-            file.write(line.encode())
-            file.flush()
+            write_all(file, line.encode())
 
 
 def _finite(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,9 +257,9 @@ def _episode_id(path: Path, offset: int, line: bytes) -> str:
     return name
 
 
-def _open_log(path: Path) -> BinaryIO:
+def _open_log(path: Path) -> FileIO:
     """Open a file at the end of its last complete line."""
-    file = path.open("r+b")
+    file = path.open("r+b", buffering=0)
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - (1 << 16))
@@ -266,7 +273,7 @@ def _open_log(path: Path) -> BinaryIO:
     return file
 
 
-def _check_end(path: Path, file: BinaryIO, offset: int) -> None:
+def _check_end(path: Path, file: FileIO, offset: int) -> None:
     """Raise UserError if no complete line ends at `offset`, the size of the file in the checkpoint."""
     complete = file.tell()
     if offset > complete:

@@ -17,13 +17,14 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from PIL import Image
 
 from arpo.errors import UserError
 from arpo.png import has_rgb_pixels, rgb
-from arpo.storage.files import RESTORE, RESTORE_OR_LEAVE, naming
+from arpo.storage.files import RESTORE, RESTORE_OR_LEAVE, naming, write_all
 from arpo.types import MAX_SCREEN_PIXELS, Screenshot
 
 HEADER = struct.Struct("<4sB32s32sII")  # magic, kind, sha256, sha256 of the base, payload size, payload crc32
@@ -62,7 +63,7 @@ class ScreenshotPack:
 
     def __init__(self, path: Path, *, writable: bool) -> None:
         self._path = path
-        self._mode = "r+b" if writable else "rb"
+        self._mode: Literal["r+b", "rb"] = "r+b" if writable else "rb"
         if writable:
             path.touch()
         # Name and pixels of the newest screenshot: the base of the next patch.
@@ -96,8 +97,7 @@ class ScreenshotPack:
         )
         with naming(self._path):
             self._file.seek(record.offset)
-            self._file.write(record.header + payload)
-            self._file.flush()
+            write_all(self._file, record.header + payload)
         self._register(record)
 
     def read(self, names: Iterable[str]) -> dict[str, Screenshot]:
@@ -160,7 +160,7 @@ class ScreenshotPack:
         self._file.close()
 
     def _open(self) -> None:
-        self._file = self._path.open(self._mode)
+        self._file = self._path.open(self._mode, buffering=0)
         self._records: list[_Record] = []  # in the order of the file
         self._live: dict[str, _Record] = {}
         self._depth: dict[str, int] = {}

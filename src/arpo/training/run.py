@@ -34,7 +34,8 @@ from arpo.training.build import open_learner
 STATE = "state.json"
 COLLECTED = "collect"  # prefix of the ids of collected episodes
 EVALUATED = "eval"  # prefix of the ids of evaluation episodes
-MAY_CHANGE = (*INCIDENTAL, "train.epochs", "offline.passes")  # settings that a resumed run may change
+LENGTH = ("train.epochs", "offline.passes")
+MAY_CHANGE = (*INCIDENTAL, *LENGTH)  # settings that a resumed run may change
 
 
 @dataclass(slots=True, kw_only=True)
@@ -221,8 +222,10 @@ class Run:
             )
 
     def close(self) -> None:
-        self.tracker.close()
-        self.learner.close()
+        try:
+            self.tracker.close()
+        finally:
+            self.learner.close()
 
     def summary(self) -> dict[str, Any]:
         progress = self.progress
@@ -298,6 +301,12 @@ def check_recipe(store: RunFolder, config: Config, may_change: Callable[[str], b
 
 
 def _may_change(config: Config, key: str) -> bool:
-    """True if a resumed run may have another value. easy_first orders tasks by epochs, so those must stay."""
-    orders_tasks = key == "train.epochs" and config.train.curriculum == "easy_first"
-    return key.startswith(MAY_CHANGE) and not orders_tasks
+    """True if a resumed run may have another value.
+
+    The length of training must stay if past batches depend on it: easy_first orders tasks by epochs, and a
+    learning rate that decays reaches 0 at the end.
+    """
+    length_matters = config.train.curriculum == "easy_first" or config.optim.schedule != "constant"
+    if length_matters and key in LENGTH:
+        return False
+    return key.startswith(MAY_CHANGE)

@@ -314,6 +314,9 @@ class OptimConfig:
     )
     grad_norm: float = setting(1.0, "Maximum gradient norm; larger gradients are clipped", above=0)
     warmup_updates: int = setting(2, "Updates of linear learning-rate warm-up; 0: none", low=0)
+    schedule: Literal["constant", "linear", "cosine"] = setting(
+        "constant", "Learning rate after the warm-up: constant, or a decay to 0 at the end of training"
+    )
     tokens_per_microbatch: int = setting(
         4096,
         "Maximum tokens per micro-batch; changes memory and speed, not the gradient (except rounding)",

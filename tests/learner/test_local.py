@@ -245,6 +245,15 @@ def test_warm_up_is_linear_then_constant(update: Update) -> None:
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
 
 
+def test_a_batch_scales_the_rate_of_each_of_its_updates(update: Update) -> None:
+    one, other = learner(lr=1e-3), learner(lr=2.5e-4)
+    scaled = Batch(updates=(update, (), update), lr_scales=(0.25, 0.5, 0.25))
+    assert asyncio.run(one.train(scaled))["lr"] == 0.25e-3
+    assert train(other, update, update)["lr"] == 0.25e-3
+    assert all(torch.equal(p, weights_of(other)[name]) for name, p in weights_of(one).items())
+    assert asyncio.run(one.train(Batch(updates=((),), lr_scales=(0.125,))))["lr"] == 0.125e-3
+
+
 def test_a_batch_without_samples_is_a_version_and_nothing_else() -> None:
     one = learner()
     before = weights_of(one)

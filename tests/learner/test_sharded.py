@@ -74,7 +74,8 @@ def batches(renderer: Renderer) -> list[Batch]:
     def update(count: int) -> Update:
         return tuple(sample(rng, renderer) for _ in range(count))
 
-    return [Batch(updates=(update(5), (), update(3))), Batch(updates=(update(4), update(1)))]
+    scaled = Batch(updates=(update(5), (), update(3)), lr_scales=(0.9, 0.7, 0.5))
+    return [scaled, Batch(updates=(update(4), update(1)))]
 
 
 def config(folder: Path, *, ranks: int = 2, kl: float = 0.0, seconds: float = 120.0, **model: Any) -> Config:
@@ -308,7 +309,7 @@ def test_commands_survive_encoding() -> None:
     same = sample(rng, renderer)
     twice = (same, replace(same, advantage=math.inf, replayed=True))
     commands: list[Command] = [
-        TrainCommand(updates=[[twice, ()], [(), (sample(rng, renderer),)]]),
+        TrainCommand(updates=[[twice, ()], [(), (sample(rng, renderer),)]], lr_scales=[1.0, 0.1]),
         LogprobsCommand(updates=[[twice]], base=True, first=2, count=4),
         SaveCommand(folder="/somewhere/ü"),
         LoadCommand(version=3, steps=2, skipped=1, parameter_steps={"layer.weight": 2.0}),

@@ -6,6 +6,8 @@ import asyncio
 import json
 import re
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,11 +22,12 @@ from arpo.errors import UserError
 from arpo.evaluation.task_sets import load_sets
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
+from arpo.reporting.display import NullDisplay
 from arpo.rollout.player import open_player
 from arpo.storage.checkpoint import CHECKPOINTS
 from arpo.storage.run_folder import RunFolder, RunFolderReader
 from arpo.testing import Times
-from arpo.training.run import Timing, check_folder
+from arpo.training.run import Run, Timing, check_folder
 from arpo.training.trainer import Trainer, run_training
 from tiny_vlm import save_folder, tiny_model
 from trained import lines, train_to_end
@@ -418,6 +421,42 @@ def test_a_run_that_began_with_easy_tasks_keeps_its_number_of_epochs(tmp_path: P
     with pytest.raises(UserError, match=r"has a different train\.epochs\. Choose another --run\.dir"):
         check_folder(store, small_config(tmp_path, [A], *easy, "--train.epochs=4"))
     store.close()
+
+
+class Stopping(NullDisplay):
+    """Asks its run to stop when the first batch is trained, as Ctrl-C does."""
+
+    run: Run
+
+    def batch(self, number: int, metrics: Mapping[str, float]) -> None:
+        self.run.stopping = True
+
+
+def test_a_rate_that_decays_survives_a_stop_and_fixes_the_number_of_epochs(tmp_path: Path) -> None:
+    rate = ("--optim.schedule=linear", "--optim.lr=0.001", "--optim.warmup_updates=1")
+    settings = (*rate, "--train.tasks_per_update=1", "--train.epochs=2", *HOT)
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    whole, parts = (small_config(tmp_path / name, [A, B], *settings) for name in ("whole", "parts"))
+    script = {A: [0, 1, 0, 0, 1], B: [0, 1, 0, 0, 1]}  # the base evaluation and two batches
+    Scripted.play(script)
+    train(whole)
+    Scripted.play(script)
+    display = Stopping()
+    with closing(RunFolder(Path(parts.run.dir))) as store:
+        store.write_recipe(parts)
+        stopped = Trainer(parts, store, display)
+        display.run = stopped.run
+        assert not asyncio.run(stopped.train())
+    train(parts)
+    # Four updates of one task: a warm-up, then 3/3, 2/3 and 1/3 of the rate. A batch reports its last one.
+    assert [line["lr"] for line in lines(whole, "metrics.jsonl")[1:]] == pytest.approx([1e-3, 1e-3 / 3])
+    assert lines(parts, "metrics.jsonl") == lines(whole, "metrics.jsonl")
+    longer = small_config(tmp_path / "whole", [A, B], *settings, "--train.epochs=3")
+    with closing(RunFolder(Path(whole.run.dir))) as store:
+        store.write_recipe(whole)
+        with pytest.raises(UserError, match=r"has a different train\.epochs"):
+            check_folder(store, longer)
 
 
 def test_stages_are_timed_until_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,9 +29,15 @@ class Batch:
     tokens:
 
         Batch(updates=((replace(sample, weight=1 / 10),),))
+
+    `lr_scales` has a factor of the learning rate for each update (`algorithms/schedules.py`). Empty: all 1.
     """
 
     updates: tuple[tuple[Sample, ...], ...]
+    lr_scales: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert len(self.lr_scales) in (0, len(self.updates)), "one factor per update"
 
 
 class Learner(Protocol):

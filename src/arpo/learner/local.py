@@ -1,10 +1,10 @@
 """Learner in this process: it owns π_old and the updates of a batch.
 
 An update is one pass over its samples in micro-batches, one clipped gradient and one AdamW step. Weight decay
-applies to matrices only. The learning rate is constant after a linear warm-up. A step with an infinite or NaN
-loss or gradient is skipped and counted. All parameters with `requires_grad` are trained and saved; of the
-rest, only a fingerprint is saved. The learner draws no random numbers except for stochastic rounding. `train`
-blocks the event loop: at the end of a batch, no other task has work.
+applies to matrices only. The learning rate has a linear warm-up, and the batch scales it. A step with an
+infinite or NaN loss or gradient is skipped and counted. All parameters with `requires_grad` are trained and
+saved; of the rest, only a fingerprint is saved. The learner draws no random numbers except for stochastic
+rounding. `train` blocks the event loop: at the end of a batch, no other task has work.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class LocalLearner:
     async def train(self, batch: Batch) -> Metrics:
         max_tokens = self._config.optim.tokens_per_microbatch
         return self._train_microbatches(
-            [split_microbatches(update, max_tokens) for update in batch.updates if update]
+            [split_microbatches(update, max_tokens) for update in batch.updates], batch.lr_scales
         )
 
     async def logprobs(self, samples: Sequence[Sample], *, base: bool) -> list[float]:
@@ -100,21 +100,30 @@ class LocalLearner:
             sums += [part.sum().item() for part in parts]
         return sums
 
-    def _train_microbatches(self, updates: Sequence[Sequence[Microbatch]]) -> Metrics:
-        """Run every update against one π_old; increase the version even without samples."""
+    def _train_microbatches(
+        self, updates: Sequence[Sequence[Microbatch]], lr_scales: Sequence[float]
+    ) -> Metrics:
+        """Run every update that has samples against one π_old; increase the version even without any."""
+        scales = list(lr_scales) or [1.0] * len(updates)
+        live = [(update, scale) for update, scale in zip(updates, scales, strict=True) if update]
         # Before the first step π_θ equals π_old: only later updates need its log-probabilities in advance.
         old_logps_UM = [
             [self._policy_logprobs(self._model, microbatch) for microbatch in update] if index else None
-            for index, update in enumerate(updates)
+            for index, (update, _) in enumerate(live)
         ]
         totals = _BatchMetrics(samples=sum(len(microbatch) for update in updates for microbatch in update))
-        for update, old_logps_M in zip(updates, old_logps_UM, strict=True):
-            self._update(update, old_logps_M, totals)
+        for (update, scale), old_logps_M in zip(live, old_logps_UM, strict=True):
+            self._update(update, scale, old_logps_M, totals)
         self._version += 1
-        return totals.metrics() | {"lr": self._learning_rate(), "skipped_total": float(self._skipped)}
+        rate = self._learning_rate(scales[-1] if scales else 1.0)
+        return totals.metrics() | {"lr": rate, "skipped_total": float(self._skipped)}
 
     def _update(
-        self, update: Sequence[Microbatch], old_logps_M: Sequence[Tensor] | None, totals: _BatchMetrics
+        self,
+        update: Sequence[Microbatch],
+        lr_scale: float,
+        old_logps_M: Sequence[Tensor] | None,
+        totals: _BatchMetrics,
     ) -> None:
         losses, sums = [], TokenSums()
         for index, microbatch in enumerate(update):
@@ -128,7 +137,7 @@ class LocalLearner:
         if math.isfinite(total) and math.isfinite(norm):
             self._steps += 1
             for group in self._optimiser.param_groups:
-                group["lr"] = self._learning_rate()
+                group["lr"] = self._learning_rate(lr_scale)
             self._optimiser.step()
             totals.add(total, norm, sums)
         else:
@@ -184,10 +193,10 @@ class LocalLearner:
     def counters(self) -> dict[str, int]:
         return {"version": self._version, "steps": self._steps, "skipped": self._skipped}
 
-    def _learning_rate(self) -> float:
+    def _learning_rate(self, scale: float) -> float:
         """Learning rate of step `_steps`, counted from 1."""
         warmup = self._config.optim.warmup_updates
-        return self._config.optim.lr * min(1.0, self._steps / max(1, warmup))
+        return self._config.optim.lr * min(1.0, self._steps / max(1, warmup)) * scale
 
     def save(self, folder: Path) -> None:
         """Write trained weights, optimiser state, counters, and the fingerprint of frozen weights."""

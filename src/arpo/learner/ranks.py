@@ -55,6 +55,7 @@ class TrainCommand:
     """This rank's micro-batches of each update; empty micro-batches pad ranks with fewer."""
 
     updates: Sequence[Sequence[Microbatch]]
+    lr_scales: Sequence[float]  # as in Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,12 +93,11 @@ class ShardedLearner:
     async def train(self, batch: Batch) -> Metrics:
         optim = self._config.optim
         assigned = [
-            assign_to_ranks(update, optim.ranks, optim.tokens_per_microbatch)
-            for update in batch.updates
-            if update
+            assign_to_ranks(update, optim.ranks, optim.tokens_per_microbatch) for update in batch.updates
         ]
         commands = [
-            TrainCommand(updates=[update[rank] for update in assigned]) for rank in range(optim.ranks)
+            TrainCommand(updates=[update[rank] for update in assigned], lr_scales=batch.lr_scales)
+            for rank in range(optim.ranks)
         ]
         with self._ranks.collective():
             self._ranks.send(commands[1:])
@@ -161,7 +160,7 @@ class RankLearner(LocalLearner):
         super().__init__(model, renderer, config, base, self._local_shards())
 
     def train_on(self, command: TrainCommand) -> Metrics:
-        return self._train_microbatches(command.updates)
+        return self._train_microbatches(command.updates, command.lr_scales)
 
     def gather_logprobs(self, command: LogprobsCommand) -> list[float]:
         """Log-probabilities of the samples of all ranks, in rank order."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 from arpo.algorithms.preference_losses import TrajectoryLoss
 from arpo.algorithms.rewards import is_example
+from arpo.algorithms.schedules import decay
 from arpo.config import Config
 from arpo.errors import UserError
 from arpo.evaluation.task_sets import load_sets
@@ -82,13 +83,27 @@ class OfflineTrainer:
                 loss = await self.method.loss(
                     self.run.learner, trajectories, self._desirable(trajectories), self._rng()
                 )
-            learned = await self.run.learn(self.method.batch(trajectories, loss))
+            batch = self.method.batch(trajectories, loss)
+            learned = await self.run.learn(replace(batch, lr_scales=(self._lr_scale(),)))
             await self._end_update(len(trajectories), loss, learned)
         return self._done
 
     @property
     def _done(self) -> bool:
-        return self.run.progress.batch >= self.config.offline.passes * self._updates_per_pass
+        return self.run.progress.batch >= self._total_updates
+
+    @property
+    def _total_updates(self) -> int:
+        return self.config.offline.passes * self._updates_per_pass
+
+    def _lr_scale(self) -> float:
+        optim = self.config.optim
+        return decay(
+            optim.schedule,
+            done=self.run.progress.batch,
+            total=self._total_updates,
+            warmup=optim.warmup_updates,
+        )
 
     @cached_property
     def _updates_per_pass(self) -> int:

@@ -16,7 +16,8 @@ from typing import Any
 
 from arpo.algorithms.replay import ReplayBuffer
 from arpo.algorithms.rewards import reward
-from arpo.algorithms.samples import GroupStats, Updates, build_updates, count_groups, split_by_signal
+from arpo.algorithms.samples import GroupStats, build_updates, count_groups, split_by_signal
+from arpo.algorithms.schedules import decay
 from arpo.config import Config
 from arpo.engines.factory import require_tokens
 from arpo.errors import UserError
@@ -52,9 +53,10 @@ class Trainer:
         """Train until all epochs are done or the run is asked to stop. Returns True if all are done."""
         await self.run.begin(self)
         while not self._done and not self.run.stopping:
+            began = self.run.progress.tasks
             played = await self._rollout()
             groups = self.replay.rescue(played, self._rng(), self.run.learner.weights().version)
-            metrics = await self.run.learn(Batch(updates=self._updates(groups)))
+            metrics = await self.run.learn(self._batch(groups, began))
             await self._end_batch(played, groups, metrics)
         return self._done
 
@@ -106,13 +108,29 @@ class Trainer:
         dynamic = self.config.train.dynamic_sampling
         return split_by_signal(groups, self.config.loss)[0] if dynamic else groups
 
-    def _updates(self, groups: Sequence[Group]) -> Updates:
+    def _batch(self, groups: Sequence[Group], began: int) -> Batch:
+        """The updates of the batch whose first task is number `began` of the run."""
         rollout = self.config.rollout
-        return build_updates(
+        updates = build_updates(
             self._trained(groups),
             self.config.loss,
             tasks_per_update=self.config.train.tasks_per_update,
             token_budget=rollout.max_steps * rollout.max_answer_tokens,
+        )
+        return Batch(updates=updates, lr_scales=self._lr_scales(began, len(updates)))
+
+    def _lr_scales(self, began: int, updates: int) -> tuple[float, ...]:
+        """Factors of the learning rate. Progress is measured in tasks: their total is known in advance."""
+        optim, per_update = self.config.optim, self.config.train.tasks_per_update
+        played = self.run.progress.tasks - began  # with dynamic sampling more than the updates contain
+        return tuple(
+            decay(
+                optim.schedule,
+                done=(began + played * index / updates) / per_update,
+                total=self._total_tasks / per_update,
+                warmup=optim.warmup_updates,
+            )
+            for index in range(updates)
         )
 
     def _store(self, groups: Sequence[Group]) -> None:

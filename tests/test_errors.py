@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import json
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from arpo.errors import ArpoFault, EngineError, EnvError, EnvTimeout, boundary
+from arpo.config import EnvConfig
+from arpo.envs.pool import GuardedEnv
+from arpo.errors import (
+    ArpoFault,
+    EngineError,
+    EnvError,
+    EnvTimeout,
+    boundary,
+    code_place,
+    definition_of,
+    place_of,
+)
+from arpo.testing import FakeEnv, failing
 
 
 async def _awaits_a_cancelled_task() -> None:
@@ -94,3 +110,76 @@ def test_the_message_of_a_fault_is_safe_to_print_and_to_store() -> None:
     assert str(fault) == f"{fault.where}: {fault.message}"
     assert str(fault).encode()
     assert len(EngineError("generate", "x" * 1_000_000).message) == 10_000
+
+
+# Line 1 imports, line 4 raises in a helper, line 7 calls the standard library, line 10 waits, and so on.
+USER_CODE = """\
+import asyncio, json
+
+def look(room):
+    return {}[room]
+
+async def library():
+    json.loads("no json")
+
+async def waits():
+    await asyncio.sleep(60)
+
+async def several():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.to_thread(look, "hall"))
+
+async def refuses():
+    from arpo.errors import EnvError
+    raise EnvError("step", "no keyboard")
+
+async def looks():
+    look("hall")
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "message", "line"),
+    [
+        ("looks", "KeyError: 'hall'", 4),
+        ("library", "JSONDecodeError: Expecting value: line 1 column 1 (char 0)", 7),
+        ("waits", "no answer within 0.01 s", 10),
+        ("several", "KeyError: 'hall'", 4),
+        ("refuses", "no keyboard", 18),
+    ],
+)
+def test_a_fault_names_the_line_in_the_users_code(tmp_path, monkeypatch, call, message, line):
+    file = tmp_path / "my_env.py"
+    file.write_text(USER_CODE, "utf-8")
+    code: dict[str, Any] = {}
+    exec(compile(USER_CODE, file, "exec"), code)
+
+    async def guarded() -> None:
+        async with boundary(EnvError, "step", 0.01 if call == "waits" else 60):
+            await code[call]()
+
+    with pytest.raises(EnvError) as caught:
+        asyncio.run(guarded())
+    assert (caught.value.message, caught.value.place) == (message, f"{file}:{line}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EnvError) as caught:
+        asyncio.run(guarded())
+    assert caught.value.place == f"my_env.py:{line}"
+
+
+def test_a_fault_of_this_package_or_of_a_library_has_no_place():
+    env = GuardedEnv(failing(FakeEnv, "step", times=1)(), EnvConfig(name="arpo.testing:FakeEnv"))
+    with pytest.raises(EnvError) as caught:
+        asyncio.run(env.step(()))
+    assert caught.value.place == ""
+    assert code_place(json.__file__, 1) == code_place(pytest.__file__, 1) == code_place("<string>", 1) == ""
+
+
+def test_definitions_and_syntax_errors_have_a_place():
+    here = Path(__file__).relative_to(Path.cwd())
+    assert definition_of(_OwnExit) == f"{here}:{inspect.findsource(_OwnExit)[1] + 1}"
+    assert definition_of(_exits) == f"{here}:{_exits.__code__.co_firstlineno}"
+    assert definition_of(3) == definition_of(len) == definition_of(FakeEnv) == ""
+    with pytest.raises(SyntaxError) as caught:
+        compile("x = 1\ny = = 2\n", "my_env.py", "exec")
+    assert place_of(caught.value) == "my_env.py:2"

@@ -1,15 +1,20 @@
 """Exception types, and `boundary`, a context manager to attribute exceptions to a call.
 
 `UserError`: the user made a mistake. Its message is one line: what is wrong, where, and what to do.
-`ArpoFault`: an environment or an engine failed. It names the call.
+`ArpoFault`: an environment or an engine failed. It names the call and the line in the user's code.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
+import os
 import re
+import sysconfig
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 _MAX_MESSAGE = 10_000  # characters
 
@@ -28,11 +33,15 @@ class BadSetting(UserError):
 
 
 class ArpoFault(Exception):
-    """An external component failed. `where` names the call, for example "step". A long message is cut."""
+    """An external component failed. `where` names the call, for example "step". A long message is cut.
 
-    def __init__(self, where: str, message: str) -> None:
+    `place` is the file and line in the user's code, for example "my_env.py:14"; "" if there is none.
+    """
+
+    def __init__(self, where: str, message: str, place: str = "") -> None:
         self.where = printable(where[:_MAX_MESSAGE])
         self.message = printable(message[:_MAX_MESSAGE])
+        self.place = printable(place[:_MAX_MESSAGE])
         super().__init__(f"{self.where}: {self.message}")
 
 
@@ -67,7 +76,7 @@ def printable(text: str) -> str:
 
 @asynccontextmanager
 async def boundary(fault: type[ArpoFault], where: str, seconds: float | None = None) -> AsyncIterator[None]:
-    """Convert every exception of the block to `fault(where, message)`. `seconds` is its timeout (None: none).
+    """Convert every exception of the block to `fault(where, message, place)`, after `seconds` to a timeout.
 
     SystemExit is converted too: an environment that calls sys.exit() ends its episode, not the run. Ctrl-C
     passes through. If the caller cancels this task, CancelledError passes through. If a task awaited inside
@@ -80,15 +89,75 @@ async def boundary(fault: type[ArpoFault], where: str, seconds: float | None = N
     try:
         async with asyncio.timeout(seconds) as limit:
             yield
-    except (ArpoFault, KeyboardInterrupt, GeneratorExit):
+    except ArpoFault as error:
+        error.place = error.place or place_of(error)
+        raise
+    except (KeyboardInterrupt, GeneratorExit):
         raise
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise fault(where, "CancelledError: an awaited task was cancelled") from error
+        raise fault(where, "CancelledError: an awaited task was cancelled", place_of(error)) from error
     except BaseException as error:
         if isinstance(error, TimeoutError) and limit.expired():
             late = EnvTimeout if issubclass(fault, EnvError) else fault
-            raise late(where, f"no answer within {seconds:g} s") from error
-        raise fault(where, f"{type(error).__name__}: {error}") from error
+            waiting = error.__cause__ or error  # the cancelled call
+            raise late(where, f"no answer within {seconds:g} s", place_of(waiting)) from error
+        first = _first(error)
+        raise fault(where, f"{type(first).__name__}: {first}", place_of(first)) from error
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first exception of a group, as asyncio.TaskGroup raises it; any other exception itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+_LIBRARIES = tuple(
+    os.path.join(folder, "")
+    for folder in {_PACKAGE, *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))}
+)
+_INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
+
+
+def place_of(error: BaseException) -> str:
+    """The last line of the user's code in the traceback, for example "my_env.py:14"; "" if there is none.
+
+    The user's code is everything outside this package, the standard library and installed packages.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return code_place(error.filename, error.lineno)
+    lines = [
+        code_place(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    return next(filter(None, reversed(lines)), "")
+
+
+def definition_of(function: Any) -> str:
+    """The line that defines a function, method or class of the user, as in `place_of`."""
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        return code_place(code.co_filename, code.co_firstlineno)
+    try:
+        return code_place(inspect.getfile(function), inspect.findsource(function)[1] + 1)
+    except (OSError, TypeError):
+        return ""
+
+
+def code_place(file: str, line: int | None) -> str:
+    """File and line, with the path relative to the current folder if it lies inside; "" for library code."""
+    path = os.path.abspath(file)
+    if file.startswith("<") or path.startswith(_LIBRARIES) or _INSTALLED.search(path):
+        return ""
+    return f"{path.removeprefix(os.path.join(_current_folder(), ''))}:{line}"
+
+
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was deleted
+        return os.sep * 2

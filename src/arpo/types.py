@@ -22,10 +22,16 @@ MAX_SCREEN_SIDE = 16_383  # of WebP, the format of stored screenshots
 MAX_SCREEN_PIXELS = 2**25  # an 8K screen (7680x4320) has 33 million
 MAX_ASPECT_RATIO = 200  # of Qwen-VL models
 
+# For error messages.
+PNG_BYTES = 'for an image of PIL: `buffer = io.BytesIO(); image.save(buffer, "PNG"); png = buffer.getvalue()`'
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One task in OSWorld's schema: setup steps, instruction for the model, and checker of the end state.
+
+    `solution` is for `arpo check-env` alone: one answer per step, in the pixels of the screenshots, such as
+    "click(start_box='(105,63)')". No model sees it.
 
     >>> task = Task(
     ...     id="pool-040",
@@ -45,6 +51,7 @@ class Task:
     evaluator: Json
     related_apps: tuple[str, ...] = ()
     domain: str = ""  # its key in a task list {domain: [id, …]}
+    solution: tuple[str, ...] = ()
 
 
 def screen_fault(width: int, height: int) -> str:
@@ -72,6 +79,8 @@ class Screenshot:
 
     @classmethod
     def of(cls, png: bytes) -> Screenshot:
+        if not isinstance(png, bytes | bytearray | memoryview):
+            raise TypeError(f"Screenshot.of takes the bytes of a PNG, not {type(png).__name__}; {PNG_BYTES}")
         return cls(png, hashlib.sha256(png).hexdigest())
 
     @property
@@ -242,6 +251,7 @@ class Failure:
     ...     where="step",
     ...     message="no answer within 60 s",
     ...     attempts=3,
+    ...     place="my_env.py:14",
     ... )
     """
 
@@ -251,6 +261,7 @@ class Failure:
     where: str  # start | step | evaluate | close | generate
     message: str
     attempts: int
+    place: str = ""  # file and line in the user's code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -187,7 +187,8 @@ def test_an_invalid_score_is_reported_as_a_fault():
         async with calling(lying(FakeEnv, float("nan"))) as call:
             path = await call.episode()
             status, _, body = await call.post(f"{path}/evaluate")
-            assert (status, body["message"]) == (500, "returned nan, not a number in [0, 1]")
+            assert status == 500
+            assert body["message"].startswith("returned nan, not a number in [0, 1]")
 
     asyncio.run(play())
 

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -115,14 +116,21 @@ def test_a_body_that_is_not_json_is_refused(body):
     assert refusal(wire.read_json, body).startswith("the body is not JSON: ")
 
 
-def test_a_fault_keeps_its_class_call_and_message():
+def test_a_solution_is_not_sent():
+    solved = replace(task("a"), solution=("click(start_box='(1,2)')",))
+    assert wire.task_from_json(over(wire.task_to_json(solved)), "start") == task("a")
+    assert "solution" not in wire.task_to_json(solved)
+
+
+def test_a_fault_keeps_its_class_call_message_and_place():
     for fault in (
         EnvTimeout("step", "no answer within 3 s"),
-        EnvError("start", "é\n"),
+        EnvError("start", "é\n", "my_env.py:14"),
         NoFreeSlot("start", ""),
     ):
         back = wire.fault_from_json(over(wire.fault_to_json(fault)), "evaluate")
         assert (type(back), back.where, back.message) == (type(fault), fault.where, fault.message)
+        assert back.place == fault.place
     assert wire.status_of(EnvTimeout("step", "")) == 504
     assert wire.status_of(NoSuchEpisode("step", "")) == 404
 

@@ -11,12 +11,18 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from numbers import Real
 
 from arpo.actions import Action
 from arpo.config import EnvConfig
 from arpo.envs import wire
 from arpo.envs.base import Env, EnvFactory, EnvSource
+from arpo.envs.return_values import (
+    definition,
+    require_awaitable,
+    require_observation,
+    require_score,
+    require_step_result,
+)
 from arpo.errors import ArpoFault, EnvError, boundary
 from arpo.png import BadPng, read_size, rgb
 from arpo.types import Failure, Observation, Screenshot, StepResult, Task, Trajectory
@@ -42,28 +48,28 @@ class GuardedEnv:
 
     async def start(self, task: Task) -> Observation:
         async with boundary(EnvError, "start", self._config.start_seconds):
-            return await self._checked("start", await self._env.start(task))
+            return await self._checked(
+                "start", await require_awaitable(self._env, "start", self._env.start(task))
+            )
 
     async def step(self, actions: tuple[Action, ...]) -> StepResult:
         async with boundary(EnvError, "step", self._config.step_seconds):
-            result = await self._env.step(actions)
-            if not isinstance(result, StepResult):
-                raise EnvError("step", f"returned {type(result).__name__}, not a StepResult")
-            await self._checked("step", result.observation)
+            result = await require_awaitable(self._env, "step", self._env.step(actions))
+            await self._checked("step", require_step_result(self._env, result).observation)
             return result
 
     async def evaluate(self) -> float:
         async with boundary(EnvError, "evaluate", self._config.evaluate_seconds):
-            return _checked_score(await self._env.evaluate())
+            score = await require_awaitable(self._env, "evaluate", self._env.evaluate())
+            return require_score(self._env, score)
 
     async def close(self) -> None:
         async with boundary(EnvError, "close", self._config.step_seconds):
-            await self._env.close()
+            await require_awaitable(self._env, "close", self._env.close())
 
     async def _checked(self, where: str, value: Observation) -> Observation:
         """Decode the screenshot. Found only later, a bad one would fail other episodes or end the run."""
-        if not isinstance(value, Observation):
-            raise EnvError(where, f"returned {type(value).__name__}, not an Observation")
+        require_observation(self._env, where, value)
         try:
             width, height = read_size(value.screenshot.png)
             if (width, height) != (self._screen or (width, height)):
@@ -74,7 +80,7 @@ class GuardedEnv:
             else:
                 _decode(value.screenshot)
         except BadPng as error:
-            raise EnvError(where, str(error)) from error
+            raise EnvError(where, str(error), definition(self._env, where)) from error
         return value
 
     def _expected_size(self) -> str:
@@ -191,6 +197,7 @@ def _failure(task: Task, episode_id: str, fault: ArpoFault, attempts: int) -> Fa
         where=fault.where,
         message=fault.message,
         attempts=attempts,
+        place=fault.place,
     )
 
 
@@ -199,9 +206,3 @@ def _decode(screenshot: Screenshot) -> None:
     if Screenshot.of(screenshot.png) != screenshot:
         raise BadPng("has a wrong sha256: create it with Screenshot.of(png)")
     rgb(screenshot)
-
-
-def _checked_score(value: float) -> float:
-    if not isinstance(value, Real) or not 0.0 <= value <= 1.0:
-        raise EnvError("evaluate", f"returned {value!r}, not a number in [0, 1]")
-    return float(value)

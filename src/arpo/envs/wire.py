@@ -9,9 +9,9 @@
 
 A screenshot is a PNG with its sha256 as ETag; if the episode was sent the same one before, the response is
 204 with the ETag alone. No call is repeated: a caller that disconnects during start, step or evaluate ends
-the episode. An error is {"kind": class name, "where": call, "message": text}. Every message is checked
-strictly: an unknown or missing key or a wrong type is a `BadRequest` with its path, such as
-"actions[1].keys". Only actions and errors are looked up by class name.
+the episode. An error is {"kind": class name, "where": call, "message": text}, with "place" (file and line) if
+it is known. Every message is checked strictly: an unknown or missing key or a wrong type is a `BadRequest`
+with its path, such as "actions[1].keys". Only actions and errors are looked up by class name.
 """
 
 from __future__ import annotations
@@ -121,11 +121,12 @@ def object_values(value: Any, names: Sequence[str], where: str, path: str) -> li
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
-    return asdict(task)
+    """All fields except the solution: an environment does not need it."""
+    return {name: value for name, value in asdict(task).items() if name != "solution"}
 
 
 def task_from_json(value: Any, where: str) -> Task:
-    names = [entry.name for entry in fields(Task)]
+    names = [entry.name for entry in fields(Task) if entry.name != "solution"]
     given = dict(zip(names, object_values(value, names, where, "task"), strict=True))
     for name in ("id", "instruction", "snapshot", "domain"):
         _expect(given[name], str, where, f"task.{name}")
@@ -147,15 +148,17 @@ def actions_from_json(value: Any, where: str) -> tuple[Action, ...]:
 
 
 def fault_to_json(fault: EnvError) -> dict[str, str]:
-    return {"kind": _kind(fault).__name__, "where": fault.where, "message": fault.message}
+    place = {"place": fault.place} if fault.place else {}
+    return {"kind": _kind(fault).__name__, "where": fault.where, "message": fault.message, **place}
 
 
 def fault_from_json(value: Any, where: str) -> EnvError:
     """An unknown kind becomes an EnvError."""
-    kind, call, message = object_values(value, ("kind", "where", "message"), where, "fault")
-    for text in (kind, call, message):
+    given = {"place": ""} | value if isinstance(value, dict) else value
+    kind, call, message, place = object_values(given, ("kind", "where", "message", "place"), where, "fault")
+    for text in (kind, call, message, place):
         _expect(text, str, where, "fault")
-    return _KINDS.get(kind, EnvError)(call, message)
+    return _KINDS.get(kind, EnvError)(call, message, place)
 
 
 def status_of(fault: EnvError) -> int:

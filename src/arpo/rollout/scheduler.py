@@ -69,9 +69,10 @@ class Scheduler:
 
 
 def describe_failure(failure: Failure) -> str:
-    """One line, for example "task pool-001, step: RuntimeError: the screen went dark"."""
+    """One line, for example "task pool-001, step: RuntimeError: the screen went dark (my_env.py:14)"."""
     first_line = failure.message.partition("\n")[0]
-    return f"task {failure.task_id}, {failure.where}: {first_line[:200]}"
+    place = f" ({failure.place})" if failure.place else ""
+    return f"task {failure.task_id}, {failure.where}: {first_line[:200]}{place}"
 
 
 def _group(index: int, task: Task, outcomes: Sequence[Outcome]) -> Group:

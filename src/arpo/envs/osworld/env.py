@@ -23,6 +23,7 @@ from arpo.envs.osworld.messages import MACHINE_FILE
 from arpo.envs.osworld.needs import LOCAL
 from arpo.envs.osworld.runnable import allows_network, why_not_runnable
 from arpo.envs.osworld.worker_client import STOP_SECONDS, WorkerClient
+from arpo.envs.wire import task_to_json
 from arpo.errors import EnvError, UserError
 from arpo.recipe import find_program
 from arpo.storage.codec import action_to_json
@@ -54,7 +55,8 @@ class OSWorldEnv:
         self._used = True
         network = self._check_runnable(task)
         await self.client.start()
-        _, screenshot = await self.client.call("start", task=asdict(task), network=network, **self._settings)
+        sent = {"task": task_to_json(task), "network": network, **self._settings}
+        _, screenshot = await self.client.call("start", **sent)
         return Observation(screenshot=Screenshot.of(screenshot))
 
     def _check_runnable(self, task: Task) -> bool:

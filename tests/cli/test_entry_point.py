@@ -23,6 +23,8 @@ MY_ENV = """
 from arpo.testing import FakeEnv
 class Mine(FakeEnv): ...
 class NoEnv: ...
+class NeedsAddress(FakeEnv):
+    def __init__(self, address, timeout=3): ...
 """
 
 
@@ -167,17 +169,24 @@ def test_an_exception_in_a_check_is_its_result():
 
 def test_custom_environments(tmp_path, monkeypatch):
     (tmp_path / "mine_for_cli.py").write_text(MY_ENV)
-    (tmp_path / "broken_for_cli.py").write_text("1 / 0")
+    (tmp_path / "broken_for_cli.py").write_text("\n1 / 0")
+    (tmp_path / "typo_for_cli.py").write_text("def one():\n    return (")
+    (tmp_path / "imports_for_cli.py").write_text("import not_there_for_cli")
     (tmp_path / "exits_for_cli.py").write_text("import sys; sys.exit(3)")
     monkeypatch.chdir(tmp_path)
     assert type(resolve_env(Config(env=EnvConfig(name="mine_for_cli:Mine")))).__name__ == "type"
     for name, reason in {
         "mine_for_cli": "module:Class",
         "mine_for_cli:Theirs": "has no class Theirs",
-        "mine_for_cli:NoEnv": "add the methods start, step, evaluate, close",
-        "broken_for_cli:Env": "ZeroDivisionError",
+        "mine_for_cli:NoEnv": r"add the methods start, step, evaluate, close \(mine_for_cli.py:\d+\)",
+        "mine_for_cli:NeedsAddress": r"without arguments, but it needs address: give them default values "
+        r"\(mine_for_cli.py:\d+\)",
+        "broken_for_cli:Env": r"ZeroDivisionError.* \(broken_for_cli.py:2\)",
+        "typo_for_cli:Env": r"SyntaxError.* \(typo_for_cli.py:2\)",
+        "imports_for_cli:Env": r"No module named 'not_there_for_cli'.* \(imports_for_cli.py:1\)",
         "exits_for_cli:Env": r"SystemExit\(3\)",
-        "not_there_for_cli:Env": "not_there_for_cli",
+        "not_there_for_cli:Env": "no module not_there_for_cli: run the command in the folder of "
+        "not_there_for_cli.py, or install it",
     }.items():
         with pytest.raises(UserError, match=reason):
             resolve_env(Config(env=EnvConfig(name=name)))

@@ -7,15 +7,16 @@ so "osworld" without `env.hosts` runs in a child process.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from pathlib import Path
+from typing import Any
 
 from arpo.config import Config
 from arpo.envs.base import Env, EnvFactory, EnvSource
 from arpo.envs.pool import EnvPool, LocalEnvs
-from arpo.errors import UserError
-
-ENV_METHODS = ("start", "step", "evaluate", "close")
+from arpo.envs.return_values import ENV_METHODS
+from arpo.errors import UserError, definition_of, place_of
 
 
 def resolve_env(config: Config) -> EnvFactory:
@@ -81,7 +82,7 @@ def _import_env(name: str) -> EnvFactory:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # importing runs the module, which may raise anything
-        raise UserError(f"env.name = {name!r}: importing {module_name} failed: {error!r}") from error
+        raise UserError(f"env.name = {name!r}: {_describe_import(error, module_name)}") from error
     factory = getattr(module, class_name, None)
     if factory is None:
         raise UserError(f"env.name = {name!r}: module {module_name} has no class {class_name}")
@@ -89,5 +90,36 @@ def _import_env(name: str) -> EnvFactory:
         raise UserError(f"env.name = {name!r}: not an environment: it is not callable")
     missing = [method for method in ENV_METHODS if isinstance(factory, type) and not hasattr(factory, method)]
     if missing:
-        raise UserError(f"env.name = {name!r}: not an environment: add the methods {', '.join(missing)}")
+        raise UserError(
+            f"env.name = {name!r}: not an environment: add the methods {', '.join(missing)}{_at(factory)}"
+        )
+    if arguments := _required_arguments(factory):
+        raise UserError(
+            f"env.name = {name!r}: ARPO calls {class_name}() without arguments, but it needs "
+            f"{', '.join(arguments)}: give them default values{_at(factory)}"
+        )
     return factory
+
+
+def _describe_import(error: BaseException, module: str) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+        return f"no module {error.name}: run the command in the folder of {error.name}.py, or install it"
+    place = place_of(error)
+    return f"importing {module} failed: {error!r}{f' ({place})' if place else ''}"
+
+
+def _required_arguments(factory: Any) -> list[str]:
+    """Names of the arguments without a default value."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # of a callable that is not written in Python
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in optional]
+
+
+def _at(factory: Any) -> str:
+    """The line of the constructor, or of the class or function if it has none."""
+    own = vars(factory).get("__init__") if isinstance(factory, type) else None
+    place = definition_of(own or factory)
+    return f" ({place})" if place else ""

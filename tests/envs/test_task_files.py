@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from arpo.actions import Click, Finished, Hotkey, Point, Type
 from arpo.algorithms.curriculum import Count, Curriculum, learnable
 from arpo.config import Config, TasksConfig, TrainConfig
 from arpo.envs.task_files import (
@@ -14,6 +15,7 @@ from arpo.envs.task_files import (
     is_shipped,
     load_counts,
     load_tasks,
+    parse_solution,
     select_tasks,
 )
 from arpo.errors import UserError
@@ -74,6 +76,30 @@ def test_keys_that_osworld_omits_are_optional(tmp_path: Path) -> None:
     bare = {"id": "a", "instruction": "do", "evaluator": {"func": "infeasible"}}
     (task,) = load_tasks(write(tmp_path / "tasks.json", [bare]))
     assert (task.config, task.snapshot, task.related_apps, task.domain) == ((), "", (), "")
+
+
+def test_a_task_may_have_a_solution(tmp_path: Path) -> None:
+    steps = ["click(start_box='(105,63)')", "type(content='Nora')\nhotkey(key='enter')", "finished()"]
+    (task,) = load_tasks(write(tmp_path / "tasks.json", [entry("a", solution=steps)]))
+    assert task.solution == tuple(steps)
+    first, second, last = parse_solution(task.solution)
+    assert first == (Click(point=Point(105.0, 63.0)),)
+    assert second == (Type(text="Nora", submit=False), Hotkey(keys=("enter",)))
+    assert last == (Finished(content=""),)
+
+
+@pytest.mark.parametrize(
+    ("solution", "reason"),
+    [
+        ("finished()", "key 'solution' must be a list, not \"finished()\""),
+        (["finished()", "click(105, 63)"], "key 'solution': step 2: click(): expected an argument or ), got"),
+        ([{"do": "Wait"}], 'key \'solution\': step 1: {"do": "Wait"} is not a string: write a call such as'),
+        ([""], "key 'solution': step 1: no call follows 'Action:': write a call"),
+    ],
+)
+def test_a_bad_solution_is_refused(tmp_path: Path, solution: object, reason: str) -> None:
+    source = write(tmp_path / "tasks.json", [entry("a", solution=solution)])
+    assert f"entry 0 (id 'a'): {reason}" in refusal(source)
 
 
 def test_a_task_of_a_plain_list_may_name_its_domain(tmp_path: Path) -> None:

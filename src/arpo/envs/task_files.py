@@ -21,17 +21,19 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from arpo.actions import Action
 from arpo.algorithms.curriculum import Count
 from arpo.config import TasksConfig
 from arpo.config_keys import LARGEST
 from arpo.errors import UserError
+from arpo.parsing import ParseError, parse
 from arpo.recipe import canonical_task_source, nearest
 from arpo.storage.files import check_depth
 from arpo.types import Json, Task
 
 SHIPPED_LISTS = {"desk:": "desk", "osworld:": "osworld"}  # prefix: the folder of envs with tasks/NAME.json
 # Defaults of keys missing in some of OSWorld's own tasks.
-DEFAULTS = {"config": [], "snapshot": "", "related_apps": []}
+DEFAULTS = {"config": [], "snapshot": "", "related_apps": [], "solution": []}
 MAX_TRAIL = 20
 TYPE_NAMES = {str: "a string", list: "a list", dict: "an object", int: "an integer"}
 
@@ -257,7 +259,27 @@ def _task(entry: Any, location: str, domain: str = "") -> Task:
         evaluator=_evaluator(_field(entry, "evaluator", dict, location), location),
         related_apps=apps,
         domain=domain,
+        solution=_solution(_field(entry, "solution", list, location), location),
     )
+
+
+def parse_solution(solution: Sequence[str]) -> list[tuple[Action, ...]]:
+    """The actions of each step of `Task.solution`. Raises ParseError."""
+    return [parse(f"Action: {step}").actions for step in solution]
+
+
+def _solution(steps: Sequence[Any], location: str) -> tuple[str, ...]:
+    for number, step in enumerate(steps, 1):
+        try:
+            if not isinstance(step, str):
+                raise ParseError(f"{_excerpt(step)} is not a string")
+            parse_solution([step])
+        except ParseError as error:
+            raise UserError(
+                f"{location}: key 'solution': step {number}: {error}: write a call such as "
+                "\"click(start_box='(105,63)')\""
+            ) from None
+    return tuple(steps)
 
 
 def _steps(entry: Mapping[str, Any], key: str, location: str) -> tuple[Json, ...]:

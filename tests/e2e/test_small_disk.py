@@ -54,8 +54,8 @@ print(json.dumps(results))
 """
 SMALL = """
     --run.threads 1 --train.epochs 1 --train.tasks_per_batch 1 --train.tasks_per_update 1
-    --rollout.max_steps 1 --rollout.max_answer_tokens 16 --eval.every 0 --eval.rollouts 1 --tasks.ids pool-013,heldout-006
-    --tasks.train desk:pool --tasks.heldout desk:heldout
+    --rollout.max_steps 1 --rollout.max_answer_tokens 16 --eval.every 0 --eval.rollouts 1
+    --tasks.ids pool-013,heldout-006 --tasks.train desk:pool --tasks.heldout desk:heldout
 """
 
 

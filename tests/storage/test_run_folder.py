@@ -15,7 +15,15 @@ from arpo.config import Config
 from arpo.errors import UserError
 from arpo.recipe import load_config
 from arpo.storage.codec import action_from_json, action_to_json, ids_from_json, ids_to_json
-from arpo.storage.run_folder import LOGS, PACK, TRAJECTORIES, RunFolder, RunFolderReader
+from arpo.storage.run_folder import (
+    LOGS,
+    PACK,
+    TRAJECTORIES,
+    RunFolder,
+    RunFolderReader,
+    read_log,
+    read_summary,
+)
 from arpo.storage.screenshots import HEADER, MAGIC, NO_BASE, PATCH, PNG, ScreenshotPack
 from arpo.types import Failure, Screenshot, StopReason
 from stored_episodes import ALL_ACTIONS, desktop, episode, pixels_of, png, small, turn
@@ -230,8 +238,9 @@ def test_metrics_recipe_and_summary(tmp_path):
     store.write_recipe(Config())
     store.log_metrics(1, {"loss": 0.1 + 0.2, "entropy": math.nan})
     store.add_failure(failure(0))
-    store.log_evaluation({"step": 2, "sets": {"train": {"a": (1.0, 0.5)}}})
-    assert list(store.read_log("evaluations.jsonl")) == [{"step": 2, "sets": {"train": {"a": [1.0, 0.5]}}}]
+    evaluation = {"step": 2, "episodes": 8, "landmark": "", "sets": {"train": {"a": [1.0, 0.5]}}}
+    store.log_evaluation(evaluation)
+    assert list(store.read_log("evaluations.jsonl")) == [evaluation]
     assert store.read_summary() == {}
     store.write_summary({"success": {"base": {"train": 0.25, "heldout": math.nan}}})
     assert load_config(tmp_path / "recipe.toml") == Config()
@@ -401,3 +410,53 @@ def test_a_chain_of_patches_longer_than_any_of_ours_is_damage(tmp_path):
     pack = ScreenshotPack(tmp_path / PACK, writable=False)
     assert [name.hex() in pack for name in names[14:18]] == [True, True, False, False]
     pack.close()
+
+
+EVALUATION = {"step": 2, "episodes": 8, "landmark": "", "sets": {"train": {"a": [1.0]}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        *[("metrics.jsonl", line) for line in ("{}", '{"step":-1}', '{"step":1.5}', '{"step":true}')],
+        *[
+            ("metrics.jsonl", f'{{"step":1,"loss":{value}}}')
+            for value in ('"1"', "[]", "NaN", "9" * 400, "true")
+        ],
+        ("timing.jsonl", '{"step":1,"rollout":null,"learn":{}}'),
+        *[
+            ("evaluations.jsonl", json.dumps(EVALUATION | change))
+            for change in (
+                {"sets": 3},
+                {"sets": {"train": [1]}},
+                {"sets": {"train": {"a": 1}}},
+                {"landmark": 3},
+            )
+        ],
+        ("evaluations.jsonl", "{}"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_a_record_of_a_wrong_form_is_named(tmp_path, name, line):
+    (tmp_path / name).write_text(f"{line}\n")
+    with pytest.raises(UserError, match=rf"{name}: line 1: damaged, .*: restore the file, or remove the run"):
+        list(read_log(tmp_path, name))
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        {"success": []},
+        {"success": {"base": {"train": "1"}}},
+        {"counts": {"final": {"train": [1]}}},
+        {"counts": {"final": {"train": [1, 0.5]}}},
+        {"episodes": "many"},
+        {"seconds": []},
+        {"groups": {"total": {}}},
+    ],
+    ids=str,
+)
+def test_a_summary_of_a_wrong_form_is_named(tmp_path, summary):
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(UserError, match=r"summary\.json: damaged, .*: restore the file, or remove the run"):
+        read_summary(tmp_path)

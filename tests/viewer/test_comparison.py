@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,7 +174,9 @@ def test_curves_of_offline_methods_have_two_points(tmp_path: Path) -> None:
     stored = replace(NEW, train=replace(NEW.train, method="rft"))
     write_run(tmp_path / "rft" / "seed-0", replace(records(4, 2, 1, between=BASE), config=stored))
     (tmp_path / "collected" / "seed-0").mkdir(parents=True)
-    (tmp_path / "collected" / "seed-0" / "timing.jsonl").write_text('{"rollout": 30.0}\n{"rollout": 20.0}\n')
+    (tmp_path / "collected" / "seed-0" / "timing.jsonl").write_text(
+        '{"step": 1, "rollout": 30.0}\n{"step": 2, "rollout": 20.0}\n'
+    )
     run = read_run_result(tmp_path / "rft" / "seed-0")
     assert run.seconds == 150.0
     points = compare_runs([run], ["rft"], 1, "rft", {}).curves["train"]["rft"]
@@ -316,6 +319,11 @@ def test_damaged_and_foreign_folders_are_errors(tmp_path: Path) -> None:
     foreign.mkdir(parents=True)
     (foreign / "recipe.toml").write_text("")
     write_comparison(tmp_path, ["arpo", "grpo"], None, None)
+    absurd = tmp_path / "grpo" / "seed-99999999999"  # the report lists every seed up to the largest
+    shutil.copytree(tmp_path / "grpo" / "seed-0", absurd)
+    with pytest.raises(UserError, match=r"seed-99999999999: run folders of a comparison are named seed-0"):
+        write_comparison(tmp_path, ["arpo", "grpo"], None, None)
+    shutil.rmtree(absurd)
     with pytest.raises(
         UserError, match=r"seed-old: run folders of a comparison are named seed-0, seed-1, …: move it away"
     ):
@@ -324,10 +332,10 @@ def test_damaged_and_foreign_folders_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"seed-1/summary\.json: damaged, not JSON \(Expecting value\)"):
         write_comparison(tmp_path, ["arpo", "grpo"], None, None)
     (tmp_path / "arpo" / "seed-0" / "metrics.jsonl").write_text('{"step": "a"}\n')
-    with pytest.raises(UserError, match=r"arpo/seed-0: a record is damaged \('>' not supported"):
+    with pytest.raises(UserError, match=r"seed-0/metrics\.jsonl: line 1: damaged, step is not a number"):
         read_run_result(tmp_path / "arpo" / "seed-0")
     (tmp_path / "arpo" / "seed-0" / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match=r"arpo/seed-0: a record has no 'step': restore the files"):
+    with pytest.raises(UserError, match=r"seed-0/metrics\.jsonl: line 1: damaged, no 'step'"):
         write_comparison(tmp_path, ["arpo", "grpo"], None, None)
 
 

@@ -105,6 +105,46 @@ def screenshot_names(value: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*names, value["final"]]))
 
 
+def check_numbers(record: Mapping[str, Any]) -> None:
+    """Check a line of metrics or timing: a step, and numbers or null."""
+    step = record["step"]
+    if type(step) is not int or step < 0:
+        raise ValueError("step is not a number of batches")
+    for name, value in record.items():
+        if value is not None and not _is_number(value):
+            raise ValueError(f"{name!r} is not a number")
+
+
+def check_evaluation(record: Mapping[str, Any]) -> None:
+    """Check a line of evaluations: batch, episodes, landmark, and the scores by task set and task."""
+    if not all(type(record[name]) is int and record[name] >= 0 for name in ("step", "episodes")):
+        raise ValueError("step or episodes is not a count")
+    if not isinstance(record["landmark"], str):
+        raise ValueError("landmark is not a text")
+    for tasks in record["sets"].values():
+        for name, scores in tasks.items():
+            if not isinstance(scores, list) or not all(map(_is_number, scores)):
+                raise ValueError(f"the scores of {name!r} are not numbers")
+
+
+def check_summary(record: Mapping[str, Any]) -> None:
+    """Check the results in a summary. Other parts, such as the recipe, are not read."""
+    for when in ("base", "final"):
+        rates = record.get("success", {}).get(when, {}).values()
+        counts = record.get("counts", {}).get(when, {}).values()
+        if not all(rate is None or _is_number(rate) for rate in rates):
+            raise ValueError("a success rate is not a number")
+        if not all(len(pair) == 2 and _is_number(pair[0]) and type(pair[1]) is int for pair in counts):
+            raise ValueError("counts are not pairs of numbers")
+    totals = (record.get(name) for name in ("episodes", "failures", "skipped_updates", "seconds"))
+    if not all(value is None or _is_number(value) for value in (*totals, *record.get("groups", {}).values())):
+        raise ValueError("a total is not a number")
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300  # false for NaN
+
+
 def failure_from_json(value: Mapping[str, Any]) -> Failure:
     return _checked(Failure(**value))
 

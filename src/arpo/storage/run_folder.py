@@ -31,6 +31,9 @@ from arpo.errors import UserError
 from arpo.recipe import to_toml
 from arpo.storage.codec import (
     StoredEpisode,
+    check_evaluation,
+    check_numbers,
+    check_summary,
     failure_from_json,
     screenshot_names,
     screenshots_of,
@@ -61,6 +64,7 @@ METRICS, EVALUATIONS, TIMING, FAILURES, TRAJECTORIES = (
 )
 LOGS = (METRICS, EVALUATIONS, TIMING, FAILURES, TRAJECTORIES)
 PACK, RECIPE, SUMMARY = "screenshots.pack", "recipe.toml", "summary.json"
+_CHECKS = {METRICS: check_numbers, TIMING: check_numbers, EVALUATIONS: check_evaluation}
 _ID_PREFIX = b'{"episode_id":'
 
 
@@ -69,7 +73,10 @@ class RunFolderReader:
 
     def __init__(self, folder: Path, *, writable: bool = False) -> None:
         if not (folder / TRAJECTORIES).is_file() or not (folder / PACK).is_file():
-            raise UserError(f"{folder}: not a run folder: {TRAJECTORIES} or {PACK} is missing")
+            raise UserError(
+                f"{folder}: not a run folder: {TRAJECTORIES} or {PACK} is missing: restore it, or give the "
+                "folder of a run"
+            )
         self.folder = folder
         self._lines = _index(folder / TRAJECTORIES)  # before the pack: a run may be appending to both
         self._pack = ScreenshotPack(folder / PACK, writable=writable)
@@ -78,12 +85,12 @@ class RunFolderReader:
         return list(self._lines)
 
     def read_log(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield the records of a .jsonl file, for example METRICS."""
-        return read_lines(self.folder / name)
+        """Yield the checked records of a .jsonl file, for example METRICS."""
+        return read_log(self.folder, name)
 
     def read_summary(self) -> dict[str, Any]:
         """Return {} until the run has ended."""
-        return read_json(self.folder / SUMMARY)
+        return read_summary(self.folder)
 
     def episodes(self) -> Iterator[StoredEpisode]:
         """Yield all stored episodes, without their turns. A run may append others meanwhile."""
@@ -146,6 +153,8 @@ class RunFolder(RunFolderReader):
             opened.callback(os.close, lock_folder(folder, "run", "--run.dir"))
             for name in (*LOGS, PACK):
                 (folder / name).touch()
+                if not (folder / name).is_file():
+                    raise UserError(f"{folder / name}: is not a file: move it to another folder")
             super().__init__(folder, writable=True)
             opened.callback(super().close)
             self._logs = {name: opened.enter_context(_open_log(folder / name)) for name in LOGS}
@@ -222,6 +231,23 @@ class RunFolder(RunFolderReader):
         with naming(self.folder / name):
             file.truncate()
             write_all(file, line.encode())
+
+
+def read_log(folder: Path, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the checked records of a .jsonl file of a run. Raises UserError at a damaged one."""
+    for number, record in enumerate(read_lines(folder / name), 1):
+        if name in _CHECKS:
+            with damage(f"{folder / name}: line {number}"):
+                _CHECKS[name](record)
+        yield record
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return the checked summary of a run, {} until it has ended."""
+    summary = read_json(folder / SUMMARY)
+    with damage(folder / SUMMARY):
+        check_summary(summary)
+    return summary
 
 
 def _finite(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ and are listed as missing.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,10 +25,9 @@ from arpo.storage.run_folder import (
     EVALUATIONS,
     METRICS,
     RECIPE,
-    SUMMARY,
     TIMING,
-    read_json,
-    read_lines,
+    read_log,
+    read_summary,
     write_atomically,
 )
 from arpo.viewer.comparison_page import render_page
@@ -78,32 +78,19 @@ def _run_folders(out: Path) -> list[Path]:
 
 def _seed_of(folder: Path) -> int:
     text = folder.name.removeprefix("seed-")
-    if not text.isdecimal():
+    if not re.fullmatch("[0-9]{1,4}", text):
         raise UserError(f"{folder}: run folders of a comparison are named seed-0, seed-1, …: move it away")
     return int(text)
 
 
 def read_run_result(folder: Path) -> RunResult:
     """Read a run folder, finished or not. Raises UserError if a record in it is damaged."""
-    try:
-        return _read(folder)
-    except KeyError as error:
-        raise UserError(
-            f"{folder}: a record has no {error}: restore the files, or remove the folder"
-        ) from None
-    except (TypeError, AttributeError) as error:
-        raise UserError(
-            f"{folder}: a record is damaged ({error}): restore the files, or remove the folder"
-        ) from None
-
-
-def _read(folder: Path) -> RunResult:
     config = load_config(folder / RECIPE)
-    summary = read_json(folder / SUMMARY)
-    batches = [line for line in read_lines(folder / METRICS) if line["step"] > 0]
-    evaluations = [_evaluation(line) for line in read_lines(folder / EVALUATIONS)]
+    summary = read_summary(folder)
+    batches = [line for line in read_log(folder, METRICS) if line["step"] > 0]
+    evaluations = [_evaluation(line) for line in read_log(folder, EVALUATIONS)]
     stages: dict[str, float] = {}
-    for line in read_lines(folder / TIMING):
+    for line in read_log(folder, TIMING):
         for name, stage in STAGE_OF_TIMING.items():
             stages[stage] = stages.get(stage, 0.0) + line.get(name, 0.0)
     seconds = summary.get("seconds", 0.0)

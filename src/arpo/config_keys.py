@@ -44,7 +44,11 @@ class RunConfig:
 class ModelConfig:
     """Model, precision, trained parameters, prompt and image size."""
 
-    path: str = setting("base", 'Model: a Hugging Face directory, or "base" (the shipped tiny model)')
+    path: str = setting(
+        "base",
+        'Model: a Hugging Face directory, "base" (the shipped tiny model), or a model of the hub: "ORG/NAME" or '
+        '"ORG/NAME@REVISION"',
+    )
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Data type of the weights")
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "Device; auto: a GPU if there is one")
     weights: Literal["load", "random"] = setting(
@@ -409,3 +413,16 @@ class PretrainConfig:
     minutes: float = setting(
         0.0, "Time limit (minutes); the same command resumes afterwards; 0: no limit", low=0, high=LARGEST
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginsConfig:
+    """Functions of your own, as module:function; empty: the built-in ones (docs/python.md)."""
+
+    reward: str = setting("", "Reward of an episode: function of (trajectory, task)")
+    advantage: str = setting("", "Advantages of a group: function of (rewards, group)")
+    curriculum: str = setting(
+        "", "Order of the tasks in an epoch: function of (tasks, epoch, history, random generator)"
+    )
+    tracker: str = setting("", "Additional metric tracker: class or function of (config)")
+    callback: str = setting("", "Function called after each batch with (batch, metrics, groups)")

@@ -211,7 +211,7 @@ def test_random_weights_need_only_the_configuration(
 
 def test_a_path_without_a_folder_is_an_error(tmp_path: Path) -> None:
     assert refused(tmp_path / "nowhere") == (
-        ": not found; model.path needs 'base' or a Hugging Face model folder"
+        ": not found; model.path needs 'base', a Hugging Face model folder, or ORG/NAME of the hub"
     )
     (tmp_path / "file").touch()
     assert refused(tmp_path / "file").startswith(": is not a folder; model.path needs")

@@ -27,6 +27,7 @@ from arpo.config import INCIDENTAL, LEARNING, Config
 from arpo.errors import UserError
 from arpo.evaluation.task_sets import load_sets
 from arpo.interrupts import INTERRUPTED
+from arpo.models.hub import with_recorded_model
 from arpo.recipe import changed, load_config, nearest
 from arpo.reporting.display import Display, format_duration, open_display
 from arpo.storage.run_folder import (
@@ -36,7 +37,7 @@ from arpo.storage.run_folder import (
     TIMING,
     lock_folder,
     read_json,
-    read_lines,
+    read_log,
     write_atomically,
 )
 
@@ -185,7 +186,8 @@ def is_finished(job: Job) -> bool:
     """Whether the job has a result. Raises UserError if the result is of a run with other settings."""
     if not job.result_path.is_file() or not read_json(job.result_path).get("ended", True):
         return False
-    differing = changed(load_config(job.folder / RECIPE), job.config)
+    recorded = load_config(job.folder / RECIPE)
+    differing = changed(recorded, with_recorded_model(job.config, recorded))
     if job.collects:
         differing = [key for key in differing if _affects_episodes(key)]
     else:
@@ -343,7 +345,7 @@ def _outcome(job: Job) -> str:
 
 
 def collection_seconds(folder: Path) -> float:
-    return sum(line.get("rollout", 0.0) for line in read_lines(folder / TIMING))
+    return sum(line.get("rollout", 0.0) for line in read_log(folder, TIMING))
 
 
 def last_line(log: Path) -> str:

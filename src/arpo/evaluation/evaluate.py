@@ -16,6 +16,7 @@ from arpo.errors import UserError
 from arpo.evaluation.scoring import Score, report_failures, without_partial_credit
 from arpo.evaluation.task_sets import SETS, load_sets, playable, report_skipped
 from arpo.interrupts import run_interruptibly
+from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, open_display
 from arpo.rollout.player import Player, open_player
 from arpo.rollout.scheduler import OnEpisode, Scheduler
@@ -69,6 +70,7 @@ def run_evaluation(config: Config, out: Path) -> int:
     """`arpo eval`: measure the recipe's model on its tasks, and write the counts to `out`."""
     sets, skipped = playable(config, load_sets(config))
     require_writable(out)
+    config = pin_model(config)
     display = open_display(sys.stdout)
     try:
         report_skipped(skipped, out, display)

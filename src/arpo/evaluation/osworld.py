@@ -27,6 +27,7 @@ from arpo.errors import UserError
 from arpo.evaluation.osworld_results import SUMMARY, Played, TaskKey, Trial, model_folder, scores, task_key
 from arpo.evaluation.osworld_summary import summarise, table
 from arpo.interrupts import run_interruptibly
+from arpo.models.hub import parse_hub_model, pin_model
 from arpo.reporting.display import Display, PartProgress, count_noun, open_display
 from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import Scheduler, describe_failure
@@ -46,6 +47,7 @@ def run_osworld_evaluation(config: Config) -> int:
         raise UserError(
             f"{config.eval.tasks}: none of its {len(chosen)} tasks can run here; the first: {skipped[0][1]}"
         )
+    config = pin_model(config)
     root, model = Path(config.eval.results), _model_folder_name(config)
     names = list(dict.fromkeys(name.strip() for name in config.eval.trials.split(",")))
     with ExitStack() as held:
@@ -76,7 +78,7 @@ def _model_folder_name(config: Config) -> str:
     """
     if config.engine.name == "openai":
         return config.server.model
-    path = Path(config.model.path).resolve()
+    path = Path(hub.repo if (hub := parse_hub_model(config.model.path)) else config.model.path).resolve()
     return path.parent.name if path.name == "model" else path.name
 
 

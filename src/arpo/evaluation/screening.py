@@ -25,6 +25,7 @@ from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate, require_writable
 from arpo.evaluation.task_sets import SKIPPED, playable, write_skipped
 from arpo.interrupts import run_interruptibly
+from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, open_display
 from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import Outcome, describe_failure
@@ -105,6 +106,7 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
     pool = {task.id: task for task in select_tasks(load_tasks(tasks, examples), config.tasks)}
     _, skipped = playable(config, {"named": tuple(pool.values())})
     require_writable(out)
+    config = pin_model(config)
     progress, report = (out.with_name(f"{out.name}.{end}") for end in ("progress.jsonl", "report.json"))
     counts = _read_progress(progress, screening_settings(config, rollouts), pool)
     failed: dict[str, str] = {}
@@ -141,7 +143,9 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
 
 def _refuse_nothing(screening: Screening, tasks: str, env: str) -> None:
     if not screening.counts:
-        raise UserError(f"{tasks}: no task could be run in {env}. Try `arpo check-env`")
+        first = next(iter(screening.failed.values()), "")
+        reason = f" First failure: {first}." if first else ""
+        raise UserError(f"{tasks}: no task could be run in {env}.{reason} Try `arpo check-env`")
     if not any(count.successes for count in screening.counts.values()):
         rollouts = screening.settings["of"]
         raise UserError(f"{tasks}: no task was solved in {rollouts} rollouts. Screen with a better model")

@@ -1,8 +1,8 @@
 """Load the model of a recipe, ready to sample and to train.
 
-Only safetensors are read: nothing is unpickled or downloaded, and no code of a model folder runs. Anything
-but a complete Qwen2.5-VL or Qwen3-VL folder is a `UserError` with path and remedy, if possible before
-gigabytes are read.
+A model is a folder, "base", or a name on the Hugging Face hub (`hub`). Only safetensors are read: nothing is
+unpickled, and no code of a model folder runs. Anything but a complete model of a supported family is a
+`UserError` with path and remedy, if possible before gigabytes are downloaded or read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from arpo.config import ModelConfig
 from arpo.errors import UserError
-from arpo.models import attention, fused_ops, vision_attention
+from arpo.models import attention, fused_ops, hub, vision_attention
 from arpo.models.families import FAMILIES, VisionLanguageModel
 from arpo.prompts.rendering import Renderer
 
@@ -27,18 +27,21 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MODEL_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 MIN_COMPILED_WIDTH = 512  # hidden size; below it, compilation (half a minute) costs more than it saves
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+MODEL_NAMES = "'base', a Hugging Face model folder, or ORG/NAME of the hub"
 logging.disable_progress_bar()  # it would disturb the live display
 logging.set_verbosity_error()  # we raise an error instead of its warnings
 
 
-def resolve_model(path: str) -> Path:
-    """The folder of `model.path`; "base" is the model shipped with the package."""
-    if path != "base":
+def resolve_model(path: str, *, weights: bool = False) -> Path:
+    """The folder of `model.path`. Downloads a hub model; its weights only if `weights` is true."""
+    if path == "base":
+        folder = Path(str(resources.files("arpo"))) / "envs" / "desk" / "base_model" / "weights"
+        if not folder.is_dir():
+            raise UserError(f"{folder}: the shipped base model is missing; create it with `arpo pretrain`")
+        return folder
+    if (model := hub.parse_hub_model(path)) is None:
         return Path(path).expanduser()
-    folder = Path(str(resources.files("arpo"))) / "envs" / "desk" / "base_model" / "weights"
-    if not folder.is_dir():
-        raise UserError(f"{folder}: the shipped base model is missing; create it with `arpo pretrain`")
-    return folder
+    return hub.download(model, (*hub.DESCRIPTION, *hub.WEIGHTS) if weights else hub.DESCRIPTION)
 
 
 def resolve_device(device: str) -> str:
@@ -60,11 +63,11 @@ def load_model(settings: ModelConfig, seed: int) -> VisionLanguageModel:
     """The prepared model of the recipe. `seed` decides random weights, differently on CPU and GPU."""
     if settings.dtype not in DTYPES:
         raise UserError(f"model.dtype = {settings.dtype!r}: use one of {', '.join(DTYPES)}")
-    folder, dtype = resolve_model(settings.path), DTYPES[settings.dtype]
-    device = torch.device(resolve_device(settings.device))
-    config = read_config(folder)
+    dtype, device = DTYPES[settings.dtype], torch.device(resolve_device(settings.device))
+    config = read_config(resolve_model(settings.path))
     if settings.weights == "random":
         return prepare(_random_model(config, dtype, device, seed))
+    folder = resolve_model(settings.path, weights=True)
     check_weights(folder)
     return prepare(_stored_model(folder, config, dtype).to(device))
 
@@ -97,9 +100,9 @@ def read_config(folder: Path) -> Any:
     path = folder / "config.json"
     if not folder.is_dir():
         reason = "is not a folder" if folder.exists() else "not found"
-        raise UserError(f"{folder}: {reason}; model.path needs 'base' or a Hugging Face model folder")
+        raise UserError(f"{folder}: {reason}; model.path needs {MODEL_NAMES}")
     if not path.is_file():
-        raise UserError(f"{path}: not found; model.path needs 'base' or a Hugging Face model folder")
+        raise UserError(f"{path}: not found; model.path needs {MODEL_NAMES}")
     found = _read_json_object(path)
     if (model_type := found.get("model_type")) not in FAMILIES:
         kind = "a mixture of experts" if "moe" in str(model_type) else "another kind of model"

@@ -18,6 +18,7 @@ from arpo.evaluation.evaluate import evaluate
 from arpo.evaluation.scoring import report_failures
 from arpo.evaluation.task_sets import sets_of_run
 from arpo.interrupts import run_interruptibly
+from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, open_display
 from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import Outcome
@@ -38,6 +39,7 @@ def run_collection(config: Config) -> int:
     try:
         if (store.folder / checkpoint.CHECKPOINTS).is_dir():
             raise UserError(f"{store.folder}: holds a training run. Choose another --run.dir")
+        config = pin_model(config, store.folder)
         ended = _ended(store)
         if ended:
             _check_screenshots(store)
@@ -87,16 +89,18 @@ async def _collect(
     at_once, timing = config.train.tasks_per_batch * config.rollout.group_size, Timing()
     async with player.started(display) as scheduler:
         for start in range(0, len(left), at_once):
+            batch = left[start : start + at_once]
             with timing.stage("rollout"):
                 groups = await evaluate(
                     scheduler,
-                    left[start : start + at_once],
+                    batch,
                     name=COLLECTED,
                     rollouts=1,
                     temperature=config.rollout.temperature,
                     on_episode=on_episode,
                 )
-            report_failures(groups, display)
+            some_tasks = {task.id for _, task in batch} != {task.id for _, task in left}
+            report_failures(groups, display, some_tasks=some_tasks)
             for failure in (failure for group in groups for failure in group.failures):
                 store.add_failure(failure)
             done = total - len(left) + min(start + at_once, len(left))

@@ -15,7 +15,6 @@ from statistics import fmean
 from typing import Any
 
 from arpo.algorithms.replay import ReplayBuffer
-from arpo.algorithms.rewards import reward
 from arpo.algorithms.samples import GroupStats, build_updates, count_groups, split_by_signal
 from arpo.algorithms.schedules import decay
 from arpo.config import Config
@@ -24,12 +23,14 @@ from arpo.errors import UserError
 from arpo.evaluation.scoring import report_failures
 from arpo.interrupts import INTERRUPTED, run_interruptibly
 from arpo.learner.base import Batch, Metrics
+from arpo.models.hub import pin_model
+from arpo.plugins import check_plugins
 from arpo.reporting.display import Display, open_display
 from arpo.storage.run_folder import RunFolder
-from arpo.training.build import open_curriculum
+from arpo.training.build import open_credit, open_curriculum
 from arpo.training.export import export_model
 from arpo.training.offline import OfflineTrainer
-from arpo.training.run import Progress, Run, check_folder
+from arpo.training.run import EVALUATED, Progress, Run, check_folder
 from arpo.types import Group, Task
 
 MODEL = "model"
@@ -46,6 +47,7 @@ class Trainer:
         self._replayable: deque[set[str]] = deque(maxlen=config.store.keep_checkpoints)
         groups = {"total": 0, "without_signal": 0, "rescued": 0}
         self.run = Run(config, store, display, Progress(groups=groups))
+        self.credit = open_credit(config, self.run.sets["train"])
         if self.run.restored is not None:
             self._restore(self.run.restored)
 
@@ -80,7 +82,9 @@ class Trainer:
         train, start = self.run.sets["train"], self.run.progress.tasks
         end = min(start + count, self._total_tasks)
         epochs = {index // len(train) for index in range(start, end)}
-        orders = {epoch: self.curriculum.order(train, self.config.run.seed, epoch) for epoch in epochs}
+        orders = {
+            epoch: self.curriculum.order(train, self.config.run.seed, epoch) for epoch in sorted(epochs)
+        }
         self.run.progress.tasks = end
         return [orders[index // len(train)][index % len(train)] for index in range(start, end)]
 
@@ -106,7 +110,7 @@ class Trainer:
     def _trained(self, groups: Sequence[Group]) -> Sequence[Group]:
         """The groups that an update averages over. Dynamic sampling drops groups without signal."""
         dynamic = self.config.train.dynamic_sampling
-        return split_by_signal(groups, self.config.loss)[0] if dynamic else groups
+        return split_by_signal(groups, self.config.loss, self.credit)[0] if dynamic else groups
 
     def _batch(self, groups: Sequence[Group], began: int) -> Batch:
         """The updates of the batch whose first task is number `began` of the run."""
@@ -116,6 +120,7 @@ class Trainer:
             self.config.loss,
             tasks_per_update=self.config.train.tasks_per_update,
             token_budget=rollout.max_steps * rollout.max_answer_tokens,
+            credit=self.credit,
         )
         return Batch(updates=updates, lr_scales=self._lr_scales(began, len(updates)))
 
@@ -139,19 +144,21 @@ class Trainer:
                 self.run.store.add_trajectory(trajectory)
             for failure in group.failures:
                 self.run.store.add_failure(failure)
+            self.curriculum.record(group.trajectories)
         self.run.progress.episodes += sum(len(group.trajectories) for group in groups)
         self.run.progress.failures += sum(len(group.failures) for group in groups)
-        report_failures(groups, self.run.display)
+        report_failures(groups, self.run.display, some_tasks=True)
 
     async def _end_batch(self, played: Sequence[Group], groups: Sequence[Group], learned: Metrics) -> None:
         progress, threshold = self.run.progress, self.config.replay.threshold
-        stats = count_groups(groups, self.config.loss, success=threshold)
+        stats = count_groups(groups, self.config.loss, success=threshold, credit=self.credit)
         progress.batch += 1
         for name in progress.groups:
             progress.groups[name] += getattr(stats, name)
         await self.run.end_batch(
             self,
             {**self._batch_metrics(played, groups, stats), **learned},
+            groups,
             played=sum(len(group.trajectories) for group in played),
             done=self._done,
         )
@@ -162,12 +169,11 @@ class Trainer:
         """Metrics of the played episodes, including those that replay replaced, and of the groups."""
         fresh = [trajectory for group in played for trajectory in group.trajectories]
         ages = [rescue.age for group in groups for rescue in group.rescues]
-        weight = self.config.loss.format_weight
         return {
             "episodes": self.run.progress.episodes,
             "failures": self.run.progress.failures,
             "success": _mean(trajectory.score >= self.config.replay.threshold for trajectory in fresh),
-            "reward": _mean(reward(trajectory, weight) for trajectory in fresh),
+            "reward": _mean(self.credit.reward(trajectory) for trajectory in fresh),
             "steps": _mean(len(trajectory.turns) for trajectory in fresh),
             "malformed": _mean(trajectory.malformed for trajectory in fresh),
             **{("groups" if name == "total" else name): count for name, count in asdict(stats).items()},
@@ -176,7 +182,7 @@ class Trainer:
         }
 
     def state(self) -> dict[str, Any]:
-        return {"replay": self.replay.state()}
+        return {"replay": self.replay.state(), **self.curriculum.state()}
 
     def saved(self) -> None:
         """Prune if due: delete the screenshots that no replay buffer on disk needs."""
@@ -189,6 +195,8 @@ class Trainer:
         stored = [episode for episodes in state["replay"].values() for episode in episodes]
         self.replay.restore(map(self.run.store.load_trajectory, stored))
         self._replayable.append(set(stored))
+        played = self.run.store.episodes()
+        self.curriculum.restore(state, (e for e in played if not e.episode_id.startswith(EVALUATED)))
         epochs = self.run.progress.tasks / len(self.run.sets["train"])
         self.run.refuse_less("train.epochs", epochs, self.config.train.epochs)
 
@@ -212,9 +220,11 @@ def open_trainer(config: Config, store: RunFolder, display: Display) -> Trainer 
 def run_training(config: Config) -> int:
     """`arpo train`: start or resume the run in run.dir. Returns 130 if it was interrupted."""
     require_tokens(config)
+    check_plugins(config)
     store = RunFolder(Path(config.run.dir))
     display = open_display(sys.stdout)
     try:
+        config = pin_model(config, store.folder)
         check_folder(store, config)
         trainer = open_trainer(config, store, display)
         run = trainer.run

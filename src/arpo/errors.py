@@ -61,6 +61,10 @@ class ContextTooLong(EngineError):
     """Prompt and answer exceed the model's context. This limit ends the episode; it is not a fault."""
 
 
+class PromptTooLong(ContextTooLong):
+    """The first prompt of a task exceeds the context, so no episode of the task can be played."""
+
+
 # Control characters, which a terminal obeys, and lone surrogates, which UTF-8 cannot encode.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 

@@ -4,7 +4,7 @@ import pytest
 
 from arpo.actions import CallUser, Click, Drag, Fail, Finished, Point, Type, Wait
 from arpo.config import RolloutConfig
-from arpo.errors import EngineError, UserError
+from arpo.errors import EngineError, PromptTooLong
 from arpo.rollout.episode import Agent, draw_seed, run_episode
 from arpo.testing import FakeEnv, screenshot, task
 from arpo.types import StopReason
@@ -17,9 +17,13 @@ def settings(**changes):
     )
 
 
-def play(script, env=None, engine=None, coordinates="pixels", **changes):
+def play(script, env=None, engine=None, coordinates="pixels", positions=None, **changes):
     agent = Agent(
-        engine=engine or scripted(script), renderer=RENDERER, template=TEMPLATE, coordinates=coordinates
+        engine=engine or scripted(script),
+        renderer=RENDERER,
+        template=TEMPLATE,
+        coordinates=coordinates,
+        positions=positions,
     )
     run = run_episode(
         task("t"), env or FakeEnv(), agent, episode_id="0-0-0", settings=settings(**changes), seed=3
@@ -145,9 +149,17 @@ def test_the_context_limit_ends_it_before_an_answer():
     assert trajectory.final == screenshot(2)
 
 
-def test_a_limit_that_leaves_no_room_for_one_answer_is_the_users_mistake():
-    with pytest.raises(UserError, match=r"rollout\.max_context_tokens = 100"):
+def test_a_first_prompt_that_leaves_no_space_for_an_answer_says_what_would():
+    need = len(play([DONE]).turns[0].context) + 99
+    with pytest.raises(PromptTooLong) as refused:
         play([WAIT], max_context_tokens=100)
+    assert refused.value.message == (
+        f"rollout.max_context_tokens = 100 is too small: prompt and answer need {need - 99} + 99 tokens: set "
+        f"it to {need} or more, or lower model.max_pixels or rollout.max_answer_tokens"
+    )
+    assert play([DONE], max_context_tokens=need).stop is StopReason.FINISHED
+    with pytest.raises(PromptTooLong, match=r"and the model has 80 positions: lower model\.max_pixels or"):
+        play([WAIT], max_context_tokens=100, positions=80)
 
 
 def test_draws_are_keyed_by_their_place():

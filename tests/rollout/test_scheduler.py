@@ -7,7 +7,7 @@ from arpo.config import EnvConfig, RolloutConfig
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import UserError
 from arpo.rollout.episode import Agent
-from arpo.rollout.scheduler import Scheduler
+from arpo.rollout.scheduler import Scheduler, describe_failure
 from arpo.testing import FakeEnv, failing, task
 from arpo.types import Failure, Trajectory
 from env_hosts import FAKE
@@ -116,7 +116,29 @@ def test_cancelling_closes_every_environment():
     assert [env.calls[-1] for env in envs] == ["close"] * 9
 
 
+def test_a_prompt_that_does_not_fit_costs_its_own_task_alone():
+    envs = []
+
+    def make():
+        envs.append(FakeEnv())
+        return envs[-1]
+
+    tasks = [(0, task("short")), (1, replace(task("long"), instruction="click " * 1000))]
+    plan = scheduler(scripted([DONE]), make, attempts=3)
+    plan = replace(plan, settings=replace(SETTINGS, max_context_tokens=1000))
+    short, long = asyncio.run(plan.run("0", tasks, ignore))
+    assert (len(short.trajectories), len(short.failures)) == (3, 0)
+    assert [(failure.kind, failure.attempts) for failure in long.failures] == [("PromptTooLong", 1)] * 3
+    assert describe_failure(long.failures[0]).startswith(
+        "task long, generate: rollout.max_context_tokens = 1000 is too small: prompt and answer need "
+    )
+    assert len(envs) == 6  # a retry would show the same task
+    assert plan.pool.state() == {"long": 3}  # counts towards quarantine
+
+
 def test_a_users_mistake_comes_out_as_itself():
-    plan = replace(scheduler(scripted([DONE])), settings=replace(SETTINGS, max_context_tokens=10))
-    with pytest.raises(UserError, match="max_context_tokens"):
-        asyncio.run(plan.run("0", TASKS, ignore))
+    def full(index, outcome):
+        raise UserError("the disk is full")
+
+    with pytest.raises(UserError, match="the disk is full"):
+        asyncio.run(scheduler(scripted([DONE])).run("0", TASKS, full))

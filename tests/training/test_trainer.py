@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ from tiny_vlm import save_folder, tiny_model
 from trained import lines, train_to_end
 from verdicts import HELDOUT, A, B, C, Corrupting, D, Scripted, osworld_config, select, small_config
 
+SHIPPED = Path(str(files("arpo"))) / "envs/desk/tasks"
 HOT = ("--rollout.temperature=3", "--rollout.max_answer_tokens=16")  # so that no two answers are the same
 
 
@@ -330,6 +332,27 @@ def test_a_task_that_keeps_failing_is_set_aside_also_after_a_stop(tmp_path: Path
     assert kinds[:3] == [(A, "EnvError", 1)] * 3
     assert kinds[3:] == [(A, "Quarantined", 0)] * 4  # an evaluation, two episodes, an evaluation
     assert trainer.run.summary()["failures"] == 7
+
+
+def test_a_task_whose_prompt_does_not_fit_costs_that_task_alone(tmp_path: Path) -> None:
+    Scripted.play({B: [0, 1, 0, 1]})
+    tasks = {task["id"]: task for task in json.loads((SHIPPED / "pool.json").read_text("utf-8"))}
+    tasks[A]["instruction"] *= 200
+    (tmp_path / "tasks.json").write_text(json.dumps([tasks[A], tasks[B]]), "utf-8")
+    alone = (
+        f"--tasks.train={tmp_path / 'tasks.json'}",
+        "--train.tasks_per_batch=1",
+        "--train.tasks_per_update=1",
+    )
+    config = small_config(tmp_path, [], *alone, "--rollout.max_context_tokens=1000", "--env.attempts=2")
+    assert run_training(config) == 0
+    base, *batches = lines(config, "metrics.jsonl")
+    assert base["eval_train"] == 0 and sorted(line["samples"] for line in batches) == [0, 2]
+    failures = lines(config, "failures.jsonl")
+    assert {(line["task_id"], line["kind"], line["where"]) for line in failures[:3]} == {
+        (A, "PromptTooLong", "generate")
+    }
+    assert "set it to " in failures[0]["message"]
 
 
 def test_a_run_in_which_nothing_can_be_played_stops_and_says_why(tmp_path: Path) -> None:

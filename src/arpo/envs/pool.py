@@ -23,7 +23,7 @@ from arpo.envs.return_values import (
     require_score,
     require_step_result,
 )
-from arpo.errors import ArpoFault, EnvError, boundary
+from arpo.errors import ArpoFault, EnvError, PromptTooLong, boundary
 from arpo.png import BadPng, read_size, rgb
 from arpo.types import Failure, Observation, Screenshot, StepResult, Task, Trajectory
 
@@ -152,7 +152,7 @@ class EnvPool:
         Every attempt waits for a free slot. The task may be quarantined in the meantime: hence two checks.
         """
         quarantined = _failure(task, episode_id, Quarantined("start", _QUARANTINED), attempts=0)
-        for _ in range(self._config.attempts):
+        for attempt in range(1, self._config.attempts + 1):
             if task.id in self.quarantined:
                 return quarantined
             try:
@@ -164,13 +164,15 @@ class EnvPool:
                 if (own := asyncio.current_task()) is not None and own.cancelling():
                     raise asyncio.CancelledError from error  # its answer to the cancellation: no retry
                 self._count(error)
-                fault = error
+                fault, attempts = error, attempt
+                if isinstance(fault, PromptTooLong):
+                    break  # another environment shows the same task
             else:
                 del self._consecutive_failures[task.id]
                 return trajectory
-        if isinstance(fault, EnvError):
+        if isinstance(fault, EnvError | PromptTooLong):
             self._consecutive_failures[task.id] += 1
-        return _failure(task, episode_id, fault, self._config.attempts)
+        return _failure(task, episode_id, fault, attempts)
 
     @asynccontextmanager
     async def _lease(self) -> AsyncIterator[Env]:

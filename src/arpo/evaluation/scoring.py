@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from arpo.envs.pool import Quarantined
-from arpo.errors import UserError
+from arpo.errors import PromptTooLong, UserError
 from arpo.reporting.display import Display
 from arpo.rollout.scheduler import describe_failure
 from arpo.types import Group
@@ -55,17 +55,21 @@ def without_partial_credit(group: Group, partial: float) -> Group:
     return replace(group, trajectories=reached)
 
 
-def report_failures(groups: Sequence[Group], display: Display) -> None:
+def report_failures(groups: Sequence[Group], display: Display, *, some_tasks: bool = False) -> None:
     """Show how many episodes failed, and the first reason. Raises UserError if all of them failed.
 
-    Quarantined episodes were never tried, so a batch of them alone raises nothing.
+    Quarantined episodes were never tried, so a batch of them alone raises nothing. The same holds for tasks
+    whose prompt is too long if the groups are only `some_tasks` of the run: the others may fit.
     """
     failures = [failure for group in groups for failure in group.failures]
     if not failures:
         return
     message = f"{len(failures)} episodes failed. First failure: {describe_failure(failures[0])}"
-    tried = any(failure.kind != Quarantined.__name__ for failure in failures)
+    unplayable = {Quarantined.__name__, *([PromptTooLong.__name__] if some_tasks else [])}
+    tried = any(failure.kind not in unplayable for failure in failures)
     if tried and not any(group.trajectories for group in groups):
+        if failures[0].kind == PromptTooLong.__name__:
+            raise UserError(f"all {message}")
         source = "engine" if failures[0].where == "generate" else "environment (`arpo check-env` helps)"
         raise UserError(f"all {message}. Fix the {source}, then run the same command again")
     display.note(message)

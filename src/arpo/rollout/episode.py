@@ -14,7 +14,7 @@ from arpo.actions import Action, CallUser, Fail, Finished, scale, up_to_terminal
 from arpo.config import RolloutConfig
 from arpo.engines.base import Engine
 from arpo.envs.base import Env
-from arpo.errors import ContextTooLong, EngineError, UserError, boundary
+from arpo.errors import ContextTooLong, EngineError, PromptTooLong, boundary
 from arpo.parsing import ParseError, parse
 from arpo.prompts.conversation import Conversation, PromptTemplate
 from arpo.prompts.rendering import PromptRenderer, Rendered
@@ -29,6 +29,7 @@ class Agent:
     renderer: PromptRenderer
     template: PromptTemplate
     coordinates: Literal["pixels", "thousandths"]
+    positions: int | None = None  # tokens that the model was built for; None: unknown
 
     def answer_size(self, screenshot: Screenshot) -> tuple[int, int]:
         """(width, height) of the screen in the coordinates of the model's answers."""
@@ -38,7 +39,10 @@ class Agent:
 async def run_episode(
     task: Task, env: Env, agent: Agent, *, episode_id: str, settings: RolloutConfig, seed: int
 ) -> Trajectory:
-    """Play one task in a fresh environment. The caller closes the environment."""
+    """Play one task in a fresh environment. The caller closes the environment.
+
+    Raises PromptTooLong if the task and its first screenshot leave no space for an answer.
+    """
     try:
         return await _play(task, env, agent, episode_id, settings, seed)
     finally:
@@ -71,10 +75,10 @@ async def _play(
             seed=draw_seed(seed, task.id, episode_id, len(turns)),
         )
         try:
-            completion = await _answer(agent.engine, prompt, sampling, settings)
+            completion = await _answer(agent, prompt, sampling, settings)
         except ContextTooLong as limit:
             if not turns:
-                raise UserError(limit.message) from limit
+                raise PromptTooLong(limit.where, limit.message) from limit
             stop = StopReason.MAX_STEPS
             break
         conversation = conversation.answer(completion)
@@ -116,14 +120,25 @@ def draw_seed(seed: int, task_id: str, episode_id: str, turn: int) -> int:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1
 
 
-async def _answer(engine: Engine, prompt: Prompt, sampling: Sampling, settings: RolloutConfig) -> Completion:
+async def _answer(agent: Agent, prompt: Prompt, sampling: Sampling, settings: RolloutConfig) -> Completion:
     """Sample one answer. A chat server checks the length of its prompt itself."""
     need = len(prompt.token_ids) + sampling.max_tokens
     if need > settings.max_context_tokens:
-        limit = f"rollout.max_context_tokens = {settings.max_context_tokens}"
-        raise ContextTooLong("generate", f"{limit} is too small: the first answer needs {need}")
+        raise ContextTooLong("generate", _too_long(need, sampling.max_tokens, settings, agent.positions))
     async with boundary(EngineError, "generate"):
-        return await engine.generate(prompt, sampling)
+        return await agent.engine.generate(prompt, sampling)
+
+
+def _too_long(need: int, answer: int, settings: RolloutConfig, positions: int | None) -> str:
+    """What does not fit, and the remedy: raise the limit if the model allows it, otherwise shorten."""
+    fault = (
+        f"rollout.max_context_tokens = {settings.max_context_tokens} is too small: prompt and answer need "
+        f"{need - answer} + {answer} tokens"
+    )
+    shorten = "lower model.max_pixels or rollout.max_answer_tokens"
+    if positions is not None and need > positions:
+        return f"{fault}, and the model has {positions} positions: {shorten}"
+    return f"{fault}: set it to {need} or more, or {shorten}"
 
 
 def _context(renderer: PromptRenderer, conversation: Conversation, restart: bool) -> Rendered:

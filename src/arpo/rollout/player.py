@@ -56,6 +56,14 @@ def open_player(config: Config) -> Player:
         renderer=opened.renderer,
         template=template,
         coordinates=config.model.coordinates,
+        positions=_positions(opened.model),
     )
     scheduler = Scheduler(pool=pool, agent=agent, settings=config.rollout, seed=config.run.seed)
     return Player(scheduler=scheduler, renderer=opened.renderer, model=opened.model)
+
+
+def _positions(model: Any) -> int | None:
+    """The context length of the model's config.json; None if the model is on a server."""
+    if model is None:
+        return None
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)

@@ -6,7 +6,7 @@ import pytest
 from arpo.actions import Click, Direction, Hotkey, Point, Scroll, Type
 from arpo.config import EnvConfig
 from arpo.envs import wire
-from arpo.envs.check import every_action
+from arpo.envs.check_probe import every_action
 from arpo.envs.task_files import load_tasks
 from arpo.envs.wire import BadRequest, Health, NoFreeSlot, NoSuchEpisode
 from arpo.errors import EnvError, EnvTimeout, UserError

@@ -3,231 +3,275 @@
     for check in await check_env(MyEnv, tasks, EnvConfig(name="mine:MyEnv")):
         print(check)  # ok    every task starts and returns a screenshot
 
-Each check makes its own environments and uses only the four calls of `Env`. The suite cannot know whether a
-score is right. It checks its range, its repeatability, and whether doing nothing already scores 1.
+Each check makes its own environments and uses only the four calls of `Env`. The suite plays the solutions of
+the tasks, if they have any: a solution scores 1, doing nothing does not.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
-from arpo.actions import (
-    TERMINAL,
-    Action,
-    CallUser,
-    Click,
-    Direction,
-    DoubleClick,
-    Drag,
-    Fail,
-    Finished,
-    Hotkey,
-    Hover,
-    KeyDown,
-    KeyUp,
-    LongPress,
-    OpenApp,
-    Point,
-    PressBack,
-    PressHome,
-    RightClick,
-    Scroll,
-    Type,
-    Wait,
-)
+from arpo.actions import TERMINAL, Action, Wait, up_to_terminal
 from arpo.config import EnvConfig
-from arpo.envs.base import Env, EnvFactory
-from arpo.envs.pool import GuardedEnv
-from arpo.errors import EnvError, boundary
+from arpo.envs.base import EnvFactory
+from arpo.envs.check_findings import Check, CheckFailed, Findings
+from arpo.envs.check_probe import Probe, describe, every_action, raised_by_env
+from arpo.envs.loop_watch import LoopWatch
+from arpo.envs.return_values import definition
+from arpo.envs.task_files import parse_solution
+from arpo.errors import EnvError, EnvTimeout, boundary, definition_of
 from arpo.types import Task
 
+MIN_BLOCKS = 2  # of a call; a single one may be an import
+NO_SOLUTION = (
+    "no task has a solution, so only unsolved tasks were scored: add to a task, for example, "
+    '"solution": ["click(start_box=\'(105,63)\')"]'
+)
+SHARED = "while another environment is open: give each its own state, port, folder or display"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """The result of one check. If it is not `required`, a failure is a warning.
-
-    >>> print(Check(name="a rule", ok=False, required=True, detail="the observation"))
-    FAIL  a rule: the observation
-    """
-
-    name: str
-    ok: bool
-    required: bool
-    detail: str
-
-    def __str__(self) -> str:
-        mark = "ok  " if self.ok else "FAIL" if self.required else "warn"
-        return f"{mark}  {self.name}{': ' if self.detail else ''}{self.detail}"
-
-
-class CheckFailed(Exception):
-    """The environment violates a rule; the message describes the observation."""
+_T = TypeVar("_T")
 
 
 async def check_env(factory: EnvFactory, tasks: Sequence[Task], config: EnvConfig) -> list[Check]:
-    """Run all checks on `tasks`, at least one. Returns one Check per rule, in a fixed order."""
+    """Run all checks on `tasks`, at least one. Returns a line per rule that holds and per finding."""
     if not tasks:
         raise ValueError("check_env needs at least one task")
-    suite = _Suite(factory, tasks, config)
-    rules: list[tuple[str, bool, Callable[[], Awaitable[None]]]] = [
-        ("every task starts and returns a screenshot", True, suite.every_task_starts),
-        ("the screen size stays the same", True, suite.screen_size_is_constant),
-        ("every action is executed or raises EnvError", True, suite.every_action_is_handled),
-        ("evaluate() returns a number in [0, 1] and changes nothing", True, suite.evaluate_is_repeatable),
-        ("close() works twice, and before start()", True, suite.close_is_idempotent),
-        ("two environments do not affect each other", True, suite.environments_are_isolated),
-        ("a task always starts with the same screen", False, suite.start_is_deterministic),
-        ("doing nothing does not solve a feasible task", False, suite.inaction_scores_below_one),
-    ]
-    return [await _run_check(name, required, rule) for name, required, rule in rules]
-
-
-async def _run_check(name: str, required: bool, rule: Callable[[], Awaitable[None]]) -> Check:
-    try:
-        await rule()
-    except (CheckFailed, EnvError) as error:
-        return Check(name=name, ok=False, required=required, detail=str(error))
-    return Check(name=name, ok=True, required=required, detail="")
+    async with LoopWatch() as watch:
+        suite = _Suite(factory, tasks, config, watch)
+        for rule, check in suite.rules.items():
+            suite.rule = rule
+            await check()
+    return suite.findings.checks()
 
 
 class _Suite:
-    def __init__(self, factory: EnvFactory, tasks: Sequence[Task], config: EnvConfig) -> None:
+    def __init__(
+        self, factory: EnvFactory, tasks: Sequence[Task], config: EnvConfig, watch: LoopWatch
+    ) -> None:
+        self.rules: dict[str, Callable[[], Awaitable[None]]] = {
+            "every task starts and returns a screenshot": self._every_task_starts,
+            "the screen size stays the same": self._screen_size_is_constant,
+            "every action is executed or raises EnvError": self._every_action_is_handled,
+            "evaluate() returns a number in [0, 1] and changes nothing": self._evaluate_is_repeatable,
+            "close() works twice, and before start()": self._close_is_idempotent,
+            "the solution of a task scores 1": self._solutions_score_one,
+            "doing nothing does not solve a feasible task": self._inaction_scores_below_one,
+            "two environments do not affect each other": self._environments_are_isolated,
+            "a task always starts with the same screen": self._start_is_deterministic,
+            "no call blocks the other environments": self._nothing_blocks,
+        }
+        self.rule = ""  # the current one
+        self.findings = Findings(list(self.rules), [task.id for task in tasks])
         self._factory = factory
         self._tasks = tasks
         self._first = tasks[0]
         self._config = config
+        self._watch = watch
+        self._timeouts: dict[str, list[EnvTimeout]] = {}
 
-    async def _make(self) -> Env:
-        async with boundary(EnvError, "creating one without arguments"):
-            return self._factory()
+    async def _play_each(
+        self, tasks: Sequence[Task], episode: Callable[[Probe, Task], Awaitable[None]]
+    ) -> None:
+        for task in tasks:
+            await self._play(lambda env, task=task: episode(env, task), task=task.id)  # type: ignore[misc]
 
-    @asynccontextmanager
-    async def _fresh(self) -> AsyncIterator[Env]:
-        env = GuardedEnv(await self._make(), self._config)
+    async def _play(
+        self, episode: Callable[[Probe], Awaitable[_T]], *, task: str = "", note: str = ""
+    ) -> _T | None:
+        """Run `episode` in a new environment and close it. Returns None after a finding."""
         try:
-            yield env
-        finally:
-            await env.close()
-
-    async def every_task_starts(self) -> None:
-        for task in self._tasks:
-            async with self._fresh() as env:
-                await env.start(task)
-
-    async def screen_size_is_constant(self) -> None:
-        """GuardedEnv compares the sizes."""
-        async with self._fresh() as env:
-            await env.start(self._first)
-            await env.step((Wait(),))
-
-    async def every_action_is_handled(self) -> None:
-        """Reuses an environment until an action is terminal, raises EnvError or terminates the episode."""
-        async with self._fresh() as env:
-            remaining = list(every_action(*(await env.start(self._first)).screenshot.size))
-        while remaining:
-            raw = await self._make()
-            guarded = GuardedEnv(raw, self._config)
+            async with boundary(EnvError, "create"):
+                env = Probe(self._factory(), self._config, self._watch, self._timeouts)
             try:
-                await guarded.start(self._first)
-                alive = True
-                while remaining and alive:
-                    alive = await _try_action(raw, remaining.pop(0), self._config.step_seconds)
+                return await episode(env)
             finally:
-                await guarded.close()
+                await self._close(env, task)
+        except CheckFailed as failed:
+            self.findings.add(self.rule, failed.what, failed.place, required=failed.required, task=task)
+        except EnvError as fault:
+            self._report(fault, task=task, note=note)
+        return None
 
-    async def evaluate_is_repeatable(self) -> None:
-        for task in self._tasks:
-            async with self._fresh() as env:
-                await env.start(task)
-                scores = [await env.evaluate(), await env.evaluate()]
-                await env.step((Wait(),))
-                scores.append(await env.evaluate())
+    async def _close(self, env: Probe, task: str) -> None:
+        try:
+            await env.close()
+        except EnvError as fault:
+            self._report(fault, task=task)
+
+    def _report(
+        self, fault: EnvError, *, task: str = "", action: Action | None = None, note: str = ""
+    ) -> None:
+        what, place = describe(fault), fault.place
+        if fault.where == "create":
+            place = place or definition_of(self._factory)
+        if note and not self.findings.known(what, place):
+            what = f"{what.partition(': correct this line')[0]} {note}"
+        self.findings.add(self.rule, what, place, task=task, action=str(action) if action else "")
+
+    async def _every_task_starts(self) -> None:
+        async def play(env: Probe, task: Task) -> None:
+            await env.start(task)
+
+        await self._play_each(self._tasks, play)
+
+    async def _screen_size_is_constant(self) -> None:
+        """GuardedEnv compares the sizes."""
+        await self._play(partial(_wait, task=self._first))
+
+    async def _every_action_is_handled(self) -> None:
+        """Reuses an environment until an action is terminal, raises an exception or ends the episode."""
+        seen = await self._play(lambda env: env.start(self._first))
+        remaining = list(every_action(*seen.screenshot.size)) if seen else []
+
+        async def play(env: Probe) -> bool:
+            await env.start(self._first)
+            while remaining and await self._try(env, (remaining.pop(0),)):
+                pass
+            return True
+
+        while remaining:
+            if await self._play(play) is None:
+                break
+
+    async def _try(self, env: Probe, actions: tuple[Action, ...]) -> bool:
+        """Whether the episode continues after the actions. The environment itself may raise EnvError."""
+        try:
+            result = await env.step(actions)
+        except EnvError as fault:
+            if not raised_by_env(fault):
+                self._report(fault, action=actions[0])
+            return False
+        return not result.terminated and not isinstance(actions[-1], TERMINAL)
+
+    async def _evaluate_is_repeatable(self) -> None:
+        async def play(env: Probe, task: Task) -> None:
+            await env.start(task)
+            scores = [await env.evaluate(), await env.evaluate()]
+            await env.step((Wait(),))
+            scores.append(await env.evaluate())
+            place = definition(env.raw, "evaluate")
             if len(set(scores)) > 1:
-                raise CheckFailed(f"{task.id}: nothing was done, but three calls returned {scores}")
+                listed = ", ".join(f"{score:g}" for score in scores)
+                raise CheckFailed(
+                    f"evaluate: three calls returned {listed}, although nothing was done: it must score the "
+                    "current state and not change it",
+                    place,
+                )
+            if await env.returns_bool():
+                raise CheckFailed("evaluate: returned a bool: write `return float(…)`", place, required=False)
 
-    async def close_is_idempotent(self) -> None:
-        async with self._fresh() as env:
+        await self._play_each(self._tasks, play)
+
+    async def _close_is_idempotent(self) -> None:
+        async def play(env: Probe) -> None:
             await env.start(self._first)
             await env.close()
-        async with self._fresh() as env:
-            await env.close()
 
-    async def environments_are_isolated(self) -> None:
-        alone = await self._fingerprint_alone()
-        async with self._fresh() as env:
+        await self._play(play)
+        await self._play(lambda env: env.close())
+
+    async def _environments_are_isolated(self) -> None:
+        async def disturb(other: Probe) -> None:
+            task = self._first if self._first.solution else self._tasks[-1]
+            screen = (await other.start(task)).screenshot
+            steps = parse_solution(task.solution) or [(action,) for action in every_action(*screen.size)]
+            for actions in steps:
+                if not await self._try(other, up_to_terminal(actions)):
+                    break
+
+        async def beside(env: Probe) -> tuple[str, float]:
             await env.start(self._first)
-            async with self._fresh() as other:
-                screen = (await other.start(self._tasks[-1])).screenshot
-                for action in every_action(*screen.size):
-                    if not isinstance(action, TERMINAL) and not await _try_action(other, action, None):
-                        break
-            beside = await self._fingerprint(env)
-        if alone[1] != beside[1]:
-            raise CheckFailed(f"the score is {alone[1]} alone, but {beside[1]} while another one runs")
-        if alone[0] != beside[0] and alone == await self._fingerprint_alone():
-            raise CheckFailed("the screen changes while another environment is used")
+            await self._play(disturb, note=SHARED)
+            return await _fingerprint(env)
 
-    async def _fingerprint_alone(self) -> tuple[str, float]:
-        async with self._fresh() as env:
-            await env.start(self._first)
-            return await self._fingerprint(env)
+        alone = await self._play(partial(_wait, task=self._first))
+        beside_another = await self._play(beside)
+        if alone is None or beside_another is None or alone == beside_another:
+            return
+        place = definition_of(self._factory)
+        if alone[1] != beside_another[1]:
+            scores = f"returned {alone[1]:g} alone, but {beside_another[1]:g}"
+            self.findings.add(self.rule, f"evaluate: {scores} {SHARED}", place)
+        elif alone == await self._play(partial(_wait, task=self._first)):
+            self.findings.add(self.rule, f"step: the screen changes {SHARED}", place)
 
-    async def _fingerprint(self, env: Env) -> tuple[str, float]:
-        result = await env.step((Wait(),))
-        return result.observation.screenshot.sha256, await env.evaluate()
+    async def _solutions_score_one(self) -> None:
+        async def play(env: Probe, task: Task) -> None:
+            screens = {(await env.start(task)).screenshot.sha256}
+            steps = parse_solution(task.solution)
+            for actions in steps:
+                result = await env.step(up_to_terminal(actions))
+                screens.add(result.observation.screenshot.sha256)
+                if result.terminated:
+                    break
+            score = await env.evaluate()
+            if score != 1.0:
+                raise CheckFailed(
+                    f"evaluate: returned {score:g} after the solution of the task, must return 1: correct "
+                    "it, or the solution",
+                    definition(env.raw, "evaluate"),
+                )
+            if len(screens) == 1 and not isinstance(steps[0][0], TERMINAL):
+                raise CheckFailed(
+                    "step: the screen never changed while the solution was played: draw the new state",
+                    definition(env.raw, "step"),
+                    required=False,
+                )
 
-    async def start_is_deterministic(self) -> None:
-        for task in self._tasks:
-            screens = set()
-            for _ in range(2):
-                async with self._fresh() as env:
-                    screens.add((await env.start(task)).screenshot.sha256)
-            if len(screens) > 1:
-                raise CheckFailed(f"{task.id}: two starts showed different screens")
+        solved = [task for task in self._tasks if task.solution]
+        await self._play_each(solved, play)
+        if not solved:
+            self.findings.skip(self.rule, NO_SOLUTION)
 
-    async def inaction_scores_below_one(self) -> None:
-        for task in self._tasks:
-            async with self._fresh() as env:
-                await env.start(task)
-                if await env.evaluate() == 1.0 and task.evaluator.get("func") != "infeasible":
-                    raise CheckFailed(f"{task.id}: scores 1 right after start")
+    async def _inaction_scores_below_one(self) -> None:
+        async def play(env: Probe, task: Task) -> None:
+            await env.start(task)
+            if await env.evaluate() == 1.0 and task.evaluator.get("func") != "infeasible":
+                raise CheckFailed(
+                    "evaluate: returned 1 right after start(), before any action: score only the goal of the "
+                    "task, and let start() reset the state",
+                    definition(env.raw, "evaluate"),
+                    required=bool(task.solution),
+                )
+
+        await self._play_each(self._tasks, play)
+
+    async def _start_is_deterministic(self) -> None:
+        screens: dict[str, str] = {}  # the first one of each task
+
+        async def play(env: Probe, task: Task) -> None:
+            screen = (await env.start(task)).screenshot.sha256
+            if screen != screens.setdefault(task.id, screen):
+                raise CheckFailed(
+                    "start: two starts of the task showed different screens: set all random seeds in start()",
+                    definition(env.raw, "start"),
+                    required=False,
+                )
+
+        for _ in range(2):
+            await self._play_each(self._tasks, play)
+
+    async def _nothing_blocks(self) -> None:
+        """The watch has observed all calls of the other checks."""
+        counts = Counter(call for call, _ in self._watch.blocked)
+        for call, place in dict(reversed(self._watch.blocked)).items():
+            if counts[call] >= MIN_BLOCKS:
+                self.findings.add(
+                    self.rule,
+                    f"{call}: blocks all environments for more than 1 s: use `await asyncio.sleep(…)`, or "
+                    "`await asyncio.to_thread(function, …)` for a slow function",
+                    place,
+                )
 
 
-def every_action(width: int, height: int) -> tuple[Action, ...]:
-    """Return actions of every class, with points inside the screen; the terminal ones come last."""
-    centre, corner = Point(width // 2, height // 2), Point(width - 1, height - 1)
-    pointed = [kind(point=centre) for kind in (Click, DoubleClick, RightClick, Hover, LongPress)]
-    scrolls = [Scroll(point=centre, direction=way) for way in Direction]
-    return (
-        *pointed,
-        *scrolls,
-        Scroll(point=None, direction=Direction.DOWN),
-        Drag(start=centre, end=corner),
-        Hotkey(keys=("ctrl", "a")),
-        Hotkey(keys=("pagedown",)),
-        KeyDown(key="shift"),
-        KeyUp(key="shift"),
-        Type(text='it\'s "两" lines\nof text', submit=True),
-        OpenApp(name="Notes"),
-        PressHome(),
-        PressBack(),
-        Wait(),
-        Finished(content="done"),
-        Fail(),
-        CallUser(),
-    )
+async def _wait(env: Probe, task: Task) -> tuple[str, float]:
+    await env.start(task)
+    return await _fingerprint(env)
 
 
-async def _try_action(env: Env, action: Action, seconds: float | None) -> bool:
-    """Whether the episode continues after the action. EnvError is allowed, other exceptions are not."""
-    try:
-        async with asyncio.timeout(seconds):
-            result = await env.step((action,))
-    except EnvError:
-        return False
-    except (Exception, SystemExit) as error:
-        raise CheckFailed(f"{action} raised {type(error).__name__}: {error}") from error
-    return not result.terminated and not isinstance(action, TERMINAL)
+async def _fingerprint(env: Probe) -> tuple[str, float]:
+    result = await env.step((Wait(),))
+    return result.observation.screenshot.sha256, await env.evaluate()

@@ -1,7 +1,6 @@
 """`arpo`: parsing of the command line, help, error messages and exit codes."""
 
 import errno
-import json
 import os
 import re
 import subprocess
@@ -14,7 +13,6 @@ from arpo.cli.commands import COMMANDS
 from arpo.cli.entry_point import main, split_overrides
 from arpo.config import Config, EnvConfig
 from arpo.envs.factory import resolve_env
-from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
 from arpo.models.loading import resolve_model
 from arpo.storage.run_folder import RunFolder
@@ -120,7 +118,7 @@ def test_user_errors_print_one_line_and_exit_with_2(capsys, tmp_path):
         ("train --sedes 3", "--sedes: unknown option (did you mean --run.seed?)"),
         ("compare paper --sedes 3 --out o", "--sedes: unknown option (did you mean --seeds?)"),
         ("compare paper --sedes=3 --out o", "--sedes=3: unknown option (did you mean --seeds?)"),
-        ("report . --out o", "--out: unknown option (valid: --help)"),
+        ("report . --out o", "--out: unknown option (valid: --episodes, --help-metrics, --help)"),
     ],
 )
 def test_an_unknown_word_suggests_the_nearest_one(capsys, words, reason):
@@ -190,25 +188,6 @@ def test_custom_environments(tmp_path, monkeypatch):
     }.items():
         with pytest.raises(UserError, match=reason):
             resolve_env(Config(env=EnvConfig(name=name)))
-
-
-def test_check_env_prints_each_check(capsys, tmp_path, monkeypatch):
-    (tmp_path / "checked_for_cli.py").write_text(MY_ENV)
-    task = {
-        "id": "a",
-        "instruction": "do it",
-        "config": [],
-        "evaluator": {},
-        "snapshot": "",
-        "related_apps": [],
-    }
-    (tmp_path / "tasks.json").write_text(json.dumps([task]))
-    assert len(load_tasks(str(tmp_path / "tasks.json"))) == 1
-    monkeypatch.chdir(tmp_path)
-    code = main(["check-env", "checked_for_cli:Mine", "--tasks", "tasks.json", "--env.step_seconds=5"])
-    text = capsys.readouterr().out
-    assert code == (1 if "FAIL" in text else 0)
-    assert len(text.splitlines()) > 3
 
 
 def test_a_command_works_without_stdout():

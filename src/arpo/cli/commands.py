@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arpo.cli import osworld_flags
+from arpo.cli import check_env_command, osworld_flags
 from arpo.config import Config, shorten
 from arpo.errors import UserError
-from arpo.interrupts import INTERRUPTED, run_interruptibly
+from arpo.interrupts import INTERRUPTED
 from arpo.recipe import describe, load_config
 
 
@@ -125,18 +125,6 @@ def _doctor(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     if options.gpu is not None:
         raise UserError("--gpu: needs a recipe to plan for; add --recipe RECIPE")
     return run_doctor()
-
-
-def _check_env(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    config = load_config(None, [*overrides, f"--env.name={options.target}"])
-    from arpo.envs.check import check_env
-    from arpo.envs.factory import open_factory
-    from arpo.envs.task_files import load_tasks, select_tasks
-
-    tasks = select_tasks(load_tasks(options.tasks or config.tasks.train, config.tasks.examples), config.tasks)
-    checks = run_interruptibly(check_env(open_factory(config), tasks, config.env))
-    print(*checks, sep="\n")
-    return 0 if all(check.ok or not check.required for check in checks) else 1
 
 
 def _count(text: str) -> int:
@@ -430,15 +418,17 @@ arpo osworld fetch-cache --tasks evaluation_examples --tasks.domains libreoffice
     ),
     Command(
         name="check-env",
-        run=_check_env,
+        run=check_env_command.run_check_env,
         purpose="test your own environment with the conformance suite",
-        lesson="""\
-MODULE:CLASS is a Python class without constructor arguments and with the methods start, step, evaluate and
-close (see arpo.envs.base.Env). Prints the result of each check. Exit code 1 if a required check fails.""",
+        lesson=check_env_command.LESSON,
         example="arpo check-env my_package.my_env:MyEnv --tasks my-tasks.json --env.step_seconds 5",
         arguments=(
             argument("target", "class to check", metavar="MODULE:CLASS"),
-            argument("--tasks", "tasks for the checks (default: tasks.train)", metavar="SOURCE"),
+            argument(
+                "--tasks",
+                "tasks for the checks (default: tasks.train; required for your own class)",
+                metavar="SOURCE",
+            ),
         ),
         settings=True,
     ),

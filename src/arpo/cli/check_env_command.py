@@ -1,0 +1,44 @@
+"""`arpo check-env`: tests an environment class with the conformance suite."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from arpo.config import Config
+from arpo.errors import UserError
+from arpo.interrupts import run_interruptibly
+from arpo.recipe import load_config
+
+LESSON = """\
+MODULE:CLASS is a Python class without constructor arguments and with the async methods start, step, evaluate
+and close (see arpo.envs.base.Env and the tutorial). Your own class needs --tasks.
+If a task has a "solution", a list of calls such as "click(start_box='(105,63)')" in pixels of the screenshot,
+check-env plays it: it must score 1, and doing nothing must not. No model sees it.
+Prints one line per rule that holds and one per finding: file and line, what is wrong, what to write instead.
+Exit code 1 if a line begins with FAIL; warn and skip are no failures."""
+
+
+def run_check_env(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    config = load_config(None, [*overrides, f"--env.name={options.target}"])
+    from arpo.envs.check import check_env
+    from arpo.envs.factory import open_factory
+    from arpo.envs.task_files import load_tasks, select_tasks
+
+    factory = open_factory(config)
+    source = options.tasks or _default_tasks(config)
+    tasks = select_tasks(load_tasks(source, config.tasks.examples), config.tasks)
+    checks = run_interruptibly(check_env(factory, tasks, config.env))
+    print(*checks, sep="\n")
+    return 0 if all(check.ok or not check.required for check in checks) else 1
+
+
+def _default_tasks(config: Config) -> str:
+    """tasks.train. Its default is a list of Desk, which no other environment can play."""
+    if config.env.name != "desk" and config.tasks.train == Config().tasks.train:
+        raise UserError(
+            f"--tasks: {config.env.name} needs tasks of its own: write a file tasks.json such as "
+            '[{"id": "a", "instruction": "Click OK", "config": [], "evaluator": {}}], and add '
+            "--tasks tasks.json"
+        )
+    return config.tasks.train

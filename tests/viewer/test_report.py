@@ -11,7 +11,7 @@ from arpo.storage.run_folder import RunFolder
 from arpo.types import Completion
 from arpo.viewer.charts import Series, line_chart
 from arpo.viewer.episodes import action_label, action_svg
-from arpo.viewer.report import select_episodes, write_report
+from arpo.viewer.report import write_report
 from markup import parsed
 from stored_episodes import ALL_ACTIONS, desktop, episode, small, turn
 
@@ -90,7 +90,7 @@ def test_pruned_episodes_are_left_out(tmp_path):
     store.add_trajectory(episode("kept", [small(3), small(4)]))
     store.prune(["kept"])
     page = write_report(tmp_path).read_text("utf-8")
-    assert "kept:" in page and "gone:" not in page
+    assert "episode kept<" in page and "episode gone<" not in page
 
 
 def test_screenshots_up_to_the_maximum_width_stay_png(tmp_path):
@@ -98,13 +98,6 @@ def test_screenshots_up_to_the_maximum_width_stay_png(tmp_path):
     store.write_recipe(Config())
     store.add_trajectory(episode("e", [desktop(0), small(1)]))
     assert "data:image/webp" not in write_report(tmp_path).read_text("utf-8")
-
-
-def test_first_and_last_of_each_kind():
-    scores = {f"e{number}": float(number % 2) for number in range(40)}
-    assert select_episodes(scores, 0.5) == [f"e{n}" for n in (0, 1, 2, 3, 4, 5, 34, 35, 36, 37, 38, 39)]
-    assert select_episodes({}, 0.5) == []
-    assert select_episodes({"a": 1.0}, 0.5) == ["a"]
 
 
 def test_every_action_is_drawn_or_named():

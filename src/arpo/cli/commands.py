@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arpo.cli import check_env_command, osworld_flags
+from arpo.cli import check_env_command, osworld_flags, report_command
 from arpo.config import Config, shorten
 from arpo.errors import UserError
 from arpo.interrupts import INTERRUPTED
@@ -98,13 +98,6 @@ def _compare(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     if code != INTERRUPTED:
         print(write_comparison(options.out, options.recipes, options.seeds, options.against))
     return code
-
-
-def _report(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    from arpo.viewer.report import write_report
-
-    print(write_report(options.run))
-    return 0
 
 
 def _env_host(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -335,13 +328,11 @@ arpo compare --report --out runs/mine""",
     ),
     Command(
         name="report",
-        run=_report,
+        run=report_command.run_report,
         purpose="write report.html for a run",
-        lesson="""\
-The report is one HTML file that works offline: learning curves, and episodes step by step with screenshots.
-Works during training, too.""",
-        example="arpo report runs/desk",
-        arguments=(argument("run", "run folder", type=Path, metavar="RUN"),),
+        lesson=report_command.LESSON,
+        example=report_command.EXAMPLE,
+        arguments=report_command.ARGUMENTS,
     ),
     Command(
         name="env-host",

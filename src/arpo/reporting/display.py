@@ -18,6 +18,8 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from arpo.reporting.numbers import NO_VALUE, format_count
+
 # The displayed metrics of a batch: name, label, format.
 BATCH_METRICS = (
     ("success", "success", "{:.1%}"),
@@ -240,7 +242,9 @@ def format_metrics(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 
 def format_rate(successes: float, episodes: int) -> str:
     """12.5 successes of 40 episodes: "31.2% (12.5/40)". A partial score counts as a fraction of a success."""
-    return f"{successes / episodes:.1%} ({successes:g}/{episodes})" if episodes else "no episodes"
+    return (
+        f"{successes / episodes:.1%} ({format_count(successes)}/{episodes:,})" if episodes else "no episodes"
+    )
 
 
 def count_noun(number: int, noun: str) -> str:
@@ -280,7 +284,7 @@ def _rate_of(summary: Mapping[str, Any], when: str, tasks: str) -> str:
     if counts:
         return format_rate(*counts)
     fraction = summary.get("success", {}).get(when, {}).get(tasks)
-    return "–" if fraction is None else f"{fraction:.1%}"
+    return NO_VALUE if fraction is None or math.isnan(fraction) else f"{fraction:.1%}"
 
 
 def total_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -294,7 +298,7 @@ def total_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("failed episodes", summary.get("failures")),
         ("updates skipped", summary.get("skipped_updates") or None),
     ]
-    texts = [(label, str(value)) for label, value in rows if value is not None]
+    texts = [(label, format_count(value)) for label, value in rows if value is not None]
     if summary.get("seconds") is not None:
         texts.append(("time", format_duration(summary["seconds"])))
     return texts

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from arpo.reporting.numbers import format_number
+
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 12, 24
 ROW_HEIGHT = 26  # of interval and share charts
 LETTER_WIDTH = 7  # approximate, of a row's label
@@ -64,8 +66,12 @@ def line_chart(
     x_name: str = "step",
     size: Size = SMALL,
     from_zero: bool = True,
+    notes: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Figure with one line per series. The legend shows the last value. Empty string without points."""
+    """Figure with one line per series. The legend shows the last value. Empty string without points.
+
+    `notes` are (name, explanation) of the plotted metrics, shown below the legend.
+    """
     drawn = [(index, one) for index, one in enumerate(series) if one.points]
     if not drawn:
         return ""
@@ -86,14 +92,13 @@ def line_chart(
     for value, anchor in ((x_low, "start"), (x_high, "end")):
         x, _ = to_pixels(value, y_low)
         name = "" if x_name == "step" or anchor == "start" else f" {escape(x_name)}s"
-        parts.append(
-            f'<text x="{x:.1f}" y="{size.height - 6}" text-anchor="{anchor}">{value:,.10g}{name}</text>'
-        )
+        text = f"{format_number(value)}{name}"
+        parts.append(f'<text x="{x:.1f}" y="{size.height - 6}" text-anchor="{anchor}">{text}</text>')
     parts += [_band(index, one, to_pixels) for index, one in drawn if one.band]
     radius = 2.5 if sum(len(one.points) for _, one in drawn) < 60 else 1.2
     parts += [_line(index, one, to_pixels, percent, x_name, radius) for index, one in drawn]
     legend = [(f"s{index}", one.label, format_number(one.points[-1][1], percent)) for index, one in drawn]
-    return _figure(title, parts, size, legend)
+    return _figure(title, parts, size, legend, notes)
 
 
 def bar_chart(title: str, groups: Sequence[str], bars: Sequence[BarSeries], *, size: Size = LARGE) -> str:
@@ -190,10 +195,6 @@ def share_chart(
     return _figure(title, parts, size, [(f"p{index}", part, "") for index, part in enumerate(part_names)])
 
 
-def format_number(value: float, percent: bool = False) -> str:
-    return f"{value:.3g}" if not percent else f"{100 * value:.3g}%"
-
-
 def _signed_points(value: float) -> str:
     """A fraction in percentage points: 0.05 -> +5, -0.125 -> −12.5"""
     points = round(100 * value, 6)
@@ -216,7 +217,13 @@ def _row_label(name: str, width: int, middle: float) -> str:
     )
 
 
-def _figure(title: str, parts: Sequence[str], size: Size, legend: Sequence[tuple[str, str, str]]) -> str:
+def _figure(
+    title: str,
+    parts: Sequence[str],
+    size: Size,
+    legend: Sequence[tuple[str, str, str]],
+    notes: Sequence[tuple[str, str]] = (),
+) -> str:
     """`legend` has (CSS class, label, value) per entry."""
     keys = "".join(
         f'<span class="key {kind}">{escape(label)}{f" <b>{value}</b>" if value else ""}</span>'
@@ -226,7 +233,11 @@ def _figure(title: str, parts: Sequence[str], size: Size, legend: Sequence[tuple
         f'<svg viewBox="0 0 {size.width} {size.height}" role="img" aria-label="{escape(title)}">'
         f"{''.join(parts)}</svg>"
     )
-    return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{svg}<p>{keys}</p></figure>'
+    explained = "".join(
+        f'<p class="note"><code>{escape(name)}</code> {escape(text)}</p>' for name, text in notes
+    )
+    caption = f"<figcaption>{escape(title)}</figcaption>"
+    return f'<figure class="chart">{caption}{svg}<p>{keys}</p>{explained}</figure>'
 
 
 def _grid(ticks: Sequence[float], to_pixels: ToPixels, x_low: float, size: Size, percent: bool) -> list[str]:
@@ -252,7 +263,8 @@ def _line(index: int, series: Series, to_pixels: ToPixels, percent: bool, x_name
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in pixels)
     dots = "".join(
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}">'
-        f"<title>{escape(series.label)}, {escape(x_name)} {at:g}: {format_number(value, percent)}</title>"
+        f"<title>{escape(series.label)}, {escape(x_name)} {format_number(at)}: "
+        f"{format_number(value, percent)}</title>"
         "</circle>"
         for (x, y), (at, value) in zip(pixels, series.points, strict=True)
     )

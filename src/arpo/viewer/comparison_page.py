@@ -47,7 +47,7 @@ LIGHT = ("#2563a8", "#c2571a", "#2f8f5b", "#7d4fb0", "#b83258", "#12868f", "#967
 DARK = ("#6ea8e6", "#e59a5f", "#6cc492", "#b995e6", "#ec7f9f", "#5cc3cb", "#d3b54a", "#c3a58f")
 PAGE_CSS = """
 .wide { grid-template-columns: repeat(auto-fill, minmax(min(30rem, 100%), 1fr)); }
-.scroll { overflow-x: auto; } .charts { margin-bottom: 1rem; }
+.charts { margin-bottom: 1rem; }
 td small { display: block; color: var(--dim); font-size: .78rem; }
 td, th { vertical-align: top; } th { vertical-align: bottom; }
 .scroll :is(td, th) { padding-right: 1rem; } .scroll :is(td, th):last-child { padding-right: 0; }
@@ -70,8 +70,6 @@ rect { fill: currentColor; } .whisker { stroke: var(--ink); opacity: .55; }
 dl { display: grid; grid-template-columns: max-content minmax(0, 44rem); gap: .5rem 1.5rem; }
 dt { font-weight: 600; } dd { margin: 0; } @media (max-width: 44rem) { dl { grid-template-columns: 1fr; } }
 .lead { max-width: 52rem; } ul.lead { padding-left: 1.2rem; } .lead li { margin: .25rem 0; }
-.warn { padding: .6rem 1rem; border: 1px solid var(--bad); border-radius: 8px; color: var(--bad); }
-code { font: .85em ui-monospace, monospace; }
 """
 
 BODY = """{missing}

@@ -21,8 +21,8 @@ from arpo.evaluation.comparison_results import (
 )
 from arpo.recipe import changed, value
 from arpo.reporting.display import count_noun, format_duration
+from arpo.reporting.numbers import NO_VALUE
 
-NO_VALUE = "–"
 SIGNIFICANCE_LEVEL = 0.05
 
 DEFINITIONS = (

@@ -1,4 +1,4 @@
-"""One episode as HTML: each screenshot with the actions drawn on it, and the model's answer beside it.
+"""Episodes as HTML, alone or in pairs: screenshots with the actions drawn on them, and the model's answers.
 
 All text from the model is escaped.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+from dataclasses import dataclass
 from html import escape
 
 from arpo.actions import (
@@ -29,6 +30,8 @@ from arpo.actions import (
     Type,
 )
 from arpo.png import rgb
+from arpo.reporting.display import count_noun
+from arpo.reporting.numbers import format_number
 from arpo.types import Screenshot, Trajectory, Turn
 
 MAX_WIDTH = 960  # pixels; wider screenshots are scaled down
@@ -40,19 +43,65 @@ DIRECTIONS = {
 }
 
 
-def episode_html(trajectory: Trajectory, instruction: str, *, success: bool) -> str:
-    badge = f'<span class="badge {"good" if success else "bad"}">score {trajectory.score:g}</span>'
-    facts = (
-        f"{len(trajectory.turns)} steps, {trajectory.stop.value}, policy version {trajectory.policy_version}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeView:
+    """An episode with the texts that the report shows about it."""
+
+    trajectory: Trajectory
+    instruction: str
+    solved: bool
+    end: str  # why it ended, and why its score is 0
+    when: str  # for example "training batch 3"
+    facts: tuple[str, ...] = ()  # for example ("held-out task",)
+
+
+def episode_html(view: EpisodeView, *, opened: bool = False) -> str:
+    """One episode: each step is a row with the screenshot and the answer."""
+    return _details(
+        view,
+        _badge(view),
+        f'<p class="end">{_heading(view)}</p>{_steps_html(view.trajectory)}',
+        opened=opened,
     )
-    steps = "".join(_turn_html(number, turn) for number, turn in enumerate(trajectory.turns, 1))
-    last = (
-        f'<li><div class="screen">{_image(trajectory.final)}</div><div><h4>Final screenshot</h4></div></li>'
+
+
+def pair_html(before: EpisodeView, after: EpisodeView, *, opened: bool = False) -> str:
+    """Two episodes of one task, in two columns."""
+    badges = f"{_badge(before, 'before: ')} → {_badge(after, 'after: ')}"
+    columns = "".join(
+        f'<section><p class="end"><b>{name}</b> {_heading(view)}</p>{_steps_html(view.trajectory)}</section>'
+        for name, view in (("Before:", before), ("After:", after))
     )
+    return _details(after, badges, f'<div class="pair">{columns}</div>', opened=opened)
+
+
+def _details(view: EpisodeView, badges: str, body: str, *, opened: bool) -> str:
+    task = view.trajectory.task_id
+    facts = ", ".join((f"task {task}", *view.facts))
     return (
-        f"<details><summary>{badge} <b>{escape(instruction or trajectory.task_id)}</b> "
-        f'<span class="dim">{escape(trajectory.episode_id)}: {escape(facts)}</span></summary>'
-        f"<ol>{steps}{last}</ol></details>"
+        f"<details{' open' if opened else ''}><summary>{badges} <b>{escape(view.instruction or task)}</b> "
+        f'<span class="dim">{escape(facts)}</span></summary>{body}</details>'
+    )
+
+
+def _badge(view: EpisodeView, prefix: str = "") -> str:
+    kind = "good" if view.solved else "bad"
+    return f'<span class="badge {kind}">{prefix}score {format_number(view.trajectory.score)}</span>'
+
+
+def _heading(view: EpisodeView) -> str:
+    """Reason of the end, then the phase, the number of steps and the id."""
+    steps = count_noun(len(view.trajectory.turns), "step")
+    facts = f"{view.when}, {steps}, episode {view.trajectory.episode_id}"
+    kind = "good" if view.solved else "bad"
+    return f'<span class="{kind}">{escape(view.end)}</span> <small>{escape(facts)}</small>'
+
+
+def _steps_html(trajectory: Trajectory) -> str:
+    steps = "".join(_turn_html(number, turn) for number, turn in enumerate(trajectory.turns, 1))
+    return (
+        f'<ol>{steps}<li><div class="screen">{_image(trajectory.final)}</div>'
+        '<div class="answer"><h4>Final screenshot</h4></div></li></ol>'
     )
 
 

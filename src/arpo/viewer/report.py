@@ -1,12 +1,13 @@
 """The HTML report of a run: report.html, one file without scripts or network access.
 
-The report shows the contents of the run folder and computes nothing itself. Text from the model is escaped,
-and the page's content policy forbids scripts.
+The report shows the contents of the run folder. Text from the model is escaped, and the page's content policy
+forbids scripts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,60 +17,118 @@ from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
 from arpo.recipe import load_config
 from arpo.reporting.display import success_rows, total_rows
-from arpo.storage.run_folder import METRICS, RECIPE, RunFolderReader, write_atomically
+from arpo.reporting.metrics import METRICS as EXPLAINED
+from arpo.reporting.metrics import Metric
+from arpo.storage.run_folder import EVALUATIONS, METRICS, RECIPE, RunFolderReader, write_atomically
+from arpo.types import Failure, Task
+from arpo.viewer.answer_checks import answer_warnings
 from arpo.viewer.charts import Series, line_chart
-from arpo.viewer.episodes import episode_html
+from arpo.viewer.episodes import EpisodeView, episode_html, pair_html
+from arpo.viewer.outcomes import describe_end
+from arpo.viewer.played import Played, phase_title, read_played
+from arpo.viewer.report_tables import endings_html, faults_html, table_html, tasks_html
+from arpo.viewer.selection import Shown, choose_episodes
 from arpo.viewer.style import document
+from arpo.viewer.task_table import LABELS, Evaluation, evaluation_note, read_evaluation, task_rows
 
 REPORT = "report.html"
-EPISODES_PER_KIND = 3  # this many first successes, last successes, first failures and last failures
 
-# (title, labels by metric, whether the values are fractions)
-CHARTS: tuple[tuple[str, Mapping[str, str], bool], ...] = (
+# (title, labels by metric)
+CHARTS: tuple[tuple[str, Mapping[str, str]], ...] = (
     (
         "Success rate in evaluations",
         {"eval_train": "training tasks", "eval_heldout": "held-out tasks", "eval_overall": "all tasks"},
-        True,
     ),
-    ("Success rate of training episodes", {"success": "success rate"}, True),
-    ("Reward", {"reward": "mean"}, False),
-    ("Groups", {"rescued": "rescued by replay", "without_signal": "without signal"}, False),
-    ("Loss", {"loss": "loss"}, False),
-    ("Entropy", {"entropy": "nats per token"}, False),
-    ("Clipped tokens", {"clip_fraction": "share of tokens"}, True),
-    ("Log-probability gap between engine and learner", {"logprob_gap": "mean"}, False),
+    ("Success rate of training episodes", {"success": "success rate"}),
+    ("Reward", {"reward": "mean"}),
+    ("Groups", {"rescued": "rescued by replay", "without_signal": "without signal"}),
+    ("Loss", {"loss": "loss"}),
+    ("Entropy", {"entropy": "nats per token"}),
+    ("Clipped tokens", {"clip_fraction": "share of tokens"}),
+    ("Log-probability gap between engine and learner", {"logprob_gap": "mean"}),
 )
 
-BODY = """
+BODY = """{warnings}
 <h2>Success rate before and after training</h2><div class="tables">{tables}</div>
-<h2>Curves <span class="dim">by training step</span></h2><div class="charts">{charts}</div>{more}
-<h2>Episodes <span class="dim">first and last successes and failures</span></h2>{episodes}
+<p class="dim lead">{evaluations}</p>
+<h2>Curves <span class="dim">by batch (step)</span></h2><div class="charts">{charts}</div>{more}
+{tasks}{endings}{faults}
+<h2>{episodes_title} <span class="dim">{episodes_note}</span></h2>{episodes}
 <h2>Recipe</h2><details><summary>All settings of this run</summary><pre>{recipe}</pre></details>
 """
 
 
-def write_report(run_folder: Path) -> Path:
-    """Write report.html into a run folder, finished or not. Returns the path of the report."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """Everything that the report reads from a run folder, except screenshots."""
+
+    config: Config
+    recipe: str
+    metrics: Sequence[Mapping[str, Any]]
+    summary: Mapping[str, Any]  # {} until the run has ended
+    evaluations: Sequence[Evaluation]
+    played: Sequence[Played]
+    failures: Sequence[Failure]
+    tasks: Mapping[str, Task]  # by id; without those whose files cannot be loaded any more
+
+    @property
+    def instructions(self) -> dict[str, str]:
+        return {name: task.instruction for name, task in self.tasks.items()}
+
+    def end_of(self, one: Played) -> tuple[str, str]:
+        """Why an episode ended: reason and detail."""
+        task = self.tasks.get(one.task)
+        infeasible = task is not None and task.evaluator.get("func") == "infeasible"
+        return describe_end(one.stored, solved=one.solved, infeasible=infeasible, limits=self.config.rollout)
+
+
+def write_report(run_folder: Path, episodes: str = "") -> Path:
+    """Write report.html into a run folder, finished or not. Returns the path of the report.
+
+    `episodes` is the value of `arpo report --episodes`, as in "task:pool-040,failed:3"; "": the default.
+    """
     store = RunFolderReader(run_folder)
-    recipe_path = run_folder / RECIPE
-    if not recipe_path.is_file():
-        raise UserError(f"{run_folder}: not a run folder: {RECIPE} is missing: give the folder of a run")
-    config = load_config(recipe_path)
-    metrics = list(store.read_log(METRICS))
-    summary = store.read_summary()
-    body = BODY.format(
-        tables=_table(("", "before", "after", "change"), success_rows(summary))
-        + _table((), total_rows(summary)),
-        charts="".join(_chart(metrics, title, names, percent) for title, names, percent in CHARTS),
-        more=_more_charts(metrics),
-        episodes=_episodes(store, config),
-        recipe=escape(recipe_path.read_text("utf-8")),
-    )
-    store.close()
-    page = document(f"ARPO run {run_folder.resolve().name}", _subtitle(config, summary), body)
+    try:
+        data = _read(store)
+        chosen = choose_episodes(data.played, episodes)
+        body = BODY.format(
+            warnings=_warnings(data, store),
+            tables=_success_tables(data),
+            evaluations=escape(evaluation_note(data.evaluations, data.config.eval.every)),
+            charts="".join(_chart(data.metrics, title, names) for title, names in CHARTS),
+            more=_more_charts(data.metrics),
+            tasks=tasks_html(task_rows(data.evaluations), data.evaluations, data.instructions, data.played),
+            endings=endings_html(data.played, data.end_of),
+            faults=faults_html(data.failures),
+            episodes_title="Same tasks before and after training" if _all_pairs(chosen) else "Episodes",
+            episodes_note=escape(_episodes_note(chosen, episodes, data)),
+            episodes="".join(_shown_html(shown, data, store, number) for number, shown in enumerate(chosen)),
+            recipe=escape(data.recipe),
+        )
+    finally:
+        store.close()
+    title = f"ARPO run {run_folder.resolve().name}"
+    page = document(title, _subtitle(data.config, data.summary), body)
     # Text from the model may contain a lone surrogate, which UTF-8 cannot encode.
     write_atomically(run_folder / REPORT, page.encode("utf-8", "replace").decode("utf-8"))
     return run_folder / REPORT
+
+
+def _read(store: RunFolderReader) -> RunData:
+    recipe_path = store.folder / RECIPE
+    if not recipe_path.is_file():
+        raise UserError(f"{store.folder}: not a run folder: {RECIPE} is missing: give the folder of a run")
+    config = load_config(recipe_path)
+    return RunData(
+        config=config,
+        recipe=recipe_path.read_text("utf-8"),
+        metrics=list(store.read_log(METRICS)),
+        summary=store.read_summary(),
+        evaluations=[read_evaluation(record) for record in store.read_log(EVALUATIONS)],
+        played=read_played(store, config),
+        failures=list(store.failures()),
+        tasks=_load_tasks(config),
+    )
 
 
 def _subtitle(config: Config, summary: Mapping[str, Any]) -> str:
@@ -79,28 +138,72 @@ def _subtitle(config: Config, summary: Mapping[str, Any]) -> str:
     return f"{method}, {config.tasks.train}, model {config.model.path}, seed {config.run.seed}{state}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = "".join(f"<th>{escape(text)}</th>" for text in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
+def _warnings(data: RunData, store: RunFolderReader) -> str:
+    found = answer_warnings(data.played, data.instructions, store.answers)
+    return "".join(f'<p class="warn"><b>Warning:</b> {escape(text)}</p>' for text in found)
 
 
-def _chart(metrics: Sequence[Mapping[str, Any]], title: str, names: Mapping[str, str], percent: bool) -> str:
-    series = [
-        Series(
-            label=label,
-            points=[(record["step"], record[name]) for record in metrics if record.get(name) is not None],
-        )
-        for name, label in names.items()
-    ]
-    return line_chart(title, series, percent=percent)
+def _success_tables(data: RunData) -> str:
+    """Success rates and totals of the summary, or of the run so far."""
+    if data.summary:
+        summary, after = data.summary, "after"
+    else:
+        last = data.evaluations[-1].step if data.evaluations else 0
+        summary, after = _summary_so_far(data), f"after batch {last:,}" if last else "after"
+    return table_html(("", "before", after, "change"), success_rows(summary)) + table_html(
+        (), total_rows(summary)
+    )
+
+
+def _summary_so_far(data: RunData) -> dict[str, Any]:
+    """The content of summary.json for a run that has not ended: its first and its newest evaluation."""
+    landmarks = dict(
+        zip(("base", "final"), [*data.evaluations[:1], *data.evaluations[1:][-1:]], strict=False)
+    )
+    batches = [record for record in data.metrics if record.get("step")]
+    newest = batches[-1] if batches else {}
+    groups = {
+        total: sum(record.get(name) or 0 for record in batches)
+        for total, name in (("total", "groups"), ("without_signal",) * 2, ("rescued",) * 2)
+        if name in newest
+    }
+    counts = {when: one.counts for when, one in landmarks.items()}
+    return {
+        "success": {
+            when: {name: good / total if total else None for name, (good, total) in sets.items()}
+            for when, sets in counts.items()
+        },
+        "counts": counts,
+        "episodes": newest.get("episodes"),
+        "failures": newest.get("failures"),
+        "groups": groups,
+    }
+
+
+def _chart(metrics: Sequence[Mapping[str, Any]], title: str, names: Mapping[str, str]) -> str:
+    series = [Series(label=label, points=_points(metrics, name)) for name, label in names.items()]
+    plotted = [name for name, one in zip(names, series, strict=True) if one.points]
+    return line_chart(
+        title,
+        series,
+        percent=all(name in EXPLAINED and EXPLAINED[name].percent for name in names),
+        notes=[(name, EXPLAINED[name].explanation) for name in plotted if name in EXPLAINED],
+    )
+
+
+def _points(metrics: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
+    """(step, value) of one metric. A value that was not finite is stored as None and left out."""
+    return [(record["step"], record[name]) for record in metrics if record.get(name) is not None]
 
 
 def _more_charts(metrics: Sequence[Mapping[str, Any]]) -> str:
     """Charts of all metrics outside CHARTS."""
-    above = {"step", *(name for _, names, _ in CHARTS for name in names)}
+    above = {"step", *(name for _, names in CHARTS for name in names)}
     names = dict.fromkeys(name for record in metrics for name in record if name not in above)
-    charts = "".join(_chart(metrics, name, {name: name}, False) for name in names)
+    unknown = Metric(title="", explanation="")
+    charts = "".join(
+        _chart(metrics, EXPLAINED.get(name, unknown).title or name, {name: name}) for name in names
+    )
     return (
         f'<details><summary>Other metrics</summary><div class="charts">{charts}</div></details>'
         if charts
@@ -108,35 +211,46 @@ def _more_charts(metrics: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _episodes(store: RunFolderReader, config: Config) -> str:
-    instructions = _instructions(config)
-    scores = {
-        episode.episode_id: episode.score for episode in store.episodes() if store.has_screenshots(episode)
-    }
-    threshold = config.replay.threshold
-    return "".join(
-        episode_html(
-            trajectory, instructions.get(trajectory.task_id, ""), success=trajectory.score >= threshold
-        )
-        for trajectory in map(store.load_trajectory, select_episodes(scores, threshold))
+def _all_pairs(chosen: Sequence[Shown]) -> bool:
+    return bool(chosen) and all(len(shown) == 2 for shown in chosen)
+
+
+def _episodes_note(chosen: Sequence[Shown], wanted: str, data: RunData) -> str:
+    if wanted:
+        return f"chosen with --episodes {wanted}"
+    hint = f"choose others with arpo report {data.config.run.dir} --episodes failed:3,task:ID"
+    if not chosen:
+        return "none is stored with screenshots"
+    return hint if _all_pairs(chosen) else f"no task was played in two phases yet; {hint}"
+
+
+def _shown_html(shown: Shown, data: RunData, store: RunFolderReader, number: int) -> str:
+    views = [_view(one, data, store) for one in shown]
+    if len(views) == 2:
+        return pair_html(*views, opened=number == 0)
+    return episode_html(views[0], opened=number == 0)
+
+
+def _view(one: Played, data: RunData, store: RunFolderReader) -> EpisodeView:
+    reason, detail = data.end_of(one)
+    sets = {task: name for evaluation in reversed(data.evaluations) for task, name in evaluation.sets.items()}
+    batches = ", ".join(f"{batch:,}" for batch in one.replayed_in)
+    return EpisodeView(
+        trajectory=store.load_trajectory(one.id),
+        instruction=data.instructions.get(one.task, ""),
+        solved=one.solved,
+        end=f"{reason}: {detail}" if detail else reason,
+        when=phase_title(one.phase) + (f", replayed in batch {batches}" if batches else ""),
+        facts=(f"{LABELS.get(sets[one.task], sets[one.task])} task",) if one.task in sets else (),
     )
 
 
-def select_episodes(scores: Mapping[str, float], threshold: float) -> list[str]:
-    """Ids of the first and last successes and failures, in the order of `scores`."""
-    successes = [name for name, score in scores.items() if score >= threshold]
-    failures = [name for name, score in scores.items() if score < threshold]
-    count = EPISODES_PER_KIND
-    chosen = {*successes[:count], *successes[-count:], *failures[:count], *failures[-count:]}
-    return [name for name in scores if name in chosen]
-
-
-def _instructions(config: Config) -> dict[str, str]:
-    """Instructions by task id. Skips task files that cannot be loaded any more."""
-    found: dict[str, str] = {}
-    for source in (config.tasks.train, config.tasks.heldout, config.tasks.overall):
+def _load_tasks(config: Config) -> dict[str, Task]:
+    """Tasks by id. Skips task files that cannot be loaded any more."""
+    found: dict[str, Task] = {}
+    for source in filter(None, (config.tasks.overall, config.tasks.heldout, config.tasks.train)):
         try:
-            found.update((task.id, task.instruction) for task in load_tasks(source, config.tasks.examples))
+            found.update((task.id, task) for task in load_tasks(source, config.tasks.examples))
         except UserError:
             continue
     return found

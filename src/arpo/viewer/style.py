@@ -24,18 +24,31 @@ body { margin: 0 auto; padding: 2.5rem 1.25rem 5rem; max-width: 76rem; backgroun
   font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.6rem; font-weight: 650; margin: 0; }
 h2 { font-size: 1.05rem; font-weight: 600; margin: 2.5rem 0 .75rem; }
+.lead { max-width: 56rem; }
+.tasks { max-height: 34rem; border: 1px solid var(--rule); border-radius: 8px; background: var(--card); }
+.tasks table { width: 100%; } .tasks :is(td, th) { padding: .3rem .9rem; white-space: nowrap; }
+.tasks th { position: sticky; top: 0; background: var(--card); }
+.tasks :is(td, th):first-child { white-space: normal; min-width: 14rem; }
+.tasks tr:last-child td { border-bottom: 0; }
+td small { display: block; color: var(--dim); font-size: .78rem; }
+.words :is(td, th):last-child { text-align: left; overflow-wrap: anywhere; }
 h4 { margin: 0 0 .25rem; font-size: .8rem; font-weight: 600; color: var(--dim); }
 .dim { color: var(--dim); font-weight: 400; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem 1.5rem .35rem 0; text-align: right; border-bottom: 1px solid var(--rule); }
 th { font-weight: 500; color: var(--dim); }
 th:first-child, td:first-child { text-align: left; }
+.scroll { overflow: auto; }
+code { font: .85em ui-monospace, monospace; }
+.warn { padding: .6rem 1rem; border: 1px solid var(--bad); border-radius: 8px; color: var(--bad); }
 .tables { display: flex; flex-wrap: wrap; gap: 1rem 4rem; align-items: flex-start; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); gap: 1rem; }
 .chart { margin: 0; padding: .75rem 1rem; background: var(--card); border: 1px solid var(--rule);
   border-radius: 8px; }
 .chart figcaption { font-weight: 600; font-size: .9rem; }
 .chart p { margin: 0; font-size: .8rem; }
+.chart .note { margin-top: .4rem; color: var(--dim); line-height: 1.4; }
+.chart .note code { color: var(--ink); }
 .chart svg { width: 100%; height: auto; display: block; }
 .chart text { font-size: 10.5px; fill: var(--dim); font-variant-numeric: tabular-nums; }
 .grid { stroke: var(--rule); }
@@ -52,6 +65,14 @@ details .charts { padding: 0 1rem 1rem; }
 ol { list-style: none; margin: 0; padding: 0 1rem 1rem; display: grid; gap: 1rem; }
 ol > li { display: grid; grid-template-columns: minmax(0, 28rem) minmax(0, 1fr); gap: 1.25rem; }
 @media (max-width: 44rem) { ol > li { grid-template-columns: 1fr; } }
+.end small { display: block; color: var(--dim); }
+.end { margin: 0; padding: 0 1rem .75rem; overflow-wrap: anywhere; }
+.pair { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); }
+.pair section { display: grid; grid-row: span 2; grid-template-rows: subgrid; align-content: start; }
+.pair section + section { border-left: 1px solid var(--rule); }
+.pair ol > li { grid-template-columns: 1fr; gap: .5rem; align-content: start; }
+@media (max-width: 44rem) { .pair { grid-template-columns: 1fr; }
+  .pair section + section { border-left: 0; border-top: 1px solid var(--rule); padding-top: .75rem; } }
 .screen { position: relative; align-self: start; border: 1px solid var(--rule); line-height: 0; }
 .screen img { width: 100%; height: auto; }
 .pixels { image-rendering: pixelated; }

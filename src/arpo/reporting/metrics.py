@@ -1,0 +1,263 @@
+"""The metrics of a run, explained: one entry per name in metrics.jsonl.
+
+The report prints the explanation under each curve, and `arpo report --help-metrics` lists all of them.
+Metrics of plug-ins have no entry.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A title, and one line of explanation: meaning, good direction, and what to do if it looks bad."""
+
+    title: str
+    explanation: str
+    percent: bool = False  # the value is a fraction
+
+
+METRICS: Mapping[str, Metric] = {
+    # Evaluations
+    "eval_train": Metric(
+        title="Success rate on training tasks",
+        percent=True,
+        explanation=(
+            "Mean score of new episodes of the training tasks. Higher is better. If it stays flat, look "
+            "at 'Groups without signal': without signal the model learns nothing."
+        ),
+    ),
+    "eval_heldout": Metric(
+        title="Success rate on held-out tasks",
+        percent=True,
+        explanation=(
+            "Mean score on tasks that are never trained on. Higher is better. If it falls while the "
+            "training tasks improve, the model forgets: lower optim.lr or raise loss.kl."
+        ),
+    ),
+    "eval_overall": Metric(
+        title="Success rate on all tasks",
+        percent=True,
+        explanation="Mean score on the tasks of tasks.overall, before and after training. Higher is better.",
+    ),
+    # Episodes of a batch
+    "success": Metric(
+        title="Success rate of training episodes",
+        percent=True,
+        explanation=(
+            "Share of this batch's episodes that solved their task. Rising is good. It is noisy, because "
+            "episodes are sampled at rollout.temperature: judge the trend, not single batches."
+        ),
+    ),
+    "reward": Metric(
+        title="Reward",
+        explanation=(
+            "Mean reward of the episodes: score, minus loss.format_weight for an answer that does not "
+            "parse. Rising is good. If it is below the success rate, answers do not parse."
+        ),
+    ),
+    "steps": Metric(
+        title="Steps per episode",
+        explanation=(
+            "Mean number of answers per episode. Near rollout.max_steps, episodes run out of steps: the "
+            "model does not know when to call finished()."
+        ),
+    ),
+    "malformed": Metric(
+        title="Malformed answers",
+        percent=True,
+        explanation=(
+            "Share of episodes with an answer that does not parse or was cut. Should fall to 0. If it is "
+            "high, read the answers below; check model.prompt and rollout.max_answer_tokens."
+        ),
+    ),
+    "episodes": Metric(
+        title="Episodes",
+        explanation="Training episodes so far. It grows by the same number in each batch.",
+    ),
+    "failures": Metric(
+        title="Environment faults",
+        explanation=(
+            "Episodes so far that an environment or engine fault ended. They are not trained on. Should "
+            "stay 0; the section 'Faults' shows their messages."
+        ),
+    ),
+    # Groups
+    "groups": Metric(
+        title="Groups",
+        explanation="Groups in this batch: one group per task.",
+    ),
+    "too_small": Metric(
+        title="Groups that are too small",
+        explanation="Groups with fewer than two episodes left after faults: not trained on. Should be 0.",
+    ),
+    "without_signal": Metric(
+        title="Groups without signal",
+        explanation=(
+            "Groups whose episodes all have the same reward: the model learns nothing from them. Lower is "
+            "better. If most groups are here, choose tasks of middle difficulty with `arpo screen`."
+        ),
+    ),
+    "rescued": Metric(
+        title="Groups rescued by replay",
+        explanation=(
+            "Groups without a success that received a stored success of the same task. Neither high nor "
+            "low is bad; 0 after some batches means that no failed task has a stored success."
+        ),
+    ),
+    "all_success": Metric(
+        title="Groups in which all episodes succeed",
+        explanation=(
+            "These tasks are learned. If most groups are here, training has nothing left to learn: add "
+            "harder tasks."
+        ),
+    ),
+    "all_fail": Metric(
+        title="Groups in which all episodes fail",
+        explanation=(
+            "Counted before replay. Should fall. If most groups stay here, the tasks are too hard: use "
+            "`arpo screen`, or a larger rollout.group_size."
+        ),
+    ),
+    "replay_age": Metric(
+        title="Age of replayed episodes",
+        explanation=(
+            "Mean age, in batches, of the stored successes that replay used. High: they come from a much "
+            "older policy; replay.max_age limits it."
+        ),
+    ),
+    "replay_size": Metric(
+        title="Episodes in the replay buffer",
+        explanation="Stored successes of all tasks. Grows until each task has replay.capacity of them.",
+    ),
+    # Updates
+    "loss": Metric(
+        title="Loss",
+        explanation=(
+            "Training loss. In reinforcement learning it stays near 0 and does not fall with success: "
+            "judge the success rate. Only sudden jumps matter: then lower optim.lr."
+        ),
+    ),
+    "grad_norm": Metric(
+        title="Gradient norm",
+        explanation=(
+            "Mean length of the gradient before it is cut at optim.grad_norm. Steady is good. If it "
+            "jumps or grows, lower optim.lr."
+        ),
+    ),
+    "clip_fraction": Metric(
+        title="Clipped tokens",
+        percent=True,
+        explanation=(
+            "Share of tokens whose update the clipping of the loss stopped. A few percent is normal. If "
+            "it exceeds about 20%, updates are too large: lower optim.lr."
+        ),
+    ),
+    "ratio": Metric(
+        title="Probability ratio",
+        explanation=(
+            "Mean probability of the trained tokens, new policy over old. Near 1 is good. If it drifts "
+            "away from 1, lower optim.lr."
+        ),
+    ),
+    "kl": Metric(
+        title="Change of the policy per batch",
+        explanation=(
+            "KL divergence of the policy from that at the start of the batch, in nats per token. Small is "
+            "good. If it jumps, lower optim.lr."
+        ),
+    ),
+    "base_kl": Metric(
+        title="Distance from the base model",
+        explanation=(
+            "KL divergence from the base model, in nats per token (measured if loss.kl is above 0). It "
+            "grows slowly. If it grows fast while held-out success falls, raise loss.kl."
+        ),
+    ),
+    "entropy": Metric(
+        title="Entropy",
+        explanation=(
+            "How varied the answers are, in nats per token. A slow fall is normal. Near 0, all episodes "
+            "of a task are the same and nothing is learned: raise loss.kl or rollout.temperature."
+        ),
+    ),
+    "logprob_gap": Metric(
+        title="Log-probability gap between engine and learner",
+        explanation=(
+            "Mean difference of the log-probabilities of sampled tokens. Near 0 is good. If it exceeds "
+            "about 0.1, engine and learner disagree: check model.dtype and the engine."
+        ),
+    ),
+    "engine_kl": Metric(
+        title="KL divergence between engine and learner",
+        explanation="The same disagreement as the log-probability gap, as a KL divergence. Near 0 is good.",
+    ),
+    "tokens": Metric(
+        title="Trained tokens",
+        explanation="Sampled tokens in the updates of this batch.",
+    ),
+    "samples": Metric(
+        title="Training sequences",
+        explanation="Sequences in the updates of this batch.",
+    ),
+    "updates": Metric(
+        title="Updates",
+        explanation="Optimiser steps in this batch, without skipped ones.",
+    ),
+    "skipped": Metric(
+        title="Skipped updates",
+        explanation=(
+            "Updates of this batch whose loss or gradient was not finite. Should be 0. If it continues, "
+            "lower optim.lr or loss.kl."
+        ),
+    ),
+    "skipped_total": Metric(
+        title="Skipped updates so far",
+        explanation="Sum over all batches. Should be 0.",
+    ),
+    "lr": Metric(
+        title="Learning rate",
+        explanation="Learning rate of the newest update: warm-up, then optim.schedule.",
+    ),
+    # Offline methods
+    "nll": Metric(
+        title="Negative log-likelihood",
+        explanation="RFT: loss per token of the stored successes. Falling is good.",
+    ),
+    "margin": Metric(
+        title="Margin",
+        explanation=(
+            "DPO: how much more the policy prefers the success to the failure than the base model does. "
+            "Rising is good."
+        ),
+    ),
+    "accuracy": Metric(
+        title="Pairs in the right order",
+        percent=True,
+        explanation="DPO: share of pairs in which the policy prefers the success. Higher is better.",
+    ),
+    "gain_desirable": Metric(
+        title="Gain of successes",
+        explanation="KTO: log-probability of successes compared with the base model. Rising is good.",
+    ),
+    "gain_undesirable": Metric(
+        title="Gain of failures",
+        explanation="KTO: log-probability of failures compared with the base model. Falling is good.",
+    ),
+    "z0": Metric(
+        title="KTO reference point",
+        explanation="KTO: estimated KL divergence from the base model. If it grows fast, lower optim.lr.",
+    ),
+}
+
+
+def describe_metrics() -> str:
+    """Listing of all metrics with their explanations."""
+    lines = ["The metrics in metrics.jsonl, in the report and in the trackers."]
+    for name, metric in METRICS.items():
+        lines += ["", f"{name}  ({metric.title})"]
+        lines += textwrap.wrap(metric.explanation, 106, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join(lines)

@@ -1,0 +1,39 @@
+"""Numbers as text for people: 1,536 instead of 1.54e+03, and a dash instead of nan."""
+
+from __future__ import annotations
+
+import math
+
+NO_VALUE = "–"
+SMALLEST_FIXED = 1e-4  # smaller numbers have an exponent: 1e-6
+LARGEST_FIXED = 1e15
+
+
+def format_number(value: float | None, percent: bool = False) -> str:
+    """Three significant digits, and all digits before the point. `percent`: the value is a fraction.
+
+    >>> [format_number(value) for value in (1536, 0.01234, -2.5, 1e-6, math.nan)]
+    ['1,536', '0.0123', '−2.5', '1e-6', '–']
+    >>> format_number(0.21875, percent=True)
+    '21.9%'
+    """
+    if value is None or not math.isfinite(value):
+        return NO_VALUE
+    if percent:
+        return f"{format_number(100 * value)}%"
+    rounded = float(f"{abs(value):.3g}")
+    if rounded == 0:
+        return "0"
+    if not SMALLEST_FIXED <= rounded < LARGEST_FIXED:
+        digits, _, exponent = f"{rounded:.2e}".partition("e")
+        text = f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
+    elif rounded >= 100:
+        text = f"{abs(value):,.0f}"
+    else:
+        text = f"{rounded:.{2 - math.floor(math.log10(rounded))}f}".rstrip("0").rstrip(".")
+    return f"−{text}" if value < 0 else text
+
+
+def format_count(value: float) -> str:
+    """A count with thousands separators; partial scores make it a fraction: 1536 is 1,536; 12.5 is 12.5."""
+    return f"{round(value, 2):,.12g}"

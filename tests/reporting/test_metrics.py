@@ -1,0 +1,38 @@
+"""The explanations of metrics."""
+
+import re
+from pathlib import Path
+
+from arpo.recipe import keys
+from arpo.reporting.metrics import METRICS, describe_metrics
+from arpo.training.trainer import Trainer
+from trained import lines, train_to_end
+from verdicts import A, B, Scripted, small_config
+
+
+def test_every_metric_of_a_run_is_explained(tmp_path: Path) -> None:
+    Scripted.play({A: [0, 1, 0], B: [1, 0, 1]})
+    config = small_config(tmp_path, [A, B], f"--tasks.overall={tmp_path / 'heldout.json'}")
+    train_to_end(Trainer, config)
+    names = {name for line in lines(config, "metrics.jsonl") for name in line}
+    assert names - {"step"} - METRICS.keys() == set()
+
+
+def test_every_metric_of_an_offline_method_is_explained() -> None:
+    source = Path("src/arpo/algorithms/preference_losses.py").read_text("utf-8")
+    names = set(re.findall(r'^ +"(\w+)": ', source, re.MULTILINE))
+    assert {"margin", "accuracy", "z0"} <= names <= METRICS.keys()
+
+
+def test_explanations_name_existing_keys() -> None:
+    known = {key.name for key in keys()}
+    sections = {name.split(".")[0] for name in known}
+    for name, metric in METRICS.items():
+        named = set(re.findall(r"\b([a-z]+\.[a-z_]+)\b", metric.explanation))
+        assert {key for key in named if key.split(".")[0] in sections} <= known, name
+
+
+def test_the_listing_has_every_metric() -> None:
+    listing = describe_metrics()
+    assert all(f"\n{name}  ({metric.title})\n" in listing for name, metric in METRICS.items())
+    assert max(map(len, listing.splitlines())) <= 110

@@ -187,3 +187,13 @@ def test_a_folder_without_settings_is_the_users_error(tmp_path: Path, content: s
         (tmp_path / "preprocessor_config.json").write_text(content)
     with pytest.raises(UserError, match=r"preprocessor_config\.json"):
         ImageSettings.from_folder(tmp_path)
+
+
+def test_with_both_files_the_settings_are_those_that_transformers_reads(tmp_path: Path) -> None:
+    older, newer = PREPROCESSOR | {"max_pixels": 50176}, PREPROCESSOR | {"max_pixels": 100352}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(older))
+    (tmp_path / "processor_config.json").write_text('{"processor_class": "Qwen2_5_VLProcessor"}')
+    assert ImageSettings.from_folder(tmp_path).max_pixels == 50176
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": newer}))
+    assert ImageSettings.from_folder(tmp_path).max_pixels == 100352
+    assert Qwen2VLImageProcessorPil.from_pretrained(tmp_path).size["longest_edge"] == 100352

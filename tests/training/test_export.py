@@ -1,26 +1,53 @@
+import asyncio
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen3VLProcessor,
+    pipeline,
+)
+from transformers.utils import is_torchvision_available
 
 from arpo.config import Config, ModelConfig
-from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
+from arpo.envs.desk.base_model.tiny import (
+    CHAT_TEMPLATE,
+    IMAGE_SETTINGS,
+    new_tiny_model,
+    save_model_folder,
+    tiny_config,
+)
 from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
+from arpo.envs.desk.env import DeskEnv
+from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
 from arpo.learner.local import LocalLearner
 from arpo.learner.saved_state import WEIGHTS_FILE
+from arpo.models.loading import resolve_model
 from arpo.models.trainable import set_trainable
+from arpo.png import rgb
+from arpo.prompts.conversation import Conversation, load_template
 from arpo.prompts.rendering import Renderer
+from arpo.prompts.vision import ImageSettings
+from arpo.rollout.player import open_player
 from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, save
 from arpo.storage.run_folder import RunFolder
 from arpo.training.export import export_model
+from arpo.types import Message, Prompt, Sampling
 from tiny_vlm import first_prompt, screenshot, stock_inputs
 
+PARTS = ["image_processor", "tokenizer"]  # of a processor without video
 TOKENIZER = build_tokenizer(ACTION_PHRASES, ["Click", "Save"], 225)
 
 
@@ -167,7 +194,11 @@ def test_adapters_are_merged_and_plain_transformers_answers_the_same(lora_run: P
 
 def test_adapters_alone_are_what_has_to_be_added_to_the_base(lora_run: Path, tmp_path: Path) -> None:
     out = export_model(lora_run, tmp_path / "out", "float32", merged=False)
-    assert sorted(path.name for path in out.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
     config = json.loads((out / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["lora_alpha"], config["bias"]) == (
         "LORA",
@@ -202,3 +233,68 @@ def test_adapters_of_another_base_and_adapters_that_are_not_there_are_refused(
     (other / CHECKPOINTS / "step-000003" / LEARNER / "learner.json").write_text("{}")
     with pytest.raises(UserError, match="damaged"):
         export_model(other / CHECKPOINTS / "step-000003", tmp_path / "out", "float32", merged=True)
+
+
+@pytest.fixture
+def without_video(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers loads a video processor with every Qwen-VL processor, and that needs torchvision."""
+    if not is_torchvision_available():
+        for processor in (Qwen2_5_VLProcessor, Qwen3VLProcessor):
+            monkeypatch.setattr(processor, "get_attributes", classmethod(lambda _: PARTS))
+
+
+def as_chat(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages in the form that chat templates take."""
+    return [
+        {
+            "role": message.role,
+            "content": [{"type": "image", "image": rgb(message.screenshot)}]
+            if message.screenshot
+            else [{"type": "text", "text": message.text}],
+        }
+        for message in messages
+    ]
+
+
+def test_a_pipeline_answers_a_screenshot_as_the_engine_does(without_video: None, tmp_path: Path) -> None:
+    folder = export_model(resolve_model("base"), tmp_path / "out", "float32", merged=True)
+    player = open_player(Config(model=ModelConfig(path=str(folder), device="cpu")))
+    task = load_tasks("desk:32")[0]
+    observation = asyncio.run(DeskEnv().start(task))
+    conversation = Conversation.begin(load_template("desk"), task.instruction, 1).look(observation.screenshot)
+    messages = conversation.messages()
+    rendered = player.token_renderer.render(messages)
+
+    pipe = pipeline("image-text-to-text", model=str(folder), device="cpu", dtype=torch.float32)
+    inputs = pipe.processor.apply_chat_template(
+        as_chat(messages), add_generation_prompt=True, tokenize=True, return_dict=True
+    )
+    assert tuple(inputs["input_ids"][0]) == rendered.token_ids
+    (answer,) = pipe(text=as_chat(messages), max_new_tokens=48, do_sample=False, return_full_text=False)
+
+    prompt = Prompt(
+        episode_id="e", token_ids=rendered.token_ids, images=rendered.images, messages=tuple(messages)
+    )
+    greedy = Sampling(temperature=0, max_tokens=48, seed=0)
+    completion = asyncio.run(player.scheduler.agent.engine.generate(prompt, greedy))
+    assert "Action: " in completion.text
+    assert answer["generated_text"] == completion.text
+
+
+def test_the_processor_of_an_export_has_the_template_and_the_image_size_of_the_run(
+    run: Path, without_video: None, tmp_path: Path
+) -> None:
+    other = tmp_path / "run"
+    shutil.copytree(run, other)
+    store = RunFolder(other)
+    small = ModelConfig(path=str(run / "base-model"), min_pixels=6272, max_pixels=100352)
+    store.write_recipe(Config(model=small))
+    store.close()
+    out = export_model(other, tmp_path / "out", "float32", merged=True)
+    processor = AutoProcessor.from_pretrained(out)
+    assert (out / "chat_template.jinja").read_text() == processor.chat_template == CHAT_TEMPLATE
+    size = processor.image_processor.size
+    assert (size["shortest_edge"], size["longest_edge"]) == (6272, 100352)
+    assert ImageSettings.from_folder(out).max_pixels == 100352
+    kept = export_model(run / "base-model", tmp_path / "kept", "float32", merged=True)
+    assert ImageSettings.from_folder(kept) == ImageSettings.from_folder(run / "base-model")

@@ -8,6 +8,7 @@ task is ten characters of text, not the end of a turn.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from arpo.types import Message, Screenshot
 
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 VISION_START, VISION_END, IMAGE = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"
+CHAT_TEMPLATE = "chat_template.jinja"
 STRUCTURE = (START, END, PAD, VISION_START, VISION_END, IMAGE)
 # Special tokens that prompts of grounding models use inside text. They are not structure.
 MARKS = re.compile(r"(<\|(?:object_ref|box|quad)_(?:start|end)\|>)")
@@ -184,6 +186,23 @@ class ChatRenderer:
 
     def model_size(self, screenshot: Screenshot) -> tuple[int, int]:
         return vision.target_size(*screenshot.size, self._settings)
+
+
+def read_chat_template(folder: Path) -> str | None:
+    """The chat template of a model folder, for programs that render prompts with it. None if it has none.
+
+    transformers 5 reads chat_template.jinja. Older models have the template in one of two JSON files.
+    """
+    if (path := folder / CHAT_TEMPLATE).is_file():
+        return path.read_text(encoding="utf-8")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        try:
+            template = json.loads((folder / name).read_text(encoding="utf-8"))["chat_template"]
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            continue
+        if isinstance(template, str):
+            return template
+    return None
 
 
 def _rendered(token_ids: tuple[int, ...], messages: Sequence[Message]) -> Rendered:

@@ -24,10 +24,7 @@ from arpo.types import MAX_ASPECT_RATIO, Screenshot
 Grid = tuple[int, int, int]  # (1, rows of patches, columns of patches)
 
 CONFIG_NAME = "preprocessor_config.json"
-NEWER_NAME, NEWER_KEY = (
-    "processor_config.json",
-    "image_processor",
-)  # transformers 5 saves the whole processor in one file
+NEWER_NAME, NEWER_KEY = "processor_config.json", "image_processor"  # the whole processor in one file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +44,7 @@ class ImageSettings:
         cls, folder: Path | str, min_pixels: int | None = None, max_pixels: int | None = None
     ) -> ImageSettings:
         """Read them from a model folder. `min_pixels` and `max_pixels` override its limits."""
-        path = Path(folder) / CONFIG_NAME
-        if not path.is_file() and (newer := Path(folder) / NEWER_NAME).is_file():
-            path = newer
+        path = config_path(folder)
         try:
             read = json.loads(path.read_text(encoding="utf-8"))
             found: dict[str, Any] = read[NEWER_KEY] if path.name == NEWER_NAME else read
@@ -72,6 +67,27 @@ class ImageSettings:
     def side(self) -> int:
         """Side length (pixels) of the square that becomes one image token."""
         return self.patch_size * self.merge_size
+
+
+def config_path(folder: Path | str) -> Path:
+    """The file with the image settings, chosen as transformers 5 does: the newer file if it has some."""
+    newer = Path(folder) / NEWER_NAME
+    try:
+        has_settings = NEWER_KEY in json.loads(newer.read_text(encoding="utf-8"))
+    except (FileNotFoundError, TypeError, ValueError):
+        has_settings = False
+    return newer if has_settings else Path(folder) / CONFIG_NAME
+
+
+def write_pixel_limits(folder: Path, min_pixels: int, max_pixels: int) -> None:
+    """Change the pixel limits in the image settings of a model folder."""
+    path = config_path(folder)
+    read = json.loads(path.read_text(encoding="utf-8"))
+    settings = read[NEWER_KEY] if path.name == NEWER_NAME else read
+    # Versions of transformers read one pair or the other.
+    settings["size"] = {"shortest_edge": min_pixels, "longest_edge": max_pixels}
+    settings |= {"min_pixels": min_pixels, "max_pixels": max_pixels}
+    path.write_text(json.dumps(read, indent=2) + "\n", encoding="utf-8")
 
 
 def target_size(width: int, height: int, settings: ImageSettings) -> tuple[int, int]:

@@ -1,5 +1,7 @@
 """Exports the model of a run as a Hugging Face folder, which other tools load without this package.
 
+The folder has the weights, the tokenizer, the chat template where transformers 5 reads it, the image settings
+with the run's pixel limits, and a model card (`model_card`).
 The adapters of a LoRA run are merged into the weights, or written separately in PEFT's layout:
 adapter_model.safetensors has base_model.model.LAYER.lora_A.weight [r, in] and .lora_B.weight [out, r], and
 adapter_config.json has r and lora_alpha. The weight of the layer becomes W + lora_alpha / r · B A.
@@ -9,7 +11,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +24,17 @@ from torch import nn
 from arpo.config import Config, ModelConfig
 from arpo.errors import UserError
 from arpo.learner.saved_state import COUNTERS_FILE, WEIGHTS_FILE, load_tensors, writing_tensors
+from arpo.models.hub import parse_hub_model, pin_model
 from arpo.models.loading import DTYPES, load_model, resolve_model
 from arpo.models.lora import adapter_weights, merge
 from arpo.models.trainable import frozen_fingerprint, set_trainable
+from arpo.prompts.rendering import CHAT_TEMPLATE, read_chat_template
+from arpo.prompts.vision import write_pixel_limits
 from arpo.recipe import load_config
 from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, MANIFEST, Checkpoint, find_damage, latest, step_of
 from arpo.storage.files import naming
-from arpo.storage.run_folder import RECIPE
+from arpo.storage.run_folder import RECIPE, read_summary
+from arpo.training.model_card import CARD, model_card
 
 # Not copied from the base model: its weights, its model card, pickles and code.
 NOT_COPIED = (".safetensors", ".md", ".bin", ".pt", ".pth", ".py")
@@ -35,26 +42,50 @@ RESTORE_OR_OTHER = "restore it, or export another checkpoint"
 ADAPTERS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
-def export_model(source: Path, out: Path, dtype: str, *, merged: bool) -> Path:
-    """Write a model to `out`. `source` is a run (its newest checkpoint), a checkpoint, or a model folder."""
-    if dtype not in DTYPES:
-        raise UserError(f"--dtype {dtype}: use one of {', '.join(DTYPES)}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A model to export: the recipe with its base model, and the checkpoint with the trained weights.
+
+    `checkpoint` is None for a model folder. `summary` is {} unless the checkpoint is the last one of a
+    finished run.
+    """
+
+    config: Config
+    checkpoint: Checkpoint | None = None
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+
+def export_model(source: Path, out: Path, dtype: str, *, merged: bool, title: str = "") -> Path:
+    """Write a model to `out`.
+
+    `source` is a run (its newest checkpoint), a checkpoint, a model folder or a hub model. `title` is the
+    model's name on its card, by default the name of the folder.
+    """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError(f"{out}: exists and is not empty. Name a new folder")
-    config, checkpoint = _find(source)
-    if not merged and (checkpoint is None or config.model.train != "lora"):
-        raise UserError(f"{source}: has no adapters to write separately. Leave out --no-merge")
+    found = find_source(source, dtype, merged=merged)
+    config, checkpoint = found.config, found.checkpoint
     model = load_model(config.model, config.run.seed)
     if checkpoint is not None:
         set_trainable(model, config.model, config.run.seed)
-        _fill(model, checkpoint / LEARNER)
+        _fill(model, checkpoint.path / LEARNER)
+    card = model_card(
+        title or _title(out),
+        config,
+        step=checkpoint and checkpoint.step,
+        summary=found.summary,
+        dtype=dtype,
+        adapters=not merged,
+    )
     try:
         with writing_tensors(out), naming(out):
             out.mkdir(parents=True, exist_ok=True)
             if merged:
                 _write_model(model, resolve_model(config.model.path), out, DTYPES[dtype])
+                _write_processor(config.model if checkpoint is not None else None, out)
             else:
                 _write_adapters(model, config.model, out, DTYPES[dtype])
+            (out / CARD).write_text(card, encoding="utf-8")
     except OSError:
         shutil.rmtree(out, ignore_errors=True)  # a part of a model would be in the way of the next attempt
         raise
@@ -69,6 +100,14 @@ def _write_model(model: Any, base: Path, out: Path, dtype: torch.dtype) -> None:
     model.save_pretrained(out)
 
 
+def _write_processor(settings: ModelConfig | None, out: Path) -> None:
+    """Put the chat template where transformers 5 reads it, and the pixel limits of the run (if any)."""
+    if (template := read_chat_template(out)) is not None:
+        (out / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
+    if settings is not None:
+        write_pixel_limits(out, settings.min_pixels, settings.max_pixels)
+
+
 def _write_adapters(model: Any, settings: ModelConfig, out: Path, dtype: torch.dtype) -> None:
     adapters = adapter_weights(model)
     weights = {
@@ -76,10 +115,12 @@ def _write_adapters(model: Any, settings: ModelConfig, out: Path, dtype: torch.d
         for name, pair in adapters.items()
         for which, matrix in zip("AB", pair, strict=True)
     }
+    base = parse_hub_model(settings.path)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": str(resolve_model(settings.path)),
+        "base_model_name_or_path": base.repo if base else str(resolve_model(settings.path)),
+        "revision": (base and base.revision) or None,
         "r": settings.lora_rank,
         "lora_alpha": settings.lora_alpha,
         "lora_dropout": 0.0,
@@ -90,32 +131,53 @@ def _write_adapters(model: Any, settings: ModelConfig, out: Path, dtype: torch.d
     (out / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _find(source: Path) -> tuple[Config, Path | None]:
-    """(recipe of the base model, checkpoint with the trained weights or None)."""
+def find_source(source: Path, dtype: str, *, merged: bool) -> Source:
+    """Check the arguments of an export, and find the model to export."""
+    if dtype not in DTYPES:
+        raise UserError(f"--dtype {dtype}: use one of {', '.join(DTYPES)}")
+    found = _find(source)
+    if not merged and (found.checkpoint is None or found.config.model.train != "lora"):
+        raise UserError(f"{source}: has no adapters to write separately. Leave out --no-merge")
+    return replace(found, config=replace(found.config, model=replace(found.config.model, device="cpu")))
+
+
+def _find(source: Path) -> Source:
     if (source / RECIPE).is_file():
-        found, damaged = latest(source / CHECKPOINTS)
-        if found is None:
+        newest, damaged = latest(source / CHECKPOINTS)
+        if newest is None:
             raise UserError(
                 f"{source}: this run has no intact checkpoint: "
                 + "".join(f"{line}; " for line in damaged)
                 + "train it first, or restore a checkpoint"
             )
-        return _on_cpu(load_config(source / RECIPE)), found.path
+        return _of_run(source, newest, read_summary(source))
     if (source / MANIFEST).is_file():
         step = step_of(source.resolve())
         if step is None:
             raise UserError(f"{source}: the folder of a checkpoint must be named step-NUMBER: rename it")
-        if reason := find_damage(Checkpoint(step=step, path=source)):
+        checkpoint = Checkpoint(step=step, path=source)
+        if reason := find_damage(checkpoint):
             raise UserError(f"{source}: this checkpoint is damaged: {reason}: {RESTORE_OR_OTHER}")
-        return _on_cpu(load_config(source.resolve().parents[1] / RECIPE)), source
+        run = source.resolve().parents[1]
+        newest, _ = latest(run / CHECKPOINTS)
+        is_last = newest is not None and newest.step == step
+        return _of_run(run, checkpoint, read_summary(run) if is_last else {})
     if (source / "config.json").is_file():
-        folder = str(source.resolve())  # absolute: "base" alone would mean the shipped model
-        return _on_cpu(replace(Config(), model=ModelConfig(path=folder))), None
-    raise UserError(f"{source}: is not a run folder, a checkpoint or a model folder")
+        # Absolute: "base" alone would mean the shipped model.
+        return Source(config=replace(Config(), model=ModelConfig(path=str(source.resolve()))))
+    if parse_hub_model(str(source)) is not None:
+        return Source(config=pin_model(replace(Config(), model=ModelConfig(path=str(source)))))
+    raise UserError(f"{source}: is not a run folder, a checkpoint, a model folder or ORG/NAME of the hub")
 
 
-def _on_cpu(config: Config) -> Config:
-    return replace(config, model=replace(config.model, device="cpu"))
+def _of_run(run: Path, checkpoint: Checkpoint, summary: Mapping[str, Any]) -> Source:
+    return Source(config=load_config(run / RECIPE), checkpoint=checkpoint, summary=summary)
+
+
+def _title(out: Path) -> str:
+    """The name of the folder. Every run exports to a folder "model": then that of the run."""
+    folder = out.resolve()
+    return folder.parent.name if folder.name == "model" else folder.name
 
 
 @torch.no_grad()

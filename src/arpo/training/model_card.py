@@ -1,0 +1,134 @@
+"""The model card (README.md) of an exported model: base model, method, scores, recipe and use.
+
+A card may become public. It names local files by the last part of their path, and leaves out the settings of
+this machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from arpo import __version__
+from arpo.config import INCIDENTAL, Config
+from arpo.models.hub import HubModel, parse_hub_model
+from arpo.recipe import changed, value
+
+CARD = "README.md"
+PRIVATE = (*INCIDENTAL, "server.", "osworld.", "pretrain.", "screen.", "model.path", "model.device")
+OFFLINE_METHODS = {
+    "rft": "RFT (supervised learning on successful episodes)",
+    "dpo": "DPO (direct preference optimisation)",
+    "kto": "KTO (Kahneman-Tversky optimisation)",
+}
+PIPELINE = """\
+```python
+from transformers import pipeline
+
+agent = pipeline("image-text-to-text", model="{title}")
+content = [{{"type": "text", "text": PROMPT}}, {{"type": "image", "path": "screenshot.png"}}]
+answer = agent(text=[{{"role": "user", "content": content}}], max_new_tokens=512, return_full_text=False)
+```
+
+The model expects the prompt of its recipe: `model.prompt = "{prompt}"`. To measure it with ARPO:
+
+```sh
+arpo eval --model.path {title} --out scores.json
+```
+"""
+PEFT = """\
+```python
+from peft import PeftModel
+from transformers import AutoModelForImageTextToText
+
+base = AutoModelForImageTextToText.from_pretrained("{base}")
+model = PeftModel.from_pretrained(base, "{title}")
+```
+"""
+
+
+def model_card(
+    title: str,
+    config: Config,
+    *,
+    step: int | None,
+    summary: Mapping[str, Any],
+    dtype: str,
+    adapters: bool,
+) -> str:
+    """The text of the card. `step` is the batch of the checkpoint, None if nothing was trained."""
+    hub_model = parse_hub_model(config.model.path)
+    base = hub_model.repo if hub_model else _last_part(config.model.path)
+    facts = [f"- Base model: {_link(hub_model) if hub_model else base}"]
+    if step is not None:
+        facts += [f"- Method: {_method(config)}", f"- Trained batches: {step}"]
+    facts += [f"- Weights: {'LoRA adapters, ' if adapters else ''}{dtype}", f"- Made by: ARPO {__version__}"]
+    use = PEFT if adapters else PIPELINE
+    metadata = [
+        f"library_name: {'peft' if adapters else 'transformers'}",
+        "pipeline_tag: image-text-to-text",
+        *([f"base_model: {base}"] if hub_model else []),
+        "tags: [arpo, gui-agent, computer-use, reinforcement-learning]",
+    ]
+    lines = [
+        *("---", *metadata, "---", f"# {title}", ""),
+        *("A vision-language model that uses a computer through screenshots, mouse and keyboard.", ""),
+        *(*facts, ""),
+        *_scores(config, summary),
+        *(_recipe(config) if step is not None else ()),
+        *("## Use", "", use.format(title=title, base=base, prompt=_last_part(config.model.prompt))),
+    ]
+    return "\n".join(lines)
+
+
+def _last_part(text: str) -> str:
+    """The name of a file or folder without its path. Other text stays: "desk:128"."""
+    return Path(text).name if "/" in text else text
+
+
+def _link(model: HubModel) -> str:
+    commit = f", commit `{model.revision}`" if model.revision else ""
+    return f"[{model.repo}](https://huggingface.co/{model.repo}){commit}"
+
+
+def _method(config: Config) -> str:
+    if config.train.method != "online":
+        return OFFLINE_METHODS[config.train.method]
+    if config.train.dynamic_sampling:
+        return "GRPO with dynamic sampling"
+    return "ARPO (GRPO with a replay buffer of each task's successes)" if config.replay.enabled else "GRPO"
+
+
+def _scores(config: Config, summary: Mapping[str, Any]) -> list[str]:
+    """A table of success rates before and after training. Empty without the summary of a finished run."""
+    counts = summary.get("counts", {})
+    rows = [
+        f"| {task_set}: {_last_part(str(value(config, f'tasks.{task_set}')))} "
+        f"| {_rate(counts['base'].get(task_set, (0, 0)))} | {_rate(final)} |"
+        for task_set, final in counts.get("final", {}).items()
+        if final[1]
+    ]
+    if not rows:
+        return []
+    conditions = f"Success rates at temperature {config.eval.temperature:g}, seed {config.run.seed}:"
+    table = ["| tasks | base model | this model |", "| --- | --- | --- |", *rows]
+    return ["## Scores", "", conditions, "", *table, ""]
+
+
+def _rate(count: tuple[float, int]) -> str:
+    successes, episodes = count
+    return f"{successes / episodes:.1%} ({successes:g} of {episodes})" if episodes else "–"
+
+
+def _recipe(config: Config) -> list[str]:
+    """The settings that differ from ARPO's defaults, as TOML."""
+    lines = []
+    for key in changed(Config(), config):
+        if not key.startswith(PRIVATE):
+            setting = value(config, key)
+            shown = _last_part(setting) if isinstance(setting, str) else setting
+            lines.append(f"{key} = {json.dumps(shown, ensure_ascii=False)}")
+    intro = "Settings that differ from ARPO's defaults:" if lines else "ARPO's default settings."
+    return ["## Recipe", "", intro, "", *(["```toml", *lines, "```", ""] if lines else [])]

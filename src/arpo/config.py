@@ -20,6 +20,7 @@ from arpo.config_keys import (
     OfflineConfig,
     OptimConfig,
     OSWorldConfig,
+    PluginsConfig,
     PretrainConfig,
     ReplayConfig,
     RolloutConfig,
@@ -47,8 +48,10 @@ INCIDENTAL = (
     "env.hosts",
     "engine.",
     "env.listen",
+    "plugins.tracker",
+    "plugins.callback",
 )
-LEARNING = ("train.", "loss.", "replay.", "offline.", "optim.", "eval.", "screen.", "pretrain.")
+LEARNING = ("train.", "loss.", "replay.", "offline.", "optim.", "eval.", "screen.", "pretrain.", "plugins.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,7 @@ class Config:
     screen: ScreenConfig = field(default_factory=ScreenConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    plugins: PluginsConfig = field(default_factory=PluginsConfig)
 
     def __post_init__(self) -> None:
         for section in fields(self):
@@ -156,6 +160,11 @@ def _check_combinations(config: Config) -> None:
             f"is {config.env.partial}, must be <= replay.threshold ({config.replay.threshold}): "
             "partial credit must not count as a success",
         )
+    if config.plugins.curriculum and train.curriculum != "none":
+        raise BadSetting(
+            "train.curriculum",
+            f"is {train.curriculum}, must be none with plugins.curriculum, which decides the order of tasks",
+        )
     if train.dynamic_sampling and config.replay.enabled:
         raise BadSetting(
             "train.dynamic_sampling",
@@ -182,6 +191,12 @@ def _check_offline(config: Config) -> None:
             "train.curriculum",
             f"is {config.train.curriculum}, must be none {method}: offline training plays no training tasks",
         )
+    for name in ("reward", "advantage", "curriculum"):
+        if plugin := getattr(config.plugins, name):
+            raise BadSetting(
+                f"plugins.{name}",
+                f"is {shorten(plugin)}, must be empty {method}: offline training plays no training tasks",
+            )
     if config.train.dynamic_sampling:
         raise BadSetting(
             "train.dynamic_sampling",

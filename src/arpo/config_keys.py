@@ -397,6 +397,12 @@ class StoreConfig:
     )
     tensorboard: bool = setting(True, "TensorBoard files in the run folder")
     wandb_project: str = setting("", "Weights & Biases project; empty: off")
+    wandb_entity: str = setting("", "Weights & Biases user or team; empty: your default one")
+    wandb_name: str = setting("", "Weights & Biases name of the run; empty: run.dir")
+    wandb_tags: str = setting("", "Weights & Biases tags of the run, separated by commas")
+    wandb_episodes: int = setting(
+        4, "Episodes that each evaluation shows on Weights & Biases, per task set", low=0, high=1000
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

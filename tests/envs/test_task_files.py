@@ -361,6 +361,7 @@ def test_a_curriculum_needs_counts() -> None:
 
     assert open_curriculum(recipe("desk:pool", "none")) == Curriculum(kind="none", passes=9, counts={})
     found = open_curriculum(recipe("desk:32", "middle"))
+    assert isinstance(found, Curriculum)
     assert (found.kind, found.passes, len(found.counts)) == ("middle", 9, 32)
     remedy = r"desk:pool has no screening counts.* `arpo screen --tasks desk:pool --out kept\.json`"
     with pytest.raises(UserError, match=remedy):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
-from typing import Literal
+from typing import Any, Literal, Protocol
 
+from arpo.config import shorten
+from arpo.plugins import Plugin
 from arpo.types import Task
 
 
@@ -45,6 +47,16 @@ def epoch_order(tasks: Sequence[Task], seed: int, epoch: int) -> tuple[Task, ...
     return tuple(order)
 
 
+class Outcome(Protocol):
+    """An episode in memory or on disk."""
+
+    @property
+    def task_id(self) -> str: ...
+
+    @property
+    def score(self) -> float: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curriculum:
     """The tasks of each epoch. Every epoch has as many entries as there are tasks.
@@ -71,6 +83,14 @@ class Curriculum:
             case "easy_first":
                 return self._easy_first(tasks, _rng(seed, epoch), epoch)
 
+    def record(self, played: Iterable[Outcome]) -> None:
+        """The order does not depend on played episodes."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any], played: Iterable[Outcome]) -> None: ...
+
     def _middle(self, tasks: Sequence[Task], rng: Random) -> tuple[Task, ...]:
         order = list(tasks)
         rng.shuffle(order)
@@ -91,6 +111,56 @@ class Curriculum:
             rng.shuffle(part)
             dealt += part
         return tuple(dealt[: len(tasks)])
+
+
+class PluginCurriculum:
+    """The order that a plug-in decides, at the start of each epoch, from the scores so far.
+
+    The order of an epoch is part of every checkpoint: a resumed run has seen more episodes, or the plug-in
+    may be random.
+    """
+
+    def __init__(self, plugin: Plugin) -> None:
+        self._plugin = plugin
+        self._history: dict[str, list[float]] = {}
+        self._orders: dict[int, list[str]] = {}  # task ids by epoch, for the current epoch and later ones
+
+    def order(self, tasks: Sequence[Task], seed: int, epoch: int) -> tuple[Task, ...]:
+        if epoch not in self._orders:
+            history = {task.id: tuple(self._history.get(task.id, ())) for task in tasks}
+            ordered = self._plugin(tuple(tasks), epoch, history, _rng(seed, epoch))
+            self._orders[epoch] = self._checked(ordered, tasks, epoch)
+        self._orders = {other: ids for other, ids in self._orders.items() if other >= epoch}
+        by_id = {task.id: task for task in tasks}
+        return tuple(by_id[name] for name in self._orders[epoch])
+
+    def record(self, played: Iterable[Outcome]) -> None:
+        """Add the episodes to the history."""
+        for episode in played:
+            self._history.setdefault(episode.task_id, []).append(episode.score)
+
+    def state(self) -> dict[str, Any]:
+        return {"orders": [[epoch, ids] for epoch, ids in self._orders.items()]}
+
+    def restore(self, state: Mapping[str, Any], played: Iterable[Outcome]) -> None:
+        self._orders = {epoch: list(ids) for epoch, ids in state["orders"]}
+        self._history = {}
+        self.record(played)
+
+    def _checked(self, ordered: object, tasks: Sequence[Task], epoch: int) -> list[str]:
+        known = {task.id for task in tasks}
+        if not isinstance(ordered, Sequence) or not all(isinstance(task, Task) for task in ordered):
+            raise self._plugin.error(
+                f"returned {shorten(ordered)} for epoch {epoch}, must be a list of tasks"
+            )
+        if len(ordered) != len(tasks):
+            raise self._plugin.error(
+                f"returned {len(ordered)} tasks for epoch {epoch}, must be {len(tasks)}, the number of "
+                "training tasks; a task may occur several times"
+            )
+        if others := [task.id for task in ordered if task.id not in known]:
+            raise self._plugin.error(f"returned {others[0]!r} for epoch {epoch}, which is no training task")
+        return [task.id for task in ordered]
 
 
 def _rng(seed: int, epoch: int) -> Random:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from arpo.algorithms.advantages import advantages, has_signal
-from arpo.algorithms.rewards import reward
+from arpo.algorithms.credit import Credit
 from arpo.config import LossConfig
 from arpo.errors import UserError
 from arpo.types import Group, Sample, Screenshot, Trajectory
@@ -26,7 +25,7 @@ class GroupStats:
 
     total: int
     too_small: int  # fewer than two episodes were played: not trained
-    without_signal: int  # all rewards are equal
+    without_signal: int  # all advantages are 0: with the built-in ones, all rewards are equal
     rescued: int  # received a stored success
     all_success: int
     all_fail: int
@@ -36,7 +35,10 @@ class GroupStats:
 class _Scored:
     group: Group
     advantages_G: tuple[float, ...]
-    live: bool
+
+    @property
+    def live(self) -> bool:
+        return any(self.advantages_G)
 
     @property
     def sampled_tokens(self) -> int:
@@ -44,24 +46,32 @@ class _Scored:
 
 
 def build_updates(
-    groups: Sequence[Group], loss: LossConfig, *, tasks_per_update: int, token_budget: int
+    groups: Sequence[Group],
+    loss: LossConfig,
+    *,
+    tasks_per_update: int,
+    token_budget: int,
+    credit: Credit | None = None,
 ) -> Updates:
     """The samples of each update: `tasks_per_update` groups per update, in the order of their index.
 
     `token_budget` is the maximum number of tokens per episode, the divisor of aggregation "constant".
+    `credit` gives rewards and advantages; None: the built-in ones of `loss`.
     An update is empty if none of its groups has signal. Raises UserError for episodes without tokens.
     """
     _refuse_text(groups)
-    scored = _scored(groups, loss)
+    scored = _scored(groups, credit or Credit(loss))
     return tuple(
         tuple(_update_samples(scored[start : start + tasks_per_update], loss, token_budget))
         for start in range(0, len(scored), tasks_per_update)
     )
 
 
-def count_groups(groups: Sequence[Group], loss: LossConfig, *, success: float) -> GroupStats:
+def count_groups(
+    groups: Sequence[Group], loss: LossConfig, *, success: float, credit: Credit | None = None
+) -> GroupStats:
     """Count the groups of a batch. A score of at least `success` is a success."""
-    scored = _scored(groups, loss)
+    scored = _scored(groups, credit or Credit(loss))
     own = [_own_successes(one.group, success) for one in scored]
     return GroupStats(
         total=len(groups),
@@ -73,10 +83,14 @@ def count_groups(groups: Sequence[Group], loss: LossConfig, *, success: float) -
     )
 
 
-def _scored(groups: Sequence[Group], loss: LossConfig) -> list[_Scored]:
+def _scored(groups: Sequence[Group], credit: Credit) -> list[_Scored]:
     """Groups of two or more episodes, in the order of their index."""
     in_order = sorted(groups, key=lambda group: group.index)
-    return [_score(group, loss) for group in in_order if len(group.trajectories) >= 2]
+    return [
+        _Scored(group=group, advantages_G=credit.advantages(group))
+        for group in in_order
+        if len(group.trajectories) >= 2
+    ]
 
 
 def _refuse_text(groups: Sequence[Group]) -> None:
@@ -89,22 +103,14 @@ def _refuse_text(groups: Sequence[Group]) -> None:
             )
 
 
-def split_by_signal(groups: Sequence[Group], loss: LossConfig) -> tuple[list[Group], list[Group]]:
+def split_by_signal(
+    groups: Sequence[Group], loss: LossConfig, credit: Credit | None = None
+) -> tuple[list[Group], list[Group]]:
     """(groups with signal, groups without). Dynamic sampling drops the latter and plays others."""
-    live = [group for group in groups if has_signal(_rewards(group, loss))]
-    dropped = [group for group in groups if not has_signal(_rewards(group, loss))]
+    credit = credit or Credit(loss)
+    live = [group for group in groups if any(credit.advantages(group))]
+    dropped = [group for group in groups if not any(credit.advantages(group))]
     return live, dropped
-
-
-def _rewards(group: Group, loss: LossConfig) -> list[float]:
-    return [reward(trajectory, loss.format_weight) for trajectory in group.trajectories]
-
-
-def _score(group: Group, loss: LossConfig) -> _Scored:
-    rewards_G = _rewards(group, loss)
-    return _Scored(
-        group=group, advantages_G=advantages(rewards_G, loss.advantage), live=has_signal(rewards_G)
-    )
 
 
 def _update_samples(scored: Sequence[_Scored], loss: LossConfig, token_budget: int) -> Iterator[Sample]:

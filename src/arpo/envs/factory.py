@@ -6,17 +6,15 @@ so "osworld" without `env.hosts` runs in a child process.
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
-from pathlib import Path
 from typing import Any
 
 from arpo.config import Config
 from arpo.envs.base import Env, EnvFactory, EnvSource
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.envs.return_values import ENV_METHODS
-from arpo.errors import UserError, definition_of, place_of
+from arpo.errors import UserError, definition_of
+from arpo.plugins import import_attribute
 
 
 def resolve_env(config: Config) -> EnvFactory:
@@ -73,19 +71,9 @@ def _open_hosts(config: Config) -> EnvSource:
 
 
 def _import_env(name: str) -> EnvFactory:
-    module_name, colon, class_name = name.partition(":")
-    if not (module_name and colon and class_name):
+    if ":" not in name:
         raise UserError(f'env.name = {name!r}: no such environment: use "desk", "osworld" or "module:Class"')
-    here = str(Path.cwd())
-    if here not in sys.path:  # an installed command does not search the current folder
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # importing runs the module, which may raise anything
-        raise UserError(f"env.name = {name!r}: {_describe_import(error, module_name)}") from error
-    factory = getattr(module, class_name, None)
-    if factory is None:
-        raise UserError(f"env.name = {name!r}: module {module_name} has no class {class_name}")
+    factory = import_attribute("env.name", name, "class")
     if not callable(factory):
         raise UserError(f"env.name = {name!r}: not an environment: it is not callable")
     missing = [method for method in ENV_METHODS if isinstance(factory, type) and not hasattr(factory, method)]
@@ -95,17 +83,10 @@ def _import_env(name: str) -> EnvFactory:
         )
     if arguments := _required_arguments(factory):
         raise UserError(
-            f"env.name = {name!r}: ARPO calls {class_name}() without arguments, but it needs "
+            f"env.name = {name!r}: ARPO calls {name.partition(':')[2]}() without arguments, but it needs "
             f"{', '.join(arguments)}: give them default values{_at(factory)}"
         )
     return factory
-
-
-def _describe_import(error: BaseException, module: str) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
-        return f"no module {error.name}: run the command in the folder of {error.name}.py, or install it"
-    place = place_of(error)
-    return f"importing {module} failed: {error!r}{f' ({place})' if place else ''}"
 
 
 def _required_arguments(factory: Any) -> list[str]:

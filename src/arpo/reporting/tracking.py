@@ -1,10 +1,11 @@
-"""Metric trackers: always metrics.jsonl in the run folder; optionally TensorBoard and Weights & Biases.
+"""Metric trackers: always metrics.jsonl in the run folder; optionally TensorBoard, W&B and a plug-in.
 
 Training never reads from a tracker. Processes without reports use NullTracker.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -13,24 +14,31 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
+from PIL import Image
+
 from arpo.config import Config
 from arpo.errors import UserError
+from arpo.plugins import Plugin, Tracker, open_plugin
 from arpo.storage.files import naming, write_atomically
 from arpo.storage.run_folder import RunFolder
+from arpo.types import Task, Trajectory
 
 WANDB_ID = "wandb-id.txt"
 
 
-class Tracker(Protocol):
-    """Receives the metrics of each step: `tracker.log(3, {"reward": 0.25, "loss": -0.01})`."""
+class EpisodeTracker(Tracker, Protocol):
+    """A tracker that also shows evaluation episodes."""
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
+    def log_episodes(self, step: int, name: str, played: Sequence[tuple[Task, Trajectory]]) -> None:
+        """`name` is the task set, for example "heldout"."""
+        ...
 
 
 class NullTracker:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        pass
+
+    def log_episodes(self, step: int, name: str, played: Sequence[tuple[Task, Trajectory]]) -> None:
         pass
 
     def close(self) -> None:
@@ -87,7 +95,10 @@ class TensorBoardTracker:
 
 
 class WandbTracker:
-    """Logs to W&B. The run folder stores the id of the W&B run, and a resumed run continues it."""
+    """Logs to W&B. The run folder stores the id of the W&B run, and a resumed run continues it.
+
+    Each evaluation is a table "episodes/NAME": the first tasks of the set, one row per screenshot.
+    """
 
     def __init__(self, folder: Path, config: Config) -> None:
         try:
@@ -100,19 +111,62 @@ class WandbTracker:
         id_file = folder / WANDB_ID
         run_id = id_file.read_text("utf-8").strip() if id_file.is_file() else uuid4().hex[:8]
         write_atomically(id_file, run_id + "\n")
-        self._run = wandb.init(
-            project=config.store.wandb_project,
-            id=run_id,
-            resume="allow",
-            dir=str(folder),
-            config=asdict(config),
-        )
+        store = config.store
+        self._wandb, self._episodes = wandb, store.wandb_episodes
+        try:
+            self._run = wandb.init(
+                project=store.wandb_project,
+                entity=store.wandb_entity or None,
+                name=store.wandb_name or config.run.dir,
+                tags=[tag.strip() for tag in store.wandb_tags.split(",") if tag.strip()],
+                id=run_id,
+                resume="allow",
+                dir=str(folder),
+                config=asdict(config),
+            )
+        except wandb.Error as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise UserError(
+                f"store.wandb_project = {store.wandb_project!r}: W&B refuses the run: {reason}. Log in with "
+                "`wandb login`, or set WANDB_MODE=offline in the process environment"
+            ) from error
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
 
+    def log_episodes(self, step: int, name: str, played: Sequence[tuple[Task, Trajectory]]) -> None:
+        if not self._episodes or not played:
+            return
+        table = self._wandb.Table(columns=["task", "instruction", "score", "step", "screenshot", "answer"])
+        for task, trajectory in played[: self._episodes]:
+            answers = [turn.completion.text for turn in trajectory.turns]
+            shots = [turn.screenshot for turn in trajectory.turns]
+            steps = zip([*shots, trajectory.final], [*answers, f"(end: {trajectory.stop})"], strict=True)
+            for number, (shot, answer) in enumerate(steps):
+                image = self._wandb.Image(Image.open(io.BytesIO(shot.png)))
+                table.add_data(task.id, task.instruction, trajectory.score, number, image, answer)
+        self._run.log({f"episodes/{name}": table}, step=step)
+
     def close(self) -> None:
         self._run.finish()
+
+
+class PluginTracker:
+    """A tracker of the user. Its faults are those of the plug-in."""
+
+    def __init__(self, plugin: Plugin, config: Config) -> None:
+        self._plugin = plugin
+        self._tracker = plugin(config)
+        missing = [name for name in ("log", "close") if not callable(getattr(self._tracker, name, None))]
+        if missing:
+            kind = type(self._tracker).__name__
+            raise plugin.error(f"made a {kind} without the methods {', '.join(missing)}: add them")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._plugin.call(self._tracker.log, step, dict(metrics))
+
+    def close(self) -> None:
+        self._plugin.call(self._tracker.close)
 
 
 class MultiTracker:
@@ -120,6 +174,11 @@ class MultiTracker:
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = tuple(trackers)
+
+    def log_episodes(self, step: int, name: str, played: Sequence[tuple[Task, Trajectory]]) -> None:
+        for tracker in self._trackers:
+            if isinstance(tracker, WandbTracker):
+                tracker.log_episodes(step, name, played)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for tracker in self._trackers:
@@ -130,11 +189,13 @@ class MultiTracker:
             tracker.close()
 
 
-def open_tracker(config: Config, run_folder: RunFolder, next_step: int) -> Tracker:
-    """Open the trackers in `config.store`. `next_step` is the first step to log."""
+def open_tracker(config: Config, run_folder: RunFolder, next_step: int) -> EpisodeTracker:
+    """Open the trackers in `config.store` and the plug-in. `next_step` is the first step to log."""
     trackers: list[Tracker] = [JsonlTracker(run_folder)]
     if config.store.tensorboard:
         trackers.append(TensorBoardTracker(run_folder.folder / "tensorboard", next_step))
     if config.store.wandb_project:
         trackers.append(WandbTracker(run_folder.folder, config))
+    if plugin := open_plugin(config, "tracker"):
+        trackers.append(PluginTracker(plugin, config))
     return MultiTracker(trackers)

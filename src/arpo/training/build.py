@@ -1,8 +1,11 @@
-"""Opens the parts that learn, for a recipe: the learner of a player's model, and the curriculum."""
+"""Opens the parts that learn, for a recipe: the learner of a player's model, the curriculum, the credit."""
 
 from __future__ import annotations
 
-from arpo.algorithms.curriculum import Curriculum
+from collections.abc import Iterable
+
+from arpo.algorithms.credit import Credit
+from arpo.algorithms.curriculum import Curriculum, PluginCurriculum
 from arpo.config import Config
 from arpo.envs.task_files import load_counts
 from arpo.errors import UserError
@@ -10,7 +13,9 @@ from arpo.learner.base import Learner
 from arpo.learner.local import LocalLearner
 from arpo.learner.sharded import ShardedLearner
 from arpo.models.trainable import base_model_of, set_trainable
+from arpo.plugins import open_plugin
 from arpo.rollout.player import Player
+from arpo.types import Task
 
 
 def open_learner(player: Player, config: Config) -> Learner:
@@ -23,8 +28,19 @@ def open_learner(player: Player, config: Config) -> Learner:
     return LocalLearner(model, renderer, config, base)
 
 
-def open_curriculum(config: Config) -> Curriculum:
-    """The curriculum of train.curriculum. Raises UserError if it needs screening counts and has none."""
+def open_credit(config: Config, tasks: Iterable[Task]) -> Credit:
+    """Rewards and advantages: of the plug-ins, or of [loss]. `tasks` are those of the episodes."""
+    reward, advantage = open_plugin(config, "reward"), open_plugin(config, "advantage")
+    return Credit(config.loss, reward, advantage, tasks)
+
+
+def open_curriculum(config: Config) -> Curriculum | PluginCurriculum:
+    """The curriculum of the plug-in or of train.curriculum.
+
+    Raises UserError if it needs screening counts and has none.
+    """
+    if plugin := open_plugin(config, "curriculum"):
+        return PluginCurriculum(plugin)
     kind, source = config.train.curriculum, config.tasks.train
     counts = load_counts(source, config.tasks.examples) if kind != "none" else {}
     if kind != "none" and not counts:

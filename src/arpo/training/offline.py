@@ -141,7 +141,7 @@ class OfflineTrainer:
             **{name: value for name, value in learned.items() if name not in ONLINE_METRICS},
             **loss.metrics,
         }
-        await self.run.end_batch(self, metrics, played=0, done=self._done)
+        await self.run.end_batch(self, metrics, (), played=0, done=self._done)
 
     def show(self) -> None:
         updates = [self._updates(number) for number in range(self.config.offline.passes)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -19,17 +19,19 @@ from typing import Any, Protocol
 from arpo.config import INCIDENTAL, Config
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate_sets
-from arpo.evaluation.scoring import Score
+from arpo.evaluation.scoring import AllFailed, Score
 from arpo.evaluation.task_sets import OVERALL, sets_of_run
 from arpo.learner.base import Batch, Metrics
+from arpo.plugins import open_plugin, run_callback
 from arpo.recipe import changed, load_config
 from arpo.reporting.display import Display
-from arpo.reporting.tracking import NullTracker, Tracker, open_tracker
+from arpo.reporting.tracking import EpisodeTracker, NullTracker, open_tracker
 from arpo.rollout.player import open_player
 from arpo.storage import checkpoint
 from arpo.storage.files import RESTORE_OR_LEAVE, damage, parse_object
 from arpo.storage.run_folder import METRICS, RECIPE, RunFolder
 from arpo.training.build import open_learner
+from arpo.types import Group
 
 STATE = "state.json"
 COLLECTED = "collect"  # prefix of the ids of collected episodes
@@ -85,7 +87,8 @@ class Run:
         self.progress = progress
         self.timing = Timing()
         self.stopping = False
-        self.tracker: Tracker = NullTracker()  # until `begin`: a loop may still refuse to resume
+        self._callback = open_plugin(config, "callback")
+        self.tracker: EpisodeTracker = NullTracker()  # until `begin`: a loop may still refuse to resume
         self._saved = found  # the newest checkpoint
         self._resumed = found is not None
         self.restored = self._load(found)
@@ -115,8 +118,13 @@ class Run:
             )
         return metrics
 
-    async def end_batch(self, loop: Loop, metrics: Mapping[str, float], *, played: int, done: bool) -> None:
-        """Evaluate if due, then write metrics and checkpoint. `played` is the batch's number of episodes."""
+    async def end_batch(
+        self, loop: Loop, metrics: Mapping[str, float], groups: Sequence[Group], *, played: int, done: bool
+    ) -> None:
+        """Evaluate if due, then write metrics and checkpoint.
+
+        `groups` are for the callback. `played` is the number of episodes in the batch.
+        """
         progress, every = self.progress, self.config.eval.every
         self.display.batch(progress.batch, metrics)
         measured: dict[str, float] = {}
@@ -124,7 +132,10 @@ class Run:
             measured = await self._evaluate("final" if done else "")
             if not done:
                 loop.show()
-        self.tracker.log(progress.batch, {**metrics, **measured})
+        metrics = {**metrics, **measured}
+        if self._callback:
+            metrics |= run_callback(self._callback, progress.batch, metrics, groups)
+        self.tracker.log(progress.batch, metrics)
         self.store.log_timing(progress.batch, self.timing.take(played))
         if done or self.stopping or progress.batch % self.config.store.checkpoint_every == 0:
             self._save(loop)
@@ -134,7 +145,15 @@ class Run:
         name = f"{EVALUATED}{self.progress.batch}"
         sets = {which: tasks for which, tasks in self.sets.items() if landmark or which != OVERALL}
         with self.timing.stage("evaluate"):
-            groups = await evaluate_sets(self.scheduler, self.config, sets, name, self.display)
+            try:
+                groups = await evaluate_sets(self.scheduler, self.config, sets, name, self.display)
+            except AllFailed as error:
+                for failure in error.failures:
+                    self.store.add_failure(failure)
+                raise
+        for which, played in groups.items():
+            shown = [(sets[which][one.index], one.trajectories[0]) for one in played if one.trajectories]
+            self.tracker.log_episodes(self.progress.batch, which, shown)
         scores = {which: Score.of(played) for which, played in groups.items()}
         for group in (group for played in groups.values() for group in played):
             for trajectory in group.trajectories[:1]:

@@ -114,3 +114,19 @@ def test_an_exit_of_a_background_task_reaches_its_awaiter_and_not_the_loop():
 def test_an_exit_of_the_main_task_ends_it():
     call = "\n".join(["async def main(): sys.exit(7)", "    run_interruptibly(main())"])
     assert run(call) == (7, [], "")
+
+
+def in_a_running_loop(call):
+    """The call as a cell of Jupyter makes it: an event loop is running in this thread."""
+    return "\n".join(["async def cell():", f"        {call}", "    asyncio.run(cell())"])
+
+
+def test_in_a_running_loop_the_work_gets_a_thread_and_ctrl_c_works_as_well():
+    works = "print(run_interruptibly(asyncio.sleep(0, 'worked')), asyncio.get_event_loop().is_running())"
+    assert run(in_a_running_loop(works)) == (0, ["worked True", "done"], "")
+    cancels = f"run_interruptibly(busy({INT}, work=[episode('a'), failing()]))"
+    assert run(in_a_running_loop(cancels)) == (130, ["closed a", "interrupted"], "")
+    stops = f"run_interruptibly(busy({INT}, work=[asyncio.sleep(0.1)]), stop=lambda: print('stopping'))"
+    assert run(in_a_running_loop(stops)) == (0, ["stopping", "done"], "")
+    fails = "run_interruptibly(asyncio.wait_for(asyncio.sleep(9), 0))"
+    assert "TimeoutError" in run(in_a_running_loop(fails))[2]

@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import Any, NoReturn, TypeVar
 
@@ -23,6 +24,9 @@ _T = TypeVar("_T")
 def run_interruptibly(main: Coroutine[Any, Any, _T], stop: Callable[[], None] | None = None) -> _T:
     """Like asyncio.run, with Ctrl-C and SIGTERM as above.
 
+    If an event loop is running in this thread, as in Jupyter, the work gets a loop in another thread. This
+    thread waits for it and receives the signals.
+
     It also continues after a SystemExit of a task or a callback that an environment has created. asyncio
     would end the loop; here the exception reaches the code that awaits the task.
     """
@@ -32,17 +36,13 @@ def run_interruptibly(main: Coroutine[Any, Any, _T], stop: Callable[[], None] | 
         nonlocal interrupted
         interrupted = True
         loop.set_exception_handler(lambda *_: None)  # cancelled work needs no tracebacks
-        task.cancel()
-        loop.call_soon_threadsafe(lambda: None)  # wakes the loop
+        loop.call_soon_threadsafe(task.cancel)
 
     def handle(signum: int, frame: Any) -> None:
         next(steps, exit_at_once)()
 
-    steps = iter([stop, cancel] if stop else [cancel])
-    with asyncio.Runner() as runner:
-        loop = runner.get_loop()
-        task = loop.create_task(main)
-        with _handling(handle), closing(runner):
+    def work() -> _T:
+        with closing(runner):
             while True:
                 try:
                     return loop.run_until_complete(task)
@@ -52,6 +52,16 @@ def run_interruptibly(main: Coroutine[Any, Any, _T], stop: Callable[[], None] | 
                     if interrupted:
                         raise KeyboardInterrupt from error
                     raise
+
+    steps = iter([stop, cancel] if stop else [cancel])
+    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+    loop = runner.get_loop()
+    task = loop.create_task(main)
+    with _handling(handle):
+        if asyncio._get_running_loop() is None:
+            return work()
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(work).result()
 
 
 def exit_at_once() -> NoReturn:

@@ -42,6 +42,22 @@ def test_an_episode_from_start_to_verdict():
     assert (trajectory.episode_id, trajectory.task_id) == ("0-0-0", "t")
 
 
+def test_each_turn_is_shown_before_its_actions_are_done():
+    env, shown = FakeEnv(), []
+    agent = Agent(engine=scripted([CLICK, DONE]), renderer=RENDERER, template=TEMPLATE, coordinates="pixels")
+    run = run_episode(
+        task("t"),
+        env,
+        agent,
+        episode_id="0-0-0",
+        settings=settings(),
+        seed=3,
+        on_turn=lambda turn: shown.append((turn, len(env.steps))),
+    )
+    trajectory = asyncio.run(run)
+    assert shown == [(trajectory.turns[0], 0), (trajectory.turns[1], 1)]
+
+
 def test_the_sequence_only_grows():
     engine = scripted([WAIT, CLICK, DONE])
     trajectory = play([], engine=engine)

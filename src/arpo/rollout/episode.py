@@ -7,6 +7,7 @@ screenshot window slides. No answer is tokenised again. Errors pass through to t
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +20,8 @@ from arpo.parsing import ParseError, parse
 from arpo.prompts.conversation import Conversation, PromptTemplate
 from arpo.prompts.rendering import PromptRenderer, Rendered
 from arpo.types import Completion, Prompt, Sampling, Screenshot, StopReason, Task, Trajectory, Turn
+
+OnTurn = Callable[[Turn], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,21 +40,35 @@ class Agent:
 
 
 async def run_episode(
-    task: Task, env: Env, agent: Agent, *, episode_id: str, settings: RolloutConfig, seed: int
+    task: Task,
+    env: Env,
+    agent: Agent,
+    *,
+    episode_id: str,
+    settings: RolloutConfig,
+    seed: int,
+    on_turn: OnTurn = lambda turn: None,
 ) -> Trajectory:
     """Play one task in a fresh environment. The caller closes the environment.
 
-    Raises PromptTooLong if the task and its first screenshot leave no space for an answer.
+    Calls `on_turn(turn)` after each answer, before its actions are done. Raises PromptTooLong if the task and
+    its first screenshot leave no space for an answer.
     """
     try:
-        return await _play(task, env, agent, episode_id, settings, seed)
+        return await _play(task, env, agent, episode_id, settings, seed, on_turn)
     finally:
         async with boundary(EngineError, "release"):
             await agent.engine.release(episode_id)
 
 
 async def _play(
-    task: Task, env: Env, agent: Agent, episode_id: str, settings: RolloutConfig, seed: int
+    task: Task,
+    env: Env,
+    agent: Agent,
+    episode_id: str,
+    settings: RolloutConfig,
+    seed: int,
+    on_turn: OnTurn,
 ) -> Trajectory:
     conversation = Conversation.begin(agent.template, task.instruction, settings.max_images)
     sequence = Rendered(token_ids=(), images=())
@@ -96,6 +113,7 @@ async def _play(
                 error=error,
             )
         )
+        on_turn(turns[-1])
         if error:
             stop = StopReason.LENGTH if completion.finish == "length" else StopReason.PARSE_ERROR
         else:

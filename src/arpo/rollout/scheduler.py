@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from arpo.config import RolloutConfig
 from arpo.envs.base import Env
 from arpo.envs.pool import EnvPool
-from arpo.rollout.episode import Agent, run_episode
+from arpo.rollout.episode import Agent, OnTurn, run_episode
 from arpo.types import Failure, Group, Task, Trajectory
 
 Outcome = Trajectory | Failure
@@ -57,12 +57,24 @@ class Scheduler:
             _group(index, task, outcomes[index]) for index, task in sorted(tasks, key=lambda pair: pair[0])
         ]
 
-    async def episode(self, task: Task, episode_id: str, wrap: WrapEnv = lambda env: env) -> Outcome:
+    async def episode(
+        self,
+        task: Task,
+        episode_id: str,
+        wrap: WrapEnv = lambda env: env,
+        on_turn: OnTurn = lambda turn: None,
+    ) -> Outcome:
         """Play one episode in a leased environment. `wrap` is applied to each fresh environment."""
 
         async def play(env: Env) -> Trajectory:
             return await run_episode(
-                task, wrap(env), self.agent, episode_id=episode_id, settings=self.settings, seed=self.seed
+                task,
+                wrap(env),
+                self.agent,
+                episode_id=episode_id,
+                settings=self.settings,
+                seed=self.seed,
+                on_turn=on_turn,
             )
 
         return await self.pool.run(task, episode_id, play)

@@ -1,7 +1,7 @@
 """Recipes: read TOML and command-line overrides into a `Config`, and write a `Config` as TOML.
 
 A recipe can extend another one: the line `extends = "paper"` before the first section starts from its
-settings. Every error names the file, the key, the reason and the nearest valid name. Values keep their type:
+settings. Paths of inputs (PATH_KEYS) are relative to the recipe that sets them. Every error names the file, the key, the reason and the nearest valid name. Values keep their type:
 the string "1" is not a number, and the number 1 is not true.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,9 +25,22 @@ from arpo.config_keys import LARGEST
 from arpo.errors import BadSetting, UserError
 
 COMMAND_LINE = "command line"
+SETTINGS = "settings"  # given to `load_config` as a dict
 MAX_EXTENDED = 20
 TASK_SOURCE_KEYS = ("tasks.train", "tasks.heldout", "tasks.overall", "eval.tasks")
 TASK_SOURCE_ALIASES = {"desktop:": "osworld:"}
+INPUT_KEYS = (*TASK_SOURCE_KEYS, "tasks.examples", "offline.source")  # files and folders that must exist
+# Keys with the path of an input. Outputs (run.dir, eval.results) are relative to the current folder.
+PATH_KEYS = (
+    *INPUT_KEYS,
+    "model.path",
+    "model.prompt",
+    "osworld.python",
+    "osworld.cache",
+    "osworld.network",
+    "osworld.machine",
+)
+NAMES = ("", "base", "desk", "on", "off")  # values of PATH_KEYS that are no paths
 _SHIPPED = Path(str(files("arpo"))) / "recipes"
 PROJECT = Path(__file__).parents[2]  # the checkout that this package runs from: `make` installs there
 
@@ -67,8 +81,16 @@ def keys() -> Iterator[Key]:
 
 
 def changed(one: Config, other: Config) -> list[str]:
-    """Names of the keys with different values."""
-    return [key.name for key in keys() if value(one, key.name) != value(other, key.name)]
+    """Names of the keys with different values. Two paths of the same file are equal."""
+    return [key.name for key in keys() if not _equal(key.name, value(one, key.name), value(other, key.name))]
+
+
+def _equal(name: str, one: Any, other: Any) -> bool:
+    if one == other:
+        return True
+    if name not in PATH_KEYS or one in NAMES or other in NAMES:
+        return False
+    return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
 
 
 def value(config: Config, name: str) -> str | float:
@@ -76,19 +98,28 @@ def value(config: Config, name: str) -> str | float:
     return getattr(getattr(config, section), key)
 
 
-def load_config(recipe: Path | str | None = None, overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    recipe: Path | str | Config | None = None, overrides: Sequence[str] | Mapping[str, object] = ()
+) -> Config:
     """Read a recipe (a path or the name of a shipped recipe; None: all defaults), then apply the overrides.
+
+    The overrides are words of the command line, or a dict of typed values. The recipe may be a Config.
 
     >>> load_config("desk", ["--loss.clip_low", "0.1", "--replay.enabled=false"]).loss.clip_low
     0.1
+    >>> load_config("desk", {"loss.clip_low": 0.1}).loss.clip_low
+    0.1
     """
     settings: dict[str, tuple[Any, str]] = {}  # key -> (value, source)
-    source = COMMAND_LINE
-    if recipe is not None:
+    given = SETTINGS if isinstance(overrides, Mapping) else COMMAND_LINE
+    source = given
+    if isinstance(recipe, Config):
+        settings.update((key.name, (value(recipe, key.name), given)) for key in keys())
+    elif recipe is not None:
         path = find_recipe(recipe)
         source = str(path)
         settings.update(_read_recipe(path, ()))
-    settings.update((name, (value, COMMAND_LINE)) for name, value in _read_overrides(overrides))
+    settings.update((name, (value, given)) for name, value in _read_overrides(overrides))
     try:
         return _build({name: value for name, (value, _) in settings.items()})
     except BadSetting as error:
@@ -191,11 +222,40 @@ def _settings(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, An
                     f"{path}: {section}.extends: unknown key; put extends before the first section"
                 )
             key = _known(f"{section}.{name}", known, str(path))
-            yield key.name, _typed(key, value, str(path))
+            yield key.name, _located(key, _typed(key, value, str(path)), path)
 
 
-def _read_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _located(key: Key, value: Any, recipe: Path) -> Any:
+    """The value, with a path relative to the recipe's folder made relative to the current folder.
+
+    A path that exists only relative to the current folder stays as it is. So does a name of PATH_KEYS that
+    is not the path of a file beside the recipe, for example a model of the hub.
+    """
+    if key.name not in PATH_KEYS or value in NAMES or recipe.parent == Path() or _keeps_paths(recipe):
+        return value
+    path, colon, attribute = value.partition(":")
+    if colon and not path.endswith(".py"):  # for example desk:32
+        return value
+    missing = key.name in INPUT_KEYS and not Path(path).exists()
+    return (
+        f"{recipe.parent / path}{colon}{attribute}" if missing or (recipe.parent / path).exists() else value
+    )
+
+
+def _keeps_paths(recipe: Path) -> bool:
+    """Whether its paths are relative to the current folder: in a shipped recipe, and in that of a run."""
+    of_a_run = recipe.name == "recipe.toml" and (recipe.parent / "metrics.jsonl").is_file()
+    return of_a_run or recipe.is_relative_to(_SHIPPED)
+
+
+def _read_overrides(overrides: Sequence[str] | Mapping[str, object]) -> Iterator[tuple[str, Any]]:
     known = {key.name: key for key in keys()}
+    if isinstance(overrides, Mapping):
+        yield from (
+            (name, _typed(_known(name, known, SETTINGS), value, SETTINGS))
+            for name, value in overrides.items()
+        )
+        return
     words = iter(overrides)
     for word in words:
         if not word.startswith("--"):
@@ -241,7 +301,7 @@ def _leaf(name: str) -> str:
 def _from_text(key: Key, text: str) -> Any:
     """Convert text of the command line to the key's type. Invalid text stays text: `_typed` rejects it."""
     if key.type is bool:
-        return {"true": True, "false": False}.get(text, text)
+        return {"true": True, "True": True, "false": False, "False": False}.get(text, text)
     if key.type in (int, float):
         try:
             return key.type(text)

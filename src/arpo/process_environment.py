@@ -1,7 +1,7 @@
 """Environment variables for child processes that handle untrusted data: an allow list.
 
-A desktop's worker, an environment host or an inference server reads data from guests, models and networks.
-None of them needs the user's API keys and cloud credentials.
+A desktop's worker or an environment host reads data from guests and networks. Neither needs the user's API
+keys and cloud credentials.
 """
 
 from __future__ import annotations

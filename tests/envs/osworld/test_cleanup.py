@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from arpo.envs.osworld.cleanup import delete_at_exit
+from arpo.errors import UserError
 from processes import wait_until
 
 CODE = """
@@ -36,3 +38,8 @@ def test_folders_are_deleted_with_their_process(tmp_path, number):
     process.send_signal(number)
     process.communicate()
     assert wait_until(lambda: list(Path(tmp_path).iterdir()) == [keep])
+
+
+def test_a_path_with_a_line_break_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"TMPDIR: .* contains a line break"):
+        delete_at_exit(tmp_path / "a\nb" / "c")

@@ -15,6 +15,7 @@ from arpo.actions import Click, Fail, Point, Type, Wait
 from arpo.config import EnvConfig, OSWorldConfig
 from arpo.envs.osworld.env import OSWorldEnv
 from arpo.envs.osworld.fork_server import ForkServer
+from arpo.envs.osworld.limits import Limits
 from arpo.envs.osworld.worker import add_placeholder
 from arpo.errors import EnvError, UserError
 from arpo.types import Task
@@ -206,6 +207,16 @@ def test_a_worker_has_one_thread_and_only_the_secrets_of_its_provider(made, monk
     worker.release()
     assert variables.keys() & SECRETS == passed
     assert variables["no_proxy"] == "intranet,127.0.0.1,localhost"
+
+
+def test_a_worker_is_limited_in_memory_and_file_size(made):
+    limits = Limits(memory_megabytes=1024, processes=512, cpus=1.0, file_megabytes=64)
+    worker = ForkServer(sys.executable, provider="local", limits=limits).fork()
+    with worker.connection:
+        file = Path("/proc", str(worker.pid), "limits")
+        assert wait_until(lambda: f"Max data size             {1024 * 2**20} " in file.read_text())
+        assert f"Max file size             {64 * 2**20} " in file.read_text()
+    worker.release()
 
 
 def test_a_placeholder_raises_import_error_on_use():

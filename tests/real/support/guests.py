@@ -14,7 +14,7 @@ from osworld_files import PYTHON
 
 os.environ.setdefault(GUEST_PACKAGES, str(PYTHON.parents[1] / "guest-packages"))
 
-LIMITS = Limits(memory_megabytes=4096, processes=2048, cpus=4.0)
+LIMITS = Limits(memory_megabytes=4096, processes=2048, cpus=4.0, file_megabytes=256)
 SETTINGS = SandboxSettings(width=1280, height=800, home_megabytes=256, network=False, limits=LIMITS)
 BOOT_SECONDS = 60.0
 PREFIX = "import pyautogui; import time; pyautogui.FAILSAFE = False; "

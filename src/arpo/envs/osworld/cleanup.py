@@ -11,6 +11,8 @@ import subprocess
 import threading
 from pathlib import Path
 
+from arpo.errors import UserError
+
 # Retries, because dying processes may still write. A control group has files that only the kernel removes.
 _SCRIPT = """\
 paths=$(cat)
@@ -31,6 +33,9 @@ _lock = threading.Lock()
 
 
 def delete_at_exit(path: Path) -> None:
+    """Raises UserError for a path with a line break, because paths are sent as lines."""
+    if "\n" in str(path):
+        raise UserError(f"TMPDIR: {str(path.parent)!r} contains a line break: choose another folder")
     with _lock:
         pipe = _start().stdin
         assert pipe is not None

@@ -146,7 +146,10 @@ class ForkServer:
         with theirs:
             try:
                 control.settimeout(FORK_SECONDS)
-                request = json.dumps({"folder": str(folder), "gentle": self.gentle}).encode()
+                limits = self._limits.of_worker() if self._limits else {}
+                request = json.dumps(
+                    {"folder": str(folder), "gentle": self.gentle, "limits": limits}
+                ).encode()
                 socket.send_fds(control, [request], [theirs.fileno()])
                 answer, pidfds, _, _ = socket.recv_fds(control, MAX_PACKET_BYTES, 1)
             except OSError:

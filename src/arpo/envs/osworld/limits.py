@@ -4,7 +4,7 @@ Where the kernel has cgroup v2 with a parent group that this user may write to, 
 desktop gets a control group of its own. Everywhere, the guest sets resource limits for its own processes.
 
     cgroup v2          memory, processes and CPU cores of the whole desktop with its worker
-    resource limits    processes of the whole desktop; memory and CPU seconds of each process
+    resource limits    processes of the whole desktop; private memory, CPU seconds and files of each process
 """
 
 from __future__ import annotations
@@ -31,29 +31,39 @@ class Limits:
     memory_megabytes: int
     processes: int  # threads count as processes
     cpus: float
+    file_megabytes: int
 
     @classmethod
     def of(cls, config: OSWorldConfig) -> Limits:
-        return cls(memory_megabytes=config.memory_megabytes, processes=config.processes, cpus=config.cpus)
+        return cls(
+            memory_megabytes=config.memory_megabytes,
+            processes=config.processes,
+            cpus=config.cpus,
+            file_megabytes=config.home_megabytes,
+        )
 
     def of_group(self) -> dict[str, str]:
         """Content of the control group's files.
 
-        >>> Limits(memory_megabytes=4096, processes=2048, cpus=1.5).of_group()
-        {'memory.max': '4294967296', 'pids.max': '2048', 'cpu.max': '150000 100000'}
+        >>> Limits(memory_megabytes=4096, processes=2048, cpus=1.5, file_megabytes=512).of_group()["cpu.max"]
+        '150000 100000'
         """
         return {
             "memory.max": str(self.memory_megabytes * MEBIBYTE),
+            "memory.swap.max": "0",
             "pids.max": str(self.processes),
             "cpu.max": f"{round(self.cpus * CPU_PERIOD)} {CPU_PERIOD}",
         }
 
-    def of_processes(self) -> dict[str, int]:
-        """Resource limits by the names of Python's `resource` module. The guest sets them."""
+    def of_guest(self) -> dict[str, int]:
+        """Resource limits of the guest's processes, by the names of Python's `resource` module."""
+        return self.of_worker() | {"RLIMIT_NPROC": self.processes, "RLIMIT_CPU": CPU_SECONDS}
+
+    def of_worker(self) -> dict[str, int]:
+        """Resource limits of the worker, which reads files of the guest."""
         return {
-            "RLIMIT_NPROC": self.processes,
             "RLIMIT_DATA": self.memory_megabytes * MEBIBYTE,
-            "RLIMIT_CPU": CPU_SECONDS,
+            "RLIMIT_FSIZE": self.file_megabytes * MEBIBYTE,
             "RLIMIT_CORE": 0,
         }
 
@@ -126,7 +136,7 @@ def parent_candidates(mounts: str, membership: str) -> list[Path]:
 
 
 def _pass_on_controllers(group: Path) -> None:
-    """Lets the group's children limit what the group can limit. The kernel refuses unknown controllers."""
+    """Enables the controllers for the group's children. The kernel refuses unknown controllers."""
     for name in CONTROLLERS:
         with suppress(OSError):
             (group / "cgroup.subtree_control").write_text(f"+{name}")

@@ -18,6 +18,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import secrets
 import select
 import shutil
@@ -44,7 +45,8 @@ _BWRAP_ENVIRONMENT = {
     "PATH": "/usr/bin:/bin:/usr/sbin"
 }  # bubblewrap is the guest's process 1: the guest can read it
 _SLIRP = ("slirp4netns", "--configure", "--disable-host-loopback", "--enable-seccomp")
-_NO_LINK_LOCAL = ("ip", "route", "add", "blackhole", "169.254.0.0/16")
+# Cloud machines serve their credentials at these addresses: most providers, Alibaba, Azure, Oracle.
+_CREDENTIAL_ADDRESSES = ("169.254.0.0/16", "100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32")
 _GUEST_COMMAND = ("/usr/bin/python3", "-P", "-m", "arpo.envs.osworld.guest")
 
 
@@ -130,7 +132,7 @@ class Sandbox:
     def _start_network(self, init_pid: int, deadline: float) -> None:
         """Starts slirp4netns for the sandbox's network namespace. It exits when its exit pipe closes.
 
-        Link-local addresses get no route: cloud machines serve their credentials there.
+        Addresses at which cloud machines serve their credentials get no route.
         """
         with contextlib.ExitStack() as after_spawn:
             ready, ready_slirp = self._pipe(after_spawn)
@@ -142,10 +144,10 @@ class Sandbox:
             owner = fcntl.ioctl(network, _GET_USER_NAMESPACE)
             after_spawn.callback(os.close, owner)
             net, user = f"/proc/self/fd/{network}", f"/proc/self/fd/{owner}"
-            _run_in_namespaces(
-                ["nsenter", "--preserve-credentials", f"--user={user}", f"--net={net}", *_NO_LINK_LOCAL],
-                [network, owner],
-            )
+            enter = ("nsenter", "--preserve-credentials", f"--user={user}", f"--net={net}")
+            for address in _CREDENTIAL_ADDRESSES:
+                no_route = ("ip", "route", "add", "blackhole", address)
+                _run_in_namespaces([*enter, *no_route], [network, owner])
             pipes = (f"--ready-fd={ready_slirp}", f"--exit-fd={exit_slirp}")
             slirp = subprocess.Popen(
                 [*_SLIRP, *pipes, f"--userns-path={user}", "--netns-type=path", net, "tap0"],
@@ -176,7 +178,7 @@ class Sandbox:
             "server": server,
             "relays": {"9222": chromium, "8080": vlc},
             "ready": ready,
-            "limits": self.settings.limits.of_processes(),
+            "limits": self.settings.limits.of_guest(),
         }
 
 
@@ -195,10 +197,21 @@ class _Log:
 
     def tail(self) -> str:
         text = self._tail.decode("utf-8", "replace").strip()
-        return f"; last output: {text[-2000:]}" if text else ""
+        return f"; last output: {text[-2000:]}{namespace_remedy(text)}" if text else ""
 
     def join(self) -> None:
         self._thread.join(_JOIN_SECONDS)
+
+
+def namespace_remedy(output: str) -> str:
+    """The remedy if bubblewrap cannot create a user namespace, which root needs too; else an empty string."""
+    if not re.search(r"bwrap: .*(namespace|uid map)", output):
+        return ""
+    return (
+        ". The kernel refuses user namespaces. As root, run `sysctl kernel.unprivileged_userns_clone=1` "
+        "(Debian) or `sysctl kernel.apparmor_restrict_unprivileged_userns=0` (Ubuntu); in a container, run "
+        "the desktops on the host instead: arpo env-host --help"
+    )
 
 
 def guest_packages() -> Path:

@@ -16,6 +16,7 @@ import gc
 import importlib.util
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -112,6 +113,8 @@ def _run_worker(
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM if request["gentle"] else signal.SIGKILL)
     if os.getppid() != server_pid:
         return
+    for name, value in request["limits"].items():
+        resource.setrlimit(getattr(resource, name), (value, value))
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
     null = os.open(os.devnull, os.O_RDWR)

@@ -83,7 +83,7 @@ class WorkerClient:
                 self._streams = None
             worker.connection.close()
         await _wait_for_exit(worker)
-        worker.release()
+        await asyncio.to_thread(worker.release)
         return worker
 
     def _crash_reason(self) -> str:

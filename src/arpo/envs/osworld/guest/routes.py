@@ -261,7 +261,7 @@ def recording(desktop: GuestDesktop, request: Request) -> Response:
 def _execute(desktop: GuestDesktop, command: commands.CommandLine, shell: bool) -> commands.CommandResult:
     """Performs pyautogui programs in this process, and runs any other command as a process.
 
-    Python programs of evaluators import no modules from the home folder: the model could have written them.
+    `python -c` imports no modules from the current folder, as on OSWorld's machines: it is the home folder.
     """
     events = None
     if not shell and not isinstance(command, str) and len(command) == 3:

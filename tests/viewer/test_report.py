@@ -1,14 +1,16 @@
-"""report.html: contents, escaping, selection of episodes, drawings of actions."""
+"""report.html: contents, escaping, numbers, reasons, before and after, drawings of actions."""
 
 import re
+from html import escape
 
 import pytest
 
 from arpo import actions as act
 from arpo.config import Config
 from arpo.errors import UserError
+from arpo.reporting.metrics import METRICS
 from arpo.storage.run_folder import RunFolder
-from arpo.types import Completion
+from arpo.types import Completion, Failure, StopReason
 from arpo.viewer.charts import Series, line_chart
 from arpo.viewer.episodes import action_label, action_svg
 from arpo.viewer.report import write_report
@@ -40,6 +42,51 @@ def make_run(folder):
     store.close()
 
 
+def evaluation(step, landmark, train, heldout):
+    return {
+        "step": step,
+        "episodes": 0,
+        "landmark": landmark,
+        "sets": {"train": train, "heldout": heldout},
+        "failures": {"train": 0, "heldout": 0},
+    }
+
+
+def make_evaluated_run(folder, *, complete=True):
+    """Two tasks of Desk: pool-040 is learned; heldout-006 is forgotten, and its environment breaks once."""
+    store = RunFolder(folder)
+    store.write_recipe(Config())
+    store.log_metrics(0, {"eval_train": 0.0, "eval_heldout": 1.0})
+    store.log_evaluation(evaluation(0, "base", {"pool-040": [0, 0]}, {"heldout-006": [1]}))
+    first = {"shots": [small(1), small(2)], "task_id": "pool-040"}
+    other = {"shots": [small(1), small(2)], "task_id": "heldout-006"}
+    store.add_trajectory(episode("eval0-train-0-0", **first, score=0.0, stop=StopReason.MAX_STEPS))
+    store.add_trajectory(episode("eval0-heldout-0-0", **other))
+    store.add_trajectory(episode("batch0-0-0", **first))
+    store.add_trajectory(episode("batch0-0-1", **first, score=0.0, stop=StopReason.CALL_USER))
+    store.log_metrics(1, {"success": 0.5, "tokens": 1536.0, "episodes": 2, "groups": 1, "failures": 1})
+    store.log_evaluation(
+        evaluation(1, "final" if complete else "", {"pool-040": [1, 1]}, {"heldout-006": [0]})
+    )
+    store.add_trajectory(episode("eval1-train-0-0", **first, stop=StopReason.FAIL))
+    store.add_trajectory(episode("eval1-heldout-0-0", **other, score=0.0))
+    store.add_failure(
+        Failure(
+            episode_id="eval1-heldout-0-1",
+            task_id="heldout-006",
+            kind="EnvError",
+            where="step",
+            message=f"the screen went dark {EVIL}",
+            attempts=3,
+        )
+    )
+    store.close()
+
+
+def text_of(path):
+    return " ".join(" ".join(parsed(path).text).split())
+
+
 def test_the_page_is_complete_and_needs_no_other_file(tmp_path):
     make_run(tmp_path)
     tags = parsed(write_report(tmp_path))
@@ -57,6 +104,71 @@ def test_the_page_is_complete_and_needs_no_other_file(tmp_path):
     links = [value for _, attrs in tags.seen for name, value in attrs.items() if name in {"src", "href"}]
     assert links and all(link.startswith("data:image/png;base64,") for link in links)
     assert sum(tag == "img" for tag, _ in tags.seen) == 3 + 2
+
+
+def test_each_curve_has_an_explanation_and_readable_numbers(tmp_path):
+    make_evaluated_run(tmp_path)
+    page = write_report(tmp_path).read_text("utf-8")
+    for name in ("eval_train", "eval_heldout", "success", "tokens"):
+        assert f"<code>{name}</code> {escape(METRICS[name].explanation)}</p>" in page
+    assert "<b>1,536</b>" in page and "step 1: 1,536<" in page
+    assert not re.search(r"\d\.?\d*e\+\d|\bnan\b", page.partition("<h2>Recipe</h2>")[0])
+
+
+def test_success_by_task_before_and_after(tmp_path):
+    make_evaluated_run(tmp_path)
+    page = text_of(write_report(tmp_path))
+    assert "pool-040 training 0.0% (0/2) 100.0% (2/2) +100.0 points 1 of 2" in page
+    assert "heldout-006 held-out 100.0% (1/1) 0.0% (0/1) −100.0 points –" in page
+    assert "Evaluations in this run: before training, after batch 1." in page
+
+
+def test_a_run_that_was_stopped_shows_its_newest_evaluation(tmp_path):
+    make_evaluated_run(tmp_path, complete=False)
+    page = text_of(write_report(tmp_path))
+    assert "not finished yet" in page and "has not reached its last evaluation" in page
+    assert "before after batch 1 change training tasks 0.0% (0/2) 100.0% (2/2) +100.0 points" in page
+    assert "episodes 2 groups 1 episodes with a fault 1" in page
+
+
+def test_the_same_task_before_and_after_with_the_reason_of_each_score(tmp_path):
+    make_evaluated_run(tmp_path)
+    path = write_report(tmp_path)
+    page = text_of(path)
+    assert "Before: the conversation no longer fitted" in page or "Before: ran out of steps" in page
+    assert "After: correctly judged infeasible: the model called error_env()" in page
+    assert "evaluation before training, 1 step, episode eval0-train-0-0" in page
+    assert "evaluation after batch 1, 1 step, episode eval1-heldout-0-0" in page
+    assert "the model called finished(), but the goal was not reached" in page
+    assert sum("pair" in attrs.get("class", "") for _, attrs in parsed(path).seen) == 2
+    assert "the model called call_user() instead of doing the task failed 50.0% (1/2)" in page
+
+
+def test_faults_are_apart_with_their_message(tmp_path):
+    make_evaluated_run(tmp_path)
+    path = write_report(tmp_path)
+    assert f"1 step 1 for example heldout-006 the screen went dark {EVIL}" in text_of(path)
+    assert "<script" not in path.read_text("utf-8")
+
+
+def test_chosen_episodes_replace_the_pairs(tmp_path):
+    make_evaluated_run(tmp_path)
+    page = text_of(write_report(tmp_path, "task:pool-040,solved:1"))
+    assert "chosen with --episodes task:pool-040,solved:1" in page
+    shown = ("eval0-train-0-0", "batch0-0-0", "batch0-0-1", "eval1-train-0-0", "eval0-heldout-0-0")
+    assert tuple(re.findall(r"episode ([\w-]+-\d+) ", page)) == shown
+    with pytest.raises(UserError, match="--episodes replayed: no episode matches"):
+        write_report(tmp_path, "replayed")
+
+
+def test_a_policy_that_ignores_its_tasks_is_reported(tmp_path):
+    store = RunFolder(tmp_path)
+    store.write_recipe(Config())
+    for number in range(8):
+        name = f"batch0-{number}-0"
+        store.add_trajectory(episode(name, [small(1), small(2)], task_id=f"t{number}", score=0.0))
+    store.close()
+    assert "Warning: The model nearly always gives the same answer." in text_of(write_report(tmp_path))
 
 
 def test_text_from_the_model_is_escaped(tmp_path):

@@ -8,7 +8,7 @@ def evaluation(step, landmark="", **sets):
 
 
 BASE = evaluation(
-    0, "base", train={"a": [0, 0], "b": [1, 0]}, heldout={"c": [0]}, overall={"a": [1], "d": [1]}
+    0, "base", train={"b": [1, 0], "a": [0, 0]}, heldout={"c": [0]}, overall={"a": [1], "d": [1]}
 )
 MIDDLE = evaluation(4, train={"a": [0, 1], "b": [0, 0]}, heldout={"c": [1]})
 FINAL = evaluation(8, "final", train={"a": [1, 1], "b": [1, 1]}, heldout={"c": [0]}, overall={"d": [0]})
@@ -18,7 +18,7 @@ def rows(*evaluations):
     return [(row.task, row.task_set, row.before, row.after) for row in task_rows(evaluations)]
 
 
-def test_the_largest_gain_is_first():
+def test_the_largest_gain_of_a_set_is_first():
     assert rows(BASE, MIDDLE, FINAL) == [
         ("a", "training", [0, 0, 1], [1, 1]),
         ("b", "training", [1, 0], [1, 1]),
@@ -29,15 +29,15 @@ def test_the_largest_gain_is_first():
 
 def test_a_run_that_was_stopped_is_compared_with_its_newest_evaluation():
     assert rows(BASE, MIDDLE) == [
-        ("c", "held-out", [0], [1]),
         ("a", "training", [0, 0, 1], [0, 1]),
         ("b", "training", [1, 0], [0, 0]),
+        ("c", "held-out", [0], [1]),
         ("d", "other", [1], None),
     ]
 
 
 def test_with_one_evaluation_the_hardest_task_is_first():
-    assert [row[0] for row in rows(BASE)] == ["c", "a", "b", "d"]
+    assert [row[0] for row in rows(BASE)] == ["a", "b", "c", "d"]
     assert rows() == []
 
 

@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from arpo.reporting.numbers import NO_VALUE, format_count
+from arpo.reporting.numbers import NO_VALUE, format_count, format_points
 
 # The displayed metrics of a batch: name, label, format.
 BATCH_METRICS = (
@@ -274,7 +274,7 @@ def success_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
         before, after = (summary.get("success", {}).get(when, {}).get(tasks) for when in ("base", "final"))
         texts = [_rate_of(summary, when, tasks) for when in ("base", "final")]
         known = all(rate is not None and not math.isnan(rate) for rate in (before, after))
-        change = f"{100 * (after - before):+.1f} points" if known else ""
+        change = f"{format_points(after - before)} points" if known else ""
         rows.append((label, texts[0], texts[1], change))
     return rows
 
@@ -295,7 +295,7 @@ def total_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("groups", groups.get("total")),
         ("groups without signal", groups.get("without_signal")),
         ("groups rescued by replay", groups.get("rescued")),
-        ("failed episodes", summary.get("failures")),
+        ("episodes with a fault", summary.get("failures")),
         ("updates skipped", summary.get("skipped_updates") or None),
     ]
     texts = [(label, format_count(value)) for label, value in rows if value is not None]

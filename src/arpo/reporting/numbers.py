@@ -34,6 +34,11 @@ def format_number(value: float | None, percent: bool = False) -> str:
     return f"−{text}" if value < 0 else text
 
 
+def format_points(change: float) -> str:
+    """A difference of fractions in percentage points: 0.279 is +27.9, -0.008 is −0.8."""
+    return f"{100 * change:+.1f}".replace("-", "−")
+
+
 def format_count(value: float) -> str:
     """A count with thousands separators; partial scores make it a fraction: 1536 is 1,536; 12.5 is 12.5."""
     return f"{round(value, 2):,.12g}"

@@ -7,6 +7,7 @@ series has the same colour in all charts of a page.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -234,10 +235,15 @@ def _figure(
         f"{''.join(parts)}</svg>"
     )
     explained = "".join(
-        f'<p class="note"><code>{escape(name)}</code> {escape(text)}</p>' for name, text in notes
+        f'<p class="note"><code>{escape(name)}</code> {_with_code(text)}</p>' for name, text in notes
     )
     caption = f"<figcaption>{escape(title)}</figcaption>"
     return f'<figure class="chart">{caption}{svg}<p>{keys}</p>{explained}</figure>'
+
+
+def _with_code(text: str) -> str:
+    """Escaped text. Words between backticks become code."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", escape(text))
 
 
 def _grid(ticks: Sequence[float], to_pixels: ToPixels, x_low: float, size: Size, percent: bool) -> list[str]:

@@ -21,7 +21,7 @@ from arpo.evaluation.comparison_results import (
 )
 from arpo.recipe import changed, value
 from arpo.reporting.display import count_noun, format_duration
-from arpo.reporting.numbers import NO_VALUE
+from arpo.reporting.numbers import NO_VALUE, format_points
 
 SIGNIFICANCE_LEVEL = 0.05
 
@@ -110,10 +110,6 @@ def percent_cell(stats: SeedStats | None) -> TableCell:
     deviation = "" if stats.sd is None else f" ± {100 * stats.sd:.1f}"
     seeds = ", ".join(f"{100 * value:.1f}" for value in stats.seeds.values()) if len(stats.seeds) > 1 else ""
     return TableCell(value=f"{100 * stats.mean:.1f}{deviation}", detail=seeds)
-
-
-def format_points(value: float) -> str:
-    return f"{100 * value:+.1f}".replace("-", "−")
 
 
 def format_interval(ends: tuple[float, float] | None) -> str:

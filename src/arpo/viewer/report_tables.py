@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
 from arpo.reporting.display import count_noun, format_rate
-from arpo.reporting.numbers import NO_VALUE, format_number
+from arpo.reporting.numbers import NO_VALUE, format_points
 from arpo.types import Failure
 from arpo.viewer.played import BATCH, EVALUATION, Played, by_task, phase_title, phases
 from arpo.viewer.task_table import Evaluation, TaskRow
@@ -55,8 +55,8 @@ def tasks_html(
             )
         )
     after = (f"after batch {evaluations[-1].step:,}", "change") if compared else ()
-    order = "largest gain first" if compared else "hardest task first"
-    head = ("task", "set", "before", *after, "solved in training")
+    order = "largest gain first" if compared else "hardest first"
+    head = ("task", "task set", "before", *after, "solved in training")
     return (
         f'<h2>Success rate by task <span class="dim">{count_noun(len(rows), "task")}, {order}</span></h2>'
         f'<div class="scroll tasks">{table_html(head, cells)}</div>'
@@ -68,10 +68,7 @@ def _rate(scores: Sequence[float] | None) -> str:
 
 
 def _points(change: float | None) -> str:
-    """A difference of rates in percentage points."""
-    if change is None:
-        return NO_VALUE
-    return f"{'+' if change > 0 else ''}{format_number(100 * change)} points"
+    return NO_VALUE if change is None else f"{format_points(change)} points"
 
 
 def _one_line(text: str) -> str:
@@ -94,11 +91,11 @@ def endings_html(played: Sequence[Played], end_of: EndOf) -> str:
         (
             reason + _most_frequent(detail for _, other, detail in ends if other == reason),
             "solved" if solved[reason] else "failed",
-            *(_share(counts[phase][reason], len(shown[phase])) for phase in shown),
+            *(format_rate(counts[phase][reason], len(shown[phase])) for phase in shown),
         )
         for reason in sorted(solved, key=lambda reason: (solved[reason], -counts[last][reason], reason))
     ]
-    head = ("end of the episode", "", *map(phase_title, shown))
+    head = ("end of the episode", "result", *map(phase_title, shown))
     return f'<h2>Why episodes failed</h2><div class="scroll tasks">{table_html(head, rows)}</div>'
 
 
@@ -106,10 +103,6 @@ def _most_frequent(details: Iterable[str]) -> str:
     """The most frequent message, as small print."""
     common = Counter(filter(None, details)).most_common(1)
     return f"\nmost frequent message: {_shorten(common[0][0])}" if common else ""
-
-
-def _share(count: int, total: int) -> str:
-    return f"{format_number(count / total, percent=True)} ({count:,}/{total:,})" if count else NO_VALUE
 
 
 def faults_html(failures: Sequence[Failure]) -> str:

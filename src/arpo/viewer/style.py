@@ -30,6 +30,8 @@ h2 { font-size: 1.05rem; font-weight: 600; margin: 2.5rem 0 .75rem; }
 .tasks th { position: sticky; top: 0; background: var(--card); }
 .tasks :is(td, th):first-child { white-space: normal; min-width: 14rem; }
 .tasks tr:last-child td { border-bottom: 0; }
+@media (max-width: 44rem) { .tasks table { font-size: .82rem; } .tasks :is(td, th) { padding: .3rem .5rem; }
+  .tasks :is(td, th):first-child { min-width: 9rem; } }
 td small { display: block; color: var(--dim); font-size: .78rem; }
 .words :is(td, th):last-child { text-align: left; overflow-wrap: anywhere; }
 h4 { margin: 0 0 .25rem; font-size: .8rem; font-weight: 600; color: var(--dim); }

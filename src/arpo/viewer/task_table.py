@@ -60,7 +60,7 @@ def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
 
 
 def task_rows(evaluations: Sequence[Evaluation]) -> list[TaskRow]:
-    """One row per task. The largest gain is first; without a second evaluation, the hardest task."""
+    """One row per task, by task set, the largest gain first; with one evaluation, the hardest first."""
     sets = {task: name for one in reversed(evaluations) for task, name in one.sets.items()}
     rows = [
         TaskRow(
@@ -74,9 +74,10 @@ def task_rows(evaluations: Sequence[Evaluation]) -> list[TaskRow]:
     return sorted(rows, key=_order)
 
 
-def _order(row: TaskRow) -> tuple[bool, float, float, str]:
+def _order(row: TaskRow) -> tuple[int, bool, float, float, str]:
     change, before = row.change, mean(row.before)
-    return change is None, -(change or 0.0), before if before is not None else 1.0, row.task
+    task_set = [*LABELS.values(), row.task_set].index(row.task_set)
+    return task_set, change is None, -(change or 0.0), before if before is not None else 1.0, row.task
 
 
 def evaluation_note(evaluations: Sequence[Evaluation], every: int) -> str:

@@ -308,6 +308,7 @@ def test_failed_episodes_are_counted_and_are_no_rewards(
         "where": "step",
         "message": "RuntimeError: chaos at step",
         "attempts": 1,
+        "place": "",
     }
     assert trainer.run.progress.counts["base"]["train"] == (1.0, 1)
     assert trainer.run.progress.counts["final"]["train"] == (2.0, 2)
@@ -363,6 +364,7 @@ def test_a_run_in_which_nothing_can_be_played_stops_and_says_why(tmp_path: Path)
     ):
         run_training(config)
     assert lines(config, "metrics.jsonl") == []
+    assert [failure["where"] for failure in lines(config, "failures.jsonl")] == ["evaluate", "evaluate"]
 
 
 def test_a_run_that_goes_on_after_its_end_has_no_summary_until_it_ends_again(

@@ -29,7 +29,7 @@ def _train(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from arpo.training.trainer import run_training
 
     code = run_training(config)
-    if code == 0:
+    if code != INTERRUPTED:
         from arpo.viewer.report import write_report
 
         print(f"report: {write_report(Path(config.run.dir))}")
@@ -75,10 +75,16 @@ def _pretrain(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _export(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    from arpo.training.export import export_model
+    from arpo.cli.export_command import run_export
 
-    print(export_model(options.source, options.out, options.dtype, merged=options.merge))
-    return 0
+    return run_export(
+        options.source,
+        options.out,
+        options.dtype,
+        merged=options.merge,
+        push=options.push,
+        public=options.public,
+    )
 
 
 def _compare(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -175,6 +181,7 @@ A recipe is a TOML file with config keys. Shipped recipes:
 
 Output in run.dir: recipe.toml (all config keys), metrics.jsonl, trajectories.jsonl, checkpoints/, model/,
 summary.json and report.html.
+Exit code 1 if most episodes failed because of the environment; a line at the end names the reason.
 Ctrl-C finishes the current batch and saves a checkpoint. If a run is interrupted in any way, run the same
 command again: it resumes from the last checkpoint.
 With train.method rft, dpo or kto, training is offline: it uses the stored episodes in offline.source.""",
@@ -282,16 +289,22 @@ If it is interrupted, run the same command again to resume.""",
     Command(
         name="export",
         run=_export,
-        purpose="write a trained model as a Hugging Face directory",
+        purpose="write a trained model as a Hugging Face directory, or upload it to the hub",
         lesson="""\
-The source is a run folder (its newest complete checkpoint), one checkpoint, or a model folder.
-LoRA adapters are merged into the weights. --no-merge writes only the adapters, in the format of PEFT.""",
+The source is a run folder (its newest complete checkpoint), one checkpoint, a model folder, or a model of the
+hub (ORG/NAME). transformers and vLLM load the result, which has a model card (README.md) with scores.
+LoRA adapters are merged into the weights. --no-merge writes only the adapters, in the format of PEFT.
+--push uploads the model as a new commit. A new repository is private, unless you add --public. Without
+FOLDER, the model is written to a temporary folder in the current directory.""",
         example="""\
 arpo export runs/desk exported
-arpo export runs/desk/checkpoints/step-000010 exported --dtype bfloat16""",
+arpo export runs/desk/checkpoints/step-000010 exported --dtype bfloat16
+arpo export runs/desk --push my-name/my-agent""",
         arguments=(
-            argument("source", "run, checkpoint or model folder", type=Path, metavar="RUN"),
-            argument("out", "output directory (new or empty)", type=Path, metavar="FOLDER"),
+            argument("source", "run, checkpoint, model folder or ORG/NAME", type=Path, metavar="RUN"),
+            argument("out", "output directory (new or empty)", type=Path, nargs="?", metavar="FOLDER"),
+            argument("--push", "hub repository to upload to", metavar="ORG/NAME"),
+            argument("--public", "make a new hub repository public", action="store_true"),
             argument("--dtype", "float32 or bfloat16 (default: %(default)s)", default=Config().model.dtype),
             argument("--no-merge", "LoRA: write only the adapters", dest="merge", action="store_false"),
         ),

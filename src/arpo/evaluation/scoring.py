@@ -10,7 +10,7 @@ from arpo.envs.pool import Quarantined
 from arpo.errors import PromptTooLong, UserError
 from arpo.reporting.display import Display
 from arpo.rollout.scheduler import describe_failure
-from arpo.types import Group
+from arpo.types import Failure, Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +55,16 @@ def without_partial_credit(group: Group, partial: float) -> Group:
     return replace(group, trajectories=reached)
 
 
+class AllFailed(UserError):
+    """No episode could be played. `failures` are for failures.jsonl."""
+
+    def __init__(self, message: str, failures: Sequence[Failure]) -> None:
+        super().__init__(message)
+        self.failures = failures
+
+
 def report_failures(groups: Sequence[Group], display: Display, *, some_tasks: bool = False) -> None:
-    """Show how many episodes failed, and the first reason. Raises UserError if all of them failed.
+    """Show how many episodes failed, and the first reason. Raises AllFailed if all of them failed.
 
     Quarantined episodes were never tried, so a batch of them alone raises nothing. The same holds for tasks
     whose prompt is too long if the groups are only `some_tasks` of the run: the others may fit.
@@ -69,7 +77,7 @@ def report_failures(groups: Sequence[Group], display: Display, *, some_tasks: bo
     tried = any(failure.kind not in unplayable for failure in failures)
     if tried and not any(group.trajectories for group in groups):
         if failures[0].kind == PromptTooLong.__name__:
-            raise UserError(f"all {message}")
+            raise AllFailed(f"all {message}", failures)
         source = "engine" if failures[0].where == "generate" else "environment (`arpo check-env` helps)"
-        raise UserError(f"all {message}. Fix the {source}, then run the same command again")
+        raise AllFailed(f"all {message}. Fix the {source}, then run the same command again", failures)
     display.note(message)

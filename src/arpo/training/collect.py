@@ -25,6 +25,7 @@ from arpo.rollout.scheduler import Outcome
 from arpo.storage import checkpoint
 from arpo.storage.files import RESTORE_OR_LEAVE
 from arpo.storage.run_folder import PACK, RunFolder
+from arpo.training.failed_episodes import report_failed_episodes
 from arpo.training.run import COLLECTED, Timing, check_recipe
 from arpo.types import Task, Trajectory
 
@@ -56,7 +57,7 @@ def run_collection(config: Config) -> int:
         if left:
             run_interruptibly(_collect(config, left, len(episodes), store, display))
         display.note(_describe(store, config.replay.threshold))
-        return 0
+        return report_failed_episodes(store, display)
     finally:
         display.close()
         store.close()

@@ -29,6 +29,7 @@ from arpo.reporting.display import Display, open_display
 from arpo.storage.run_folder import RunFolder
 from arpo.training.build import open_credit, open_curriculum
 from arpo.training.export import export_model
+from arpo.training.failed_episodes import report_failed_episodes
 from arpo.training.offline import OfflineTrainer
 from arpo.training.run import EVALUATED, Progress, Run, check_folder
 from arpo.types import Group, Task
@@ -217,12 +218,17 @@ def open_trainer(config: Config, store: RunFolder, display: Display) -> Trainer 
     return loop(config, store, display)
 
 
-def run_training(config: Config) -> int:
-    """`arpo train`: start or resume the run in run.dir. Returns 130 if it was interrupted."""
+def run_training(config: Config, display: Display | None = None) -> int:
+    """`arpo train`: start or resume the run in run.dir. Returns 130 if it was interrupted.
+
+    `display` is closed at the end; None: the one for stdout.
+
+    Returns 1 if most episodes failed because of the environment (see `report_failed_episodes`).
+    """
     require_tokens(config)
     check_plugins(config)
     store = RunFolder(Path(config.run.dir))
-    display = open_display(sys.stdout)
+    display = display or open_display(sys.stdout)
     try:
         config = pin_model(config, store.folder)
         check_folder(store, config)
@@ -241,7 +247,7 @@ def run_training(config: Config) -> int:
             display.note(f"saved after batch {run.progress.batch}. Run the same command again to resume")
             return INTERRUPTED
         _finish(run, display)
-        return 0
+        return report_failed_episodes(store, display)
     finally:
         display.close()
         store.close()

@@ -9,7 +9,7 @@ import pytest
 
 from arpo.config import Config, LossConfig, RolloutConfig, TrainConfig
 from arpo.errors import BadSetting, UserError
-from arpo.recipe import describe, find_program, keys, load_config, shipped_recipes, to_toml
+from arpo.recipe import changed, describe, find_program, keys, load_config, shipped_recipes, to_toml
 
 
 def refusal(recipe, *overrides):
@@ -35,6 +35,24 @@ def test_overrides_win_over_the_recipe(tmp_path):
     assert type(config.loss.kl) is float
     assert config.replay.enabled is False
     assert config.run.dir == "a=b"
+
+
+def test_settings_of_a_dict_have_the_same_checks_as_those_of_a_recipe():
+    config = load_config("desk", {"loss.kl": 0, "replay.enabled": False})
+    assert (config.loss.kl, config.replay.enabled) == (0.0, False)
+    assert config == load_config("desk", ["--loss.kl=0", "--replay.enabled=false"])
+    longer = load_config(config, {"train.epochs": 99})
+    assert longer == load_config("desk", ["--loss.kl=0", "--replay.enabled=false", "--train.epochs=99"])
+    for settings, reason in {
+        ("loss.lk", 0): "settings: loss.lk: unknown key (did you mean loss.kl?)",
+        ("loss.kl", "0"): "settings: loss.kl: is '0', must be a number",
+        ("loss.kl", -1): "settings: loss.kl: is -1.0, must be >= 0",
+        ("train.tasks_per_update", 3): "settings: train.tasks_per_update: is 3, must divide",
+    }.items():
+        for start in ("desk", config):
+            with pytest.raises(UserError) as caught:
+                load_config(start, dict([settings]))
+            assert str(caught.value).startswith(reason)
 
 
 def test_a_negative_number_is_a_value():
@@ -295,3 +313,87 @@ def test_a_long_chain_of_recipes_is_refused(tmp_path):
 def test_a_batch_has_a_limit():
     words = ["--rollout.group_size=1024", "--train.tasks_per_batch=8192", "--train.tasks_per_update=8192"]
     assert "train.tasks_per_batch: is 8192 x 1024 episodes, must be <= 1000000" in refusal(None, *words)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("false", False), ("False", False), ("true", True), ("True", True)]
+)
+def test_booleans_on_the_command_line_in_the_spelling_of_toml_and_python(word, meant):
+    assert load_config("desk", [f"--replay.enabled={word}"]).replay.enabled is meant
+    assert load_config("desk", ["--replay.enabled", word]).replay.enabled is meant
+    assert "is 'no', must be true or false" in refusal("desk", "--replay.enabled=no")
+
+
+def folders(tmp_path, monkeypatch):
+    """A recipe folder with files, and another folder as the current one."""
+    (tmp_path / "mine" / "tasks").mkdir(parents=True)
+    (tmp_path / "mine" / "tasks" / "train.json").write_text("[]")
+    (tmp_path / "mine" / "model").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+def test_paths_in_a_recipe_are_relative_to_the_recipe(tmp_path, monkeypatch):
+    folders(tmp_path, monkeypatch)
+    text = '[tasks]\ntrain = "tasks/train.json"\nheldout = "missing.json"\n[model]\npath = "model"\n'
+    text += 'prompt = "prompt.py:TEXT,language=English"\n[run]\ndir = "runs/mine"\n'
+    (tmp_path / "mine" / "prompt.py").write_text("")
+    path = recipe(tmp_path / "mine", text)
+    config = load_config(path)
+    assert config.tasks.train == str(tmp_path / "mine" / "tasks" / "train.json")
+    assert config.tasks.heldout == str(tmp_path / "mine" / "missing.json")  # for the error message
+    assert config.model.path == str(tmp_path / "mine" / "model")
+    assert config.model.prompt == f"{tmp_path / 'mine' / 'prompt.py'}:TEXT,language=English"
+    assert config.run.dir == "runs/mine"  # an output: relative to the current folder
+    given = load_config("../mine/mine.toml", ["--tasks.train", "tasks/train.json"])
+    assert given.tasks.train == "tasks/train.json"
+    assert given.model.path == "../mine/model"
+    monkeypatch.chdir(tmp_path / "mine")
+    assert load_config("mine.toml").tasks.train == "tasks/train.json"
+
+
+def test_names_in_a_recipe_are_no_paths(tmp_path, monkeypatch):
+    folders(tmp_path, monkeypatch)
+    for name in ("base", "desk", "off"):
+        (tmp_path / "mine" / name).mkdir()
+    text = '[tasks]\ntrain = "desk:128"\nheldout = ""\n[model]\npath = "base"\n[osworld]\nnetwork = "off"\n'
+    config = load_config(recipe(tmp_path / "mine", text))
+    assert (config.tasks.train, config.tasks.heldout) == ("desk:128", "")
+    assert (config.model.path, config.model.prompt, config.osworld.network) == ("base", "desk", "off")
+
+
+def test_a_path_that_exists_in_the_current_folder_only_is_found_there(tmp_path, monkeypatch):
+    folders(tmp_path, monkeypatch)
+    (tmp_path / "here" / "own.json").write_text("[]")
+    path = recipe(tmp_path / "mine", '[tasks]\ntrain = "own.json"\n[model]\npath = "ORG/NAME"\n')
+    assert (load_config(path).tasks.train, load_config(path).model.path) == ("own.json", "ORG/NAME")
+
+
+def test_paths_of_an_extended_recipe_are_relative_to_that_recipe(tmp_path, monkeypatch):
+    folders(tmp_path, monkeypatch)
+    recipe(tmp_path / "mine", '[tasks]\ntrain = "tasks/train.json"\n')
+    path = recipe(tmp_path, 'extends = "mine/mine.toml"\n')
+    assert load_config(path).tasks.train == str(tmp_path / "mine" / "tasks" / "train.json")
+
+
+def test_the_recipe_of_a_run_keeps_its_paths(tmp_path, monkeypatch):
+    folders(tmp_path, monkeypatch)
+    config = load_config("desk", ["--model.path", "model", "--tasks.train", "gone.json"])
+    stored = tmp_path / "mine" / "recipe.toml"
+    stored.write_text(to_toml(config))
+    assert load_config(stored) == config
+    stored.write_text(to_toml(config).replace('paths = "current folder"', ""))  # of an earlier version
+    (tmp_path / "mine" / "metrics.jsonl").write_text("")
+    assert load_config(stored) == config
+
+
+def test_the_folder_of_paths_has_two_names(tmp_path):
+    path = recipe(tmp_path, 'paths = "here"\n')
+    assert refusal(path) == f"{path}: paths: is 'here', must be \"recipe\" or \"current folder\""
+
+
+def test_two_paths_of_one_file_are_no_change(tmp_path, monkeypatch):
+    folders(tmp_path, monkeypatch)
+    one = load_config("desk", ["--tasks.train", "../mine/tasks/train.json", "--model.path", "a"])
+    other = load_config("desk", ["--tasks.train", f"{tmp_path}/mine/tasks/train.json", "--model.path", "b"])
+    assert changed(one, other) == ["model.path"]

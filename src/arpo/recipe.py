@@ -1,8 +1,10 @@
 """Recipes: read TOML and command-line overrides into a `Config`, and write a `Config` as TOML.
 
 A recipe can extend another one: the line `extends = "paper"` before the first section starts from its
-settings. Paths of inputs (PATH_KEYS) are relative to the recipe that sets them. Every error names the file, the key, the reason and the nearest valid name. Values keep their type:
-the string "1" is not a number, and the number 1 is not true.
+settings. Paths of inputs (PATH_KEYS) are relative to the recipe that sets them; those in the recipe of a run
+are relative to the current folder, as its line `paths = "current folder"` says. Every error names the file,
+the key, the reason and the nearest valid name. Values keep their type: the string "1" is not a number, and
+the number 1 is not true.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ PATH_KEYS = (
     "osworld.network",
     "osworld.machine",
 )
+CURRENT_FOLDER = "current folder"
 NAMES = ("", "base", "desk", "on", "off")  # values of PATH_KEYS that are no paths
 _SHIPPED = Path(str(files("arpo"))) / "recipes"
 PROJECT = Path(__file__).parents[2]  # the checkout that this package runs from: `make` installs there
@@ -144,7 +147,7 @@ def shipped_recipes() -> list[str]:
 
 def to_toml(config: Config) -> str:
     """All keys with their values as TOML. `load_config` reads it back as an equal Config."""
-    lines = []
+    lines = [f'paths = "{CURRENT_FOLDER}"', ""]
     for section in fields(config):
         lines.append(f"[{section.name}]")
         settings = getattr(config, section.name)
@@ -185,10 +188,11 @@ def _read_recipe(path: Path, extended_by: tuple[Path, ...]) -> dict[str, tuple[A
     extended = document.pop("extends", None)
     if extended is not None and not isinstance(extended, str):
         raise UserError(f"{path}: extends: is {shorten(extended)}, must be the name or the file of a recipe")
+    folder = _folder_of_paths(document.pop("paths", "recipe"), path)
     settings: dict[str, tuple[Any, str]] = {}
     if extended is not None:
         settings = _read_recipe(_find_extended(path, extended), (*extended_by, path))
-    return settings | {name: (value, str(path)) for name, value in _settings(document, path)}
+    return settings | {name: (value, str(path)) for name, value in _settings(document, path, folder)}
 
 
 def _find_extended(path: Path, extended: str) -> Path:
@@ -208,7 +212,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read as TOML: {reason}") from None
 
 
-def _settings(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Any]]:
+def _settings(document: Mapping[str, Any], path: Path, folder: Path) -> Iterator[tuple[str, Any]]:
     known = {key.name: key for key in keys()}
     sections = [section.name for section in fields(Config)]
     for section, table in document.items():
@@ -222,30 +226,35 @@ def _settings(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, An
                     f"{path}: {section}.extends: unknown key; put extends before the first section"
                 )
             key = _known(f"{section}.{name}", known, str(path))
-            yield key.name, _located(key, _typed(key, value, str(path)), path)
+            yield key.name, _located(key, _typed(key, value, str(path)), folder)
 
 
-def _located(key: Key, value: Any, recipe: Path) -> Any:
-    """The value, with a path relative to the recipe's folder made relative to the current folder.
+def _folder_of_paths(paths: Any, recipe: Path) -> Path:
+    """The folder that the paths in a recipe are relative to: its own, or the current one.
 
-    A path that exists only relative to the current folder stays as it is. So does a name of PATH_KEYS that
-    is not the path of a file beside the recipe, for example a model of the hub.
+    A shipped recipe names files of the user. The recipes of runs of earlier versions lack the line `paths`.
     """
-    if key.name not in PATH_KEYS or value in NAMES or recipe.parent == Path() or _keeps_paths(recipe):
+    if paths not in ("recipe", CURRENT_FOLDER):
+        raise UserError(f'{recipe}: paths: is {shorten(paths)}, must be "recipe" or "{CURRENT_FOLDER}"')
+    of_a_run = recipe.name == "recipe.toml" and (recipe.parent / "metrics.jsonl").is_file()
+    if paths == CURRENT_FOLDER or of_a_run or recipe.is_relative_to(_SHIPPED):
+        return Path()
+    return recipe.parent
+
+
+def _located(key: Key, value: Any, folder: Path) -> Any:
+    """The value of a recipe, with a path relative to `folder` made relative to the current folder.
+
+    A path that exists only relative to the current folder stays as it is. So does a name that is no file in
+    `folder`, for example a model of the hub.
+    """
+    if key.name not in PATH_KEYS or value in NAMES or folder == Path():
         return value
     path, colon, attribute = value.partition(":")
     if colon and not path.endswith(".py"):  # for example desk:32
         return value
     missing = key.name in INPUT_KEYS and not Path(path).exists()
-    return (
-        f"{recipe.parent / path}{colon}{attribute}" if missing or (recipe.parent / path).exists() else value
-    )
-
-
-def _keeps_paths(recipe: Path) -> bool:
-    """Whether its paths are relative to the current folder: in a shipped recipe, and in that of a run."""
-    of_a_run = recipe.name == "recipe.toml" and (recipe.parent / "metrics.jsonl").is_file()
-    return of_a_run or recipe.is_relative_to(_SHIPPED)
+    return f"{folder / path}{colon}{attribute}" if missing or (folder / path).exists() else value
 
 
 def _read_overrides(overrides: Sequence[str] | Mapping[str, object]) -> Iterator[tuple[str, Any]]:

@@ -56,6 +56,16 @@ def test_other_chunks_do_not_matter() -> None:
     assert decode(data).getcolors() == [(56 * 56, (0, 0, 0))]
 
 
+def test_the_number_of_chunks_is_limited_by_the_size() -> None:
+    """Each costs time, even an empty one: a small picture must not have tens of thousands."""
+    for side, most in ((56, 67), (1024, 64 + 1025)):  # 64, and one per KiB of rows
+        stream = chunk(b"IDAT", zlib.compress(grey(side, side)))
+        empty = [chunk(b"IDAT", b"")] * (most - 3)  # IHDR, stream, IEND
+        assert decode(built(header(side, side), stream, *empty)).size == (side, side)
+        with pytest.raises(BadPng, match="is one too many"):
+            decode(built(header(side, side), stream, *empty, empty[0]))
+
+
 WHOLE = plain()
 IHDR = header(56, 56)
 IDAT = chunk(b"IDAT", zlib.compress(grey(56, 56)))
@@ -71,14 +81,16 @@ REFUSED = {
     "is a damaged PNG: rows are missing": [
         built(IHDR, chunk(b"IDAT", zlib.compress(ROWS[:end]))) for end in (57, 57 * 55)
     ],
-    "is a damaged PNG: cannot": [built(IHDR), built(header(56, 56, 5), IDAT)],
+    "is a damaged PNG: cannot load this image": [built(IHDR)],
+    "is a damaged PNG: its header or its pixels are invalid$": [built(header(56, 56, 5), IDAT)],
     "the chunk at byte 33 has a wrong checksum": [WHOLE.replace(b"IDATx\x9c", b"IDATx\x9d")],
     "its end is missing": [WHOLE[:-1], WHOLE[:-12], WHOLE[:40], WHOLE[:33]],
     "4 bytes follow its end": [WHOLE + b"more"],
     "the chunk at byte 33 is one too many": [built(IHDR, header(9000, 9000), IDAT)],
     "is one too many": [
         built(IHDR, IDAT, chunk(b"tEXt", b"a\0b"), IDAT),
-        built(header(600, 600), *[chunk(b"tEXt", b"")] * 70_000, IDAT),
+        built(IHDR, *[chunk(b"tEXt", b"")] * 67, IDAT),
+        built(IHDR, IDAT, *[chunk(b"IDAT", b"")] * 67),
     ],
     "is an interlaced PNG": [built(header(56, 56, interlaced=1), IDAT)],
     "is an animated PNG": [built(IHDR, chunk(b"acTL", b"\0\0\0\2\0\0\0\0"), IDAT)],

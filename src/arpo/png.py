@@ -18,14 +18,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from arpo.errors import UserError
 from arpo.types import Screenshot, screen_fault
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MAX_CACHED_BYTES = 256 << 20  # 32 pictures of 1920x1080, or 1,783 of 224x168
-MAX_CHUNKS = 1 << 16
+FREE_CHUNKS, BYTES_PER_CHUNK = 64, 1024  # a chunk per KiB of uncompressed rows; encoders write 4 KiB or more
 MAX_METADATA_BYTES = 1 << 20
 TRUECOLOUR = 2  # colour type of RGB pixels without alpha
 
@@ -73,7 +73,7 @@ def decode(png: bytes) -> Image.Image:
         raise BadPng("is an interlaced PNG, must not be interlaced")
     if len(png) > header.uncompressed_bytes * 9 // 8 + MAX_METADATA_BYTES:
         raise BadPng(f"has {len(png):,} bytes, too many for {header.width}x{header.height} pixels")
-    chunks = _pixel_chunks(png)
+    chunks = _pixel_chunks(png, FREE_CHUNKS + header.uncompressed_bytes // BYTES_PER_CHUNK)
     try:
         with Image.open(io.BytesIO(b"".join((SIGNATURE, *chunks))), formats=("PNG",)) as image:
             image.load()
@@ -81,6 +81,8 @@ def decode(png: bytes) -> Image.Image:
             last_row = image.crop((0, header.height - 1, header.width, header.height))
             complete = last_row.getbbox() is not None or _has_all_rows(chunks, header)
             decoded = image.convert("RGB")
+    except UnidentifiedImageError as error:  # its text has a memory address in place of a reason
+        raise BadPng("is a damaged PNG: its header or its pixels are invalid") from error
     except (OSError, SyntaxError, ValueError, zlib.error) as error:
         raise BadPng(f"is a damaged PNG: {error}") from error
     if not complete:
@@ -110,8 +112,8 @@ class _Header:
         return self.height * (1 + (self.width * self.depth * _CHANNELS[self.colour] + 7) // 8)
 
 
-def _pixel_chunks(png: bytes) -> list[memoryview]:
-    """The chunks that determine the pixels. Raises BadPng for a damaged structure."""
+def _pixel_chunks(png: bytes, limit: int) -> list[memoryview]:
+    """The chunks that determine the pixels. Raises BadPng for a damaged structure or over `limit` chunks."""
     view, position = memoryview(png), len(SIGNATURE)
     names: list[bytes] = []
     kept: list[memoryview] = []
@@ -125,7 +127,7 @@ def _pixel_chunks(png: bytes) -> list[memoryview]:
         if name == b"acTL":
             raise BadPng("is an animated PNG, must be a single picture")
         repeats = name in (b"IHDR", b"PLTE") or (name == b"IDAT" and names[-1] != name)
-        if len(names) == MAX_CHUNKS or (repeats and name in names):
+        if len(names) == limit or (repeats and name in names):
             raise BadPng(f"is a damaged PNG: the chunk at byte {position} is one too many")
         if name in (b"IHDR", b"PLTE", b"IDAT", b"IEND"):
             kept.append(view[position:end])

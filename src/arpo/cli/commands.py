@@ -178,6 +178,8 @@ A recipe is a TOML file with config keys. Shipped recipes:
   ablations/…                     variants of paper that change one key
   osworld_local                   real desktops on this machine
   osworld_subset32, osworld_full  the published runs (need GPUs)
+Start your own recipe with the line `extends = "desk"`, then set the keys to change. Without this line, all
+other keys have their defaults, not the values of desk. Paths in a recipe are relative to the recipe.
 
 Output in run.dir: recipe.toml (all config keys), metrics.jsonl, trajectories.jsonl, checkpoints/, model/,
 summary.json and report.html.

@@ -1,3 +1,4 @@
+import importlib
 import importlib.util
 import math
 import subprocess
@@ -6,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from arpo.config import Config, StoreConfig
+from arpo.config import Config, RunConfig, StoreConfig
 from arpo.errors import UserError
 from arpo.reporting.tracking import JsonlTracker, MultiTracker, NullTracker, open_tracker
 from arpo.storage.run_folder import METRICS, RunFolder
+from arpo.testing import screenshot, task
+from trajectories import trajectory, turn
 
 
 def test_metrics_are_written_to_the_run_folder(tmp_path):
@@ -47,6 +50,78 @@ def test_missing_wandb_is_a_user_error(tmp_path):
     config = replace(Config(), store=StoreConfig(tensorboard=False, wandb_project="mine"))
     with pytest.raises(UserError, match=r"pip install 'arpo\[wandb\]'"):
         open_tracker(config, RunFolder(tmp_path), next_step=0)
+
+
+FAKE_WANDB = """
+class Error(Exception): pass
+class Image:
+    def __init__(self, picture): self.size = picture.size
+class Table:
+    def __init__(self, columns): self.columns, self.data = columns, []
+    def add_data(self, *row): self.data.append(row)
+class Run:
+    def __init__(self): self.logged = []
+    def log(self, values, step): self.logged.append((step, values))
+    def finish(self): pass
+started = []
+def init(**given):
+    if given["entity"] == "strangers": raise Error("permission denied:\\n no such team")
+    started.append((given, Run()))
+    return started[-1][1]
+"""
+
+
+@pytest.fixture
+def wandb(tmp_path, monkeypatch):
+    """A module with the calls of wandb that the tracker makes. Checked by hand against wandb 0.31."""
+    (tmp_path / "wandb.py").write_text(FAKE_WANDB, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    yield importlib.import_module("wandb")
+    sys.modules.pop("wandb", None)
+
+
+def tracked(**settings):
+    run = RunConfig(dir="runs/mine")
+    return Config(run=run, store=StoreConfig(tensorboard=False, wandb_project="gui", **settings))
+
+
+def test_wandb_gets_entity_name_and_tags(wandb, tmp_path):
+    config = tracked(wandb_entity="team", wandb_name="first", wandb_tags="grpo, 7B,")
+    open_tracker(config, RunFolder(tmp_path / "a"), next_step=0).close()
+    open_tracker(tracked(), RunFolder(tmp_path / "b"), next_step=0).close()
+    named, unnamed = (given for given, _ in wandb.started)
+    assert (named["project"], named["entity"], named["name"]) == ("gui", "team", "first")
+    assert named["tags"] == ["grpo", "7B"]
+    assert (unnamed["entity"], unnamed["name"], unnamed["tags"]) == (None, "runs/mine", [])
+
+
+def test_a_refusal_of_wandb_is_one_line_with_the_remedy(wandb, tmp_path):
+    with pytest.raises(UserError) as refused:
+        open_tracker(tracked(wandb_entity="strangers"), RunFolder(tmp_path), next_step=0)
+    assert str(refused.value) == (
+        "store.wandb_project = 'gui': W&B refuses the run: permission denied: no such team. Log in with "
+        "`wandb login`, or set WANDB_MODE=offline in the process environment"
+    )
+
+
+def test_an_evaluation_shows_a_few_episodes_on_wandb(wandb, tmp_path):
+    tracker = open_tracker(tracked(wandb_episodes=2), RunFolder(tmp_path), next_step=0)
+    shot = screenshot(7)
+    turns = [replace(turn((1,), (2,)), screenshot=shot), replace(turn((3,), (4,)), screenshot=shot)]
+    played = [(task(name), replace(trajectory(1.0, *turns), final=shot)) for name in "abc"]
+    tracker.log_episodes(10, "heldout", played)
+    tracker.log(10, {"eval_heldout": 1.0})
+    [(_, run)] = wandb.started
+    (step, episodes), metrics = run.logged
+    assert (step, list(episodes), metrics) == (10, ["episodes/heldout"], (10, {"eval_heldout": 1.0}))
+    table = episodes["episodes/heldout"]
+    assert table.columns == ["task", "instruction", "score", "step", "screenshot", "answer"]
+    assert [(row[0], row[3]) for row in table.data] == [(name, step) for name in "ab" for step in range(3)]
+    assert table.data[2][4].size == shot.size and table.data[2][5] == "(end: finished)"
+    off = open_tracker(tracked(wandb_episodes=0), RunFolder(tmp_path / "off"), next_step=0)
+    off.log_episodes(10, "heldout", played)
+    assert wandb.started[-1][1].logged == []
 
 
 def test_a_full_disk_is_an_error_with_the_folder_and_not_a_hang(tmp_path):

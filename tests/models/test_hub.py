@@ -146,8 +146,8 @@ def test_without_a_network_and_without_the_cache(hub: Hub, tmp_path: Path) -> No
     unreachable = fetch(hub_environment(None, tmp_path), "acme/desk", f"acme/desk@{COMMIT}")
     for name, line in zip(("acme/desk", f"acme/desk@{COMMIT}"), unreachable, strict=True):
         assert line.startswith(
-            f"{name}: neither a folder here nor complete in the cache, and http://127.0.0.1:9 cannot be "
-            "reached ("
+            f"{name}: neither a folder here nor complete in the cache {tmp_path}/hub, and http://127.0.0.1:9 "
+            "cannot be reached ("
         )
         assert line.endswith("): check the network, or name a model folder")
         assert "Connection refused" in line
@@ -174,3 +174,31 @@ def test_a_full_disk(hub: Hub, tmp_path: Path) -> None:
     (folder,) = fetch(hub_environment(hub, tmp_path), "acme/desk")  # the next attempt completes it
     assert (Path(folder) / "model.safetensors").read_bytes() == (BASE / "model.safetensors").read_bytes()
     assert json.loads((Path(folder) / "config.json").read_text())["model_type"] == "qwen2_5_vl"
+
+
+def test_an_upload_without_a_network(hub: Hub, tmp_path: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+from arpo.errors import UserError
+from arpo.models.hub import create_repository, upload
+calls = [lambda: create_repository("acme/x", private=True), lambda: upload(Path(sys.argv[1]), "acme/x", "m")]
+for call in calls:
+    try:
+        print(call())
+    except UserError as error:
+        print(error)
+"""
+    unreachable = fetch(hub_environment(None, tmp_path, HF_TOKEN=TOKEN), str(BASE), program=program)
+    assert len(unreachable) == 2
+    for line in unreachable:
+        assert line.startswith("--push acme/x: http://127.0.0.1:9 cannot be reached (")
+        assert line.endswith("): check the network, then run the same command again")
+    offline = hub_environment(hub, tmp_path, HF_TOKEN=TOKEN, HF_HUB_OFFLINE="1")
+    assert (
+        fetch(offline, str(BASE), program=program)
+        == ["--push acme/x: HF_HUB_OFFLINE forbids uploads: unset it"] * 2
+    )
+    foreign = fetch(hub_environment(hub, tmp_path, HF_TOKEN="hf_wrong"), str(BASE), program=program)
+    assert [line.startswith("--push acme/x: the hub ") for line in foreign] == [True, True]
+    assert all("log in with `hf auth login`" in line for line in foreign)

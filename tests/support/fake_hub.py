@@ -146,7 +146,7 @@ class _Endpoints:
             return refusal
         name = f"{body['organization']}/{body['name']}"
         if name in self._hub.repositories:
-            return web.json_response({"error": "exists"}, status=409)
+            return web.json_response({"error": "exists", "url": f"{self._hub.url}/{name}"}, status=409)
         private = body.get("visibility") == "private" or bool(body.get("private"))
         self._hub.repositories[name] = Repository(private=private)
         self._hub.repositories[name].commit({".gitattributes": b""})

@@ -7,15 +7,13 @@ parses the command line.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from arpo.cli import check_env_command, osworld_flags, report_command
-from arpo.config import Config, shorten
+from arpo.cli.command import RECIPE, RECIPE_HELP, Command, argument, count
+from arpo.config import Config
 from arpo.errors import UserError
 from arpo.interrupts import INTERRUPTED
 from arpo.recipe import describe, load_config
@@ -57,6 +55,13 @@ def _eval_osworld(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from arpo.evaluation.osworld import run_osworld_evaluation
 
     return run_osworld_evaluation(config)
+
+
+def _play(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    config = load_config(options.recipe, overrides)
+    from arpo.cli.play_command import run_play
+
+    return run_play(options.task, config, options.save)
 
 
 def _screen(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -126,45 +131,20 @@ def _doctor(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     return run_doctor()
 
 
-def _count(text: str) -> int:
-    if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
-        raise argparse.ArgumentTypeError(f"is {shorten(text)}, must be an integer >= 1, <= 9999")
-    return int(text)
-
-
 def _osworld(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     config = load_config(options.recipe, overrides)
-    from arpo.cli.osworld_command import run_osworld_action
+    from arpo.cli.osworld_command import run_install, run_osworld_action
 
+    if options.action == "install":
+        return run_install(config, options.python)
     return run_osworld_action(options.action, config, options.tasks, options.jobs, as_json=options.json)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """A command and its help: purpose (one line), lesson (explanation) and example."""
+def _recipes(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    from arpo.cli.recipes_command import run_recipes
 
-    name: str
-    run: Callable[[argparse.Namespace, Sequence[str]], int]
-    purpose: str
-    lesson: str
-    example: str
-    arguments: tuple[tuple[str, dict[str, Any]], ...] = ()
-    settings: bool = False  # whether it accepts --section.key VALUE
+    return run_recipes(options.name)
 
-
-def argument(name: str, help: str, **details: Any) -> tuple[str, dict[str, Any]]:
-    """Arguments for argparse: name, and keyword arguments of `add_argument`."""
-    return name, {"help": help, **details}
-
-
-RECIPE_HELP = "TOML file or name of a shipped recipe"
-RECIPE = argument(
-    "recipe",
-    f"{RECIPE_HELP} (default: %(default)s); change its keys with --section.key VALUE",
-    nargs="?",
-    default="desk",
-    metavar="RECIPE",
-)
 
 COMMANDS = (
     Command(
@@ -172,12 +152,7 @@ COMMANDS = (
         run=_train,
         purpose="train a model with a recipe",
         lesson="""\
-A recipe is a TOML file with config keys. Shipped recipes:
-  desk                            tiny model, built-in desktop, two CPU cores, some minutes (default)
-  paper, paper/grpo, paper/…      the published comparison, on the built-in desktop
-  ablations/…                     variants of paper that change one key
-  osworld_local                   real desktops on this machine
-  osworld_subset32, osworld_full  the published runs (need GPUs)
+A recipe is a TOML file with config keys. `arpo recipes` lists the shipped ones.
 Start your own recipe with the line `extends = "desk"`, then set the keys to change. Without this line, all
 other keys have their defaults, not the values of desk. Paths in a recipe are relative to the recipe.
 
@@ -197,6 +172,17 @@ arpo train my-recipe.toml --optim.lr 1e-4""",
             argument("--help-keys", "list all config keys with defaults and exit", action="store_true"),
         ),
         settings=True,
+    ),
+    Command(
+        name="recipes",
+        run=_recipes,
+        purpose="list the shipped recipes, or print one",
+        lesson="""\
+Prints one line for each shipped recipe: what it trains and what it needs. With NAME, prints the file.""",
+        example="""\
+arpo recipes
+arpo recipes desk > mine.toml""",
+        arguments=(argument("name", "name of a shipped recipe", nargs="?", metavar="NAME"),),
     ),
     Command(
         name="collect",
@@ -250,6 +236,23 @@ arpo eval osworld --headless --observation_type screenshot --max_steps 15 --max_
     --temperature 0.6 --model ui-tars --action_space pyautogui --num_envs 8 --result_dir ./results/ \\
     --test_all_meta_path ./evaluation_examples/test_all.json --trial-id 0 --server_ip http://127.0.0.1""",
         arguments=((RECIPE[0], RECIPE[1] | {"default": "osworld_eval"}), *osworld_flags.arguments()),
+        settings=True,
+    ),
+    Command(
+        name="play",
+        run=_play,
+        purpose="play one task with a model, and print each step",
+        lesson="""\
+TASK is the id of a training or held-out task of the recipe, or random. Prints the time, the thought and the
+actions of each step, and the score. The same task, model and run.seed give the same episode.""",
+        example="""\
+arpo play random
+arpo play pool-043 --model.path runs/desk/model --save steps""",
+        arguments=(
+            argument("task", "task id, or random", metavar="TASK"),
+            argument("--recipe", f"{RECIPE_HELP} (default: %(default)s)", default="desk", metavar="RECIPE"),
+            argument("--save", "folder for screenshots with the actions drawn", type=Path, metavar="FOLDER"),
+        ),
         settings=True,
     ),
     Command(
@@ -329,8 +332,8 @@ arpo compare paper paper/grpo --seeds 3 --jobs 2 --out runs/paper --against pape
 arpo compare --report --out runs/mine""",
         arguments=(
             argument("recipes", "TOML files or shipped recipes", nargs="*", metavar="RECIPE"),
-            argument("--seeds", "number of seeds (required to train)", type=_count, metavar="N"),
-            argument("--jobs", "parallel runs (default: %(default)s)", type=_count, default=1, metavar="J"),
+            argument("--seeds", "number of seeds (required to train)", type=count, metavar="N"),
+            argument("--jobs", "parallel runs (default: %(default)s)", type=count, default=1, metavar="J"),
             argument("--out", "output directory", type=Path, required=True, metavar="FOLDER"),
             argument(
                 "--against",
@@ -396,29 +399,33 @@ arpo doctor --recipe osworld_full --model.path /models/UI-TARS-1.5-7B --model.tr
 arpo doctor --recipe osworld_subset32 --model.path /models/UI-TARS-1.5-7B --gpu 80""",
         arguments=(
             argument("--recipe", RECIPE_HELP, metavar="RECIPE"),
-            argument("--gpu", "GPU memory (default: that of this machine)", type=_count, metavar="GIB"),
+            argument("--gpu", "GPU memory (default: that of this machine)", type=count, metavar="GIB"),
         ),
         settings=True,
     ),
     Command(
         name="osworld",
         run=_osworld,
-        purpose="list OSWorld tasks with their needs, or download their files",
+        purpose="install real desktops; list OSWorld tasks with their needs; download their files",
         lesson="""\
+install: installs Debian packages (with root or sudo), and desktop-env in the virtual environment of
+osworld.python. `make osworld` does the same.
 list: prints for each task if it can run here, and its needs: applications, files, network, account. Then the
 number of tasks that can run, and the reasons and remedies for the others. Works without desktop-env.
 fetch-cache: downloads input files and expected results of the tasks to osworld.cache. Runs read them from
 there, and skip tasks with missing files. Existing files are kept. If it is interrupted or a download fails,
 run the same command again. Exit code 1 if a download failed.""",
         example="""\
+arpo osworld install
 arpo osworld list --tasks evaluation_examples/test_all.json --osworld.network on
 arpo osworld fetch-cache --tasks evaluation_examples --tasks.domains libreoffice_calc,gimp --jobs 16""",
         arguments=(
-            argument("action", "list or fetch-cache", choices=["list", "fetch-cache"], metavar="ACTION"),
+            argument("action", "install, list or fetch-cache", choices=ACTIONS, metavar="ACTION"),
             (RECIPE[0], RECIPE[1] | {"default": "osworld_local"}),
             argument("--tasks", "tasks (default: tasks.train)", metavar="SOURCE"),
-            argument("--jobs", "parallel downloads (default: osworld.downloads)", type=_count, metavar="N"),
+            argument("--jobs", "parallel downloads (default: osworld.downloads)", type=count, metavar="N"),
             argument("--json", "list: print JSON", action="store_true"),
+            argument("--python", "install: Python 3.11 or later (default: this one)", metavar="PROGRAM"),
         ),
         settings=True,
     ),

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from arpo.config import Config
 from arpo.errors import UserError
 from arpo.recipe import load_config
 from arpo.storage.run_folder import RECIPE
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError  # slow to import: `arpo --help` does without it
 
 WEIGHTS = ("*.safetensors",)
 DESCRIPTION = ("*.json", "*.jinja", "*.txt", "LICENSE*", "NOTICE*")  # config, tokenizer, image settings
@@ -85,7 +89,7 @@ def download(model: HubModel, patterns: Sequence[str] = DESCRIPTION) -> Path:
         ignore_patterns=["*/*"],  # folders have weights in other formats
         library_name="arpo",
     )
-    with _reporting(model), _progress_bars():
+    with _reporting(str(model), partial(_explain_download, model)), _progress_bars():
         try:
             return Path(snapshot())
         except HfHubHTTPError:  # an answer of the hub
@@ -123,25 +127,30 @@ def pin_model(config: Config, run: Path | None = None) -> Config:
     return replace(config, model=replace(config.model, path=str(pinned)))
 
 
-def create_repository(name: str, *, private: bool) -> None:
-    """Create the model repository ORG/NAME unless it exists. `private` applies to a new one."""
-    from huggingface_hub import HfApi, get_token
+def require_login(name: str) -> None:
+    """Refuse an upload to a bad name, or without a token."""
+    from huggingface_hub import get_token
 
-    model = parse_hub_model(name)
-    if model is None or model.revision:
-        raise UserError(f"--push {name}: must be the name of a hub repository, as ORG/NAME")
+    if (found := _NAME.fullmatch(name)) is None or found["revision"]:
+        raise UserError(f"--push {name}: must be the name of a hub repository: ORG/NAME")
     if get_token() is None:
         raise UserError(f"--push {name}: you are not logged in to the hub: {LOG_IN}")
-    with _reporting(model):
-        HfApi(library_name="arpo").create_repo(model.repo, private=private, exist_ok=True)
+
+
+def create_repository(name: str, *, private: bool) -> None:
+    """Create the model repository ORG/NAME unless it exists. `private` applies to a new one."""
+    from huggingface_hub import HfApi
+
+    with _reporting(f"--push {name}", _explain_upload):
+        HfApi(library_name="arpo").create_repo(name, private=private, exist_ok=True)
 
 
 def upload(folder: Path, name: str, message: str) -> str:
     """Upload a model folder as one commit of an existing repository. Returns the URL of the repository."""
     from huggingface_hub import HfApi
 
-    with _reporting(HubModel(repo=name)), _progress_bars():
-        api = HfApi(library_name="arpo")
+    api = HfApi(library_name="arpo")
+    with _reporting(f"--push {name}", _explain_upload), _progress_bars():
         api.upload_folder(
             repo_id=name, folder_path=folder, commit_message=message, delete_patterns=list(_REPLACED)
         )
@@ -165,7 +174,7 @@ def _progress_bars() -> Iterator[None]:
 
 
 @contextmanager
-def _reporting(model: HubModel) -> Iterator[None]:
+def _reporting(subject: str, explain: Callable[[BaseException], str]) -> Iterator[None]:
     """Convert the errors of huggingface_hub, of the network and of the disk to a UserError."""
     from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
 
@@ -178,14 +187,15 @@ def _reporting(model: HubModel) -> Iterator[None]:
             deeper := cause.__cause__ or cause.__context__
         ):
             cause = deeper
-        raise UserError(f"{model}: {_explain(model, cause)}") from error
+        raise UserError(f"{subject}: {explain(cause)}") from error
 
 
-def _explain(model: HubModel, error: BaseException) -> str:
+def _explain_download(model: HubModel, error: BaseException) -> str:
     """Reason and remedy."""
     from huggingface_hub import constants, errors
 
-    url = f"{constants.ENDPOINT}/{model.repo}"
+    url, cache = f"{constants.ENDPOINT}/{model.repo}", constants.HF_HUB_CACHE
+    nowhere = f"neither a folder here nor complete in the cache {cache}"
     if isinstance(error, errors.GatedRepoError):
         return f"the repository is gated: accept its conditions on {url}, then {LOG_IN}"
     if isinstance(error, errors.RepositoryNotFoundError):
@@ -195,28 +205,47 @@ def _explain(model: HubModel, error: BaseException) -> str:
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return f"the repository has no branch, tag or commit {model.revision!r}: see {url}/tree/main"
-    if isinstance(error, errors.HfHubHTTPError) and (status := error.response.status_code) in (401, 403):
-        reason = error.server_message or "no permission"
-        return f"the hub refuses ({status}, {_single_line(reason)}): check your rights, and {LOG_IN}"
     if isinstance(error, errors.HfHubHTTPError):
-        return f"the hub answers {error.response.status_code} {error.response.reason_phrase}: try again later"
+        return _explain_status(error)
     if isinstance(error, OSError) and error.errno in _FULL:
-        return (
-            f"{constants.HF_HUB_CACHE}: {error.strerror}: free some space, or set HF_HOME to a folder on "
-            "another disk"
-        )
-    if constants.HF_HUB_OFFLINE:
-        return (
-            f"neither a folder here nor complete in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE "
-            "forbids downloads: unset it, or name a model folder"
-        )
-    if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+        return f"{cache}: {error.strerror}: free some space, or set HF_HOME to a folder on another disk"
+    if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}: set HF_HOME to a folder that you may write to"
-    reason = _single_line(str(error)) or type(error).__name__
-    return (
-        f"neither a folder here nor complete in the cache, and {constants.ENDPOINT} cannot be reached "
-        f"({reason}): check the network, or name a model folder"
-    )
+    if constants.HF_HUB_OFFLINE:
+        return f"{nowhere}, and HF_HUB_OFFLINE forbids downloads: unset it, or name a model folder"
+    return f"{nowhere}, and {_unreachable(error)}: check the network, or name a model folder"
+
+
+def _explain_upload(error: BaseException) -> str:
+    """Reason and remedy."""
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"the hub does not accept your token, or the organisation does not exist: {LOG_IN}"
+    if isinstance(error, errors.HfHubHTTPError):
+        return _explain_status(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE forbids uploads: unset it"
+    return f"{_unreachable(error)}: check the network, then run the same command again"
+
+
+def _explain_status(error: HfHubHTTPError) -> str:
+    """The refusal of the hub, by its status."""
+    status, phrase = error.response.status_code, error.response.reason_phrase
+    if status in (401, 403):
+        reason = _single_line(error.server_message or phrase)
+        return f"the hub refuses ({status}: {reason}): check the rights of your token, or {LOG_IN}"
+    if status < 500 and status != 429:
+        return f"the hub refuses ({status}: {_single_line(error.server_message or phrase)})"
+    return f"the hub answers {status} {phrase}: try again later"
+
+
+def _unreachable(error: BaseException) -> str:
+    from huggingface_hub import constants
+
+    return f"{constants.ENDPOINT} cannot be reached ({_single_line(str(error)) or type(error).__name__})"
 
 
 def _single_line(text: str) -> str:

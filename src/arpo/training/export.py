@@ -86,6 +86,8 @@ def export_model(source: Path, out: Path, dtype: str, *, merged: bool, title: st
             else:
                 _write_adapters(model, config.model, out, DTYPES[dtype])
             (out / CARD).write_text(card, encoding="utf-8")
+            for path in out.glob("*.safetensors"):  # the library makes them readable for the user alone
+                path.chmod((out / CARD).stat().st_mode)
     except OSError:
         shutil.rmtree(out, ignore_errors=True)  # a part of a model would be in the way of the next attempt
         raise
@@ -167,7 +169,9 @@ def _find(source: Path) -> Source:
         return Source(config=replace(Config(), model=ModelConfig(path=str(source.resolve()))))
     if parse_hub_model(str(source)) is not None:
         return Source(config=pin_model(replace(Config(), model=ModelConfig(path=str(source)))))
-    raise UserError(f"{source}: is not a run folder, a checkpoint, a model folder or ORG/NAME of the hub")
+    raise UserError(
+        f"{source}: is not a run folder, a checkpoint, a model folder or ORG/NAME of the hub: check the path"
+    )
 
 
 def _of_run(run: Path, checkpoint: Checkpoint, summary: Mapping[str, Any]) -> Source:

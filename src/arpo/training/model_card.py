@@ -31,11 +31,13 @@ agent = pipeline("image-text-to-text", model="{title}")
 content = [{{"type": "text", "text": PROMPT}}, {{"type": "image", "path": "screenshot.png"}}]
 answer = agent(text=[{{"role": "user", "content": content}}], max_new_tokens=512, return_full_text=False)
 ```
-
-The model expects the prompt of its recipe: `model.prompt = "{prompt}"`. To measure it with ARPO:
+"""
+MEASURE = """\
+PROMPT is the prompt of the recipe: `model.prompt = "{prompt}"`. To measure the model with ARPO, save the
+recipe as recipe.toml:
 
 ```sh
-arpo eval --model.path {title} --out scores.json
+arpo eval recipe.toml --model.path {title} --out scores.json
 ```
 """
 PEFT = """\
@@ -65,7 +67,7 @@ def model_card(
     if step is not None:
         facts += [f"- Method: {_method(config)}", f"- Trained batches: {step}"]
     facts += [f"- Weights: {'LoRA adapters, ' if adapters else ''}{dtype}", f"- Made by: ARPO {__version__}"]
-    use = PEFT if adapters else PIPELINE
+    use = PEFT if adapters else PIPELINE if step is None else f"{PIPELINE}\n{MEASURE}"
     metadata = [
         f"library_name: {'peft' if adapters else 'transformers'}",
         "pipeline_tag: image-text-to-text",

@@ -12,10 +12,16 @@ import pytest
 from arpo.cli.entry_point import main
 from arpo.envs.osworld.needs import needs
 from arpo.types import Task
+from installed import install_desktop
 from task_parts import download, gold, put, step, task
 from upstream import VERIFIED, needs_upstream
 
 LIVE = step("execute", command="curl https://example.org")
+
+
+@pytest.fixture(autouse=True)
+def programs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return install_desktop(monkeypatch, tmp_path_factory.mktemp("installed") / "bin")
 
 
 def tasks() -> list[Task]:
@@ -55,6 +61,18 @@ def test_each_task_is_listed_with_its_needs_and_the_reasons_are_counted(
         f"  1 x needs a Google account, which light desktops do not have: {machine}",
         "  1 x evaluator.func = 'exact_mach': desktop-env has no metric exact_mach "
         "(did you mean 'exact_match'?)",
+    ]
+
+
+def test_without_bubblewrap_no_task_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(listing(tmp_path, "--tasks.ids", "plain")) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "no    os      plain  gimp",
+        "0 of 1 task can run here. The others:",
+        "  1 x needs bwrap, which this machine does not have: run `make osworld`",
     ]
 
 

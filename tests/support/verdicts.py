@@ -19,6 +19,7 @@ from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.recipe import load_config
 from arpo.testing import FailingEnv, LyingEnv, Times
 from arpo.types import Observation, Screenshot, StepResult
+from installed import install_desktop
 from pngs import corrupt
 
 A, B, C, D = "pool-001", "pool-010", "pool-013", "pool-021"  # the model wavers at their first step
@@ -124,6 +125,7 @@ def osworld_config(
     tasks = [task | {"related_apps": [apps[task["id"]]]} for task in pool if task["id"] in apps]
     (folder / "osworld.json").write_text(json.dumps(tasks), "utf-8")
     patch.setattr("arpo.envs.osworld.runnable.names_for", lambda config: DESK_NAMES)
+    install_desktop(patch, folder / "programs")
     patch.setattr("arpo.rollout.player.open_pool", lambda config: EnvPool(LocalEnvs(Scripted, 1), config.env))
     settings = ("--env.name=osworld", f"--tasks.train={folder / 'osworld.json'}", "--tasks.heldout=")
     return small_config(folder, [A], *settings, *overrides)

@@ -19,6 +19,7 @@ from arpo.envs.osworld.needs import needs
 from arpo.envs.osworld.runnable import why_not_runnable
 from arpo.errors import UserError
 from arpo.types import Task
+from installed import install_desktop
 
 PROXIES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 
@@ -105,8 +106,9 @@ def contents(cache: Path) -> dict[str, str]:
 
 
 def test_files_of_all_tasks_are_fetched(
-    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    install_desktop(monkeypatch, tmp_path / "bin")
     tasks = [
         task("a", site.url("poem%20of%20roses"), site.url("moved")),
         task("b", site.url("long"), "arpo:shipped.txt"),

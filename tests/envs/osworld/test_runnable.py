@@ -10,17 +10,30 @@ from typing import Any
 import pytest
 
 from arpo.config import Config, OSWorldConfig
-from arpo.envs.osworld.needs import needs
-from arpo.envs.osworld.runnable import allows_network, split_runnable, why_not_runnable
+from arpo.envs.osworld.needs import APPLICATIONS, needs
+from arpo.envs.osworld.runnable import (
+    NOT_ON_LIGHT_DESKTOPS,
+    PROGRAMS,
+    allows_network,
+    split_runnable,
+    why_not_runnable,
+)
 from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
 from arpo.recipe import load_config
 from arpo.types import Task
+from installed import install_desktop
 from task_parts import GOLD, POEM, POEM_NAME, download, gold, put, step, task, vm_file
 from upstream import VERIFIED, needs_upstream
 
+INSTALL = "which this machine does not have: run `make osworld`"
 WEB = "curl https://example.org"
 MACHINE = 'run it on a virtual machine, for example with osworld.provider = "docker"'
+
+
+@pytest.fixture(autouse=True)
+def programs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return install_desktop(monkeypatch, tmp_path_factory.mktemp("installed") / "bin")
 
 
 def settings(cache: Path, **more: Any) -> OSWorldConfig:
@@ -28,7 +41,7 @@ def settings(cache: Path, **more: Any) -> OSWorldConfig:
 
 
 def osworld(cache: Path, *overrides: str) -> Config:
-    """Without an interpreter: the names are those of the desktop-env that `make osworld` installs."""
+    """Without an interpreter: the names are those of the desktop-env that `arpo osworld install` installs."""
     base = ["--env.name=osworld", f"--osworld.cache={cache}", "--osworld.python=/none"]
     return load_config(None, [*base, *overrides])
 
@@ -58,6 +71,39 @@ def test_each_reason_has_its_own_remedy(tmp_path: Path) -> None:
     assert why_not_runnable(replace(live, related_apps=("vscode",)), settings(tmp_path)) == (
         f"needs VS Code, which light desktops do not have: {MACHINE}"
     )
+
+
+def test_a_program_that_is_not_installed_is_named(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, mail = task(), task(apps=("thunderbird", "libreoffice_calc"))
+    (programs / "thunderbird").unlink()
+    assert why_not_runnable(plain, settings(tmp_path)) is None
+    assert why_not_runnable(mail, settings(tmp_path)) == f"needs {programs}/thunderbird, {INSTALL}"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert why_not_runnable(plain, settings(tmp_path)) == f"needs bwrap, {INSTALL}"
+    assert why_not_runnable(plain, settings(tmp_path, network="on")) == (
+        f"needs bwrap and slirp4netns and ip, {INSTALL}"
+    )
+    assert why_not_runnable(task(id="t", apps=("vscode",)), settings(tmp_path)) == (
+        f"needs VS Code, which light desktops do not have: {MACHINE}"
+    )
+
+
+def test_a_run_on_this_machine_skips_tasks_without_programs(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (programs / "vlc").unlink()
+    tasks = [task(id="a"), task(id="b", apps=("vlc",))]
+    kept, skipped = split_runnable(tasks, osworld(tmp_path))
+    assert (kept, skipped) == ((tasks[0],), [(tasks[1], f"needs {programs}/vlc, {INSTALL}")])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for elsewhere in ("--osworld.provider=docker", "--env.hosts=http://127.0.0.1:1"):
+        assert split_runnable(tasks, osworld(tmp_path, elsewhere)) == (tuple(tasks), [])
+
+
+def test_every_application_of_a_light_desktop_has_a_program() -> None:
+    assert {*PROGRAMS, *NOT_ON_LIGHT_DESKTOPS} == APPLICATIONS
 
 
 def test_virtual_machines_have_all_that_a_task_needs(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +19,18 @@ ALWAYS_SOLVED = {
     "99146c54-4f37-4ab8-9327-5f3291665e1e": "current Chromium writes the expected setting by itself",
     "937087b6-f668-4ba6-9110-60682ee33441": "VLC is the light desktop's only video player",
 }
+SANDBOX_PROGRAMS = ("bwrap",)
+NETWORK_PROGRAMS = ("slirp4netns", "ip")  # of a sandbox with network
+# Programs of the applications on this machine, any of which will do. Light desktops see no other paths.
+PROGRAMS = {
+    "chrome": ("/opt/google/chrome/chrome", "/usr/lib/chromium/chromium"),
+    "gimp": ("/usr/bin/gimp",),
+    "libreoffice_calc": ("/usr/bin/localc",),
+    "libreoffice_impress": ("/usr/bin/loimpress",),
+    "libreoffice_writer": ("/usr/bin/lowriter",),
+    "thunderbird": ("/usr/bin/thunderbird",),
+    "vlc": ("/usr/bin/vlc",),
+}
 _VIRTUAL_MACHINE = 'run it on a virtual machine, for example with osworld.provider = "docker"'
 
 
@@ -26,11 +39,11 @@ def why_not_runnable(task: Task, settings: OSWorldConfig) -> str | None:
 
     Virtual machines can run every task. Names unknown to desktop-env are not checked.
     """
-    return _not_supported(task, settings) or _not_cached(task, settings)
+    return _not_supported(task, settings) or _not_installed(task, settings) or _not_cached(task, settings)
 
 
 def split_runnable(tasks: Iterable[Task], config: Config) -> tuple[tuple[Task, ...], list[tuple[Task, str]]]:
-    """The runnable tasks, and the others with the reason. The caches of remote hosts are not checked."""
+    """The runnable tasks, and the others with the reason. Programs and caches of hosts are not checked."""
     if config.env.name != "osworld":
         return tuple(tasks), []
     known = names_for(config)
@@ -72,6 +85,19 @@ def _not_supported(task: Task, settings: OSWorldConfig) -> str | None:
     if need.network and not allows_network(task, settings.network):
         return "needs the network, which is off: --osworld.network on allows it"
     return None
+
+
+def _not_installed(task: Task, settings: OSWorldConfig) -> str | None:
+    if settings.provider != LOCAL:
+        return None
+    network = NETWORK_PROGRAMS if allows_network(task, settings.network) else ()
+    missing = [name for name in (*SANDBOX_PROGRAMS, *network) if shutil.which(name) is None]
+    for application in sorted(needs(task).applications & PROGRAMS.keys()):
+        if not any(Path(program).is_file() for program in PROGRAMS[application]):
+            missing.append(PROGRAMS[application][-1])
+    if not missing:
+        return None
+    return f"needs {' and '.join(missing)}, which this machine does not have: run `make osworld`"
 
 
 def _not_cached(task: Task, settings: OSWorldConfig) -> str | None:

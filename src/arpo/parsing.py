@@ -62,8 +62,21 @@ def parse(text: str) -> Answer:
     label = _ACTION_LINE.search(text) or _ACTION.search(text)
     if label is None:
         raise ParseError("the answer contains no 'Action:'")
-    thought = _THOUGHT.sub("", text[: label.start()], count=1).strip()
-    return Answer(thought=thought, actions=_calls(text, label.end()))
+    return Answer(thought=_thought(text[: label.start()]), actions=_calls(text, label.end()))
+
+
+def thought_of(text: str) -> str:
+    r"""The thought of an answer, also of one that does not parse: the text before its action.
+
+    >>> thought_of("Thought: open it\nAction: clikc(start_box='(105,63)')")
+    'open it'
+    """
+    label = _ACTION_LINE.search(text) or _ACTION.search(text)
+    return _thought(text[: label.start()] if label else text)
+
+
+def _thought(text: str) -> str:
+    return _THOUGHT.sub("", text, count=1).strip()
 
 
 class _Arguments:

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from arpo import __version__
-from arpo.cli.commands import COMMANDS, Command
+from arpo.cli.command import Command
+from arpo.cli.commands import COMMANDS
 from arpo.errors import UserError, printable
 from arpo.interrupts import INTERRUPTED, exit_at_once
 from arpo.recipe import keys, nearest

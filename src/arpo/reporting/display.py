@@ -1,12 +1,13 @@
 """Progress output of a run, and the table of results at its end.
 
 `open_display` chooses: on a terminal, a live progress bar with the latest metrics; otherwise plain lines.
-NullDisplay prints nothing. A display only receives data. It measures rates and remaining time with its own
-clock.
+NullDisplay prints nothing; LogDisplay logs notes. A display only receives data. It measures rates and
+remaining time with its own clock.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -97,6 +98,13 @@ class NullDisplay:
 
     def close(self) -> None:
         pass
+
+
+class LogDisplay(NullDisplay):
+    """Logs notes as warnings, which Python prints to stderr by default. Shows no progress."""
+
+    def note(self, text: str) -> None:
+        logging.getLogger("arpo").warning("%s", text)
 
 
 class Pace:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -126,6 +127,10 @@ class RunFolderReader:
 
     def close(self) -> None:
         self._pack.close()
+
+    def close_after_last_use(self) -> None:
+        """Close the files when nothing refers to this reader any more."""
+        weakref.finalize(self, self._pack.close)
 
     def _read(self, episode_id: str) -> dict[str, Any]:
         if episode_id not in self._lines:

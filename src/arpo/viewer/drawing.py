@@ -1,0 +1,92 @@
+"""Draws a step on its screenshot: marks for mouse actions, and below them the calls of the answer as text."""
+
+from __future__ import annotations
+
+from math import atan2, cos, pi, sin
+
+from PIL import Image, ImageDraw, ImageFont
+
+from arpo.actions import (
+    Action,
+    Click,
+    DoubleClick,
+    Drag,
+    Hover,
+    LongPress,
+    Point,
+    RightClick,
+    Scroll,
+    render,
+)
+from arpo.png import rgb
+from arpo.types import Turn
+from arpo.viewer.episodes import DIRECTIONS
+
+MARK, HALO, PAPER, INK = "#f0442e", "#ffffff", "#ffffff", "#1c2030"
+WIDTH = 640  # pixels; smaller screenshots are enlarged to about this width
+
+
+def draw_turn(turn: Turn) -> Image.Image:
+    """The screenshot with the actions of its answer."""
+    screen = rgb(turn.screenshot)
+    factor = max(1, round(WIDTH / screen.width))
+    screen = screen.resize((screen.width * factor, screen.height * factor), Image.Resampling.NEAREST)
+    unit = screen.width / 60
+    draw = ImageDraw.Draw(screen)
+    for action in turn.actions:
+        for colour, width in ((HALO, unit / 2), (MARK, unit / 4)):
+            _Pen(draw, factor, unit, colour, max(1, round(width))).action(action, screen.size)
+    calls = [render([action]).removeprefix("Action: ") for action in turn.actions] or [turn.error]
+    return _with_caption(screen, calls, round(1.4 * unit))
+
+
+def _with_caption(screen: Image.Image, lines: list[str], size: int) -> Image.Image:
+    font = ImageFont.load_default(size)
+    page = Image.new("RGB", (screen.width, screen.height + round(size * (1.5 * len(lines) + 0.5))), PAPER)
+    page.paste(screen)
+    draw = ImageDraw.Draw(page)
+    for number, line in enumerate(lines):
+        draw.text((size / 2, screen.height + size * (1.5 * number + 0.5)), line, INK, font)
+    return page
+
+
+class _Pen:
+    """Draws in one colour. Points are in pixels of the original screenshot."""
+
+    def __init__(self, draw: ImageDraw.ImageDraw, factor: int, unit: float, colour: str, width: int) -> None:
+        self._draw, self._factor, self._unit = draw, factor, unit
+        self._colour, self._width = colour, width
+
+    def action(self, action: Action, size: tuple[int, int]) -> None:
+        match action:
+            case Click(point=point) | Hover(point=point):
+                self._ring(point, self._unit)
+            case DoubleClick(point=point) | LongPress(point=point):
+                self._ring(point, self._unit)
+                self._ring(point, self._unit / 2)
+            case RightClick(point=point):
+                self._ring(point, self._unit)
+                self._arrow(point, Point(point.x + 2 * self._unit / self._factor, point.y))
+            case Drag(start=start, end=end):
+                self._ring(start, self._unit / 2)
+                self._arrow(start, end)
+            case Scroll(point=point, direction=direction):
+                width, height = size
+                start = point or Point(width / 2 / self._factor, height / 2 / self._factor)
+                across, down = DIRECTIONS[direction]
+                length = 4 * self._unit / self._factor
+                self._arrow(start, Point(start.x + length * across, start.y + length * down))
+
+    def _ring(self, point: Point, radius: float) -> None:
+        x, y = point.x * self._factor, point.y * self._factor
+        self._draw.ellipse((x - radius, y - radius, x + radius, y + radius), None, self._colour, self._width)
+
+    def _arrow(self, start: Point, end: Point) -> None:
+        tip = (end.x * self._factor, end.y * self._factor)
+        angle = atan2(end.y - start.y, end.x - start.x)
+        wings = [
+            (tip[0] + self._unit * cos(angle + turn), tip[1] + self._unit * sin(angle + turn))
+            for turn in (0.8 * pi, -0.8 * pi)
+        ]
+        for line in ([(start.x * self._factor, start.y * self._factor), tip], [wings[0], tip, wings[1]]):
+            self._draw.line(line, self._colour, self._width, "curve")

@@ -9,9 +9,6 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check 
 RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 OSWORLD_VENV := .venv-osworld
-OSWORLD := $(OSWORLD_VENV)/.installed
-OSWORLD_PIP := $(OSWORLD_VENV)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps
-GUEST := src/arpo/envs/osworld
 VLLM_VENV := .venv-vllm
 VLLM := $(VLLM_VENV)/.installed
 
@@ -33,13 +30,14 @@ compare: $(RUNTIME) ## repeat the published comparison with three seeds (one nig
 test: lint ## check style and types, then run the tests; ARGS="-k replay" selects tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
 
-test-real: $(DEV) $(OSWORLD) ## run the tests on real desktops; FULL=1 includes the slow ones
+test-real: $(DEV) osworld ## run the tests on real desktops; FULL=1 includes the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/real $(if $(FULL),,-m "not full") $(ARGS)
 
 test-vllm: $(DEV) $(VLLM) ## run the tests that load exported models in vLLM, on the CPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/vllm $(ARGS)
 
-osworld: $(OSWORLD) ## install real desktops: Debian packages (needs root or sudo), and desktop-env in .venv-osworld
+osworld: ## install real desktops: Debian packages (needs root or sudo), and desktop-env in .venv-osworld
+	PYTHONPATH=src $(PYTHON) -m arpo.envs.osworld.install $(OSWORLD_VENV)
 
 vllm: $(VLLM) ## install vLLM for CPUs in .venv-vllm (2.5 GB)
 
@@ -70,17 +68,6 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/pip
 
 $(DEV): $(RUNTIME)
 	$(PIP) --no-build-isolation --editable '.[dev]'
-	@touch $@
-
-# desktop-env's own wishes (an old numpy, torch, transformers) are for agents that nobody uses here: hence --no-deps.
-$(OSWORLD): requirements-osworld.txt requirements-guest.txt $(GUEST)/guest/packages.txt pyproject.toml
-	sh $(GUEST)/install.sh
-	@echo "Installing into $(OSWORLD_VENV); this takes a minute or two, once."
-	$(PYTHON) -m venv --clear $(OSWORLD_VENV)
-	$(OSWORLD_PIP) --requirement requirements-osworld.txt
-	$(OSWORLD_PIP) --no-build-isolation --editable .
-	$(OSWORLD_PIP) --target $(OSWORLD_VENV)/guest-packages --requirement requirements-guest.txt
-	$(OSWORLD_VENV)/bin/python -m arpo.envs.osworld.prepare_home
 	@touch $@
 
 # vLLM needs libnuma, which no wheel contains. Without it, vLLM fails late with an unclear message.

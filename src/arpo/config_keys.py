@@ -146,7 +146,7 @@ class OSWorldConfig:
         'Provider of desktops: "local" (a sandbox on this machine), "docker" or another of desktop-env',
     )
     python: str = setting(
-        ".venv-osworld/bin/python", "Python interpreter with desktop-env installed (`make osworld`)"
+        ".venv-osworld/bin/python", "Python interpreter with desktop-env installed (`arpo osworld install`)"
     )
     cache: str = setting("osworld-cache", "Folder of the files that `arpo osworld fetch-cache` downloads")
     network: str = setting(

@@ -45,7 +45,10 @@ PATH_KEYS = (
 CURRENT_FOLDER = "current folder"
 NAMES = ("", "base", "desk", "on", "off")  # values of PATH_KEYS that are no paths
 _SHIPPED = Path(str(files("arpo"))) / "recipes"
-PROJECT = Path(__file__).parents[2]  # the checkout that this package runs from: `make` installs there
+# Folder of the programs that ARPO installs: the checkout that contains this package, or a folder of the user.
+_CHECKOUT = Path(__file__).resolve().parents[2]
+_USER_DATA = Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")) / "arpo"
+PROJECT = _CHECKOUT if (_CHECKOUT / "pyproject.toml").is_file() else _USER_DATA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +146,13 @@ def find_recipe(recipe: Path | str) -> Path:
 def shipped_recipes() -> list[str]:
     """Names of all shipped recipes, for example "desk" and "paper/grpo"."""
     return sorted(path.relative_to(_SHIPPED).with_suffix("").as_posix() for path in _SHIPPED.rglob("*.toml"))
+
+
+def own_settings(recipe: Path) -> tuple[str | None, list[str]]:
+    """The recipe that a file extends (None: none), and the keys that the file itself sets."""
+    document = _read_toml(recipe)
+    tables = {section: table for section, table in document.items() if isinstance(table, Mapping)}
+    return document.get("extends"), [f"{section}.{key}" for section in tables for key in tables[section]]
 
 
 def to_toml(config: Config) -> str:
@@ -359,8 +369,8 @@ def canonical_task_source(source: str) -> str:
 def find_program(path: str) -> str | None:
     """The absolute path of a program, None if there is none. Example: ".venv-osworld/bin/python", "python3".
 
-    A relative path is relative to the current folder or else to the project's folder, where `make` installs
-    programs: so the default of osworld.python works in every folder.
+    A relative path is relative to the current folder or else to the project's folder, where `arpo osworld
+    install` installs programs: so the default of osworld.python works in every folder.
     """
     found = which(path) or which(PROJECT / path)
     return str(Path(found).absolute()) if found else None

@@ -173,7 +173,7 @@ def test_a_host_that_starts_too_slowly_is_stopped(tmp_path, monkeypatch):
 def test_a_missing_interpreter_is_named_with_its_remedy():
     settings = OSWorldConfig(python="nowhere/bin/python")
     recipe = replace(config(name="osworld"), osworld=settings)
-    with pytest.raises(UserError, match=r"osworld.python = 'nowhere/bin/python': .* `make osworld`"):
+    with pytest.raises(UserError, match=r"osworld.python = 'nowhere/bin/python': .* `arpo osworld install`"):
         open_pool(recipe)
 
 

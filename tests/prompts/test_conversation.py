@@ -161,7 +161,7 @@ def test_a_template_is_found_from_where_one_is(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_prompt_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """First in the current folder, then in the project's folder, where `make osworld` installs packages."""
+    """First in the current folder, then in the project's folder: `arpo osworld install` installs there."""
     spec = ".venv-osworld/lib/python3.*/site-packages/mm_agents/prompts.py:TEXT"
     monkeypatch.setattr("arpo.prompts.conversation.PROJECT", tmp_path / "project")
     monkeypatch.chdir(tmp_path)

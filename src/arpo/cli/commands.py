@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from arpo.cli import check_env_command, osworld_flags, report_command
+from arpo.cli import check_env_command, compare_command, osworld_flags, report_command
 from arpo.cli.command import RECIPE, RECIPE_HELP, Command, argument, count
 from arpo.config import Config
 from arpo.errors import UserError
@@ -92,25 +92,6 @@ def _export(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     )
 
 
-def _compare(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    from arpo.viewer.comparison import write_comparison
-
-    code = 0
-    if options.report and overrides:
-        raise UserError(f"{overrides[0]}: not possible with --report, which trains nothing; remove it")
-    if not options.report:
-        if not options.recipes or options.seeds is None:
-            raise UserError("compare needs recipes and --seeds N, or --report (see: arpo compare --help)")
-        from arpo.evaluation.compare import run_comparison
-
-        code = run_comparison(
-            options.recipes, options.seeds, options.jobs, options.out, options.against, overrides
-        )
-    if code != INTERRUPTED:
-        print(write_comparison(options.out, options.recipes, options.seeds, options.against))
-    return code
-
-
 def _env_host(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     flags = {"env.name": options.env, "env.parallel": options.slots, "env.listen": options.listen}
     given = [f"--{key}={value}" for key, value in flags.items() if value is not None]
@@ -146,6 +127,7 @@ def _recipes(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     return run_recipes(options.name)
 
 
+ACTIONS = ("install", "list", "fetch-cache")
 COMMANDS = (
     Command(
         name="train",
@@ -316,28 +298,18 @@ arpo export runs/desk --push my-name/my-agent""",
     ),
     Command(
         name="compare",
-        run=_compare,
+        run=compare_command.run_compare,
         purpose="train several recipes with several seeds, and compare the results",
-        lesson="""\
-Trains every recipe with the seeds 0 to N-1, in OUT/NAME/seed-S. Config keys on the command line apply to all
-runs. For offline methods (rft, dpo, kto) the base model first records episodes in OUT/collected.
-Then writes compare.html, compare.md and compare.json in OUT: success on training, all and held-out tasks,
-learning curves, success by difficulty, times, and the difference of every method to the baseline with 95%
-confidence intervals over seeds, over tasks and over both.
-Ctrl-C lets all runs save a checkpoint. If it is interrupted, run the same command again: it resumes, and
-skips finished runs. Exit code 1 if a run failed; the report then names it and contains the other runs.""",
-        example="""\
-arpo compare desk my-recipe.toml --seeds 3 --out runs/mine
-arpo compare paper paper/grpo --seeds 3 --jobs 2 --out runs/paper --against paper/grpo --train.epochs 3
-arpo compare --report --out runs/mine""",
+        lesson=compare_command.LESSON,
+        example=compare_command.EXAMPLE,
         arguments=(
-            argument("recipes", "TOML files or shipped recipes", nargs="*", metavar="RECIPE"),
+            argument("methods", "recipes and finished runs (see above)", nargs="*", metavar="METHOD"),
             argument("--seeds", "number of seeds (required to train)", type=count, metavar="N"),
             argument("--jobs", "parallel runs (default: %(default)s)", type=count, default=1, metavar="J"),
             argument("--out", "output directory", type=Path, required=True, metavar="FOLDER"),
             argument(
                 "--against",
-                "baseline: a recipe or base (default: the first recipe; with --report alone, base)",
+                "baseline: a method or base (default: the first method; with --report alone, base)",
                 metavar="NAME",
             ),
             argument("--report", "train nothing; write the report of the runs in OUT", action="store_true"),

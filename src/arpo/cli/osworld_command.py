@@ -1,19 +1,23 @@
-"""`arpo osworld list` shows the needs of tasks and whether they run here; `fetch-cache` downloads files."""
+"""`arpo osworld`: installs desktops, lists the needs of tasks, and downloads their files."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from arpo.config import Config
 from arpo.envs.osworld.desktop_env_names import names_for
 from arpo.envs.osworld.fetch import fetch_cache
+from arpo.envs.osworld.install import install_desktops
 from arpo.envs.osworld.needs import LOCAL, Needs, needs
 from arpo.envs.osworld.runnable import split_runnable, uncached
 from arpo.envs.osworld.task_check import why_refused
 from arpo.envs.task_files import load_tasks, select_tasks
+from arpo.errors import UserError
 from arpo.evaluation.osworld_summary import by_reason
+from arpo.recipe import PROJECT, find_program
 from arpo.reporting.display import count_noun
 from arpo.types import Json, Task
 
@@ -26,6 +30,20 @@ def run_osworld_action(
     if action == "list":
         return list_tasks(tasks, config, as_json=as_json)
     return fetch_cache(tasks, config.osworld, jobs or config.osworld.downloads)
+
+
+def run_install(config: Config, python: str | None) -> int:
+    """Install desktop-env where osworld.python expects it. `python` defaults to this interpreter."""
+    program = PROJECT / config.osworld.python
+    if program.parts[-2:] != ("bin", "python"):
+        raise UserError(
+            f"osworld.python = {config.osworld.python!r}: cannot be installed there. Name a virtual "
+            "environment: FOLDER/bin/python"
+        )
+    if python is not None and find_program(python) is None:
+        raise UserError(f"--python {python}: no such program")
+    install_desktops(program.parents[1], (python and find_program(python)) or sys.executable)
+    return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

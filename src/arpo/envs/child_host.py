@@ -164,6 +164,6 @@ def _interpreter(config: Config) -> str:
     python = find_program(config.osworld.python)
     if python is None:
         raise UserError(
-            f"osworld.python = {config.osworld.python!r}: no such program: install it with `make osworld`"
+            f"osworld.python = {config.osworld.python!r}: no such program: run `arpo osworld install`"
         )
     return python

@@ -26,7 +26,7 @@ from installed import install_desktop
 from task_parts import GOLD, POEM, POEM_NAME, download, gold, put, step, task, vm_file
 from upstream import VERIFIED, needs_upstream
 
-INSTALL = "which this machine does not have: run `make osworld`"
+INSTALL = "which this machine does not have: run `arpo osworld install`"
 WEB = "curl https://example.org"
 MACHINE = 'run it on a virtual machine, for example with osworld.provider = "docker"'
 

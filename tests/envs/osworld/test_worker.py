@@ -249,7 +249,7 @@ def test_a_provider_needs_its_program(monkeypatch):
 
 
 def test_an_interpreter_that_is_not_there_is_named():
-    with pytest.raises(UserError, match=r"osworld\.python = 'no/python': .*make osworld"):
+    with pytest.raises(UserError, match=r"osworld\.python = 'no/python': .*arpo osworld install"):
         OSWorldEnv(OSWorldConfig(python="no/python"), EnvConfig())
 
 
@@ -258,7 +258,7 @@ def test_an_interpreter_without_desktop_env_is_reported(monkeypatch):
         env = OSWorldEnv(OSWorldConfig(python=sys.executable), EnvConfig())
         with pytest.raises(
             EnvError,
-            match=r"desktop-env: ModuleNotFoundError: No module named 'desktop_env'; run `make osworld`",
+            match=r"desktop-env: ModuleNotFoundError: No module named 'desktop_env'; run `arpo osworld",
         ):
             await env.start(a_task())
         await env.close()

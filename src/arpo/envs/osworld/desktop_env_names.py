@@ -3,7 +3,8 @@
     python -m arpo.envs.osworld.desktop_env_names
 
 prints the names of this interpreter's desktop-env as JSON. Importing desktop-env takes seconds; parsing it
-takes milliseconds. The file desktop_env_names.json has the names of the version that `make osworld` installs.
+takes milliseconds. The file desktop_env_names.json has the names of the version that `arpo osworld
+install` installs.
 """
 
 from __future__ import annotations
@@ -22,18 +23,20 @@ from typing import Any
 from arpo.config import Config
 from arpo.envs.osworld.task_check import KnownNames
 from arpo.recipe import find_program
+from arpo.types import Json
 
 ASK_SECONDS = 60.0
 EASYOCR_METRIC = "compare_image_text"
 UNSAFE_METRICS = {"check_python_file_by_test_suite": "it runs files of the model outside the sandbox"}
 SHIPPED = "desktop_env_names.json"
+_BEGIN = '{\n "steps": '  # of the output of `to_json`
 
 
 def names_for(config: Config) -> KnownNames:
     """The names known where the tasks run.
 
-    Environment hosts are assumed to have the version that `make osworld` installs. So is this machine if
-    `osworld.python` has no desktop-env: the run itself reports that.
+    Environment hosts are assumed to have the version that `arpo osworld install` installs. So is this machine
+    if `osworld.python` has no desktop-env: the run itself reports that.
     """
     python = None if config.env.hosts else find_program(config.osworld.python)
     return (_ask(python) if python else None) or shipped_names()
@@ -61,8 +64,8 @@ def installed_names() -> KnownNames:
 
 @functools.cache
 def shipped_names() -> KnownNames:
-    """The names in the version of desktop-env that `make osworld` installs, as it installs it."""
-    return _from_json((resources("arpo") / "envs" / "osworld" / SHIPPED).read_text("utf-8"))
+    """The names in the version of desktop-env that `arpo osworld install` installs, as it installs it."""
+    return _known_names(json.loads((resources("arpo") / "envs" / "osworld" / SHIPPED).read_text("utf-8")))
 
 
 def to_json(names: KnownNames) -> str:
@@ -76,8 +79,7 @@ def to_json(names: KnownNames) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-def _from_json(text: str) -> KnownNames:
-    content = json.loads(text)
+def _known_names(content: Json) -> KnownNames:
     return KnownNames(
         steps=frozenset(content["steps"]),
         getters=frozenset(content["getters"]),
@@ -91,11 +93,13 @@ def _ask(python: str) -> KnownNames | None:
     """The names in the desktop-env of another interpreter; None if it has none, or no ARPO."""
     try:
         answer = subprocess.run(
-            [python, "-m", __name__], capture_output=True, text=True, check=True, timeout=ASK_SECONDS
-        )
-    except (OSError, subprocess.SubprocessError):
+            [python, "-m", __name__], capture_output=True, check=True, timeout=ASK_SECONDS
+        ).stdout.decode("utf-8", "replace")
+        # A site configuration of the interpreter may print lines before and after the names.
+        content, _ = json.JSONDecoder().raw_decode(answer, answer.index(_BEGIN))
+        return _known_names(content)
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError):
         return None
-    return _from_json(answer.stdout)
 
 
 def _names(module: Path) -> set[str]:

@@ -139,5 +139,5 @@ def _find_python(python: str) -> str:
         return sys.executable
     found = find_program(python)
     if found is None:
-        raise UserError(f"osworld.python = {python!r}: no such program; `make osworld` creates .venv-osworld")
+        raise UserError(f"osworld.python = {python!r}: no such program; run `arpo osworld install`")
     return found

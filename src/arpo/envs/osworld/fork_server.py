@@ -213,7 +213,8 @@ class ForkServer:
             self._process = None
             raise EnvError(
                 "start",
-                f"{self._python} cannot load desktop-env: {self._last_log_line()}; run `make osworld`",
+                f"{self._python} cannot load desktop-env: {self._last_log_line()}; run `arpo osworld "
+                "install`",
             )
         return ours
 

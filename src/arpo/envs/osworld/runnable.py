@@ -97,7 +97,7 @@ def _not_installed(task: Task, settings: OSWorldConfig) -> str | None:
             missing.append(PROGRAMS[application][-1])
     if not missing:
         return None
-    return f"needs {' and '.join(missing)}, which this machine does not have: run `make osworld`"
+    return f"needs {' and '.join(missing)}, which this machine does not have: run `arpo osworld install`"
 
 
 def _not_cached(task: Task, settings: OSWorldConfig) -> str | None:

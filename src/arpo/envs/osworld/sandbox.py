@@ -119,7 +119,7 @@ class Sandbox:
         _check_programs(("bwrap", "slirp4netns", "ip") if self.settings.network else ("bwrap",))
         if not guest_packages().is_dir():
             raise UserError(
-                f"{guest_packages()}: no such folder; run `make osworld`, or set {GUEST_PACKAGES}"
+                f"{guest_packages()}: no such folder; run `arpo osworld install`, or set {GUEST_PACKAGES}"
             )
         framebuffer_bytes = self.settings.width * self.settings.height * 8
         return bwrap_arguments(
@@ -215,7 +215,7 @@ def namespace_remedy(output: str) -> str:
 
 
 def guest_packages() -> Path:
-    """The folder with the guest's Python packages, which `make osworld` installs."""
+    """The folder with the guest's Python packages, which `arpo osworld install` installs."""
     return Path(os.environ.get(GUEST_PACKAGES) or Path(sys.prefix) / "guest-packages")
 
 
@@ -232,9 +232,7 @@ def _check_programs(names: Sequence[str]) -> None:
     for name in names:
         if shutil.which(name) is None:
             package = {"bwrap": "bubblewrap", "ip": "iproute2"}.get(name, name)
-            raise UserError(
-                f"{name} is not installed; run `make osworld` to install it (Debian package {package})"
-            )
+            raise UserError(f"{name} is not installed; run `arpo osworld install` (Debian package {package})")
 
 
 def _spawn(arguments: int, log: int, inherited: Sequence[int]) -> subprocess.Popen[bytes]:

@@ -63,7 +63,7 @@ class _Filter:
             self._library = ctypes.CDLL(LIBRARY, use_errno=True)
         except OSError as error:
             raise UserError(
-                f"{LIBRARY} is not installed; run `make osworld` to install it (Debian package libseccomp2)"
+                f"{LIBRARY} is not installed; run `arpo osworld install` (Debian package libseccomp2)"
             ) from error
         self._library.seccomp_init.restype = ctypes.c_void_p
         self._library.seccomp_init.argtypes = [ctypes.c_uint32]

@@ -38,7 +38,7 @@ def infeasible(): ...
 }
 
 
-def interpreter(folder: Path, source: Path) -> Path:
+def interpreter(folder: Path, source: Path | str) -> Path:
     """A Python program that finds the packages in `source`, and the installed ones."""
     program = folder / "python"
     program.write_text(f'#!/bin/sh\nPYTHONPATH="{source}" exec {sys.executable} "$@"\n')
@@ -70,6 +70,27 @@ def test_without_desktop_env_the_names_are_those_of_the_version_that_make_instal
     assert {"vm_file", "rule"} < shipped_names().getters
     shipped = Path(desktop_env_names.__file__).with_name(SHIPPED).read_text("utf-8")
     assert to_json(shipped_names()) == shipped
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [("print('Welcome to {this} cluster')", ""), ("", "print('{}')"), ("os.write(1, b'\\xff\\n')", "")],
+)
+def test_other_output_of_the_interpreter_does_not_matter(tmp_path: Path, first: str, last: str) -> None:
+    """A site configuration may print something whenever Python starts or exits."""
+    code = f"import atexit, os\n{first}\natexit.register(lambda: {last or None})\n"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    python = interpreter(tmp_path, f"{FAKES}:{tmp_path}")
+    assert osworld(python).getters == {"vm_file", "value", "rule", "fatal", "answer"}
+
+
+def test_an_interpreter_without_an_answer_counts_as_one_without_desktop_env(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    for text in ("", "hello", '{\\n \\"steps\\": []}'):
+        python.write_text(f'#!/bin/sh\nprintf "{text}"\n')
+        python.chmod(0o755)
+        desktop_env_names._ask.cache_clear()
+        assert osworld(python) == shipped_names()
 
 
 def test_hosts_are_assumed_to_have_the_version_that_make_installs(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
     python -m arpo.envs.osworld.desktop_env_names
 
 prints the names of this interpreter's desktop-env as JSON. Importing desktop-env takes seconds; parsing it
-takes milliseconds. The file desktop_env_names.json has the names of the version that `make osworld` installs.
+takes milliseconds. The file desktop_env_names.json has the names of the version that `arpo osworld
+install` installs.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _BEGIN = '{\n "steps": '  # of the output of `to_json`
 def names_for(config: Config) -> KnownNames:
     """The names known where the tasks run.
 
-    Environment hosts are assumed to have the version that `make osworld` installs. So is this machine if
-    `osworld.python` has no desktop-env: the run itself reports that.
+    Environment hosts are assumed to have the version that `arpo osworld install` installs. So is this machine
+    if `osworld.python` has no desktop-env: the run itself reports that.
     """
     python = None if config.env.hosts else find_program(config.osworld.python)
     return (_ask(python) if python else None) or shipped_names()
@@ -63,7 +64,7 @@ def installed_names() -> KnownNames:
 
 @functools.cache
 def shipped_names() -> KnownNames:
-    """The names in the version of desktop-env that `make osworld` installs, as it installs it."""
+    """The names in the version of desktop-env that `arpo osworld install` installs, as it installs it."""
     return _known_names(json.loads((resources("arpo") / "envs" / "osworld" / SHIPPED).read_text("utf-8")))
 
 

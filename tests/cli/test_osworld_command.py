@@ -72,7 +72,7 @@ def test_without_bubblewrap_no_task_runs(
     assert capsys.readouterr().out.splitlines()[1:] == [
         "no    os      plain  gimp",
         "0 of 1 task can run here. The others:",
-        "  1 x needs bwrap, which this machine does not have: run `make osworld`",
+        "  1 x needs bwrap, which this machine does not have: run `arpo osworld install`",
     ]
 
 

@@ -1,0 +1,90 @@
+"""Runs that cannot resume as they are: the message names the file, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from arpo.config import Config
+from arpo.errors import UserError
+from arpo.reporting.display import NullDisplay
+from arpo.storage.run_folder import RunFolder
+from arpo.training.trainer import Trainer, run_training
+from trained import train_to_end
+from verdicts import A, B, Scripted, small_config
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """A finished run with one success in its replay buffer."""
+    Scripted.play({A: [0, 1, 0]})
+    config = small_config(tmp_path, [A, B])
+    trainer = train_to_end(Trainer, config)
+    assert list(trainer.replay.state()) == [A]
+    return config
+
+
+def refusal(config: Config) -> str:
+    store = RunFolder(Path(config.run.dir))
+    try:
+        with pytest.raises(UserError) as caught:
+            Trainer(config, store, NullDisplay())
+    finally:
+        store.close()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", ["beyond the vocabulary", "negative", "one image token less"])
+def test_tokens_that_the_model_cannot_have_sampled_are_refused(config: Config, wrong: str) -> None:
+    path = Path(config.run.dir) / "trajectories.jsonl"
+    lines = path.read_bytes().split(b"\n")
+    index, record = next(
+        (number, record)
+        for number, record in enumerate(map(json.loads, lines[:-1]))
+        if record["episode_id"].startswith("batch") and record["score"] == 1
+    )
+    turn = record["turns"][0]
+    if wrong == "one image token less":
+        longest = max((run for run in turn["context"] if isinstance(run, list)), key=lambda run: run[1])
+        longest[1] -= 1
+    else:
+        turn["completion"]["token_ids"][0] = 1_000_000 if wrong == "beyond the vocabulary" else -1
+    turn["completion"]["text"] = ""
+    changed = json.dumps(record, separators=(",", ":")).encode()
+    lines[index] = changed[:-1] + b" " * (len(lines[index]) - len(changed)) + b"}"  # the offsets stay
+    path.write_bytes(b"\n".join(lines))
+    assert "trajectories.jsonl: damaged, the tokens of episode 'batch0-" in refusal(config)
+
+
+def test_a_run_that_has_lost_its_checkpoints_is_not_emptied(config: Config) -> None:
+    run = Path(config.run.dir)
+    shutil.rmtree(run / "checkpoints")
+    before = (run / "trajectories.jsonl").read_bytes()
+    assert "checkpoints: no intact checkpoint is left. Restore one, or remove the run folder" in refusal(
+        config
+    )
+    assert (run / "trajectories.jsonl").read_bytes() == before
+
+
+def test_a_damaged_list_of_skipped_tasks_is_named(config: Config) -> None:
+    (Path(config.run.dir) / "skipped.json").write_text("[" * 100_000)
+    assert "skipped.json: damaged, nested too deeply: restore the file" in refusal(config)
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_the_model_never_replaces_a_link_or_a_file(config: Config, tmp_path: Path, kind: str) -> None:
+    model = Path(config.run.dir) / "model"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "precious").write_text("mine")
+    if kind == "file":
+        model.write_text("mine")
+    else:
+        model.symlink_to(tmp_path / "other")
+    with pytest.raises(
+        UserError, match=r"model: is a link or a file, .*: move it to another folder, then run the"
+    ):
+        run_training(config)
+    assert (tmp_path / "other" / "precious").read_text() == "mine" and model.exists()

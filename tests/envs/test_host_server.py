@@ -230,16 +230,14 @@ def test_a_host_survives_a_fault_between_accepting_and_serving(fault, monkeypatc
     """The kernel can refuse any call when it is short of memory. The connection is closed, not left open."""
     monkeypatch.setattr(host_server, "ACCEPT_RETRY_SECONDS", 0.01)
 
+    async def fail(*_):
+        raise fault
+
     async def call():
         async with hosting_peers() as open_peer:
-            loop = asyncio.get_running_loop()
-
-            async def fail(*_):
-                del loop.connect_accepted_socket  # once
-                raise fault
-
-            loop.connect_accepted_socket = fail
-            assert await (await open_peer()).rest() == b""
+            with monkeypatch.context() as patch:
+                patch.setattr(asyncio.get_running_loop(), "connect_accepted_socket", fail)
+                assert await (await open_peer()).rest() == b""
             assert (await (await open_peer(HEALTH)).answer())[0] == 200
 
     asyncio.run(call())

@@ -326,6 +326,24 @@ def test_a_compressed_response_is_not_unpacked() -> None:
         ask(engine(f"http://127.0.0.1:{port}/v1", attempts=1))
 
 
+@pytest.mark.parametrize("encoding", ["", "identity", "Identity"])
+def test_a_response_may_state_that_it_is_not_compressed(encoding: str) -> None:
+    async def stated(request: web.Request) -> web.StreamResponse:
+        return web.json_response(
+            {"choices": [{"message": {"content": WAIT}}]}, headers={"Content-Encoding": encoding}
+        )
+
+    with running(raw(stated)) as port:
+        assert ask(engine(f"http://127.0.0.1:{port}/v1", attempts=1))[0].text == WAIT
+
+
+def moved_to(location: str | None) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def moved(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=308, headers={} if location is None else {"Location": location})
+
+    return moved
+
+
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_is_not_followed(status: int) -> None:
     """The prompt has screenshots, and the header has the key: they go to the named servers only."""
@@ -343,9 +361,52 @@ def test_a_redirect_is_not_followed(status: int) -> None:
             with pytest.raises(UserError) as refused:
                 probe(engine(url, key="secret"))
     assert other.requests == []
-    reason = f"redirects to {other.url}. Redirects are not followed: set server.endpoints to that address"
-    assert caught.value.message == f"{url}/chat/completions: {reason} (tried 1 times)"
-    assert str(refused.value) == f"{url}/models: {reason}"
+    remedy = f"Redirects are not followed: set server.endpoints to {other.url}"
+    for route, message in (
+        ("/chat/completions", caught.value.message.removesuffix(" (tried 1 times)")),
+        ("/models", str(refused.value)),
+    ):
+        assert message == f"{url}{route}: redirects to {other.url}{route}. {remedy}"
+
+
+@pytest.mark.parametrize(
+    ("location", "address"),
+    [
+        ("https://b:8/v1/chat/completions", "https://b:8/v1"),
+        ("https://b:8/v1/chat/completions/?a=b#c", "https://b:8/v1"),
+        ("//b:8/v1/chat/completions", "http://b:8/v1"),
+        ("https://b/llm/v1/chat/completions", "https://b/llm/v1"),
+        ("/v2/chat/completions", "{origin}/v2"),
+    ],
+)
+def test_a_redirect_names_the_address_to_set(location: str, address: str) -> None:
+    with running(raw(moved_to(location))) as port, pytest.raises(EngineError) as caught:
+        ask(engine(f"http://127.0.0.1:{port}/v1", attempts=1))
+    address = address.format(origin=f"http://127.0.0.1:{port}")
+    remedy = f"Redirects are not followed: set server.endpoints to {address} (tried 1 times)"
+    assert caught.value.message.endswith(remedy)
+    assert endpoints(address) == (address,)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "/v1/chat/completions/",
+        "/v1/chat/completions?again=1",
+        "https://b/login",
+        "http://[b/v1",
+        "ftp://b/v1/chat/completions",
+        "https://user@b/v1/chat/completions",
+        None,
+    ],
+)
+def test_a_redirect_without_an_address_to_set_is_reported_as_it_is(location: str | None) -> None:
+    with running(raw(moved_to(location))) as port, pytest.raises(EngineError) as caught:
+        ask(engine(f"http://127.0.0.1:{port}/v1", attempts=1))
+    assert caught.value.message == (
+        f"http://127.0.0.1:{port}/v1/chat/completions: redirects to {location or 'another address'}. "
+        "Redirects are not followed: name the server's own address in server.endpoints (tried 1 times)"
+    )
 
 
 def test_an_episode_leaves_a_server_that_redirects() -> None:

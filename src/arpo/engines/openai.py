@@ -18,6 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 
@@ -27,6 +28,7 @@ from arpo.errors import ContextTooLong, EngineError, UserError, printable
 from arpo.recipe import nearest
 from arpo.types import Completion, Message, Prompt, Sampling, Screenshot
 
+_CHAT, _MODELS = "/chat/completions", "/models"  # routes
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds without requests after a failure, doubled each time
 _CONNECT_SECONDS = 10.0
 _MAX_BYTES = 4 << 20  # of a response; 32,000 tokens, each an escaped text of 100 bytes, fit
@@ -193,7 +195,7 @@ class OpenAIEngine:
         return [_message(message, images) for message in prompt.messages]
 
     async def _ask(self, server: _Server, body: bytes) -> Completion:
-        status, text, pause = await self._exchange("POST", f"{server.url}/chat/completions", body)
+        status, text, pause = await self._exchange("POST", server.url + _CHAT, body)
         if status == 200:
             return _completion(server.url, text)
         detail = f"{server.url}: status {status}: {_first_line(text)}"
@@ -213,7 +215,7 @@ class OpenAIEngine:
         """The model names of a server, [] if it does not list them, or the error if it does not answer."""
         began = self._clock()
         try:
-            status, text, _ = await self._exchange("GET", f"{server.url}/models", None, _CONNECT_SECONDS)
+            status, text, _ = await self._exchange("GET", server.url + _MODELS, None, _CONNECT_SECONDS)
         except _RedirectError as redirect:
             raise UserError(str(redirect)) from redirect
         except _TransientError as passing:
@@ -256,12 +258,17 @@ class OpenAIEngine:
 async def _read(url: str, response: aiohttp.ClientResponse) -> str:
     """The text of a response, or the first part of an error. The caller closes the connection."""
     if 300 <= response.status < 400:
-        address = _line(response.headers.get("Location", "another address"))
-        address = address.removesuffix("/chat/completions").removesuffix("/models")
-        raise _RedirectError(
-            f"{url}: redirects to {address}. Redirects are not followed: set server.endpoints to that address"
+        target = _line(response.headers.get("Location", ""))
+        address = _redirected_endpoint(url, target)
+        remedy = (
+            f"set server.endpoints to {address}"
+            if address
+            else "name the server's own address in server.endpoints"
         )
-    if (packing := response.headers.get("Content-Encoding", "identity").lower()) != "identity":
+        raise _RedirectError(
+            f"{url}: redirects to {target or 'another address'}. Redirects are not followed: {remedy}"
+        )
+    if (packing := response.headers.get("Content-Encoding", "").lower()) not in ("", "identity"):
         raise _TransientError(f"{url}: the response is compressed with {_line(packing)}, not as asked")
     limit = _MAX_BYTES if response.status == 200 else _MAX_ERROR_BYTES
     content = bytearray()
@@ -272,6 +279,23 @@ async def _read(url: str, response: aiohttp.ClientResponse) -> str:
                 raise _TransientError(f"{url}: the response is larger than {limit} bytes")
             break
     return content[:limit].decode("utf-8", "replace")
+
+
+def _redirected_endpoint(url: str, target: str) -> str | None:
+    """The endpoint to set for a redirect from `url` to `target`; None if there is none, or the same one.
+
+    >>> _redirected_endpoint("http://a/v1/models", "https://a/v1/models")
+    'https://a/v1'
+    """
+    try:
+        parts = urlsplit(urljoin(url, target))
+        path = parts.path.rstrip("/")
+        route = next(route for route in (_CHAT, _MODELS) if path.endswith(route))
+        address = f"{parts.scheme}://{parts.netloc}{path.removesuffix(route)}"
+        usable = endpoints(address) == (address,) and "@" not in address
+    except (ValueError, StopIteration, UserError):
+        return None
+    return address if usable and url not in (address + _CHAT, address + _MODELS) else None
 
 
 def endpoints(text: str) -> tuple[str, ...]:
@@ -288,7 +312,7 @@ def endpoints(text: str) -> tuple[str, ...]:
                 f"server.endpoints: {address!r} is not an address such as http://127.0.0.1:8000/v1"
             )
         host, first, last, path = named.groups()
-        path = (path or "").rstrip("/").removesuffix("/chat/completions") or "/v1"
+        path = (path or "").rstrip("/").removesuffix(_CHAT) or "/v1"
         ports = range(int(first), int(last or first) + 1) if first else ()
         if first and (not ports or ports[-1] > 65535):
             raise UserError(f"server.endpoints: {address!r}: has no valid port range")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from arpo.cli.entry_point import main
-from arpo.evaluation.compare import collection_seconds
+from arpo.evaluation.job_runner import collection_seconds
 
 TASKS = {"train": ("desk:pool", "pool-001", "pool-010"), "heldout": ("desk:heldout", "heldout-006")}
 ARPO = """
@@ -72,7 +72,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(text, "utf-8")
     code, output = compared(folder, "arpo.toml", "rft.toml", "--seeds", "1", "--jobs", "2", "--out", "out")
     assert code == 0, output
-    assert output.endswith("out/compare.html\n")
+    assert output.startswith("rft differs from arpo in 3 settings\n")
+    assert "rft is " in output and output.endswith("\nout/compare.html\n")
     for title in ("collected", "arpo", "rft"):
         assert f"{title}, seed 0: started\n" in output and f"{title}, seed 0: finished, " in output
     return folder
@@ -127,7 +128,8 @@ def test_a_report_needs_neither_checkpoints_nor_episodes(folder: Path, tmp_path:
     shutil.rmtree(tmp_path / "out" / "lost", ignore_errors=True)
     (tmp_path / "out" / "rft" / "seed-0" / "summary.json").unlink()
     code, output = compared(tmp_path, "--report", "--out", "out")
-    assert (code, output) == (0, "out/compare.html\n")
+    assert code == 0 and output.endswith("\nout/compare.html\n")
+    assert output.splitlines()[1].split()[:4] == ["training", "tasks", "held-out", "tasks"]
     assert "Unfinished runs, not included in the figures: rft: seed 0." in (
         tmp_path / "out" / "compare.md"
     ).read_text("utf-8")

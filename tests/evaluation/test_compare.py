@@ -11,7 +11,8 @@ import pytest
 from arpo.cli.entry_point import main
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.evaluation.compare import is_finished, last_line, load_methods, make_jobs, planned_episodes
+from arpo.evaluation.compare import load_methods, make_jobs, planned_episodes
+from arpo.evaluation.job_runner import is_finished, last_line
 from arpo.recipe import changed, load_config, to_toml
 from arpo.storage.run_folder import lock_folder
 
@@ -139,7 +140,7 @@ def test_the_last_line_of_a_log(tmp_path: Path) -> None:
 
 
 MISTAKES = {
-    "compare desk --out o": "compare needs recipes and --seeds N",
+    "compare desk --out o": "compare needs --seeds N to train desk",
     "compare --seeds 2 --out o": "compare needs recipes and --seeds N",
     "compare desk --seeds 0 --out o": "is '0', must be an integer >= 1",
     "compare desk --seeds 1000000000 --out o": "is '1000000000', must be an integer >= 1, <= 9999",

@@ -17,6 +17,7 @@ from arpo.evaluation.comparison_results import (
     CurvePoint,
     Difference,
     MethodResult,
+    RunResult,
     average_curves,
     bin_by_difficulty,
     compare_runs,
@@ -54,8 +55,13 @@ def write_two(out: Path) -> None:
 
 
 def read(out: Path) -> Comparison:
-    runs = [read_run_result(folder) for folder in sorted(out.glob("*/seed-*")) if folder.is_dir()]
-    return compare_runs(runs, ["arpo", "grpo"], 2, "grpo", {})
+    folders = [folder for folder in sorted(out.glob("*/seed-*")) if folder.is_dir()]
+    wanted = {"arpo": range(2), "grpo": range(2)}
+    return compare_runs([read_run(folder) for folder in folders], wanted, "grpo", {})
+
+
+def read_run(folder: Path) -> RunResult:
+    return read_run_result(folder, folder.parent.name, int(folder.name.removeprefix("seed-")))
 
 
 def row(comparison: Comparison, name: str) -> MethodResult:
@@ -165,7 +171,7 @@ def test_success_rates_average_partial_scores(tmp_path: Path) -> None:
     write_run(
         tmp_path / "seed-0", replace(records(4, 2, 1), final={"train": {"a": [0.6, 0.6], "b": [0.1, 1]}})
     )
-    assert success_rate(read_run_result(tmp_path / "seed-0").tallies_at("final")["train"]) == pytest.approx(
+    assert success_rate(read_run(tmp_path / "seed-0").tallies_at("final")["train"]) == pytest.approx(
         (0.6 + 0.55) / 2
     )
 
@@ -177,9 +183,9 @@ def test_curves_of_offline_methods_have_two_points(tmp_path: Path) -> None:
     (tmp_path / "collected" / "seed-0" / "timing.jsonl").write_text(
         '{"step": 1, "rollout": 30.0}\n{"step": 2, "rollout": 20.0}\n'
     )
-    run = read_run_result(tmp_path / "rft" / "seed-0")
+    run = read_run(tmp_path / "rft" / "seed-0")
     assert run.seconds == 150.0
-    points = compare_runs([run], ["rft"], 1, "rft", {}).curves["train"]["rft"]
+    points = compare_runs([run], {"rft": [0]}, "rft", {}).curves["train"]["rft"]
     assert [point.x for point in points] == [0.0, 20.0]
 
 
@@ -203,10 +209,11 @@ def test_tasks_by_difficulty() -> None:
 
 def test_difficulty_uses_screening_counts_if_there_are_any(tmp_path: Path) -> None:
     write_two(tmp_path)
-    runs = [read_run_result(folder) for folder in sorted(tmp_path.glob("*/seed-*"))]
-    by_base = compare_runs(runs, ["arpo", "grpo"], 2, "grpo", {"a": Count(successes=0, rollouts=0)})
+    runs = [read_run(folder) for folder in sorted(tmp_path.glob("*/seed-*"))]
+    wanted = {"arpo": range(2), "grpo": range(2)}
+    by_base = compare_runs(runs, wanted, "grpo", {"a": Count(successes=0, rollouts=0)})
     assert not by_base.screened and by_base.bins == {"never": ("b",), "4–8 of 16": ("a",)}
-    screened = compare_runs(runs, ["arpo", "grpo"], 2, "grpo", {"a": Count(successes=2, rollouts=16)})
+    screened = compare_runs(runs, wanted, "grpo", {"a": Count(successes=2, rollouts=16)})
     assert screened.screened and screened.bins == {"1–3 of 16": ("a",)}
     assert row(screened, "arpo").by_difficulty["1–3 of 16"].mean == 1.0
 
@@ -333,7 +340,7 @@ def test_damaged_and_foreign_folders_are_errors(tmp_path: Path) -> None:
         write_comparison(tmp_path, ["arpo", "grpo"], None, None)
     (tmp_path / "arpo" / "seed-0" / "metrics.jsonl").write_text('{"step": "a"}\n')
     with pytest.raises(UserError, match=r"seed-0/metrics\.jsonl: line 1: damaged, step is not a number"):
-        read_run_result(tmp_path / "arpo" / "seed-0")
+        read_run(tmp_path / "arpo" / "seed-0")
     (tmp_path / "arpo" / "seed-0" / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match=r"seed-0/metrics\.jsonl: line 1: damaged, no 'step'"):
         write_comparison(tmp_path, ["arpo", "grpo"], None, None)

@@ -117,12 +117,16 @@ class Comparison:
 
 def compare_runs(
     runs: Sequence[RunResult],
-    methods: Sequence[str],
-    seeds: int,
+    wanted: Mapping[str, Iterable[int]],
     baseline: str,
     counts: Mapping[str, Count],
 ) -> Comparison:
-    """Compute all numbers of a comparison. `counts`: screening counts of the training tasks, or {}."""
+    """Compute all numbers of a comparison.
+
+    `wanted`: the seeds of each method, in the order of rows. `counts`: screening counts of the training
+    tasks, or {}.
+    """
+    methods = list(wanted)
     ended = [run for run in runs if run.ended]
     finals: dict[str, TalliesBySeed] = {BASE: base_model_tallies(runs)}
     finals |= {name: {run.seed: run.tallies_at("final") for run in _runs_of(ended, name)} for name in methods}
@@ -135,7 +139,7 @@ def compare_runs(
             _add(solved, sets.get("train", {}))
     tasks = {task for name in finals for sets in finals[name].values() for task in sets.get("train", {})}
     bins = bin_by_difficulty(tasks, solved)
-    wanted = [(name, seed) for name in methods for seed in range(seeds)]
+    pairs = [(name, seed) for name, seeds in wanted.items() for seed in seeds]
     return Comparison(
         reference=baseline,
         rows=tuple(
@@ -145,7 +149,7 @@ def compare_runs(
         curves={key: _curves_by_method(runs, methods, curve_of) for key, curve_of in CURVES.items()},
         bins=bins,
         screened=screened,
-        missing=tuple(pair for pair in wanted if pair[1] not in finals[pair[0]]),
+        missing=tuple(pair for pair in pairs if pair[1] not in finals[pair[0]]),
     )
 
 

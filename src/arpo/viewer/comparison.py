@@ -18,8 +18,10 @@ from typing import Any
 from arpo.algorithms.curriculum import Count
 from arpo.envs.task_files import load_counts
 from arpo.errors import UserError
-from arpo.evaluation.compare import BASE, COLLECTED, choose_baseline, collection_seconds, method_name
+from arpo.evaluation.compare import BASE, COLLECTED, choose_baseline, method_names
 from arpo.evaluation.comparison_results import STAGES, Comparison, Evaluation, RunResult, compare_runs
+from arpo.evaluation.job_runner import collection_seconds
+from arpo.evaluation.run_groups import split_words
 from arpo.recipe import load_config
 from arpo.storage.run_folder import (
     EVALUATIONS,
@@ -31,6 +33,7 @@ from arpo.storage.run_folder import (
     write_atomically,
 )
 from arpo.viewer.comparison_page import render_page
+from arpo.viewer.comparison_terminal import render_terminal
 from arpo.viewer.comparison_text import render_markdown
 
 MARKDOWN_FILE, JSON_FILE, HTML_FILE = "compare.md", "compare.json", "compare.html"
@@ -38,36 +41,61 @@ BATCH_METRICS = ("step", "episodes", "success", "groups", "without_signal", "res
 STAGE_OF_TIMING = {stage: stage for stage in STAGES} | {"judge": "learn"}  # keys of timing.jsonl
 
 
-def write_comparison(out: Path, recipes: Sequence[str], seeds: int | None, against: str | None) -> Path:
-    """Write the three files from the runs in `out`. Returns the path of the HTML page.
+def print_comparison(out: Path, words: Sequence[str], seeds: int | None, against: str | None) -> None:
+    """Write the three files and print the table."""
+    comparison, runs = load_comparison(out, words, seeds, against)
+    page = _write(out, comparison, runs)
+    print(render_terminal(comparison), "", page, sep="\n")
 
-    `recipes` sets the methods and their order. If it is empty, all methods in `out` are compared, the
-    baseline first. `seeds` None: all seeds in `out`. `against` None: the baseline is the first recipe, or
-    the base model if `recipes` is empty.
-    """
-    if not out.is_dir():
-        raise UserError(f"{out}: no such folder: create it with `arpo compare RECIPE … --out FOLDER`")
-    folders = _run_folders(out)
-    available = sorted({folder.parent.name for folder in folders})
-    requested = list(dict.fromkeys(map(method_name, recipes)))
-    if not requested and not available:
-        raise UserError(f"{out}: contains no runs: start them with `arpo compare RECIPE … --out {out}`")
-    baseline = choose_baseline(against, [*requested, BASE] if requested else [BASE, *available])
-    methods = requested or sorted(available, key=lambda name: (name != baseline, name))
-    folders = [folder for folder in folders if folder.parent.name in methods]
-    if seeds is None:
-        if missing := [name for name in methods if name not in available]:
-            raise UserError(
-                f"{out}: contains no runs of {', '.join(missing)}: choose from {', '.join(available)}"
-            )
-        seeds = 1 + max(map(_seed_of, folders))
-    folders.sort(key=lambda folder: (methods.index(folder.parent.name), _seed_of(folder)))
-    runs = [read_run_result(folder) for folder in folders if _seed_of(folder) < seeds]
-    comparison = compare_runs(runs, methods, seeds, baseline, _screening_counts(runs))
+
+def write_comparison(out: Path, words: Sequence[str], seeds: int | None, against: str | None) -> Path:
+    """Write the three files. Returns the path of the HTML page."""
+    return _write(out, *load_comparison(out, words, seeds, against))
+
+
+def _write(out: Path, comparison: Comparison, runs: Sequence[RunResult]) -> Path:
     write_atomically(out / JSON_FILE, to_json(comparison, runs))
     write_atomically(out / MARKDOWN_FILE, render_markdown(comparison, runs))
     write_atomically(out / HTML_FILE, render_page(comparison, runs))
     return out / HTML_FILE
+
+
+def load_comparison(
+    out: Path, words: Sequence[str], seeds: int | None, against: str | None
+) -> tuple[Comparison, list[RunResult]]:
+    """Compare the runs in `out` and the finished runs that `words` name.
+
+    `words` sets the methods and their order: recipes and finished runs. If it is empty, all methods in `out`
+    are compared, the baseline first. `seeds` None: all seeds in `out`. `against` None: the baseline is the
+    first method, or the base model if `words` is empty.
+    """
+    recipes, groups = split_words(words)
+    if groups and not recipes:
+        out.mkdir(parents=True, exist_ok=True)
+    if not out.is_dir():
+        raise UserError(f"{out}: no such folder: create it with `arpo compare RECIPE … --out FOLDER`")
+    folders = _run_folders(out)
+    available = sorted({folder.parent.name for folder in folders})
+    requested = list(dict.fromkeys(method_names(words, groups).values()))
+    if not requested and not available:
+        raise UserError(f"{out}: contains no runs: start them with `arpo compare RECIPE … --out {out}`")
+    baseline = choose_baseline(against, [*requested, BASE] if requested else [BASE, *available])
+    methods = requested or sorted(available, key=lambda name: (name != baseline, name))
+    found = {group.name: group.folders for group in groups.values()}
+    trained = [name for name in methods if name not in found]
+    folders = [folder for folder in folders if folder.parent.name in trained]
+    if seeds is None and trained:
+        if missing := [name for name in trained if name not in available]:
+            raise UserError(
+                f"{out}: contains no runs of {', '.join(missing)}: choose from {', '.join(available)}"
+            )
+        seeds = 1 + max(map(_seed_of, folders))
+    for name in trained:
+        own = {_seed_of(folder): folder for folder in folders if folder.parent.name == name}
+        found[name] = {seed: own[seed] for seed in sorted(own) if seed < (seeds or 0)}
+    runs = [read_run_result(found[name][seed], name, seed) for name in methods for seed in found[name]]
+    wanted = {name: range(seeds or 0) if name in trained else found[name] for name in methods}
+    return compare_runs(runs, wanted, baseline, _screening_counts(runs)), runs
 
 
 def _run_folders(out: Path) -> list[Path]:
@@ -83,7 +111,7 @@ def _seed_of(folder: Path) -> int:
     return int(text)
 
 
-def read_run_result(folder: Path) -> RunResult:
+def read_run_result(folder: Path, method: str, seed: int) -> RunResult:
     """Read a run folder, finished or not. Raises UserError if a record in it is damaged."""
     config = load_config(folder / RECIPE)
     summary = read_summary(folder)
@@ -95,10 +123,11 @@ def read_run_result(folder: Path) -> RunResult:
             stages[stage] = stages.get(stage, 0.0) + line.get(name, 0.0)
     seconds = summary.get("seconds", 0.0)
     if config.train.method != "online":
-        seconds += collection_seconds(folder.parents[1] / COLLECTED / folder.name)
+        collected = folder.absolute().parents[1] / COLLECTED / folder.name
+        seconds += collection_seconds(collected if collected.is_dir() else Path(config.offline.source))
     return RunResult(
-        method=folder.parent.name,
-        seed=_seed_of(folder),
+        method=method,
+        seed=seed,
         config=config,
         episodes=summary.get("episodes", max((line.get("episodes", 0) for line in batches), default=0)),
         seconds=seconds,

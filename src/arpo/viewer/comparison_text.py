@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from arpo.evaluation.compare import BASE, NEUTRAL_KEYS
+from arpo.evaluation.compare import BASE
+from arpo.evaluation.compared_settings import differing_keys
 from arpo.evaluation.comparison_results import (
     RESAMPLES,
     SMOOTHING_WINDOW,
@@ -19,7 +20,7 @@ from arpo.evaluation.comparison_results import (
     RunResult,
     SeedStats,
 )
-from arpo.recipe import changed, value
+from arpo.recipe import value
 from arpo.reporting.display import count_noun, format_duration
 from arpo.reporting.numbers import NO_VALUE, format_points
 
@@ -273,7 +274,7 @@ def recipe_differences(comparison: Comparison, runs: Sequence[RunResult]) -> tup
     baseline = comparison.reference if comparison.reference in configs else next(iter(configs))
     differences = {}
     for name in (name for name in configs if name != baseline):
-        keys = [key for key in changed(configs[baseline], configs[name]) if not key.startswith(NEUTRAL_KEYS)]
+        keys = differing_keys(configs[baseline], configs[name])
         settings = ", ".join(f"{key} = {json.dumps(value(configs[name], key))}" for key in keys)
         differences[name] = settings or "none"
     return f"Settings that differ from {baseline}.", differences

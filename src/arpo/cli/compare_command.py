@@ -1,0 +1,49 @@
+"""`arpo compare`: its help and the command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from arpo.errors import UserError
+from arpo.interrupts import INTERRUPTED
+
+LESSON = """\
+Each argument is one method: a recipe to train, or finished runs.
+  desk, mine.toml          a recipe; it is trained with the seeds 0 to N-1, in OUT/NAME/seed-S
+  runs/mine                the folder of a finished run, or of several with different seeds
+  NAME=runs/a,runs/b       finished runs with different seeds, and a name for the table
+First prints the settings in which the methods differ. Config keys on the command line apply to all recipes.
+For offline methods (rft, dpo, kto) the base model first records episodes in OUT/collected.
+Then prints a table, and writes compare.html, compare.md and compare.json in OUT: success on training, all and
+held-out tasks, learning curves, success by difficulty, times, and the difference of every method to the
+baseline with 95% confidence intervals over seeds, over tasks and over both.
+Ctrl-C lets all runs save a checkpoint. If it is interrupted, run the same command again: it resumes, and
+skips finished runs. Exit code 1 if a run failed; the report then names it and contains the other runs."""
+
+EXAMPLE = """\
+arpo compare desk my-recipe.toml --seeds 3 --out runs/mine
+arpo compare runs/first second=runs/s0,runs/s1 --out runs/compared
+arpo compare paper paper/grpo --seeds 3 --jobs 2 --out runs/paper --against paper/grpo --train.epochs 3
+arpo compare --report --out runs/mine"""
+
+
+def run_compare(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    from arpo.viewer.comparison import print_comparison
+
+    code = 0
+    if options.report and overrides:
+        raise UserError(f"{overrides[0]}: not possible with --report, which trains nothing; remove it")
+    if not options.report:
+        if not options.methods:
+            raise UserError(
+                "compare needs recipes and --seeds N, run folders, or --report (see: arpo compare --help)"
+            )
+        from arpo.evaluation.compare import run_comparison
+
+        code = run_comparison(
+            options.methods, options.seeds, options.jobs, options.out, options.against, overrides
+        )
+    if code != INTERRUPTED:
+        print_comparison(options.out, options.methods, options.seeds, options.against)
+    return code

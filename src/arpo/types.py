@@ -23,7 +23,9 @@ MAX_SCREEN_PIXELS = 2**25  # an 8K screen (7680x4320) has 33 million
 MAX_ASPECT_RATIO = 200  # of Qwen-VL models
 
 # For error messages.
-PNG_BYTES = 'for an image of PIL: `buffer = io.BytesIO(); image.save(buffer, "PNG"); png = buffer.getvalue()`'
+PNG_BYTES = (
+    'PNG bytes of a PIL image: `buffer = io.BytesIO(); image.save(buffer, "PNG"); png = buffer.getvalue()`'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

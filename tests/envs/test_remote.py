@@ -107,7 +107,7 @@ def test_the_conformance_suite_passes_through_a_host():
 
     checks = asyncio.run(check())
     assert [str(found) for found in checks if not found.ok] == []
-    assert len(checks) == 8
+    assert len(checks) == 10
 
 
 def test_remote_and_local_episodes_are_equal():

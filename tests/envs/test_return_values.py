@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -17,8 +18,9 @@ from env_hosts import FAKE
 
 HERE = Path(__file__).relative_to(Path.cwd())
 SEEN = Observation(screenshot=screenshot(0))
-IMAGE = Image.new("RGB", (56, 56))
-SAVE = 'for an image of PIL: `buffer = io.BytesIO(); image.save(buffer, "PNG"); png = buffer.getvalue()`'
+IMAGE: Any = Image.new("RGB", (56, 56))
+PICTURE: Any = screenshot(0)
+SAVE = 'PNG bytes of a PIL image: `buffer = io.BytesIO(); image.save(buffer, "PNG"); png = buffer.getvalue()`'
 EXAMPLE = "see examples/doorbell.py"
 
 
@@ -69,7 +71,7 @@ INNER = "the observation of its StepResult is"
         ("step", StepResult(observation=IMAGE), f"{INNER} an Image of PIL, must be {OBSERVATION}: {SAVE}"),
         (
             "step",
-            StepResult(observation=screenshot(0)),
+            StepResult(observation=PICTURE),
             f"{INNER} a Screenshot, must be {OBSERVATION}: {EXAMPLE}",
         ),
         ("start", None, f"returned None, must return {OBSERVATION}: {EXAMPLE}"),

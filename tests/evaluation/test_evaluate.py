@@ -108,7 +108,7 @@ def test_failures_of_an_evaluation_are_written_as_failures(
 
 def test_an_evaluation_in_which_nothing_can_be_played_is_none(tmp_path: Path) -> None:
     out = tmp_path / "scores.json"
-    with pytest.raises(UserError, match=r"all 1 episodes failed\. First failure: task pool-001, evaluate"):
+    with pytest.raises(UserError, match=r"all 1 episode failed\. First failure: task pool-001, evaluate"):
         run_evaluation(small_config(tmp_path, [A], "--env.attempts=1", env="lying"), out)
     assert not out.exists()
 

@@ -81,3 +81,14 @@ def test_refused_successes(tmp_path: Path) -> None:
 )
 def test_other_runs_succeed(tmp_path: Path, failures: list[dict[str, str]], scores: list[float]) -> None:
     assert report(tmp_path, failures, scores)[0] == 0
+
+
+def test_failures_of_older_runs_have_no_place(tmp_path: Path) -> None:
+    RunFolder(tmp_path).close()
+    line = '{"episode_id":"f","task_id":"a","kind":"EnvError","where":"step","message":"gone","attempts":3}\n'
+    (tmp_path / "failures.jsonl").write_text(line, "utf-8")
+    code, said = report(tmp_path, [], [0.0, 0.0])
+    assert (code, said) == (
+        0,
+        f"1 episode failed, most often step: gone. See {tmp_path / 'failures.jsonl'}\n",
+    )

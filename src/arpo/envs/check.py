@@ -85,14 +85,17 @@ class _Suite:
         try:
             async with boundary(EnvError, "create"):
                 env = Probe(self._factory(), self._config, self._watch, self._timeouts)
-            try:
-                return await episode(env)
-            finally:
-                await self._close(env, task)
+        except EnvError as fault:
+            self._report(fault, task=task)
+            return None
+        try:
+            return await episode(env)
         except CheckFailed as failed:
             self.findings.add(self.rule, failed.what, failed.place, required=failed.required, task=task)
         except EnvError as fault:
             self._report(fault, task=task, note=note)
+        finally:
+            await self._close(env, task)
         return None
 
     async def _close(self, env: Probe, task: str) -> None:

@@ -48,24 +48,22 @@ class GuardedEnv:
 
     async def start(self, task: Task) -> Observation:
         async with boundary(EnvError, "start", self._config.start_seconds):
-            return await self._checked(
-                "start", await require_awaitable(self._env, "start", self._env.start(task))
-            )
+            return await self._checked("start", await require_awaitable(self._env, self._env.start(task)))
 
     async def step(self, actions: tuple[Action, ...]) -> StepResult:
         async with boundary(EnvError, "step", self._config.step_seconds):
-            result = await require_awaitable(self._env, "step", self._env.step(actions))
+            result = await require_awaitable(self._env, self._env.step(actions))
             await self._checked("step", require_step_result(self._env, result).observation)
             return result
 
     async def evaluate(self) -> float:
         async with boundary(EnvError, "evaluate", self._config.evaluate_seconds):
-            score = await require_awaitable(self._env, "evaluate", self._env.evaluate())
+            score = await require_awaitable(self._env, self._env.evaluate())
             return require_score(self._env, score)
 
     async def close(self) -> None:
         async with boundary(EnvError, "close", self._config.step_seconds):
-            await require_awaitable(self._env, "close", self._env.close())
+            await require_awaitable(self._env, self._env.close())
 
     async def _checked(self, where: str, value: Observation) -> Observation:
         """Decode the screenshot. Found only later, a bad one would fail other episodes or end the run."""

@@ -22,13 +22,13 @@ _OBSERVATION = "Observation(screenshot=Screenshot.of(png))"
 _T = TypeVar("_T")
 
 
-def require_awaitable(env: Env, method: str, value: Awaitable[_T]) -> Awaitable[_T]:
-    """The fault names all methods that are not async: the user corrects them at once."""
+def require_awaitable(env: Env, value: Awaitable[_T]) -> Awaitable[_T]:
+    """The fault is the same for all methods that are not async: the user corrects them at once."""
     if inspect.isawaitable(value):
         return value
     plain = [name for name in ENV_METHODS if not inspect.iscoroutinefunction(getattr(env, name))]
     raise EnvError(
-        method,
+        plain[0],
         f"not async: {', '.join(plain)}: write `async def {plain[0]}(self, …)`, {EXAMPLE}",
         definition(env, plain[0]),
     )

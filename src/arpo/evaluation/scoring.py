@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from arpo.envs.pool import Quarantined
 from arpo.errors import PromptTooLong, UserError
-from arpo.reporting.display import Display
+from arpo.reporting.display import Display, count_noun
 from arpo.rollout.scheduler import describe_failure
 from arpo.types import Failure, Group
 
@@ -72,7 +72,7 @@ def report_failures(groups: Sequence[Group], display: Display, *, some_tasks: bo
     failures = [failure for group in groups for failure in group.failures]
     if not failures:
         return
-    message = f"{len(failures)} episodes failed. First failure: {describe_failure(failures[0])}"
+    message = f"{count_noun(len(failures), 'episode')} failed. First failure: {describe_failure(failures[0])}"
     unplayable = {Quarantined.__name__, *([PromptTooLong.__name__] if some_tasks else [])}
     tried = any(failure.kind not in unplayable for failure in failures)
     if tried and not any(group.trajectories for group in groups):

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from arpo.envs.pool import Quarantined
 from arpo.errors import EnvTimeout
 from arpo.reporting.display import Display, count_noun
+from arpo.storage.codec import EVALUATED
 from arpo.storage.run_folder import EVALUATIONS, FAILURES, RunFolderReader
-from arpo.training.run import EVALUATED
 from arpo.types import Failure
 
 OF_ENGINE = ("generate", "release")  # calls of the engine; all others are calls of the environment
@@ -45,7 +45,7 @@ def report_failed_episodes(store: RunFolderReader, display: Display) -> int:
 def _most_frequent(failures: Sequence[Failure]) -> str:
     """For example "step: KeyError: 'room' (my_env.py:14)"."""
     tried = [failure for failure in failures if failure.kind != Quarantined.__name__] or failures
-    causes = Counter((one.where, one.message.partition("\n")[0][:200], one.place) for one in tried)
+    causes = Counter((one.where, one.message.partition("\n")[0][:300], one.place) for one in tried)
     [((where, message, place), _)] = causes.most_common(1)
     return f"{where}: {message}{f' ({place})' if place else ''}"
 

@@ -15,16 +15,19 @@ import tempfile
 import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from arpo.cli import doctor_machines
 from arpo.config import Config
+from arpo.config_keys import OSWorldConfig
 from arpo.errors import UserError
 from arpo.recipe import find_program
 
 REQUIRED = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "Pillow", "rich", "tensorboardX"),
-    "aiohttp",
+    *("aiohttp", "huggingface_hub"),
 )
 BOOT_SECONDS = 60.0
 OPTIONAL = {"wandb": "metrics on Weights & Biases: pip install 'arpo[wandb]'"}
@@ -64,7 +67,8 @@ def run_doctor() -> int:
 def run_memory(config: Config, gpu: int | None) -> int:
     """Print the GPU memory of the recipe, and settings to reduce it if it does not fit.
 
-    Plans for a GPU of `gpu` GiB (None: the GPU of this machine). Returns 1 if the recipe does not fit.
+    Plans for a GPU of `gpu` GiB (None: the GPU of this machine). Returns 1 if the recipe does not fit. If the
+    recipe uses virtual machines on this machine, also prints the checks for them.
     """
     import torch
 
@@ -84,6 +88,9 @@ def run_memory(config: Config, gpu: int | None) -> int:
     facts = read_model_info(config)
     for line in describe_plan(facts, config, gpu_bytes):
         print(line)
+    uses_docker = config.env.name == "osworld" and config.osworld.provider == "docker"
+    if gpu is None and uses_docker and not config.env.hosts:
+        print(*machine_findings(config.osworld, warning=True), sep="\n")
     if gpu_bytes is None:
         return 0
     if gpu is None:
@@ -102,18 +109,45 @@ def findings() -> list[Finding]:
         _try("GPU", _gpu, "not needed for the recipe desk; large models need one", needed=False),
         _try("base model", _base_model, "reinstall this package, or make the model: arpo pretrain --help"),
         _try("desk", _desk, "reinstall this package"),
-        _try("real desktops", _real_desktops, "make osworld, on Debian or Ubuntu", needed=False),
+        *_desktops(Config().osworld),
+        *machine_findings(Config().osworld),
         _try("disk", _disk, "change to a writable folder"),
     ]
 
 
-def _try(name: str, attempt: Callable[[], str], remedy: str, *, needed: bool = True) -> Finding:
+def _desktops(config: OSWorldConfig) -> list[Finding]:
+    remedy = "arpo osworld install, on Debian or Ubuntu"
+    found = [_try("real desktops", _real_desktops, remedy, needed=False)]
+    if find_program(config.python) is not None:
+        limits = partial(doctor_machines.limits, config)
+        found.append(_try("limits", limits, doctor_machines.LIMITS_REMEDY, needed=False, warning=True))
+    return found
+
+
+def machine_findings(config: OSWorldConfig, *, warning: bool = False) -> list[Finding]:
+    """Checks for virtual machines. `warning`: the recipe needs them."""
+    return [
+        _try("Docker", doctor_machines.docker, doctor_machines.DOCKER_REMEDY, needed=False, warning=warning),
+        _try("KVM", doctor_machines.kvm, doctor_machines.KVM_REMEDY, needed=False, warning=warning),
+        _try(
+            "OSWorld image",
+            partial(doctor_machines.image, config),
+            doctor_machines.IMAGE_REMEDY,
+            needed=False,
+            warning=warning,
+        ),
+    ]
+
+
+def _try(
+    name: str, attempt: Callable[[], str], remedy: str, *, needed: bool = True, warning: bool = False
+) -> Finding:
     """Run one check. `attempt` returns a detail to print; an exception becomes a failed finding."""
     try:
         return Finding(name=name, works=True, detail=attempt(), needed=needed)
     except Exception as error:
         reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        return Finding(name=name, works=False, detail=reason, remedy=remedy, needed=needed)
+        return Finding(name=name, works=False, detail=reason, remedy=remedy, needed=needed, warning=warning)
 
 
 def _python() -> Finding:

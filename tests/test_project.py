@@ -19,6 +19,7 @@ PAGES = (
     "docs/design.md",
     "docs/tutorial.md",
     "docs/recipes.md",
+    "docs/python.md",
     "docs/results.md",
     "docs/osworld.md",
     "docs/performance.md",

@@ -16,10 +16,10 @@ from arpo.viewer.outcomes import describe_end
 
 def run_play(task: str, config: Config, save: Path | None) -> int:
     """Play the task with this id, or a random one. `save` is a folder for drawings of the steps."""
-    playing = play(task, config)
-    print(f"task {playing.task.id}: {printable(playing.task.instruction)}", flush=True)
     if save is not None:
         save.mkdir(parents=True, exist_ok=True)
+    playing = play(task, config)
+    print(f"task {playing.task.id}: {printable(playing.task.instruction)}", flush=True)
     began = shown = time.monotonic()
     try:
         for step in playing:

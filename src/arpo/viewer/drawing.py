@@ -60,13 +60,13 @@ class _Pen:
     def action(self, action: Action, size: tuple[int, int]) -> None:
         match action:
             case Click(point=point) | Hover(point=point):
-                self._ring(point, self._unit)
+                self._ring(point, 1.5 * self._unit)
             case DoubleClick(point=point) | LongPress(point=point):
-                self._ring(point, self._unit)
-                self._ring(point, self._unit / 2)
+                self._ring(point, 1.5 * self._unit)
+                self._ring(point, 0.75 * self._unit)
             case RightClick(point=point):
-                self._ring(point, self._unit)
-                self._arrow(point, Point(point.x + 2 * self._unit / self._factor, point.y))
+                self._ring(point, 1.5 * self._unit)
+                self._arrow(point, Point(point.x + 3 * self._unit / self._factor, point.y))
             case Drag(start=start, end=end):
                 self._ring(start, self._unit / 2)
                 self._arrow(start, end)

@@ -17,7 +17,7 @@ from arpo.actions import Click, Point
 from arpo.config import RolloutConfig, ServerConfig
 from arpo.engines.base import Weights
 from arpo.engines.openai import OpenAIEngine, endpoints
-from arpo.errors import ContextTooLong, EngineError, UserError
+from arpo.errors import ContextTooLong, EngineError, PromptTooLong, UserError
 from arpo.prompts.rendering import ChatRenderer
 from arpo.rollout.episode import Agent, run_episode
 from arpo.testing import FakeEnv, screenshot, task
@@ -576,7 +576,7 @@ def test_a_conversation_that_no_longer_fits_ends_the_episode_and_is_judged() -> 
     with serving(script(WAIT, fault)) as server:
         trajectory, _ = play(server.url)
     assert (trajectory.stop, len(trajectory.turns), trajectory.score) == (StopReason.MAX_STEPS, 1, 0.5)
-    with serving(script(fault)) as server, pytest.raises(UserError, match="length is 9 tokens"):
+    with serving(script(fault)) as server, pytest.raises(PromptTooLong, match="length is 9 tokens"):
         play(server.url)
 
 

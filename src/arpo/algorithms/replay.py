@@ -16,6 +16,11 @@ from arpo.config import ReplayConfig
 from arpo.types import Group, Rescue, Trajectory
 
 
+def replay_rng(seed: int, batch: int) -> Random:
+    """The random generator for the replay of one batch, counted from 0, in a run with this seed."""
+    return Random(f"replay/{seed}/{batch}")
+
+
 class ReplayBuffer:
     """At most `capacity` successes per task, first in, first out. If disabled, it changes nothing."""
 

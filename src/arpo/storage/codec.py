@@ -18,6 +18,8 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from arpo.actions import Action, Direction, Hotkey, Point, Scroll
 from arpo.types import Completion, Failure, Sample, Screenshot, StopReason, Trajectory, Turn
 
+# An episode id begins with one of these: batch3-0-1, eval12-train-0-0, collect-7-0.
+BATCH, EVALUATED, COLLECTED = "batch", "eval", "collect"
 ACTIONS: Mapping[str, type[Action]] = {kind.__name__: kind for kind in get_args(Action)}
 MIN_RUN_LENGTH = 4
 MAX_IDS = 1 << 24  # tokens in one list: a damaged run length must not fill the memory
@@ -218,7 +220,8 @@ def _score(value: float) -> float:
 
 def _checked(value: _T) -> _T:
     """The dataclass instance, if all of its fields have their declared types. Otherwise raises ValueError."""
-    for name, hint in _hints(type(value)).items():
+    kind: Any = type(value)
+    for name, hint in _hints(kind).items():
         if not _fits(getattr(value, name), hint):
             raise ValueError(f"{name} of {type(value).__name__} is of a wrong type")
     return value

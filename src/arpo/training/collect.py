@@ -23,10 +23,11 @@ from arpo.reporting.display import Display, open_display
 from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import Outcome
 from arpo.storage import checkpoint
+from arpo.storage.codec import COLLECTED
 from arpo.storage.files import RESTORE_OR_LEAVE
 from arpo.storage.run_folder import PACK, RunFolder
 from arpo.training.failed_episodes import report_failed_episodes
-from arpo.training.run import COLLECTED, Timing, check_recipe
+from arpo.training.run import Timing, check_recipe
 from arpo.types import Task, Trajectory
 
 MAX_EPISODES = 10_000_000

@@ -28,14 +28,13 @@ from arpo.reporting.display import Display
 from arpo.reporting.tracking import EpisodeTracker, NullTracker, open_tracker
 from arpo.rollout.player import open_player
 from arpo.storage import checkpoint
+from arpo.storage.codec import COLLECTED, EVALUATED
 from arpo.storage.files import RESTORE_OR_LEAVE, damage, parse_object
 from arpo.storage.run_folder import METRICS, RECIPE, RunFolder
 from arpo.training.build import open_learner
 from arpo.types import Group
 
 STATE = "state.json"
-COLLECTED = "collect"  # prefix of the ids of collected episodes
-EVALUATED = "eval"  # prefix of the ids of evaluation episodes
 LENGTH = ("train.epochs", "offline.passes")
 MAY_CHANGE = (*INCIDENTAL, *LENGTH)  # settings that a resumed run may change
 

@@ -10,16 +10,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from random import Random
 
-from arpo.algorithms.replay import ReplayBuffer
+from arpo.algorithms.replay import ReplayBuffer, replay_rng
 from arpo.config import Config, ReplayConfig
-from arpo.storage.codec import StoredEpisode
+from arpo.storage.codec import BATCH, EVALUATED, StoredEpisode
 from arpo.storage.run_folder import RunFolderReader
 from arpo.types import Completion, Group, Screenshot, Trajectory, Turn
 
-BATCH, EVALUATION = "batch", "eval"
-_PHASE = re.compile(rf"({BATCH}|{EVALUATION})(\d+)")
+_PHASE = re.compile(rf"({BATCH}|{EVALUATED})(\d+)")
 _BATCH_ID = re.compile(rf"{BATCH}(\d+)-(\d+)-\d+")
 _NO_IMAGE = Screenshot(b"", "")
 
@@ -73,7 +71,7 @@ def phase_title(phase: str) -> str:
 
 
 def phases(played: Iterable[Played], kind: str) -> dict[str, list[Played]]:
-    """Episodes by phase, in the order of the run. `kind` is BATCH, EVALUATION, or "" for all phases."""
+    """Episodes by phase, in the order of the run. `kind` is BATCH, EVALUATED, or "" for all phases."""
     found: dict[str, list[Played]] = {}
     for one in played:
         if one.phase.startswith(kind):
@@ -97,7 +95,7 @@ def find_replays(episodes: Sequence[StoredEpisode], config: ReplayConfig, seed: 
             Group(index=index, task_id=episodes[0].task_id, trajectories=tuple(episodes))
             for index, episodes in groups.items()
         ]
-        for group in buffer.rescue(played, Random(f"replay/{seed}/{batch}"), batch):
+        for group in buffer.rescue(played, replay_rng(seed, batch), batch):
             for rescue in group.rescues:
                 used.setdefault(rescue.stored_episode, []).append(batch + 1)
     return used

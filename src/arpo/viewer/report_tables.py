@@ -8,8 +8,9 @@ from html import escape
 
 from arpo.reporting.display import count_noun, format_rate
 from arpo.reporting.numbers import NO_VALUE, format_points
+from arpo.storage.codec import BATCH, EVALUATED
 from arpo.types import Failure
-from arpo.viewer.played import BATCH, EVALUATION, Played, by_task, phase_title, phases
+from arpo.viewer.played import Played, by_task, phase_title, phases
 from arpo.viewer.task_table import Evaluation, TaskRow
 
 MAX_FAULTS = 20  # different messages
@@ -77,7 +78,7 @@ def _one_line(text: str) -> str:
 
 def endings_html(played: Sequence[Played], end_of: EndOf) -> str:
     """Why the episodes of the first and the last batch ended; without batches, those of evaluations."""
-    by_phase = phases(played, BATCH) or phases(played, EVALUATION) or phases(played, "")
+    by_phase = phases(played, BATCH) or phases(played, EVALUATED) or phases(played, "")
     if not by_phase:
         return ""
     first, last = next(iter(by_phase)), list(by_phase)[-1]

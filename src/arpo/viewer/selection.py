@@ -12,8 +12,9 @@ from arpo.config import shorten
 from arpo.errors import UserError
 from arpo.recipe import nearest
 from arpo.reporting.display import count_noun
+from arpo.storage.codec import EVALUATED
 from arpo.types import StopReason
-from arpo.viewer.played import EVALUATION, Played, by_task
+from arpo.viewer.played import Played, by_task
 
 OPTION = "--episodes"
 PAIRS = "before-after"
@@ -128,7 +129,7 @@ def _pairs(available: Sequence[Played]) -> list[tuple[Played, Played]]:
     """The first and the last episode of each task, from evaluations if it was evaluated twice."""
     pairs = []
     for episodes in by_task(available).values():
-        evaluated = [one for one in episodes if one.phase.startswith(EVALUATION)]
+        evaluated = [one for one in episodes if one.phase.startswith(EVALUATED)]
         compared = evaluated if len({one.phase for one in evaluated}) > 1 else episodes
         if len({one.phase for one in compared}) > 1:
             last = next(one for one in compared if one.phase == compared[-1].phase)

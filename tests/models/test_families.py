@@ -1,10 +1,12 @@
-"""A Qwen3-VL model plays on Desk, learns, and plays again."""
+"""A model of each other family plays on Desk, learns, and plays again."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 
 from arpo.algorithms.samples import build_updates
@@ -12,15 +14,17 @@ from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
 from arpo.envs.task_files import load_tasks
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
+from arpo.models.families import VisionLanguageModel
 from arpo.rollout.player import open_player
 from arpo.types import Group
-from tiny_vlm import save_folder, tiny_qwen3
+from tiny_vlm import save_folder, tiny_qwen2, tiny_qwen3
 from verdicts import A, Scripted, small_config
 
 
-def test_a_qwen3_vl_plays_on_desk_and_learns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tiny", [tiny_qwen2, tiny_qwen3])
+def test_a_model_plays_on_desk_and_learns(tiny: Callable[..., VisionLanguageModel], tmp_path: Path) -> None:
     tokenizer = desk_tokenizer()
-    folder = save_folder(tiny_qwen3(stock=True, tokenizer=tokenizer), tmp_path / "model", tokenizer)
+    folder = save_folder(tiny(stock=True, tokenizer=tokenizer), tmp_path / "model", tokenizer)
     config = small_config(
         tmp_path, [A], f"--model.path={folder}", "--rollout.max_answer_tokens=24", "--optim.warmup_updates=0",
     )  # fmt: skip

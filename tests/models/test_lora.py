@@ -18,6 +18,7 @@ from arpo.types import Sample
 from tiny_vlm import (
     FAMILIES,
     QWEN2_5,
+    QWEN3,
     first_prompt,
     next_prompt,
     sampling,
@@ -101,7 +102,7 @@ def test_language_and_merger_layers_have_adapters_and_everything_else_is_frozen(
     } | {name for name in layers if ".visual." in name and "merger" in name}
     assert set(adapter_weights(model)) == expected
     depth = model.config.text_config.num_hidden_layers
-    assert len(expected) == 7 * depth + 2 * (1 if family == QWEN2_5 else 4)
+    assert len(expected) == 7 * depth + 2 * (4 if family == QWEN3 else 1)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert trained == {f"{name}.lora.{which}" for name in expected for which in "ab"}
     assert {name for name, _ in model.named_parameters()} - trained == dict(base.named_parameters()).keys()

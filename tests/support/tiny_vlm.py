@@ -1,4 +1,4 @@
-"""Tiny models of both families with fresh weights, screenshots, and inputs for plain transformers."""
+"""Tiny models of all families with fresh weights, screenshots, and inputs for plain transformers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ import numpy as np
 import torch
 from PIL import Image
 from tokenizers import Tokenizer
-from transformers import Qwen2_5_VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers import (
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
 
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
 from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
@@ -25,8 +31,8 @@ from arpo.prompts.vision import ImageSettings
 from arpo.types import Completion, Message, Prompt, Sampling, Screenshot
 
 TOKENIZER = build_tokenizer(ACTION_PHRASES, ["open", "save", "file", "the"], 20)
-QWEN2_5, QWEN3 = "qwen2_5_vl", "qwen3_vl"
-FAMILIES = (QWEN2_5, QWEN3)
+QWEN2, QWEN2_5, QWEN3 = "qwen2_vl", "qwen2_5_vl", "qwen3_vl"
+FAMILIES = (QWEN2, QWEN2_5, QWEN3)
 QWEN3_SETTINGS = ImageSettings(
     patch_size=16,
     merge_size=2,
@@ -36,7 +42,7 @@ QWEN3_SETTINGS = ImageSettings(
     mean=(0.5, 0.5, 0.5),
     std=(0.5, 0.5, 0.5),
 )
-SETTINGS = {QWEN2_5: IMAGE_SETTINGS, QWEN3: QWEN3_SETTINGS}
+SETTINGS = {QWEN2: IMAGE_SETTINGS, QWEN2_5: IMAGE_SETTINGS, QWEN3: QWEN3_SETTINGS}
 
 
 def tiny_renderer(family: str = QWEN2_5) -> Renderer:
@@ -45,7 +51,29 @@ def tiny_renderer(family: str = QWEN2_5) -> Renderer:
 
 def tiny_of(family: str, seed: int = 0, *, stock: bool = False) -> VisionLanguageModel:
     """`stock` keeps the attention of transformers."""
-    return tiny_model(seed, stock=stock) if family == QWEN2_5 else tiny_qwen3(seed, stock=stock)
+    make = {QWEN2: tiny_qwen2, QWEN2_5: tiny_model, QWEN3: tiny_qwen3}[family]
+    return make(seed, stock=stock)
+
+
+def tiny_qwen2(
+    seed: int = 0, *, stock: bool = False, tokenizer: Tokenizer = TOKENIZER
+) -> Qwen2VLForConditionalGeneration:
+    """The vision tower is wider than the language model; two query heads share each key head."""
+    ids = special_ids(tokenizer)
+    config = Qwen2VLConfig(
+        text_config={
+            "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 64, "intermediate_size": 96,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+            "bos_token_id": None, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"],
+        },
+        vision_config={"depth": 2, "embed_dim": 96, "hidden_size": 64, "num_heads": 4, "mlp_ratio": 2},
+        image_token_id=ids["<|image_pad|>"], video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"], vision_end_token_id=ids["<|vision_end|>"],
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        model = Qwen2VLForConditionalGeneration(config).float()
+    return _initialised(model, seed, stock)
 
 
 def tiny_qwen3(
@@ -59,6 +87,10 @@ def tiny_qwen3(
     """Three levels of deep features, heads wider than the hidden size says, two of them to each key head."""
     with torch.random.fork_rng(devices=[]):
         model = Qwen3VLForConditionalGeneration(qwen3_config(tokenizer, tied, head)).float()
+    return _initialised(model, seed, stock)
+
+
+def _initialised(model: Any, seed: int, stock: bool) -> Any:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
@@ -95,7 +127,7 @@ def qwen3_config(tokenizer: Tokenizer, tied: bool, head: int = 24) -> Qwen3VLCon
 
 
 def save_folder(model: Any, folder: Path, tokenizer: Tokenizer = TOKENIZER) -> Path:
-    """A Hugging Face folder of either family, in float32, with the image settings as the hub has them."""
+    """A Hugging Face folder of a family, in float32, with the image settings as the hub has them."""
     family = model.config.model_type
     save_model_folder(model, tokenizer, folder, dtype=torch.float32, settings=SETTINGS[family])
     if family == QWEN3:

@@ -1,4 +1,4 @@
-"""Differences between the two supported model families: Qwen2.5-VL and Qwen3-VL, both dense.
+"""Differences between the supported model families: Qwen2-VL, Qwen2.5-VL and Qwen3-VL, all dense.
 
 Loading, rendering, attention, caches, engine and learner share one code path. A `Family` states the
 differences in terms of the modules of transformers. Mixtures of experts and video are not supported.
@@ -10,14 +10,20 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration
+from transformers import (
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
+)
 from transformers.vision_utils import (
     get_vision_cu_seqlens,
     get_vision_interpolation_indices_and_weights,
     get_vision_window_index,
 )
 
-VisionLanguageModel: TypeAlias = Qwen2_5_VLForConditionalGeneration | Qwen3VLForConditionalGeneration
+VisionLanguageModel: TypeAlias = (
+    Qwen2VLForConditionalGeneration | Qwen2_5_VLForConditionalGeneration | Qwen3VLForConditionalGeneration
+)
 
 IMAGE_BOUNDS, WINDOW_BOUNDS = "cu_seqlens", "cu_window_seqlens"
 
@@ -40,8 +46,25 @@ class Family(Protocol):
         """The language model's mask argument; None means causal attention."""
 
 
-class Qwen2_5VL:
-    """Most layers of the tower attend within windows. Features have one level."""
+class Qwen2VL:
+    """Every layer of the tower attends to the whole image. Features have one level."""
+
+    def tower_arguments(self, visual: Any, grids_N3: Tensor) -> dict[str, Any]:
+        return {IMAGE_BOUNDS: get_vision_cu_seqlens(grids_N3)}
+
+    def bounds_argument(self, visual: Any, layer: int) -> str:
+        return IMAGE_BOUNDS
+
+    def image_features(self, output: Any) -> Tensor:
+        features_ND: Tensor = output.pooler_output
+        return features_ND[:, None]
+
+    def attention_mask(self, mask: Tensor | None) -> Any:
+        return {"full_attention": mask}
+
+
+class Qwen2_5VL(Qwen2VL):
+    """Most layers of the tower attend within windows."""
 
     def tower_arguments(self, visual: Any, grids_N3: Tensor) -> dict[str, Any]:
         window_index, window_bounds = get_vision_window_index(
@@ -58,13 +81,6 @@ class Qwen2_5VL:
 
     def bounds_argument(self, visual: Any, layer: int) -> str:
         return IMAGE_BOUNDS if layer in visual.fullatt_block_indexes else WINDOW_BOUNDS
-
-    def image_features(self, output: Any) -> Tensor:
-        features_ND: Tensor = output.pooler_output
-        return features_ND[:, None]
-
-    def attention_mask(self, mask: Tensor | None) -> Any:
-        return {"full_attention": mask}
 
 
 class Qwen3VL:
@@ -94,7 +110,11 @@ class Qwen3VL:
         return mask
 
 
-FAMILIES: dict[str, Family] = {"qwen2_5_vl": Qwen2_5VL(), "qwen3_vl": Qwen3VL()}  # by config.model_type
+FAMILIES: dict[str, Family] = {  # by config.model_type
+    "qwen2_vl": Qwen2VL(),
+    "qwen2_5_vl": Qwen2_5VL(),
+    "qwen3_vl": Qwen3VL(),
+}
 
 
 def family_of(model: VisionLanguageModel) -> Family:
@@ -105,3 +125,10 @@ def head_width(text: Any) -> int:
     """Width of one attention head; some configurations set it independently of the hidden size."""
     width: int = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return width
+
+
+def vision_widths(tower: Any) -> tuple[int, int]:
+    """(hidden, intermediate) width of a vision tower. In Qwen2-VL, hidden_size is the language model's."""
+    if hasattr(tower, "embed_dim"):
+        return tower.embed_dim, int(tower.embed_dim * tower.mlp_ratio)
+    return tower.hidden_size, tower.intermediate_size

@@ -64,7 +64,7 @@ def cached_features(
             cache.put(sha256, cached)
         states.append(cached.to(visual.device))
     levels = zip(torch.cat(states).unbind(1), _mergers(visual), strict=True)
-    unit = visual.spatial_merge_unit
+    unit = visual.spatial_merge_size**2
     return torch.stack([merger(state.unflatten(1, (unit, -1)).flatten(0, 1)) for state, merger in levels], 1)
 
 

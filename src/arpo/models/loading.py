@@ -107,7 +107,7 @@ def read_config(folder: Path) -> Any:
     if (model_type := found.get("model_type")) not in FAMILIES:
         kind = "a mixture of experts" if "moe" in str(model_type) else "another kind of model"
         raise UserError(
-            f"{path}: model_type is {model_type!r}, {kind}; supported are {' and '.join(FAMILIES)}"
+            f"{path}: model_type is {model_type!r}, {kind}; supported are {', '.join(FAMILIES)}"
         )
     if "quantization_config" in found:
         raise UserError(f"{path}: quantised weights cannot be trained; use the original, unquantised model")

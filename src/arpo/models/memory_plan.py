@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForImageTextToText
 
 from arpo.config import Config
-from arpo.models.families import IMAGE_BOUNDS, family_of, head_width
+from arpo.models.families import IMAGE_BOUNDS, family_of, head_width, vision_widths
 from arpo.models.kv_cache import capacity_for
 from arpo.models.loading import read_config, resolve_model
 from arpo.models.lora import ADAPTED_LAYERS
@@ -133,7 +133,7 @@ def measure_dimensions(model: Any, lora_rank: int) -> ModelDimensions:
     text, tower = model.config.text_config, model.config.vision_config
     visual, family = model.model.visual, family_of(model)
     in_vision = sum(p.numel() for p in visual.parameters())
-    head = head_width(text)
+    head, (vision_hidden, vision_intermediate) = head_width(text), vision_widths(tower)
     adapted = [
         module
         for name, module in model.named_modules()
@@ -154,8 +154,8 @@ def measure_dimensions(model: Any, lora_rank: int) -> ModelDimensions:
         vision_full_layers=sum(
             family.bounds_argument(visual, layer) == IMAGE_BOUNDS for layer in range(tower.depth)
         ),
-        vision_hidden=tower.hidden_size,
-        vision_intermediate=tower.intermediate_size,
+        vision_hidden=vision_hidden,
+        vision_intermediate=vision_intermediate,
     )
 
 

@@ -1,8 +1,8 @@
 """Ctrl-C while an event loop runs: first stop in order, at last exit at once.
 
 With a `stop` function, the first Ctrl-C calls it, the second cancels the work, the third exits. Without one,
-the first Ctrl-C cancels and the second exits. To cancel closes all environments and then raises
-KeyboardInterrupt. To exit ends the process without cleanup: all files stay valid, as after a kill.
+the first Ctrl-C cancels and the second exits. To cancel calls `on_cancel`, closes all environments and then
+raises KeyboardInterrupt. To exit ends the process without cleanup: all files stay valid, as after a kill.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ _SHOW_CURSOR = b"\x1b[?25h"
 _T = TypeVar("_T")
 
 
-def run_interruptibly(main: Coroutine[Any, Any, _T], stop: Callable[[], None] | None = None) -> _T:
+def run_interruptibly(
+    main: Coroutine[Any, Any, _T],
+    stop: Callable[[], None] | None = None,
+    on_cancel: Callable[[], None] = lambda: None,
+) -> _T:
     """Like asyncio.run, with Ctrl-C and SIGTERM as above.
 
     If an event loop is running in this thread, as in Jupyter, the work gets a loop in another thread. This
@@ -35,6 +39,7 @@ def run_interruptibly(main: Coroutine[Any, Any, _T], stop: Callable[[], None] | 
     def cancel() -> None:
         nonlocal interrupted
         interrupted = True
+        on_cancel()
         loop.set_exception_handler(lambda *_: None)  # cancelled work needs no tracebacks
         loop.call_soon_threadsafe(task.cancel)
 

@@ -33,20 +33,30 @@ def arpo(
     at: str = "",
     signals: Sequence[int] = (signal.SIGKILL,),
     file_bytes: int = 0,
+    starts: Path | None = None,
 ) -> Ended:
     """Run a command. At the moment `at` (a key of MOMENTS) the process sends itself `signals`.
+
+    The file `starts` gets one line per started environment of Desk: the task's id.
 
     With `file_bytes`, no file can become larger from that moment on, instead: a full disk that every machine
     has.
     """
-    process = FORKS.Process(target=_command, args=(log, words, at, signals, file_bytes))
+    process = FORKS.Process(target=_command, args=(log, words, at, signals, file_bytes, starts))
     process.start()
     process.join()
     assert process.exitcode is not None
     return Ended(code=process.exitcode, output=log.read_text("utf-8"))
 
 
-def _command(log: Path, words: Sequence[str], at: str, signals: Sequence[int], file_bytes: int) -> None:
+def _command(
+    log: Path,
+    words: Sequence[str],
+    at: str,
+    signals: Sequence[int],
+    file_bytes: int,
+    starts: Path | None,
+) -> None:
     with log.open("w") as file:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())
@@ -59,6 +69,8 @@ def _command(log: Path, words: Sequence[str], at: str, signals: Sequence[int], f
         for number in signals:
             os.kill(os.getpid(), number)
 
+    if starts is not None:
+        _record_starts(starts)
     if at:
         (MOMENTS | OTHER_MOMENTS)[at](strike)
     sys.exit(main(words))
@@ -76,6 +88,35 @@ def _before(owner: Any, name: str, hook: Callable[..., object]) -> None:
         return original(*args, **named)
 
     setattr(owner, name, hooked)
+
+
+def _record_starts(path: Path) -> None:
+    from arpo.envs.desk.env import DeskEnv
+
+    def start(env: DeskEnv, task: Any) -> None:
+        with path.open("a") as file:
+            print(task.id, file=file)
+
+    _before(DeskEnv, "start", start)
+
+
+def _keeping(count: int, first: str) -> Callable[[Strike], None]:
+    """When `count` episodes of an evaluation are stored, and the next one, `first…`, is not."""
+
+    def install(strike: Strike) -> None:
+        from arpo.evaluation.finished_episodes import FinishedEpisodes
+
+        kept: list[str] = []
+
+        def add(_: FinishedEpisodes, trajectory: Any) -> None:
+            if trajectory.episode_id.startswith(first):
+                kept.append(trajectory.episode_id)
+                if len(kept) == count + 1:
+                    strike()
+
+        _before(FinishedEpisodes, "add", add)
+
+    return install
 
 
 def _playing(run: str) -> Callable[[Strike], None]:
@@ -198,6 +239,10 @@ MOMENTS: dict[str, Callable[[Strike], None]] = {
 OTHER_MOMENTS: dict[str, Callable[[Strike], None]] = {
     "in the loading of the model": _while_loading,
     "in eval": _playing("eval-train"),
+    "after 5 episodes of eval": _keeping(5, "eval-"),
+    "after 3 episodes of the base evaluation": _keeping(3, "eval0-"),
+    "after 2 episodes of an evaluation": _keeping(2, "eval2-"),
+    "after 3 episodes of the final evaluation": _keeping(3, "eval4-"),
     "after an update": _after_an_update,
     "in a line of a collection": _half_an_episode,
 }

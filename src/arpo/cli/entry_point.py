@@ -109,8 +109,8 @@ def _run_reporting_errors(argv: Sequence[str]) -> int:
         return _report(message)
     except KeyboardInterrupt:
         print(
-            "arpo: interrupted; to resume train, collect, compare, screen, pretrain or eval osworld, "
-            "run the same command again",
+            "arpo: interrupted; to resume train, eval, collect, compare, screen or pretrain, run the same "
+            "command again",
             file=sys.stderr,
         )
         return INTERRUPTED

@@ -7,6 +7,8 @@ so "osworld" without `env.hosts` runs in a child process.
 from __future__ import annotations
 
 import inspect
+import sys
+from pathlib import Path
 from typing import Any
 
 from arpo.config import Config
@@ -57,6 +59,15 @@ def open_factory(config: Config) -> EnvFactory:
 
     source = _open_hosts(config)
     return lambda: LeaseOnStartEnv(source)
+
+
+def env_source(name: str) -> str:
+    """The source file of the user's environment as text; "" for a built-in one, or if it is not found."""
+    if ":" not in name:
+        return ""
+    module = sys.modules.get(name.partition(":")[0])
+    path = getattr(module, "__file__", None)
+    return Path(path).read_text("utf-8", "replace") if path and Path(path).is_file() else ""
 
 
 def uses_hosts(config: Config) -> bool:

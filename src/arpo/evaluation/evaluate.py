@@ -8,20 +8,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from types import MappingProxyType
 from typing import Any
 
 from arpo.config import Config
 from arpo.engines.factory import model_id
 from arpo.errors import UserError
+from arpo.evaluation.finished_episodes import FinishedEpisodes, evaluation_key, is_of_another_evaluation
 from arpo.evaluation.scoring import Score, report_failures, without_partial_credit
 from arpo.evaluation.task_sets import SETS, load_sets, playable, report_skipped
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
-from arpo.reporting.display import Display, open_display
+from arpo.reporting.display import Display, note_cancel, open_display
 from arpo.rollout.player import Player, open_player
-from arpo.rollout.scheduler import OnEpisode, Scheduler
+from arpo.rollout.scheduler import OnEpisode, Outcome, Scheduler
 from arpo.storage.run_folder import write_atomically
-from arpo.types import Group, Task
+from arpo.types import Group, Task, Trajectory
 
 
 async def evaluate(
@@ -32,17 +34,36 @@ async def evaluate(
     rollouts: int,
     temperature: float,
     on_episode: OnEpisode,
+    finished: Mapping[str, Trajectory] = MappingProxyType({}),
 ) -> list[Group]:
-    """Play `rollouts` episodes of each (index, task) at `temperature`. Episode ids are name-index-number."""
+    """Play `rollouts` episodes of each (index, task) at `temperature`. Episode ids are name-index-number.
+
+    Episodes in `finished` are not played again.
+    """
     settings = replace(scheduler.settings, group_size=rollouts, temperature=temperature)
-    return await replace(scheduler, settings=settings).run(name, tasks, on_episode)
+    return await replace(scheduler, settings=settings).run(name, tasks, on_episode, finished)
 
 
 async def evaluate_sets(
-    scheduler: Scheduler, config: Config, sets: Mapping[str, Sequence[Task]], name: str, display: Display
+    scheduler: Scheduler,
+    config: Config,
+    sets: Mapping[str, Sequence[Task]],
+    name: str,
+    display: Display,
+    kept: FinishedEpisodes | None = None,
 ) -> dict[str, list[Group]]:
-    """Play each task set with its own number of rollouts, without partial credit."""
+    """Play each task set with its own number of rollouts, without partial credit.
+
+    `kept` has the episodes that are finished already, and receives the others.
+    """
+
+    def on_episode(index: int, outcome: Outcome) -> None:
+        if kept is not None and isinstance(outcome, Trajectory):
+            kept.add(outcome)
+        display.episode_done()
+
     settings = config.eval
+    finished = kept.episodes if kept is not None else {}
     counts = (settings.rollouts, settings.heldout_rollouts, settings.overall_rollouts)
     rollouts = dict(zip(SETS, counts, strict=True))
     groups: dict[str, list[Group]] = {}
@@ -50,14 +71,17 @@ async def evaluate_sets(
         if not tasks:
             groups[set_name] = []
             continue
-        display.begin(f"evaluating, {set_name} tasks", len(tasks) * rollouts[set_name])
+        total = len(tasks) * rollouts[set_name]
+        done = sum(episode.startswith(f"{name}-{set_name}-") for episode in finished)
+        display.begin(f"evaluating, {set_name} tasks", total, min(done, total))
         played = await evaluate(
             scheduler,
             list(enumerate(tasks)),
             name=f"{name}-{set_name}",
             rollouts=rollouts[set_name],
             temperature=config.eval.temperature,
-            on_episode=lambda *_: display.episode_done(),
+            on_episode=on_episode,
+            finished=finished,
         )
         groups[set_name] = [without_partial_credit(group, config.env.partial) for group in played]
         score = Score.of(groups[set_name])
@@ -74,19 +98,41 @@ def run_evaluation(config: Config, out: Path) -> int:
     display = open_display(sys.stdout)
     try:
         report_skipped(skipped, out, display)
-        groups = run_interruptibly(_evaluate(open_player(config), config, sets, display))
+        player = open_player(config)
+        kept = _open_kept(out, evaluation_key(config, sets, player.model))
+        try:
+            groups = run_interruptibly(
+                _evaluate(player, config, sets, display, kept), on_cancel=lambda: note_cancel(display)
+            )
+        finally:
+            kept.close()
     finally:
         display.close()
     write_atomically(out, json.dumps(_record(config, groups) | {"skipped": skipped}, indent=1) + "\n")
+    kept.delete()
     print(f"written to {out}")
     return 0
 
 
+def _open_kept(out: Path, key: str) -> FinishedEpisodes:
+    folder = out.with_name(f"{out.name}.episodes")
+    if is_of_another_evaluation(folder, key):
+        raise UserError(
+            f"{folder}: has the episodes of an interrupted evaluation with another model, other tasks or "
+            "other settings. Remove it, or choose another --out"
+        )
+    return FinishedEpisodes(folder, key, "--out")
+
+
 async def _evaluate(
-    player: Player, config: Config, sets: Mapping[str, Sequence[Task]], display: Display
+    player: Player,
+    config: Config,
+    sets: Mapping[str, Sequence[Task]],
+    display: Display,
+    kept: FinishedEpisodes,
 ) -> dict[str, list[Group]]:
     async with player.started(display) as scheduler:
-        return await evaluate_sets(scheduler, config, sets, "eval", display)
+        return await evaluate_sets(scheduler, config, sets, "eval", display, kept)
 
 
 def require_writable(out: Path) -> None:

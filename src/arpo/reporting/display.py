@@ -243,6 +243,14 @@ def open_display(stream: TextIO) -> Display:
     return PlainDisplay(stream)
 
 
+def note_cancel(display: Display) -> None:
+    """Say what the first Ctrl-C does in a command that stores each finished episode."""
+    display.note(
+        "stopping: finished episodes are stored; closing the environments, usually some seconds. Press "
+        "Ctrl-C again to stop at once"
+    )
+
+
 def format_metrics(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     """Labels and formatted values of the displayed metrics, for example [("success", "41.2%"), …]."""
     return [(label, form.format(metrics[name])) for name, label, form in BATCH_METRICS if name in metrics]

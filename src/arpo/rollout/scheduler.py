@@ -7,8 +7,9 @@ episode finished first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from arpo.config import RolloutConfig
 from arpo.envs.base import Env
@@ -28,11 +29,18 @@ class Scheduler:
     settings: RolloutConfig
     seed: int
 
-    async def run(self, batch: str, tasks: Sequence[tuple[int, Task]], on_episode: OnEpisode) -> list[Group]:
+    async def run(
+        self,
+        batch: str,
+        tasks: Sequence[tuple[int, Task]],
+        on_episode: OnEpisode,
+        finished: Mapping[str, Trajectory] = MappingProxyType({}),
+    ) -> list[Group]:
         """Play one group of `group_size` episodes for each (index, task).
 
         Calls `on_episode(index, outcome)` when an episode ends. Episode ids are batch-index-number: the tasks
-        [(4, task)] of "batch0" with group_size 2 give "batch0-4-0" and "batch0-4-1".
+        [(4, task)] of "batch0" with group_size 2 give "batch0-4-0" and "batch0-4-1". Episodes in `finished`
+        enter the groups without being played again.
 
         If cancelled, it cancels every episode and waits until their environments are closed. An unexpected
         error does the same and is raised.
@@ -41,7 +49,10 @@ class Scheduler:
         jobs = [(index, task, number) for index, task in tasks for number in numbers]
 
         async def play(index: int, task: Task, number: int) -> Outcome:
-            outcome = await self.episode(task, f"{batch}-{index}-{number}")
+            name = f"{batch}-{index}-{number}"
+            if name in finished:
+                return finished[name]
+            outcome = await self.episode(task, name)
             on_episode(index, outcome)
             return outcome
 

@@ -1,0 +1,113 @@
+"""Finished episodes of an evaluation in progress: an interrupted evaluation plays only the missing ones.
+
+The episodes are in a folder of their own, with a key of everything that determines them. The folder is
+deleted when the result of the evaluation is stored. Failed episodes are not kept: they are played again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from arpo.config import Config
+from arpo.engines.factory import model_id
+from arpo.envs.factory import env_source
+from arpo.errors import UserError
+from arpo.recipe import keys, value
+from arpo.storage.files import lock_folder, read_json, write_atomically
+from arpo.storage.run_folder import RunFolder
+from arpo.types import Task, Trajectory
+
+KEY = "evaluation.json"
+# Prefixes of the keys that determine an episode of given weights and task.
+_EPISODE_KEYS = (
+    "run.seed",
+    "model.dtype",
+    "model.prompt",
+    "model.min_pixels",
+    "model.max_pixels",
+    "model.coordinates",
+    "env.name",
+    "env.width",
+    "env.height",
+    "env.partial",
+    "osworld.provider",
+    "osworld.network",
+    "rollout.max_",
+    "eval.temperature",
+    "server.top_p",
+    "server.frequency_penalty",
+    "server.stop",
+)
+
+
+def evaluation_key(config: Config, sets: Mapping[str, Sequence[Task]], model: Any) -> str:
+    """A hash of everything that determines the episodes of an evaluation.
+
+    These are the weights, the tasks, the settings, and the code of the user's environment. `model` is the
+    module that plays, None if a server has it.
+    """
+    if model is None:
+        weights = model_id(config)
+    else:
+        from arpo.models.fingerprint import fingerprint
+
+        weights = fingerprint(model)
+    settings = {key.name: value(config, key.name) for key in keys() if key.name.startswith(_EPISODE_KEYS)}
+    tasks = {name: [asdict(task) for task in tasks] for name, tasks in sets.items()}
+    code = env_source(config.env.name)
+    content = json.dumps([weights, settings, tasks, code], sort_keys=True, default=str)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+class FinishedEpisodes:
+    """The episodes of one evaluation that are finished, by episode id. `add` stores another one."""
+
+    def __init__(self, folder: Path, key: str, option: str) -> None:
+        """Open or create the folder. Episodes with another key, and damaged ones, are deleted."""
+        self._folder = folder
+        os.close(lock_folder(folder, "evaluation", option))
+        try:
+            usable = _read_key(folder) == key
+            self._store, self.episodes = self._open() if usable else self._start(key)
+        except UserError:  # damaged: the episodes can be played again
+            self._store, self.episodes = self._start(key)
+
+    def add(self, trajectory: Trajectory) -> None:
+        self._store.add_trajectory(trajectory)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def delete(self) -> None:
+        """Delete the folder: the result of the evaluation is stored."""
+        self.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _open(self) -> tuple[RunFolder, dict[str, Trajectory]]:
+        store = RunFolder(self._folder)
+        try:
+            return store, {name: store.load_trajectory(name) for name in store.episode_ids()}
+        except UserError:
+            store.close()
+            raise
+
+    def _start(self, key: str) -> tuple[RunFolder, dict[str, Trajectory]]:
+        shutil.rmtree(self._folder)
+        self._folder.mkdir()
+        write_atomically(self._folder / KEY, json.dumps({"key": key}) + "\n")
+        return RunFolder(self._folder), {}
+
+
+def is_of_another_evaluation(folder: Path, key: str) -> bool:
+    return (folder / KEY).is_file() and _read_key(folder) != key
+
+
+def _read_key(folder: Path) -> str:
+    return str(read_json(folder / KEY).get("key", ""))

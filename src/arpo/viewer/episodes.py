@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -57,12 +58,8 @@ class EpisodeView:
 
 def episode_html(view: EpisodeView, *, opened: bool = False) -> str:
     """One episode: each step is a row with the screenshot and the answer."""
-    return _details(
-        view,
-        _badge(view),
-        f'<p class="end">{_heading(view)}</p>{_steps_html(view.trajectory)}',
-        opened=opened,
-    )
+    body = f'<p class="end">{_heading(view)}</p>{_steps_html(view.trajectory)}'
+    return _details(view, _badge(view), body, (*view.facts, view.when), opened=opened)
 
 
 def pair_html(before: EpisodeView, after: EpisodeView, *, opened: bool = False) -> str:
@@ -72,15 +69,15 @@ def pair_html(before: EpisodeView, after: EpisodeView, *, opened: bool = False) 
         f'<section><p class="end"><b>{name}</b> {_heading(view)}</p>{_steps_html(view.trajectory)}</section>'
         for name, view in (("Before:", before), ("After:", after))
     )
-    return _details(after, badges, f'<div class="pair">{columns}</div>', opened=opened)
+    return _details(after, badges, f'<div class="pair">{columns}</div>', after.facts, opened=opened)
 
 
-def _details(view: EpisodeView, badges: str, body: str, *, opened: bool) -> str:
+def _details(view: EpisodeView, badges: str, body: str, facts: Sequence[str], *, opened: bool) -> str:
     task = view.trajectory.task_id
-    facts = ", ".join((f"task {task}", *view.facts))
+    listed = ", ".join((f"task {task}", *facts))
     return (
         f"<details{' open' if opened else ''}><summary>{badges} <b>{escape(view.instruction or task)}</b> "
-        f'<span class="dim">{escape(facts)}</span></summary>{body}</details>'
+        f'<span class="dim">{escape(listed)}</span></summary>{body}</details>'
     )
 
 

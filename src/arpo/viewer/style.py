@@ -64,7 +64,7 @@ details .charts { padding: 0 1rem 1rem; }
 .badge { display: inline-block; padding: 0 .55rem; margin-right: .4rem; border-radius: 99px; font-size: .8rem;
   border: 1px solid currentColor; }
 .good { color: var(--good); } .bad, .error { color: var(--bad); }
-ol { list-style: none; margin: 0; padding: 0 1rem 1rem; display: grid; gap: 1rem; }
+ol { list-style: none; margin: 0; padding: 0 1rem 1rem; display: grid; gap: 1rem; align-content: start; }
 ol > li { display: grid; grid-template-columns: minmax(0, 28rem) minmax(0, 1fr); gap: 1.25rem; }
 @media (max-width: 44rem) { ol > li { grid-template-columns: 1fr; } }
 .end small { display: block; color: var(--dim); }

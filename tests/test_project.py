@@ -20,6 +20,7 @@ PAGES = (
     "docs/tutorial.md",
     "docs/recipes.md",
     "docs/python.md",
+    "docs/models.md",
     "docs/results.md",
     "docs/osworld.md",
     "docs/performance.md",

@@ -72,7 +72,7 @@ def export_model(source: Path, out: Path, dtype: str, *, merged: bool, title: st
     card = model_card(
         title or _title(out),
         config,
-        step=checkpoint and checkpoint.step,
+        step=checkpoint.step if checkpoint else None,
         summary=found.summary,
         dtype=dtype,
         adapters=not merged,

@@ -22,7 +22,7 @@ from arpo.errors import UserError
 from arpo.recipe import changed, load_config
 from arpo.training.build import open_curriculum
 from arpo.types import Task
-from upstream import FOLDER, VERIFIED, needs_upstream
+from upstream import VERIFIED, needs_upstream
 
 
 def entry(name: str, **changes: Any) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def test_unknown_shipped_lists_are_reported() -> None:
     assert "no such shipped" in refusal("desk:../tasks/nonsense")
     for prefix in ("osworld", "desktop"):
         assert refusal(f"{prefix}:nonsense") == (
-            f"{prefix}:nonsense: no such shipped task list; the lists are: osworld:heldout, osworld:train"
+            f"{prefix}:nonsense: no such shipped task list; the lists are: osworld:heldout, osworld:published_128, osworld:train"
         )
 
 
@@ -389,7 +389,7 @@ def test_osworlds_own_lists(name: str, count: int) -> None:
 
 @needs_upstream
 def test_the_published_training_list() -> None:
-    loaded = load_tasks(str(FOLDER / "arpo_128.json"), str(VERIFIED / "examples"))
+    loaded = load_tasks("osworld:published_128", str(VERIFIED / "examples"))
     assert len(loaded) == 128
     assert sum(task.evaluator["func"] == "infeasible" for task in loaded) == 25
     everything = load_tasks(str(VERIFIED))

@@ -87,6 +87,9 @@ def test_files_are_downloaded_once_without_pickles_and_code(hub: Hub, tmp_path: 
         assert (Path(first) / name).read_bytes() == files[name]
     sent = [line for line in hub.requests if line.startswith("GET /acme/desk/resolve/")]
     assert len(sent) == len(wanted)
+    (Path(first) / "config.json").unlink()
+    assert fetch(environment, f"acme/desk@{commit}") == [first]  # a missing file is downloaded again
+    assert (Path(first) / "config.json").is_file()
     hub.requests.clear()
     assert fetch(environment, f"acme/desk@{commit}") == [first]
     assert [line for line in hub.requests if "acme" in line] == []  # a commit in the cache needs no network

@@ -89,6 +89,8 @@ def download(model: HubModel, patterns: Sequence[str] = DESCRIPTION) -> Path:
         ignore_patterns=["*/*"],  # folders have weights in other formats
         library_name="arpo",
     )
+    if model.is_pinned and (cached := _find_in_cache(model, snapshot)) is not None:
+        return cached
     with _reporting(str(model), partial(_explain_download, model)), _progress_bars():
         try:
             return Path(snapshot())
@@ -97,6 +99,18 @@ def download(model: HubModel, patterns: Sequence[str] = DESCRIPTION) -> Path:
         except (HTTPError, OfflineModeIsEnabled):
             # No network. A commit in a cache of an older huggingface_hub, which kept no list of files.
             return Path(snapshot(local_files_only=True))
+
+
+def _find_in_cache(model: HubModel, snapshot: Callable[..., str]) -> Path | None:
+    """The folder of a commit if the cache has all wanted files. Shows no progress bar."""
+    from huggingface_hub import get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError, LocalEntryNotFoundError
+
+    try:
+        get_cached_repo_tree(model.repo, revision=model.revision)  # without it, nobody misses a file
+        return Path(snapshot(local_files_only=True))
+    except (CachedRepoTreeNotFoundError, LocalEntryNotFoundError):
+        return None
 
 
 def pin_model(config: Config, run: Path | None = None) -> Config:

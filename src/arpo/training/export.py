@@ -179,9 +179,9 @@ def _of_run(run: Path, checkpoint: Checkpoint, summary: Mapping[str, Any]) -> So
 
 
 def _title(out: Path) -> str:
-    """The name of the folder. Every run exports to a folder "model": then that of the run."""
+    """The name of the folder. Every run exports to a folder "model": with that of the run, "desk/model"."""
     folder = out.resolve()
-    return folder.parent.name if folder.name == "model" else folder.name
+    return f"{folder.parent.name}/model" if folder.name == "model" else folder.name
 
 
 @torch.no_grad()

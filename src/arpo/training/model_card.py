@@ -63,7 +63,8 @@ def model_card(
     """The text of the card. `step` is the batch of the checkpoint, None if nothing was trained."""
     hub_model = parse_hub_model(config.model.path)
     base = hub_model.repo if hub_model else _last_part(config.model.path)
-    facts = [f"- Base model: {_link(hub_model) if hub_model else base}"]
+    shipped = " (the tiny model shipped with ARPO)" if base == "base" else ""
+    facts = [f"- Base model: {_link(hub_model) if hub_model else base}{shipped}"]
     if step is not None:
         facts += [f"- Method: {_method(config)}", f"- Trained batches: {step}"]
     facts += [f"- Weights: {'LoRA adapters, ' if adapters else ''}{dtype}", f"- Made by: ARPO {__version__}"]

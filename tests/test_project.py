@@ -16,6 +16,7 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",
+    "docs/first-real-run.md",
     "docs/design.md",
     "docs/tutorial.md",
     "docs/recipes.md",

@@ -10,9 +10,7 @@
 
 All functions work in scripts and in Jupyter. A mistake raises UserError; a fault of an environment or an
 engine raises ArpoFault. The functions print nothing: notes, such as the reason of failed episodes, go to the
-logger "arpo". `display=True` shows the progress as the commands do.
-
-Heavy modules are imported when they are needed: importing this module does not import torch.
+logger "arpo". `display=True` shows the progress as the commands do. Importing this module imports no torch.
 """
 
 from __future__ import annotations

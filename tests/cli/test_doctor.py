@@ -76,7 +76,7 @@ def cut_short(folder: Path) -> None:
 DAMAGES = [
     (pickled, ": only pickled weights (pytorch_model.bin), which ARPO never opens; a model needs"),
     (without_a_shard, "1 of 2 listed files are missing, first model-00002-of-00002.safetensors"),
-    (of_another_kind, "model_type is 'llava', another kind of model; supported are qwen2_5_vl and qwen3_vl"),
+    (of_another_kind, "model_type is 'llava', another kind of model; supported are qwen2_vl, qwen2_5_vl,"),
     (without_a_tokenizer, "tokenizer.json: not found. A model folder needs its tokenizer"),
     (cut_short, "model.safetensors: incomplete or damaged safetensors file"),
 ]

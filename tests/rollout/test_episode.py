@@ -171,7 +171,8 @@ def test_a_first_prompt_that_leaves_no_space_for_an_answer_says_what_would():
         play([WAIT], max_context_tokens=100)
     assert refused.value.message == (
         f"rollout.max_context_tokens = 100 is too small: prompt and answer need {need - 99} + 99 tokens: set "
-        f"it to {need} or more, or lower model.max_pixels or rollout.max_answer_tokens"
+        f"it to {need} or more, lower model.max_pixels or rollout.max_answer_tokens, or shorten the "
+        "instruction"
     )
     assert play([DONE], max_context_tokens=need).stop is StopReason.FINISHED
     with pytest.raises(PromptTooLong, match=r"and the model has 80 positions: lower model\.max_pixels or"):

@@ -59,7 +59,7 @@ def test_the_player_plays_with_the_model_that_a_learner_fills(tmp_path: Path) ->
     ("setting", "reason"),
     [
         ("--env.name=nowhere:Env", "env.name = 'nowhere:Env'"),
-        ("--model.path=/nowhere", "model.path needs 'base' or a Hugging Face model folder"),
+        ("--model.path=/nowhere", "model.path needs 'base', a Hugging Face model folder"),
         ("--model.prompt=/nowhere.txt", "nowhere.txt"),
     ],
 )

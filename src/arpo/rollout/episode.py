@@ -153,10 +153,10 @@ def _too_long(need: int, answer: int, settings: RolloutConfig, positions: int | 
         f"rollout.max_context_tokens = {settings.max_context_tokens} is too small: prompt and answer need "
         f"{need - answer} + {answer} tokens"
     )
-    shorten = "lower model.max_pixels or rollout.max_answer_tokens"
+    shorten = "lower model.max_pixels or rollout.max_answer_tokens, or shorten the instruction"
     if positions is not None and need > positions:
         return f"{fault}, and the model has {positions} positions: {shorten}"
-    return f"{fault}: set it to {need} or more, or {shorten}"
+    return f"{fault}: set it to {need} or more, {shorten}"
 
 
 def _context(renderer: PromptRenderer, conversation: Conversation, restart: bool) -> Rendered:

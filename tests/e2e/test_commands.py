@@ -176,7 +176,7 @@ MISTAKES = {
     "eval --out a.json --eval.rollouts none": "eval.rollouts",
     "screen --out a.json --tasks nowhere.json": "nowhere.json: no such task file",
     "export . broken.json": "broken.json: exists and is not empty",
-    "export nowhere out": "nowhere: is not a run folder, a checkpoint or a model folder",
+    "export nowhere out": "nowhere: is not a run folder, a checkpoint, a model folder or ORG/NAME of the hub",
     "report nowhere": "nowhere: not a run folder",
     "pretrain --out broken.json --pretrain.steps 0": "pretrain.steps",
 }

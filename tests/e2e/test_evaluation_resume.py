@@ -1,4 +1,4 @@
-"""An interrupted `arpo eval` plays only the missing episodes, and its result is that of an uninterrupted one."""
+"""An interrupted `arpo eval` plays only the missing episodes. Its result is that of an uninterrupted one."""
 
 from __future__ import annotations
 

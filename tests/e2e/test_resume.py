@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +53,7 @@ class Runs:
         at: str = "",
         signals: tuple[int, ...] = (signal.SIGKILL,),
         file_bytes: int = 0,
+        starts: Path | None = None,
     ) -> Ended:
         tasks = (
             "--tasks.train",
@@ -59,14 +62,20 @@ class Runs:
             f"{self._folder}/heldout.json",
         )
         words = ("train", *SETTINGS.split(), *tasks, "--run.dir", str(run), *more)
-        return arpo(run.with_suffix(".log"), *words, at=at, signals=signals, file_bytes=file_bytes)
+        log = run.with_suffix(".log")
+        return arpo(log, *words, at=at, signals=signals, file_bytes=file_bytes, starts=starts)
 
     def copy(self, run: Path) -> Path:
         return Path(shutil.copytree(self.reference, run))
 
-    def assert_same(self, run: Path) -> None:
-        for name in SAME:
+    def assert_same(self, run: Path, *, rounded: bool = False) -> None:
+        """`rounded`: the log-probabilities in trajectories.jsonl may differ by rounding."""
+        for name in SAME if not rounded else [name for name in SAME if name != "trajectories.jsonl"]:
             assert (run / name).read_bytes() == (self.reference / name).read_bytes(), name
+        if rounded:
+            own, other = episodes(run), episodes(self.reference)
+            assert logprobs(own) == pytest.approx(logprobs(other), abs=1e-4)
+            assert own == other  # everything else
         for name in LEARNED:
             last = f"checkpoints/step-000004/learner/{name}"
             assert (run / last).read_bytes() == (self.reference / last).read_bytes(), last
@@ -83,6 +92,16 @@ def summary(run: Path) -> dict[str, object]:
 
 def metrics(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+
+
+def episodes(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "trajectories.jsonl").read_text("utf-8").splitlines()]
+
+
+def logprobs(played: list[dict[str, Any]]) -> list[float]:
+    """Remove and return the log-probabilities of all answers."""
+    answers = [turn["completion"] for episode in played for turn in episode["turns"]]
+    return [number for answer in answers for number in answer.pop("logprobs")]
 
 
 def content(run: Path) -> dict[Path, bytes]:
@@ -103,6 +122,10 @@ def test_the_reference_run_uses_replay_and_evaluates(runs: Runs) -> None:
     assert sum(line["updates"] for line in lines[1:]) >= 4
 
 
+FINISHING = (
+    r"finishing batch 2 and saving \(about \d+ s\)\. Press Ctrl-C again to stop at once: "
+    r"only this batch is lost"
+)
 OFTEN: tuple[str, ...] = ()
 RARELY = ("--store.checkpoint_every", "3", "--store.keep_checkpoints", "1")
 # Every moment is in one of these sequences, in the order in which a run reaches them.
@@ -130,6 +153,42 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_result(
 
 def test_every_moment_is_tested() -> None:
     assert sorted(moment for _, moments in SEQUENCES for moment in moments) == sorted(MOMENTS)
+
+
+# Moment in an evaluation; evaluations that the resumed run plays; batches, after Ctrl-C and after a kill.
+EVALUATIONS = (
+    ("after 3 episodes of the base evaluation", 3, 4, 4),
+    ("after 2 episodes of an evaluation", 2, 2, 3),
+    ("after 3 episodes of the final evaluation", 1, 0, 1),
+)
+
+
+@pytest.mark.parametrize(("moment", "evaluations", "after_ctrl_c", "after_kill"), EVALUATIONS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_evaluation_of_a_run_plays_no_episode_twice(
+    runs: Runs,
+    tmp_path: Path,
+    moment: str,
+    evaluations: int,
+    after_ctrl_c: int,
+    after_kill: int,
+    number: int,
+) -> None:
+    run, starts = tmp_path / "run", tmp_path / "starts"
+    stopped = runs.train(run, at=moment, signals=(number,))
+    assert stopped.code == (130 if number == signal.SIGINT else -signal.SIGKILL), stopped.output
+    kept = len((run / "evaluating" / "trajectories.jsonl").read_text("utf-8").splitlines())
+    assert 2 <= kept < 6
+    if number == signal.SIGINT:
+        *_, stopping, last = stopped.output.splitlines()
+        assert stopping.startswith("stopping the evaluation: its finished episodes are stored; closing")
+        assert last.endswith(". Run the same command again to resume")
+    ended = runs.train(run, starts=starts)
+    assert ended.code == 0, ended.output
+    batches = after_kill if number == signal.SIGKILL else after_ctrl_c
+    assert len(starts.read_text().splitlines()) == batches * 8 + evaluations * 6 - kept
+    runs.assert_same(run, rounded=True)  # the missing episodes are computed in batches of other sizes
+    assert not (run / "evaluating").exists()
 
 
 # Moment, permitted bytes of one file, the file that does not fit, and the note.
@@ -160,7 +219,13 @@ def test_ctrl_c_in_an_evaluation_is_one_line(tmp_path: Path, presses: int) -> No
     assert stopped.code == 130
     assert stopped.output.splitlines()[0].startswith("evaluating, train tasks: ")
     last = "arpo: interrupted; to resume" if presses == 1 else "arpo: stopped at once; run the same command"
-    assert [line.startswith(last) for line in stopped.output.splitlines()[1:]] == [True]
+    lines = stopped.output.splitlines()[1:]
+    assert [
+        line.startswith(first) for line, first in zip(lines, ("stopping: finished", last), strict=True)
+    ] == [
+        True,
+        True,
+    ]
 
 
 def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(runs: Runs, tmp_path: Path) -> None:
@@ -182,8 +247,8 @@ def test_ctrl_c_finishes_the_batch_and_a_second_one_stops_at_once(runs: Runs, tm
     stopped = runs.train(run, at="in a rollout", signals=(signal.SIGINT, signal.SIGINT))
     assert stopped.code == 130
     lines = stopped.output.splitlines()
-    assert lines[-2] == "finishing this batch, then saving. Press Ctrl-C again to stop immediately"
-    assert lines[-1].startswith("arpo: interrupted; to resume train, collect, compare")
+    assert re.fullmatch(FINISHING, lines[-2])
+    assert lines[-1].startswith("arpo: interrupted; to resume train, eval, collect, compare")
     assert metrics(run) == metrics(runs.reference)[:2]
 
     stopped = runs.train(run, at="in a rollout", signals=(signal.SIGINT,) * 3)
@@ -196,12 +261,14 @@ def test_ctrl_c_finishes_the_batch_and_a_second_one_stops_at_once(runs: Runs, tm
 
     stopped = runs.train(run, at="in a rollout", signals=(signal.SIGINT,))
     assert stopped.code == 130
-    assert "finishing this batch, then saving. Press Ctrl-C again to stop immediately" in stopped.output
-    assert stopped.output.endswith("saved after batch 2. Run the same command again to resume\n")
-    assert metrics(run) == metrics(runs.reference)[:3]
+    *lines, batch, saved = stopped.output.splitlines()
+    assert any(re.fullmatch(FINISHING, line) for line in lines)
+    assert batch.startswith("batch 2: ")  # and no evaluation
+    assert saved == "saved after batch 2. Run the same command again to resume"
+    assert metrics(run) == metrics(runs.reference)[:2]  # the metrics of batch 2 wait for its evaluation
 
     assert runs.train(run).code == 0
-    runs.assert_same(run)
+    runs.assert_same(run)  # the evaluation after batch 2 was not begun
 
 
 def test_a_finished_run_is_not_changed(runs: Runs, tmp_path: Path) -> None:
@@ -256,4 +323,9 @@ def test_a_failed_first_command_leaves_the_folder_usable(runs: Runs, tmp_path: P
     assert refused.code == 2 and "rollout.max_context_tokens = 100" in refused.output
     stopped = runs.train(run, at="in the base evaluation", signals=(signal.SIGINT,))
     assert stopped.code == 130
-    assert metrics(run) == metrics(runs.reference)[:1]
+    *_, stopping, last = stopped.output.splitlines()
+    assert stopping == (
+        "stopping the evaluation: its finished episodes are stored; closing the environments. "
+        "Press Ctrl-C again to stop at once"
+    )
+    assert last == "stopped. Run the same command again to resume"

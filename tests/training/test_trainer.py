@@ -28,7 +28,7 @@ from arpo.rollout.player import open_player
 from arpo.storage.checkpoint import CHECKPOINTS
 from arpo.storage.run_folder import RunFolder, RunFolderReader
 from arpo.testing import Times
-from arpo.training.run import Run, Timing, check_folder
+from arpo.training.run import Run, check_folder
 from arpo.training.trainer import Trainer, run_training
 from tiny_vlm import save_folder, tiny_model
 from trained import lines, train_to_end
@@ -482,19 +482,6 @@ def test_a_rate_that_decays_survives_a_stop_and_fixes_the_number_of_epochs(tmp_p
         store.write_recipe(whole)
         with pytest.raises(UserError, match=r"has a different train\.epochs"):
             check_folder(store, longer)
-
-
-def test_stages_are_timed_until_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter((0.0, 2.0, 2.0, 5.0, 5.0, 6.0, 0.0, 4.0))
-    monkeypatch.setattr("arpo.training.run.time.monotonic", lambda: next(clock))
-    timing = Timing()
-    for stage in ("rollout", "learn", "rollout"):
-        with timing.stage(stage):
-            pass
-    assert timing.take(12) == {"rollout": 3.0, "learn": 3.0, "episodes_per_second": 4.0}
-    with timing.stage("rollout"):
-        pass
-    assert timing.take(2) == {"rollout": 4.0, "episodes_per_second": 0.5}
 
 
 def test_the_tasks_of_these_tests_are_shipped(tmp_path: Path) -> None:

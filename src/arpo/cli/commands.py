@@ -141,8 +141,8 @@ other keys have their defaults, not the values of desk. Paths in a recipe are re
 Output in run.dir: recipe.toml (all config keys), metrics.jsonl, trajectories.jsonl, checkpoints/, model/,
 summary.json and report.html.
 Exit code 1 if most episodes failed because of the environment; a line at the end names the reason.
-Ctrl-C finishes the current batch and saves a checkpoint. If a run is interrupted in any way, run the same
-command again: it resumes from the last checkpoint.
+Ctrl-C finishes the current batch and saves a checkpoint; an evaluation stops at once and keeps its finished
+episodes. If a run is interrupted in any way, run the same command again: it resumes.
 With train.method rft, dpo or kto, training is offline: it uses the stored episodes in offline.source.""",
         example="""\
 arpo train
@@ -188,7 +188,8 @@ arpo train paper/rft --offline.source runs/collected --run.dir runs/rft""",
         lesson="""\
 Episodes per task: eval.rollouts for tasks.train, eval.heldout_rollouts for tasks.heldout,
 eval.overall_rollouts for tasks.overall; sampling at eval.temperature.
-Writes success rates and counts as JSON.""",
+Writes success rates and counts as JSON.
+If it is interrupted, run the same command again: it plays only the missing episodes.""",
         example="""\
 arpo eval --out base.json
 arpo eval --model.path exported --eval.rollouts 16 --out after.json""",

@@ -16,14 +16,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from arpo.config import LEARNING, Config
 from arpo.errors import UserError
 from arpo.evaluation.compared_settings import NEUTRAL_KEYS
 from arpo.models.hub import with_recorded_model
 from arpo.recipe import changed, load_config
-from arpo.reporting.display import Display, format_duration
+from arpo.reporting.display import Display, format_duration, format_seconds
 from arpo.storage.run_folder import METRICS, RECIPE, SUMMARY, TIMING, read_json, read_log, write_atomically
 
 POLL_SECONDS = 1.0  # interval of the progress bar
@@ -99,6 +99,7 @@ class JobRunner:
         self._display = display
         self._jobs_at_once = jobs_at_once
         self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._running: list[Job] = []
         self._planned = planned  # training episodes by job title; offline runs have none
         self._shown: dict[str, int] = {}  # episodes in the progress bar, by job title
 
@@ -169,22 +170,30 @@ class JobRunner:
                 preexec_fn=_end_with_parent,
             )
         self._processes[job.title] = process
+        self._running.append(job)
         if self.stopping:
             process.send_signal(signal.SIGINT)
         try:
             return await process.wait()
         finally:
             del self._processes[job.title]
+            self._running.remove(job)
 
     def _stop(self) -> None:
         if not self.stopping:
             self._display.note(
-                "interrupted: the runs finish their batch and save; press Ctrl-C again to stop them now"
+                f"interrupted: the runs finish their batch and save ({self._longest_batch()}); press Ctrl-C "
+                "again to stop them now"
             )
         self.stopping = True
         for process in self._processes.values():
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGINT)
+
+    def _longest_batch(self) -> str:
+        """An upper bound of the time to wait: the longest last batch of the running jobs."""
+        seconds = [seconds for job in self._running if (seconds := _batch_seconds(job.folder))]
+        return f"at most about {format_seconds(max(seconds))}" if seconds else "duration unknown"
 
     async def _poll_progress(self, jobs: Sequence[Job]) -> None:
         """Advance the progress bar from the metrics files until cancelled."""
@@ -215,10 +224,21 @@ def _end_with_parent() -> None:
 
 def _episodes_played(folder: Path) -> int:
     """Episodes in the last complete line of metrics.jsonl; 0 if it cannot be read."""
+    return int(_last_record(folder / METRICS).get("episodes", 0))
+
+
+def _batch_seconds(folder: Path) -> float:
+    """Duration of the last batch of a run without its evaluation; 0 if it is unknown."""
+    last = _last_record(folder / TIMING)
+    return float(sum(last.get(stage) or 0.0 for stage in ("rollout", "judge", "learn", "save")))
+
+
+def _last_record(path: Path) -> dict[str, Any]:
+    """The last complete line of a .jsonl file that a run is writing; {} if it cannot be read."""
     with suppress(OSError, ValueError):
-        lines = (folder / METRICS).read_bytes().split(b"\n")[:-1]
-        return int(json.loads(lines[-1]).get("episodes", 0)) if lines else 0
-    return 0
+        lines = path.read_bytes().split(b"\n")[:-1]
+        return dict(json.loads(lines[-1])) if lines else {}
+    return {}
 
 
 def _outcome(job: Job) -> str:

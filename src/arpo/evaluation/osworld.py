@@ -28,7 +28,7 @@ from arpo.evaluation.osworld_results import SUMMARY, Played, TaskKey, Trial, mod
 from arpo.evaluation.osworld_summary import summarise, table
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import parse_hub_model, pin_model
-from arpo.reporting.display import Display, PartProgress, count_noun, open_display
+from arpo.reporting.display import Display, PartProgress, count_noun, note_cancel, open_display
 from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import Scheduler, describe_failure
 from arpo.storage.run_folder import write_atomically
@@ -114,7 +114,7 @@ def _play_missing(config: Config, tasks: Sequence[Task], skipped: int, trials: S
     display = open_display(sys.stdout)
     try:
         progress = _Progress(display, tasks, done)
-        run_interruptibly(_play(config, left, progress))
+        run_interruptibly(_play(config, left, progress), on_cancel=lambda: note_cancel(display))
     finally:
         display.close()
     progress.refuse_if_nothing_was_played()

@@ -26,7 +26,7 @@ from arpo.evaluation.evaluate import evaluate, require_writable
 from arpo.evaluation.task_sets import SKIPPED, playable, write_skipped
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
-from arpo.reporting.display import Display, open_display
+from arpo.reporting.display import Display, note_cancel, open_display
 from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import Outcome, describe_failure
 from arpo.storage.files import naming, write_atomically
@@ -115,7 +115,10 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
         write_skipped(out.with_name(f"{out.name}.{SKIPPED}"), skipped, display)
         done = counts.keys() | skipped.keys()
         if left := {index: task for index, task in enumerate(pool.values()) if task.id not in done}:
-            failed = run_interruptibly(_screen(config, left, rollouts, progress, counts, display))
+            failed = run_interruptibly(
+                _screen(config, left, rollouts, progress, counts, display),
+                on_cancel=lambda: note_cancel(display, "results of finished tasks"),
+            )
         screening = Screening(
             tasks=list(pool),
             settings={"source": tasks} | screening_settings(config, rollouts),

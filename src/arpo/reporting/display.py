@@ -243,11 +243,11 @@ def open_display(stream: TextIO) -> Display:
     return PlainDisplay(stream)
 
 
-def note_cancel(display: Display) -> None:
-    """Say what the first Ctrl-C does in a command that stores each finished episode."""
+def note_cancel(display: Display, stored: str = "finished episodes") -> None:
+    """Say what the first Ctrl-C does in a command that stores its progress: it waits for nothing else."""
     display.note(
-        "stopping: finished episodes are stored; closing the environments, usually some seconds. Press "
-        "Ctrl-C again to stop at once"
+        f"stopping: {stored} are stored; closing the environments, usually some seconds. Press Ctrl-C again "
+        "to stop at once"
     )
 
 
@@ -273,6 +273,13 @@ def format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def format_seconds(seconds: float) -> str:
+    """An estimate: "1 s", "20 s", "3 min", "2 h"."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{round(seconds / 3600)} h"
 
 
 def success_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:

@@ -19,7 +19,7 @@ from arpo.evaluation.scoring import report_failures
 from arpo.evaluation.task_sets import sets_of_run
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
-from arpo.reporting.display import Display, open_display
+from arpo.reporting.display import Display, note_cancel, open_display
 from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import Outcome
 from arpo.storage import checkpoint
@@ -27,7 +27,8 @@ from arpo.storage.codec import COLLECTED
 from arpo.storage.files import RESTORE_OR_LEAVE
 from arpo.storage.run_folder import PACK, RunFolder
 from arpo.training.failed_episodes import report_failed_episodes
-from arpo.training.run import Timing, check_recipe
+from arpo.training.run import check_recipe
+from arpo.training.timing import Timing
 from arpo.types import Task, Trajectory
 
 MAX_EPISODES = 10_000_000
@@ -56,7 +57,9 @@ def run_collection(config: Config) -> int:
         store.write_recipe(config)
         left = [(number, task) for number, (name, task) in enumerate(episodes.items()) if name not in ended]
         if left:
-            run_interruptibly(_collect(config, left, len(episodes), store, display))
+            run_interruptibly(
+                _collect(config, left, len(episodes), store, display), on_cancel=lambda: note_cancel(display)
+            )
         display.note(_describe(store, config.replay.threshold))
         return report_failed_episodes(store, display)
     finally:

@@ -28,10 +28,11 @@ from arpo.models.loading import load_renderer
 from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
 from arpo.reporting.display import Display
-from arpo.storage.codec import StoredEpisode
+from arpo.storage.codec import EVALUATED, StoredEpisode
 from arpo.storage.run_folder import PACK, RunFolder, RunFolderReader
 from arpo.training.offline_methods import OfflineMethod, Unit, open_method
-from arpo.training.run import EVALUATED, Progress, Run
+from arpo.training.run import Progress, Run
+from arpo.training.stored_tokens import load_checked
 from arpo.types import Trajectory
 
 OTHER_TASKS = "they belong to other tasks"
@@ -77,7 +78,7 @@ class OfflineTrainer:
     async def train(self) -> bool:
         """Train until all passes are done or the run is asked to stop. Returns True if all are done."""
         await self.run.begin(self)
-        while not self._done and not self.run.stopping:
+        while not self.done and not self.run.stopping:
             trajectories = self._take()
             with self.run.timing.stage("judge"):
                 loss = await self.method.loss(
@@ -86,10 +87,10 @@ class OfflineTrainer:
             batch = self.method.batch(trajectories, loss)
             learned = await self.run.learn(replace(batch, lr_scales=(self._lr_scale(),)))
             await self._end_update(len(trajectories), loss, learned)
-        return self._done
+        return self.done and self.run.unfinished is None
 
     @property
-    def _done(self) -> bool:
+    def done(self) -> bool:
         return self.run.progress.batch >= self._total_updates
 
     @property
@@ -121,7 +122,8 @@ class OfflineTrainer:
     def _take(self) -> list[Trajectory]:
         """The trajectories of the next update. For DPO, each success is followed by its failure."""
         number, index = divmod(self.run.progress.batch, self._updates_per_pass)
-        return [self.source.reader.load_trajectory(name) for name in chain(*self._updates(number)[index])]
+        names = chain(*self._updates(number)[index])
+        return [load_checked(self.source.reader, name, self.run.player) for name in names]
 
     def _desirable(self, trajectories: Sequence[Trajectory]) -> list[bool]:
         successes = self.source.successes
@@ -141,7 +143,7 @@ class OfflineTrainer:
             **{name: value for name, value in learned.items() if name not in ONLINE_METRICS},
             **loss.metrics,
         }
-        await self.run.end_batch(self, metrics, (), played=0, done=self._done)
+        await self.run.end_batch(self, metrics, (), played=0)
 
     def show(self) -> None:
         updates = [self._updates(number) for number in range(self.config.offline.passes)]

@@ -7,11 +7,13 @@ one. The loops (`trainer`, `offline`) decide where a batch comes from and how to
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +21,7 @@ from typing import Any, Protocol
 from arpo.config import INCIDENTAL, Config
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate_sets
+from arpo.evaluation.finished_episodes import FinishedEpisodes, evaluation_key
 from arpo.evaluation.scoring import AllFailed, Score
 from arpo.evaluation.task_sets import OVERALL, sets_of_run
 from arpo.learner.base import Batch, Metrics
@@ -32,9 +35,12 @@ from arpo.storage.codec import COLLECTED, EVALUATED
 from arpo.storage.files import RESTORE_OR_LEAVE, damage, parse_object
 from arpo.storage.run_folder import METRICS, RECIPE, RunFolder
 from arpo.training.build import open_learner
-from arpo.types import Group
+from arpo.training.timing import Timing, last_durations
+from arpo.training.unfinished_batch import UnfinishedBatch
+from arpo.types import Group, Task
 
 STATE = "state.json"
+EVALUATING = "evaluating"  # folder of the finished episodes of an evaluation in progress
 LENGTH = ("train.epochs", "offline.passes")
 MAY_CHANGE = (*INCIDENTAL, *LENGTH)  # settings that a resumed run may change
 
@@ -56,8 +62,17 @@ class Progress:
     seconds: float = 0.0
 
 
+class EvaluationStopped(Exception):
+    """The run was asked to stop. The finished episodes of the evaluation are stored."""
+
+
 class Loop(Protocol):
     """A training loop, as seen by its run."""
+
+    @property
+    def done(self) -> bool:
+        """Whether all batches are trained."""
+        ...
 
     def show(self) -> None:
         """Show the progress of training. Called at the start and after each evaluation."""
@@ -84,8 +99,10 @@ class Run:
         self.scheduler = self.player.scheduler
         self.learner = open_learner(self.player, config)
         self.progress = progress
-        self.timing = Timing()
+        self.timing = Timing(last_durations(store))
         self.stopping = False
+        self.unfinished: UnfinishedBatch | None = None
+        self._evaluation: asyncio.Task[dict[str, list[Group]]] | None = None
         self._callback = open_plugin(config, "callback")
         self.tracker: EpisodeTracker = NullTracker()  # until `begin`: a loop may still refuse to resume
         self._saved = found  # the newest checkpoint
@@ -97,12 +114,46 @@ class Run:
         """Load the weights into the engine. A new run is evaluated and saved first: the baseline."""
         if self._resumed and self._saved is not None:
             self.display.note(f"resuming from {self._saved.path}, after batch {self.progress.batch}")
-        self.tracker = open_tracker(self.config, self.store, self.progress.batch + 1)
+        next_step = self.progress.batch + (self.unfinished is None)
+        self.tracker = open_tracker(self.config, self.store, next_step)
         await self.scheduler.agent.engine.load(self.learner.weights())
         if not self.progress.success:
-            self.tracker.log(0, await self._evaluate("base"))
+            try:
+                self.tracker.log(0, await self._evaluate("base"))
+            except EvaluationStopped:
+                return
             self._save(loop)
-        loop.show()
+        elif self.unfinished is not None:
+            self.timing.add(self.unfinished.seconds)
+            await self._complete(loop, self.unfinished)
+        if not self.stopping:
+            loop.show()
+
+    def stop(self) -> None:
+        """Finish the batch and save, or stop the evaluation. For signal handlers: it only tells the loop."""
+        self.stopping = True
+        self.display.note(self._describe_stop())
+        if (evaluation := self._evaluation) is not None:
+            evaluation.get_loop().call_soon_threadsafe(evaluation.cancel)
+
+    def _describe_stop(self) -> str:
+        again = "Press Ctrl-C again to stop at once"
+        saving = f"saving ({self.timing.about(('save',))})"
+        if self._evaluation is not None:
+            rest = f" and {saving}" if self.progress.success else ""  # before that, there is nothing to save
+            return (
+                f"stopping the evaluation: its finished episodes are stored; closing the environments{rest}. "
+                f"{again}"
+            )
+        if self.timing.current in ("", "evaluate"):
+            return f"stopping. {again}"
+        if self.timing.current == "save":
+            return f"{saving}. {again}"
+        first = "rollout" if self.config.train.method == "online" else "judge"
+        rest = self.timing.about((first, "learn", "save"))
+        return (
+            f"finishing batch {self.progress.batch + 1} and saving ({rest}). {again}: only this batch is lost"
+        )
 
     async def learn(self, batch: Batch) -> Metrics:
         """Train on the batch and load the new weights into the engine."""
@@ -118,25 +169,37 @@ class Run:
         return metrics
 
     async def end_batch(
-        self, loop: Loop, metrics: Mapping[str, float], groups: Sequence[Group], *, played: int, done: bool
+        self, loop: Loop, metrics: Mapping[str, float], groups: Sequence[Group], *, played: int
     ) -> None:
         """Evaluate if due, then write metrics and checkpoint.
 
         `groups` are for the callback. `played` is the number of episodes in the batch.
         """
+        self.display.batch(self.progress.batch, metrics)
+        kept = groups if self._callback else ()
+        batch = UnfinishedBatch(metrics=metrics, groups=kept, played=played, seconds={})
+        await self._complete(loop, batch)
+
+    async def _complete(self, loop: Loop, batch: UnfinishedBatch) -> None:
+        """Evaluate if due. If the run is asked to stop, a checkpoint keeps the batch for the next start."""
         progress, every = self.progress, self.config.eval.every
-        self.display.batch(progress.batch, metrics)
         measured: dict[str, float] = {}
-        if done or (every and progress.batch % every == 0):
-            measured = await self._evaluate("final" if done else "")
-            if not done:
+        if loop.done or (every and progress.batch % every == 0):
+            try:
+                measured = await self._evaluate("final" if loop.done else "")
+            except EvaluationStopped:
+                self.unfinished = replace(batch, seconds=self.timing.pause())
+                self._save(loop)
+                return
+            if not loop.done:
                 loop.show()
-        metrics = {**metrics, **measured}
+        self.unfinished = None
+        metrics = {**batch.metrics, **measured}
         if self._callback:
-            metrics |= run_callback(self._callback, progress.batch, metrics, groups)
+            metrics |= run_callback(self._callback, progress.batch, metrics, batch.groups)
         self.tracker.log(progress.batch, metrics)
-        self.store.log_timing(progress.batch, self.timing.take(played))
-        if done or self.stopping or progress.batch % self.config.store.checkpoint_every == 0:
+        self.store.log_timing(progress.batch, self.timing.take(batch.played))
+        if loop.done or self.stopping or progress.batch % self.config.store.checkpoint_every == 0:
             self._save(loop)
 
     async def _evaluate(self, landmark: str) -> dict[str, float]:
@@ -145,7 +208,7 @@ class Run:
         sets = {which: tasks for which, tasks in self.sets.items() if landmark or which != OVERALL}
         with self.timing.stage("evaluate"):
             try:
-                groups = await evaluate_sets(self.scheduler, self.config, sets, name, self.display)
+                groups = await self._play(sets, name)
             except AllFailed as error:
                 for failure in error.failures:
                     self.store.add_failure(failure)
@@ -176,13 +239,39 @@ class Run:
             }
         return {f"eval_{which}": score.rate for which, score in scores.items()}
 
+    async def _play(self, sets: Mapping[str, Sequence[Task]], name: str) -> dict[str, list[Group]]:
+        """Play the missing episodes of an evaluation. Raises EvaluationStopped if the run shall stop."""
+        if self.stopping:
+            raise EvaluationStopped
+        key = evaluation_key(self.config, sets, self.player.model)
+        kept = FinishedEpisodes(self.store.folder / EVALUATING, key, "--run.dir")
+        playing = evaluate_sets(self.scheduler, self.config, sets, name, self.display, kept)
+        self._evaluation = asyncio.create_task(playing)
+        try:
+            return await self._evaluation
+        except asyncio.CancelledError:
+            if (own := asyncio.current_task()) is not None and own.cancelling():
+                raise
+            raise EvaluationStopped from None
+        finally:
+            self._evaluation = None
+            kept.close()
+
     def _save(self, loop: Loop) -> None:
+        with self.timing.stage("save"):
+            self._write_checkpoint(loop)
+        if self.unfinished is None:
+            shutil.rmtree(self.store.folder / EVALUATING, ignore_errors=True)
+            loop.saved()
+
+    def _write_checkpoint(self, loop: Loop) -> None:
         self.progress.seconds = time.monotonic() - self._began
         state = {
             "progress": asdict(self.progress),
             "pool": self.scheduler.pool.state(),
             "offsets": self.store.offsets(),
             **loop.state(),
+            **({"unfinished": self.unfinished.to_json()} if self.unfinished is not None else {}),
         }
 
         def write(folder: Path) -> None:
@@ -191,7 +280,6 @@ class Run:
 
         keep = self.config.store.keep_checkpoints
         self._saved = checkpoint.save(self._checkpoints, self.progress.batch, write, keep)
-        loop.saved()
 
     @contextmanager
     def resumable(self) -> Iterator[None]:
@@ -228,12 +316,15 @@ class Run:
         with damage(found.path / STATE, RESTORE_OR_LEAVE):
             self.progress = Progress(**state["progress"])
             self.scheduler.pool.restore(state["pool"])
+            if state.get("unfinished") is not None:
+                self.unfinished = UnfinishedBatch.from_json(state["unfinished"], self.store)
         self.store.rewind(state["offsets"])
         return state
 
     def refuse_less(self, key: str, done: float, total: float) -> None:
         """Refuse a total below the progress of the run: its summary would be wrong or missing."""
-        if done > total or (done == total and "final" not in self.progress.success):
+        complete = "final" in self.progress.success or self.unfinished is not None
+        if done > total or (done == total and not complete):
             raise UserError(
                 f"{key} = {total:g}: the run in {self.store.folder} has already done {done:g}. Raise it, or "
                 "choose another --run.dir"
@@ -267,27 +358,6 @@ def _read_state(found: checkpoint.Checkpoint) -> dict[str, Any]:
         if not all(type(size) is int for size in state["offsets"].values()):
             raise ValueError("offsets are not integers")
     return state
-
-
-class Timing:
-    """Seconds spent in each stage since the last `take`."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - start
-
-    def take(self, played: int) -> dict[str, float]:
-        """Seconds by stage, with episodes per second if there was a rollout. Resets the counters."""
-        seconds, self._seconds = self._seconds, {}
-        rate = {"episodes_per_second": played / seconds["rollout"]} if "rollout" in seconds else {}
-        return seconds | rate
 
 
 def collected_episodes(store: RunFolder) -> list[str]:

@@ -14,7 +14,7 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from arpo.algorithms.replay import ReplayBuffer
+from arpo.algorithms.replay import ReplayBuffer, replay_rng
 from arpo.algorithms.samples import GroupStats, build_updates, count_groups, split_by_signal
 from arpo.algorithms.schedules import decay
 from arpo.config import Config
@@ -26,12 +26,14 @@ from arpo.learner.base import Batch, Metrics
 from arpo.models.hub import pin_model
 from arpo.plugins import check_plugins
 from arpo.reporting.display import Display, open_display
+from arpo.storage.codec import BATCH, EVALUATED
 from arpo.storage.run_folder import RunFolder
 from arpo.training.build import open_credit, open_curriculum
 from arpo.training.export import export_model
 from arpo.training.failed_episodes import report_failed_episodes
 from arpo.training.offline import OfflineTrainer
-from arpo.training.run import EVALUATED, Progress, Run, check_folder
+from arpo.training.run import Progress, Run, check_folder
+from arpo.training.stored_tokens import load_checked
 from arpo.types import Group, Task
 
 MODEL = "model"
@@ -55,20 +57,20 @@ class Trainer:
     async def train(self) -> bool:
         """Train until all epochs are done or the run is asked to stop. Returns True if all are done."""
         await self.run.begin(self)
-        while not self._done and not self.run.stopping:
+        while not self.done and not self.run.stopping:
             began = self.run.progress.tasks
             played = await self._rollout()
             groups = self.replay.rescue(played, self._rng(), self.run.learner.weights().version)
             metrics = await self.run.learn(self._batch(groups, began))
             await self._end_batch(played, groups, metrics)
-        return self._done
+        return self.done and self.run.unfinished is None
 
     def show(self) -> None:
         total = self._total_tasks * self.config.rollout.group_size
         self.run.display.begin("training", total, self.run.progress.episodes)
 
     @property
-    def _done(self) -> bool:
+    def done(self) -> bool:
         return self.run.progress.tasks >= self._total_tasks
 
     @property
@@ -76,7 +78,7 @@ class Trainer:
         return self.config.train.epochs * len(self.run.sets["train"])
 
     def _rng(self) -> Random:
-        return Random(f"replay/{self.config.run.seed}/{self.run.progress.batch}")
+        return replay_rng(self.config.run.seed, self.run.progress.batch)
 
     def _take_tasks(self, count: int) -> list[Task]:
         """The next `count` tasks. Each epoch has its own order."""
@@ -100,7 +102,7 @@ class Trainer:
             first = attempt * settings.tasks_per_batch
             with self.run.timing.stage("rollout"):
                 fresh = await self.run.scheduler.run(
-                    f"batch{self.run.progress.batch}",
+                    f"{BATCH}{self.run.progress.batch}",
                     list(enumerate(tasks, first)),
                     lambda *_: self.run.display.episode_done(),
                 )
@@ -161,7 +163,6 @@ class Trainer:
             {**self._batch_metrics(played, groups, stats), **learned},
             groups,
             played=sum(len(group.trajectories) for group in played),
-            done=self._done,
         )
 
     def _batch_metrics(
@@ -183,7 +184,10 @@ class Trainer:
         }
 
     def state(self) -> dict[str, Any]:
-        return {"replay": self.replay.state(), **self.curriculum.state()}
+        state = {"replay": self.replay.state(), **self.curriculum.state()}
+        if self.run.unfinished is not None:  # the next start saves this batch again
+            state["replayable"] = [sorted(episodes) for episodes in self._replayable]
+        return state
 
     def saved(self) -> None:
         """Prune if due: delete the screenshots that no replay buffer on disk needs."""
@@ -194,8 +198,8 @@ class Trainer:
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         stored = [episode for episodes in state["replay"].values() for episode in episodes]
-        self.replay.restore(map(self.run.store.load_trajectory, stored))
-        self._replayable.append(set(stored))
+        self.replay.restore(load_checked(self.run.store, name, self.run.player) for name in stored)
+        self._replayable.extend(map(set, state.get("replayable", [stored])))
         played = self.run.store.episodes()
         self.curriculum.restore(state, (e for e in played if not e.episode_id.startswith(EVALUATED)))
         epochs = self.run.progress.tasks / len(self.run.sets["train"])
@@ -237,14 +241,11 @@ def run_training(config: Config, display: Display | None = None) -> int:
         store.delete_summary()
         store.write_recipe(config)
 
-        def stop() -> None:
-            run.stopping = True
-            display.note("finishing this batch, then saving. Press Ctrl-C again to stop immediately")
-
         with run.resumable(), closing(run):
-            done = run_interruptibly(_train(trainer, display), stop)
+            done = run_interruptibly(_train(trainer, display), run.stop)
         if not done:
-            display.note(f"saved after batch {run.progress.batch}. Run the same command again to resume")
+            saved = f"saved after batch {run.progress.batch}" if run.progress.success else "stopped"
+            display.note(f"{saved}. Run the same command again to resume")
             return INTERRUPTED
         _finish(run, display)
         return report_failed_episodes(store, display)

@@ -389,7 +389,7 @@ def test_the_recipe_of_a_run_keeps_its_paths(tmp_path, monkeypatch):
 
 def test_the_folder_of_paths_has_two_names(tmp_path):
     path = recipe(tmp_path, 'paths = "here"\n')
-    assert refusal(path) == f"{path}: paths: is 'here', must be \"recipe\" or \"current folder\""
+    assert refusal(path) == f'{path}: paths: is \'here\', must be "recipe" or "current folder"'
 
 
 def test_two_paths_of_one_file_are_no_change(tmp_path, monkeypatch):

@@ -219,7 +219,8 @@ def test_unknown_shipped_lists_are_reported() -> None:
     assert "no such shipped" in refusal("desk:../tasks/nonsense")
     for prefix in ("osworld", "desktop"):
         assert refusal(f"{prefix}:nonsense") == (
-            f"{prefix}:nonsense: no such shipped task list; the lists are: osworld:heldout, osworld:published_128, osworld:train"
+            f"{prefix}:nonsense: no such shipped task list; the lists are: osworld:heldout, "
+            "osworld:published_128, osworld:train"
         )
 
 

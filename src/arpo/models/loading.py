@@ -106,9 +106,7 @@ def read_config(folder: Path) -> Any:
     found = _read_json_object(path)
     if (model_type := found.get("model_type")) not in FAMILIES:
         kind = "a mixture of experts" if "moe" in str(model_type) else "another kind of model"
-        raise UserError(
-            f"{path}: model_type is {model_type!r}, {kind}; supported are {', '.join(FAMILIES)}"
-        )
+        raise UserError(f"{path}: model_type is {model_type!r}, {kind}; supported are {', '.join(FAMILIES)}")
     if "quantization_config" in found:
         raise UserError(f"{path}: quantised weights cannot be trained; use the original, unquantised model")
     try:

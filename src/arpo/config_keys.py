@@ -46,8 +46,8 @@ class ModelConfig:
 
     path: str = setting(
         "base",
-        'Model: a Hugging Face directory, "base" (the shipped tiny model), or a model of the hub: "ORG/NAME" or '
-        '"ORG/NAME@REVISION"',
+        'Model: a Hugging Face directory, "base" (the shipped tiny model), or a model of the hub: '
+        '"ORG/NAME" or "ORG/NAME@REVISION"',
     )
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Data type of the weights")
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "Device; auto: a GPU if there is one")

@@ -129,7 +129,7 @@ def test_a_report_needs_neither_checkpoints_nor_episodes(folder: Path, tmp_path:
     (tmp_path / "out" / "rft" / "seed-0" / "summary.json").unlink()
     code, output = compared(tmp_path, "--report", "--out", "out")
     assert code == 0 and output.endswith("\nout/compare.html\n")
-    assert output.splitlines()[1].split()[:4] == ["training", "tasks", "held-out", "tasks"]
+    assert output.splitlines()[3].split()[:4] == ["training", "tasks", "held-out", "tasks"]
     assert "Unfinished runs, not included in the figures: rft: seed 0." in (
         tmp_path / "out" / "compare.md"
     ).read_text("utf-8")

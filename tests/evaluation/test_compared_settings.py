@@ -42,4 +42,5 @@ def test_the_hint_names_a_file_relative_to_the_recipe(
     assert described("one.toml", "sub/other.toml")[-1].endswith('extends = "../one.toml"')
     Path("sub/other.toml").write_text("[loss]\nkl = 0.25\n[optim]\nlr = 0.1\n")
     assert "extends" not in described("one.toml", "sub/other.toml")[-1]  # it sets all that differs
-    assert described("desk", "desk") == []
+    Path("same.toml").write_text('extends = "desk"\n')
+    assert described("desk", "same.toml") == ["same has the settings of desk"]

@@ -170,8 +170,8 @@ def test_stopped_or_killed_the_same_command_goes_on(tmp_path: Path, blow: signal
         assert process.returncode == (130 if blow == signal.SIGINT else -9)
         if blow == signal.SIGINT:
             assert said == (
-                "arpo: interrupted; to resume train, collect, compare, screen, pretrain or eval osworld, run "
-                "the same command again\n"
+                "arpo: interrupted; to resume train, eval, collect, compare, screen or pretrain, run the "
+                "same command again\n"
             )
         (before,) = trial(tmp_path).glob("*/*/result.txt")
         when = before.stat().st_mtime_ns

@@ -31,7 +31,8 @@ def describe_differences(
         if name == reference:
             continue
         keys = differing_keys(configs[reference], config)
-        lines.append(f"{name} differs from {reference} in {count_noun(len(keys), 'setting')}")
+        count = f"differs from {reference} in {count_noun(len(keys), 'setting')}"
+        lines.append(f"{name} {count if keys else f'has the settings of {reference}'}")
         width = max(map(len, keys), default=0)
         for key in keys:
             own, other = (json.dumps(value(one, key)) for one in (config, configs[reference]))

@@ -12,7 +12,10 @@ def render_terminal(comparison: Comparison) -> str:
     table = [list(head), *([cell.value for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ["  ".join(_aligned(row, widths)).rstrip() for row in table]
-    return "\n".join(["", *lines, "", *findings(comparison), *filter(None, [missing_note(comparison)])])
+    caption = "Success rates in percent, and their standard deviation over seeds:"
+    return "\n".join(
+        ["", caption, "", *lines, "", *findings(comparison), *filter(None, [missing_note(comparison)])]
+    )
 
 
 def _aligned(row: list[str], widths: list[int]) -> list[str]:

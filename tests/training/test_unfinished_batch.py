@@ -1,0 +1,27 @@
+"""A batch that waits for its evaluation survives as JSON, with the groups for the callback."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from arpo.storage.run_folder import RunFolder
+from arpo.training.unfinished_batch import UnfinishedBatch
+from arpo.types import Rescue
+from stored_episodes import episode, small
+from trajectories import group
+
+
+def test_a_batch_round_trips(tmp_path: Path) -> None:
+    played = [
+        episode(name, [small(number), small(2)]) for number, name in enumerate(("batch2-0-0", "batch1-0-1"))
+    ]
+    rescue = Rescue(index=1, replaced_episode="batch2-0-1", stored_episode="batch1-0-1", age=1)
+    groups = [replace(group(*played, failures=1), rescues=(rescue,))]
+    batch = UnfinishedBatch(metrics={"loss": 0.1}, groups=groups, played=2, seconds={"learn": 0.3})
+    with closing(RunFolder(tmp_path / "run")) as store:
+        for trajectory in played:
+            store.add_trajectory(trajectory)
+        assert UnfinishedBatch.from_json(json.loads(json.dumps(batch.to_json())), store) == batch

@@ -38,8 +38,9 @@ def machine():
 
 
 @pytest.fixture
-def make(tmp_path, machine):
-    """Factory of episodes. All are closed after the test."""
+def make(tmp_path, machine, monkeypatch):
+    """Factory of episodes. All are closed after the test. An episode changes the current folder."""
+    monkeypatch.chdir(tmp_path)
     from arpo.envs.osworld.desktop_episode import DesktopEpisode
 
     episodes: list[DesktopEpisode] = []

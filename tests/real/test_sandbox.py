@@ -211,7 +211,7 @@ def test_the_error_of_a_failed_start_has_the_guests_output():
 
 def test_missing_packages_are_a_user_error(monkeypatch, tmp_path):
     monkeypatch.setenv(GUEST_PACKAGES, str(tmp_path / "none"))
-    with pytest.raises(UserError, match="make osworld"):
+    with pytest.raises(UserError, match="arpo osworld install"):
         Sandbox(SETTINGS).boot(BOOT_SECONDS)
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path))

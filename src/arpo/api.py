@@ -290,7 +290,7 @@ class StoredRun:
 
     @property
     def failures(self) -> list[Failure]:
-        """The episodes that could not be played."""
+        """The episodes with a fault."""
         return list(self._reader.failures())
 
     def episodes(self, task: str | None = None) -> Iterator[Episode]:

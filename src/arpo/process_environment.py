@@ -1,4 +1,4 @@
-"""Environment variables for child processes that handle untrusted data: an allow list.
+"""Environment variables for child processes with untrusted data: an allow list.
 
 A desktop's worker or an environment host reads data from guests and networks. Neither needs the user's API
 keys and cloud credentials.

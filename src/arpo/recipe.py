@@ -43,7 +43,7 @@ PATH_KEYS = (
     "osworld.machine",
 )
 CURRENT_FOLDER = "current folder"
-NAMES = ("", "base", "desk", "on", "off")  # values of PATH_KEYS that are no paths
+NAMES = ("", "base", "desk", "on", "off")  # values of PATH_KEYS without a path
 _SHIPPED = Path(str(files("arpo"))) / "recipes"
 # Folder of the programs that ARPO installs: the checkout that contains this package, or a folder of the user.
 _CHECKOUT = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""The description of a command, and arguments that several commands share."""
+"""The description of a command, and arguments shared by several commands."""
 
 from __future__ import annotations
 

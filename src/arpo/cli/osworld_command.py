@@ -50,8 +50,8 @@ def run_install(config: Config, python: str | None) -> int:
 class ListedTask:
     task: Task
     need: Needs
-    missing: tuple[str, ...]  # paths of needed files that are not in the cache
-    refusal: str | None  # the name that desktop-env does not have or that cannot be used
+    missing: tuple[str, ...]  # paths of needed files outside the cache
+    refusal: str | None  # the name, unknown to desktop-env or unusable
     reason: str | None  # None: the task runs here
 
     @property

@@ -37,7 +37,7 @@ from arpo.envs.pool import GuardedEnv
 from arpo.errors import EnvError, EnvTimeout, boundary
 from arpo.types import Observation, StepResult, Task
 
-MAX_TIMEOUTS = 2  # of a call; after that it is not tried again
+MAX_TIMEOUTS = 2  # of a call; then it is not tried again
 # How to correct an exception of a call.
 REMEDIES = {
     "create": "the constructor must work without arguments",

@@ -104,7 +104,7 @@ def _required_arguments(factory: Any) -> list[str]:
     """Names of the arguments without a default value."""
     try:
         parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):  # of a callable that is not written in Python
+    except (TypeError, ValueError):  # of a callable written in C
         return []
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [one.name for one in parameters if one.default is one.empty and one.kind not in optional]

@@ -1,4 +1,4 @@
-"""The network side of `arpo env-host`: its addresses, and limits that keep strangers from stopping it.
+"""The network side of `arpo env-host`: its addresses, and limits against strangers.
 
 A connection belongs to a caller once one of its requests was authorised; until then it belongs to a stranger.
 Strangers have HEADER_SECONDS. If the host has as many connections as it may have, a new one replaces the
@@ -30,7 +30,7 @@ SHUTDOWN_SECONDS = 1.0  # for running calls when the host stops
 ACCEPT_RETRY_SECONDS = 1.0
 MAX_HEADERS, MAX_HEADER_BYTES = 64, 4096  # number of headers; size of one header
 MAX_PATH_BYTES = 8190
-BACKLOG = 512  # connections that wait to be accepted
+BACKLOG = 512  # connections waiting to be accepted
 _log = logging.getLogger(__name__)
 
 

@@ -269,7 +269,7 @@ class Hosts:
             try:
                 yield env
             finally:
-                with suppress(EnvError):  # a caller that wants to know closes the environment itself
+                with suppress(EnvError):  # to see this fault, a caller closes the environment itself
                     await env.close()
                 self._notify()
 

@@ -1,4 +1,4 @@
-"""Checks of the values that an environment returns.
+"""Checks of the values returned by an environment.
 
 A wrong value is an EnvError: the value, the right one, and the line that defines the method.
 """

@@ -15,7 +15,7 @@ NEUTRAL_KEYS = (*INCIDENTAL, "run.", "optim.tokens_per_microbatch")  # change re
 
 
 def differing_keys(one: Config, other: Config) -> list[str]:
-    """Keys with different values that can change the results."""
+    """Keys with different values and an effect on results."""
     return [key for key in changed(one, other) if not key.startswith(NEUTRAL_KEYS)]
 
 

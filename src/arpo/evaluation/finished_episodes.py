@@ -25,7 +25,7 @@ from arpo.storage.run_folder import RunFolder
 from arpo.types import Task, Trajectory
 
 KEY = "evaluation.json"
-# Prefixes of the keys that determine an episode of given weights and task.
+# Prefixes of the keys of an episode, for given weights and task.
 _EPISODE_KEYS = (
     "run.seed",
     "model.dtype",

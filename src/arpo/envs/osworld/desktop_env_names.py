@@ -135,7 +135,7 @@ def _parse(file: Path) -> ast.Module:
 def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ValueError:  # the placeholder that a worker puts in its place
+    except ValueError:  # the placeholder of a worker
         return False
 
 

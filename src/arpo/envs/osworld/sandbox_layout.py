@@ -27,7 +27,7 @@ CHROME = Path("/opt/google/chrome")
 CHROMIUM = Path("/usr/lib/chromium")
 NOBODY = 65534
 
-# Files of /etc that programs read. None of them contains users, hosts or secrets.
+# Files of /etc for programs. None of them contains users, hosts or secrets.
 _ETC_FROM_HOST = (
     "alternatives", "bash.bashrc", "ca-certificates", "chromium", "chromium.d", "dbus-1",
     "debian_version", "fonts", "gimp", "glvnd", "gtk-2.0", "gtk-3.0", "gtk-4.0", "host.conf",
@@ -66,7 +66,7 @@ _PROGRAM_LINKS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestFiles:
-    """Folders of the host that the guest sees under /opt/arpo. The prepared home may be missing."""
+    """Folders of the host, visible to the guest under /opt/arpo. The prepared home may be missing."""
 
     guest: Path
     packages: Path

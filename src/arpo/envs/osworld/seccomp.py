@@ -1,4 +1,4 @@
-"""System calls that a guest cannot use: a filter for bubblewrap, made by libseccomp.
+"""Forbidden system calls of a guest: a filter for bubblewrap, made by libseccomp.
 
 It is a deny list, like the one of Flatpak: desktop applications use hundreds of system calls. A refused call
 fails with an error; the process continues. System calls of another architecture kill the process.
@@ -74,7 +74,7 @@ class _Filter:
         self._context = self._library.seccomp_init(_ALLOW)
 
     def refuse(self, name: str, error: int, *conditions: _Argument) -> None:
-        """Ignores a system call that this architecture or this version of libseccomp does not have."""
+        """Ignores a system call unknown to this architecture or this version of libseccomp."""
         number = self._library.seccomp_syscall_resolve_name(name.encode())
         if number < 0:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from arpo.engines import in_process
 from arpo.engines.base import Weights
 from arpo.engines.cuda_graphs import DecodeGraphs, padded_key_count
 from arpo.engines.in_process import InProcessEngine
+from arpo.engines.token_sampling import uniforms
 from arpo.errors import EngineError
 from arpo.models.forward import sampled_logprobs
 from arpo.models.kv_cache import SlotCache
@@ -25,6 +27,7 @@ from tiny_vlm import (
     FAMILIES,
     QWEN2_5,
     QWEN3,
+    TOKENIZER,
     first_prompt,
     next_prompt,
     sampling,
@@ -221,17 +224,41 @@ def test_the_end_of_turn_stops_an_answer_and_belongs_to_it() -> None:
     assert (cut.finish, len(cut.token_ids), cut.policy_version) == ("length", 2, 7)
     assert cut.logprobs[0] == pytest.approx(-torch.tensor(float(RENDERER.vocab_size)).log().item(), abs=1e-4)
 
-    seed = next(s for s in range(10_000) if draws_end_of_turn(s))
+    seed = next(s for s in range(10_000) if draws(RENDERER.end_of_turn_id, s))
     asyncio.run(engine.release("e"))
     stopped = asyncio.run(engine.generate(prompt, sampling(seed, max_tokens=9)))
     assert (stopped.finish, stopped.token_ids, stopped.text) == ("stop", (RENDERER.end_of_turn_id,), "")
 
 
-def draws_end_of_turn(seed: int) -> bool:
-    """Whether the first draw of this seed picks the end of turn from a uniform distribution."""
-    from arpo.engines.token_sampling import uniforms
+def test_every_end_token_of_the_model_stops_an_answer_and_is_trained() -> None:
+    """Turn 1 ends with such a token. The learner computes the engine's log-probabilities of the episode."""
+    model = tiny_model()
+    prompt = first_prompt(RENDERER, "e", screenshot(0))
+    plain = asyncio.run(InProcessEngine(model, RENDERER, slots=1).generate(prompt, sampling(1, 5)))
+    assert (plain.finish, len(set(plain.token_ids))) == ("length", 5)
 
-    offset = uniforms(seed, 1)[0] * RENDERER.vocab_size - RENDERER.end_of_turn_id
+    renderer = Renderer(TOKENIZER, RENDERER.settings, end_ids=[plain.token_ids[2]])
+    engine = InProcessEngine(model, renderer, slots=1)
+    stopped = asyncio.run(engine.generate(prompt, sampling(1, 5)))
+    assert (stopped.finish, stopped.token_ids) == ("stop", plain.token_ids[:3])
+    assert stopped.text == renderer.decode(plain.token_ids[:2])
+
+    rest = renderer.continuation(Message(role="user", screenshot=screenshot(1)), stopped.token_ids)
+    following = replace(
+        prompt,
+        token_ids=(*prompt.token_ids, *stopped.token_ids, *rest.token_ids),
+        images=(*prompt.images, *rest.images),
+    )
+    answer = asyncio.run(engine.generate(following, sampling(2, 3)))
+    sample = sample_of([(prompt, stopped), (following, answer)])
+    assert sum(sample.mask) == 3 + len(answer.token_ids)
+    logprobs, _ = sampled_logprobs(model, [sample], renderer, 1.0)
+    np.testing.assert_allclose(logprobs.detach(), sample.behaviour_logprobs, atol=1e-4)
+
+
+def draws(token: int, seed: int) -> bool:
+    """Whether the first draw of this seed picks the token from a uniform distribution."""
+    offset = uniforms(seed, 1)[0] * RENDERER.vocab_size - token
     return bool(0.1 < offset < 0.9)
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +246,47 @@ def test_a_tokenizer_through_which_text_could_become_structure_is_refused(model:
         token["special"] = token["content"] != "<|image_pad|>"
     with pytest.raises(UserError, match="image_pad"):
         Renderer(Tokenizer.from_str(json.dumps(content)), IMAGE_SETTINGS)
+
+
+def with_ends(folder: Path, copy: Path, eos: object) -> Path:
+    shutil.copytree(folder, copy)
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": eos, "pad_token_id": 0}))
+    return copy
+
+
+def test_the_generation_config_names_the_tokens_that_end_an_answer(
+    renderer: Renderer, folder: Path, tmp_path: Path
+) -> None:
+    turn, text = renderer.end_of_turn_id, renderer.pad_id
+    for number, (eos, ends) in enumerate(
+        [([turn, text], {turn, text}), (text, {turn, text}), (None, {turn})]
+    ):
+        assert Renderer.from_folder(with_ends(folder, tmp_path / str(number), eos)).end_ids == ends
+    (tmp_path / "0" / "generation_config.json").unlink()
+    assert Renderer.from_folder(tmp_path / "0").end_ids == {turn}
+
+
+@pytest.mark.parametrize("eos", [999_999, -1, "2", True, [1, None]])
+def test_an_end_token_outside_the_vocabulary_is_the_users_error(
+    folder: Path, tmp_path: Path, eos: object
+) -> None:
+    with pytest.raises(UserError, match=r"generation_config\.json: eos_token_id = .* is not one of the \d+"):
+        Renderer.from_folder(with_ends(folder, tmp_path / "model", eos))
+    (tmp_path / "model" / "generation_config.json").write_text("[]")
+    with pytest.raises(UserError, match=r"generation_config\.json: is not a JSON object"):
+        Renderer.from_folder(tmp_path / "model")
+
+
+def test_an_answer_with_another_end_keeps_it_and_the_template_closes_the_turn(
+    renderer: Renderer, folder: Path, tmp_path: Path
+) -> None:
+    """Sampled: Save <|endoftext|>. Next: <|im_end|> and a new line, as after every turn."""
+    ends = Renderer.from_folder(with_ends(folder, tmp_path / "model", [renderer.pad_id]))
+    answer = (*ends.encode("Save"), ends.pad_id)
+    assert (ends.decode(answer), renderer.decode(answer)) == ("Save", "Save<|endoftext|>")
+    look = Message(role="user", screenshot=SMALL)
+    usual, rest = ends.continuation(look), ends.continuation(look, answer)
+    assert rest.token_ids == (ends.end_of_turn_id, *usual.token_ids)
+    assert ends.continuation(look, (*answer, ends.end_of_turn_id)) == usual
+    whole = ends.render([*OPENING, Message(role="assistant", token_ids=answer), look])
+    assert whole.token_ids == (*ends.render(OPENING).token_ids, *answer, *rest.token_ids)

@@ -5,10 +5,11 @@ import pytest
 from arpo.actions import CallUser, Click, Drag, Fail, Finished, Point, Type, Wait
 from arpo.config import RolloutConfig
 from arpo.errors import EngineError, PromptTooLong
+from arpo.prompts.rendering import Renderer
 from arpo.rollout.episode import Agent, draw_seed, run_episode
-from arpo.testing import FakeEnv, screenshot, task
+from arpo.testing import FakeEnv, ScriptedEngine, screenshot, task
 from arpo.types import StopReason
-from players import CLICK, DONE, RENDERER, TEMPLATE, WAIT, scripted
+from players import CLICK, DONE, RENDERER, TEMPLATE, TOKENIZER, WAIT, scripted
 
 
 def settings(**changes):
@@ -79,6 +80,19 @@ def test_a_continued_sequence_is_the_conversation_rendered_whole():
     for prompt in engine.prompts:
         whole = RENDERER.render(prompt.messages)
         assert (prompt.token_ids, prompt.images) == (whole.token_ids, whole.images)
+
+
+def test_an_answer_that_ends_with_another_token_of_the_model_continues_the_sequence():
+    renderer = Renderer(TOKENIZER, RENDERER.settings, end_ids=[RENDERER.pad_id])
+    engine = ScriptedEngine([WAIT, CLICK, DONE], renderer.encode, renderer.pad_id)
+    agent = Agent(engine=engine, renderer=renderer, template=TEMPLATE, coordinates="pixels")
+    run = run_episode(task("t"), FakeEnv(), agent, episode_id="0-0-0", settings=settings(), seed=3)
+    trajectory = asyncio.run(run)
+    assert (trajectory.stop, len(trajectory.turns)) == (StopReason.FINISHED, 3)
+    for turn in trajectory.turns[1:]:
+        assert turn.context[0] == renderer.end_of_turn_id
+    for prompt in engine.prompts:
+        assert prompt.token_ids == renderer.render(prompt.messages).token_ids
 
 
 def test_it_begins_anew_where_the_window_slides():

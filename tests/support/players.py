@@ -6,8 +6,9 @@ from arpo.prompts.rendering import Renderer
 from arpo.prompts.vision import ImageSettings
 from arpo.testing import ScriptedEngine
 
+TOKENIZER = build_tokenizer(ACTION_PHRASES, [], 300)
 RENDERER = Renderer(
-    build_tokenizer(ACTION_PHRASES, [], 300),
+    TOKENIZER,
     ImageSettings(
         patch_size=14,
         merge_size=2,

@@ -380,7 +380,7 @@ class InProcessEngine:
             slot = self._episodes[request.prompt.episode_id].slot
             self._tokens[slot] = token
             self._positions[slot] += 1
-            if token == self._renderer.end_of_turn_id:
+            if token in self._renderer.end_ids:
                 self._finish(slot, "stop")
             elif len(request.tokens) == request.sampling.max_tokens:
                 self._finish(slot, "length")

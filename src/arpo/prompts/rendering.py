@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -47,15 +47,18 @@ class PromptRenderer(Protocol):
 
     def render(self, messages: Sequence[Message]) -> Rendered: ...
 
-    def continuation(self, message: Message) -> Rendered: ...
+    def continuation(self, message: Message, answer: Sequence[int] | None = None) -> Rendered: ...
 
     def model_size(self, screenshot: Screenshot) -> tuple[int, int]: ...
 
 
 class Renderer:
-    """The tokenizer, chat template and image settings of a model."""
+    """The tokenizer, chat template and image settings of a model.
 
-    def __init__(self, tokenizer: Tokenizer, settings: ImageSettings) -> None:
+    An answer ends with <|im_end|> or with one of `end_ids`: the model may have learned several.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, settings: ImageSettings, end_ids: Collection[int] = ()) -> None:
         vocabulary = tokenizer.get_vocab()
         if missing := [token for token in STRUCTURE if token not in vocabulary]:
             raise UserError(
@@ -69,6 +72,7 @@ class Renderer:
             raise UserError(f"the tokenizer does not mark these tokens as special: {leaks}")
         self.settings = settings
         self.end_of_turn_id = self._ids[END]
+        self.end_ids = frozenset((self.end_of_turn_id, *end_ids))
         self.pad_id = self._ids[PAD]
         self.image_token_id = self._ids[IMAGE]
         self._newline = self.encode("\n")
@@ -85,7 +89,8 @@ class Renderer:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
             raise UserError(f"{path}: is not a tokenizer: {error}") from error
-        return cls(tokenizer, ImageSettings.from_folder(folder, min_pixels, max_pixels))
+        settings = ImageSettings.from_folder(folder, min_pixels, max_pixels)
+        return cls(tokenizer, settings, read_end_ids(Path(folder), tokenizer.get_vocab_size()))
 
     @property
     def vocab_size(self) -> int:
@@ -101,9 +106,9 @@ class Renderer:
         return tuple(ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer, without the end-of-turn token, with other special tokens."""
+        """The text of an answer, without its end token, with other special tokens."""
         ids = list(token_ids)
-        if ids and ids[-1] == self.end_of_turn_id:
+        if ids and ids[-1] in self.end_ids:
             ids.pop()
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
@@ -112,16 +117,24 @@ class Renderer:
         parts = [token for message in messages for token in (*self._message(message), *self._newline)]
         return _rendered((*parts, *self._answer_header), messages)
 
-    def continuation(self, message: Message) -> Rendered:
-        """The part after a completed answer: the next message, up to the start of the next answer."""
-        parts = (*self._newline, *self._message(message), *self._newline, *self._answer_header)
+    def continuation(self, message: Message, answer: Sequence[int] | None = None) -> Rendered:
+        """The part after an answer: the next message, up to the start of the next answer.
+
+        The template ends every turn with <|im_end|>. If the tokens of `answer` end otherwise, for example
+        with <|endoftext|>, the part begins with it. Without `answer`, the answer ended with <|im_end|>.
+        """
+        end = () if answer is None else self._missing_end(answer)
+        parts = (*end, *self._newline, *self._message(message), *self._newline, *self._answer_header)
         return _rendered(parts, [message])
+
+    def _missing_end(self, answer: Sequence[int]) -> tuple[int, ...]:
+        return () if answer and answer[-1] == self.end_of_turn_id else (self.end_of_turn_id,)
 
     def _message(self, message: Message) -> tuple[int, ...]:
         ids = self._ids
         if message.token_ids is not None:
-            end = () if message.token_ids[-1:] == (self.end_of_turn_id,) else (self.end_of_turn_id,)
-            return (ids[START], *self.encode(f"{message.role}\n"), *message.token_ids, *end)
+            answer = (*message.token_ids, *self._missing_end(message.token_ids))
+            return (ids[START], *self.encode(f"{message.role}\n"), *answer)
         image: tuple[int, ...] = ()
         if message.screenshot is not None:
             count = vision.image_tokens(self.grid(message.screenshot), self.settings)
@@ -181,11 +194,29 @@ class ChatRenderer:
     def render(self, messages: Sequence[Message]) -> Rendered:
         return _rendered((), messages)
 
-    def continuation(self, message: Message) -> Rendered:
+    def continuation(self, message: Message, answer: Sequence[int] | None = None) -> Rendered:
         return _rendered((), [message])
 
     def model_size(self, screenshot: Screenshot) -> tuple[int, int]:
         return vision.target_size(*screenshot.size, self._settings)
+
+
+def read_end_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
+    """The end-of-sequence tokens of generation_config.json. A folder without the file has none."""
+    path = folder / "generation_config.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: is not a JSON object ({error}). Download it again") from error
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if bad := [one for one in ids if type(one) is not int or not 0 <= one < vocab_size]:
+        raise UserError(
+            f"{path}: eos_token_id = {found!r}: {bad[0]!r} is not one of the {vocab_size} tokens of the "
+            "tokenizer. Use the files of one model folder"
+        )
+    return tuple(ids)
 
 
 def read_chat_template(folder: Path) -> str | None:

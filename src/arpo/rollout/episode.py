@@ -162,7 +162,10 @@ def _too_long(need: int, answer: int, settings: RolloutConfig, positions: int | 
 def _context(renderer: PromptRenderer, conversation: Conversation, restart: bool) -> Rendered:
     """The tokens between the last answer and the next: the whole prompt after a restart."""
     messages = conversation.messages()
-    return renderer.render(messages) if restart else renderer.continuation(messages[-1])
+    if restart:
+        return renderer.render(messages)
+    answer, message = messages[-2:]
+    return renderer.continuation(message, answer.token_ids)
 
 
 def _joined(sequence: Rendered, more: Rendered) -> Rendered:

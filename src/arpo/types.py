@@ -322,3 +322,4 @@ class Sample:
     advantage: float
     weight: float  # factor of each sampled token in the objective, all normalisation included
     replayed: bool
+    kl_weight: float = 0.0  # the same in the KL term; 0 if replayed

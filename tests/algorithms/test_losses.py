@@ -34,6 +34,7 @@ def tokens(
         behaviour_logp_T=torch.tensor(behaviour or [0.5] * count, dtype=torch.float64).log(),
         advantage_T=torch.full((count,), advantage, dtype=torch.float64),
         weight_T=torch.full((count,), 0.1, dtype=torch.float64),
+        kl_weight_T=torch.full((count,), 0.2, dtype=torch.float64),
         replayed_T=torch.tensor(replayed or [False] * count),
     )
 
@@ -114,11 +115,20 @@ def test_the_engine_gap_is_over_fresh_tokens_alone() -> None:
 def test_kl_against_the_base_model() -> None:
     batch = tokens([1.0, 1.0], advantage=0.0)
     loss, sums = kl_loss(batch, torch.tensor([0.5, 0.25], dtype=torch.float64).log())
-    assert loss.item() == pytest.approx(0.1 * (math.log(2) - 0.5))
+    assert loss.item() == pytest.approx(0.2 * (math.log(2) - 0.5))
     assert sums.base_kl == pytest.approx(math.log(2) - 0.5)
     (gradient,) = torch.autograd.grad(loss, batch.logp_T)
     # d/dlogp of (q/p − 1 − log q/p) = 1 − q/p
-    assert gradient.tolist() == pytest.approx([0.0, 0.1 * 0.5])
+    assert gradient.tolist() == pytest.approx([0.0, 0.2 * 0.5])
+
+
+def test_the_kl_term_leaves_out_replayed_tokens() -> None:
+    batch = tokens([1.0, 1.0], advantage=1.0, replayed=[False, True])
+    loss, sums = kl_loss(batch, torch.tensor([0.25, 0.001], dtype=torch.float64).log())
+    assert loss.item() == pytest.approx(0.2 * (math.log(2) - 0.5))
+    assert sums.base_kl == pytest.approx(math.log(2) - 0.5)
+    (gradient,) = torch.autograd.grad(loss, batch.logp_T)
+    assert gradient.tolist() == pytest.approx([0.2 * 0.5, 0.0])
 
 
 # ---- the whole objective, from groups to gradient, against a plain re-implementation in float64 ----
@@ -201,16 +211,46 @@ def plain_objective(
                 for token, mu in zip(s.completion.token_ids, s.completion.logprobs, strict=True):
                     logp = torch.log_softmax(theta[before], 0)[token]
                     logp_old = torch.log_softmax(old[before], 0)[token]
-                    logp_base = torch.log_softmax(base[before], 0)[token]
                     ratio = torch.exp(logp - (mu if mode == "behaviour" else logp_old))
                     clipped = torch.clamp(ratio, 1 - loss.clip_low, 1 + loss.clip_high)
                     term = torch.minimum(ratio * advantage, clipped * advantage)
                     if mode == "truncated":
                         term = term * min(math.exp(logp_old.item() - mu), 2.0)
-                    kl = torch.exp(logp_base - logp) - (logp_base - logp) - 1
-                    objective = objective + (term - loss.kl * kl) / normaliser
+                    objective = objective + term / normaliser
                     before = token
-    return -objective
+    return loss.kl * plain_kl(groups, theta, base, loss.aggregation, token_budget) - objective
+
+
+def plain_kl(groups: list[Group], theta: Tensor, base: Tensor, aggregation: str, token_budget: int) -> Tensor:
+    """Mean KL of the episodes that the policy played itself, with and without signal."""
+    own = []
+    for one in groups:
+        replayed = {rescue.index for rescue in one.rescues}
+        if len(one.trajectories) >= 2:
+            own.append([t for i, t in enumerate(one.trajectories) if i not in replayed])
+    terms: list[list[list[Tensor]]] = []  # by group, trajectory, token
+    for played in own:
+        terms.append([])
+        for t in played:
+            terms[-1].append([])
+            for s in t.turns:
+                before = s.context[-1]
+                for token in s.completion.token_ids:
+                    logp = torch.log_softmax(theta[before], 0)[token]
+                    logp_base = torch.log_softmax(base[before], 0)[token]
+                    terms[-1][-1].append(torch.exp(logp_base - logp) - (logp_base - logp) - 1)
+                    before = token
+    if aggregation == "token":
+        tokens = [term for group in terms for trajectory in group for term in trajectory]
+        return torch.stack(tokens).mean()
+    means = []
+    for group_terms in terms:
+        per_trajectory = [
+            torch.stack(each).mean() if aggregation == "sequence" else torch.stack(each).sum() / token_budget
+            for each in group_terms
+        ]
+        means.append(torch.stack(per_trajectory).mean())
+    return torch.stack(means).mean()
 
 
 def table_logprobs(table: Tensor, microbatch: Sequence[Sample]) -> Tensor:
@@ -236,9 +276,9 @@ def our_loss(
     for microbatch in split_microbatches(update, max_tokens):
         repeats = torch.tensor([len(sample.behaviour_logprobs) for sample in microbatch])
         per_sample = torch.tensor(
-            [(s.advantage, s.weight, s.replayed) for s in microbatch], dtype=torch.float64
+            [(s.advantage, s.weight, s.kl_weight, s.replayed) for s in microbatch], dtype=torch.float64
         )
-        advantage_T, weight_T, replayed_T = per_sample.repeat_interleave(repeats, 0).unbind(1)
+        advantage_T, weight_T, kl_weight_T, replayed_T = per_sample.repeat_interleave(repeats, 0).unbind(1)
         logp_T = table_logprobs(theta, microbatch)
         flat = Tokens(
             logp_T=logp_T,
@@ -247,6 +287,7 @@ def our_loss(
             behaviour_logp_T=logp_T.new_tensor([p for s in microbatch for p in s.behaviour_logprobs]),
             advantage_T=advantage_T,
             weight_T=weight_T,
+            kl_weight_T=kl_weight_T,
             replayed_T=replayed_T.bool(),
         )
         total = total + policy_loss(flat, loss, replay_ratio)[0]

@@ -8,7 +8,7 @@ from arpo.algorithms.replay import ReplayBuffer
 from arpo.algorithms.samples import GroupStats, Updates, build_updates, count_groups, split_by_signal
 from arpo.config import LossConfig, ReplayConfig
 from arpo.errors import UserError
-from arpo.types import Group, Screenshot
+from arpo.types import Group, Rescue, Screenshot
 from trajectories import SCREEN, group, scored, trajectory, turn
 
 
@@ -72,6 +72,44 @@ def test_weights_hold_the_whole_normalisation(
 ) -> None:
     (update,), _ = samples([LIVE, DEAD], aggregation=aggregation, denominator=denominator)
     assert [sample.weight for sample in update] == weights
+
+
+def rescue(index: int) -> Rescue:
+    return Rescue(index=index, replaced_episode="failed", stored_episode="old", age=1)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "own", "dead"),
+    [
+        ("sequence", 1 / (2 * 1 * 2), 1 / (2 * 3 * 2)),
+        ("token", 1 / 8, 1 / 8),
+        ("constant", 1 / (2 * 1 * 100), 1 / (2 * 3 * 100)),
+    ],
+)
+@pytest.mark.parametrize("denominator", ["all", "live"])
+def test_the_kl_term_reaches_all_groups_and_no_replayed_episode(
+    denominator: str, aggregation: str, own: float, dead: float
+) -> None:
+    """A rescued group with one own episode (2 tokens) and a group of 3 without signal (2 tokens each)."""
+    rescued = replace(LIVE, rescues=(rescue(0),))
+    (update,), stats = samples([rescued, DEAD], aggregation=aggregation, denominator=denominator, kl=0.1)
+    assert [sample.kl_weight for sample in update] == [0.0, own, dead, dead, dead]
+    assert [sample.replayed for sample in update] == [True, False, False, False, False]
+    assert [sample.advantage for sample in update] == [1.0, -1.0, 0.0, 0.0, 0.0]
+    assert [sample.weight for sample in update[2:]] == [0.0, 0.0, 0.0]
+    assert stats.without_signal == 1
+
+
+def test_without_a_kl_term_a_group_without_signal_gives_no_samples() -> None:
+    with_kl, _ = samples([DEAD, scored(1, 1, index=2)], kl=0.1, tasks_per_update=1)
+    assert [len(update) for update in with_kl] == [3, 2]
+    assert samples([DEAD, scored(1, 1, index=2)], kl=0.0)[0] == ((),)
+
+
+def test_a_group_of_replayed_episodes_alone_has_no_part_in_the_kl_term() -> None:
+    replayed = replace(scored(1, 1), rescues=(rescue(0), rescue(1)))
+    (update,), _ = samples([replayed, scored(0, 0, index=1)], kl=0.1)
+    assert [sample.kl_weight for sample in update] == [1 / (1 * 2 * 2)] * 2
 
 
 def test_failures_leave_a_smaller_group_and_fewer_than_two_leave_none() -> None:

@@ -97,8 +97,8 @@ def groups() -> list[Group]:
     return replay.rescue(fresh, rng, version=1)
 
 
-def updates_of(groups: list[Group], tasks_per_update: int = 8) -> Updates:
-    return build_updates(groups, LossConfig(), tasks_per_update=tasks_per_update, token_budget=100)
+def updates_of(groups: list[Group], tasks_per_update: int = 8, kl: float = 0.0) -> Updates:
+    return build_updates(groups, LossConfig(kl=kl), tasks_per_update=tasks_per_update, token_budget=100)
 
 
 @pytest.fixture(scope="module")
@@ -171,10 +171,43 @@ def test_two_updates_agree_with_a_plain_training_loop(groups: list[Group]) -> No
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
-def test_the_gradient_does_not_depend_on_the_microbatches(update: Update, tmp_path: Path) -> None:
+def test_the_kl_term_agrees_with_a_plain_one_also_without_signal(groups: list[Group], tmp_path: Path) -> None:
+    one = learner(base=new_model(1), loss=LossConfig(kl=0.5))
+    (update,) = updates_of(groups, kl=0.5)
+    metrics = train(one, update)
+
+    model, base = new_model().eval(), new_model(1).eval()
+    total = plain_loss(model, new_model().eval(), groups, LossConfig(), "truncated")
+    terms = []
+    for played in groups:
+        replayed = {rescue.index for rescue in played.rescues}
+        own = [t for index, t in enumerate(played.trajectories) if index not in replayed]
+        for t in own:
+            sequences = updates_of([group(t, trajectory(1 - t.score))])[0][: sum(e.restart for e in t.turns)]
+            ours, theirs = (
+                torch.cat([sampled_logprobs(m, [s], RENDERER, 1.0)[0].double() for s in sequences])
+                for m in (model, base)
+            )
+            kl_T = (theirs - ours).exp() - 1 - (theirs - ours)
+            terms.append(kl_T.detach())
+            total = total + 0.5 * kl_T.mean() / (len(groups) * len(own))
+    total.backward()
+    assert metrics["loss"] == pytest.approx(total.item(), rel=1e-4)
+    assert metrics["base_kl"] == pytest.approx(torch.cat(terms).mean().item(), rel=1e-4) != 0
+    gradient = saved_gradient(one, tmp_path)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(gradient[f"{name}/exp_avg"], parameter.grad, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.5])
+def test_the_gradient_does_not_depend_on_the_microbatches(
+    groups: list[Group], kl: float, tmp_path: Path
+) -> None:
     gradients = []
+    (update,) = updates_of(groups, kl=kl)
     for max_tokens in (1, 60, 10_000):
-        one = learner(tokens_per_microbatch=max_tokens)
+        one = learner(tokens_per_microbatch=max_tokens, base=new_model(1), loss=LossConfig(kl=kl))
         train(one, update)
         gradients.append(saved_gradient(one, tmp_path / str(max_tokens)))
     for name, gradient in gradients[0].items():

@@ -64,6 +64,7 @@ def sample(rng: Random, renderer: Renderer, tokens: int = 0) -> Sample:
         advantage=rng.uniform(-2, 2),
         weight=0.02,
         replayed=rng.random() < 0.3,
+        kl_weight=0.03,
     )
 
 
@@ -307,7 +308,7 @@ def test_a_stuck_call_ends_after_a_rank_is_lost(tmp_path: Path) -> None:
 def test_commands_survive_encoding() -> None:
     rng, renderer = Random(0), tiny_renderer()
     same = sample(rng, renderer)
-    twice = (same, replace(same, advantage=math.inf, replayed=True))
+    twice = (same, replace(same, advantage=math.inf, replayed=True, kl_weight=0.0))
     commands: list[Command] = [
         TrainCommand(updates=[[twice, ()], [(), (sample(rng, renderer),)]], lr_scales=[1.0, 0.1]),
         LogprobsCommand(updates=[[twice]], base=True, first=2, count=4),

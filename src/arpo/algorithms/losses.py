@@ -27,6 +27,7 @@ class Tokens:
     behaviour_logp_T: Tensor  # μ
     advantage_T: Tensor
     weight_T: Tensor
+    kl_weight_T: Tensor  # 0 at replayed tokens
     replayed_T: Tensor  # bool
 
 
@@ -34,7 +35,7 @@ class Tokens:
 class TokenSums:
     """Sums over tokens. Unlike means, they add up over micro-batches.
 
-    `gap` and `engine_kl` cover fresh tokens only. There μ and π_old should agree.
+    `gap`, `engine_kl` and `base_kl` cover fresh tokens only. There μ and π_old should agree.
     """
 
     tokens: int = 0
@@ -67,9 +68,10 @@ def policy_loss(tokens: Tokens, loss: LossConfig, replay_ratio: str) -> tuple[Te
 
 
 def kl_loss(tokens: Tokens, base_logp_T: Tensor) -> tuple[Tensor, TokenSums]:
-    """Σ weight · KL(π_θ ‖ base), estimated per token with k3."""
-    kl_T = k3(tokens.logp_T, base_logp_T)
-    return (tokens.weight_T * kl_T).sum(), TokenSums(base_kl=kl_T.sum().item())
+    """Σ kl_weight · KL(π_θ ‖ base), estimated per token with k3. Replayed tokens have no part in it."""
+    fresh_T = ~tokens.replayed_T
+    kl_T = k3(tokens.logp_T[fresh_T], base_logp_T[fresh_T])
+    return (tokens.kl_weight_T[fresh_T] * kl_T).sum(), TokenSums(base_kl=kl_T.sum().item())
 
 
 def k3(logp_T: Tensor, other_logp_T: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 The weight of a sample contains the whole normalisation of the objective. So the loss is a weighted sum over
 tokens, and its gradient does not depend on micro-batches or ranks. A group is never split across updates.
-Groups without signal are counted but give no samples. Sampled tokens are trained unchanged. Episodes without
-tokens are refused.
+Groups without signal are counted, but they give samples only for the KL term (loss.kl). Sampled tokens are
+trained unchanged. Episodes without tokens are refused.
 """
 
 from __future__ import annotations
@@ -41,8 +41,34 @@ class _Scored:
         return any(self.advantages_G)
 
     @property
-    def sampled_tokens(self) -> int:
-        return sum(trajectory.sampled_tokens for trajectory in self.group.trajectories)
+    def injected(self) -> set[int]:
+        """Indices of the replayed episodes."""
+        return {rescue.index for rescue in self.group.rescues}
+
+    @property
+    def own(self) -> list[Trajectory]:
+        """The episodes of the current policy."""
+        injected = self.injected
+        return [each for index, each in enumerate(self.group.trajectories) if index not in injected]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mean:
+    """A mean over the tokens of groups, normalised as in loss.aggregation."""
+
+    aggregation: str
+    token_budget: int
+    groups: int
+    tokens: int
+
+    def weight(self, trajectory: Trajectory, group_size: int) -> float:
+        """Factor of each token of a trajectory whose group contributes `group_size` trajectories."""
+        divisor = {
+            "sequence": self.groups * group_size * trajectory.sampled_tokens,
+            "token": self.tokens,
+            "constant": self.groups * group_size * self.token_budget,
+        }[self.aggregation]
+        return 1.0 / divisor
 
 
 def build_updates(
@@ -56,8 +82,8 @@ def build_updates(
     """The samples of each update: `tasks_per_update` groups per update, in the order of their index.
 
     `token_budget` is the maximum number of tokens per episode, the divisor of aggregation "constant".
-    `credit` gives rewards and advantages; None: the built-in ones of `loss`.
-    An update is empty if none of its groups has signal. Raises UserError for episodes without tokens.
+    `credit` gives rewards and advantages; None: the built-in ones of `loss`. Without a KL term, an update is
+    empty if none of its groups has signal. Raises UserError for episodes without tokens.
     """
     _refuse_text(groups)
     scored = _scored(groups, credit or Credit(loss))
@@ -114,18 +140,33 @@ def split_by_signal(
 
 
 def _update_samples(scored: Sequence[_Scored], loss: LossConfig, token_budget: int) -> Iterator[Sample]:
-    counted = [one for one in scored if one.live or loss.denominator == "all"]
-    counted_tokens = sum(one.sampled_tokens for one in counted)
-    for one in filter(lambda one: one.live, scored):
-        trajectories = one.group.trajectories
-        injected = {rescue.index for rescue in one.group.rescues}
+    """The samples of one update.
+
+    The KL term is a mean over all groups and their own episodes: its estimate needs tokens of the current
+    policy.
+    """
+    counted = [one.group.trajectories for one in scored if one.live or loss.denominator == "all"]
+    objective, kl = (
+        _Mean(
+            aggregation=loss.aggregation,
+            token_budget=token_budget,
+            groups=sum(map(bool, groups)),
+            tokens=sum(trajectory.sampled_tokens for group in groups for trajectory in group),
+        )
+        for groups in (counted, [one.own for one in scored])
+    )
+    for one in scored:
+        trajectories, injected, own = one.group.trajectories, one.injected, len(one.own)
         for index, (trajectory, advantage) in enumerate(zip(trajectories, one.advantages_G, strict=True)):
-            divisor = {
-                "sequence": len(counted) * len(trajectories) * trajectory.sampled_tokens,
-                "token": counted_tokens,
-                "constant": len(counted) * len(trajectories) * token_budget,
-            }[loss.aggregation]
-            yield from trajectory_samples(trajectory, advantage, 1.0 / divisor, index in injected)
+            replayed = index in injected
+            if one.live or (loss.kl and not replayed):
+                yield from trajectory_samples(
+                    trajectory,
+                    advantage,
+                    objective.weight(trajectory, len(trajectories)) if one.live else 0.0,
+                    replayed,
+                    kl_weight=0.0 if replayed else kl.weight(trajectory, own),
+                )
 
 
 @dataclass(slots=True)
@@ -137,7 +178,7 @@ class _Sequence:
 
 
 def trajectory_samples(
-    trajectory: Trajectory, advantage: float, weight: float, replayed: bool
+    trajectory: Trajectory, advantage: float, weight: float, replayed: bool, kl_weight: float = 0.0
 ) -> Iterator[Sample]:
     """Yield one sample per token sequence. A new sequence starts at each turn with `restart`."""
     sequences: list[_Sequence] = []
@@ -158,6 +199,7 @@ def trajectory_samples(
             advantage=advantage,
             weight=weight,
             replayed=replayed,
+            kl_weight=kl_weight,
         )
 
 

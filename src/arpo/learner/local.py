@@ -257,7 +257,7 @@ class _BatchMetrics:
             "entropy": _mean(sums.entropy, sums.tokens),
             "logprob_gap": _mean(sums.gap, sums.fresh),
             "engine_kl": _mean(sums.engine_kl, sums.fresh),
-            "base_kl": _mean(sums.base_kl, sums.tokens),
+            "base_kl": _mean(sums.base_kl, sums.fresh),
             "tokens": float(sums.tokens),
             "samples": float(self.samples),
             "updates": float(steps),
@@ -324,5 +324,6 @@ def _loss_tokens(microbatch: Microbatch, logp_T: Tensor, entropy_T: Tensor, old_
         behaviour_logp_T=logp_T.new_tensor(behaviour),
         advantage_T=repeat([sample.advantage for sample in microbatch]),
         weight_T=repeat([sample.weight for sample in microbatch]),
+        kl_weight_T=repeat([sample.kl_weight for sample in microbatch]),
         replayed_T=repeat([sample.replayed for sample in microbatch]).bool(),
     )

@@ -160,6 +160,7 @@ def sample_to_json(sample: Sample) -> dict[str, Any]:
         "advantage": sample.advantage,
         "weight": sample.weight,
         "replayed": sample.replayed,
+        "kl_weight": sample.kl_weight,
     }
 
 
@@ -172,6 +173,7 @@ def sample_from_json(value: Mapping[str, Any], screenshots: Mapping[str, Screens
         advantage=value["advantage"],
         weight=value["weight"],
         replayed=value["replayed"],
+        kl_weight=value["kl_weight"],
     )
 
 

@@ -124,7 +124,18 @@ class EnvConfig:
         below=1,
     )
     quarantine_after: int = setting(
-        3, "Consecutive failed episodes of a task before the run stops using the task", low=1
+        3,
+        "Consecutive failed episodes of a task before the run sets it aside; concurrent ones count once",
+        low=1,
+    )
+    quarantine_batches: int = setting(
+        4, "Batches before a task set aside gets another trial; doubles after each failed trial", low=1
+    )
+    outage_seconds: float = setting(
+        3600.0,
+        "Timeout (seconds) of a pause while no environment works; the run then ends and can be resumed",
+        low=0,
+        high=LARGEST,
     )
     listen: str = setting(
         "127.0.0.1:8700", "Address (HOST:PORT) of `arpo env-host`; beyond this machine it requires a token"

@@ -395,6 +395,12 @@ class ScreenConfig:
         16, "Episodes per task; a task with at least one success is kept", low=1, high=10_000
     )
     drop_always: bool = setting(False, "Removal of tasks that succeed in every episode")
+    count: int = setting(
+        0,
+        "Number of tasks to keep: those of medium difficulty, nearest to 50% success; 0: all with a success",
+        low=0,
+        high=1_000_000,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,8 @@ def screen(
     env: str = "Scripted",
     drop_always: bool = False,
 ) -> int:
-    config = small_config(folder, [A, B, C, D], "--env.parallel=1", "--env.attempts=1", env=env)
+    fixed = ("--env.parallel=1", "--env.attempts=1")
+    config = small_config(folder, [A, B, C, D], *fixed, *overrides, env=env)
     return run_screening(config, tasks or config.tasks.train, 2, out, drop_always)
 
 
@@ -122,6 +123,82 @@ def test_the_report_says_what_became_of_every_task(tmp_path: Path) -> None:
 def test_tasks_that_are_always_solved_are_dropped_by_option(tmp_path: Path) -> None:
     Scripted.play({A: [1, 1], B: [1, 0]})
     assert screen(tmp_path, tmp_path / "kept.json", drop_always=True) == 0
+    assert kept(tmp_path / "kept.json") == {B: (1, 2)}
+
+
+def test_a_count_keeps_the_tasks_of_medium_difficulty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Scripted.play({A: [1, 1], B: [1, 0], C: [0, 1], D: [0, 0]})
+    out = tmp_path / "kept.json"
+    assert screen(tmp_path, out, "--screen.count=1") == 0
+    assert kept(out) == {B: (1, 2)}
+    assert "dropped: 1 never solved, 1 always solved, 0 failed, 0 cannot run here, 1 farther from 50%" in (
+        capsys.readouterr().out
+    )
+    reasons = {task: row.get("reason") for task, row in reported(out)["tasks"].items()}
+    assert reasons == {
+        A: "always solved: screen.count",
+        B: None,
+        C: "farther from 50%: screen.count",
+        D: "never solved",
+    }
+
+
+def test_another_selection_from_a_finished_screening_plays_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Scripted.play({A: [1, 1], B: [1, 0], C: [0, 1]})
+    out = tmp_path / "kept.json"
+    assert screen(tmp_path, out) == 0
+    capsys.readouterr()
+    Scripted.play({})
+    assert screen(tmp_path, out, "--screen.count=2") == 0
+    assert kept(out) == {B: (1, 2), C: (1, 2)}
+    said = capsys.readouterr().out
+    assert f"{out}.report.json: has the counts of 4 tasks; they are not played again" in said
+    assert "episodes" not in said
+    assert screen(tmp_path, out, drop_always=True) == 0
+    assert screen(tmp_path, out) == 0
+    assert kept(out) == {A: (2, 2), B: (1, 2), C: (1, 2)}
+
+
+def test_a_report_with_other_settings_does_not_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Scripted.play({A: [1, 1]})
+    out = tmp_path / "kept.json"
+    assert screen(tmp_path, out) == 0
+    Scripted.play({B: [1, 1]})
+    assert screen(tmp_path, out, "--rollout.temperature=0.5") == 0
+    assert kept(out) == {B: (2, 2)}
+    assert f"{out}.report.json: has other settings (temperature: 1.0); all tasks are played" in (
+        capsys.readouterr().out
+    )
+    for damaged in (
+        "{",
+        "[]",
+        '{"terms": {}}',
+        '{"terms": 1, "tasks": {}}',
+        '{"terms": {}, "tasks": {"x": 1}}',
+    ):
+        (tmp_path / "kept.json.report.json").write_text(damaged)
+        Scripted.play({C: [1, 1]})
+        assert screen(tmp_path, out) == 0
+        assert kept(out) == {C: (2, 2)}
+
+
+def test_too_few_tasks_of_medium_difficulty_is_an_error_and_the_counts_stay(tmp_path: Path) -> None:
+    Scripted.play({A: [1, 1], B: [1, 0]})
+    message = (
+        r"train\.json: 1 of 4 tasks were solved sometimes, but not always; screen\.count = 3 needs more\. "
+        r"Screen more tasks, raise screen\.rollouts \(2\), or set screen\.count to 1"
+    )
+    with pytest.raises(UserError, match=message):
+        screen(tmp_path, tmp_path / "kept.json", "--screen.count=3")
+    assert not (tmp_path / "kept.json").exists()
+    Scripted.play({})
+    assert screen(tmp_path, tmp_path / "kept.json", "--screen.count=1") == 0
     assert kept(tmp_path / "kept.json") == {B: (1, 2)}
 
 

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import accumulate
 from random import Random
 from typing import Any, Literal, Protocol
@@ -38,6 +39,23 @@ def learnable(counts: Mapping[str, Count], *, drop_always: bool) -> dict[str, Co
         for task, count in counts.items()
         if count.successes >= 1 and not (drop_always and count.successes == count.rollouts)
     }
+
+
+def middle(counts: Mapping[str, Count], number: int) -> dict[str, Count]:
+    """The `number` tasks with success rates nearest to 1/2, in the order of `counts`.
+
+    Tasks solved never or always are left out, so there may be fewer. Of two tasks at the same distance, the
+    harder one is taken: its rate rises through 1/2 in training. Then the earlier one. Example: of 0, 1, 2, 3
+    and 4 successes in 4 rollouts, the two nearest are 2 and 1.
+    """
+
+    def distance(task: str) -> tuple[Fraction, Fraction]:
+        rate = Fraction(counts[task].successes, counts[task].rollouts)
+        return abs(rate - Fraction(1, 2)), rate
+
+    sometimes = [task for task, count in counts.items() if 0 < count.successes < count.rollouts]
+    nearest = set(sorted(sometimes, key=distance)[:number])
+    return {task: count for task, count in counts.items() if task in nearest}
 
 
 def epoch_order(tasks: Sequence[Task], seed: int, epoch: int) -> tuple[Task, ...]:

@@ -1,6 +1,7 @@
 """The task filter (`arpo screen`): plays each task several times and keeps the sometimes-solved ones.
 
-The task file OUT lists the kept tasks with their counts. OUT.report.json has the result of every task.
+The task file OUT lists the kept tasks with their counts. OUT.report.json has the result of every task, and a
+later call with the same settings takes the counts from it: another selection plays nothing.
 OUT.progress.jsonl gets one line per finished task, so an interrupted screening resumes. A task whose episodes
 all failed counts as failed, not as unsolved.
 """
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arpo.algorithms.curriculum import Count, learnable
+from arpo.algorithms.curriculum import Count, learnable, middle
 from arpo.config import Config
 from arpo.engines.factory import model_id
 from arpo.envs.task_files import format_selection, is_shipped, load_tasks, select_tasks
@@ -34,6 +35,7 @@ from arpo.types import Failure, Task, Trajectory
 
 BAR = 40  # characters of the histogram's longest bar
 NEVER, ALWAYS, FAILED, CANNOT = "never solved", "always solved", "failed", "cannot run here"
+FARTHER = "farther from 50%"  # only with screen.count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,8 @@ class Screening:
     """The result of a screening.
 
     `counts` has the successes of each played task. `failed` has the first failure of each task without a
-    played episode. `skipped` has the reason of each task that cannot run here.
+    played episode. `skipped` has the reason of each task that cannot run here. `count` > 0 keeps that many
+    tasks of medium difficulty.
     """
 
     tasks: Sequence[str]
@@ -50,10 +53,13 @@ class Screening:
     failed: Mapping[str, str]
     skipped: Mapping[str, str]
     drop_always: bool
+    count: int
 
     @property
     def kept(self) -> dict[str, Count]:
         in_order = {task: self.counts[task] for task in self.tasks if task in self.counts}
+        if self.count:
+            return middle(in_order, self.count)
         return learnable(in_order, drop_always=self.drop_always)
 
     @property
@@ -68,15 +74,20 @@ class Screening:
             return CANNOT, self.skipped[task]
         if task in self.failed:
             return FAILED, self.failed[task]
-        return (ALWAYS, "screen.drop_always") if self.counts[task].successes else (NEVER, "")
+        count = self.counts[task]
+        if not count.successes:
+            return NEVER, ""
+        category = ALWAYS if count.successes == count.rollouts else FARTHER
+        return category, "screen.count" if self.count else "screen.drop_always"
 
     def totals(self) -> dict[str, Any]:
         kept = self.kept
         reasons = Counter(self.dropped(task)[0] for task in self.tasks if task not in kept)
+        categories = (NEVER, ALWAYS, FAILED, CANNOT, *([FARTHER] if self.count else []))
         return {
             "tasks": len(self.tasks),
             "kept": len(kept),
-            "dropped": {category: reasons[category] for category in (NEVER, ALWAYS, FAILED, CANNOT)},
+            "dropped": {category: reasons[category] for category in categories},
             "rollouts": sum(count.rollouts for count in self.counts.values()),
             "solved": _rate(self.counts),
             "solved_of_kept": _rate(kept),
@@ -108,10 +119,12 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
     require_writable(out)
     config = pin_model(config)
     progress, report = (out.with_name(f"{out.name}.{end}") for end in ("progress.jsonl", "report.json"))
-    counts = _read_progress(progress, screening_settings(config, rollouts), pool)
+    settings = screening_settings(config, rollouts)
+    counts = _read_progress(progress, settings, pool)
     failed: dict[str, str] = {}
     display = open_display(sys.stdout)
     try:
+        counts = _read_report(report, settings, pool, display) | counts
         write_skipped(out.with_name(f"{out.name}.{SKIPPED}"), skipped, display)
         done = counts.keys() | skipped.keys()
         if left := {index: task for index, task in enumerate(pool.values()) if task.id not in done}:
@@ -121,11 +134,12 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
             )
         screening = Screening(
             tasks=list(pool),
-            settings={"source": tasks} | screening_settings(config, rollouts),
+            settings={"source": tasks} | settings,
             counts=counts,
             failed=failed,
             skipped=skipped,
             drop_always=drop_always,
+            count=config.screen.count,
         )
         write_atomically(report, json.dumps(screening.report(), indent=1, ensure_ascii=False) + "\n")
         for line in _describe(screening):
@@ -153,7 +167,14 @@ def _refuse_nothing(screening: Screening, tasks: str, env: str) -> None:
         rollouts = screening.settings["of"]
         raise UserError(f"{tasks}: no task was solved in {rollouts} rollouts. Screen with a better model")
     if not screening.kept:
-        raise UserError(f"{tasks}: each task was solved always or never. Set screen.drop_always = false")
+        setting = "screen.count = 0" if screening.count else "screen.drop_always = false"
+        raise UserError(f"{tasks}: each task was solved always or never. Set {setting}")
+    if (found := len(screening.kept)) < screening.count:
+        raise UserError(
+            f"{tasks}: {found} of {len(screening.counts)} tasks were solved sometimes, but not always; "
+            f"screen.count = {screening.count} needs more. Screen more tasks, raise screen.rollouts "
+            f"({screening.settings['of']}), or set screen.count to {found}"
+        )
 
 
 async def _screen(
@@ -248,6 +269,32 @@ def _read_progress(path: Path, settings: Mapping[str, object], pool: Mapping[str
                 f"{path}: belongs to a screening with other settings. Remove it, or choose another --out"
             )
         counts[name] = count
+    return counts
+
+
+def _read_report(
+    path: Path, settings: Mapping[str, object], pool: Mapping[str, Task], display: Display
+) -> dict[str, Count]:
+    """The counts of a finished screening with the same settings; none if the report is missing or damaged."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        others = [
+            f"{key}: {report['terms'].get(key)}"
+            for key in settings
+            if report["terms"].get(key) != settings[key]
+        ]
+        counts = {
+            task: Count(successes=row["successes"], rollouts=row["rollouts"])
+            for task, row in report["tasks"].items()
+            if task in pool and 0 <= row["successes"] <= row["rollouts"] > 0
+        }
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    if others:
+        display.note(f"{path}: has other settings ({', '.join(others)}); all tasks are played")
+        return {}
+    if counts:
+        display.note(f"{path}: has the counts of {len(counts)} tasks; they are not played again")
     return counts
 
 

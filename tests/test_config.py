@@ -3,13 +3,15 @@
 import os
 import re
 from dataclasses import replace
+from importlib.resources import files
 from typing import get_type_hints
 
 import pytest
 
 from arpo.config import Config, LossConfig, RolloutConfig, TrainConfig
 from arpo.errors import BadSetting, UserError
-from arpo.recipe import changed, describe, find_program, keys, load_config, shipped_recipes, to_toml
+from arpo.prompts.conversation import load_template
+from arpo.recipe import PROJECT, changed, describe, find_program, keys, load_config, shipped_recipes, to_toml
 
 
 def refusal(recipe, *overrides):
@@ -76,6 +78,49 @@ def test_the_published_run():
     assert (config.env.parallel, config.rollout.group_size, config.train.epochs) == (256, 8, 15)
     assert config.train.tasks_per_batch // config.train.tasks_per_update == 4
     assert (config.optim.lr, config.rollout.max_context_tokens) == (1e-6, 65536)
+
+
+def test_the_published_optimiser_and_intervals():
+    """A published step is a batch: in both runs, one epoch lies between two evaluations or checkpoints."""
+    full, subset = load_config("osworld_full"), load_config("osworld_subset32")
+    for config in (full, subset):
+        assert (config.optim.beta1, config.optim.beta2, config.optim.weight_decay) == (0.9, 0.999, 0.01)
+        assert (config.eval.rollouts, config.eval.temperature) == (1, 0.6)
+    assert (full.eval.every, full.store.checkpoint_every, full.optim.warmup_updates) == (8, 8, 0)
+    assert (subset.eval.every, subset.store.checkpoint_every) == (16, 16)
+    updates = subset.train.epochs * 32 // subset.train.tasks_per_update
+    assert subset.optim.warmup_updates == 0.05 * updates
+    assert subset.screen.count == 32
+
+
+@pytest.mark.parametrize("name", ["osworld_full", "osworld_subset32", "osworld_eval"])
+def test_the_published_prompt_offers_finished_with_content_and_no_call_user(name):
+    spec = load_config(name).model.prompt
+    assert spec.endswith(
+        ":UITARS_USR_PROMPT_THOUGHT,action_space=UITARS_NORMAL_ACTION_SPACE,language=English"
+    )
+    pattern = spec.partition(":")[0]
+    if not list(PROJECT.glob(pattern)):
+        pytest.skip("desktop-env is not installed")
+    user = load_template(spec).user
+    assert "finished(content='xxx')" in user
+    assert "call_user" not in user
+    other = spec.replace("UITARS_NORMAL_ACTION_SPACE", "UITARS_CALL_USR_ACTION_SPACE")
+    assert "call_user()" in load_template(other).user
+
+
+def test_the_command_in_the_header_of_subset32_makes_its_task_list():
+    """The command writes the file of tasks.train, and the recipe has all settings that it needs."""
+    text = (files("arpo") / "recipes" / "osworld_subset32.toml").read_text("utf-8")
+    (command,) = re.findall(r"^# +arpo screen osworld_subset32 (.*)$", text, re.MULTILINE)
+    config = load_config("osworld_subset32")
+    assert command == f"--tasks osworld:published_128 --out {config.tasks.train}"
+    assert (config.screen.count, config.screen.rollouts) == (32, 16)
+    assert config.tasks.examples == "evaluation_examples/examples"
+    page = (PROJECT / "docs" / "first-real-run.md").read_text("utf-8")
+    (shown,) = re.findall(r"arpo screen osworld_subset32 (?:.|\n)*?--out (\S+)", page)
+    assert shown == config.tasks.train
+    assert "screen.drop_always" not in page
 
 
 def test_hostile_text_round_trips(tmp_path):

@@ -32,6 +32,10 @@ class BadSetting(UserError):
         self.reason = reason
 
 
+class Outage(Exception):
+    """No environment worked for env.outage_seconds. The run is resumable; `arpo` exits with code 1."""
+
+
 class ArpoFault(Exception):
     """An external component failed. `where` names the call, for example "step". A long message is cut.
 

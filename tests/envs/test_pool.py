@@ -8,9 +8,10 @@ import tiny_vlm
 from arpo.config import EnvConfig
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
 from arpo.envs.pool import EnvPool, GuardedEnv, LocalEnvs
-from arpo.errors import EngineError
+from arpo.errors import EngineError, Outage
 from arpo.prompts import vision
-from arpo.storage.screenshots import MIN_PATCH_BYTES, ScreenshotPack
+from arpo.storage.picture_codec import MIN_ENCODED_BYTES
+from arpo.storage.screenshots import ScreenshotPack
 from arpo.testing import FakeEnv, failing, hanging, lying, screenshot, task
 from arpo.types import Failure, Observation, Screenshot, StopReason, Trajectory
 from env_hosts import FAKE
@@ -129,7 +130,7 @@ def failed(factory, **changes):
     outcome = asyncio.run(pool.run(TASK, "e", episode))
     assert isinstance(outcome, Failure)
     assert outcome.kind == "EnvError"
-    assert pool.state() == {"t": 1}
+    assert pool.state()["failures"] == {"t": 1}
     return f"{outcome.where}: {outcome.message}"
 
 
@@ -204,7 +205,7 @@ def test_the_pool_the_model_and_the_store_share_one_decoding(decoding_threads, t
     assert isinstance(asyncio.run(pool.run(TASK, "e", episode)), Trajectory)
     pack = ScreenshotPack(tmp_path / "pack", writable=True)
     for previous, shot in zip([None, *shots], shots, strict=False):
-        assert len(shot.png) >= MIN_PATCH_BYTES
+        assert len(shot.png) >= MIN_ENCODED_BYTES
         vision.pixels(shot, IMAGE_SETTINGS)
         pack.add(shot, previous)
     pack.close()
@@ -294,7 +295,7 @@ def test_a_task_may_be_quarantined_while_its_episode_waits_for_a_slot():
         return await asyncio.gather(*(pool.run(TASK, str(number), late) for number in range(3)))
 
     assert [outcome.kind for outcome in asyncio.run(main())] == ["EnvError", "Quarantined", "Quarantined"]
-    assert [env.calls for env in made.envs[1:]] == [["close"], ["close"]]
+    assert len(made.envs) == 1
 
 
 def test_a_task_that_keeps_failing_is_quarantined():
@@ -307,7 +308,19 @@ def test_a_task_that_keeps_failing_is_quarantined():
     kinds = [(outcome.kind, outcome.attempts) for outcome in asyncio.run(main())]
     assert kinds == [("EnvError", 1), ("EnvError", 1), ("Quarantined", 0), ("Quarantined", 0)]
     assert len(made.envs) == 2
-    assert pool.quarantined == {"t"}
+    assert pool.quarantine.tasks == {"t"}
+
+
+def test_concurrent_failures_of_a_task_count_once():
+    made = Made()
+    pool = pool_of(failing(made, "start", times=99), config(quarantine_after=2, parallel=4))
+
+    async def main():
+        return await asyncio.gather(*(pool.run(TASK, str(number), late) for number in range(4)))
+
+    assert [outcome.kind for outcome in asyncio.run(main())] == ["EnvError"] * 4
+    assert pool.state()["failures"] == {"t": 1}
+    assert not pool.quarantine.tasks
 
 
 def test_a_success_resets_consecutive_failures():
@@ -318,8 +331,7 @@ def test_a_success_resets_consecutive_failures():
             await pool.run(TASK, str(number), episode)
         return pool
 
-    assert not asyncio.run(main()).quarantined
-    assert not pool._consecutive_failures
+    assert asyncio.run(main()).state()["failures"] == {}
 
 
 def test_engine_faults_quarantine_no_task():
@@ -330,7 +342,7 @@ def test_engine_faults_quarantine_no_task():
     outcome = asyncio.run(pool.run(TASK, "e", dead))
     assert isinstance(outcome, Failure)
     assert outcome.kind == "EngineError"
-    assert not pool.quarantined
+    assert not pool.quarantine.tasks
 
 
 def test_a_cancelled_episode_still_closes_its_environment():
@@ -395,3 +407,90 @@ def test_an_internal_error_is_not_caught():
 
     with pytest.raises(AssertionError, match="ours"):
         asyncio.run(pool_of(FakeEnv, config()).run(TASK, "e", wrong))
+
+
+class Outages:
+    """A factory whose environments cannot be made while `down`, for `left` attempts."""
+
+    def __init__(self):
+        self.left = 0
+        self.made = 0
+
+    def __call__(self):
+        self.made += 1
+        if self.left > 0:
+            self.left -= 1
+            raise OSError("no display")
+        return FakeEnv()
+
+
+def outage_pool(factory, **changes):
+    pool = pool_of(factory, config(attempts=2, quarantine_after=1, parallel=3, **changes))
+    notes = []
+    pool.outage.report, pool.outage.first_pause = notes.append, 0.001
+    assert isinstance(asyncio.run(pool.run(TASK, "first", episode)), Trajectory)
+    return pool, notes
+
+
+def test_an_outage_of_all_environments_pauses_and_costs_no_task_and_no_episode():
+    factory = Outages()
+    pool, notes = outage_pool(factory)
+    factory.left = 12
+    tasks = [task(name) for name in "abcdefgh"]
+
+    async def main():
+        return await asyncio.gather(*(pool.run(one, one.id, episode) for one in tasks))
+
+    assert all(isinstance(outcome, Trajectory) for outcome in asyncio.run(main()))
+    assert pool.state()["failures"] == {}
+    assert notes[0].startswith("no environment works (start: OSError: no display). The run pauses, next")
+    assert notes[-1].startswith("the environments work again after") and len(notes) > 2
+    assert pool.outage.take_seconds() > 0 == pool.outage.take_seconds()
+    assert factory.made < 1 + 12 + len(tasks) + 4  # episodes that wait for a slot stay out of the outage
+
+
+def test_a_task_that_fails_while_others_work_is_no_outage():
+    class OneBroken(FakeEnv):
+        async def start(self, task):
+            if task.id == "broken":
+                raise RuntimeError("no such file")
+            return await super().start(task)
+
+    pool, notes = outage_pool(OneBroken)
+    outcome = asyncio.run(pool.run(task("broken"), "e", lambda env: env.start(task("broken"))))
+    assert (outcome.kind, outcome.attempts, notes) == ("EnvError", 2, [])
+    assert pool.quarantine.tasks == {"broken"}
+
+
+def test_before_the_first_played_episode_a_fault_is_no_outage():
+    factory = Outages()
+    factory.left = 99
+    pool = pool_of(factory, config(attempts=2))
+    assert isinstance(asyncio.run(pool.run(TASK, "e", episode)), Failure)
+    assert factory.made == 2
+
+
+def test_an_outage_ends_with_an_error_after_its_limit():
+    factory = Outages()
+    pool, notes = outage_pool(factory, outage_seconds=0.01)
+    factory.left = 10**9
+    message = (
+        r"no environment has worked for 0 s \(env.outage_seconds\): start: OSError: no display\. Correct"
+    )
+    with pytest.raises(Outage, match=message):
+        asyncio.run(pool.run(TASK, "e", episode))
+    assert notes and not pool.quarantine.tasks
+
+
+def test_a_stop_ends_the_pause_of_an_outage():
+    factory = Outages()
+    pool, _ = outage_pool(factory)
+    pool.outage.first_pause = 3600.0
+    pool.outage.report = lambda text: asyncio.get_running_loop().call_later(0.01, pool.outage.stop)
+    factory.left = 10**9
+
+    async def main():
+        running = [pool.run(TASK, str(number), episode) for number in range(3)]
+        return await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 60)
+
+    assert {type(outcome) for outcome in asyncio.run(main())} == {Outage}

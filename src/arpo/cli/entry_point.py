@@ -23,7 +23,7 @@ from typing import NoReturn
 from arpo import __version__
 from arpo.cli.command import Command
 from arpo.cli.commands import COMMANDS
-from arpo.errors import UserError, printable
+from arpo.errors import Outage, UserError, printable
 from arpo.interrupts import INTERRUPTED, exit_at_once
 from arpo.recipe import keys, nearest
 
@@ -103,6 +103,8 @@ def _run_reporting_errors(argv: Sequence[str]) -> int:
             return _run(argv)
     except UserError as error:
         return _report(str(error))
+    except Outage as error:
+        return _report(str(error), code=1)
     except OSError as error:
         if (message := _describe_storage(error)) is None:
             raise
@@ -116,9 +118,9 @@ def _run_reporting_errors(argv: Sequence[str]) -> int:
         return INTERRUPTED
 
 
-def _report(message: str) -> int:
+def _report(message: str, code: int = 2) -> int:
     print(f"arpo: error: {printable(message[:_MAX_MESSAGE])}", file=sys.stderr)
-    return 2
+    return code
 
 
 def _describe_storage(error: OSError) -> str | None:

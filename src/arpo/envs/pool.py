@@ -1,6 +1,7 @@
 """Runs episodes in leased, single-use environments. Every call has a timeout; every environment is closed.
 
-A failed episode is retried in a new environment. A task with too many consecutive failures is quarantined.
+A failed episode is retried in a new environment. A task with too many consecutive failures is quarantined for
+some batches. If no environment works, episodes wait until one works again.
 The result is a Trajectory or a Failure; a fault never becomes a score. `LocalEnvs` makes environments in this
 process, a limited number at a time; `remote.py` leases them from hosts.
 """
@@ -11,11 +12,14 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 from arpo.actions import Action
 from arpo.config import EnvConfig
 from arpo.envs import wire
 from arpo.envs.base import Env, EnvFactory, EnvSource
+from arpo.envs.outage import OutageWatch
+from arpo.envs.quarantine import Quarantine
 from arpo.envs.return_values import (
     definition,
     require_awaitable,
@@ -23,12 +27,13 @@ from arpo.envs.return_values import (
     require_score,
     require_step_result,
 )
+from arpo.envs.slots import Slots
 from arpo.errors import ArpoFault, EnvError, PromptTooLong, boundary
 from arpo.png import BadPng, read_size, rgb
 from arpo.types import Failure, Observation, Screenshot, StepResult, Task, Trajectory
 
 THREAD_PIXELS = 2**18  # larger screenshots are decoded in a thread: decoding takes longer than the switch
-_QUARANTINED = "the task is quarantined: too many of its episodes failed in a row"
+_QUARANTINED = "the task is set aside for some batches: too many of its episodes failed in a row"
 
 Episode = Callable[[Env], Awaitable[Trajectory]]
 
@@ -89,21 +94,6 @@ class GuardedEnv:
         return f"{size}: set env.width and env.height to the size of the screens"
 
 
-class Slots:
-    """A semaphore for `async with slots():`. Unlike asyncio's, it also works after a change of event loop."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._semaphore = asyncio.Semaphore(count)
-
-    def __call__(self) -> asyncio.Semaphore:
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._loop, self._semaphore = loop, asyncio.Semaphore(self._count)
-        return self._semaphore
-
-
 class LocalEnvs:
     """Leases environments of this process, at most `parallel` at a time."""
 
@@ -123,54 +113,66 @@ class EnvPool:
     """Runs episodes in the environments of a source.
 
     `faults` counts every fault as "call:class", for example "step:EnvTimeout", also if a retry
-    succeeded.
+    succeeded. An outage of all environments pauses `run`; it is not counted against tasks.
     """
 
     def __init__(self, source: EnvSource, config: EnvConfig) -> None:
         self.faults: Counter[str] = Counter()
+        self.quarantine = Quarantine(config.quarantine_after, config.quarantine_batches)
+        self.outage = OutageWatch(self._works, config.outage_seconds)
         self._source = source
         self._config = config
-        self._consecutive_failures: Counter[str] = Counter()
+        self._slots = Slots(config.parallel)  # of episodes; those that wait here stay out of an outage
 
-    @property
-    def quarantined(self) -> frozenset[str]:
-        limit = self._config.quarantine_after
-        return frozenset(task for task, failed in self._consecutive_failures.items() if failed >= limit)
+    def state(self) -> dict[str, Any]:
+        """Failures of tasks, for a checkpoint."""
+        return self.quarantine.state()
 
-    def state(self) -> dict[str, int]:
-        """Consecutive failed episodes by task id, for a checkpoint."""
-        return dict(self._consecutive_failures)
-
-    def restore(self, state: Mapping[str, int]) -> None:
-        self._consecutive_failures = Counter(state)
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.quarantine.restore(state)
 
     async def run(self, task: Task, episode_id: str, episode: Episode) -> Trajectory | Failure:
         """Run one episode, with up to `env.attempts` attempts, each in a new environment.
 
-        Every attempt waits for a free slot. The task may be quarantined in the meantime: hence two checks.
+        Every attempt waits for a free slot. The task may be quarantined in the meantime. Raises Outage if no
+        environment works for `env.outage_seconds`.
         """
-        quarantined = _failure(task, episode_id, Quarantined("start", _QUARANTINED), attempts=0)
-        for attempt in range(1, self._config.attempts + 1):
-            if task.id in self.quarantined:
-                return quarantined
+        attempts, seen = 0, None
+        while True:
+            await self.outage.passed()
             try:
-                async with self._lease() as env:
-                    if task.id in self.quarantined:
-                        return quarantined
-                    trajectory = await episode(env)
+                async with self._slots():
+                    if self.outage.is_down:
+                        continue
+                    if task.id in self.quarantine:
+                        return _failure(task, episode_id, Quarantined("start", _QUARANTINED), attempts=0)
+                    seen = self.quarantine.failures(task.id) if seen is None else seen
+                    async with self._lease() as env:
+                        trajectory = await episode(env)
             except ArpoFault as error:
-                if (own := asyncio.current_task()) is not None and own.cancelling():
-                    raise asyncio.CancelledError from error  # its answer to the cancellation: no retry
                 self._count(error)
-                fault, attempts = error, attempt
-                if isinstance(fault, PromptTooLong):
-                    break  # another environment shows the same task
-            else:
-                del self._consecutive_failures[task.id]
-                return trajectory
-        if isinstance(fault, EnvError | PromptTooLong):
-            self._consecutive_failures[task.id] += 1
-        return _failure(task, episode_id, fault, attempts)
+                if isinstance(error, EnvError) and await self.outage.ended(error):
+                    continue
+                attempts += 1
+                if attempts < self._config.attempts and not isinstance(error, PromptTooLong):
+                    continue  # a prompt is as long in another environment
+                if isinstance(error, EnvError | PromptTooLong):
+                    assert seen is not None
+                    self.quarantine.failed(task.id, seen)
+                return _failure(task, episode_id, error, attempts)
+            self.quarantine.succeeded(task.id)
+            self.outage.working = task
+            return trajectory
+
+    async def _works(self, task: Task) -> bool:
+        """Whether an environment starts."""
+        try:
+            async with self._lease() as env:
+                await env.start(task)
+        except ArpoFault as error:
+            self._count(error)
+            return False
+        return True
 
     @asynccontextmanager
     async def _lease(self) -> AsyncIterator[Env]:
@@ -186,6 +188,9 @@ class EnvPool:
                     self._count(fault)
 
     def _count(self, fault: ArpoFault) -> None:
+        """Count a fault. Raises CancelledError if the fault is the answer to a cancellation."""
+        if (own := asyncio.current_task()) is not None and own.cancelling():
+            raise asyncio.CancelledError from fault
         self.faults[f"{fault.where}:{type(fault).__name__}"] += 1
 
 

@@ -26,7 +26,7 @@ from arpo.actions import Action
 from arpo.config import EnvConfig
 from arpo.envs import wire
 from arpo.envs.base import Env, EnvSource
-from arpo.envs.pool import Slots
+from arpo.envs.slots import Slots
 from arpo.envs.wire import BadRequest, NoFreeSlot, NoSuchEpisode, WrongToken
 from arpo.errors import EnvError, UserError
 from arpo.types import Observation, Screenshot, StepResult, Task

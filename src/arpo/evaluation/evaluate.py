@@ -74,6 +74,7 @@ async def evaluate_sets(
         total = len(tasks) * rollouts[set_name]
         done = sum(episode.startswith(f"{name}-{set_name}-") for episode in finished)
         display.begin(f"evaluating, {set_name} tasks", total, min(done, total))
+        scheduler.pool.quarantine.begin_evaluation()
         played = await evaluate(
             scheduler,
             list(enumerate(tasks)),

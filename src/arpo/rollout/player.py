@@ -38,6 +38,7 @@ class Player:
     async def started(self, display: Display) -> AsyncIterator[Scheduler]:
         """The scheduler with a connected engine, which is closed at the end."""
         engine = self.scheduler.agent.engine
+        self.scheduler.pool.outage.report = display.note
         try:
             for message in await engine.start():
                 display.note(message)

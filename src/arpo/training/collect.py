@@ -95,6 +95,7 @@ async def _collect(
     async with player.started(display) as scheduler:
         for start in range(0, len(left), at_once):
             batch = left[start : start + at_once]
+            scheduler.pool.quarantine.begin_batch()
             with timing.stage("rollout"):
                 groups = await evaluate(
                     scheduler,

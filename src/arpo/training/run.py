@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from arpo.config import INCIDENTAL, Config
-from arpo.errors import UserError
+from arpo.errors import Outage, UserError
 from arpo.evaluation.evaluate import evaluate_sets
 from arpo.evaluation.finished_episodes import FinishedEpisodes, evaluation_key
 from arpo.evaluation.scoring import AllFailed, Score
@@ -103,6 +103,7 @@ class Run:
         self.stopping = False
         self.unfinished: UnfinishedBatch | None = None
         self._evaluation: asyncio.Task[dict[str, list[Group]]] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._callback = open_plugin(config, "callback")
         self.tracker: EpisodeTracker = NullTracker()  # until `begin`: a loop may still refuse to resume
         self._saved = found  # the newest checkpoint
@@ -112,6 +113,7 @@ class Run:
 
     async def begin(self, loop: Loop) -> None:
         """Load the weights into the engine. A new run is evaluated and saved first: the baseline."""
+        self._loop = asyncio.get_running_loop()
         if self._resumed and self._saved is not None:
             self.display.note(f"resuming from {self._saved.path}, after batch {self.progress.batch}")
         next_step = self.progress.batch + (self.unfinished is None)
@@ -133,8 +135,10 @@ class Run:
         """Finish the batch and save, or stop the evaluation. For signal handlers: it only tells the loop."""
         self.stopping = True
         self.display.note(self._describe_stop())
-        if (evaluation := self._evaluation) is not None:
-            evaluation.get_loop().call_soon_threadsafe(evaluation.cancel)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.scheduler.pool.outage.stop)
+            if self._evaluation is not None:
+                self._loop.call_soon_threadsafe(self._evaluation.cancel)
 
     def _describe_stop(self) -> str:
         again = "Press Ctrl-C again to stop at once"
@@ -145,6 +149,8 @@ class Run:
                 f"stopping the evaluation: its finished episodes are stored; closing the environments{rest}. "
                 f"{again}"
             )
+        if self.scheduler.pool.outage.is_down:
+            return f"stopping: no environment works. Only batch {self.progress.batch + 1} is lost. {again}"
         if self.timing.current in ("", "evaluate"):
             return f"stopping. {again}"
         if self.timing.current == "save":
@@ -187,9 +193,11 @@ class Run:
         if loop.done or (every and progress.batch % every == 0):
             try:
                 measured = await self._evaluate("final" if loop.done else "")
-            except EvaluationStopped:
+            except (EvaluationStopped, Outage) as error:
                 self.unfinished = replace(batch, seconds=self.timing.pause())
                 self._save(loop)
+                if isinstance(error, Outage):
+                    raise
                 return
             if not loop.done:
                 loop.show()
@@ -198,6 +206,8 @@ class Run:
         if self._callback:
             metrics |= run_callback(self._callback, progress.batch, metrics, batch.groups)
         self.tracker.log(progress.batch, metrics)
+        if paused := self.scheduler.pool.outage.take_seconds():
+            self.timing.add({"outage": paused})
         self.store.log_timing(progress.batch, self.timing.take(batch.played))
         if loop.done or self.stopping or progress.batch % self.config.store.checkpoint_every == 0:
             self._save(loop)
@@ -256,6 +266,11 @@ class Run:
         finally:
             self._evaluation = None
             kept.close()
+
+    def save_behind(self, loop: Loop) -> None:
+        """Save if the newest checkpoint is of an earlier batch."""
+        if self._saved is None or self._saved.step != self.progress.batch:
+            self._save(loop)
 
     def _save(self, loop: Loop) -> None:
         with self.timing.stage("save"):

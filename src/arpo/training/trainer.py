@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -19,7 +19,7 @@ from arpo.algorithms.samples import GroupStats, build_updates, count_groups, spl
 from arpo.algorithms.schedules import decay
 from arpo.config import Config
 from arpo.engines.factory import require_tokens
-from arpo.errors import UserError
+from arpo.errors import Outage, UserError
 from arpo.evaluation.scoring import report_failures
 from arpo.interrupts import INTERRUPTED, run_interruptibly
 from arpo.learner.base import Batch, Metrics
@@ -58,12 +58,30 @@ class Trainer:
         """Train until all epochs are done or the run is asked to stop. Returns True if all are done."""
         await self.run.begin(self)
         while not self.done and not self.run.stopping:
-            began = self.run.progress.tasks
-            played = await self._rollout()
+            before, pool = replace(self.run.progress), self.run.scheduler.pool.state()
+            try:
+                played = await self._rollout()
+            except Outage:
+                self._abandon_batch(before, pool)
+                if self.run.stopping:
+                    break
+                raise
             groups = self.replay.rescue(played, self._rng(), self.run.learner.weights().version)
-            metrics = await self.run.learn(self._batch(groups, began))
+            metrics = await self.run.learn(self._batch(groups, before.tasks))
             await self._end_batch(played, groups, metrics)
         return self.done and self.run.unfinished is None
+
+    def _abandon_batch(self, before: Progress, pool: Mapping[str, Any]) -> None:
+        """Save the run as it was before the batch.
+
+        If dynamic sampling has stored a part of the batch, the newest checkpoint stays the newest: the
+        resumed run removes this part.
+        """
+        progress = self.run.progress
+        progress.tasks = before.tasks
+        self.run.scheduler.pool.restore(pool)
+        if (progress.episodes, progress.failures) == (before.episodes, before.failures):
+            self.run.save_behind(self)
 
     def show(self) -> None:
         total = self._total_tasks * self.config.rollout.group_size
@@ -95,6 +113,7 @@ class Trainer:
         """Play one batch of groups. Dynamic sampling adds groups for those without signal."""
         settings = self.config.train
         groups: list[Group] = []
+        self.run.scheduler.pool.quarantine.begin_batch()
         for attempt in range(settings.dynamic_attempts + 1 if settings.dynamic_sampling else 1):
             tasks = self._take_tasks(settings.tasks_per_batch - len(self._trained(groups)))
             if not tasks:

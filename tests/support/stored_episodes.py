@@ -51,6 +51,15 @@ def desktop(seed, window=None):
     return Screenshot.of(png(pixels))
 
 
+def large_desktop(seed, window=None):
+    """640x480 pixels, which other processes encode: noise at the top, optionally a plain window below."""
+    pixels = np.zeros((480, 640, 3), np.uint8)
+    pixels[:60] = np.random.default_rng(seed).integers(0, 256, (60, 640, 3), np.uint8)
+    if window is not None:
+        pixels[100 + window : 200 + window, 60:200] = (window, 100, 200)
+    return Screenshot.of(png(pixels))
+
+
 def pixels_of(shot):
     return np.asarray(Image.open(io.BytesIO(shot.png)).convert("RGB"))
 

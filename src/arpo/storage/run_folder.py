@@ -12,6 +12,10 @@
 The .jsonl files and the pack are append-only. A checkpoint records their sizes (`offsets`), and a resumed run
 truncates them to these sizes (`rewind`), so an interrupted run leaves the same files as an uninterrupted
 one. One process writes at a time; others may read.
+
+Large screenshots are encoded by other processes while the run goes on. A thread then writes the episodes, in
+the order in which they were added: first the screenshots, then the line that refers to them. `offsets` waits
+for this thread, so a checkpoint has everything before it.
 """
 
 from __future__ import annotations
@@ -20,9 +24,10 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -53,8 +58,9 @@ from arpo.storage.files import (
     write_all,
     write_atomically,
 )
-from arpo.storage.screenshots import ScreenshotPack
-from arpo.types import Failure, Trajectory
+from arpo.storage.in_order import InOrder
+from arpo.storage.screenshots import ScreenshotPack, needs_process
+from arpo.types import Failure, Screenshot, Trajectory
 
 METRICS, EVALUATIONS, TIMING, FAILURES, TRAJECTORIES = (
     "metrics.jsonl",
@@ -66,6 +72,7 @@ METRICS, EVALUATIONS, TIMING, FAILURES, TRAJECTORIES = (
 LOGS = (METRICS, EVALUATIONS, TIMING, FAILURES, TRAJECTORIES)
 PACK, RECIPE, SUMMARY = "screenshots.pack", "recipe.toml", "summary.json"
 _CHECKS = {METRICS: check_numbers, TIMING: check_numbers, EVALUATIONS: check_evaluation}
+MAX_WAITING_BYTES = 4 << 30  # PNGs of episodes to write: 256 episodes of 16 screenshots of 1920x1080
 _ID_PREFIX = b'{"episode_id":'
 
 
@@ -83,6 +90,7 @@ class RunFolderReader:
         self._pack = ScreenshotPack(folder / PACK, writable=writable)
 
     def episode_ids(self) -> list[str]:
+        self._finish_writing()
         return list(self._lines)
 
     def read_log(self, name: str) -> Iterator[dict[str, Any]]:
@@ -95,6 +103,7 @@ class RunFolderReader:
 
     def episodes(self) -> Iterator[StoredEpisode]:
         """Yield all stored episodes, without their turns. A run may append others meanwhile."""
+        self._finish_writing()
         path = self.folder / TRAJECTORIES
         for number, record in enumerate(self.read_log(TRAJECTORIES), 1):
             with damage(f"{path}: line {number}"):
@@ -132,7 +141,12 @@ class RunFolderReader:
         """Close the files when nothing refers to this reader any more."""
         weakref.finalize(self, self._pack.close)
 
+    def _finish_writing(self) -> None:
+        """Wait until all added episodes are written: a reader has none."""
+
     def _read(self, episode_id: str) -> dict[str, Any]:
+        if episode_id not in self._lines:
+            self._finish_writing()
         if episode_id not in self._lines:
             raise UserError(
                 f"{self.folder / TRAJECTORIES}: damaged, contains no episode {episode_id!r}: "
@@ -163,6 +177,7 @@ class RunFolder(RunFolderReader):
             super().__init__(folder, writable=True)
             opened.callback(super().close)
             self._logs = {name: opened.enter_context(_open_log(folder / name)) for name in LOGS}
+            self._writing = InOrder(MAX_WAITING_BYTES)
             self._opened = opened.pop_all()
 
     def write_recipe(self, config: Config) -> None:
@@ -187,19 +202,39 @@ class RunFolder(RunFolderReader):
     def add_failure(self, failure: Failure) -> None:
         self._append(FAILURES, asdict(failure))
 
+    def prepare(self, trajectory: Trajectory) -> None:
+        """Begin to encode the screenshots of an episode that will be added later, after other ones."""
+        self._pack.prepare(screenshots_of(trajectory))
+
     def add_trajectory(self, trajectory: Trajectory) -> None:
+        """Store an episode. With large screenshots it is written later, in the order of the calls.
+
+        Waits if too many episodes are not written yet. Raises the error of an earlier episode.
+        """
+        shots = screenshots_of(trajectory)
+        if self._writing.idle and not any(map(needs_process, shots)):
+            self._write(trajectory, shots)
+            return
+        self._pack.prepare(shots)
+        self._writing.put(partial(self._write, trajectory, shots), sum(len(shot.png) for shot in shots))
+
+    def _write(self, trajectory: Trajectory, shots: Sequence[Screenshot]) -> None:
         """Writes the screenshots first: every line of trajectories.jsonl must refer to stored ones."""
         assert trajectory.episode_id not in self._lines, f"{trajectory.episode_id} is stored already"
         previous = None
-        for shot in screenshots_of(trajectory):
+        for shot in shots:
             self._pack.add(shot, previous)
             previous = shot
         offset = self._logs[TRAJECTORIES].tell()
         self._append(TRAJECTORIES, trajectory_to_json(trajectory))
         self._lines[trajectory.episode_id] = offset
 
+    def _finish_writing(self) -> None:
+        self._writing.wait()
+
     def offsets(self) -> dict[str, int]:
-        """Flush all files to disk and return their sizes in bytes, for a checkpoint."""
+        """Write all added episodes, flush all files to disk and return their sizes, for a checkpoint."""
+        self._finish_writing()
         for name, file in self._logs.items():
             with naming(self.folder / name):
                 os.fsync(file.fileno())
@@ -214,6 +249,7 @@ class RunFolder(RunFolderReader):
 
     def rewind(self, offsets: Mapping[str, int]) -> None:
         """Truncate every file to its size in `offsets`; {} empties all. Before that, checks the sizes."""
+        self._finish_writing()
         self.check_sizes(offsets)
         self._pack.rewind(offsets.get(PACK, 0))
         for name, file in self._logs.items():
@@ -223,12 +259,15 @@ class RunFolder(RunFolderReader):
 
     def prune(self, keep_episodes: Collection[str]) -> None:
         """Delete the screenshots of all other episodes. `keep_episodes` are for example those in replay."""
+        self._finish_writing()
         self._pack.prune(
             {name for episode in keep_episodes for name in screenshot_names(self._read(episode))}
         )
 
     def close(self) -> None:
-        self._opened.close()
+        """Write all added episodes. Raises the error of one, unless it was raised before."""
+        with self._opened:
+            self._writing.close()
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
         line = json.dumps(record, separators=(",", ":")) + "\n"

@@ -1,11 +1,12 @@
 """The screenshot pack: an append-only file with each distinct screenshot once.
 
-A small PNG (every screen of Desk) is stored unchanged. A large one is stored as a patch: a lossless image of
-the pixels different from the previous screenshot of the episode, transparent elsewhere. When it is read, it
-has the same sha256 name and the same pixels, but is encoded as a new PNG.
+A small PNG (every screen of Desk) is stored unchanged. A large one is stored as its change from the previous
+screenshot of the episode, without loss (`picture_codec`). When it is read, it has the same sha256 name and
+the same pixels, but is encoded as a new PNG. Large screens are encoded by other processes (`encoders`).
 
 A record is a header and a payload. Reading the headers rebuilds the index and detects an incomplete last
-record. Truncating the file to an earlier size restores exactly the earlier pack. Records never move.
+record. Truncating the file to an earlier size restores exactly the earlier pack. Records never move. The
+content depends on the order of `add` alone, not on which picture was encoded first.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import io
 import os
 import struct
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -23,16 +24,26 @@ import numpy as np
 from PIL import Image
 
 from arpo.errors import UserError
-from arpo.png import has_rgb_pixels, rgb
+from arpo.png import read_size, rgb
+from arpo.storage.encoders import Encoders, Pair
 from arpo.storage.files import RESTORE, RESTORE_OR_LEAVE, naming, write_all
-from arpo.types import MAX_SCREEN_PIXELS, Screenshot
+from arpo.storage.picture_codec import (
+    apply_change,
+    apply_patch,
+    decode_whole,
+    encode,
+    has_change,
+    is_encoded,
+)
+from arpo.types import Screenshot
 
 HEADER = struct.Struct("<4sB32s32sII")  # magic, kind, sha256, sha256 of the base, payload size, payload crc32
 MAGIC = b"SHOT"
-PRUNED, PNG, PATCH = range(3)
+# Kinds of payload. PATCH with a base: a change of the whole screen, as written by earlier versions.
+PRUNED, PNG, PATCH, CHANGE = range(4)
 NO_BASE = bytes(32)
-MIN_PATCH_BYTES = 1 << 15  # a smaller PNG is stored unchanged: a patch would not save space
-MAX_CHAIN = 15  # patches to apply when reading one screenshot
+MAX_CHAIN = 15  # changes to apply when reading one screenshot
+PROCESS_PIXELS = 1 << 18  # smaller pictures are encoded in place: that takes a few milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +77,7 @@ class ScreenshotPack:
         self._mode: Literal["r+b", "rb"] = "r+b" if writable else "rb"
         if writable:
             path.touch()
-        # Name and pixels of the newest screenshot: the base of the next patch.
-        self._last: tuple[str, np.ndarray] = ("", np.empty(0))
+        self._encoders = Encoders()
         self._open()
 
     @property
@@ -77,20 +87,40 @@ class ScreenshotPack:
     def __contains__(self, name: str) -> bool:
         return name in self._live
 
+    def prepare(self, shots: Sequence[Screenshot]) -> None:
+        """Begin to encode the screenshots of an episode, for `add`, if another process does that."""
+        self._encoders.start(pair for pair in self._missing(shots) if needs_process(pair[0]))
+
+    def _missing(self, shots: Sequence[Screenshot]) -> Iterator[Pair]:
+        """The pictures to encode if these screenshots are added next."""
+        depth = dict[str, int]()
+        previous: Screenshot | None = None
+        for shot in shots:
+            depth[shot.sha256] = self._depth.get(shot.sha256, 0)
+            if shot.sha256 not in self and is_encoded(shot.png):
+                base = _base(shot, previous, depth)
+                if base:
+                    depth[shot.sha256] = depth[base.sha256] + 1
+                yield shot, base
+            previous = shot
+
     def add(self, shot: Screenshot, previous: Screenshot | None) -> None:
-        """Store a screenshot unless it is stored already. `previous`, its patch base, must be stored."""
+        """Store a screenshot unless it is stored already. `previous`, possibly its base, must be stored.
+
+        Raises EncoderDied if it cannot be encoded.
+        """
         if shot.sha256 in self:
             return
-        kind, base, payload = PNG, "", shot.png
-        if len(shot.png) >= MIN_PATCH_BYTES and (pixels := self._pixels_of(shot)) is not None:
-            base, patch = self._patch(pixels, previous)
-            self._last = (shot.sha256, pixels)
-            if len(patch) < len(shot.png):
-                kind, payload = PATCH, patch
+        kind, base, payload = PNG, None, shot.png
+        if is_encoded(shot.png):
+            base = _base(shot, previous, self._depth)
+            encoded = self._encoded(shot, base)
+            if len(encoded) < len(shot.png):
+                kind, payload = CHANGE if base else PATCH, encoded
         record = _Record(
             kind=kind,
             name=shot.sha256,
-            base=base if kind == PATCH else "",
+            base=base.sha256 if base and kind == CHANGE else "",
             offset=self.size,
             size=len(payload),
             crc=zlib.crc32(payload),
@@ -100,13 +130,19 @@ class ScreenshotPack:
             write_all(self._file, record.header + payload)
         self._register(record)
 
+    def _encoded(self, shot: Screenshot, base: Screenshot | None) -> bytes:
+        if needs_process(shot):
+            return self._encoders.take(shot, base)
+        return encode(rgb(shot), rgb(base) if base else None)
+
     def read(self, names: Iterable[str]) -> dict[str, Screenshot]:
         """Return screenshots by their sha256. Raises UserError for a missing or damaged one."""
         decoded: dict[str, np.ndarray] = {}
         return {name: self._screenshot(self._find(name), decoded) for name in names}
 
     def sync(self) -> None:
-        """Flush the file to disk, without an incomplete last record."""
+        """Flush the file to disk, without an incomplete last record. Forgets pictures that were not added."""
+        self._encoders.forget()
         with naming(self._path):
             self._file.truncate(self.size)
             os.fsync(self._file.fileno())
@@ -157,6 +193,7 @@ class ScreenshotPack:
             os.fsync(file.fileno())
 
     def close(self) -> None:
+        self._encoders.close()
         self._file.close()
 
     def _open(self) -> None:
@@ -174,8 +211,10 @@ class ScreenshotPack:
             return None
         _, kind, name, base, size, crc = HEADER.unpack(raw)
         base_name = "" if base == NO_BASE else base.hex()
-        if kind > PATCH or (
-            kind == PATCH and base_name and self._depth.get(base_name, MAX_CHAIN) >= MAX_CHAIN
+        if (
+            kind > CHANGE
+            or (kind == CHANGE and not base_name)
+            or (kind in (PATCH, CHANGE) and base_name and self._depth.get(base_name, MAX_CHAIN) >= MAX_CHAIN)
         ):
             return None  # damaged: the records from here on cannot be trusted
         return _Record(kind=kind, name=name.hex(), base=base_name, offset=offset, size=size, crc=crc)
@@ -227,35 +266,24 @@ class ScreenshotPack:
     def _restore(self, record: _Record, decoded: dict[str, np.ndarray]) -> np.ndarray:
         """Decode the pixels of a record. `decoded` caches the pixels of its chain of bases."""
         if record.name not in decoded:
-            image = Image.open(io.BytesIO(self._payload(record)))
-            if image.width * image.height > MAX_SCREEN_PIXELS:
-                raise ValueError(f"{image.width}x{image.height} pixels")
+            payload = self._payload(record)
             if record.base:
-                patch = np.asarray(image.convert("RGBA"))
                 base = self._restore(self._live[record.base], decoded)
-                decoded[record.name] = np.where(patch[..., 3:] > 0, patch[..., :3], base)
+                apply = apply_change if record.kind == CHANGE else apply_patch
+                decoded[record.name] = apply(payload, base)
             else:
-                decoded[record.name] = np.asarray(image.convert("RGB"))
+                decoded[record.name] = decode_whole(payload)
         return decoded[record.name]
 
-    def _pixels_of(self, shot: Screenshot) -> np.ndarray | None:
-        """RGB pixels; None for a PNG of another mode, which is stored unchanged."""
-        if self._last[0] == shot.sha256:
-            return self._last[1]
-        return np.asarray(rgb(shot)) if has_rgb_pixels(shot.png) else None
 
-    def _patch(self, pixels: np.ndarray, previous: Screenshot | None) -> tuple[str, bytes]:
-        """Return the name of the base ("" if none) and the encoded image of the difference to it."""
-        if previous and self._depth.get(previous.sha256, MAX_CHAIN) < MAX_CHAIN:
-            base = self._pixels_of(previous)
-            if base is not None and base.shape == pixels.shape:
-                changed = (pixels != base).any(axis=2, keepdims=True)
-                patch = np.concatenate([pixels * changed, changed.astype(np.uint8) * 255], axis=2)
-                return previous.sha256, _webp(patch)
-        return "", _webp(pixels)
+def needs_process(shot: Screenshot) -> bool:
+    """Whether another process encodes the screenshot."""
+    width, height = read_size(shot.png)
+    return width * height >= PROCESS_PIXELS and is_encoded(shot.png)
 
 
-def _webp(pixels: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "WEBP", lossless=True, method=2, quality=20)
-    return buffer.getvalue()
+def _base(shot: Screenshot, previous: Screenshot | None, depth: Mapping[str, int]) -> Screenshot | None:
+    """The base to store a screenshot with: the previous one, unless its chain or its pixels forbid it."""
+    if previous is None or depth.get(previous.sha256, MAX_CHAIN) >= MAX_CHAIN:
+        return None
+    return previous if has_change(shot.png, previous.png) else None

@@ -1,0 +1,130 @@
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from arpo.storage import encoders
+from arpo.storage.encoders import EncoderDied, Encoders
+from arpo.storage.picture_codec import encode
+from arpo.types import Screenshot
+from processes import descendants, parents, wait_until
+from stored_episodes import large_desktop
+
+FIRST, SECOND, THIRD = large_desktop(1), large_desktop(1, window=10), large_desktop(1, window=20)
+
+
+def image(shot):
+    return Image.open(io.BytesIO(shot.png))
+
+
+def workers():
+    return descendants(os.getpid())
+
+
+def ended_workers():
+    """Wait for the processes of earlier tests. Returns those that are no encoders."""
+    assert wait_until(lambda: "arpo-encoder" not in {thread.name for thread in threading.enumerate()})
+    return workers()
+
+
+def test_pictures_are_those_of_the_codec():
+    with closing(Encoders(processes=1)) as coders:
+        coders.start([(FIRST, None), (SECOND, FIRST), (THIRD, SECOND)])
+        assert coders.take(THIRD, SECOND) == encode(image(THIRD), image(SECOND))
+        assert coders.take(FIRST, None) == encode(image(FIRST), None)
+        assert coders.take(SECOND, FIRST) == encode(image(SECOND), image(FIRST))
+        assert coders.take(THIRD, FIRST) == encode(image(THIRD), image(FIRST))  # not begun before
+
+
+def test_a_picture_is_encoded_once(monkeypatch):
+    encoded, original = [], encoders._Worker.encode
+
+    def counted(worker, shot, base):
+        encoded.append(shot)
+        return original(worker, shot, base)
+
+    monkeypatch.setattr(encoders._Worker, "encode", counted)
+    with closing(Encoders(processes=2)) as coders:
+        coders.start([(FIRST, None), (SECOND, FIRST)])
+        coders.start([(FIRST, None), (THIRD, FIRST)])
+        for pair in [(FIRST, None), (SECOND, FIRST), (THIRD, FIRST)]:
+            coders.take(*pair)
+    assert sorted(shot.sha256 for shot in encoded) == sorted(shot.sha256 for shot in (FIRST, SECOND, THIRD))
+
+
+def test_processes_start_with_the_work_and_end_with_the_encoders():
+    before = ended_workers()
+    coders = Encoders(processes=2)
+    assert workers() == before
+    coders.take(FIRST, None)
+    assert len(workers() - before) == 1
+    coders.close()
+    assert ended_workers() == before
+
+
+def test_a_process_that_dies_is_replaced():
+    before = ended_workers()
+    with closing(Encoders(processes=1)) as coders:
+        coders.take(FIRST, None)
+        (pid,) = workers() - before
+        os.kill(pid, signal.SIGKILL)
+        assert coders.take(SECOND, FIRST) == encode(image(SECOND), image(FIRST))
+
+
+def test_a_picture_that_always_ends_its_process_is_an_error():
+    with closing(Encoders(processes=1)) as coders:
+        broken = Screenshot.of(FIRST.png[:-30] + bytes(30))
+        with pytest.raises(
+            EncoderDied,
+            match=r"encodes screenshots died \(.*damaged PNG.*\): check the free memory, then run",
+        ):
+            coders.take(broken, None)
+        assert coders.take(FIRST, None)
+
+
+def test_a_process_killed_again_and_again_is_an_error(monkeypatch):
+    start = encoders._Worker._start
+
+    def killed(worker):
+        process = start(worker)
+        process.kill()
+        return process
+
+    monkeypatch.setattr(encoders._Worker, "_start", killed)
+    with closing(Encoders(processes=1)) as coders, pytest.raises(EncoderDied, match="exit code -9"):
+        coders.take(FIRST, None)
+
+
+def test_no_process_outlives_a_killed_parent():
+    script = (
+        "import sys; from arpo.storage.encoders import Encoders; from stored_episodes import large_desktop\n"
+        "coders = Encoders(processes=1); coders.take(large_desktop(1), None); print('ready', flush=True)\n"
+        "coders.start([(large_desktop(number), None) for number in range(100)]); sys.stdin.read()"
+    )
+    support = str(Path(__file__).parents[1] / "support")
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": support},
+    )
+    with parent:
+        assert parent.stdout.readline() == b"ready\n"
+        (child,) = descendants(parent.pid)
+        parent.kill()
+    assert wait_until(lambda: child not in parents())
+
+
+def test_closing_gives_up_unfinished_pictures():
+    before = ended_workers()
+    coders = Encoders(processes=1)
+    coders.start([(large_desktop(number), None) for number in range(2, 30)])
+    coders.close()
+    assert ended_workers() == before

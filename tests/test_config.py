@@ -73,6 +73,12 @@ def test_an_ablation_differs_from_the_published_method_in_one_key(name):
     assert len(set(ablation.splitlines()) - set(paper.splitlines())) == 1
 
 
+def test_dual_clip_lies_above_the_upper_clip():
+    assert load_config(None, ["--loss.dual_clip", "3"]).loss.dual_clip == 3.0
+    message = "loss.dual_clip: is 1.3, must be 0 (off) or greater than 1 + loss.clip_high (1.3)"
+    assert message in refusal(None, "--loss.dual_clip", "1.3")
+
+
 def test_the_published_run():
     config = load_config("osworld_full")
     assert (config.env.parallel, config.rollout.group_size, config.train.epochs) == (256, 8, 15)

@@ -129,6 +129,11 @@ def _check_combinations(config: Config) -> None:
             "train.tasks_per_batch",
             f"is {train.tasks_per_batch} x {rollout.group_size} episodes, must be <= {MAX_BATCH}",
         )
+    if 0 < config.loss.dual_clip <= (upper := 1 + config.loss.clip_high):
+        raise BadSetting(
+            "loss.dual_clip",
+            f"is {config.loss.dual_clip}, must be 0 (off) or greater than 1 + loss.clip_high ({upper:g})",
+        )
     if tasks.train == tasks.heldout:
         raise BadSetting("tasks.heldout", f"is {tasks.train!r}, must differ from tasks.train")
     if train.method != "online":

@@ -255,10 +255,16 @@ class LossConfig:
     denominator: Literal["all", "live"] = setting(
         "all", "Groups in the mean of an update: all, live (only groups whose rewards differ)"
     )
-    advantage: Literal["grpo", "mean", "rloo"] = setting(
+    dual_clip: float = setting(
+        0.0,
+        "Largest ratio in the loss of an answer with a negative advantage (dual clip); 0: no limit",
+        low=0,
+    )
+    advantage: Literal["grpo", "grpo_sample", "mean", "rloo"] = setting(
         "grpo",
-        "Advantage: grpo (reward - group mean, divided by the standard deviation), mean (reward - group "
-        "mean, Dr. GRPO), rloo (reward - mean of the other episodes)",
+        "Advantage: grpo (reward - group mean, divided by the standard deviation), grpo_sample (the same "
+        "with the sample standard deviation), mean (reward - group mean, Dr. GRPO), rloo (reward - mean of "
+        "the other episodes)",
     )
     ratio: Literal["recompute", "behaviour", "truncated"] = setting(
         "recompute",

@@ -14,6 +14,15 @@ def test_one_success_in_eight_as_published() -> None:
     assert success == pytest.approx(math.sqrt(7))
 
 
+def test_one_success_in_eight_with_the_sample_deviation() -> None:
+    """Sample variance: (0.875² + 7 · 0.125²) / 7 = 0.125, so σ = 0.3536 and the success has 0.875 / σ."""
+    success, *failures = advantages([1, 0, 0, 0, 0, 0, 0, 0], "grpo_sample")
+    assert success == pytest.approx(0.875 / math.sqrt(0.125))
+    assert round(success, 2) == 2.47
+    assert {round(failure, 2) for failure in failures} == {-0.35}
+    assert advantages([1, 0], "grpo_sample") == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)])
+
+
 def test_one_success_in_two() -> None:
     assert advantages([1, 0], "grpo") == (1.0, -1.0)
     assert advantages([1, 0], "mean") == (0.5, -0.5)

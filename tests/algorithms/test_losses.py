@@ -71,6 +71,24 @@ def test_clip_bounds_are_the_recipes() -> None:
     assert loss == pytest.approx(0.1 * 0.4)
 
 
+def test_dual_clip_bounds_the_push_on_a_bad_answer_that_became_likely() -> None:
+    ratios = [1.0, 0.5, 2.0, 4.0]
+    loss, gradient, sums = loss_and_gradient(tokens(ratios, advantage=-1.0), dual_clip=3.0)
+    # terms: 1, 0.8 (clipped), 2, 3 (dual clip) instead of 4
+    assert loss == pytest.approx(0.1 * (1.0 + 0.8 + 2.0 + 3.0))
+    assert gradient == pytest.approx([0.1, 0.0, 0.2, 0.0])
+    assert sums.clipped == 2
+    plain, gradient, sums = loss_and_gradient(tokens(ratios, advantage=-1.0))
+    assert plain == pytest.approx(0.1 * (1.0 + 0.8 + 2.0 + 4.0))
+    assert (gradient[3], sums.clipped) == (pytest.approx(0.4), 1)
+
+
+def test_dual_clip_does_not_concern_good_answers() -> None:
+    for ratios in ([1.0, 1.2, 1.5, 0.5], [4.0]):
+        batch = tokens(ratios, advantage=2.0)
+        assert loss_and_gradient(batch, dual_clip=3.0) == loss_and_gradient(batch)
+
+
 def test_behaviour_divides_by_the_engines_policy() -> None:
     batch = tokens([1.0], advantage=1.0, old=[0.5], behaviour=[0.4])
     assert loss_and_gradient(batch, ratio="behaviour")[0] == pytest.approx(-0.1 * 1.25)

@@ -10,7 +10,7 @@ To add an estimator: write a function, add it to `ESTIMATORS`, and add its name 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import fmean, pstdev
+from statistics import fmean, pstdev, stdev
 
 NO_SIGNAL = 1e-6  # population σ of rewards; smaller values count as zero
 
@@ -32,6 +32,12 @@ def grpo(rewards_G: Sequence[float]) -> tuple[float, ...]:
     return tuple((reward - mean) / sigma for reward in rewards_G)
 
 
+def grpo_sample(rewards_G: Sequence[float]) -> tuple[float, ...]:
+    """(r − mean) / σ, with the sample σ (divisor G − 1), as in the published code."""
+    mean, sigma = fmean(rewards_G), stdev(rewards_G)
+    return tuple((reward - mean) / sigma for reward in rewards_G)
+
+
 def mean_only(rewards_G: Sequence[float]) -> tuple[float, ...]:
     """r − mean (Dr. GRPO). Does not scale up very hard or very easy tasks."""
     mean = fmean(rewards_G)
@@ -46,6 +52,7 @@ def rloo(rewards_G: Sequence[float]) -> tuple[float, ...]:
 
 ESTIMATORS: dict[str, Callable[[Sequence[float]], tuple[float, ...]]] = {
     "grpo": grpo,
+    "grpo_sample": grpo_sample,
     "mean": mean_only,
     "rloo": rloo,
 }

@@ -53,7 +53,10 @@ class TokenSums:
 
 
 def policy_loss(tokens: Tokens, loss: LossConfig, replay_ratio: str) -> tuple[Tensor, TokenSums]:
-    """−Σ weight · correction · min(ρ Â, clip(ρ) Â). Replayed tokens use the ratio mode `replay_ratio`."""
+    """−Σ weight · correction · min(ρ Â, clip(ρ) Â). Replayed tokens use the ratio mode `replay_ratio`.
+
+    With loss.dual_clip = c, the term of a negative Â is at least c Â (Ye et al. 2020).
+    """
     fresh = _anchor(loss.ratio, tokens.old_logp_T, tokens.behaviour_logp_T)
     replayed = _anchor(replay_ratio, tokens.old_logp_T, tokens.behaviour_logp_T)
     anchor_T, correction_T = (
@@ -63,8 +66,13 @@ def policy_loss(tokens: Tokens, loss: LossConfig, replay_ratio: str) -> tuple[Te
     ratio_T = (tokens.logp_T - anchor_T).exp()
     clipped_T = ratio_T.clamp(1 - loss.clip_low, 1 + loss.clip_high)
     free_T, bound_T = ratio_T * tokens.advantage_T, clipped_T * tokens.advantage_T
-    objective_T = correction_T * torch.min(free_T, bound_T)
-    return -(tokens.weight_T * objective_T).sum(), _sums(tokens, ratio_T, bound_T < free_T)
+    surrogate_T, is_clipped_T = torch.min(free_T, bound_T), bound_T < free_T
+    if loss.dual_clip:
+        floor_T = loss.dual_clip * tokens.advantage_T
+        floored_T = (tokens.advantage_T < 0) & (surrogate_T < floor_T)
+        surrogate_T, is_clipped_T = torch.where(floored_T, floor_T, surrogate_T), is_clipped_T | floored_T
+    objective_T = correction_T * surrogate_T
+    return -(tokens.weight_T * objective_T).sum(), _sums(tokens, ratio_T, is_clipped_T)
 
 
 def kl_loss(tokens: Tokens, base_logp_T: Tensor) -> tuple[Tensor, TokenSums]:

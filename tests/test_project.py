@@ -20,6 +20,7 @@ PAGES = (
     "docs/design.md",
     "docs/tutorial.md",
     "docs/recipes.md",
+    "docs/differences.md",
     "docs/python.md",
     "docs/models.md",
     "docs/results.md",

@@ -66,12 +66,8 @@ class ModelConfig:
         4096, "CPU memory (MiB) for caching vision features when the vision tower is frozen", low=0
     )
     prompt: str = setting("desk", 'Prompt template: "desk", a text file, or package.module:ATTRIBUTE')
-    min_pixels: int = setting(
-        3136, "Minimum image size (width x height); smaller images are enlarged", low=784
-    )
-    max_pixels: int = setting(
-        2116800, "Maximum image size (width x height); larger images are reduced", low=784
-    )
+    min_pixels: int = setting(3136, "Minimum image size (width x height); smaller ones are enlarged", low=784)
+    max_pixels: int = setting(2116800, "Maximum image size (width x height); larger ones are reduced", low=784)
     coordinates: Literal["pixels", "thousandths"] = setting(
         "pixels",
         "Coordinates in the model's answers: pixels (of the resized image), thousandths (0 to 1000, as "
@@ -189,6 +185,13 @@ class EngineConfig:
         "Engine: in_process (the model of model.path), openai (the servers of server.endpoints; evaluation "
         "only), auto (openai for `arpo eval osworld`, otherwise in_process)",
     )
+    cache_gigabytes: float = setting(
+        0.0,
+        "in_process: GPU memory (GiB) for the keys and values of running episodes, for 16-bit models; 0: the "
+        "free memory",
+        low=0,
+        high=LARGEST,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,10 +246,8 @@ class TrainConfig:
 class LossConfig:
     """Objective: clipping, normalisation, advantage, KL."""
 
-    clip_low: float = setting(
-        0.2, "Lower clipping range: the ratio is clipped at 1 - clip_low", low=0, below=1
-    )
-    clip_high: float = setting(0.3, "Upper clipping range: the ratio is clipped at 1 + clip_high", low=0)
+    clip_low: float = setting(0.2, "Lower clipping range: the ratio is at least 1 - clip_low", low=0, below=1)
+    clip_high: float = setting(0.3, "Upper clipping range: the ratio is at most 1 + clip_high", low=0)
     aggregation: Literal["sequence", "token", "constant"] = setting(
         "sequence",
         "Normalisation of the loss: sequence (mean over the tokens of each trajectory), token (mean over all "
@@ -255,16 +256,11 @@ class LossConfig:
     denominator: Literal["all", "live"] = setting(
         "all", "Groups in the mean of an update: all, live (only groups whose rewards differ)"
     )
-    dual_clip: float = setting(
-        0.0,
-        "Largest ratio in the loss of an answer with a negative advantage (dual clip); 0: no limit",
-        low=0,
-    )
+    dual_clip: float = setting(0.0, "Maximum ratio at negative advantages (dual clip); 0: no limit", low=0)
     advantage: Literal["grpo", "grpo_sample", "mean", "rloo"] = setting(
         "grpo",
-        "Advantage: grpo (reward - group mean, divided by the standard deviation), grpo_sample (the same "
-        "with the sample standard deviation), mean (reward - group mean, Dr. GRPO), rloo (reward - mean of "
-        "the other episodes)",
+        "Advantage: grpo (reward - group mean, divided by the standard deviation; grpo_sample: the sample "
+        "deviation), mean (reward - group mean, Dr. GRPO), rloo (reward - mean of the other episodes)",
     )
     ratio: Literal["recompute", "behaviour", "truncated"] = setting(
         "recompute",
@@ -397,16 +393,9 @@ class ServerConfig:
 class ScreenConfig:
     """Task screening: `arpo screen`."""
 
-    rollouts: int = setting(
-        16, "Episodes per task; a task with at least one success is kept", low=1, high=10_000
-    )
+    rollouts: int = setting(16, "Episodes per task; tasks with a success are kept", low=1, high=10_000)
     drop_always: bool = setting(False, "Removal of tasks that succeed in every episode")
-    count: int = setting(
-        0,
-        "Number of tasks to keep: those of medium difficulty, nearest to 50% success; 0: all with a success",
-        low=0,
-        high=1_000_000,
-    )
+    count: int = setting(0, "Number of tasks to keep, those nearest to 50% success; 0: no selection", low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,8 +66,8 @@ class ModelConfig:
         4096, "CPU memory (MiB) for caching vision features when the vision tower is frozen", low=0
     )
     prompt: str = setting("desk", 'Prompt template: "desk", a text file, or package.module:ATTRIBUTE')
-    min_pixels: int = setting(3136, "Minimum image size (width x height); smaller ones are enlarged", low=784)
-    max_pixels: int = setting(2116800, "Maximum image size (width x height); larger ones are reduced", low=784)
+    min_pixels: int = setting(3136, "Minimum image size (width x height); smaller ones grow", low=784)
+    max_pixels: int = setting(2116800, "Maximum image size (width x height); larger ones shrink", low=784)
     coordinates: Literal["pixels", "thousandths"] = setting(
         "pixels",
         "Coordinates in the model's answers: pixels (of the resized image), thousandths (0 to 1000, as "
@@ -187,7 +187,7 @@ class EngineConfig:
     )
     cache_gigabytes: float = setting(
         0.0,
-        "in_process: GPU memory (GiB) for the keys and values of running episodes, for 16-bit models; 0: the "
+        "GPU memory (GiB) for the keys and values of running episodes (in_process, 16-bit models); 0: the "
         "free memory",
         low=0,
         high=LARGEST,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from arpo.actions import Action
 from arpo.config import Config
@@ -18,7 +22,7 @@ from arpo.envs.osworld.task_check import KnownNames
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.recipe import load_config
 from arpo.testing import FailingEnv, LyingEnv, Times
-from arpo.types import Observation, Screenshot, StepResult
+from arpo.types import Observation, Screenshot, StepResult, Task
 from installed import install_desktop
 from pngs import corrupt
 
@@ -49,6 +53,18 @@ class Fragile(Scripted):
         return await super().step(actions)
 
 
+class Reachable(Scripted):
+    """Starts `starts` more times, then no more; `starts` counts down over all environments."""
+
+    starts: ClassVar[float] = math.inf
+
+    async def start(self, task: Task) -> Observation:
+        Reachable.starts -= 1
+        if Reachable.starts < 0:
+            raise OSError("no display")
+        return await super().start(task)
+
+
 class Corrupting(Scripted):
     """Every 11th screenshot of all environments together is corrupt; `shown` counts them all."""
 
@@ -60,6 +76,18 @@ class Corrupting(Scripted):
         if Corrupting.shown % 11:
             return observation
         return Observation(screenshot=Screenshot.of(corrupt(observation.screenshot.png)))
+
+
+class Photographic(Scripted):
+    """Screenshots like those of a real desktop: RGB, above the size at which the store encodes them."""
+
+    def _observe(self) -> Observation:
+        screen = Image.open(io.BytesIO(super()._observe().screenshot.png)).convert("RGB")
+        noise = np.random.default_rng(0).integers(0, 256, (80, screen.width, 3), np.uint8)
+        screen.paste(Image.fromarray(noise), (0, screen.height - 80))
+        buffer = io.BytesIO()
+        screen.save(buffer, "PNG")
+        return Observation(screenshot=Screenshot.of(buffer.getvalue()))
 
 
 class Chaos:

@@ -318,20 +318,21 @@ def test_a_task_that_keeps_failing_is_set_aside_also_after_a_stop(tmp_path: Path
     Scripted.play({B: [0, 1, 0, 1, 0, 1, 0]})
     settings = ("--env.attempts=1", "--env.quarantine_after=3")
     first = small_config(tmp_path, [A, B], *settings, "--train.epochs=1", env="Fragile")
-    trainer = train(first)
-    assert trainer.run.scheduler.pool.quarantined == {A}
+    trainer = train(first)  # an evaluation, two concurrent episodes, an evaluation: three failures
+    assert trainer.run.scheduler.pool.quarantine.tasks == {A}
     [_, metrics] = lines(first, "metrics.jsonl")
     assert (metrics["too_small"], metrics["groups"], metrics["samples"], metrics["failures"]) == (1, 2, 2, 3)
     assert (metrics["success"], metrics["reward"]) == (0.5, 0.5)
 
     trainer = train(small_config(tmp_path, [A, B], *settings, "--train.epochs=2", env="Fragile"))
-    assert trainer.run.scheduler.pool.quarantined == {A}
+    assert trainer.run.scheduler.pool.quarantine.tasks == {A}
     kinds = [
         (failure["task_id"], failure["kind"], failure["attempts"])
         for failure in lines(first, "failures.jsonl")
     ]
-    assert kinds[:3] == [(A, "EnvError", 1)] * 3
-    assert kinds[3:] == [(A, "Quarantined", 0)] * 4  # an evaluation, two episodes, an evaluation
+    assert kinds[:4] == [(A, "EnvError", 1)] * 4
+    assert kinds[4:6] == [(A, "Quarantined", 0)] * 2
+    assert kinds[6:] == [(A, "EnvError", 1)]  # an evaluation tries every task
     assert trainer.run.summary()["failures"] == 7
 
 

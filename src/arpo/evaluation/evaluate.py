@@ -67,6 +67,7 @@ async def evaluate_sets(
     counts = (settings.rollouts, settings.heldout_rollouts, settings.overall_rollouts)
     rollouts = dict(zip(SETS, counts, strict=True))
     groups: dict[str, list[Group]] = {}
+    scheduler.pool.quarantine.begin_evaluation()
     for set_name, tasks in sets.items():
         if not tasks:
             groups[set_name] = []
@@ -74,7 +75,6 @@ async def evaluate_sets(
         total = len(tasks) * rollouts[set_name]
         done = sum(episode.startswith(f"{name}-{set_name}-") for episode in finished)
         display.begin(f"evaluating, {set_name} tasks", total, min(done, total))
-        scheduler.pool.quarantine.begin_evaluation()
         played = await evaluate(
             scheduler,
             list(enumerate(tasks)),

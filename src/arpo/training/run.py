@@ -263,6 +263,10 @@ class Run:
             if (own := asyncio.current_task()) is not None and own.cancelling():
                 raise
             raise EvaluationStopped from None
+        except Outage:
+            if self.stopping:
+                raise EvaluationStopped from None
+            raise
         finally:
             self._evaluation = None
             kept.close()

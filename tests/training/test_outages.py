@@ -1,0 +1,153 @@
+"""Quarantine of tasks and outages of all environments, in training runs on Desk."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from arpo.config import Config
+from arpo.errors import Outage
+from arpo.reporting.display import NullDisplay
+from arpo.storage.checkpoint import CHECKPOINTS, latest
+from arpo.storage.run_folder import RunFolder
+from arpo.training.run import Run
+from arpo.training.trainer import Trainer, run_training
+from trained import lines, train_to_end
+from verdicts import A, B, Reachable, Scripted, small_config
+
+
+def train(config: Config) -> Trainer:
+    return train_to_end(Trainer, config)
+
+
+class StopsAfter(NullDisplay):
+    """Asks its run to stop after a batch, as Ctrl-C does."""
+
+    run: Run
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+
+    def batch(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.run.stopping = step == self._batch
+
+
+def test_a_task_set_aside_is_tried_again_after_some_batches_also_after_a_stop(tmp_path: Path) -> None:
+    """Set aside after batch 2; trials in batches 4 and 8."""
+    Scripted.play({B: [0, 1] * 20})
+    settings = ("--env.attempts=1", "--env.quarantine_after=3", "--env.quarantine_batches=2")
+    recipes = [
+        small_config(tmp_path, [A, B], *settings, f"--train.epochs={epochs}", env="Fragile")
+        for epochs in (5, 9)
+    ]
+    display = StopsAfter(4)
+    with closing(RunFolder(Path(recipes[0].run.dir))) as store:
+        store.write_recipe(recipes[0])
+        stopped = Trainer(recipes[0], store, display)
+        display.run = stopped.run
+        assert not asyncio.run(stopped.train())
+    train(recipes[1])
+    kinds = {
+        failure["episode_id"].partition("-")[0]: failure["kind"]
+        for failure in lines(recipes[1], "failures.jsonl")
+    }
+    tried = [number for number in range(9) if kinds[f"batch{number}"] == "EnvError"]
+    assert tried == [0, 1, 3, 7]
+
+
+def outage_config(folder: Path, *overrides: str) -> Config:
+    settings = ("--train.epochs=3", "--env.attempts=2", "--env.parallel=1", "--env.quarantine_after=1")
+    return small_config(folder, [A, B], *settings, *overrides, env="Reachable")
+
+
+class Notes(NullDisplay):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_run_without_environments_ends_and_resumes_where_it_was(
+    tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def play() -> None:
+        Scripted.play({A: [0, 1, 0, 0, 0, 1, 1], B: [1, 1, 1, 0, 0, 1, 0]})
+
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(Reachable, "starts", math.inf)
+    play()
+    whole = outage_config(tmp_path / "whole", f"--store.checkpoint_every={every}")
+    train(whole)
+
+    play()
+    parts = outage_config(tmp_path / "parts", f"--store.checkpoint_every={every}", "--env.outage_seconds=0")
+    monkeypatch.setattr(
+        Reachable, "starts", 8
+    )  # three of the base evaluation, four of batch 1, one of batch 2
+    with pytest.raises(Outage, match=r"start: OSError: no display\. Correct the environments, then run the"):
+        run_training(parts, NullDisplay())
+    newest, _ = latest(Path(parts.run.dir) / CHECKPOINTS)
+    assert newest is not None and newest.step == 1
+    assert not (Path(parts.run.dir) / "failures.jsonl").read_text("utf-8")
+
+    monkeypatch.setattr(Reachable, "starts", math.inf)
+    play()
+    for task in (A, B):
+        del Scripted.script[task][:3]
+    trainer = train(parts)
+    assert not trainer.run.scheduler.pool.quarantine.tasks
+    assert lines(parts, "metrics.jsonl") == lines(whole, "metrics.jsonl")
+
+
+def test_a_pause_is_reported_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Scripted.play({A: [0, 1, 0, 0, 0], B: [1, 1, 1, 0, 0]})
+    config, display = outage_config(tmp_path, "--train.epochs=1"), Notes()
+    monkeypatch.setattr("arpo.envs.outage.FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(Reachable, "starts", 4)
+    real = display.note
+
+    def repair(text: str) -> None:
+        real(text)
+        if "no environment works" in text:
+            Reachable.starts = math.inf
+
+    monkeypatch.setattr(display, "note", repair)
+    assert run_training(config, display) == 0
+    [first, second] = [text for text in display.texts if "environment" in text]
+    assert first.startswith("no environment works (start: OSError: no display). The run pauses, next attempt")
+    assert second.startswith("the environments work again after")
+    assert lines(config, "timing.jsonl")[0]["outage"] > 0
+    assert not (Path(config.run.dir) / "failures.jsonl").read_text("utf-8")
+
+
+def test_a_stop_ends_a_pause_and_the_run_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Scripted.play({A: [0, 1, 0, 0, 0], B: [1, 1, 1, 0, 0]})
+    config, display = outage_config(tmp_path), Notes()
+    monkeypatch.setattr(Reachable, "starts", 8)
+    monkeypatch.setattr("arpo.envs.outage.FIRST_PAUSE", 3600.0)
+    real = display.note
+
+    def stop(text: str) -> None:
+        real(text)
+        if "no environment works (" in text:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(display, "note", stop)
+    assert run_training(config, display) == 130
+    assert "stopping: no environment works. Only batch 2 is lost" in "\n".join(display.texts)
+    assert display.texts[-1] == "saved after batch 1. Run the same command again to resume"
+    monkeypatch.setattr(Reachable, "starts", math.inf)
+    assert len(lines(config, "metrics.jsonl")) == 2
+    train(config)
+    assert len(lines(config, "metrics.jsonl")) == 4

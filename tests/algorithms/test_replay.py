@@ -152,11 +152,32 @@ def test_the_same_generator_gives_the_same_rescue_also_from_a_restored_buffer() 
 
     restored = buffer(capacity=3)
     restored.rescue([scored(1, 1, task="other")], Random(0), version=0)
-    restored.restore(held[name] for ids in replay.state().values() for name in ids)
+    restored.restore((held[name] for ids in replay.state().values() for name in ids), held.__getitem__)
 
     assert restored.state() == replay.state() == {"t": ["t-0-1", "t-0-2", "t-0-3"], "u": ["u-1-0"]}
     failed = [scored(0, 0, 0, task="t", index=5), scored(0, 0, task="u", index=6)]
     assert replay.rescue(failed, Random("7/5"), 2) == restored.rescue(failed, Random("7/5"), 2)
+
+
+def test_a_restored_buffer_loads_only_what_it_replays() -> None:
+    whole = {t.episode_id: t for task in "tu" for t in scored(1, 1, 1, task=task).trajectories}
+    loaded: list[str] = []
+
+    def load(name: str) -> Trajectory:
+        loaded.append(name)
+        return whole[name]
+
+    replay = buffer(pick="newest")
+    replay.restore(whole.values(), load)
+    assert replay.state() == {"t": ["t-0-0", "t-0-1", "t-0-2"], "u": ["u-0-0", "u-0-1", "u-0-2"]}
+    groups = [
+        scored(0, 0, task="t", index=1),
+        scored(1, 0, task="u", index=2),
+        scored(0, 0, task="v", index=3),
+    ]
+    rescued = replay.rescue(groups, Random(0), version=1)
+    assert loaded == ["t-0-2"]
+    assert whole["t-0-2"] in rescued[0].trajectories
 
 
 def one_for_one(
@@ -285,7 +306,7 @@ def test_a_restored_buffer_forgets_as_the_one_that_was_saved() -> None:
     replay.rescue([first], Random(0), version=1)
     replay.rescue([second], Random(0), version=3)
     held = {t.episode_id: t for one in (first, second) for t in one.trajectories}
-    restored.restore(held[name] for ids in replay.state().values() for name in ids)
+    restored.restore((held[name] for ids in replay.state().values() for name in ids), held.__getitem__)
     batch = [scored(0, 0, index=2), scored(1, index=3, version=4), scored(1, index=4, version=4)]
     assert replay.rescue(batch, Random(5), 4) == restored.rescue(batch, Random(5), 4)
     assert replay.state() == restored.state() == {"t": ["t-3-0", "t-4-0"]}

@@ -1,14 +1,16 @@
 """The replay buffer: stores the successes of each task, and puts one into a group of failures.
 
-The buffer holds trajectories as sampled, with the engine's log-probabilities. It reads no files: a checkpoint
-stores the episode ids, and the run folder has the trajectories. The caller passes the random generator.
+The buffer holds trajectories as sampled, with the engine's log-probabilities. A checkpoint stores their
+episode ids. A restored buffer loads a trajectory only when it replays it, by a function of the caller. The
+caller also passes the random generator.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 from arpo.algorithms.rewards import is_example
@@ -21,12 +23,20 @@ def replay_rng(seed: int, batch: int) -> Random:
     return Random(f"replay/{seed}/{batch}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Success:
+    episode_id: str
+    turns: int
+    policy_version: int
+    load: Callable[[], Trajectory]
+
+
 class ReplayBuffer:
     """At most `capacity` successes per task, first in, first out. If disabled, it changes nothing."""
 
     def __init__(self, config: ReplayConfig) -> None:
         self._config = config
-        self._stored: dict[str, deque[Trajectory]] = {}
+        self._stored: dict[str, deque[_Success]] = {}
 
     def rescue(self, groups: Sequence[Group], rng: Random, version: int) -> list[Group]:
         """Return the groups by index. In groups with too few successes, stored ones replace failed episodes.
@@ -41,7 +51,8 @@ class ReplayBuffer:
         rescued = []
         for group in in_order:
             rescued.append(self._rescue_one(group, rng, version))
-            self._store(group.trajectories)
+            for trajectory in group.trajectories:
+                self._store(trajectory, partial(_same, trajectory))
         return rescued
 
     def _rescue_one(self, group: Group, rng: Random, version: int) -> Group:
@@ -63,7 +74,7 @@ class ReplayBuffer:
                     age=version - success.policy_version,
                 )
             )
-            trajectories[index] = success
+            trajectories[index] = success.load()
             failed.remove(index)
             stored = [other for other in stored if other.episode_id != success.episode_id]
         return replace(group, trajectories=tuple(trajectories), rescues=tuple(rescues))
@@ -78,7 +89,7 @@ class ReplayBuffer:
             case "shortest":
                 return min(failed, key=lambda index: len(trajectories[index].turns))
 
-    def _pick(self, stored: Sequence[Trajectory], rng: Random) -> Trajectory:
+    def _pick(self, stored: Sequence[_Success], rng: Random) -> _Success:
         """The stored success to insert. Ties in the number of turns go to the newest."""
         match self._config.pick:
             case "random":
@@ -86,16 +97,21 @@ class ReplayBuffer:
             case "newest":
                 return stored[-1]
             case "shortest":
-                return min(reversed(stored), key=lambda success: len(success.turns))
+                return min(reversed(stored), key=lambda success: success.turns)
 
     def _succeeded(self, trajectory: Trajectory) -> bool:
         return trajectory.score >= self._config.threshold
 
-    def _store(self, trajectories: Iterable[Trajectory]) -> None:
-        for trajectory in trajectories:
-            if is_example(trajectory.score, trajectory.malformed, self._config.threshold):
-                empty: deque[Trajectory] = deque(maxlen=self._config.capacity)
-                self._stored.setdefault(trajectory.task_id, empty).append(trajectory)
+    def _store(self, trajectory: Trajectory, load: Callable[[], Trajectory]) -> None:
+        if is_example(trajectory.score, trajectory.malformed, self._config.threshold):
+            success = _Success(
+                episode_id=trajectory.episode_id,
+                turns=len(trajectory.turns),
+                policy_version=trajectory.policy_version,
+                load=load,
+            )
+            empty: deque[_Success] = deque(maxlen=self._config.capacity)
+            self._stored.setdefault(trajectory.task_id, empty).append(success)
 
     def _forget(self, version: int) -> None:
         """Drop successes more than `max_age` versions old."""
@@ -111,7 +127,15 @@ class ReplayBuffer:
         """Stored episode ids by task, oldest first, for a checkpoint."""
         return {task: [held.episode_id for held in stored] for task, stored in self._stored.items()}
 
-    def restore(self, trajectories: Iterable[Trajectory]) -> None:
-        """Replace the content by these trajectories, in the order of `state`."""
+    def restore(self, outlines: Iterable[Trajectory], load: Callable[[str], Trajectory]) -> None:
+        """Replace the content by these trajectories, in the order of `state`.
+
+        They need no pixels and are not kept: `load(episode_id)` returns a whole one when it is replayed.
+        """
         self._stored.clear()
-        self._store(trajectories)
+        for outline in outlines:
+            self._store(outline, partial(load, outline.episode_id))
+
+
+def _same(trajectory: Trajectory) -> Trajectory:
+    return trajectory

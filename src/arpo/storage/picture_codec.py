@@ -46,6 +46,11 @@ def encode(image: Image.Image, base: Image.Image | None) -> bytes:
     return _POSITION.pack(*box[:2]) + _webp(Image.fromarray(patch))
 
 
+def picture_size(payload: bytes) -> tuple[int, int]:
+    """(width, height) of an encoded whole picture or of a PNG, from its header."""
+    return _open(payload).size
+
+
 def decode_whole(payload: bytes) -> np.ndarray:
     """RGB pixels of an encoded picture or of a PNG."""
     return np.asarray(_open(payload).convert("RGB"))

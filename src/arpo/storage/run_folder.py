@@ -124,6 +124,15 @@ class RunFolderReader:
         with damage(self._location(episode_id)):
             return trajectory_from_json(value, self._pack.read(screenshot_names(value)))
 
+    def load_outline(self, episode_id: str) -> Trajectory:
+        """The episode with screenshots that have a size and a name, but no pixels.
+
+        Checks everything that `load_trajectory` checks, except that the screenshots can be decoded.
+        """
+        value = self._read(episode_id)
+        with damage(self._location(episode_id)):
+            return trajectory_from_json(value, self._pack.outlines(screenshot_names(value)))
+
     def answers(self, episode_id: str) -> list[str]:
         """The texts of the model's answers, without loading screenshots."""
         value = self._read(episode_id)

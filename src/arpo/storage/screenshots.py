@@ -16,6 +16,7 @@ import os
 import struct
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -34,6 +35,7 @@ from arpo.storage.picture_codec import (
     encode,
     has_change,
     is_encoded,
+    picture_size,
 )
 from arpo.types import Screenshot
 
@@ -43,6 +45,7 @@ MAGIC = b"SHOT"
 PRUNED, PNG, PATCH, CHANGE = range(4)
 NO_BASE = bytes(32)
 MAX_CHAIN = 15  # changes to apply when reading one screenshot
+_SIZE_ONLY = struct.Struct(">16xII")  # the beginning of a PNG, as far as Screenshot.size reads it
 PROCESS_PIXELS = 1 << 18  # smaller pictures are encoded in place: that takes a few milliseconds
 
 
@@ -139,6 +142,17 @@ class ScreenshotPack:
         """Return screenshots by their sha256. Raises UserError for a missing or damaged one."""
         decoded: dict[str, np.ndarray] = {}
         return {name: self._screenshot(self._find(name), decoded) for name in names}
+
+    def outlines(self, names: Iterable[str]) -> dict[str, Screenshot]:
+        """Screenshots of which only `sha256` and `size` are valid. Raises UserError as `read`.
+
+        Compares the checksum of each payload and decodes no pixels.
+        """
+        sizes: dict[str, tuple[int, int]] = {}
+        return {
+            name: Screenshot(_SIZE_ONLY.pack(*self._screen_size(self._find(name), sizes)), name)
+            for name in names
+        }
 
     def sync(self) -> None:
         """Flush the file to disk, without an incomplete last record. Forgets pictures that were not added."""
@@ -247,6 +261,27 @@ class ScreenshotPack:
             f"{self._path}: screenshot {record.name} at byte {record.offset} is damaged: {RESTORE}"
         )
 
+    def _screen_size(self, record: _Record, sizes: dict[str, tuple[int, int]]) -> tuple[int, int]:
+        """(width, height). `sizes` caches those of its chain of bases."""
+        if record.name not in sizes:
+            payload = self._payload(record)
+            if record.base:
+                sizes[record.name] = self._screen_size(self._live[record.base], sizes)
+            else:
+                with self._naming_damage(record):
+                    sizes[record.name] = picture_size(payload)
+        return sizes[record.name]
+
+    @contextmanager
+    def _naming_damage(self, record: _Record) -> Iterator[None]:
+        """Convert what a damaged picture raises in the block to a UserError."""
+        try:
+            yield
+        except UserError:
+            raise
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise self._damaged(record) from error
+
     def _screenshot(self, record: _Record, decoded: dict[str, np.ndarray]) -> Screenshot:
         if record.kind == PNG:
             shot = Screenshot.of(self._payload(record))
@@ -254,12 +289,8 @@ class ScreenshotPack:
                 raise self._damaged(record)
             return shot
         buffer = io.BytesIO()
-        try:
+        with self._naming_damage(record):
             pixels = self._restore(record, decoded)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise self._damaged(record) from error
         Image.fromarray(pixels).save(buffer, "PNG", compress_level=1)
         return Screenshot(buffer.getvalue(), record.name)
 

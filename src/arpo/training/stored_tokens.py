@@ -12,14 +12,25 @@ from arpo.types import Trajectory
 
 def load_checked(reader: RunFolderReader, episode_id: str, player: Player) -> Trajectory:
     """Load an episode. Raises UserError if the player's model cannot have sampled its tokens."""
-    trajectory, renderer = reader.load_trajectory(episode_id), player.token_renderer
-    rows = player.model.config.text_config.vocab_size
+    trajectory = reader.load_trajectory(episode_id)
+    _check_tokens(trajectory, reader, player)
+    return trajectory
+
+
+def load_outline(reader: RunFolderReader, episode_id: str, player: Player) -> Trajectory:
+    """The same checks without decoding: the screenshots of the result have a size, but no pixels."""
+    outline = reader.load_outline(episode_id)
+    _check_tokens(outline, reader, player)
+    return outline
+
+
+def _check_tokens(trajectory: Trajectory, reader: RunFolderReader, player: Player) -> None:
+    renderer, rows = player.token_renderer, player.model.config.text_config.vocab_size
     for turn in trajectory.turns:
         tokens = (*turn.context, *turn.completion.token_ids)
         slots = sum(vision.image_tokens(renderer.grid(shot), renderer.settings) for shot in turn.images)
         if not 0 <= min(tokens) <= max(tokens) < rows or turn.context.count(renderer.image_token_id) != slots:
             raise UserError(
-                f"{reader.folder / TRAJECTORIES}: damaged, the tokens of episode {episode_id!r} do not fit "
-                f"the model and the screenshots: {RESTORE_OR_LEAVE}"
+                f"{reader.folder / TRAJECTORIES}: damaged, the tokens of episode {trajectory.episode_id!r} "
+                f"do not fit the model and the screenshots: {RESTORE_OR_LEAVE}"
             )
-    return trajectory

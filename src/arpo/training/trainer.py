@@ -26,6 +26,7 @@ from arpo.learner.base import Batch, Metrics
 from arpo.models.hub import pin_model
 from arpo.plugins import check_plugins
 from arpo.reporting.display import Display, open_display
+from arpo.rollout.scheduler import Outcome
 from arpo.storage.codec import BATCH, EVALUATED
 from arpo.storage.run_folder import RunFolder
 from arpo.training.build import open_credit, open_curriculum
@@ -33,8 +34,8 @@ from arpo.training.export import export_model
 from arpo.training.failed_episodes import report_failed_episodes
 from arpo.training.offline import OfflineTrainer
 from arpo.training.run import Progress, Run, check_folder
-from arpo.training.stored_tokens import load_checked
-from arpo.types import Group, Task
+from arpo.training.stored_tokens import load_checked, load_outline
+from arpo.types import Group, Task, Trajectory
 
 MODEL = "model"
 
@@ -123,11 +124,17 @@ class Trainer:
                 fresh = await self.run.scheduler.run(
                     f"{BATCH}{self.run.progress.batch}",
                     list(enumerate(tasks, first)),
-                    lambda *_: self.run.display.episode_done(),
+                    self._end_episode,
                 )
             self._store(fresh)
             groups += fresh
         return groups
+
+    def _end_episode(self, index: int, outcome: Outcome) -> None:
+        """Begin to encode the screenshots. `_store` stores the episodes later, in the order of the batch."""
+        self.run.display.episode_done()
+        if isinstance(outcome, Trajectory):
+            self.run.store.prepare(outcome)
 
     def _trained(self, groups: Sequence[Group]) -> Sequence[Group]:
         """The groups that an update averages over. Dynamic sampling drops groups without signal."""
@@ -217,7 +224,9 @@ class Trainer:
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         stored = [episode for episodes in state["replay"].values() for episode in episodes]
-        self.replay.restore(load_checked(self.run.store, name, self.run.player) for name in stored)
+        store, player = self.run.store, self.run.player
+        outlines = (load_outline(store, name, player) for name in stored)
+        self.replay.restore(outlines, lambda name: load_checked(store, name, player))
         self._replayable.extend(map(set, state.get("replayable", [stored])))
         played = self.run.store.episodes()
         self.curriculum.restore(state, (e for e in played if not e.episode_id.startswith(EVALUATED)))

@@ -1,0 +1,194 @@
+"""Episodes with large screenshots: other processes encode them, and a thread writes them."""
+
+import errno
+import io
+import os
+import signal
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from arpo.storage import run_folder, screenshots
+from arpo.storage.encoders import EncoderDied
+from arpo.storage.run_folder import LOGS, PACK, TRAJECTORIES, RunFolder, RunFolderReader
+from arpo.storage.screenshots import HEADER, MAGIC, NO_BASE, PATCH, ScreenshotPack
+from processes import wait_until
+from stored_episodes import desktop, episode, large_desktop, pixels_of, small
+
+SHARED = large_desktop(0)
+EPISODES = [
+    episode("a", [SHARED, *[large_desktop(0, window=step) for step in range(18)]]),  # longer than a chain
+    episode("b", [SHARED, large_desktop(0, window=16), large_desktop(0, window=30), large_desktop(5)]),
+    episode("c", [small(1), small(2)]),
+    episode("d", [desktop(1), large_desktop(0, window=31), large_desktop(0, window=32)]),
+]
+
+
+def contents(folder):
+    return {name: (folder / name).read_bytes() for name in (*LOGS, PACK)}
+
+
+@pytest.fixture
+def encoded_here(monkeypatch):
+    """The sizes of pictures that this process encodes."""
+    sizes, original = [], screenshots.encode
+
+    def encode(image, base):
+        sizes.append(image.size)
+        return original(image, base)
+
+    monkeypatch.setattr(screenshots, "encode", encode)
+    return sizes
+
+
+def test_this_process_encodes_only_small_pictures_and_the_files_are_the_same(
+    tmp_path, monkeypatch, encoded_here
+):
+    store = RunFolder(tmp_path / "processes")
+    for played in reversed(EPISODES):  # they end in any order
+        store.prepare(played)
+    for played in EPISODES:
+        store.add_trajectory(played)
+    store.close()
+    assert encoded_here == [(400, 300)]
+
+    monkeypatch.setattr(screenshots, "PROCESS_PIXELS", 1 << 30)
+    store = RunFolder(tmp_path / "here")
+    for played in EPISODES:
+        store.add_trajectory(played)
+    store.close()
+    assert len(encoded_here) > 20
+    assert contents(tmp_path / "processes") == contents(tmp_path / "here")
+
+
+def test_small_screenshots_start_no_thread_and_no_process(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("not in place")
+
+    monkeypatch.setattr(run_folder.InOrder, "put", refuse)
+    monkeypatch.setattr(screenshots.Encoders, "take", refuse)
+    store = RunFolder(tmp_path)
+    store.add_trajectory(episode("a", [small(1), desktop(1), desktop(1, window=3)]))
+    assert (tmp_path / TRAJECTORIES).read_bytes().count(b"\n") == 1  # written at once
+    store.close()
+
+
+def test_every_reader_waits_for_added_episodes(tmp_path):
+    store = RunFolder(tmp_path)
+    store.add_trajectory(EPISODES[1])
+    assert store.episode_ids() == ["b"]
+    store.add_trajectory(EPISODES[3])
+    assert [one.episode_id for one in store.episodes()] == ["b", "d"]
+    store.add_trajectory(EPISODES[0])
+    loaded = store.load_trajectory("a")
+    for got, wanted in zip(loaded.turns, EPISODES[0].turns, strict=True):
+        assert np.array_equal(pixels_of(got.screenshot), pixels_of(wanted.screenshot))
+    store.prune(["b"])
+    offsets = store.offsets()
+    store.add_trajectory(episode("e", [large_desktop(9), small(1)]))
+    store.rewind(offsets)
+    assert store.episode_ids() == ["b", "d", "a"]
+    store.close()
+
+
+def test_little_memory_for_waiting_episodes_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_folder, "MAX_WAITING_BYTES", 1)
+    store = RunFolder(tmp_path)
+    for played in EPISODES:
+        store.add_trajectory(played)
+    store.close()
+    assert RunFolderReader(tmp_path).episode_ids() == ["a", "b", "c", "d"]
+
+
+STORING = """
+import sys
+from pathlib import Path
+from arpo.storage.run_folder import RunFolder
+from processes import wait_until
+from stored_episodes import episode, large_desktop
+store = RunFolder(Path(sys.argv[1]))
+for number in range(1000):
+    store.add_trajectory(episode(f"e{number}", [large_desktop(number), large_desktop(number, window=9)]))
+"""
+
+
+def test_every_line_of_a_killed_process_refers_to_stored_screenshots(tmp_path):
+    support = str(Path(__file__).parents[1] / "support")
+    process = subprocess.Popen(
+        [sys.executable, "-c", STORING, str(tmp_path)], env={**os.environ, "PYTHONPATH": support}
+    )
+    lines = tmp_path / TRAJECTORIES
+    assert wait_until(lambda: lines.exists() and lines.read_bytes().count(b"\n") >= 5)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    store = RunFolder(tmp_path)
+    names = store.episode_ids()
+    assert len(names) >= 5
+    for number, name in enumerate(names):
+        assert name == f"e{number}"
+        assert np.array_equal(
+            pixels_of(store.load_trajectory(name).final), pixels_of(large_desktop(number, window=9))
+        )
+    store.add_trajectory(EPISODES[0])
+    store.close()
+
+
+def test_a_full_disk_is_one_error_and_keeps_the_episodes_before_it(tmp_path, monkeypatch):
+    store = RunFolder(tmp_path)
+    store.add_trajectory(EPISODES[1])
+    offsets = store.offsets()
+    original = screenshots.write_all
+
+    def full(file, data):
+        original(file, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(screenshots, "write_all", full)
+        store.add_trajectory(EPISODES[3])
+        with pytest.raises(OSError, match="No space left") as caught:
+            store.offsets()
+        assert caught.value.filename == str(tmp_path / PACK)
+        with pytest.raises(OSError, match="No space left"):
+            store.add_trajectory(EPISODES[0])
+        store.close()
+    again = RunFolder(tmp_path)
+    assert again.episode_ids() == ["b"]
+    again.rewind(offsets)
+    again.add_trajectory(EPISODES[3])
+    assert np.array_equal(pixels_of(again.load_trajectory("d").final), pixels_of(EPISODES[3].final))
+    again.close()
+
+
+def test_an_encoder_that_dies_is_one_error_and_keeps_the_episodes_before_it(tmp_path):
+    damaged = type(SHARED).of(SHARED.png[:-30] + bytes(30))
+    store = RunFolder(tmp_path)
+    store.add_trajectory(EPISODES[1])
+    store.add_trajectory(episode("broken", [damaged, small(1)]))
+    with pytest.raises(EncoderDied, match="a process that encodes screenshots died"):
+        store.close()
+    assert RunFolderReader(tmp_path).episode_ids() == ["b"]
+
+
+def test_a_change_of_the_whole_screen_is_still_read(tmp_path):
+    """Packs of earlier versions have such records."""
+    before, after = pixels_of(SHARED), pixels_of(large_desktop(0, window=40))
+    changed = (before != after).any(axis=2, keepdims=True)
+    patch = np.concatenate([after * changed, changed.astype(np.uint8) * 255], axis=2)
+    one, two = b"\1" * 32, b"\2" * 32
+    records = []
+    for name, base, pixels in ((one, NO_BASE, before), (two, one, patch)):
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "WEBP", lossless=True, method=2, quality=20)
+        payload = buffer.getvalue()
+        records.append(HEADER.pack(MAGIC, PATCH, name, base, len(payload), zlib.crc32(payload)) + payload)
+    (tmp_path / PACK).write_bytes(b"".join(records))
+    pack = ScreenshotPack(tmp_path / PACK, writable=False)
+    read = pack.read([one.hex(), two.hex()])
+    assert np.array_equal(pixels_of(read[two.hex()]), after)
+    pack.close()

@@ -86,7 +86,7 @@ def test_each_mistake_in_a_name_is_one_clear_error(module):
         f"plugins.advantage = '{async_one}:reward': is async: write `def`, not `async def` ({async_one}.py:1)"
     )
     assert refusal("reward", f"{broken}:reward").endswith(
-        f"importing {broken} failed: ZeroDivisionError('division by zero') ({broken}.py:3)"
+        f"importing {broken} failed: ZeroDivisionError: division by zero ({broken}.py:3)"
     )
     assert f"importing {needs} failed: ModuleNotFoundError" in refusal("reward", f"{needs}:reward")
 

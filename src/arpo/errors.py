@@ -113,7 +113,13 @@ async def boundary(fault: type[ArpoFault], where: str, seconds: float | None = N
             waiting = error.__cause__ or error  # the cancelled call
             raise late(where, f"no answer within {seconds:g} s", place_of(waiting)) from error
         first = _first(error)
-        raise fault(where, f"{type(first).__name__}: {first}", place_of(first)) from error
+        raise fault(where, describe_exception(first), place_of(first)) from error
+
+
+def describe_exception(error: BaseException) -> str:
+    """For example "KeyError: 'room'", or only "AssertionError" if it has no message."""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _first(error: BaseException) -> BaseException:

@@ -23,7 +23,7 @@ from random import Random
 from typing import Any, Protocol
 
 from arpo.config import Config, shorten
-from arpo.errors import UserError, definition_of, place_of
+from arpo.errors import UserError, definition_of, describe_exception, place_of
 from arpo.recipe import nearest
 from arpo.types import Group, Task, Trajectory
 
@@ -182,17 +182,14 @@ def import_attribute(key: str, name: str, kind: str = "function") -> Any:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             remedy = f"run the command in the folder of {error.name}.py, or install it"
             raise _error(key, name, f"no module {error.name}: {remedy}") from None
-        raise _error(key, name, f"importing {module_name} failed: {error!r}", place_of(error)) from error
+        raise _error(
+            key, name, f"importing {module_name} failed: {describe_exception(error)}", place_of(error)
+        ) from error
     if not hasattr(module, attribute):
         names = [other for other in vars(module) if not other.startswith("_")]
         reason = f"module {module_name} has no {kind} {attribute}{nearest(attribute, names)}"
         raise _error(key, name, reason)
     return getattr(module, attribute)
-
-
-def describe_exception(error: BaseException) -> str:
-    """For example "KeyError: 'room'", or only "AssertionError" if it has no message."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _error(key: str, name: str, reason: str, place: str = "") -> UserError:

@@ -104,7 +104,7 @@ class _Header:
             signature, length, name, width, height, depth, colour, interlaced = _HEADER.unpack_from(png)
             if (signature, length, name) == (SIGNATURE, 13, b"IHDR") and colour in _CHANNELS:
                 return cls(width=width, height=height, depth=depth, colour=colour, interlaced=interlaced)
-        raise BadPng("is not a PNG")
+        raise BadPng('is not a PNG: save the image with the format "PNG"')
 
     @property
     def uncompressed_bytes(self) -> int:

@@ -57,3 +57,21 @@ def test_an_own_class_is_not_checked_with_the_tasks_of_desk(capsys):
 
 def test_desk_has_tasks(capsys):
     assert main(["check-env", "desk", "--tasks.ids", "pool-001"]) == 0
+
+
+@pytest.mark.parametrize("words", [["--env.name=checked_by_command:Bad"], ["--env.name", "desk"]])
+def test_the_class_is_the_argument_alone(capsys, words):
+    assert main(["check-env", "desk", *words]) == 2
+    assert capsys.readouterr().err == (
+        "arpo: error: --env.name: the argument of check-env is the class to check: write arpo check-env "
+        "MODULE:CLASS, without --env.name\n"
+    )
+
+
+def test_a_syntax_error_is_one_readable_line(capsys, tmp_path):
+    (tmp_path / "torn_env.py").write_text("class Torn:\n    x = (\n", "utf-8")
+    assert main(["check-env", "torn_env:Torn", "--tasks", "tasks.json"]) == 2
+    assert capsys.readouterr().err == (
+        "arpo: error: env.name = 'torn_env:Torn': importing torn_env failed: SyntaxError: '(' was never "
+        "closed (torn_env.py:2)\n"
+    )

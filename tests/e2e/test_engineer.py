@@ -190,7 +190,7 @@ REFUSED = {
         right="from PIL import Image",
         wrong="from PILLOW import Image",
         at="from PILLOW",
-        found="""importing {module} failed: ModuleNotFoundError("No module named 'PILLOW'")""",
+        found="importing {module} failed: ModuleNotFoundError: No module named 'PILLOW'",
     ),
 }
 

@@ -108,6 +108,34 @@ def test_the_same_cause_is_one_line_with_a_count():
     ]
 
 
+def test_a_line_that_fails_differently_for_each_action_is_one_cause():
+    class Dicts(Solvable):
+        async def step(self, actions):
+            return actions[0]["type"]
+
+    [line] = found(Dicts)
+    assert line.startswith(f"FAIL  {line_of(Dicts.step, 1)}: step: TypeError: 'Wait' object is not subscri")
+    assert line.endswith("(in 5 of 10 checks)")
+
+
+def test_a_method_with_other_arguments_is_named_with_its_line():
+    class Extra(Solvable):
+        async def evaluate(self, task):
+            return 0.0
+
+    [line] = found(Extra)
+    assert line.startswith(f"FAIL  {line_of(Extra.evaluate, 0)}: evaluate: TypeError: ")
+
+
+def test_an_exception_without_a_message():
+    class Strict(Solvable):
+        async def step(self, actions):
+            raise AssertionError
+
+    [line] = found(Strict)
+    assert "step: AssertionError: correct this line; ignore actions" in line
+
+
 def test_a_fault_of_some_tasks_names_the_first():
     class Picky(Solvable):
         async def start(self, task):

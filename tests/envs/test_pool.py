@@ -137,7 +137,7 @@ def failed(factory, **changes):
 @pytest.mark.parametrize(
     ("damaged", "message"),
     [
-        (b"GIF89a", "the screenshot is not a PNG"),
+        (b"GIF89a", 'the screenshot is not a PNG: save the image with the format "PNG"'),
         (plain()[:-20], "the screenshot is a damaged PNG: its end is missing"),
         (corrupt(plain()), "the screenshot is a damaged PNG: broken data stream when reading image file"),
         (

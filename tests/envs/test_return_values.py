@@ -128,5 +128,5 @@ def test_a_method_that_returns_an_awaitable_is_allowed():
 
 def test_a_damaged_picture_names_the_method():
     where, message, place = fault(Returns("start", Observation(screenshot=Screenshot.of(b"GIF89a"))))
-    assert (where, message) == ("start", "the screenshot is not a PNG")
+    assert (where, message) == ("start", 'the screenshot is not a PNG: save the image with the format "PNG"')
     assert place == f"{HERE}:{inspect.findsource(Returns.start)[1] + 1}"

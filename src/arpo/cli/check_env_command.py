@@ -20,6 +20,11 @@ Exit code 1 if a line begins with FAIL; warn and skip are no failures."""
 
 
 def run_check_env(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    if any(word.partition("=")[0] == "--env.name" for word in overrides):
+        raise UserError(
+            "--env.name: the argument of check-env is the class to check: write arpo check-env MODULE:CLASS, "
+            "without --env.name"
+        )
     config = load_config(None, [*overrides, f"--env.name={options.target}"])
     from arpo.envs.check import check_env
     from arpo.envs.factory import open_factory
@@ -28,9 +33,14 @@ def run_check_env(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     factory = open_factory(config)
     source = options.tasks or _default_tasks(config)
     tasks = select_tasks(load_tasks(source, config.tasks.examples), config.tasks)
-    checks = run_interruptibly(check_env(factory, tasks, config.env))
+    checks = run_interruptibly(check_env(factory, tasks, config.env), on_cancel=_report_cancel)
     print(*checks, sep="\n")
     return 0 if all(check.ok or not check.required for check in checks) else 1
+
+
+def _report_cancel() -> None:
+    """An environment that never returns also prevents the end of the checks."""
+    print("stopping: closing the environments. Press Ctrl-C again to stop at once", flush=True)
 
 
 def _default_tasks(config: Config) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+
+_EXCEPTION = re.compile(r"\w+: \w+(?=: )")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +53,10 @@ class _Finding:
 
 
 class Findings:
-    """Collects findings. The same text and place is the same cause: it appears once, with a count."""
+    """Collects findings, each cause once, with a count.
+
+    Findings have the same cause if text and place are equal, or the type of exception, the call and the place.
+    """
 
     def __init__(self, rules: Sequence[str], tasks: Sequence[str]) -> None:
         self._rules, self._tasks = rules, tasks
@@ -59,14 +66,15 @@ class Findings:
     def add(
         self, rule: str, what: str, place: str, *, required: bool = True, task: str = "", action: str = ""
     ) -> None:
-        finding = self._found.setdefault((what, place), _Finding(what=what, place=place, required=required))
+        new = _Finding(what=what, place=place, required=required)
+        finding = self._found.setdefault((_cause(what, place), place), new)
         finding.required |= required
         for value, values in ((rule, finding.rules), (task, finding.tasks), (action, finding.actions)):
             if value and value not in values:
                 values.append(value)
 
     def known(self, what: str, place: str) -> bool:
-        return (what, place) in self._found
+        return (_cause(what, place), place) in self._found
 
     def skip(self, rule: str, reason: str) -> None:
         self._skipped[rule] = reason
@@ -93,6 +101,12 @@ class Findings:
         place = f"{finding.place}: " if finding.place else ""
         note = f" ({'; '.join(notes)})" if notes else ""
         return Check(mark="FAIL" if finding.required else "warn", text=f"{place}{finding.what}{note}")
+
+
+def _cause(what: str, place: str) -> str:
+    """For example "step: TypeError": one line of code may fail with another message for each action."""
+    raised = _EXCEPTION.match(what)
+    return raised[0] if raised and place else what
 
 
 def _first(names: Sequence[str]) -> str:

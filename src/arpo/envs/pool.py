@@ -52,23 +52,33 @@ class GuardedEnv:
         self._screen = wire.configured_screen(config)  # None: the size of the first screenshot
 
     async def start(self, task: Task) -> Observation:
-        async with boundary(EnvError, "start", self._config.start_seconds):
+        async with self._boundary("start", self._config.start_seconds):
             return await self._checked("start", await require_awaitable(self._env, self._env.start(task)))
 
     async def step(self, actions: tuple[Action, ...]) -> StepResult:
-        async with boundary(EnvError, "step", self._config.step_seconds):
+        async with self._boundary("step", self._config.step_seconds):
             result = await require_awaitable(self._env, self._env.step(actions))
             await self._checked("step", require_step_result(self._env, result).observation)
             return result
 
     async def evaluate(self) -> float:
-        async with boundary(EnvError, "evaluate", self._config.evaluate_seconds):
+        async with self._boundary("evaluate", self._config.evaluate_seconds):
             score = await require_awaitable(self._env, self._env.evaluate())
             return require_score(self._env, score)
 
     async def close(self) -> None:
-        async with boundary(EnvError, "close", self._config.step_seconds):
+        async with self._boundary("close", self._config.step_seconds):
             await require_awaitable(self._env, self._env.close())
+
+    @asynccontextmanager
+    async def _boundary(self, where: str, seconds: float) -> AsyncIterator[None]:
+        """A fault outside the user's code, such as a wrong signature, gets the line of the method."""
+        try:
+            async with boundary(EnvError, where, seconds):
+                yield
+        except EnvError as fault:
+            fault.place = fault.place or definition(self._env, where)
+            raise
 
     async def _checked(self, where: str, value: Observation) -> Observation:
         """Decode the screenshot. Found only later, a bad one would fail other episodes or end the run."""

@@ -27,3 +27,7 @@ def test_a_printed_recipe_is_a_recipe(capsys: pytest.CaptureFixture[str], tmp_pa
 def test_an_unknown_name_is_one_line_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "deks"]) == 2
     assert capsys.readouterr().err == "arpo: error: deks: no such shipped recipe (did you mean desk?)\n"
+    assert main(["recipes", "gimp"]) == 2
+    assert capsys.readouterr().err == (
+        "arpo: error: gimp: no such shipped recipe: `arpo recipes` lists them\n"
+    )

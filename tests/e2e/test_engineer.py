@@ -281,7 +281,7 @@ def test_a_run_that_refused_most_successes_does_not_succeed(write, capsys):
         assert main(["train", f"--env.name={module}:Lamp", *TINY]) == 1
         printed.append(capsys.readouterr().out)
         assert (
-            "most successes were refused: evaluate() failed in 3 episodes, 0 scored above 0, most often "
+            "most successes were refused: evaluate() failed in 4 episodes, 0 scored above 0, most often "
             f"evaluate: returned 100, {SCORE} ({place}). Correct it (`arpo check-env` helps), then start "
             "again in another --run.dir\n"
         ) in printed[-1]

@@ -67,6 +67,14 @@ def test_numbers_as_text():
     }
 
 
+def test_a_batch_without_episodes_has_no_rates():
+    assert dict(format_metrics({"success": float("nan"), "reward": float("nan"), "rescued": 0})) == {
+        "success": "–",
+        "reward": "–",
+        "rescued": "0",
+    }
+
+
 def play(display, clock):
     display.begin("train", 20, done=10)
     for _ in range(10):

@@ -69,6 +69,12 @@ def test_refused_successes(tmp_path: Path) -> None:
     )
 
 
+def test_refused_successes_name_the_fault_of_evaluate(tmp_path: Path) -> None:
+    code, line = report(tmp_path, [SCORE, ROOM, ROOM], [0.0] * 99)
+    assert code == 1
+    assert "0 scored above 0, most often evaluate: returned 100, not a number in [0, 1] (my_env.py:" in line
+
+
 @pytest.mark.parametrize(
     ("failures", "scores"),
     [

@@ -16,7 +16,8 @@ def run_recipes(name: str | None) -> int:
             print(f"{each:<{width}}  {purpose(each)}")
         return 0
     if name not in names:
-        raise UserError(f"{name}: no such shipped recipe{nearest(name, names)}")
+        remedy = nearest(name, names) or ": `arpo recipes` lists them"
+        raise UserError(f"{name}: no such shipped recipe{remedy}")
     print(find_recipe(name).read_text("utf-8"), end="")
     return 0
 

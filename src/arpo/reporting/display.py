@@ -252,8 +252,15 @@ def note_cancel(display: Display, stored: str = "finished episodes") -> None:
 
 
 def format_metrics(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Labels and formatted values of the displayed metrics, for example [("success", "41.2%"), …]."""
-    return [(label, form.format(metrics[name])) for name, label, form in BATCH_METRICS if name in metrics]
+    """Labels and formatted values of the displayed metrics, for example [("success", "41.2%"), …].
+
+    A batch in which all episodes failed has no success rate: its value is "–".
+    """
+    return [
+        (label, NO_VALUE if math.isnan(metrics[name]) else form.format(metrics[name]))
+        for name, label, form in BATCH_METRICS
+        if name in metrics
+    ]
 
 
 def format_rate(successes: float, episodes: int) -> str:
@@ -322,6 +329,9 @@ def total_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("updates skipped", summary.get("skipped_updates") or None),
     ]
     texts = [(label, format_count(value)) for label, value in rows if value is not None]
+    if left_out := sorted({task for tasks in summary.get("left_out", {}).values() for task in tasks}):
+        names = ", ".join(left_out)
+        texts.append((f"{count_noun(len(left_out), 'task')} without a verdict, not in the rates", names))
     if summary.get("seconds") is not None:
         texts.append(("time", format_duration(summary["seconds"])))
     return texts

@@ -35,7 +35,7 @@ def report_failed_episodes(store: RunFolderReader, display: Display) -> int:
         return 1
     if refused and len(refused) > (scored := _count_scored(store)):
         counts = f"evaluate() failed in {count_noun(len(refused), 'episode')}, {scored} scored above 0"
-        display.note(f"most successes were refused: {counts}, {reason}. {REMEDY}")
+        display.note(f"most successes were refused: {counts}, most often {_most_frequent(refused)}. {REMEDY}")
         return 1
     path = store.folder / FAILURES
     display.note(f"{count_noun(len(failures), 'episode')} failed, {reason}. See {path}")

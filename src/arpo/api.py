@@ -312,19 +312,15 @@ class StoredRun:
         return reader
 
     def _scores(self, landmark: str) -> dict[str, Score]:
-        from arpo.evaluation.scoring import Score
+        from arpo.evaluation.scoring import over_same_tasks, read_scores
         from arpo.storage.run_folder import EVALUATIONS
 
-        found = [one for one in self._reader.read_log(EVALUATIONS) if one["landmark"] == landmark]
-        if not found:
+        found = {one["landmark"]: read_scores(one) for one in self._reader.read_log(EVALUATIONS)}
+        if landmark not in found:
             raise UserError(f"{self.folder}: has no {landmark} evaluation yet: train to the end")
-        return {
-            name: Score(
-                by_task={task: tuple(scores) for task, scores in by_task.items()},
-                failures=found[-1]["failures"][name],
-            )
-            for name, by_task in found[-1]["sets"].items()
-        }
+        if {"base", "final"} <= found.keys():
+            found["base"], found["final"] = over_same_tasks(found["base"], found["final"])
+        return found[landmark]
 
 
 class Play:

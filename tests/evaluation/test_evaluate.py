@@ -14,7 +14,7 @@ from arpo.config import EnvConfig, RolloutConfig
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate, require_writable, run_evaluation
-from arpo.evaluation.scoring import Score, report_failures, without_partial_credit
+from arpo.evaluation.scoring import Score, over_same_tasks, report_failures, without_partial_credit
 from arpo.evaluation.task_sets import load_sets
 from arpo.reporting.display import NullDisplay
 from arpo.rollout.episode import Agent
@@ -36,6 +36,36 @@ def test_a_score_counts_verdicts_and_failures() -> None:
     )
     assert score.by_task == {"a": (1.0, 0.0), "b": (0.5,), "c": ()}
     assert (score.successes, score.episodes, score.failures, score.rate) == (1.5, 3, 3, 0.5)
+
+
+def test_tasks_without_a_verdict_have_names() -> None:
+    score = Score.of([scored(1.0, task="a"), group(index=1, task="b", failures=2)])
+    assert score.without_verdict == ("b",)
+
+
+def test_an_evaluation_lists_the_tasks_without_a_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Scripted.play({B: [1, 1]})
+    config = small_config(tmp_path, [A, B], "--eval.rollouts=2", "--env.attempts=1", env="Fragile")
+    assert run_evaluation(config, tmp_path / "scores.json") == 0
+    assert json.loads((tmp_path / "scores.json").read_text("utf-8"))["train"]["without_verdict"] == [A]
+    shown = capsys.readouterr().out
+    assert "eval, train tasks: no verdict on 1 of 2 tasks, because all their episodes failed." in shown
+    assert f"The success rate leaves them out: {A}" in shown
+
+
+def test_two_evaluations_have_rates_over_the_tasks_with_a_verdict_in_both() -> None:
+    before = {"train": Score(by_task={"a": (1.0, 1.0), "b": (0.0, 1.0), "c": ()}, failures=2)}
+    after = {"train": Score(by_task={"a": (), "b": (1.0, 1.0), "c": (0.0, 0.0)}, failures=2)}
+    first, second = over_same_tasks(before, after | {"overall": Score(by_task={"x": (1.0,)}, failures=0)})
+    assert (first["train"].rate, second["train"].rate) == (0.5, 1.0)
+    assert (first["train"].episodes, second["train"].episodes) == (2, 2)
+    assert first["train"].left_out == second["train"].left_out == {"a", "c"}
+    assert first["train"].by_task == before["train"].by_task
+    assert second["overall"].rate == 1.0
+    same, other = over_same_tasks(before, before)
+    assert same["train"].rate == other["train"].rate == before["train"].rate == 0.75
 
 
 def test_part_of_the_way_is_worth_nothing_where_it_is_measured() -> None:
@@ -85,7 +115,13 @@ def test_the_verdicts_of_both_sets_are_written(tmp_path: Path, capsys: pytest.Ca
     written = json.loads(out.read_text("utf-8"))
     assert (written["model"], written["temperature"]) == ("base", 0.6)
     assert written["train"].pop("tasks").keys() == {A, B}
-    assert written["train"] == {"success": 0.75, "successes": 4.5, "episodes": 6, "failures": 0}
+    assert written["train"] == {
+        "success": 0.75,
+        "successes": 4.5,
+        "episodes": 6,
+        "failures": 0,
+        "without_verdict": [],
+    }
     assert written["heldout"]["success"] == 0.5
     assert sorted(written["heldout"]["tasks"][HELDOUT]) == [0.0, 1.0]
     said = capsys.readouterr().out.splitlines()

@@ -23,7 +23,7 @@ from arpo.errors import UserError
 from arpo.evaluation.task_sets import load_sets
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
-from arpo.reporting.display import NullDisplay
+from arpo.reporting.display import NullDisplay, total_rows
 from arpo.rollout.player import open_player
 from arpo.storage.checkpoint import CHECKPOINTS
 from arpo.storage.run_folder import RunFolder, RunFolderReader
@@ -106,6 +106,7 @@ def test_every_evaluation_is_written_down_by_task(tmp_path: Path) -> None:
         "landmark": "base",
         "sets": {"train": {A: [0.0]}, "heldout": {HELDOUT: [0.0]}, "overall": {A: [1.0], B: [1.0]}},
         "failures": {"train": 0, "heldout": 0, "overall": 0},
+        "without_verdict": {"train": [], "heldout": [], "overall": []},
     }
     assert (between["step"], between["episodes"], between["landmark"]) == (1, 2, "")
     assert between["sets"] == {"train": {A: [1.0]}, "heldout": {HELDOUT: [1.0]}}
@@ -310,8 +311,14 @@ def test_failed_episodes_are_counted_and_are_no_rewards(
         "attempts": 1,
         "place": "",
     }
-    assert trainer.run.progress.counts["base"]["train"] == (1.0, 1)
-    assert trainer.run.progress.counts["final"]["train"] == (2.0, 2)
+    lost = failures[0]["task_id"]
+    evaluated, final = lines(config, "evaluations.jsonl")
+    assert evaluated["without_verdict"] == {"train": [lost], "heldout": []}
+    assert final["without_verdict"] == {"train": [], "heldout": []}
+    summary = trainer.run.summary()
+    assert summary["counts"] == {name: {"train": (1.0, 1), "heldout": (0.0, 1)} for name in ("base", "final")}
+    assert summary["left_out"] == {"train": [lost], "heldout": []}
+    assert ("1 task without a verdict, not in the rates", lost) in total_rows(summary)
 
 
 def test_a_task_that_keeps_failing_is_set_aside_also_after_a_stop(tmp_path: Path) -> None:

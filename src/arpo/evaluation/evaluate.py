@@ -15,7 +15,12 @@ from arpo.config import Config
 from arpo.engines.factory import model_id
 from arpo.errors import UserError
 from arpo.evaluation.finished_episodes import FinishedEpisodes, evaluation_key, is_of_another_evaluation
-from arpo.evaluation.scoring import Score, report_failures, without_partial_credit
+from arpo.evaluation.scoring import (
+    Score,
+    report_failures,
+    report_without_verdict,
+    without_partial_credit,
+)
 from arpo.evaluation.task_sets import SETS, load_sets, playable, report_skipped
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
@@ -88,6 +93,7 @@ async def evaluate_sets(
         score = Score.of(groups[set_name])
         display.evaluation(f"{name}, {set_name} tasks", score.successes, score.episodes)
         report_failures(groups[set_name], display)
+        report_without_verdict(f"{name}, {set_name} tasks", score, display)
     return groups
 
 
@@ -160,6 +166,7 @@ def _record(config: Config, groups: Mapping[str, Sequence[Group]]) -> dict[str, 
             "successes": score.successes,
             "episodes": score.episodes,
             "failures": score.failures,
+            "without_verdict": score.without_verdict,
             "tasks": score.by_task,
         }
     return record

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from arpo.envs.pool import Quarantined
 from arpo.errors import PromptTooLong, UserError
@@ -19,11 +20,13 @@ class Score:
 
         Score(by_task={"a": (1.0, 0.0), "b": (1.0,)}, failures=1).rate  # 2 of 3 episodes: 0.667
 
-    `failures` is the number of episodes that could not be played. They are not in `by_task`.
+    `failures` is the number of episodes that could not be played. They are not in `by_task`. `left_out` has
+    the tasks to leave out of the rate: see `over_same_tasks`.
     """
 
     by_task: Mapping[str, tuple[float, ...]]
     failures: int
+    left_out: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, groups: Sequence[Group]) -> Score:
@@ -34,16 +37,63 @@ class Score:
 
     @property
     def successes(self) -> float:
-        return sum(sum(scores) for scores in self.by_task.values())
+        return sum(map(sum, self._counted))
 
     @property
     def episodes(self) -> int:
-        return sum(len(scores) for scores in self.by_task.values())
+        return sum(map(len, self._counted))
 
     @property
     def rate(self) -> float:
         """Mean score. NaN if no episode could be played."""
         return self.successes / self.episodes if self.episodes else math.nan
+
+    @property
+    def without_verdict(self) -> tuple[str, ...]:
+        """Ids of the tasks of which no episode could be played."""
+        return tuple(task for task, scores in self.by_task.items() if not scores)
+
+    @property
+    def _counted(self) -> list[tuple[float, ...]]:
+        return [scores for task, scores in self.by_task.items() if task not in self.left_out]
+
+
+def read_scores(record: Mapping[str, Any]) -> dict[str, Score]:
+    """The scores by task set of a checked line of evaluations.jsonl."""
+    return {
+        name: Score(
+            by_task={task: tuple(scores) for task, scores in by_task.items()},
+            failures=record.get("failures", {}).get(name, 0),
+        )
+        for name, by_task in record["sets"].items()
+    }
+
+
+def over_same_tasks(
+    before: Mapping[str, Score], after: Mapping[str, Score]
+) -> tuple[dict[str, Score], dict[str, Score]]:
+    """Both evaluations, by task set, with rates over the tasks that have a verdict in both.
+
+    Other task sets stay as they are. If the first evaluation has a verdict on tasks a and b, the second on b
+    and c, both rates are over b, and `left_out` is {a, c}.
+    """
+    first, second = dict(before), dict(after)
+    for name in before.keys() & after.keys():
+        pair = before[name], after[name]
+        verdicts = [{task for task, scores in one.by_task.items() if scores} for one in pair]
+        tasks = frozenset(task for one in pair for task in one.by_task)
+        left_out = tasks - (verdicts[0] & verdicts[1])
+        first[name], second[name] = (replace(one, left_out=left_out) for one in pair)
+    return first, second
+
+
+def report_without_verdict(name: str, score: Score, display: Display) -> None:
+    """List the tasks without a verdict by name."""
+    if missing := score.without_verdict:
+        display.note(
+            f"{name}: no verdict on {len(missing)} of {count_noun(len(score.by_task), 'task')}, because all "
+            f"their episodes failed. The success rate leaves them out: {', '.join(missing)}"
+        )
 
 
 def without_partial_credit(group: Group, partial: float) -> Group:

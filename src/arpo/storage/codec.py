@@ -138,6 +138,9 @@ def check_summary(record: Mapping[str, Any]) -> None:
             raise ValueError("a success rate is not a number")
         if not all(len(pair) == 2 and _is_number(pair[0]) and type(pair[1]) is int for pair in counts):
             raise ValueError("counts are not pairs of numbers")
+    left_out = [task for tasks in record.get("left_out", {}).values() for task in tasks]
+    if not all(isinstance(task, str) for task in left_out):
+        raise ValueError("a task that was left out has no name")
     totals = (record.get(name) for name in ("episodes", "failures", "skipped_updates", "seconds"))
     if not all(value is None or _is_number(value) for value in (*totals, *record.get("groups", {}).values())):
         raise ValueError("a total is not a number")

@@ -22,7 +22,7 @@ from arpo.config import INCIDENTAL, Config
 from arpo.errors import Outage, UserError
 from arpo.evaluation.evaluate import evaluate_sets
 from arpo.evaluation.finished_episodes import FinishedEpisodes, evaluation_key
-from arpo.evaluation.scoring import AllFailed, Score
+from arpo.evaluation.scoring import AllFailed, Score, over_same_tasks, read_scores
 from arpo.evaluation.task_sets import OVERALL, sets_of_run
 from arpo.learner.base import Batch, Metrics
 from arpo.plugins import open_plugin, run_callback
@@ -33,7 +33,7 @@ from arpo.rollout.player import open_player
 from arpo.storage import checkpoint
 from arpo.storage.codec import COLLECTED, EVALUATED
 from arpo.storage.files import RESTORE_OR_LEAVE, damage, parse_object
-from arpo.storage.run_folder import METRICS, RECIPE, RunFolder
+from arpo.storage.run_folder import EVALUATIONS, METRICS, RECIPE, RunFolder
 from arpo.training.build import open_learner
 from arpo.training.timing import Timing, last_durations
 from arpo.training.unfinished_batch import UnfinishedBatch
@@ -59,6 +59,9 @@ class Progress:
         default_factory=dict
     )  # rates by landmark (base, final) and task set
     counts: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
+    left_out: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # tasks without a verdict before or after training, by task set
     seconds: float = 0.0
 
 
@@ -240,14 +243,26 @@ class Run:
                 "landmark": landmark,
                 "sets": {which: score.by_task for which, score in scores.items()},
                 "failures": {which: score.failures for which, score in scores.items()},
+                "without_verdict": {which: score.without_verdict for which, score in scores.items()},
             }
         )
         if landmark:
-            self.progress.success[landmark] = {which: score.rate for which, score in scores.items()}
-            self.progress.counts[landmark] = {
-                which: (score.successes, score.episodes) for which, score in scores.items()
-            }
+            self._set_landmark(landmark, scores)
         return {f"eval_{which}": score.rate for which, score in scores.items()}
+
+    def _set_landmark(self, landmark: str, scores: Mapping[str, Score]) -> None:
+        """Set the rates of the summary. Those before and after training are over the same tasks."""
+        landmarks = {landmark: scores}
+        if landmark == "final":
+            base = next(one for one in self.store.read_log(EVALUATIONS) if one["landmark"] == "base")
+            before, after = over_same_tasks(read_scores(base), scores)
+            landmarks = {"base": before, "final": after}
+            self.progress.left_out = {which: sorted(score.left_out) for which, score in after.items()}
+        for name, found in landmarks.items():
+            self.progress.success[name] = {which: score.rate for which, score in found.items()}
+            self.progress.counts[name] = {
+                which: (score.successes, score.episodes) for which, score in found.items()
+            }
 
     async def _play(self, sets: Mapping[str, Sequence[Task]], name: str) -> dict[str, list[Group]]:
         """Play the missing episodes of an evaluation. Raises EvaluationStopped if the run shall stop."""
@@ -363,6 +378,7 @@ class Run:
             "episodes": progress.episodes,
             "success": progress.success,
             "counts": progress.counts,
+            "left_out": progress.left_out,
             "groups": progress.groups,
             "failures": progress.failures,
             "skipped_updates": progress.skipped,

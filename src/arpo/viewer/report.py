@@ -15,6 +15,7 @@ from typing import Any
 from arpo.config import Config
 from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
+from arpo.evaluation.scoring import over_same_tasks
 from arpo.recipe import load_config
 from arpo.reporting.display import success_rows, total_rows
 from arpo.reporting.metrics import METRICS as EXPLAINED
@@ -95,8 +96,8 @@ def write_report(run_folder: Path, episodes: str = "") -> Path:
             warnings=_warnings(data, store),
             tables=_success_tables(data),
             evaluations=escape(evaluation_note(data.evaluations, data.config.eval.every)),
-            charts="".join(_chart(data.metrics, title, names) for title, names in CHARTS),
-            more=_more_charts(data.metrics),
+            charts="".join(_chart(data, title, names) for title, names in CHARTS),
+            more=_more_charts(data),
             tasks=tasks_html(task_rows(data.evaluations), data.evaluations, data.instructions, data.played),
             endings=endings_html(data.played, data.end_of),
             faults=faults_html(data.failures),
@@ -157,9 +158,11 @@ def _success_tables(data: RunData) -> str:
 
 def _summary_so_far(data: RunData) -> dict[str, Any]:
     """The content of summary.json for a run that has not ended: its first and its newest evaluation."""
-    landmarks = dict(
-        zip(("base", "final"), [*data.evaluations[:1], *data.evaluations[1:][-1:]], strict=False)
-    )
+    landmarks = {"base": dict(data.evaluations[0].by_set)} if data.evaluations else {}
+    if len(data.evaluations) > 1:
+        landmarks["base"], landmarks["final"] = over_same_tasks(
+            landmarks["base"], data.evaluations[-1].by_set
+        )
     batches = [record for record in data.metrics if record.get("step")]
     newest = batches[-1] if batches else {}
     groups = {
@@ -167,27 +170,38 @@ def _summary_so_far(data: RunData) -> dict[str, Any]:
         for total, name in (("total", "groups"), ("without_signal",) * 2, ("rescued",) * 2)
         if name in newest
     }
-    counts = {when: one.counts for when, one in landmarks.items()}
     return {
         "success": {
-            when: {name: good / total if total else None for name, (good, total) in sets.items()}
-            for when, sets in counts.items()
+            when: {name: score.rate for name, score in sets.items()} for when, sets in landmarks.items()
         },
-        "counts": counts,
+        "counts": {
+            when: {name: (score.successes, score.episodes) for name, score in sets.items()}
+            for when, sets in landmarks.items()
+        },
+        "left_out": {name: sorted(score.left_out) for name, score in landmarks.get("final", {}).items()},
         "episodes": newest.get("episodes"),
         "failures": newest.get("failures"),
         "groups": groups,
     }
 
 
-def _chart(metrics: Sequence[Mapping[str, Any]], title: str, names: Mapping[str, str]) -> str:
-    series = [Series(label=label, points=_points(metrics, name)) for name, label in names.items()]
+def _chart(data: RunData, title: str, names: Mapping[str, str]) -> str:
+    series = [Series(label=label, points=_points(data.metrics, name)) for name, label in names.items()]
     plotted = [name for name, one in zip(names, series, strict=True) if one.points]
     return line_chart(
         title,
         series,
         percent=all(name in EXPLAINED and EXPLAINED[name].percent for name in names),
-        notes=[(name, EXPLAINED[name].explanation) for name in plotted if name in EXPLAINED],
+        notes=[(name, _explain(name, data.config)) for name in plotted],
+    )
+
+
+def _explain(name: str, config: Config) -> str:
+    if name in EXPLAINED:
+        return EXPLAINED[name].explanation
+    callback = config.plugins.callback
+    return (
+        f"Returned by plugins.callback = {callback}." if callback else "Not a metric of this version of ARPO."
     )
 
 
@@ -196,14 +210,12 @@ def _points(metrics: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float
     return [(record["step"], record[name]) for record in metrics if record.get(name) is not None]
 
 
-def _more_charts(metrics: Sequence[Mapping[str, Any]]) -> str:
+def _more_charts(data: RunData) -> str:
     """Charts of all metrics outside CHARTS."""
     above = {"step", *(name for _, names in CHARTS for name in names)}
-    names = dict.fromkeys(name for record in metrics for name in record if name not in above)
+    names = dict.fromkeys(name for record in data.metrics for name in record if name not in above)
     unknown = Metric(title="", explanation="")
-    charts = "".join(
-        _chart(metrics, EXPLAINED.get(name, unknown).title or name, {name: name}) for name in names
-    )
+    charts = "".join(_chart(data, EXPLAINED.get(name, unknown).title or name, {name: name}) for name in names)
     return (
         f'<details><summary>Other metrics</summary><div class="charts">{charts}</div></details>'
         if charts
@@ -216,6 +228,13 @@ def _all_pairs(chosen: Sequence[Shown]) -> bool:
 
 
 def _episodes_note(chosen: Sequence[Shown], wanted: str, data: RunData) -> str:
+    pruned = sum(not one.shown for one in data.played)
+    deleted = "their screenshots were deleted (store.prune_every)"
+    left_out = f"; {pruned:,} of {len(data.played):,} stored episodes cannot be shown: {deleted}"
+    return _choice(chosen, wanted, data) + (left_out if pruned else "")
+
+
+def _choice(chosen: Sequence[Shown], wanted: str, data: RunData) -> str:
     if wanted:
         return f"chosen with --episodes {wanted}"
     hint = f"choose others with arpo report {data.config.run.dir} --episodes failed:3,task:ID"

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from arpo.evaluation.scoring import Score, read_scores
+
 LABELS = {
     "train": "training",
     "heldout": "held-out",
@@ -22,7 +24,7 @@ class Evaluation:
     landmark: str  # base, final or ""
     scores: Mapping[str, Sequence[float]]
     sets: Mapping[str, str]  # the task set of each task
-    counts: Mapping[str, tuple[float, int]]  # successes and episodes by task set
+    by_set: Mapping[str, Score]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +50,12 @@ def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
     """Convert a checked line of evaluations.jsonl."""
     scores: dict[str, list[float]] = {}
     sets: dict[str, str] = {}
-    counts: dict[str, tuple[float, int]] = {}
     for name, tasks in record["sets"].items():
-        counts[name] = (sum(map(sum, tasks.values())), sum(map(len, tasks.values())))
         for task, values in tasks.items():
             scores.setdefault(task, []).extend(values)
             sets.setdefault(task, name)
     return Evaluation(
-        step=record["step"], landmark=record["landmark"], scores=scores, sets=sets, counts=counts
+        step=record["step"], landmark=record["landmark"], scores=scores, sets=sets, by_set=read_scores(record)
     )
 
 

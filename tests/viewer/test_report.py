@@ -1,12 +1,13 @@
 """report.html: contents, escaping, numbers, reasons, before and after, drawings of actions."""
 
 import re
+from dataclasses import replace
 from html import escape
 
 import pytest
 
 from arpo import actions as act
-from arpo.config import Config
+from arpo.config import Config, PluginsConfig
 from arpo.errors import UserError
 from arpo.reporting.metrics import METRICS
 from arpo.storage.run_folder import RunFolder
@@ -203,6 +204,26 @@ def test_pruned_episodes_are_left_out(tmp_path):
     store.prune(["kept"])
     page = write_report(tmp_path).read_text("utf-8")
     assert "episode kept<" in page and "episode gone<" not in page
+
+
+def test_pruned_episodes_are_counted_in_words(tmp_path):
+    store = RunFolder(tmp_path)
+    store.write_recipe(Config())
+    for number in range(3):
+        store.add_trajectory(episode(f"batch0-0-{number}", [small(2 * number), small(2 * number + 1)]))
+    store.prune(["batch0-0-2"])
+    store.close()
+    said = "2 of 3 stored episodes cannot be shown: their screenshots were deleted (store.prune_every)"
+    assert said in text_of(write_report(tmp_path))
+
+
+def test_metrics_of_the_user_are_explained(tmp_path):
+    store = RunFolder(tmp_path)
+    store.write_recipe(replace(Config(), plugins=PluginsConfig(callback="my_callback:callback")))
+    store.log_metrics(1, {"click_share": 0.5})
+    store.close()
+    said = "Returned by plugins.callback = my_callback:callback."
+    assert said in text_of(write_report(tmp_path))
 
 
 def test_screenshots_up_to_the_maximum_width_stay_png(tmp_path):

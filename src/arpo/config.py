@@ -48,6 +48,7 @@ INCIDENTAL = (
     "env.hosts",
     "engine.",
     "env.listen",
+    "env.outage_seconds",
     "plugins.tracker",
     "plugins.callback",
 )

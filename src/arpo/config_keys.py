@@ -240,6 +240,15 @@ class TrainConfig:
         False, "Dynamic sampling (DS-GRPO): replaces groups with equal rewards by new groups"
     )
     dynamic_attempts: int = setting(4, "Maximum rounds of dynamic sampling per batch", low=1, high=1000)
+    engine_kl_alarm: float = setting(
+        0.02,
+        "Alarm threshold of engine_kl, the KL divergence (nats per token) between engine and learner: a "
+        "batch above it is reported",
+        above=0,
+    )
+    engine_kl_skip: bool = setting(
+        False, "No training on batches above train.engine_kl_alarm; costs one more forward pass per batch"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -263,6 +263,33 @@ def test_without_tasks_check_env_says_how_to_write_some(write, capsys):
     assert f"--tasks: {module}:Lamp needs tasks of its own: write a file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["train", "eval --out=scores.json", "collect", "play random"])
+def test_an_own_environment_does_not_play_the_tasks_of_desk(command, write, capsys):
+    module, _ = write(CORRECT_LAMP)
+    assert main([*command.split(), f"--env.name={module}:Lamp"]) == 2
+    assert capsys.readouterr().err == (
+        "arpo: error: tasks.train = 'desk:32', tasks.heldout = 'desk:heldout': tasks of Desk, which env.name "
+        f"= '{module}:Lamp' cannot play: set tasks.train to a task file of your own, such as \"tasks.json\", "
+        'and tasks.heldout to another one or to ""\n'
+    )
+    assert not [*Path("runs").glob("*/recipe.toml")]  # the corrected command begins in the same folder
+
+
+def test_own_training_tasks_need_own_held_out_tasks(write, capsys):
+    module, _ = write(CORRECT_LAMP)
+    assert main(["train", f"--env.name={module}:Lamp", "--tasks.train=tasks.json"]) == 2
+    assert capsys.readouterr().err == (
+        "arpo: error: tasks.heldout = 'desk:heldout': tasks of Desk, which env.name = "
+        f"'{module}:Lamp' cannot play: set tasks.heldout to a task file of your own or to \"\"\n"
+    )
+
+
+def test_own_environments_are_not_screened_with_the_tasks_of_desk(write, capsys):
+    module, _ = write(CORRECT_LAMP)
+    assert main(["screen", "--out=kept.json", f"--env.name={module}:Lamp"]) == 2
+    assert "tasks.train = 'desk:32': tasks of Desk, which env.name" in capsys.readouterr().err
+
+
 def test_without_mistakes_the_lamp_passes_and_trains(write, capsys):
     module, _ = write(CORRECT_LAMP)
     assert main(["check-env", f"{module}:Lamp", "--tasks=tasks.json"]) == 0

@@ -61,6 +61,22 @@ def open_factory(config: Config) -> EnvFactory:
     return lambda: LeaseOnStartEnv(source)
 
 
+def plays_desk(config: Config) -> bool:
+    """Whether the environment can play the tasks of Desk. A class that only env.hosts can import may."""
+    name = config.env.name
+    if ":" not in name:
+        return name == "desk"
+    from arpo.envs.desk.env import DeskEnv
+
+    try:
+        factory = _import_env(name)
+    except UserError:
+        if config.env.hosts:
+            return True
+        raise
+    return not isinstance(factory, type) or issubclass(factory, DeskEnv)
+
+
 def env_source(name: str) -> str:
     """The source file of the user's environment as text; "" for a built-in one, or if it is not found."""
     if ":" not in name:

@@ -24,7 +24,7 @@ from arpo.engines.factory import model_id
 from arpo.envs.task_files import format_selection, is_shipped, load_tasks, select_tasks
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate, require_writable
-from arpo.evaluation.task_sets import SKIPPED, playable, write_skipped
+from arpo.evaluation.task_sets import SKIPPED, playable, refuse_desk_tasks, write_skipped
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, note_cancel, open_display
@@ -114,6 +114,7 @@ class Screening:
 def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_always: bool) -> int:
     """`arpo screen`: count the successes of every task, and write the kept tasks and the report."""
     examples = config.tasks.examples
+    refuse_desk_tasks(config, {"train": tasks})
     pool = {task.id: task for task in select_tasks(load_tasks(tasks, examples), config.tasks)}
     _, skipped = playable(config, {"named": tuple(pool.values())})
     require_writable(out)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from arpo.config import Config
+from arpo.envs.factory import plays_desk
 from arpo.envs.osworld.runnable import split_runnable
 from arpo.envs.task_files import check_disjoint, load_tasks, select_tasks
 from arpo.errors import UserError
@@ -16,6 +17,7 @@ from arpo.types import Task
 
 OVERALL = "overall"  # may overlap with the other sets; played only before and after training
 SETS = ("train", "heldout", OVERALL)
+DESK = "desk:"  # prefix of the shipped task lists of Desk
 SKIPPED = "skipped.json"  # in the run folder
 _SHOWN = 3  # skipped tasks on the screen; the file lists all
 
@@ -27,10 +29,10 @@ def load_sets(config: Config) -> dict[str, tuple[Task, ...]]:
     held-out task is also a training task, or if no training task is left.
     """
     settings = config.tasks
-    sources = (settings.train, settings.heldout, settings.overall)
+    sources = dict(zip(SETS, (settings.train, settings.heldout, settings.overall), strict=True))
+    refuse_desk_tasks(config, sources)
     named = {
-        name: load_tasks(source, settings.examples) if source else ()
-        for name, source in zip(SETS, sources, strict=True)
+        name: load_tasks(source, settings.examples) if source else () for name, source in sources.items()
     }
     check_disjoint(named["train"], named["heldout"])
     chosen = {
@@ -40,6 +42,23 @@ def load_sets(config: Config) -> dict[str, tuple[Task, ...]]:
     if not sets["train"]:
         raise UserError("tasks.domains, tasks.ids: only held-out tasks are left. Choose training tasks too")
     return sets if sets[OVERALL] else {name: tasks for name, tasks in sets.items() if name != OVERALL}
+
+
+def refuse_desk_tasks(config: Config, sources: Mapping[str, str]) -> None:
+    """Refuse the shipped tasks of Desk, which are the defaults, for another environment."""
+    wrong = [name for name, source in sources.items() if source.startswith(DESK)]
+    if not wrong or plays_desk(config):
+        return
+    listed = ", ".join(f"tasks.{name} = {sources[name]!r}" for name in wrong)
+    own = "a task file of your own"
+    remedies = [f'tasks.train to {own}, such as "tasks.json"'] if "train" in wrong else []
+    others = [f"tasks.{name}" for name in wrong if name != "train"]
+    if others:
+        remedies.append(f'{" and ".join(others)} to {"another one" if remedies else own} or to ""')
+    raise UserError(
+        f"{listed}: tasks of Desk, which env.name = {config.env.name!r} cannot play: set "
+        f"{', and '.join(remedies)}"
+    )
 
 
 def playable(

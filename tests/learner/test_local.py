@@ -18,7 +18,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from arpo.algorithms.replay import ReplayBuffer
 from arpo.algorithms.samples import Updates, build_updates
-from arpo.config import Config, LossConfig, ModelConfig, OptimConfig, ReplayConfig
+from arpo.config import Config, LossConfig, ModelConfig, OptimConfig, ReplayConfig, TrainConfig
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
 from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from arpo.errors import UserError
@@ -357,6 +357,33 @@ def test_metrics_of_one_update(update: Update) -> None:
     gapped = train(learner(), shifted)
     assert gapped["logprob_gap"] == pytest.approx(0.5, abs=1e-4)
     assert gapped["engine_kl"] == pytest.approx(math.exp(0.5) - 1 - 0.5, abs=1e-3)
+
+
+def test_a_batch_whose_engine_disagrees_is_not_trained_on_by_option(groups: list[Group]) -> None:
+    updates = updates_of(groups, tasks_per_update=1)
+    plain = train(learner(), *updates)
+    assert plain["engine_kl"] > 0.1
+    settings = config()
+    for alarm, trained in ((plain["engine_kl"] * 1.01, True), (plain["engine_kl"] * 0.9, False)):
+        guarded = replace(settings, train=TrainConfig(engine_kl_skip=True, engine_kl_alarm=alarm))
+        one = LocalLearner(new_model(), RENDERER, guarded)
+        before = weights_of(one)
+        metrics = train(one, *updates)
+        assert one.weights().version == 1
+        if trained:
+            assert metrics == plain
+            continue
+        assert (metrics["untrained"], metrics["updates"], metrics["skipped"]) == (1, 0, 0)
+        assert metrics["engine_kl"] == pytest.approx(plain["engine_kl"], rel=1e-5)
+        assert all(torch.equal(before[name], weight) for name, weight in weights_of(one).items())
+
+
+@pytest.mark.parametrize("logprob", [-math.inf, math.nan, -1000.0])
+def test_an_engine_without_sensible_probabilities_is_an_alarm(update: Update, logprob: float) -> None:
+    broken = replace(update[0], behaviour_logprobs=(logprob,) * len(update[0].behaviour_logprobs))
+    guarded = replace(config(), train=TrainConfig(engine_kl_skip=True))
+    metrics = train(LocalLearner(new_model(), RENDERER, guarded), (broken, *update[1:]))
+    assert metrics["untrained"] == 1
 
 
 def test_the_kl_term_holds_the_policy_at_the_base(update: Update) -> None:

@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from arpo.config import Config, LossConfig, ModelConfig, OptimConfig, ReplayConfig, RunConfig
+from arpo.config import Config, LossConfig, ModelConfig, OptimConfig, ReplayConfig, RunConfig, TrainConfig
 from arpo.errors import UserError
 from arpo.learner.base import Batch, Learner
 from arpo.learner.local import LocalLearner
@@ -79,11 +79,14 @@ def batches(renderer: Renderer) -> list[Batch]:
     return [scaled, Batch(updates=(update(4), update(1)))]
 
 
-def config(folder: Path, *, ranks: int = 2, kl: float = 0.0, seconds: float = 120.0, **model: Any) -> Config:
+def config(
+    folder: Path, *, ranks: int = 2, kl: float = 0.0, seconds: float = 120.0, skip: bool = False, **model: Any
+) -> Config:
     dtype = model.get("dtype", "float32")
     return Config(
         run=RunConfig(threads=1),
         model=ModelConfig(path=str(folder), device="cpu", lora_rank=4, **model),
+        train=TrainConfig(engine_kl_skip=skip, engine_kl_alarm=1e6),
         loss=LossConfig(kl=kl),
         replay=ReplayConfig(ratio="truncated"),
         optim=OptimConfig(
@@ -130,11 +133,18 @@ def poisoned(batch: Batch) -> Batch:
     return Batch(updates=((replace(first[0], advantage=math.nan), *first[1:]), *rest))
 
 
+def disagreeing(batch: Batch) -> Batch:
+    """The batch with impossible log-probabilities in the sample of one rank."""
+    first, *rest = batch.updates
+    broken = replace(first[0], behaviour_logprobs=(-50.0,) * len(first[0].behaviour_logprobs), replayed=False)
+    return Batch(updates=((broken, *first[1:]), *rest))
+
+
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
         (QWEN2_5, {}),
-        (QWEN2_5, {"ranks": 3, "kl": 0.3}),
+        (QWEN2_5, {"ranks": 3, "kl": 0.3, "skip": True}),
         (QWEN3, {"kl": 0.3, "train": "lora"}),  # its deep features and, here, tied embeddings
         (QWEN2_5, {"kl": 0.3, "train": "language"}),
     ],
@@ -150,6 +160,10 @@ def test_ranks_learn_what_one_process_learns(family: str, settings: dict[str, An
         handle = several.weights().handle
         measured, wanted = train(several, *given), train(one, *given)
         assert several.weights().version == 4 and several.weights().handle is handle
+        if recipe.train.engine_kl_skip:
+            refused = [asyncio.run(each.train(disagreeing(first))) for each in (several, one)]
+            assert refused[0] == pytest.approx(refused[1], rel=1e-4)
+            assert refused[0]["untrained"] == 1 and refused[0]["engine_kl"] > 1e6
         judged = [*first.updates[0], *second.updates[1]]
         for base in (False, True)[: 1 + recipe.compares_with_base]:
             found, right = (asyncio.run(each.logprobs(judged, base=base)) for each in (several, one))

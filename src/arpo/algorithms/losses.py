@@ -103,15 +103,22 @@ def _anchor(mode: str, old_logp_T: Tensor, behaviour_logp_T: Tensor) -> tuple[Te
 
 @torch.no_grad()
 def _sums(tokens: Tokens, ratio_T: Tensor, clipped_T: Tensor) -> TokenSums:
-    fresh_T = ~tokens.replayed_T
-    old_logp_T, behaviour_logp_T = tokens.old_logp_T[fresh_T], tokens.behaviour_logp_T[fresh_T]
-    return TokenSums(
+    return engine_sums(tokens) + TokenSums(
         tokens=ratio_T.numel(),
-        fresh=int(fresh_T.sum()),
         clipped=clipped_T.sum().item(),
         ratio=ratio_T.sum().item(),
         entropy=tokens.entropy_T.sum().item(),
         kl=k3(tokens.old_logp_T, tokens.logp_T).sum().item(),
+    )
+
+
+@torch.no_grad()
+def engine_sums(tokens: Tokens) -> TokenSums:
+    """The disagreement of μ and π_old at fresh tokens."""
+    fresh_T = ~tokens.replayed_T
+    old_logp_T, behaviour_logp_T = tokens.old_logp_T[fresh_T], tokens.behaviour_logp_T[fresh_T]
+    return TokenSums(
+        fresh=int(fresh_T.sum()),
         gap=(old_logp_T - behaviour_logp_T).abs().sum().item(),
         engine_kl=k3(behaviour_logp_T, old_logp_T).sum().item(),
     )

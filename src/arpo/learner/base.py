@@ -46,7 +46,9 @@ class Learner(Protocol):
     async def train(self, batch: Batch) -> Metrics:
         """Run all updates against one π_old, then increase the version by 1, even without samples.
 
-        An update is skipped and counted (`metrics["skipped"]`) if its loss or gradient is not finite.
+        An update is skipped and counted (`metrics["skipped"]`) if its loss or gradient is not finite. With
+        train.engine_kl_skip, no update runs if `metrics["engine_kl"]` exceeds the threshold; the metrics then
+        have the key "untrained".
         """
         ...
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from arpo.algorithms.losses import Tokens, TokenSums, kl_loss, policy_loss
+from arpo.algorithms.losses import Tokens, TokenSums, engine_sums, kl_loss, policy_loss
 from arpo.algorithms.microbatches import Microbatch, split_microbatches
 from arpo.config import Config, OptimConfig
 from arpo.engines.base import Weights
@@ -103,20 +103,44 @@ class LocalLearner:
     def _train_microbatches(
         self, updates: Sequence[Sequence[Microbatch]], lr_scales: Sequence[float]
     ) -> Metrics:
-        """Run every update that has samples against one π_old; increase the version even without any."""
+        """Run every update that has samples against one π_old; increase the version even without any.
+
+        With train.engine_kl_skip, no update runs if engine and learner disagree too much.
+        """
         scales = list(lr_scales) or [1.0] * len(updates)
         live = [(update, scale) for update, scale in zip(updates, scales, strict=True) if update]
+        checked = self._config.train.engine_kl_skip and self._config.train.method == "online"
         # Before the first step π_θ equals π_old: only later updates need its log-probabilities in advance.
         old_logps_UM = [
-            [self._policy_logprobs(self._model, microbatch) for microbatch in update] if index else None
+            [self._policy_logprobs(self._model, microbatch) for microbatch in update]
+            if index or checked
+            else None
             for index, (update, _) in enumerate(live)
         ]
-        totals = _BatchMetrics(samples=sum(len(microbatch) for update in updates for microbatch in update))
-        for (update, scale), old_logps_M in zip(live, old_logps_UM, strict=True):
-            self._update(update, scale, old_logps_M, totals)
+        engine = self._engine_sums([update for update, _ in live], old_logps_UM) if checked else TokenSums()
+        untrained = not _mean(engine.engine_kl, engine.fresh) <= self._config.train.engine_kl_alarm
+        totals = _BatchMetrics(
+            samples=sum(len(microbatch) for update in updates for microbatch in update),
+            sums=engine if untrained else TokenSums(),
+        )
+        if not untrained:
+            for (update, scale), old_logps_M in zip(live, old_logps_UM, strict=True):
+                self._update(update, scale, old_logps_M, totals)
         self._version += 1
         rate = self._learning_rate(scales[-1] if scales else 1.0)
-        return totals.metrics() | {"lr": rate, "skipped_total": float(self._skipped)}
+        metrics = totals.metrics() | {"lr": rate, "skipped_total": float(self._skipped)}
+        return metrics | ({"untrained": 1.0} if untrained else {})
+
+    def _engine_sums(
+        self, updates: Sequence[Sequence[Microbatch]], old_logps_UM: Sequence[Sequence[Tensor] | None]
+    ) -> TokenSums:
+        """The disagreement of engine and learner over all updates and ranks."""
+        sums = TokenSums()
+        for update, old_logps_M in zip(updates, old_logps_UM, strict=True):
+            assert old_logps_M is not None
+            for microbatch, old_logp_T in zip(update, old_logps_M, strict=True):
+                sums += engine_sums(_loss_tokens(microbatch, old_logp_T, old_logp_T, old_logp_T))
+        return self._sum_over_ranks(0.0, sums)[1]
 
     def _update(
         self,

@@ -243,10 +243,10 @@ def open_display(stream: TextIO) -> Display:
     return PlainDisplay(stream)
 
 
-def note_cancel(display: Display, stored: str = "finished episodes") -> None:
-    """Say what the first Ctrl-C does in a command that stores its progress: it waits for nothing else."""
+def note_cancel(display: Display, *, stored: bool = True) -> None:
+    """Say what the first Ctrl-C does in an evaluation: it waits for no episode. `stored`: it is resumable."""
     display.note(
-        f"stopping: {stored} are stored; closing the environments, usually some seconds. Press Ctrl-C again "
+        f"stopping: finished episodes are {'' if stored else 'not '}stored; closing the environments, usually some seconds. Press Ctrl-C again "
         "to stop at once"
     )
 
@@ -327,6 +327,7 @@ def total_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("groups rescued by replay", groups.get("rescued")),
         ("episodes with a fault", summary.get("failures")),
         ("updates skipped", summary.get("skipped_updates") or None),
+        ("batches not trained on", summary.get("untrained_batches") or None),
     ]
     texts = [(label, format_count(value)) for label, value in rows if value is not None]
     if left_out := sorted({task for tasks in summary.get("left_out", {}).values() for task in tasks}):

@@ -193,7 +193,18 @@ METRICS: Mapping[str, Metric] = {
     ),
     "engine_kl": Metric(
         title="KL divergence between engine and learner",
-        explanation="The same disagreement as the log-probability gap, as a KL divergence. Near 0 is good.",
+        explanation=(
+            "The same disagreement as the log-probability gap, as a KL divergence. Near 0 is good: about "
+            "0.001 in bfloat16. Above train.engine_kl_alarm, the batch is reported."
+        ),
+    ),
+    "engine_alarm": Metric(
+        title="Alarm of engine and learner",
+        explanation="1 in a batch whose engine_kl exceeds train.engine_kl_alarm.",
+    ),
+    "untrained": Metric(
+        title="Batch without training",
+        explanation="1 in a batch that was not trained on because of this alarm (train.engine_kl_skip).",
     ),
     "tokens": Metric(
         title="Trained tokens",

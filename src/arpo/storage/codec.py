@@ -129,6 +129,9 @@ def check_evaluation(record: Mapping[str, Any]) -> None:
                 raise ValueError(f"the scores of {name!r} are not numbers")
 
 
+SUMMARY_TOTALS = ("episodes", "failures", "skipped_updates", "untrained_batches", "seconds")
+
+
 def check_summary(record: Mapping[str, Any]) -> None:
     """Check the results in a summary. Other parts, such as the recipe, are not read."""
     for when in ("base", "final"):
@@ -141,7 +144,7 @@ def check_summary(record: Mapping[str, Any]) -> None:
     left_out = [task for tasks in record.get("left_out", {}).values() for task in tasks]
     if not all(isinstance(task, str) for task in left_out):
         raise ValueError("a task that was left out has no name")
-    totals = (record.get(name) for name in ("episodes", "failures", "skipped_updates", "seconds"))
+    totals = (record.get(name) for name in SUMMARY_TOTALS)
     if not all(value is None or _is_number(value) for value in (*totals, *record.get("groups", {}).values())):
         raise ValueError("a total is not a number")
 

@@ -54,6 +54,7 @@ class Progress:
     episodes: int = 0
     failures: int = 0
     skipped: int = 0  # updates with a loss or gradient that was not finite
+    untrained: int = 0  # batches without training, because engine and learner disagreed
     groups: dict[str, int] = field(default_factory=dict)
     success: dict[str, dict[str, float]] = field(
         default_factory=dict
@@ -382,6 +383,7 @@ class Run:
             "groups": progress.groups,
             "failures": progress.failures,
             "skipped_updates": progress.skipped,
+            "untrained_batches": progress.untrained,
             "seconds": progress.seconds,
         }
 

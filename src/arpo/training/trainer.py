@@ -68,7 +68,7 @@ class Trainer:
                     break
                 raise
             groups = self.replay.rescue(played, self._rng(), self.run.learner.weights().version)
-            metrics = await self.run.learn(self._batch(groups, before.tasks))
+            metrics = self._check_engine(await self.run.learn(self._batch(groups, before.tasks)))
             await self._end_batch(played, groups, metrics)
         return self.done and self.run.unfinished is None
 
@@ -166,6 +166,22 @@ class Trainer:
             )
             for index in range(updates)
         )
+
+    def _check_engine(self, metrics: Metrics) -> Metrics:
+        """Report a batch in which engine and learner disagree about the probabilities of the same tokens."""
+        found, threshold = metrics["engine_kl"], self.config.train.engine_kl_alarm
+        if found <= threshold:
+            return metrics
+        untrained = "untrained" in metrics
+        self.run.progress.untrained += untrained
+        done = (
+            "was not trained on" if untrained else "was trained on: train.engine_kl_skip = true prevents it"
+        )
+        self.run.display.note(
+            f"batch {self.run.progress.batch + 1}: engine and learner disagree, engine_kl is {found:.2g}, "
+            f"above train.engine_kl_alarm = {threshold:g}. The batch {done}. If this continues, stop the run"
+        )
+        return {**metrics, "engine_alarm": 1.0}
 
     def _store(self, groups: Sequence[Group]) -> None:
         for group in groups:

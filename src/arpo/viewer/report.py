@@ -141,7 +141,22 @@ def _subtitle(config: Config, summary: Mapping[str, Any]) -> str:
 
 def _warnings(data: RunData, store: RunFolderReader) -> str:
     found = answer_warnings(data.played, data.instructions, store.answers)
+    found += _engine_warnings(data.metrics, data.config.train.engine_kl_alarm)
     return "".join(f'<p class="warn"><b>Warning:</b> {escape(text)}</p>' for text in found)
+
+
+def _engine_warnings(metrics: Sequence[Mapping[str, Any]], threshold: float) -> list[str]:
+    """A warning about the batches in which engine and learner disagreed."""
+    alarms = [record for record in metrics if record.get("engine_alarm")]
+    if not alarms:
+        return []
+    untrained = sum(bool(record.get("untrained")) for record in alarms)
+    batches = ", ".join(f"{record['step']:,}" for record in alarms)
+    return [
+        "Engine and learner disagreed about the probabilities of the same tokens: engine_kl exceeded "
+        f"train.engine_kl_alarm ({threshold:g}) in batch {batches}. Not trained on: {untrained:,} of "
+        f"{len(alarms):,}."
+    ]
 
 
 def _success_tables(data: RunData) -> str:

@@ -29,6 +29,7 @@ KEY = "evaluation.json"
 _EPISODE_KEYS = (
     "run.seed",
     "model.dtype",
+    "model.float32_head",
     "model.prompt",
     "model.min_pixels",
     "model.max_pixels",

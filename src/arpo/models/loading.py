@@ -66,10 +66,10 @@ def load_model(settings: ModelConfig, seed: int) -> VisionLanguageModel:
     dtype, device = DTYPES[settings.dtype], torch.device(resolve_device(settings.device))
     config = read_config(resolve_model(settings.path))
     if settings.weights == "random":
-        return prepare(_random_model(config, dtype, device, seed))
+        return _with_head(prepare(_random_model(config, dtype, device, seed)), settings)
     folder = resolve_model(settings.path, weights=True)
     check_weights(folder)
-    return prepare(_stored_model(folder, config, dtype).to(device))
+    return _with_head(prepare(_stored_model(folder, config, dtype).to(device)), settings)
 
 
 def meta_model(settings: ModelConfig) -> VisionLanguageModel:
@@ -78,7 +78,7 @@ def meta_model(settings: ModelConfig) -> VisionLanguageModel:
     model = prepare(_random_model(config, dtype, torch.device("meta"), seed=0))
     if resolve_device(settings.device) != "cpu":
         _fuse(model)
-    return model
+    return _with_head(model, settings)
 
 
 def prepare(model: VisionLanguageModel) -> VisionLanguageModel:
@@ -88,6 +88,12 @@ def prepare(model: VisionLanguageModel) -> VisionLanguageModel:
     if model.device.type == "cuda":
         _fuse(model)
     return model.eval()
+
+
+def _with_head(model: VisionLanguageModel, settings: ModelConfig) -> VisionLanguageModel:
+    if settings.float32_head:
+        float32_head.install(model)
+    return model
 
 
 def _fuse(model: VisionLanguageModel) -> None:

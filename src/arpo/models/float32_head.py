@@ -1,0 +1,28 @@
+"""Logits in float32 for a bfloat16 model (model.float32_head).
+
+In bfloat16, logits near 20 are 0.125 apart, and engine and learner round them differently. The head's weights
+stay bfloat16, also if they are tied to the embeddings; each call converts them. So checkpoints and exports do
+not change. `install` changes one model instance, and thereby engine and learner alike.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+
+def install(model: Any) -> None:
+    """Compute the logits of this instance in float32. Does nothing for a float32 model."""
+    model.lm_head.forward = partial(_forward, model.lm_head)
+
+
+def _forward(head: nn.Linear, hidden: Tensor) -> Tensor:
+    return linear(hidden.float(), head.weight.float(), None if head.bias is None else head.bias.float())
+
+
+def head_bytes(vocabulary: int, hidden: int) -> int:
+    """Memory of the converted weights while logits are computed."""
+    return 4 * vocabulary * hidden

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -18,7 +19,7 @@ from arpo.actions import Action, Click
 from arpo.envs.desk.env import DeskEnv
 from arpo.envs.task_files import load_tasks
 from arpo.recipe import load_config
-from arpo.types import StepResult, StopReason
+from arpo.types import Observation, StepResult, StopReason, Task
 from verdicts import HELDOUT, A, B, select
 
 SMALL = {
@@ -48,6 +49,27 @@ def small(folder: Path, **settings: arpo.api.Setting) -> arpo.Config:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> arpo.StoredRun:
     return arpo.train(small(tmp_path_factory.mktemp("api")))
+
+
+class Interrupted(KeyboardInterrupt):
+    """Like Ctrl-C, but it would not end the tests."""
+
+
+class Interrupting(DeskEnv):
+    """Is interrupted instead of giving the verdict number `left` + 1; counts the environments that started."""
+
+    left: ClassVar[int] = 0
+    starts: ClassVar[int] = 0
+
+    async def start(self, task: Task) -> Observation:
+        Interrupting.starts += 1
+        return await super().start(task)
+
+    async def evaluate(self) -> float:
+        if Interrupting.left == 0:
+            raise Interrupted
+        Interrupting.left -= 1
+        return await super().evaluate()
 
 
 class Closing(DeskEnv):
@@ -145,6 +167,25 @@ def test_notes_are_logged(run, caplog):
     with caplog.at_level(logging.WARNING, "arpo"):
         arpo.train(run.config)
     assert any("resuming from" in message for message in caplog.messages)
+
+
+def test_an_interrupted_evaluation_with_an_output_file_plays_only_the_missing_episodes(
+    run, tmp_path, monkeypatch
+):
+    settings = {"env.name": "test_api:Interrupting", "env.parallel": 1}
+    config = arpo.load(run.config, settings)
+    monkeypatch.setattr(Interrupting, "left", 3)
+    monkeypatch.setattr(Interrupting, "starts", 0)
+    with pytest.raises(Interrupted):
+        arpo.evaluate(config, out=tmp_path / "scores.json")
+    assert Interrupting.starts == 4 and not (tmp_path / "scores.json").exists()
+    Interrupting.left = 9
+    scores = arpo.evaluate(config, out=tmp_path / "scores.json")
+    assert Interrupting.starts == 4 + 2  # of 5 episodes, 3 were finished
+    assert (scores["train"].episodes, scores["heldout"].episodes) == (4, 1)
+    assert json.loads((tmp_path / "scores.json").read_text("utf-8"))["train"]["episodes"] == 4
+    assert not (tmp_path / "scores.json.episodes").exists()
+    assert scores == arpo.evaluate(config)
 
 
 def test_evaluate_measures_a_model(run, capsys):

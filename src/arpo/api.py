@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from arpo.actions import Action
 from arpo.config import Config
 from arpo.errors import EngineError, EnvError, UserError
-from arpo.interrupts import INTERRUPTED, run_interruptibly
+from arpo.interrupts import INTERRUPTED
 from arpo.parsing import thought_of
 from arpo.recipe import load_config, nearest
 from arpo.types import Failure, StopReason, Task, Trajectory, Turn
@@ -83,36 +83,23 @@ def train(config: Recipe, *, display: bool = False) -> StoredRun:
 
 
 def evaluate(
-    config: Recipe, *, model: str | os.PathLike[str] | None = None, display: bool = False
+    config: Recipe,
+    *,
+    model: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    display: bool = False,
 ) -> dict[str, Score]:
     """The scores of a model by task set, as `arpo eval` measures them: train, heldout and maybe overall.
 
-    `model` is a model folder or a model of the hub; None: model.path of the recipe.
+    `model` is a model folder or a model of the hub; None: model.path of the recipe. `out` is a file for the
+    scores as JSON. With it, the same call resumes an interrupted evaluation: finished episodes are stored.
 
-    >>> evaluate("desk", model="runs/desk/model")["train"].rate
+    >>> evaluate("desk", model="runs/desk/model", out="scores.json")["train"].rate
     """
     config = _with_model(load(config), model)
-    from arpo.evaluation.evaluate import evaluate_sets
-    from arpo.evaluation.scoring import Score
-    from arpo.evaluation.task_sets import load_sets, playable
-    from arpo.rollout.player import open_player
-    from arpo.types import Group
+    from arpo.evaluation.evaluate import measure
 
-    shown = _open_display(display)
-    try:
-        sets, skipped = playable(config, load_sets(config))
-        for task, reason in skipped.items():
-            shown.note(f"skipping {task}: {reason}")
-        player = open_player(config)
-
-        async def work() -> dict[str, list[Group]]:
-            async with player.started(shown) as scheduler:
-                return await evaluate_sets(scheduler, config, sets, "eval", shown)
-
-        played = run_interruptibly(work())
-    finally:
-        shown.close()
-    return {name: Score.of(groups) for name, groups in played.items()}
+    return measure(config, _open_display(display), None if out is None else Path(out))
 
 
 def play(

@@ -120,7 +120,7 @@ def test_a_line_that_fails_differently_for_each_action_is_one_cause():
 
 def test_a_method_with_other_arguments_is_named_with_its_line():
     class Extra(Solvable):
-        async def evaluate(self, task):
+        async def evaluate(self, task):  # type: ignore[override]
             return 0.0
 
     [line] = found(Extra)

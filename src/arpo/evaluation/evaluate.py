@@ -13,6 +13,7 @@ from typing import Any
 
 from arpo.config import Config
 from arpo.engines.factory import model_id
+from arpo.envs.base import Env
 from arpo.errors import UserError
 from arpo.evaluation.finished_episodes import FinishedEpisodes, evaluation_key, is_of_another_evaluation
 from arpo.evaluation.scoring import (
@@ -26,7 +27,8 @@ from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, note_cancel, open_display
 from arpo.rollout.player import Player, open_player
-from arpo.rollout.scheduler import OnEpisode, Outcome, Scheduler
+from arpo.rollout.scheduler import OnEpisode, Outcome, Scheduler, WrapEnv
+from arpo.rollout.watched_env import WatchedEnv
 from arpo.storage.run_folder import write_atomically
 from arpo.types import Group, Task, Trajectory
 
@@ -40,13 +42,14 @@ async def evaluate(
     temperature: float,
     on_episode: OnEpisode,
     finished: Mapping[str, Trajectory] = MappingProxyType({}),
+    wrap: WrapEnv = lambda env: env,
 ) -> list[Group]:
     """Play `rollouts` episodes of each (index, task) at `temperature`. Episode ids are name-index-number.
 
-    Episodes in `finished` are not played again.
+    Episodes in `finished` are not played again. `wrap` is applied to each fresh environment.
     """
     settings = replace(scheduler.settings, group_size=rollouts, temperature=temperature)
-    return await replace(scheduler, settings=settings).run(name, tasks, on_episode, finished)
+    return await replace(scheduler, settings=settings).run(name, tasks, on_episode, finished, wrap)
 
 
 async def evaluate_sets(
@@ -61,6 +64,9 @@ async def evaluate_sets(
 
     `kept` has the episodes that are finished already, and receives the others.
     """
+
+    def wrap(env: Env) -> Env:
+        return WatchedEnv(env, kept.prepare) if kept is not None else env
 
     def on_episode(index: int, outcome: Outcome) -> None:
         if kept is not None and isinstance(outcome, Trajectory):
@@ -88,6 +94,7 @@ async def evaluate_sets(
             temperature=config.eval.temperature,
             on_episode=on_episode,
             finished=finished,
+            wrap=wrap,
         )
         groups[set_name] = [without_partial_credit(group, config.env.partial) for group in played]
         score = Score.of(groups[set_name])
@@ -99,26 +106,39 @@ async def evaluate_sets(
 
 def run_evaluation(config: Config, out: Path) -> int:
     """`arpo eval`: measure the recipe's model on its tasks, and write the counts to `out`."""
-    sets, skipped = playable(config, load_sets(config))
-    require_writable(out)
-    config = pin_model(config)
-    display = open_display(sys.stdout)
-    try:
-        report_skipped(skipped, out, display)
-        player = open_player(config)
-        kept = _open_kept(out, evaluation_key(config, sets, player.model))
-        try:
-            groups = run_interruptibly(
-                _evaluate(player, config, sets, display, kept), on_cancel=lambda: note_cancel(display)
-            )
-        finally:
-            kept.close()
-    finally:
-        display.close()
-    write_atomically(out, json.dumps(_record(config, groups) | {"skipped": skipped}, indent=1) + "\n")
-    kept.delete()
+    measure(config, open_display(sys.stdout), out)
     print(f"written to {out}")
     return 0
+
+
+def measure(config: Config, display: Display, out: Path | None = None) -> dict[str, Score]:
+    """Play the recipe's tasks with its model. Returns the scores by task set. Closes `display`.
+
+    `out` receives the counts as JSON. With it an evaluation is resumable: OUT.episodes has the finished
+    episodes of an interrupted one.
+    """
+    kept = None
+    try:
+        sets, skipped = playable(config, load_sets(config))
+        if out is not None:
+            require_writable(out)
+        config = pin_model(config)
+        report_skipped(skipped, out, display)
+        player = open_player(config)
+        if out is not None:
+            kept = _open_kept(out, evaluation_key(config, sets, player.model))
+        groups = run_interruptibly(
+            _evaluate(player, config, sets, display, kept),
+            on_cancel=lambda: note_cancel(display, stored=out is not None),
+        )
+    finally:
+        if kept is not None:
+            kept.close()
+        display.close()
+    if out is not None and kept is not None:
+        write_atomically(out, json.dumps(_record(config, groups) | {"skipped": skipped}, indent=1) + "\n")
+        kept.delete()
+    return {name: Score.of(played) for name, played in groups.items()}
 
 
 def _open_kept(out: Path, key: str) -> FinishedEpisodes:
@@ -136,7 +156,7 @@ async def _evaluate(
     config: Config,
     sets: Mapping[str, Sequence[Task]],
     display: Display,
-    kept: FinishedEpisodes,
+    kept: FinishedEpisodes | None,
 ) -> dict[str, list[Group]]:
     async with player.started(display) as scheduler:
         return await evaluate_sets(scheduler, config, sets, "eval", display, kept)

@@ -131,7 +131,7 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
         if left := {index: task for index, task in enumerate(pool.values()) if task.id not in done}:
             failed = run_interruptibly(
                 _screen(config, left, rollouts, progress, counts, display),
-                on_cancel=lambda: note_cancel(display, "results of finished tasks"),
+                on_cancel=lambda: note_cancel(display),
             )
         screening = Screening(
             tasks=list(pool),

@@ -102,9 +102,11 @@ def write_skipped(path: Path, reasons: Mapping[str, str], display: Display) -> N
     report_skipped(reasons, path, display)
 
 
-def report_skipped(reasons: Mapping[str, str], path: Path, display: Display) -> None:
+def report_skipped(reasons: Mapping[str, str], path: Path | None, display: Display) -> None:
+    """Show the first reasons; all of them if no file has them."""
     if reasons:
         tasks = count_noun(len(reasons), "task")
-        display.note(f"skipping {tasks} that cannot run here. {path} has all reasons:")
-        for task, reason in list(reasons.items())[:_SHOWN]:
+        where = f". {path} has all reasons" if path else ""
+        display.note(f"skipping {tasks} that cannot run here{where}:")
+        for task, reason in list(reasons.items())[: _SHOWN if path else None]:
             display.note(f"  {task}: {reason}")

@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from arpo.config import ModelConfig
 from arpo.errors import UserError
-from arpo.models import attention, fused_ops, hub, vision_attention
+from arpo.models import attention, float32_head, fused_ops, hub, vision_attention
 from arpo.models.families import FAMILIES, VisionLanguageModel
 from arpo.prompts.rendering import Renderer
 

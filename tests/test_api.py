@@ -172,7 +172,7 @@ def test_notes_are_logged(run, caplog):
 def test_an_interrupted_evaluation_with_an_output_file_plays_only_the_missing_episodes(
     run, tmp_path, monkeypatch
 ):
-    settings = {"env.name": "test_api:Interrupting", "env.parallel": 1}
+    settings: dict[str, arpo.api.Setting] = {"env.name": "test_api:Interrupting", "env.parallel": 1}
     config = arpo.load(run.config, settings)
     monkeypatch.setattr(Interrupting, "left", 3)
     monkeypatch.setattr(Interrupting, "starts", 0)

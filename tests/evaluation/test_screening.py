@@ -225,22 +225,30 @@ def test_a_screening_that_was_stopped_goes_on(
     assert not out.exists()
     how = HOW | {"env": "verdicts:Stopping"}
     assert [json.loads(line) for line in progress.read_text("utf-8").split("\n") if line] == [
+        {"id": A, "episode": 0, "score": 1.0, **how},
+        {"id": A, "episode": 1, "score": 0.0, **how},
         {"id": A, "successes": 1, "rollouts": 2, **how},
+        {"id": B, "episode": 0, "score": 1.0, **how},
+        {"id": B, "episode": 1, "score": 1.0, **how},
         {"id": B, "successes": 2, "rollouts": 2, **how},
+        {"id": C, "episode": 0, "score": 1.0, **how},
     ]
 
-    # Killed while it wrote a line: that task is played again, and what comes after is not torn with it.
-    os.truncate(progress, progress.stat().st_size - 9)
-    Scripted.play({B: [0, 1], C: [0, 0], D: [1, 1]})
-    Stopping.left = 4
+    # Only the missing episodes are played: one of C, both of D.
+    Scripted.play({C: [0], D: [1, 1]})
+    Stopping.left = 2
     capsys.readouterr()
     with pytest.raises(Stopped):
         screen(tmp_path, out, env="Stopping")
-    assert "screening: 6 episodes" in capsys.readouterr().out
+    assert "screening: 4 episodes, 1 already done" in capsys.readouterr().out
+
+    # Killed while it wrote a line: that episode is played again, and what comes after is not torn with it.
+    os.truncate(progress, progress.stat().st_size - 9)
     Stopping.left = 2
+    Scripted.play({D: [0, 1]})
     assert screen(tmp_path, out, env="Stopping") == 0
-    assert "screening: 2 episodes" in capsys.readouterr().out
-    assert kept(out) == {A: (1, 2), B: (1, 2), D: (2, 2)}
+    assert "screening: 2 episodes\n" in capsys.readouterr().out
+    assert kept(out) == {A: (1, 2), B: (2, 2), C: (1, 2), D: (1, 2)}
     assert not progress.exists()
 
 

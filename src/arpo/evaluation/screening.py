@@ -2,8 +2,8 @@
 
 The task file OUT lists the kept tasks with their counts. OUT.report.json has the result of every task, and a
 later call with the same settings takes the counts from it: another selection plays nothing.
-OUT.progress.jsonl gets one line per finished task, so an interrupted screening resumes. A task whose episodes
-all failed counts as failed, not as unsolved.
+OUT.progress.jsonl gets one line per finished episode and per finished task, so an interrupted screening plays
+only the missing episodes. A task whose episodes all failed counts as failed, not as unsolved.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ from arpo.reporting.display import Display, note_cancel, open_display
 from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import Outcome, describe_failure
 from arpo.storage.files import naming, write_atomically
-from arpo.types import Failure, Task, Trajectory
+from arpo.types import Failure, Screenshot, StopReason, Task, Trajectory
 
 BAR = 40  # characters of the histogram's longest bar
+SCREEN = "screen"  # first part of the episode ids
 NEVER, ALWAYS, FAILED, CANNOT = "never solved", "always solved", "failed", "cannot run here"
 FARTHER = "farther from 50%"  # only with screen.count
+
+Scores = Mapping[str, Mapping[int, float]]  # of finished episodes, by task id and number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +124,7 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
     config = pin_model(config)
     progress, report = (out.with_name(f"{out.name}.{end}") for end in ("progress.jsonl", "report.json"))
     settings = screening_settings(config, rollouts)
-    counts = _read_progress(progress, settings, pool)
+    counts, scores = _read_progress(progress, settings, pool)
     failed: dict[str, str] = {}
     display = open_display(sys.stdout)
     try:
@@ -130,7 +133,7 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
         done = counts.keys() | skipped.keys()
         if left := {index: task for index, task in enumerate(pool.values()) if task.id not in done}:
             failed = run_interruptibly(
-                _screen(config, left, rollouts, progress, counts, display),
+                _screen(config, left, rollouts, progress, counts, scores, display),
                 on_cancel=lambda: note_cancel(display),
             )
         screening = Screening(
@@ -184,20 +187,30 @@ async def _screen(
     rollouts: int,
     progress: Path,
     counts: dict[str, Count],
+    scores: Scores,
     display: Display,
 ) -> dict[str, str]:
-    """Play the tasks, given by index. Adds each finished task to `counts` and to the progress file.
+    """Play the tasks, given by index, without the episodes in `scores`.
 
-    Failed episodes do not count as rollouts. Returns the first failure of each task without a played episode.
+    Writes each finished episode and task to the progress file, and adds the tasks to `counts`. Failed
+    episodes do not count as rollouts. Returns the first failure of each task without a played episode.
     """
     player = open_player(config)
-    outcomes: dict[int, list[Outcome]] = {}
+    settings = screening_settings(config, rollouts)
+    finished = _finished(tasks, scores, rollouts)
+    outcomes: dict[int, list[Outcome]] = {index: [] for index in tasks}
+    for index, outcome in finished.values():
+        outcomes[index].append(outcome)
     failed: dict[str, str] = {}
     reported = False  # one failure is shown, not all of them
-    display.begin("screening", len(tasks) * rollouts)
+    display.begin("screening", len(tasks) * rollouts, len(finished))
     with progress.open("a", encoding="utf-8") as file:
         with naming(progress):
             print(file=file, flush=True)  # completes a torn last line
+
+        def write(line: Mapping[str, Any]) -> None:
+            with naming(progress):
+                print(json.dumps({**line, **settings}), file=file, flush=True)
 
         def on_episode(index: int, outcome: Outcome) -> None:
             nonlocal reported
@@ -205,16 +218,18 @@ async def _screen(
             if isinstance(outcome, Failure) and not reported:
                 reported = True
                 display.note(f"an episode failed: {describe_failure(outcome)}")
-            outcomes.setdefault(index, []).append(outcome)
+            name = tasks[index].id
+            if isinstance(outcome, Trajectory):
+                number = int(outcome.episode_id.rpartition("-")[2])
+                write({"id": name, "episode": number, "score": outcome.score})
+            outcomes[index].append(outcome)
             if len(outcomes[index]) < rollouts:
                 return
-            name, played = tasks[index].id, outcomes.pop(index)
+            played = outcomes.pop(index)
             count = _count(played, config.replay.threshold)
             if count.rollouts:
                 counts[name] = count
-                line = {"id": name, "successes": count.successes, "rollouts": count.rollouts}
-                with naming(progress):
-                    print(json.dumps(line | screening_settings(config, rollouts)), file=file, flush=True)
+                write({"id": name, "successes": count.successes, "rollouts": count.rollouts})
             else:
                 failed[name] = next(describe_failure(one) for one in played if isinstance(one, Failure))
 
@@ -222,12 +237,37 @@ async def _screen(
             await evaluate(
                 scheduler,
                 list(tasks.items()),
-                name="screen",
+                name=SCREEN,
                 rollouts=rollouts,
                 temperature=config.rollout.temperature,
                 on_episode=on_episode,
+                finished={episode: outcome for episode, (_, outcome) in finished.items()},
             )
     return failed
+
+
+def _finished(tasks: Mapping[int, Task], scores: Scores, rollouts: int) -> dict[str, tuple[int, Trajectory]]:
+    """The stored episodes of unfinished tasks by episode id, each with the index of its task.
+
+    They have no turns: screening reads only the scores.
+    """
+    return {
+        (name := f"{SCREEN}-{index}-{number}"): (
+            index,
+            Trajectory(
+                episode_id=name,
+                task_id=task.id,
+                turns=(),
+                final=Screenshot(b"", ""),
+                score=score,
+                malformed=False,
+                stop=StopReason.FINISHED,
+            ),
+        )
+        for index, task in tasks.items()
+        for number, score in scores.get(task.id, {}).items()
+        if number < rollouts
+    }
 
 
 def screening_settings(config: Config, rollouts: int) -> dict[str, str | int | float]:
@@ -253,15 +293,25 @@ def _count(outcomes: list[Outcome], threshold: float) -> Count:
     return Count(successes=sum(t.score >= threshold for t in played), rollouts=len(played))
 
 
-def _read_progress(path: Path, settings: Mapping[str, object], pool: Mapping[str, Task]) -> dict[str, Count]:
-    """The counts of an interrupted screening with the same settings. Ignores a torn last line."""
+def _read_progress(
+    path: Path, settings: Mapping[str, object], pool: Mapping[str, Task]
+) -> tuple[dict[str, Count], Scores]:
+    """The finished tasks and episodes of an interrupted screening with the same settings.
+
+    Ignores a torn last line.
+    """
+    counts: dict[str, Count] = {}
+    scores: dict[str, dict[int, float]] = {}
     if not path.is_file():
-        return {}
-    counts = {}
+        return counts, scores
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             row = json.loads(line)
-            name, count = row["id"], Count(successes=row["successes"], rollouts=row["rollouts"])
+            name = row["id"]
+            if "episode" in row:
+                scores.setdefault(name, {})[int(row["episode"])] = float(row["score"])
+            else:
+                counts[name] = Count(successes=row["successes"], rollouts=row["rollouts"])
             alike = all(row.get(key) == value for key, value in settings.items()) and name in pool
         except (ValueError, KeyError, TypeError):
             continue
@@ -269,8 +319,7 @@ def _read_progress(path: Path, settings: Mapping[str, object], pool: Mapping[str
             raise UserError(
                 f"{path}: belongs to a screening with other settings. Remove it, or choose another --out"
             )
-        counts[name] = count
-    return counts
+    return counts, scores
 
 
 def _read_report(

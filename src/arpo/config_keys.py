@@ -52,8 +52,8 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Data type of the weights")
     float32_head: bool = setting(
         False,
-        "Logits in float32 although the weights are bfloat16, in engine and learner: closer "
-        "log-probabilities, slower decoding",
+        "Logits in float32 although the weights are bfloat16, in engine and learner: less rounding, slower "
+        "decoding",
     )
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "Device; auto: a GPU if there is one")
     weights: Literal["load", "random"] = setting(

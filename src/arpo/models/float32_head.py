@@ -1,8 +1,9 @@
 """Logits in float32 for a bfloat16 model (model.float32_head).
 
-In bfloat16, logits near 20 are 0.125 apart, and engine and learner round them differently. The head's weights
-stay bfloat16, also if they are tied to the embeddings; each call converts them. So checkpoints and exports do
-not change. `install` changes one model instance, and thereby engine and learner alike.
+In bfloat16, neighbouring logits near 20 are 0.125 apart, so a tiny difference between engine and learner may
+become a large one. The head's weights stay bfloat16, also if they are tied to the embeddings; each call
+converts them. So checkpoints and exports do not change. `install` changes one model instance, and thereby
+engine and learner alike.
 """
 
 from __future__ import annotations

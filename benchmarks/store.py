@@ -1,37 +1,60 @@
-"""Measures the disk space of a stored trajectory: 15 screenshots of a real desktop at 1920x1080.
+"""Measures storing of screenshots at 1920x1080: its time, while episodes are played, and its disk space.
 
-Starts a virtual X display with a wallpaper, a window manager and common applications, uses them like an
-agent, stores the episode and prints one JSON line. `ratio` is the bytes on disk (screenshots and text)
-divided by the bytes of the float32 RGB pixels of all screenshots. The goal is at most 0.01.
+Plays batches of episodes of 15 steps with and without storing them, in turns, and prints one JSON line. The
+engine and the learner wait, as for a GPU: a turn takes 1 s, and learning 1 s per episode. A batch with
+storing ends when its episodes are on disk, as at a checkpoint. `ratio` is the episodes per second with
+storing, divided by those without; the goal is at least 0.95, if there are cores for the encoder processes.
+`disk_ratio` is the bytes on disk (screenshots and text) divided by the bytes of the float32 RGB pixels of all
+screenshots; the goal is at most 0.01.
 
+    python benchmarks/store.py                   # screenshots drawn here: wallpaper, windows, text
+    python benchmarks/store.py --from FOLDER     # your own PNG files of one size, ordered by name
+    python benchmarks/store.py --desktop         # a virtual X display with common applications, which needs:
     apt-get install xvfb openbox feh xdotool xterm pcmanfm mousepad \\
         libreoffice-calc libreoffice-gtk3 gnome-backgrounds
-    python benchmarks/store.py [--keep FOLDER]    # also save the screenshots in FOLDER as PNG files
-    python benchmarks/store.py --from FOLDER      # use your own PNG files, ordered by name
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import io
 import json
 import os
+import resource
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from itertools import count
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageGrab
+from PIL import Image, ImageDraw, ImageFont, ImageGrab
 
-from arpo.actions import Wait
-from arpo.storage.run_folder import RunFolder
-from arpo.types import Completion, Screenshot, StopReason, Trajectory, Turn
+from arpo.actions import Action
+from arpo.config import EnvConfig, RolloutConfig
+from arpo.envs.base import Env
+from arpo.envs.pool import EnvPool, LocalEnvs
+from arpo.prompts.conversation import load_template
+from arpo.prompts.rendering import ChatRenderer
+from arpo.rollout.episode import Agent
+from arpo.rollout.scheduler import Scheduler
+from arpo.rollout.watched_env import WatchedEnv
+from arpo.storage.encoders import default_processes
+from arpo.storage.run_folder import PACK, RunFolder
+from arpo.testing import ScriptedEngine, task
+from arpo.types import Completion, Observation, Prompt, Sampling, Screenshot, StepResult, Task, Trajectory
 
+STEPS_PER_EPISODE = 15
+ANSWER = "Thought: The next entry is in the list.\nAction: wait()"
+WORDS = ("open", "file", "system", "settings", "window", "report", "table", "value", "region", "price")
 SIZE = (1920, 1080)
 DISPLAY = ":97"
 WALLPAPER = "/usr/share/backgrounds/gnome/wood-d.webp"
@@ -53,6 +76,7 @@ STEPS: tuple[tuple[str, float], ...] = (
     ("key ctrl+a ctrl+b", 3),
     ("key alt+o", 3),
     ("key Escape alt+f", 3),
+    ("key Escape", 3),
 )
 
 
@@ -112,79 +136,210 @@ def grab() -> bytes:
     return buffer.getvalue()
 
 
-def episode(shots: list[Screenshot]) -> Trajectory:
-    """A trajectory of realistic size: 120 sampled tokens and 2,600 image tokens per turn."""
-    turns = tuple(
-        Turn(
-            screenshot=shot,
-            context=(151652, *[151655] * 2600, 151653),
-            images=(shot,),
-            restart=index == 0,
-            completion=Completion(
-                token_ids=tuple(range(1000, 1120)),
-                logprobs=tuple(-0.1234567 * token for token in range(120)),
-                text="Thought: The next entry is in the list.\nAction: wait()",
-                finish="stop",
-                policy_version=0,
-            ),
-            actions=(Wait(),),
-        )
-        for index, shot in enumerate(shots)
+def drawn_screenshots() -> list[bytes]:
+    """A wallpaper; then windows with text open, scroll and show menus."""
+    rng = np.random.default_rng(0)
+    screen = _wallpaper(rng)
+    shots = [_png(screen)]
+    windows = ((100, 120, 1000, 800), (900, 300, 1800, 980), (300, 60, 1500, 1000))
+    for step in range(STEPS_PER_EPISODE):
+        box = windows[step // 5]
+        if step % 5 not in (0, 3):  # a menu
+            left, top = box[0] + 40 * step, box[1] + 60
+            box = (left, top, left + 260, top + 180)
+        _draw_window(screen, box, rng, dark=step // 5 == 1)
+        shots.append(_png(screen))
+    return shots
+
+
+def _wallpaper(rng: np.random.Generator) -> Image.Image:
+    """Smooth noise of several scales, which compresses like a photograph."""
+    pixels = np.zeros((SIZE[1], SIZE[0], 3), np.float32)
+    for cells in (4, 8, 16, 32, 64, 128, 256):
+        for channel in range(3):
+            noise = rng.random((cells * SIZE[1] // SIZE[0] + 2, cells + 1), np.float32)
+            scaled = Image.fromarray(noise).resize(SIZE, Image.Resampling.BICUBIC)
+            pixels[..., channel] += np.asarray(scaled) / cells**0.8
+    pixels = (pixels - pixels.min()) / (pixels.max() - pixels.min())
+    return Image.fromarray((pixels * 255).astype(np.uint8))
+
+
+def _draw_window(
+    screen: Image.Image, box: tuple[int, int, int, int], rng: np.random.Generator, *, dark: bool
+) -> None:
+    paper, ink = ((30, 30, 34), (220, 220, 220)) if dark else ((250, 250, 250), (20, 20, 20))
+    left, top, right, bottom = box
+    draw, font = ImageDraw.Draw(screen), ImageFont.load_default(15)
+    draw.rectangle(box, fill=paper, outline=(90, 90, 90))
+    draw.rectangle((left, top, right, top + 30), fill=(60, 63, 70))
+    for y in range(top + 8, bottom - 20, 22):
+        words = rng.choice(WORDS, int(rng.integers(2, max(3, (right - left) // 80))))
+        draw.text((left + 14, y), " ".join(words), font=font, fill=(240, 240, 240) if y < top + 30 else ink)
+
+
+def _png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+class Recorded:
+    """An environment that shows recorded screenshots. No two PNGs are the same: each has a number as text."""
+
+    shots: Sequence[bytes] = ()
+    numbers = count()
+
+    async def start(self, task: Task) -> Observation:
+        self._left = iter(self.shots)
+        return self._next()
+
+    async def step(self, actions: tuple[Action, ...]) -> StepResult:
+        return StepResult(observation=self._next())
+
+    async def evaluate(self) -> float:
+        return 1.0
+
+    async def close(self) -> None: ...
+
+    def _next(self) -> Observation:
+        png, text = next(self._left), b"number\0%d" % next(self.numbers)
+        chunk = struct.pack(">I", len(text)) + b"tEXt" + text + struct.pack(">I", zlib.crc32(b"tEXt" + text))
+        return Observation(screenshot=Screenshot.of(png[:33] + chunk + png[33:]))  # after the header
+
+
+class WaitingEngine(ScriptedEngine):
+    """Answers after `seconds`, as a GPU that the event loop waits for."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__([ANSWER] * STEPS_PER_EPISODE, str.encode, end=0)
+        self._seconds = seconds
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Completion:
+        await asyncio.sleep(self._seconds)
+        return await super().generate(prompt, sampling)
+
+
+def open_scheduler(options: argparse.Namespace) -> Scheduler:
+    agent = Agent(
+        engine=WaitingEngine(options.turn_seconds),
+        renderer=ChatRenderer(3136, 12_845_056),
+        template=load_template("desk"),
+        coordinates="pixels",
     )
-    return Trajectory(
-        episode_id="bench",
-        task_id="bench",
-        turns=turns,
-        final=shots[-1],
-        score=1.0,
-        malformed=False,
-        stop=StopReason.MAX_STEPS,
+    settings = RolloutConfig(
+        group_size=options.episodes, max_steps=STEPS_PER_EPISODE, max_images=STEPS_PER_EPISODE
     )
+    config = EnvConfig(name="recorded", parallel=options.episodes, width=0, height=0)
+    return Scheduler(
+        pool=EnvPool(LocalEnvs(Recorded, options.episodes), config), agent=agent, settings=settings, seed=0
+    )
+
+
+async def play_batch(
+    scheduler: Scheduler, name: str, learn_seconds: float, store: RunFolder | None
+) -> Sequence[Trajectory]:
+    """One batch of the training loop, with or without a store."""
+
+    def wrap(env: Env) -> Env:
+        return WatchedEnv(env, store.prepare) if store is not None else env
+
+    (group,) = await scheduler.run(name, [(0, task("bench"))], lambda *_: None, wrap=wrap)
+    assert not group.failures, group.failures
+    for trajectory in group.trajectories:
+        if store is not None:
+            store.add_trajectory(trajectory)
+    await asyncio.sleep(learn_seconds * len(group.trajectories))
+    if store is not None:
+        store.offsets()
+    return group.trajectories
+
+
+def compare(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Play batches with and without storing, in turns."""
+    scheduler = open_scheduler(options)
+    seconds, cpu = {False: 0.0, True: 0.0}, {False: 0.0, True: 0.0}
+    screenshots = 0
+    with closing(RunFolder(folder)) as store:
+        store.add_trajectory(asyncio.run(play_batch(scheduler, "warm-up", 0.0, None))[0])
+        store.offsets()  # the encoder processes have started
+        for number in range(options.batches):
+            for storing in (False, True):
+                began, cpu_began = time.perf_counter(), time.process_time()
+                played = asyncio.run(
+                    play_batch(scheduler, f"batch{number}", options.learn_seconds, store if storing else None)
+                )
+                seconds[storing] += time.perf_counter() - began
+                cpu[storing] += time.process_time() - cpu_began
+                screenshots += storing * sum(1 + len(trajectory.turns) for trajectory in played)
+    while any(thread.name == "arpo-encoder" for thread in threading.enumerate()):
+        time.sleep(0.1)
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    rates = {storing: options.batches * options.episodes / seconds[storing] for storing in seconds}
+    return {
+        "ratio": round(rates[True] / rates[False], 3),
+        "episodes_per_second": round(rates[True], 3),
+        "episodes_per_second_without": round(rates[False], 3),
+        "cpu_seconds_per_screenshot": round(
+            (children.ru_utime + children.ru_stime) / (screenshots + 1 + STEPS_PER_EPISODE), 3
+        ),
+        "main_cpu_seconds_per_screenshot": round((cpu[True] - cpu[False]) / screenshots, 4),
+    }
 
 
 def pixels(png: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
 
 
+def disk_space(folder: Path, pngs: Sequence[bytes]) -> dict[str, float]:
+    """The space of the warm-up's episode, and the time to read it."""
+    with closing(RunFolder(folder)) as store:
+        first = store.episode_ids()[0]
+        began = time.process_time()
+        loaded = store.load_trajectory(first)
+        read_seconds = time.process_time() - began
+        for turn, png in zip(loaded.turns, pngs, strict=False):
+            assert np.array_equal(pixels(turn.screenshot.png), pixels(png)), "a stored screenshot lost pixels"
+        store.prune([first])
+    stored = (folder / PACK).stat().st_blocks * 512 + len(
+        (folder / "trajectories.jsonl").read_bytes().splitlines()[0]
+    )
+    float32 = sum(4 * 3 * shot.size[0] * shot.size[1] for shot in map(Screenshot.of, pngs))
+    return {
+        "png_bytes": sum(map(len, pngs)),
+        "stored_bytes": stored,
+        "disk_ratio": round(stored / float32, 5),
+        "cpu_seconds_to_read_one": round(read_seconds / len(pngs), 3),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--from", type=Path, dest="source", help="directory with at least 16 PNG files")
+    parser.add_argument("--desktop", action="store_true", help="screenshots of a virtual X display")
     parser.add_argument("--keep", type=Path, help="output directory for the screenshots")
-    parser.add_argument("--from", type=Path, dest="source", help="directory with PNG files to use instead")
+    parser.add_argument("--episodes", type=int, default=8, help="episodes per batch, played at the same time")
+    parser.add_argument("--batches", type=int, default=2, help="batches with and without storing")
+    parser.add_argument("--turn-seconds", type=float, default=1.0, help="seconds per answer of the engine")
+    parser.add_argument("--learn-seconds", type=float, default=1.0, help="seconds of learning per episode")
     options = parser.parse_args()
     if options.source:
         pngs = [path.read_bytes() for path in sorted(options.source.glob("*.png"))]
     else:
-        pngs = real_screenshots()
+        pngs = real_screenshots() if options.desktop else drawn_screenshots()
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
         for index, png in enumerate(pngs):
             (options.keep / f"{index:02d}.png").write_bytes(png)
-    shots = [Screenshot.of(png) for png in pngs]
+    if len(pngs) <= STEPS_PER_EPISODE:
+        sys.exit(f"benchmarks/store.py: {len(pngs)} screenshots, must be at least {STEPS_PER_EPISODE + 1}")
+    Recorded.shots = pngs[: STEPS_PER_EPISODE + 1]
     with tempfile.TemporaryDirectory() as folder:
-        run_folder = RunFolder(Path(folder))
-        started = time.perf_counter()
-        run_folder.add_trajectory(episode(shots))
-        seconds = time.perf_counter() - started
-        loaded = run_folder.load_trajectory("bench")
-        run_folder.close()
-        for turn, png in zip(loaded.turns, pngs, strict=True):
-            assert np.array_equal(pixels(turn.screenshot.png), pixels(png)), "a stored screenshot lost pixels"
-        stored = sum(path.stat().st_size for path in Path(folder).iterdir())
-    float32 = sum(4 * 3 * shot.size[0] * shot.size[1] for shot in shots)
-    result = {
-        "benchmark": "store",
-        "screenshots": len(shots),
-        "distinct": len({shot.sha256 for shot in shots}),
-        "png_bytes": sum(map(len, pngs)),
-        "stored_bytes": stored,
-        "float32_bytes": float32,
-        "ratio": round(stored / float32, 5),
-        "ratio_png": round(sum(map(len, pngs)) / float32, 5),
-        "seconds_per_screenshot": round(seconds / len(shots), 3),
-    }
-    print(json.dumps(result))
+        measured = compare(options, Path(folder))
+        space = disk_space(Path(folder), Recorded.shots)
+    settings = {"cores": os.cpu_count(), "processes": default_processes(), "episodes": options.episodes}
+    print(json.dumps({"benchmark": "store", **measured, **space, **settings}))
 
 
 if __name__ == "__main__":

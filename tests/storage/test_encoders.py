@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from arpo.storage import encoders
+from arpo.storage.encoder_process import BASE, CHANGE, WHOLE, Recent
 from arpo.storage.encoders import EncoderDied, Encoders
 from arpo.storage.picture_codec import encode
 from arpo.types import Screenshot
@@ -36,7 +37,8 @@ def ended_workers():
 
 def test_pictures_are_those_of_the_codec():
     with closing(Encoders(processes=1)) as coders:
-        coders.start([(FIRST, None), (SECOND, FIRST), (THIRD, SECOND)])
+        for pair in [(FIRST, None), (SECOND, FIRST), (THIRD, SECOND)]:
+            coders.start(*pair)
         assert coders.take(THIRD, SECOND) == encode(image(THIRD), image(SECOND))
         assert coders.take(FIRST, None) == encode(image(FIRST), None)
         assert coders.take(SECOND, FIRST) == encode(image(SECOND), image(FIRST))
@@ -44,19 +46,61 @@ def test_pictures_are_those_of_the_codec():
 
 
 def test_a_picture_is_encoded_once(monkeypatch):
-    encoded, original = [], encoders._Worker.encode
+    encoded, original = [], encoders._Worker._encode
 
     def counted(worker, shot, base):
         encoded.append(shot)
         return original(worker, shot, base)
 
-    monkeypatch.setattr(encoders._Worker, "encode", counted)
+    monkeypatch.setattr(encoders._Worker, "_encode", counted)
     with closing(Encoders(processes=2)) as coders:
-        coders.start([(FIRST, None), (SECOND, FIRST)])
-        coders.start([(FIRST, None), (THIRD, FIRST)])
+        for pair in [(FIRST, None), (SECOND, FIRST), (FIRST, None), (THIRD, FIRST)]:
+            coders.start(*pair)
         for pair in [(FIRST, None), (SECOND, FIRST), (THIRD, FIRST)]:
             coders.take(*pair)
     assert sorted(shot.sha256 for shot in encoded) == sorted(shot.sha256 for shot in (FIRST, SECOND, THIRD))
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """(task, screenshot) of the requests to the processes."""
+    requests, original = [], encoders._Worker._send
+
+    def send(worker, process, task, shot, base):
+        requests.append((task, shot))
+        original(worker, process, task, shot, base)
+
+    monkeypatch.setattr(encoders._Worker, "_send", send)
+    return requests
+
+
+def test_a_base_that_the_process_has_decoded_is_not_sent_again(sent):
+    other, next_of_other = large_desktop(2), large_desktop(2, window=5)
+    with closing(Encoders(processes=1)) as coders:  # two episodes take turns
+        for pair in [(FIRST, None), (other, None), (SECOND, FIRST), (next_of_other, other), (THIRD, SECOND)]:
+            assert coders.take(*pair)
+    assert [task for task, _ in sent] == [WHOLE, WHOLE, CHANGE, CHANGE, CHANGE]
+
+
+def test_a_base_that_the_process_has_forgotten_is_sent_again(sent, monkeypatch):
+    monkeypatch.setattr(encoders, "MAX_DECODED_PIXELS", 640 * 480)
+    with closing(Encoders(processes=1)) as coders:
+        coders.take(FIRST, None)
+        coders.take(large_desktop(2), None)
+        assert coders.take(SECOND, FIRST) == encode(image(SECOND), image(FIRST))
+        assert coders.take(THIRD, SECOND) == encode(image(THIRD), image(SECOND))
+    assert [task for task, _ in sent] == [WHOLE, WHOLE, BASE, CHANGE, CHANGE]
+
+
+def test_the_pictures_used_last_are_kept_within_a_limit_of_pixels():
+    recent = Recent[str](limit=10)
+    for name, pixels in [(b"a", 4), (b"b", 4), (b"c", 2)]:
+        recent.put(name, pixels, name.decode())
+    assert recent.get(b"a") == "a"  # used again
+    recent.put(b"d", 4, "d")
+    assert [recent.get(name) for name in (b"a", b"b", b"c", b"d")] == ["a", None, "c", "d"]
+    recent.put(b"e", 99, "e")  # one picture may exceed the limit
+    assert [recent.get(name) for name in (b"a", b"c", b"d", b"e")] == [None, None, None, "e"]
 
 
 def test_processes_start_with_the_work_and_end_with_the_encoders():
@@ -106,7 +150,8 @@ def test_no_process_outlives_a_killed_parent():
     script = (
         "import sys; from arpo.storage.encoders import Encoders; from stored_episodes import large_desktop\n"
         "coders = Encoders(processes=1); coders.take(large_desktop(1), None); print('ready', flush=True)\n"
-        "coders.start([(large_desktop(number), None) for number in range(100)]); sys.stdin.read()"
+        "for number in range(2, 100): coders.start(large_desktop(number), None)\n"
+        "sys.stdin.read()"
     )
     support = str(Path(__file__).parents[1] / "support")
     parent = subprocess.Popen(
@@ -125,6 +170,7 @@ def test_no_process_outlives_a_killed_parent():
 def test_closing_gives_up_unfinished_pictures():
     before = ended_workers()
     coders = Encoders(processes=1)
-    coders.start([(large_desktop(number), None) for number in range(2, 30)])
+    for number in range(2, 30):
+        coders.start(large_desktop(number), None)
     coders.close()
     assert ended_workers() == before

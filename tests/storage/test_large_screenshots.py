@@ -50,8 +50,9 @@ def test_this_process_encodes_only_small_pictures_and_the_files_are_the_same(
     tmp_path, monkeypatch, encoded_here
 ):
     store = RunFolder(tmp_path / "processes")
-    for played in reversed(EPISODES):  # they end in any order
-        store.prepare(played)
+    for played in reversed(EPISODES):  # they are played in any order
+        for previous, turn in zip((None, *played.turns), played.turns, strict=False):
+            store.prepare(turn.screenshot, previous and previous.screenshot)
     for played in EPISODES:
         store.add_trajectory(played)
     store.close()

@@ -14,6 +14,7 @@ from arpo.config import Config
 from arpo.errors import UserError
 from arpo.reporting.display import NullDisplay
 from arpo.storage import screenshots
+from arpo.storage.codec import screenshots_of
 from arpo.storage.run_folder import PACK, TRAJECTORIES, RunFolder
 from arpo.storage.screenshots import ScreenshotPack
 from arpo.training.trainer import Trainer
@@ -64,26 +65,31 @@ def test_processes_encode_the_screenshots_and_the_files_are_those_of_one_process
     assert content(processes) == content(here)
 
 
-def test_encoding_begins_when_an_episode_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[str, str]] = []
+def test_a_screenshot_is_encoded_when_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: set[tuple[str, str]] = set()
+    early: dict[tuple[str, str], bool] = {}  # whether all screenshots of an added episode were taken before
     prepare, add = RunFolder.prepare, RunFolder.add_trajectory
 
-    def prepared(store: RunFolder, trajectory: Trajectory) -> None:
-        calls.append(("prepare", trajectory.episode_id))
-        prepare(store, trajectory)
+    def prepared(store: RunFolder, screenshot: Screenshot, previous: Screenshot | None) -> None:
+        taken.add((store.folder.name, screenshot.sha256))
+        prepare(store, screenshot, previous)
 
     def added(store: RunFolder, trajectory: Trajectory) -> None:
-        calls.append(("add", trajectory.episode_id))
+        folder = store.folder.name
+        early[folder, trajectory.episode_id] = {
+            (folder, shot.sha256) for shot in screenshots_of(trajectory)
+        } <= taken
         add(store, trajectory)
 
     monkeypatch.setattr(RunFolder, "prepare", prepared)
     monkeypatch.setattr(RunFolder, "add_trajectory", added)
     Photographic.play(SCRIPT)
     train_to_end(Trainer, photographic(tmp_path, "--train.epochs=1"))
-    batch = [call for call in calls if call[1].startswith("batch")]
-    names = [f"batch0-{index}-{number}" for index in (0, 1) for number in (0, 1)]
-    assert sorted(batch[:4]) == [("prepare", name) for name in names]  # in any order
-    assert batch[4:] == [("add", name) for name in names]
+    batch = [f"batch0-{index}-{number}" for index in (0, 1) for number in (0, 1)]
+    evaluated = {episode for folder, episode in early if folder == "evaluating"}
+    assert {"eval0-train-0-0", "eval1-heldout-0-0"} <= evaluated
+    assert all(early["run", episode] for episode in batch)
+    assert all(early["evaluating", episode] for episode in evaluated)
 
 
 def test_a_run_killed_while_it_stores_resumes_to_the_same_files(

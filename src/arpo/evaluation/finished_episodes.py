@@ -22,7 +22,7 @@ from arpo.errors import UserError
 from arpo.recipe import keys, value
 from arpo.storage.files import lock_folder, read_json, write_atomically
 from arpo.storage.run_folder import RunFolder
-from arpo.types import Task, Trajectory
+from arpo.types import Screenshot, Task, Trajectory
 
 KEY = "evaluation.json"
 # Prefixes of the keys of an episode, for given weights and task.
@@ -79,6 +79,10 @@ class FinishedEpisodes:
             self._store, self.episodes = self._open() if usable else self._start(key)
         except UserError:  # damaged: the episodes can be played again
             self._store, self.episodes = self._start(key)
+
+    def prepare(self, screenshot: Screenshot, previous: Screenshot | None) -> None:
+        """Begin to store a screenshot of an episode that is not finished."""
+        self._store.prepare(screenshot, previous)
 
     def add(self, trajectory: Trajectory) -> None:
         self._store.add_trajectory(trajectory)

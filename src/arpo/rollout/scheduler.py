@@ -35,12 +35,13 @@ class Scheduler:
         tasks: Sequence[tuple[int, Task]],
         on_episode: OnEpisode,
         finished: Mapping[str, Trajectory] = MappingProxyType({}),
+        wrap: WrapEnv = lambda env: env,
     ) -> list[Group]:
         """Play one group of `group_size` episodes for each (index, task).
 
         Calls `on_episode(index, outcome)` when an episode ends. Episode ids are batch-index-number: the tasks
         [(4, task)] of "batch0" with group_size 2 give "batch0-4-0" and "batch0-4-1". Episodes in `finished`
-        enter the groups without being played again.
+        enter the groups without being played again. `wrap` is applied to each fresh environment.
 
         If cancelled, it cancels every episode and waits until their environments are closed. An unexpected
         error does the same and is raised.
@@ -52,7 +53,7 @@ class Scheduler:
             name = f"{batch}-{index}-{number}"
             if name in finished:
                 return finished[name]
-            outcome = await self.episode(task, name)
+            outcome = await self.episode(task, name, wrap)
             on_episode(index, outcome)
             return outcome
 

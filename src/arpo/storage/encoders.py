@@ -6,23 +6,23 @@ start when there is work for them.
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
 from concurrent.futures import Future
 
 from arpo.errors import UserError, printable
+from arpo.png import read_size
 from arpo.process_environment import clean_environment
-from arpo.storage.encoder_process import BASE, CHANGE, MODULE, REPLY, REQUEST, WHOLE
+from arpo.storage.encoder_process import BASE, CHANGE, MODULE, REPLY, REQUEST, WHOLE, Recent
 from arpo.types import Screenshot
 
-# A screenshot and the base of its change. Without a base, the whole picture is encoded.
-Pair = tuple[Screenshot, Screenshot | None]
-_Job = list[tuple[Pair, "Future[bytes]"]]
 _ATTEMPTS = 2  # processes that may die of one picture
+MAX_DECODED_PIXELS = 1 << 25  # in a process: 16 screens of 1920x1080, 133 MB
+_AHEAD = 4  # pictures that may wait for the process with their base while another process is idle
 
 
 class EncoderDied(UserError):
@@ -35,40 +35,29 @@ def default_processes() -> int:
 
 
 class Encoders:
-    """Encodes pictures, each once. The sha256 of a screenshot and of its base name a picture."""
+    """Encodes pictures, each once: whole screenshots, or changes from another screenshot, their base."""
 
     def __init__(self, processes: int | None = None) -> None:
         self._limit = processes or default_processes()
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # the fields below: the main thread starts pictures, another takes them
-        self._started: dict[tuple[str, str], Future[bytes]] = {}
-        self._threads = 0
-        self._unfinished = 0  # jobs
-        self._closed = False
+        self._lock = threading.Lock()  # the main thread starts pictures, another one takes them
+        self._started: dict[tuple[str, str], Future[bytes]] = {}  # by names of screenshot and base
+        self._holders: dict[str, _Worker] = {}  # the workers that have decoded a screenshot, or will
+        self._workers: list[_Worker] = []
 
-    def start(self, pairs: Iterable[Pair]) -> None:
-        """Begin to encode these pictures, except those already begun. One process encodes them in order.
-
-        It is fastest if each base is the screenshot of the pair before: that one is decoded already.
-        """
+    def start(self, shot: Screenshot, base: Screenshot | None) -> None:
+        """Begin to encode a picture, unless it is begun."""
         with self._lock:
-            job: _Job = []
-            for pair in pairs:
-                if (key := _key(*pair)) not in self._started:
-                    self._started[key] = Future()
-                    job.append((pair, self._started[key]))
-            if not job:
-                return
-            self._unfinished += 1
-            if self._unfinished > self._threads < self._limit:
-                self._threads += 1
-                threading.Thread(target=self._work, name="arpo-encoder", daemon=True).start()
-            self._jobs.put(job)
+            key = _key(shot, base)
+            if key not in self._started:
+                self._started[key] = future = Future[bytes]()
+                worker = self._holders[shot.sha256] = self._choose(base)
+                worker.put(shot, base, future)
 
     def take(self, shot: Screenshot, base: Screenshot | None) -> bytes:
         """Wait for a picture, and forget it. Encodes it if it was not begun. Raises EncoderDied."""
-        self.start([(shot, base)])
+        self.start(shot, base)
         with self._lock:
+            self._holders.pop(shot.sha256, None)
             future = self._started.pop(_key(shot, base))
         return future.result()
 
@@ -76,29 +65,26 @@ class Encoders:
         """Forget the pictures that were not taken."""
         with self._lock:
             self._started.clear()
+            self._holders.clear()
 
     def close(self) -> None:
         """End the processes. Pictures that were not begun are given up."""
         with self._lock:
-            self._closed = True
-            for _ in range(self._threads):
-                self._jobs.put(None)
+            for worker in self._workers:
+                worker.close()
+            self._workers.clear()
+            self._holders.clear()
 
-    def _work(self) -> None:
-        """The thread of a process."""
-        worker = _Worker()
-        while (job := self._jobs.get()) is not None:
-            for (shot, base), future in job:
-                if self._closed:
-                    future.cancel()
-                    continue
-                try:
-                    future.set_result(worker.encode(shot, base))
-                except EncoderDied as error:
-                    future.set_exception(error)
-            with self._lock:
-                self._unfinished -= 1
-        worker.end()
+    def _choose(self, base: Screenshot | None) -> _Worker:
+        """The worker that has decoded the base, or else the one with the least work, perhaps a new one."""
+        least = min(self._workers, key=lambda worker: worker.waiting, default=None)
+        holder = self._holders.get(base.sha256) if base else None
+        if holder is not None and least is not None and holder.waiting <= least.waiting + _AHEAD:
+            return holder
+        if least is None or (least.waiting and len(self._workers) < self._limit):
+            least = _Worker()
+            self._workers.append(least)
+        return least
 
 
 def _key(shot: Screenshot, base: Screenshot | None) -> tuple[str, str]:
@@ -106,13 +92,45 @@ def _key(shot: Screenshot, base: Screenshot | None) -> tuple[str, str]:
 
 
 class _Worker:
-    """A worker process. It starts with the first picture, and again if it has died."""
+    """A thread and its process, which starts with the first picture, and again if it has died."""
 
     def __init__(self) -> None:
+        self._pictures: queue.SimpleQueue[tuple[Screenshot, Screenshot | None, Future[bytes]] | None]
+        self._pictures = queue.SimpleQueue()
+        self._busy = False
+        self._closed = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._decoded = ""  # name of the screenshot that the process has decoded last
+        self._decoded = Recent[bool](MAX_DECODED_PIXELS)  # by the process
+        threading.Thread(target=self._work, name="arpo-encoder", daemon=True).start()
 
-    def encode(self, shot: Screenshot, base: Screenshot | None) -> bytes:
+    @property
+    def waiting(self) -> int:
+        """Number of unfinished pictures."""
+        return self._pictures.qsize() + self._busy
+
+    def put(self, shot: Screenshot, base: Screenshot | None, future: Future[bytes]) -> None:
+        self._pictures.put((shot, base, future))
+
+    def close(self) -> None:
+        """End the thread and the process after the current picture."""
+        self._closed = True
+        self._pictures.put(None)
+
+    def _work(self) -> None:
+        while (picture := self._pictures.get()) is not None:
+            self._busy = True
+            shot, base, future = picture
+            if self._closed:
+                future.cancel()
+            else:
+                try:
+                    future.set_result(self._encode(shot, base))
+                except EncoderDied as error:
+                    future.set_exception(error)
+            self._busy = False
+        self.end()
+
+    def _encode(self, shot: Screenshot, base: Screenshot | None) -> bytes:
         reasons = []
         for _ in range(_ATTEMPTS):
             try:
@@ -126,7 +144,7 @@ class _Worker:
 
     def end(self) -> str:
         """End the process. Returns the last line of its stderr or its exit code, "" if there was none."""
-        process, self._process, self._decoded = self._process, None, ""
+        process, self._process, self._decoded = self._process, None, Recent(MAX_DECODED_PIXELS)
         if process is None:
             return ""
         process.kill()  # it holds nothing that this process does not have
@@ -137,19 +155,31 @@ class _Worker:
     def _ask(self, shot: Screenshot, base: Screenshot | None) -> bytes:
         """Raises OSError or EOFError if the process dies."""
         process = self._process or self._start()
-        assert process.stdin is not None
-        if base is not None and base.sha256 != self._decoded:
-            process.stdin.write(REQUEST.pack(BASE, len(base.png)) + base.png)
-        process.stdin.write(REQUEST.pack(WHOLE if base is None else CHANGE, len(shot.png)))
-        process.stdin.write(shot.png)
-        process.stdin.flush()
-        self._decoded = shot.sha256
+        if base is not None and not self._decoded.get(bytes.fromhex(base.sha256)):
+            self._send(process, BASE, base, None)
+        self._send(process, WHOLE if base is None else CHANGE, shot, base)
         (size,) = REPLY.unpack(_read(process, REPLY.size))
         return _read(process, size)
 
+    def _send(
+        self, process: subprocess.Popen[bytes], task: int, shot: Screenshot, base: Screenshot | None
+    ) -> None:
+        assert process.stdin is not None
+        name, base_name = bytes.fromhex(shot.sha256), bytes.fromhex(base.sha256) if base else bytes(32)
+        process.stdin.write(REQUEST.pack(task, name, base_name, len(shot.png)))
+        process.stdin.write(shot.png)
+        process.stdin.flush()
+        self._decoded.put(name, math.prod(read_size(shot.png)), True)
+
     def _start(self) -> subprocess.Popen[bytes]:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", MODULE],  # -P: no modules of the current folder
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                MODULE,
+                str(MAX_DECODED_PIXELS),
+            ],  # -P: no modules of the current folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

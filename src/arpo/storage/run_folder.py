@@ -211,9 +211,12 @@ class RunFolder(RunFolderReader):
     def add_failure(self, failure: Failure) -> None:
         self._append(FAILURES, asdict(failure))
 
-    def prepare(self, trajectory: Trajectory) -> None:
-        """Begin to encode the screenshots of an episode that will be added later, after other ones."""
-        self._pack.prepare(screenshots_of(trajectory))
+    def prepare(self, screenshot: Screenshot, previous: Screenshot | None) -> None:
+        """Begin to encode a screenshot of an episode that will be added later.
+
+        `previous` is the one before it in the episode. A screenshot that the episode has twice counts once.
+        """
+        self._pack.prepare(screenshot, previous)
 
     def add_trajectory(self, trajectory: Trajectory) -> None:
         """Store an episode. With large screenshots it is written later, in the order of the calls.
@@ -224,16 +227,15 @@ class RunFolder(RunFolderReader):
         if self._writing.idle and not any(map(needs_process, shots)):
             self._write(trajectory, shots)
             return
-        self._pack.prepare(shots)
+        for previous, shot in zip((None, *shots), shots, strict=False):
+            self._pack.prepare(shot, previous)
         self._writing.put(partial(self._write, trajectory, shots), sum(len(shot.png) for shot in shots))
 
     def _write(self, trajectory: Trajectory, shots: Sequence[Screenshot]) -> None:
         """Writes the screenshots first: every line of trajectories.jsonl must refer to stored ones."""
         assert trajectory.episode_id not in self._lines, f"{trajectory.episode_id} is stored already"
-        previous = None
-        for shot in shots:
+        for previous, shot in zip((None, *shots), shots, strict=False):
             self._pack.add(shot, previous)
-            previous = shot
         offset = self._logs[TRAJECTORIES].tell()
         self._append(TRAJECTORIES, trajectory_to_json(trajectory))
         self._lines[trajectory.episode_id] = offset

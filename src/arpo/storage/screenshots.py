@@ -12,10 +12,12 @@ content depends on the order of `add` alone, not on which picture was encoded fi
 from __future__ import annotations
 
 import io
+import math
 import os
 import struct
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +28,7 @@ from PIL import Image
 
 from arpo.errors import UserError
 from arpo.png import read_size, rgb
-from arpo.storage.encoders import Encoders, Pair
+from arpo.storage.encoders import Encoders
 from arpo.storage.files import RESTORE, RESTORE_OR_LEAVE, naming, write_all
 from arpo.storage.picture_codec import (
     apply_change,
@@ -81,6 +83,7 @@ class ScreenshotPack:
         if writable:
             path.touch()
         self._encoders = Encoders()
+        self._planned: dict[str, int] = {}  # length of the chain of each screenshot that is not added yet
         self._open()
 
     @property
@@ -90,22 +93,17 @@ class ScreenshotPack:
     def __contains__(self, name: str) -> bool:
         return name in self._live
 
-    def prepare(self, shots: Sequence[Screenshot]) -> None:
-        """Begin to encode the screenshots of an episode, for `add`, if another process does that."""
-        self._encoders.start(pair for pair in self._missing(shots) if needs_process(pair[0]))
+    def prepare(self, shot: Screenshot, previous: Screenshot | None) -> None:
+        """Begin to encode a screenshot for a later `add`, if another process does that.
 
-    def _missing(self, shots: Sequence[Screenshot]) -> Iterator[Pair]:
-        """The pictures to encode if these screenshots are added next."""
-        depth = dict[str, int]()
-        previous: Screenshot | None = None
-        for shot in shots:
-            depth[shot.sha256] = self._depth.get(shot.sha256, 0)
-            if shot.sha256 not in self and is_encoded(shot.png):
-                base = _base(shot, previous, depth)
-                if base:
-                    depth[shot.sha256] = depth[base.sha256] + 1
-                yield shot, base
-            previous = shot
+        `add` may decide on another base: then it encodes the screenshot again.
+        """
+        if shot.sha256 in self or shot.sha256 in self._planned or not needs_process(shot):
+            return
+        depth = ChainMap(self._depth, self._planned)
+        base = _base(shot, previous, depth)
+        self._planned[shot.sha256] = depth[base.sha256] + 1 if base else 0
+        self._encoders.start(shot, base)
 
     def add(self, shot: Screenshot, previous: Screenshot | None) -> None:
         """Store a screenshot unless it is stored already. `previous`, possibly its base, must be stored.
@@ -156,10 +154,14 @@ class ScreenshotPack:
 
     def sync(self) -> None:
         """Flush the file to disk, without an incomplete last record. Forgets pictures that were not added."""
-        self._encoders.forget()
+        self._forget_planned()
         with naming(self._path):
             self._file.truncate(self.size)
             os.fsync(self._file.fileno())
+
+    def _forget_planned(self) -> None:
+        self._planned.clear()
+        self._encoders.forget()
 
     def check_size(self, size: int) -> None:
         """Raise UserError if no record ends at this size of a checkpoint."""
@@ -235,6 +237,7 @@ class ScreenshotPack:
 
     def _register(self, record: _Record) -> None:
         self._records.append(record)
+        self._planned.pop(record.name, None)
         if record.kind != PRUNED:
             self._live[record.name] = record
             self._depth[record.name] = self._depth[record.base] + 1 if record.base else 0
@@ -309,8 +312,7 @@ class ScreenshotPack:
 
 def needs_process(shot: Screenshot) -> bool:
     """Whether another process encodes the screenshot."""
-    width, height = read_size(shot.png)
-    return width * height >= PROCESS_PIXELS and is_encoded(shot.png)
+    return is_encoded(shot.png) and math.prod(read_size(shot.png)) >= PROCESS_PIXELS
 
 
 def _base(shot: Screenshot, previous: Screenshot | None, depth: Mapping[str, int]) -> Screenshot | None:

@@ -22,6 +22,7 @@ from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, note_cancel, open_display
 from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import Outcome
+from arpo.rollout.watched_env import WatchedEnv
 from arpo.storage import checkpoint
 from arpo.storage.codec import COLLECTED
 from arpo.storage.files import RESTORE_OR_LEAVE
@@ -104,6 +105,7 @@ async def _collect(
                     rollouts=1,
                     temperature=config.rollout.temperature,
                     on_episode=on_episode,
+                    wrap=lambda env: WatchedEnv(env, store.prepare),
                 )
             some_tasks = {task.id for _, task in batch} != {task.id for _, task in left}
             report_failures(groups, display, some_tasks=some_tasks)

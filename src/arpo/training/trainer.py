@@ -26,7 +26,7 @@ from arpo.learner.base import Batch, Metrics
 from arpo.models.hub import pin_model
 from arpo.plugins import check_plugins
 from arpo.reporting.display import Display, open_display
-from arpo.rollout.scheduler import Outcome
+from arpo.rollout.watched_env import WatchedEnv
 from arpo.storage.codec import BATCH, EVALUATED
 from arpo.storage.run_folder import RunFolder
 from arpo.training.build import open_credit, open_curriculum
@@ -35,7 +35,7 @@ from arpo.training.failed_episodes import report_failed_episodes
 from arpo.training.offline import OfflineTrainer
 from arpo.training.run import Progress, Run, check_folder
 from arpo.training.stored_tokens import load_checked, load_outline
-from arpo.types import Group, Task, Trajectory
+from arpo.types import Group, Task
 
 MODEL = "model"
 
@@ -124,17 +124,12 @@ class Trainer:
                 fresh = await self.run.scheduler.run(
                     f"{BATCH}{self.run.progress.batch}",
                     list(enumerate(tasks, first)),
-                    self._end_episode,
+                    lambda *_: self.run.display.episode_done(),
+                    wrap=lambda env: WatchedEnv(env, self.run.store.prepare),
                 )
             self._store(fresh)
             groups += fresh
         return groups
-
-    def _end_episode(self, index: int, outcome: Outcome) -> None:
-        """Begin to encode the screenshots. `_store` stores the episodes later, in the order of the batch."""
-        self.run.display.episode_done()
-        if isinstance(outcome, Trajectory):
-            self.run.store.prepare(outcome)
 
     def _trained(self, groups: Sequence[Group]) -> Sequence[Group]:
         """The groups that an update averages over. Dynamic sampling drops groups without signal."""

@@ -248,8 +248,9 @@ and their counts; screen.drop_always removes tasks that always succeed. screen.c
 tasks of medium difficulty: those nearest to 50% success, and of two at the same distance the harder one.
 OUT.report.json contains the settings, a histogram of successes, and for each task its count and the reason
 if it was dropped: never solved, always solved, failed, or cannot run on this machine.
-If it is interrupted, run the same command again to resume. To select again from a finished screening, run the
-same command with another screen.count or screen.drop_always: it reads OUT.report.json and plays nothing.""",
+If it is interrupted, run the same command again: it plays only the missing episodes.
+To select again from a finished screening, run the same command with another screen.count or
+screen.drop_always: it reads OUT.report.json and plays nothing.""",
         example="""\
 arpo screen --tasks desk:pool --out kept.json
 arpo screen --tasks desk:pool --out kept.json --screen.count 32

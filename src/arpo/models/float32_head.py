@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
@@ -24,6 +25,8 @@ def _forward(head: nn.Linear, hidden: Tensor) -> Tensor:
     return linear(hidden.float(), head.weight.float(), None if head.bias is None else head.bias.float())
 
 
-def head_bytes(vocabulary: int, hidden: int) -> int:
-    """Memory of the converted weights while logits are computed."""
-    return 4 * vocabulary * hidden
+def converted_bytes(model: Any) -> int:
+    """Memory of the head's weights in float32 while logits are computed; 0 if no conversion is needed."""
+    weight: Tensor = model.lm_head.weight
+    converts = "forward" in vars(model.lm_head) and weight.dtype != torch.float32
+    return torch.float32.itemsize * weight.numel() if converts else 0

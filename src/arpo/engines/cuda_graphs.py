@@ -51,7 +51,7 @@ class DecodeGraphs:
         self._pool = torch.cuda.graph_pool_handle()  # shared by all graphs: they are dropped together
         self._capture_stream = torch.cuda.Stream()
         self._logits_SV = torch.empty(
-            (cache.slots, model.lm_head.weight.shape[0]), dtype=model.dtype, device=model.device
+            (cache.slots, model.lm_head.weight.shape[0]), dtype=torch.float32, device=model.device
         )
 
     @torch.no_grad()

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForImageTextToText
 
 from arpo.config import Config
+from arpo.models import float32_head
 from arpo.models.families import IMAGE_BOUNDS, family_of, head_width, vision_widths
 from arpo.models.kv_cache import capacity_for
 from arpo.models.loading import read_config, resolve_model
@@ -70,6 +71,7 @@ class ModelDimensions:
     vision_full_layers: int  # with attention over the whole image
     vision_hidden: int
     vision_intermediate: int
+    converted_head: int = 0  # bytes of the head's weights in float32, if model.float32_head converts them
 
     @property
     def non_layer_parameters(self) -> int:
@@ -156,13 +158,17 @@ def measure_dimensions(model: Any, lora_rank: int) -> ModelDimensions:
         ),
         vision_hidden=vision_hidden,
         vision_intermediate=vision_intermediate,
+        converted_head=float32_head.converted_bytes(model),
     )
 
 
 def read_model_info(config: Config) -> ModelInfo:
     folder = resolve_model(config.model.path)
+    dims = read_dimensions(folder, config.model.lora_rank)
+    if config.model.float32_head and config.model.dtype != "float32":
+        dims = replace(dims, converted_head=BYTES["float32"] * dims.vocabulary * dims.hidden)
     return ModelInfo(
-        dims=read_dimensions(folder, config.model.lora_rank),
+        dims=dims,
         images=ImageSettings.from_folder(folder, config.model.min_pixels, config.model.max_pixels),
     )
 
@@ -239,7 +245,7 @@ def _activation_bytes(dims: ModelDimensions, width: int, tokens: int, patches: i
     layer = layer_bytes(dims, width, tokens)
     block = block_bytes(dims, width, patches)
     logits = 4 * LOGIT_COPIES * min(MAX_LOGITS, tokens * dims.vocabulary)
-    return kept + 2 * max(layer, block) + logits
+    return kept + 2 * max(layer, block) + logits + 2 * dims.converted_head  # and its gradient
 
 
 def layer_bytes(dims: ModelDimensions, width: int, tokens: int) -> int:

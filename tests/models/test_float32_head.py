@@ -14,6 +14,7 @@ from arpo.config import Config, EnvConfig, ModelConfig
 from arpo.engines.factory import open_engine
 from arpo.models.forward import sampled_logprobs
 from arpo.models.loading import load_model, meta_model
+from arpo.models.memory_plan import measure_dimensions, plan_memory, read_model_info
 from arpo.models.trainable import base_model_of
 from arpo.types import Prompt, Sample, Sampling
 from tiny_vlm import first_prompt, save_folder, screenshot, tiny_model, tiny_qwen3, tiny_renderer
@@ -107,3 +108,18 @@ def test_the_engine_samples_from_float32_logits(tmp_path: Path, on: bool) -> Non
     prompt = first_prompt(RENDERER, "e", screenshot(3))
     asyncio.run(opened.engine.generate(prompt, Sampling(temperature=1.0, max_tokens=4, seed=0)))
     assert set(dtypes) == {torch.float32 if on else torch.bfloat16}
+
+
+def test_the_memory_plan_counts_the_converted_head(tmp_path: Path) -> None:
+    save_folder(tiny_model(), tmp_path)
+    plain, wide, exact = (
+        Config(model=settings(tmp_path, float32_head=on, dtype=dtype))
+        for on, dtype in ((False, "bfloat16"), (True, "bfloat16"), (True, "float32"))
+    )
+    head = 4 * load_model(plain.model, 0).lm_head.weight.numel()
+    assert [read_model_info(config).dims.converted_head for config in (plain, wide, exact)] == [0, head, 0]
+    for config in (plain, wide, exact):
+        measured = measure_dimensions(load_model(config.model, 0), config.model.lora_rank)
+        assert measured == read_model_info(config).dims
+    totals = [plan_memory(read_model_info(config), config).activations for config in (plain, wide)]
+    assert totals[1] - totals[0] == 2 * head  # the weights and their gradient

@@ -426,7 +426,7 @@ class Outages:
 
 def outage_pool(factory, **changes):
     pool = pool_of(factory, config(attempts=2, quarantine_after=1, parallel=3, **changes))
-    notes = []
+    notes: list[str] = []
     pool.outage.report, pool.outage.first_pause = notes.append, 0.001
     assert isinstance(asyncio.run(pool.run(TASK, "first", episode)), Trajectory)
     return pool, notes

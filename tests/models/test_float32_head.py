@@ -69,7 +69,7 @@ def test_the_learner_uses_the_float32_logits_and_trains_bfloat16_weights(tmp_pat
     def float32_logits(hidden: torch.Tensor) -> torch.Tensor:
         return hidden.float() @ head.weight.float().T
 
-    head.forward = float32_logits  # type: ignore[method-assign]
+    head.forward = float32_logits
     assert torch.equal(sampled_logprobs(plain, [sample()], RENDERER, 1.0)[0], logps[1])
     assert not torch.equal(logps[0], logps[1])
     logps[1].sum().backward()

@@ -182,7 +182,7 @@ def test_custom_environments(tmp_path, monkeypatch):
         "broken_for_cli:Env": r"ZeroDivisionError.* \(broken_for_cli.py:2\)",
         "typo_for_cli:Env": r"SyntaxError.* \(typo_for_cli.py:2\)",
         "imports_for_cli:Env": r"No module named 'not_there_for_cli'.* \(imports_for_cli.py:1\)",
-        "exits_for_cli:Env": r"SystemExit\(3\)",
+        "exits_for_cli:Env": r"SystemExit: 3",
         "not_there_for_cli:Env": "no module not_there_for_cli: run the command in the folder of "
         "not_there_for_cli.py, or install it",
     }.items():

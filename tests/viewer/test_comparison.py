@@ -98,6 +98,23 @@ def test_the_difference_is_paired_by_seed_and_task(tmp_path: Path) -> None:
     assert one.p == 0.5  # ++ and -- of four
 
 
+def test_a_task_without_a_verdict_in_one_run_is_left_out_of_all(tmp_path: Path) -> None:
+    before = {"train": {"a": [0.0, 1.0], "b": [0.0, 0.0]}}
+    for name, after in (("arpo", {"a": [1.0, 1.0], "b": []}), ("grpo", {"a": [1.0, 0.0], "b": [1.0, 1.0]})):
+        write_run(tmp_path / name / "seed-0", RunRecords(base=before, final={"train": after}))
+    write_comparison(tmp_path, ["arpo", "grpo"], 1, None)
+    content = json.loads((tmp_path / "compare.json").read_text("utf-8"))
+    assert content["left_out"] == {"train": ["b"]}
+    assert {one["name"]: one["success"]["train"]["mean"] for one in content["rows"]} == {
+        "base": 0.5,
+        "arpo": 1.0,
+        "grpo": 0.5,
+    }
+    note = "Tasks without a verdict in some evaluation, left out of all success rates: b."
+    assert note in (tmp_path / "compare.md").read_text("utf-8")
+    assert note in (tmp_path / "compare.html").read_text("utf-8")
+
+
 def test_one_seed_has_no_interval_over_seeds(tmp_path: Path) -> None:
     write_run(tmp_path / "arpo" / "seed-0", records(4, 2, 1))
     write_run(tmp_path / "grpo" / "seed-0", records(2, 1, 1))

@@ -1,7 +1,8 @@
 """Computes a comparison from run results: success rates, curves and differences. Pure: no file, no clock.
 
 The success rate of a run on a set of tasks is the mean over tasks of the mean score of their rollouts. Every
-task has equal weight. If no episode failed, this equals the mean over all rollouts in the run's summary. Only
+task has equal weight. If no episode failed, this equals the mean over all rollouts in the run's summary. All
+rows and differences cover the same tasks: a task without a verdict in one evaluation is left out of all. Only
 finished runs enter rows and differences.
 """
 
@@ -113,6 +114,7 @@ class Comparison:
     bins: Mapping[str, tuple[str, ...]]  # training tasks by difficulty
     screened: bool  # True: bins use screening counts; False: bins use the base model's evaluations
     missing: tuple[tuple[str, int], ...]  # (method, seed) pairs without a finished run
+    left_out: Mapping[str, tuple[str, ...]]  # by task set, the tasks without a verdict in some evaluation
 
 
 def compare_runs(
@@ -130,6 +132,8 @@ def compare_runs(
     ended = [run for run in runs if run.ended]
     finals: dict[str, TalliesBySeed] = {BASE: base_model_tallies(runs)}
     finals |= {name: {run.seed: run.tallies_at("final") for run in _runs_of(ended, name)} for name in methods}
+    left_out = _without_verdict(finals)
+    finals = {name: _leave_out(by_seed, left_out) for name, by_seed in finals.items()}
     screened = any(count.rollouts for count in counts.values())
     solved: dict[str, Tally] = {}
     if screened:
@@ -150,7 +154,30 @@ def compare_runs(
         bins=bins,
         screened=screened,
         missing=tuple(pair for pair in pairs if pair[1] not in finals[pair[0]]),
+        left_out={task_set: tuple(sorted(tasks)) for task_set, tasks in left_out.items()},
     )
+
+
+def _without_verdict(finals: Mapping[str, TalliesBySeed]) -> dict[str, set[str]]:
+    """By task set, the tasks of which no episode could be played in one of the evaluations."""
+    found: dict[str, set[str]] = {}
+    for sets in (sets for by_seed in finals.values() for sets in by_seed.values()):
+        for task_set, tallies in sets.items():
+            if missing := {task for task, (_, rollouts) in tallies.items() if not rollouts}:
+                found.setdefault(task_set, set()).update(missing)
+    return found
+
+
+def _leave_out(by_seed: TalliesBySeed, left_out: Mapping[str, set[str]]) -> TalliesBySeed:
+    return {
+        seed: {
+            task_set: {
+                task: tally for task, tally in tallies.items() if task not in left_out.get(task_set, ())
+            }
+            for task_set, tallies in sets.items()
+        }
+        for seed, sets in by_seed.items()
+    }
 
 
 def success_rate(tallies: Tallies) -> float | None:

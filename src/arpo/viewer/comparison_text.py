@@ -253,6 +253,18 @@ def curve_table(curves: Mapping[str, Sequence[CurvePoint]], *, percent: bool) ->
 
 
 def missing_note(comparison: Comparison) -> str:
+    """Runs and tasks that the figures do not include."""
+    return " ".join(filter(None, (_unfinished_note(comparison), _left_out_note(comparison))))
+
+
+def _left_out_note(comparison: Comparison) -> str:
+    if not comparison.left_out:
+        return ""
+    tasks = sorted({task for tasks in comparison.left_out.values() for task in tasks})
+    return f"Tasks without a verdict in some evaluation, left out of all success rates: {', '.join(tasks)}."
+
+
+def _unfinished_note(comparison: Comparison) -> str:
     if not comparison.missing:
         return ""
     by_method: dict[str, list[int]] = {}

@@ -51,9 +51,7 @@ class ModelConfig:
     )
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Data type of the weights")
     float32_head: bool = setting(
-        False,
-        "Logits in float32 although the weights are bfloat16, in engine and learner: less rounding, slower "
-        "decoding",
+        False, "Logits in float32 although the weights are bfloat16: less rounding, slower decoding"
     )
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "Device; auto: a GPU if there is one")
     weights: Literal["load", "random"] = setting(
@@ -125,16 +123,14 @@ class EnvConfig:
         below=1,
     )
     quarantine_after: int = setting(
-        3,
-        "Consecutive failed episodes of a task before the run sets it aside; concurrent ones count once",
-        low=1,
+        3, "Consecutive failures of a task before it is set aside; concurrent ones count once", low=1
     )
     quarantine_batches: int = setting(
         4, "Batches before a task set aside gets another trial; doubles after each failed trial", low=1
     )
     outage_seconds: float = setting(
         3600.0,
-        "Timeout (seconds) of a pause while no environment works; the run then ends and can be resumed",
+        "Timeout (seconds) of a pause while no environment works; then the run ends",
         low=0,
         high=LARGEST,
     )
@@ -246,10 +242,7 @@ class TrainConfig:
     )
     dynamic_attempts: int = setting(4, "Maximum rounds of dynamic sampling per batch", low=1, high=1000)
     engine_kl_alarm: float = setting(
-        0.02,
-        "Alarm threshold of engine_kl, the KL divergence (nats per token) between engine and learner: a "
-        "batch above it is reported",
-        above=0,
+        0.02, "Alarm threshold of engine_kl, the KL divergence between engine and learner", above=0
     )
     engine_kl_skip: bool = setting(
         False, "No training on batches above train.engine_kl_alarm; costs one more forward pass per batch"

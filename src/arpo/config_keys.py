@@ -129,10 +129,7 @@ class EnvConfig:
         4, "Batches before a task set aside gets another trial; doubles after each failed trial", low=1
     )
     outage_seconds: float = setting(
-        3600.0,
-        "Timeout (seconds) of a pause while no environment works; then the run ends",
-        low=0,
-        high=LARGEST,
+        3600.0, "Timeout (seconds) of a pause while no environment works", low=0, high=LARGEST
     )
     listen: str = setting(
         "127.0.0.1:8700", "Address (HOST:PORT) of `arpo env-host`; beyond this machine it requires a token"

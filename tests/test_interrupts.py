@@ -66,6 +66,14 @@ def test_the_first_one_closes_everything_and_interrupts(number):
     assert run(call) == (130, ["closed a", "closed b", "interrupted"], "")
 
 
+def test_the_traceback_of_a_script_is_only_that_of_ctrl_c():
+    script = SCRIPT.partition("\ntry:")[0] + "\nrun_interruptibly(busy(signal.SIGINT, work=[episode('a')]))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stderr.count("Traceback") == 1 and done.stderr.endswith("\nKeyboardInterrupt\n")
+
+
 def test_with_a_stop_function_the_first_one_calls_it_and_the_second_interrupts():
     call = f"run_interruptibly(busy({INT}, {INT}, work=[episode('a')]), stop=lambda: print('stopping'))"
     assert run(call) == (130, ["stopping", "closed a", "interrupted"], "")

@@ -55,7 +55,8 @@ def run_interruptibly(
                     if isinstance(error, SystemExit) and not task.done():
                         continue
                     if interrupted:
-                        raise KeyboardInterrupt from error
+                        cancelled = isinstance(error, asyncio.CancelledError)
+                        raise KeyboardInterrupt from None if cancelled else error
                     raise
 
     steps = iter([stop, cancel] if stop else [cancel])

@@ -4,8 +4,8 @@ The header is checked first, so an oversized picture is refused before any memor
 Then the checksum of every chunk is checked. Pillow receives only the chunks that hold the pixels: texts,
 colour profiles and animations are never parsed.
 
-`rgb` keeps the newest pictures in memory. The check of a new screenshot, the vision tower's preprocessing and
-the screenshot store thus share one decoding.
+`rgb` keeps the newest pictures in memory. The check of a new screenshot and the vision tower's preprocessing
+thus share one decoding.
 """
 
 from __future__ import annotations

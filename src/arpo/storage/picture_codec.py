@@ -69,6 +69,13 @@ def apply_patch(payload: bytes, base: np.ndarray) -> np.ndarray:
     return _covered(base, payload, 0, 0)
 
 
+def encode_png(pixels: np.ndarray) -> bytes:
+    """A PNG of RGB pixels, made for speed."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
 def _covered(base: np.ndarray, webp: bytes, left: int, top: int) -> np.ndarray:
     patch = np.asarray(_open(webp).convert("RGBA"))
     pixels = base.copy()

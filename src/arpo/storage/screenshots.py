@@ -11,13 +11,13 @@ content depends on the order of `add` alone, not on which picture was encoded fi
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import struct
 import zlib
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from arpo.storage.picture_codec import (
     apply_patch,
     decode_whole,
     encode,
+    encode_png,
     has_change,
     is_encoded,
     picture_size,
@@ -47,6 +48,7 @@ MAGIC = b"SHOT"
 PRUNED, PNG, PATCH, CHANGE = range(4)
 NO_BASE = bytes(32)
 MAX_CHAIN = 15  # changes to apply when reading one screenshot
+_THREADS = min(8, os.cpu_count() or 1)
 _SIZE_ONLY = struct.Struct(">16xII")  # the beginning of a PNG, as far as Screenshot.size reads it
 PROCESS_PIXELS = 1 << 18  # smaller pictures are encoded in place: that takes a few milliseconds
 
@@ -138,8 +140,20 @@ class ScreenshotPack:
 
     def read(self, names: Iterable[str]) -> dict[str, Screenshot]:
         """Return screenshots by their sha256. Raises UserError for a missing or damaged one."""
+        records = {name: self._find(name) for name in names}
         decoded: dict[str, np.ndarray] = {}
-        return {name: self._screenshot(self._find(name), decoded) for name in names}
+        encoded = {name: record for name, record in records.items() if record.kind != PNG}
+        for record in encoded.values():
+            with self._naming_damage(record):
+                self._restore(record, decoded)
+        with ThreadPoolExecutor(_THREADS) as threads:  # Pillow releases the GIL; threads start when needed
+            pngs = dict(
+                zip(encoded, threads.map(encode_png, [decoded[name] for name in encoded]), strict=True)
+            )
+        return {
+            name: Screenshot(pngs[name], name) if name in pngs else self._original(record)
+            for name, record in records.items()
+        }
 
     def outlines(self, names: Iterable[str]) -> dict[str, Screenshot]:
         """Screenshots of which only `sha256` and `size` are valid. Raises UserError as `read`.
@@ -285,17 +299,12 @@ class ScreenshotPack:
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise self._damaged(record) from error
 
-    def _screenshot(self, record: _Record, decoded: dict[str, np.ndarray]) -> Screenshot:
-        if record.kind == PNG:
-            shot = Screenshot.of(self._payload(record))
-            if shot.sha256 != record.name:
-                raise self._damaged(record)
-            return shot
-        buffer = io.BytesIO()
-        with self._naming_damage(record):
-            pixels = self._restore(record, decoded)
-        Image.fromarray(pixels).save(buffer, "PNG", compress_level=1)
-        return Screenshot(buffer.getvalue(), record.name)
+    def _original(self, record: _Record) -> Screenshot:
+        """A screenshot that is stored as the PNG that it was."""
+        shot = Screenshot.of(self._payload(record))
+        if shot.sha256 != record.name:
+            raise self._damaged(record)
+        return shot
 
     def _restore(self, record: _Record, decoded: dict[str, np.ndarray]) -> np.ndarray:
         """Decode the pixels of a record. `decoded` caches the pixels of its chain of bases."""

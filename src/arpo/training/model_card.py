@@ -25,6 +25,7 @@ OFFLINE_METHODS = {
 }
 PIPELINE = """\
 ```python
+# pip install transformers torch torchvision
 from transformers import pipeline
 
 agent = pipeline("image-text-to-text", model="{title}")

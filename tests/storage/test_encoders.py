@@ -161,6 +161,7 @@ def test_no_process_outlives_a_killed_parent():
         env={**os.environ, "PYTHONPATH": support},
     )
     with parent:
+        assert parent.stdout is not None
         assert parent.stdout.readline() == b"ready\n"
         (child,) = descendants(parent.pid)
         parent.kill()

@@ -40,25 +40,28 @@ class Encoders:
     def __init__(self, processes: int | None = None) -> None:
         self._limit = processes or default_processes()
         self._lock = threading.Lock()  # the main thread starts pictures, another one takes them
-        self._started: dict[tuple[str, str], Future[bytes]] = {}  # by names of screenshot and base
+        self._started: dict[str, dict[str, Future[bytes]]] = {}  # by names of screenshot and base
         self._holders: dict[str, _Worker] = {}  # the workers that have decoded a screenshot, or will
         self._workers: list[_Worker] = []
 
     def start(self, shot: Screenshot, base: Screenshot | None) -> None:
         """Begin to encode a picture, unless it is begun."""
         with self._lock:
-            key = _key(shot, base)
-            if key not in self._started:
-                self._started[key] = future = Future[bytes]()
+            pictures = self._started.setdefault(shot.sha256, {})
+            if _name(base) not in pictures:
+                pictures[_name(base)] = future = Future[bytes]()
                 worker = self._holders[shot.sha256] = self._choose(base)
                 worker.put(shot, base, future)
 
     def take(self, shot: Screenshot, base: Screenshot | None) -> bytes:
-        """Wait for a picture, and forget it. Encodes it if it was not begun. Raises EncoderDied."""
+        """Wait for a picture. Encodes it if it was not begun. Forgets all pictures of the screenshot.
+
+        Raises EncoderDied if its processes died.
+        """
         self.start(shot, base)
         with self._lock:
             self._holders.pop(shot.sha256, None)
-            future = self._started.pop(_key(shot, base))
+            future = self._started.pop(shot.sha256)[_name(base)]
         return future.result()
 
     def forget(self) -> None:
@@ -87,8 +90,8 @@ class Encoders:
         return least
 
 
-def _key(shot: Screenshot, base: Screenshot | None) -> tuple[str, str]:
-    return shot.sha256, base.sha256 if base else ""
+def _name(base: Screenshot | None) -> str:
+    return base.sha256 if base else ""
 
 
 class _Worker:

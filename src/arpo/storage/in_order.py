@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-Call = Callable[[], None]
+Call = Callable[[], object]
 
 
 class InOrder:

@@ -56,7 +56,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupting(DeskEnv):
-    """Is interrupted instead of giving the verdict number `left` + 1; counts the environments that started."""
+    """Is interrupted after `left` verdicts. `starts` counts the environments that started."""
 
     left: ClassVar[int] = 0
     starts: ClassVar[int] = 0

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-
 _EXCEPTION = re.compile(r"\w+: \w+(?=: )")
 
 
@@ -55,7 +54,7 @@ class _Finding:
 class Findings:
     """Collects findings, each cause once, with a count.
 
-    Findings have the same cause if text and place are equal, or the type of exception, the call and the place.
+    They have the same cause if text and place are equal, or if the call, the exception type and the place are.
     """
 
     def __init__(self, rules: Sequence[str], tasks: Sequence[str]) -> None:

@@ -246,7 +246,7 @@ def open_display(stream: TextIO) -> Display:
 def note_cancel(display: Display, *, stored: bool = True) -> None:
     """Say what the first Ctrl-C does in an evaluation: it waits for no episode. `stored`: it is resumable."""
     display.note(
-        f"stopping: finished episodes are {'' if stored else 'not '}stored; closing the environments, usually some seconds. Press Ctrl-C again "
+    """Say what the first Ctrl-C does: it waits for no episode. `stored`: the command is resumable."""
         "to stop at once"
     )
 

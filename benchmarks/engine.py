@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 
 from arpo.engines.in_process import InProcessEngine
+from arpo.engines.slot_passes import SlotPasses
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
 from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from arpo.models.loading import prepare
@@ -89,7 +90,7 @@ def main() -> None:
     tokenizer = build_tokenizer(ACTION_PHRASES, ["open", "save", "the", "file", "and", "it"], 300)
     model = prepare(new_tiny_model(tiny_config(tokenizer.get_vocab_size(), special_ids(tokenizer)), seed=0))
     renderer = Renderer(tokenizer, IMAGE_SETTINGS)
-    engine = InProcessEngine(model, renderer, slots=arguments.episodes)
+    engine = InProcessEngine(model, renderer, SlotPasses(model, renderer.pad_id, arguments.episodes))
     warm_up = argparse.Namespace(**{**vars(arguments), "turns": 1})
     measure(engine, renderer, warm_up, keep=True)
 

@@ -6,22 +6,25 @@ import asyncio
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from arpo.engines import in_process
+from arpo.engines import pool_passes, slot_passes
 from arpo.engines.base import Weights
 from arpo.engines.cuda_graphs import DecodeGraphs, padded_key_count
 from arpo.engines.in_process import InProcessEngine
+from arpo.engines.slot_passes import SlotPasses
 from arpo.engines.token_sampling import uniforms
 from arpo.errors import EngineError
 from arpo.models.forward import sampled_logprobs
-from arpo.models.kv_cache import SlotCache
+from arpo.models.memory_plan import GIB, key_value_bytes, measure_dimensions
 from arpo.prompts.rendering import Renderer
 from arpo.types import Completion, Message, Prompt, Sample, Screenshot
 from devices import DEVICES, NEEDS_A_GPU
+from engines import NewEngine, pool_engine, slot_engine
 from pngs import corrupt
 from tiny_vlm import (
     FAMILIES,
@@ -41,6 +44,12 @@ from tiny_vlm import (
 RENDERERS = {family: tiny_renderer(family) for family in FAMILIES}
 RENDERER = RENDERERS[QWEN2_5]
 Turns = list[tuple[Prompt, Completion]]
+
+
+@pytest.fixture(params=[slot_engine, pool_engine])
+def new_engine(request: pytest.FixtureRequest) -> NewEngine:
+    kind: NewEngine = request.param
+    return kind
 
 
 async def play(
@@ -98,10 +107,12 @@ def sample_of(played: Turns) -> Sample:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_learner_gives_the_same_log_probabilities(family: str, device: str) -> None:
+def test_the_learner_gives_the_same_log_probabilities(
+    new_engine: NewEngine, family: str, device: str
+) -> None:
     """Also after in-place changes of the weights and with other lengths: no captured graph is stale."""
     model, renderer = tiny_of(family).to(device), RENDERERS[family]
-    engine = InProcessEngine(model, renderer, slots=5)
+    engine = new_engine(model, renderer, slots=5)
     for names in (range(5), range(5, 9)):
         samples = [sample_of(played) for played in play_all(engine, names, family=family)]
         logp_N, _ = sampled_logprobs(model, samples, renderer, 1.0)
@@ -116,17 +127,18 @@ def test_the_learner_gives_the_same_log_probabilities(family: str, device: str) 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_prompt_too_long_for_one_pass_is_run_in_parts(
-    family: str, device: str, monkeypatch: pytest.MonkeyPatch
+    new_engine: NewEngine, family: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some parts end within an image, which has 12 tokens."""
     model, renderer = tiny_of(family).to(device), RENDERERS[family]
-    [(prompt, whole)] = play_all(InProcessEngine(model, renderer, slots=1), [2], turns=1, family=family)[0]
+    [(prompt, whole)] = play_all(new_engine(model, renderer, slots=1), [2], turns=1, family=family)[0]
     passes: list[int] = []
-    monkeypatch.setattr(in_process, "_PREFILL_TOKENS", 5)
+    for module in (slot_passes, pool_passes):
+        monkeypatch.setattr(module, "MAX_PREFILL_TOKENS", 5)
     model.model.language_model.register_forward_pre_hook(
         lambda _, __, kwargs: passes.append(kwargs["inputs_embeds"].shape[1]), with_kwargs=True
     )
-    [(_, parts)] = play_all(InProcessEngine(model, renderer, slots=1), [2], turns=1, family=family)[0]
+    [(_, parts)] = play_all(new_engine(model, renderer, slots=1), [2], turns=1, family=family)[0]
     read = passes[: -(-len(prompt.token_ids) // 5)]
     assert sum(read) == len(prompt.token_ids)
     assert max(read) == 5
@@ -137,14 +149,14 @@ def test_a_prompt_too_long_for_one_pass_is_run_in_parts(
 @NEEDS_A_GPU
 def test_captured_graphs_share_memory() -> None:
     model = tiny_model().to("cuda")
-    cache = SlotCache(model.config.text_config, 4, model.dtype, model.device)
-    cache.reserve(8192)
-    graphs = DecodeGraphs(model, cache)
-    tokens_3S = np.zeros((3, 4), dtype=np.int64)
-    graphs.logits(tokens_3S, 4, 8000)
+    passes = SlotPasses(model, RENDERER.pad_id, 4)
+    passes._cache.reserve(8192)
+    graphs = DecodeGraphs(model, 4, passes._graph_step)
+    inputs_3B = np.zeros((3, 4), dtype=np.int64)
+    graphs.logits(inputs_3B, padded_key_count(8000))
     before = torch.cuda.memory_reserved()
     for length in range(100, 8000, 100):
-        graphs.logits(tokens_3S, 4, length)
+        graphs.logits(inputs_3B, padded_key_count(length))
     assert torch.cuda.memory_reserved() - before < 2**25
 
 
@@ -157,9 +169,9 @@ def test_key_counts_have_few_values_and_little_padding() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_plain_transformers_gives_the_same_log_probabilities(family: str) -> None:
+def test_plain_transformers_gives_the_same_log_probabilities(new_engine: NewEngine, family: str) -> None:
     renderer = RENDERERS[family]
-    [played] = play_all(InProcessEngine(tiny_of(family), renderer, slots=1), [3], family=family)
+    [played] = play_all(new_engine(tiny_of(family), renderer, slots=1), [3], family=family)
     sample = sample_of(played)
     with torch.no_grad():
         inputs = stock_inputs(renderer, sample.token_ids, sample.images)
@@ -170,8 +182,8 @@ def test_plain_transformers_gives_the_same_log_probabilities(family: str) -> Non
     )
 
 
-def test_only_new_tokens_are_prefilled_and_each_image_is_encoded_once() -> None:
-    engine = InProcessEngine(tiny_model(), RENDERER, slots=5)
+def test_only_new_tokens_are_prefilled_and_each_image_is_encoded_once(new_engine: NewEngine) -> None:
+    engine = new_engine(tiny_model(), RENDERER, slots=5)
     episodes = play_all(engine, range(5))
     expected = 0
     for played in episodes:
@@ -185,22 +197,22 @@ def test_only_new_tokens_are_prefilled_and_each_image_is_encoded_once() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_answer_does_not_depend_on_the_batch(family: str) -> None:
+def test_an_answer_does_not_depend_on_the_batch(new_engine: NewEngine, family: str) -> None:
     model, renderer = tiny_of(family), RENDERERS[family]
-    together = play_all(InProcessEngine(model, renderer, slots=6), range(6), family=family)
+    together = play_all(new_engine(model, renderer, slots=6), range(6), family=family)
     for name, played in enumerate(together):
-        [alone] = play_all(InProcessEngine(model, renderer, slots=1), [name], family=family)
+        [alone] = play_all(new_engine(model, renderer, slots=1), [name], family=family)
         for (_, one), (_, other) in zip(played, alone, strict=True):
             assert one.token_ids == other.token_ids
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_answers_equal_transformers_generate(family: str) -> None:
+def test_greedy_answers_equal_transformers_generate(new_engine: NewEngine, family: str) -> None:
     renderer = RENDERERS[family]
 
     async def greedy() -> Turns:
-        engine = InProcessEngine(tiny_of(family), renderer, slots=1)
+        engine = new_engine(tiny_of(family), renderer, slots=1)
         return await play(engine, 4, 2, temperature=0.0, family=family)
 
     for prompt, completion in asyncio.run(greedy()):
@@ -213,12 +225,12 @@ def test_greedy_answers_equal_transformers_generate(family: str) -> None:
         assert completion.logprobs == (0.0,) * limit
 
 
-def test_the_end_of_turn_stops_an_answer_and_belongs_to_it() -> None:
+def test_the_end_of_turn_stops_an_answer_and_belongs_to_it(new_engine: NewEngine) -> None:
     model = tiny_model()
     with torch.no_grad():  # tied embeddings: the end of turn becomes the likeliest token everywhere
         model.lm_head.weight[RENDERER.end_of_turn_id] = 0
         model.model.language_model.norm.weight.zero_()
-    engine = InProcessEngine(model, RENDERER, slots=1, version=7)
+    engine = new_engine(model, RENDERER, slots=1, version=7)
     prompt = first_prompt(RENDERER, "e", screenshot(0))
     cut = asyncio.run(engine.generate(prompt, sampling(1, max_tokens=2)))
     assert (cut.finish, len(cut.token_ids), cut.policy_version) == ("length", 2, 7)
@@ -230,15 +242,15 @@ def test_the_end_of_turn_stops_an_answer_and_belongs_to_it() -> None:
     assert (stopped.finish, stopped.token_ids, stopped.text) == ("stop", (RENDERER.end_of_turn_id,), "")
 
 
-def test_every_end_token_of_the_model_stops_an_answer_and_is_trained() -> None:
+def test_every_end_token_of_the_model_stops_an_answer_and_is_trained(new_engine: NewEngine) -> None:
     """Turn 1 ends with such a token. The learner computes the engine's log-probabilities of the episode."""
     model = tiny_model()
     prompt = first_prompt(RENDERER, "e", screenshot(0))
-    plain = asyncio.run(InProcessEngine(model, RENDERER, slots=1).generate(prompt, sampling(1, 5)))
+    plain = asyncio.run(new_engine(model, RENDERER, slots=1).generate(prompt, sampling(1, 5)))
     assert (plain.finish, len(set(plain.token_ids))) == ("length", 5)
 
     renderer = Renderer(TOKENIZER, RENDERER.settings, end_ids=[plain.token_ids[2]])
-    engine = InProcessEngine(model, renderer, slots=1)
+    engine = new_engine(model, renderer, slots=1)
     stopped = asyncio.run(engine.generate(prompt, sampling(1, 5)))
     assert (stopped.finish, stopped.token_ids) == ("stop", plain.token_ids[:3])
     assert stopped.text == renderer.decode(plain.token_ids[:2])
@@ -276,9 +288,9 @@ def slid_prompt(renderer: Renderer, prompt: Prompt, answer: Completion, shot_ind
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_slid_window_rewinds_to_the_common_prefix(family: str) -> None:
+def test_a_slid_window_rewinds_to_the_common_prefix(new_engine: NewEngine, family: str) -> None:
     model, renderer = tiny_of(family), RENDERERS[family]
-    engine = InProcessEngine(model, renderer, slots=1)
+    engine = new_engine(model, renderer, slots=1)
 
     async def slide() -> tuple[Prompt, Completion, int]:
         prompt = first_prompt(renderer, "e", screenshot(0))
@@ -293,21 +305,21 @@ def test_a_slid_window_rewinds_to_the_common_prefix(family: str) -> None:
         len(renderer.render([slid.messages[0]]).token_ids) - 1
     )  # up to <|im_start|>; then the role differs
     assert prefilled == len(slid.token_ids) - shared
-    fresh = asyncio.run(InProcessEngine(model, renderer, slots=1).generate(slid, sampling(2)))
+    fresh = asyncio.run(new_engine(model, renderer, slots=1).generate(slid, sampling(2)))
     assert second.token_ids == fresh.token_ids
     assert second.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
 
 
-def test_another_image_behind_equal_tokens_is_encoded() -> None:
+def test_another_image_behind_equal_tokens_is_encoded(new_engine: NewEngine) -> None:
     model = tiny_model()
-    engine = InProcessEngine(model, RENDERER, slots=1)
+    engine = new_engine(model, RENDERER, slots=1)
 
     async def ask(engine: InProcessEngine, seed: int) -> Completion:
         return await engine.generate(first_prompt(RENDERER, "e", screenshot(seed)), sampling(5))
 
     first, second = asyncio.run(ask(engine, 1)), asyncio.run(ask(engine, 2))
     assert second.logprobs != first.logprobs
-    fresh = asyncio.run(ask(InProcessEngine(model, RENDERER, slots=1), 2))
+    fresh = asyncio.run(ask(new_engine(model, RENDERER, slots=1), 2))
     assert second.token_ids == fresh.token_ids
     assert second.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
     before = engine.stats.prefilled_tokens
@@ -316,17 +328,17 @@ def test_another_image_behind_equal_tokens_is_encoded() -> None:
     assert engine.stats.prefilled_tokens - before == 1  # all is known, but the last token must run
 
 
-def test_more_episodes_than_slots_all_get_their_answers() -> None:
+def test_more_episodes_than_slots_all_get_their_answers(new_engine: NewEngine) -> None:
     model = tiny_model()
-    crowded = play_all(InProcessEngine(model, RENDERER, slots=2), range(5))
-    roomy = play_all(InProcessEngine(model, RENDERER, slots=5), range(5))
+    crowded = play_all(new_engine(model, RENDERER, slots=2), range(5))
+    roomy = play_all(new_engine(model, RENDERER, slots=5), range(5))
     assert [[c.token_ids for _, c in played] for played in crowded] == [
         [c.token_ids for _, c in played] for played in roomy
     ]
 
 
-def test_an_idle_episode_loses_its_slot_to_a_waiting_request() -> None:
-    engine = InProcessEngine(tiny_model(), RENDERER, slots=1)
+def test_an_idle_episode_loses_its_slot_to_a_waiting_request(new_engine: NewEngine) -> None:
+    engine = new_engine(tiny_model(), RENDERER, slots=1)
 
     async def two() -> tuple[Turns, Turns]:
         kept = await play(engine, 1, 1, release=False)
@@ -336,9 +348,57 @@ def test_an_idle_episode_loses_its_slot_to_a_waiting_request() -> None:
     assert len(second) == 2
 
 
-def test_loading_drops_what_older_weights_computed_and_starts_as_new() -> None:
+def small_pool(model: Any, episodes: int, tokens: int) -> InProcessEngine:
+    gigabytes = tokens * key_value_bytes(measure_dimensions(model, 1), 4) / GIB
+    return pool_engine(model, RENDERER, slots=episodes, max_tokens=300, gigabytes=gigabytes)
+
+
+def test_more_episodes_than_a_pool_holds_all_get_their_answers() -> None:
+    """Two of nine fit at a time. The third turn of an episode may find its cache gone."""
+    model = tiny_model()
+    crowded = play_all(small_pool(model, 9, 512), range(9))
+    roomy = play_all(slot_engine(model, RENDERER, slots=9), range(9))
+    for one, other in zip(crowded, roomy, strict=True):
+        assert [c.token_ids for _, c in one] == [c.token_ids for _, c in other]
+        for (_, first), (_, second) in zip(one, other, strict=True):
+            assert first.logprobs == pytest.approx(second.logprobs, abs=1e-5)
+
+
+def test_a_decoding_request_that_outgrows_the_pool_postpones_the_latest() -> None:
+    """Both answers need 512 tokens of a pool with 768: the second one starts again after the first."""
+    model = tiny_model()
+    prompts = [first_prompt(RENDERER, name, screenshot(seed)) for seed, name in enumerate(("one", "two"))]
+    engine = small_pool(model, 2, 768)
+    finished: list[str] = []
+
+    async def ask(asked: InProcessEngine, prompt: Prompt, seed: int) -> Completion:
+        answer = await asked.generate(prompt, sampling(seed, 260))
+        finished.append(prompt.episode_id)
+        return answer
+
+    async def both() -> list[Completion]:
+        return await asyncio.gather(*(ask(engine, prompt, 1 + n) for n, prompt in enumerate(prompts)))
+
+    answers = asyncio.run(both())
+    assert finished == ["one", "two"]
+    assert [len(answer.token_ids) for answer in answers] == [260, 260]
+    assert engine.stats.decoded_tokens == 520
+    assert engine.stats.prefilled_tokens == sum(len(prompt.token_ids) for prompt in (*prompts, prompts[1]))
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        alone = asyncio.run(slot_engine(model, RENDERER, slots=1).generate(prompt, sampling(1 + number, 260)))
+        assert answer.token_ids == alone.token_ids
+        assert answer.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
+
+
+def test_a_pool_too_small_for_the_longest_episode_is_an_error() -> None:
+    engine = small_pool(tiny_model(), 2, 256)
+    with pytest.raises(EngineError, match=r"room for 256 tokens .* the longest episode has 512: reduce"):
+        asyncio.run(engine.generate(first_prompt(RENDERER, "e", screenshot(0)), sampling(1)))
+
+
+def test_loading_drops_what_older_weights_computed_and_starts_as_new(new_engine: NewEngine) -> None:
     model, newer = tiny_model(0), tiny_model(1)
-    engine = InProcessEngine(model, RENDERER, slots=3)
+    engine = new_engine(model, RENDERER, slots=3)
 
     async def before_and_after() -> tuple[Completion, Completion]:
         old = await play(engine, 1, 1, release=False)
@@ -347,14 +407,14 @@ def test_loading_drops_what_older_weights_computed_and_starts_as_new() -> None:
         return old[0][1], new[0][1]
 
     old, new = asyncio.run(before_and_after())
-    [fresh] = asyncio.run(play(InProcessEngine(newer, RENDERER, slots=3, version=4), 1, 1))
+    [fresh] = asyncio.run(play(new_engine(newer, RENDERER, slots=3, version=4), 1, 1))
     assert new == fresh[1]  # bit for bit
     assert (old.policy_version, new.policy_version) == (0, 4)
 
 
-def test_weights_trained_in_place_need_only_a_new_version() -> None:
+def test_weights_trained_in_place_need_only_a_new_version(new_engine: NewEngine) -> None:
     model = tiny_model()
-    engine = InProcessEngine(model, RENDERER, slots=2)
+    engine = new_engine(model, RENDERER, slots=2)
 
     async def train_between() -> Completion:
         await play(engine, 1, 1, release=False)
@@ -365,20 +425,18 @@ def test_weights_trained_in_place_need_only_a_new_version() -> None:
         return completion
 
     completion = asyncio.run(train_between())
-    [(_, fresh)] = asyncio.run(
-        play(InProcessEngine(copy.deepcopy(model), RENDERER, slots=2, version=1), 1, 1)
-    )
+    [(_, fresh)] = asyncio.run(play(new_engine(copy.deepcopy(model), RENDERER, slots=2, version=1), 1, 1))
     assert completion == fresh
 
 
-def test_an_engine_without_episodes_repeats_itself_bit_for_bit() -> None:
-    engine = InProcessEngine(tiny_model(), RENDERER, slots=4)
+def test_an_engine_without_episodes_repeats_itself_bit_for_bit(new_engine: NewEngine) -> None:
+    engine = new_engine(tiny_model(), RENDERER, slots=4)
     assert play_all(engine, range(4)) == play_all(engine, range(4))
 
 
-def test_loading_is_refused_while_requests_are_unfinished() -> None:
+def test_loading_is_refused_while_requests_are_unfinished(new_engine: NewEngine) -> None:
     model = tiny_model()
-    engine = InProcessEngine(model, RENDERER, slots=1)
+    engine = new_engine(model, RENDERER, slots=1)
 
     async def too_early() -> Turns:
         asked = asyncio.create_task(play(engine, 1, 1))
@@ -393,9 +451,9 @@ def test_loading_is_refused_while_requests_are_unfinished() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_an_error_reaches_every_caller_and_the_engine_lives_on(device: str) -> None:
+def test_an_error_reaches_every_caller_and_the_engine_lives_on(new_engine: NewEngine, device: str) -> None:
     model = tiny_model().to(device)
-    engine = InProcessEngine(model, RENDERER, slots=2)
+    engine = new_engine(model, RENDERER, slots=2)
     norm = model.model.language_model.norm.weight
 
     async def ask_three() -> list[Turns | BaseException]:
@@ -414,10 +472,10 @@ def test_an_error_reaches_every_caller_and_the_engine_lives_on(device: str) -> N
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_nan_that_comes_with_a_sampled_token_is_an_error(device: str) -> None:
+def test_a_nan_that_comes_with_a_sampled_token_is_an_error(new_engine: NewEngine, device: str) -> None:
     """Every token outside the prompt is embedded as NaN: prefill works, decoding fails."""
     model, renderer = tiny_of(QWEN3).to(device), RENDERERS[QWEN3]
-    engine = InProcessEngine(model, renderer, slots=1)
+    engine = new_engine(model, renderer, slots=1)
     prompt = first_prompt(renderer, "one", screenshot(0))
     others = sorted(set(range(renderer.vocab_size)) - set(prompt.token_ids))
     with torch.no_grad():
@@ -428,8 +486,8 @@ def test_a_nan_that_comes_with_a_sampled_token_is_an_error(device: str) -> None:
         asyncio.run(engine.generate(again, sampling(1, 40)))
 
 
-def test_a_prompt_that_does_not_fit_its_images_fails_alone() -> None:
-    engine = InProcessEngine(tiny_model(), RENDERER, slots=2)
+def test_a_prompt_that_does_not_fit_its_images_fails_alone(new_engine: NewEngine) -> None:
+    engine = new_engine(tiny_model(), RENDERER, slots=2)
     good = first_prompt(RENDERER, "good", screenshot(0))
     bad = Prompt(episode_id="bad", token_ids=good.token_ids, images=good.images * 2, messages=())
 
@@ -442,8 +500,8 @@ def test_a_prompt_that_does_not_fit_its_images_fails_alone() -> None:
     assert isinstance(error, AssertionError)
 
 
-def test_cancelling_the_caller_cancels_the_request() -> None:
-    engine = InProcessEngine(tiny_model(), RENDERER, slots=1)
+def test_cancelling_the_caller_cancels_the_request(new_engine: NewEngine) -> None:
+    engine = new_engine(tiny_model(), RENDERER, slots=1)
 
     async def leave() -> Turns:
         prompt = first_prompt(RENDERER, "gone", screenshot(0))
@@ -459,8 +517,8 @@ def test_cancelling_the_caller_cancels_the_request() -> None:
     assert engine.stats.decoded_tokens < 100
 
 
-def test_an_episode_has_one_request_at_a_time() -> None:
-    engine = InProcessEngine(tiny_model(), RENDERER, slots=2)
+def test_an_episode_has_one_request_at_a_time(new_engine: NewEngine) -> None:
+    engine = new_engine(tiny_model(), RENDERER, slots=2)
     prompt = first_prompt(RENDERER, "e", screenshot(0))
 
     async def twice() -> list[Completion | BaseException]:
@@ -472,8 +530,8 @@ def test_an_episode_has_one_request_at_a_time() -> None:
     assert str(error) == "generate: episode e has an unfinished request; send one request at a time"
 
 
-def test_episodes_act_while_others_decode() -> None:
-    engine = InProcessEngine(tiny_model(), RENDERER, slots=2)
+def test_episodes_act_while_others_decode(new_engine: NewEngine) -> None:
+    engine = new_engine(tiny_model(), RENDERER, slots=2)
     order: list[str] = []
 
     async def one(name: str, tokens: int) -> None:
@@ -487,11 +545,11 @@ def test_episodes_act_while_others_decode() -> None:
     assert order[0] == "short"
 
 
-def test_a_screenshot_that_cannot_be_decoded_fails_its_request_alone() -> None:
+def test_a_screenshot_that_cannot_be_decoded_fails_its_request_alone(new_engine: NewEngine) -> None:
     """It shares a prefill with others, which are answered as without it."""
     shots = [screenshot(1), Screenshot.of(corrupt(screenshot(2).png)), screenshot(3)]
     prompts = [first_prompt(RENDERER, f"episode {number}", shot) for number, shot in enumerate(shots)]
-    engine = InProcessEngine(tiny_model(), RENDERER, slots=3)
+    engine = new_engine(tiny_model(), RENDERER, slots=3)
 
     async def ask(*asked: Prompt) -> list[Completion | BaseException]:
         found = await asyncio.gather(

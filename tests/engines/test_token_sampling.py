@@ -15,10 +15,8 @@ LOGITS = torch.tensor([0.5, 0.25, 0.25]).log()
 
 
 def draw(temperature: float, uniform: float) -> tuple[int, float]:
-    token_B, logp_B = sample(
-        LOGITS[None], torch.tensor([temperature]), torch.tensor([uniform], dtype=torch.float64)
-    )
-    return int(token_B), float(logp_B)
+    (token,), (logp,) = sample(LOGITS[None], [temperature], [uniform])
+    return token, logp
 
 
 @pytest.mark.parametrize(
@@ -41,15 +39,30 @@ def test_temperature_zero_is_certain() -> None:
 def test_a_token_without_probability_is_never_drawn() -> None:
     logits = torch.tensor([[-1e9, 0.0, -1e9]])
     for uniform in (0.0, 1 - 1e-16):
-        token, _ = sample(logits, torch.ones(1), torch.tensor([uniform], dtype=torch.float64))
-        assert token.tolist() == [1]
+        tokens, _ = sample(logits, [1.0], [uniform])
+        assert tokens == [1]
 
 
 def test_rows_have_their_own_temperature_and_draw() -> None:
-    token_B, _ = sample(
-        LOGITS.expand(3, 3), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0.9, 0.9, 0.1], dtype=torch.float64)
-    )
-    assert token_B.tolist() == [2, 0, 0]
+    tokens, _ = sample(LOGITS.expand(3, 3), [1.0, 0.0, 1.0], [0.9, 0.9, 0.1])
+    assert tokens == [2, 0, 0]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_large_vocabulary_is_searched_in_two_stages(device: str) -> None:
+    """The token equals that of one long sum, also for draws next to the edges of its parts."""
+    logits_BV = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 5000)) * 3)
+    logits_BV[1, 2040:2060] = -1e9  # tokens without probability around an edge
+    logits_BV[2, 100:] = -1e9
+    cumulative_BV = logits_BV.float().log_softmax(-1).double().exp().cumsum(-1)
+    edges_BK = cumulative_BV[:, [0, 99, 2039, 2047, 2048, 4095, 4096, 4998]]
+    for draw in [*np.random.default_rng(1).random(200), 0.0, 1 - 1e-16, *(edges_BK[0] + 1e-9).tolist()]:
+        draws_B1 = torch.full((3, 1), float(draw), dtype=torch.float64)
+        expected_B1 = torch.searchsorted(cumulative_BV, draws_B1 * cumulative_BV[:, -1:], right=True)
+        last_B1 = torch.tensor([[4999], [4999], [99]])
+        tokens, _ = sample(logits_BV.float().to(device), [1.0] * 3, [float(draw)] * 3)
+        assert tokens == expected_B1.minimum(last_B1)[:, 0].tolist()
+        assert not 2040 <= tokens[1] < 2060
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -58,9 +71,8 @@ def test_rows_have_their_own_temperature_and_draw() -> None:
 def test_logits_that_are_not_finite_are_an_error(bad: float, temperature: float, device: str) -> None:
     """Also in one row among finite ones."""
     logits_BV = torch.tensor([[0.0, 1.0], [0.0, bad]], device=device)
-    numbers_B = torch.zeros(2, device=device)
     with pytest.raises(FloatingPointError, match="the model's logits are not finite"):
-        sample(logits_BV, numbers_B + temperature, numbers_B)
+        sample(logits_BV, [temperature] * 2, [0.0] * 2)
 
 
 def test_the_seed_alone_decides_the_numbers() -> None:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from arpo.config import ModelConfig
-from arpo.engines.in_process import InProcessEngine
 from arpo.models.forward import sampled_logprobs
 from arpo.models.lora import adapter_weights, adapters_disabled, attach, has_adapters, merge
 from arpo.models.trainable import set_trainable
 from arpo.types import Sample
+from engines import slot_engine
 from tiny_vlm import (
     FAMILIES,
     QWEN2_5,
@@ -176,7 +176,7 @@ def test_the_engine_with_its_cache_and_the_learner_agree(family: str, dtype: tor
     model, renderer = adapted(family, moved=True, dtype=dtype, keep=True), tiny_renderer(family)
 
     async def play() -> Sample:
-        engine = InProcessEngine(model, renderer, slots=2)
+        engine = slot_engine(model, renderer, slots=2)
         first = first_prompt(renderer, "e", screenshot(1))
         answer = await engine.generate(first, sampling(1, 6))
         second = next_prompt(renderer, first, answer, screenshot(2, 140, 56))

@@ -17,6 +17,7 @@ from arpo.errors import UserError
 from arpo.models.kv_cache import SlotCache
 from arpo.models.loading import load_model, read_config, resolve_model
 from arpo.models.lora import attach
+from arpo.models.memory_advice import advise, describe_plan, fit_into
 from arpo.models.memory_plan import (
     GIB,
     MAX_LOGITS,
@@ -26,9 +27,7 @@ from arpo.models.memory_plan import (
     ModelInfo,
     Workload,
     activations_to_keep,
-    advise,
     block_bytes,
-    describe_plan,
     layer_bytes,
     max_kept_activations,
     plan_memory,
@@ -38,6 +37,7 @@ from arpo.models.memory_plan import (
     workload_of,
 )
 from arpo.models.recompute import KeptActivations
+from arpo.models.token_pool import TokenPool, extent_size
 from arpo.recipe import load_config
 from tiny_vlm import FAMILIES, tiny_of
 
@@ -160,13 +160,56 @@ def test_a_microbatch_is_one_long_trajectory_or_as_many_screenshots_as_its_token
     assert packed == Workload(sequence=SEQUENCE, tokens=65536, patches=24 * 78 * 138)
 
 
-def test_the_kv_cache_is_planned_with_its_real_capacity(seven_b: Path) -> None:
+def test_slots_are_planned_with_their_real_capacity(seven_b: Path) -> None:
     text = read_config(seven_b).text_config
-    cache = SlotCache(text, 3, torch.bfloat16, torch.device("meta"))
+    cache = SlotCache(text, 3, torch.float32, torch.device("meta"))
     cache.reserve(SEQUENCE)
     assert cache.capacity == 65536
     held = sum(tensor.nbytes for tensor in (*cache.keys, *cache.values))
-    assert plan_memory(INFO, changed(FULL, parallel=3)).kv_cache == held
+    sizes = plan_memory(INFO, changed(FULL, parallel=3, dtype="float32"))
+    assert (sizes.slots, sizes.pool) == (held, 0)
+
+
+def test_a_pool_is_planned_for_one_episode_and_takes_what_is_left(seven_b: Path) -> None:
+    """The number of environments does not matter."""
+    text = read_config(seven_b).text_config
+    pool = TokenPool(text, extent_size(SEQUENCE + 1), torch.bfloat16, torch.device("meta"))
+    token = 2 * 512 * 28 * 2
+    sizes, many = (plan_memory(INFO, changed(FULL, parallel=parallel)) for parallel in (3, 256))
+    assert many == sizes
+    assert (sizes.slots, sizes.pool) == (0, pool.nbytes - token)  # the last token is for padding
+    assert sizes.pool == 43_776 * token
+    assert sizes.cached_episodes(sizes.always + sizes.passes + 5 * sizes.pool + 1) == 5
+
+
+def test_sampling_and_learning_take_turns() -> None:
+    sizes = plan_memory(INFO, changed(FULL))
+    assert sizes.always == 6 * PARAMETERS + RESERVE  # weights, and moments of two bytes
+    assert sizes.total == sizes.always + sizes.gradients + sizes.activations
+    alone = plan_memory(INFO, changed(FULL), learning=False)
+    assert alone.total == 2 * PARAMETERS + RESERVE + alone.pool + alone.passes
+
+
+def test_the_published_recipes_fit_into_one_gpu_with_141_gibibytes() -> None:
+    """An H200 has 139.8 GiB."""
+    for recipe in ("osworld_full", "osworld_subset32"):
+        assert plan_memory(INFO, load_config(recipe)).total <= 139 * GIB
+
+
+def test_smaller_microbatches_are_chosen_and_anything_else_is_refused() -> None:
+    config = changed(FULL, train="lora", microbatch=131072, images=2)
+    small = plan_memory(INFO, changed(FULL, train="lora", microbatch=8192, images=2)).total
+    assert fit_into(INFO, config, 140 * GIB, learning=True) == config
+    fitted = fit_into(INFO, config, small, learning=True)
+    assert fitted.optim.tokens_per_microbatch == 8192
+    assert replace(fitted, optim=config.optim) == config
+    with pytest.raises(UserError) as refused:
+        fit_into(INFO, load_config("osworld_full"), 100 * GIB, learning=True)
+    lines = str(refused.value).splitlines()
+    assert lines[0] == "GPU memory:"
+    assert "does not fit into a GPU of 100 GiB" in lines[-2]
+    assert lines[-1] == "    --optim.ranks 4"
+    assert fit_into(INFO, load_config("osworld_full"), 80 * GIB, learning=False)
 
 
 def test_only_the_logits_computed_at_once_are_planned() -> None:
@@ -209,12 +252,9 @@ def test_each_advised_setting_is_needed(info: ModelInfo) -> None:
         assert need > 48 * GIB or left_out[0] == "--optim.lr"
 
 
-def test_fewer_environments_are_advised_before_changes_of_training() -> None:
+def test_more_gpus_are_advised_before_changes_of_training() -> None:
     full = load_config("osworld_full")
-    assert advise(INFO, full, 141 * GIB) == [
-        "does not fit into a GPU of 141 GiB; it needs 138.5 GiB with",
-        "    --env.parallel 4",
-    ]
+    assert advise(INFO, full, 100 * GIB)[1:] == ["    --optim.ranks 4"]
     lines = advise(INFO, full, 48 * GIB)
     assert "--model.train lora --optim.lr 0.0001" in lines[1]
     assert lines[2].startswith("this changes training results (rollout.max_answer_tokens, model.train")
@@ -236,11 +276,13 @@ def test_ranks_divide_weights_gradients_and_moments_and_rank_0_has_a_whole_copy(
         gathered=2 * (2 * OUTSIDE + 3 * 233_057_792) + 4 * 233_057_792,
         activations=one.activations,
         sampling_model=2 * PARAMETERS,
-        kv_cache=one.kv_cache,
+        slots=0,
+        pool=one.pool,
+        passes=one.passes,
         reserve=RESERVE,
     )
     assert four.other_ranks == 2 * PARAMETERS + four.gathered + one.activations + RESERVE
-    assert four.total - four.other_ranks == 2 * PARAMETERS + one.kv_cache
+    assert four.total - four.other_ranks == 2 * PARAMETERS
 
 
 def test_adapters_are_divided_and_a_frozen_tower_is_not() -> None:
@@ -277,7 +319,7 @@ def test_the_description_includes_the_other_ranks() -> None:
         "these are for rank 0 of 4, which also samples; each other rank needs "
         f"{sizes.other_ranks / GIB:.1f} GiB on its own GPU"
     )
-    assert not any("rank" in line or "sampling" in line for line in describe_plan(INFO, changed(FULL), None))
+    assert not any("rank" in line or "model" in line for line in describe_plan(INFO, changed(FULL), None))
 
 
 def test_without_possible_changes_a_larger_gpu_is_requested() -> None:
@@ -290,7 +332,7 @@ def test_without_possible_changes_a_larger_gpu_is_requested() -> None:
         ],
     )
     assert advise(read_model_info(config), config, GIB) == [
-        "does not fit into a GPU of 1 GiB; a larger GPU is needed: the minimum is 4.1 GiB with",
+        "does not fit into a GPU of 1 GiB; a larger GPU is needed: the minimum is 4.5 GiB with",
         "    the current settings",
     ]
 

@@ -75,7 +75,8 @@ def run_memory(config: Config, gpu: int | None) -> int:
     from arpo.learner.ranks import rank_device
     from arpo.models.hub import parse_hub_model
     from arpo.models.loading import check_weights, load_renderer, resolve_model
-    from arpo.models.memory_plan import GIB, describe_plan, plan_memory, read_model_info
+    from arpo.models.memory_advice import describe_plan
+    from arpo.models.memory_plan import GIB, plan_memory, read_model_info
 
     load_renderer(config.model)
     if config.model.weights == "load" and parse_hub_model(config.model.path) is None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from arpo.config import Config
 from arpo.engines.base import Engine
 from arpo.errors import UserError
 from arpo.prompts.rendering import ChatRenderer, PromptRenderer
+
+if TYPE_CHECKING:  # it loads torch
+    from arpo.engines.cached_episodes import Passes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +62,28 @@ def _open_in_process(config: Config) -> OpenedEngine:
 
     from arpo.engines.in_process import InProcessEngine
     from arpo.models.loading import check_compatible, load_model, load_renderer
+    from arpo.models.memory_advice import fit_memory
 
     torch.set_num_threads(config.run.threads or os.cpu_count() or 1)
     renderer = load_renderer(config.model)
+    fit_memory(config, learning=False)
     model = load_model(config.model, config.run.seed)
     check_compatible(model, renderer)
-    engine = InProcessEngine(model, renderer, slots=config.env.parallel)
+    engine = InProcessEngine(model, renderer, open_passes(model, renderer.pad_id, config))
     return OpenedEngine(engine=engine, renderer=renderer, model=model)
+
+
+def open_passes(model: Any, pad_id: int, config: Config) -> Passes:
+    """A pool for 16-bit models on a GPU, otherwise slots: torch's kernel for a pool needs both."""
+    from arpo.engines.pool_passes import PoolPasses
+    from arpo.engines.slot_passes import SlotPasses
+
+    if model.device.type == "cpu" or config.model.dtype == "float32":
+        return SlotPasses(model, pad_id, config.env.parallel)
+    return PoolPasses(
+        model,
+        pad_id,
+        episodes=config.env.parallel,
+        max_tokens=config.rollout.max_context_tokens,
+        gigabytes=config.engine.cache_gigabytes,
+    )

@@ -6,6 +6,7 @@ sampled token is predicted. Functions here hold no state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -91,6 +92,23 @@ def features_by_sha256(
     else:
         features_NLD = encode(list(distinct.values()))
     return dict(zip(distinct, features_NLD.split(counts), strict=True))
+
+
+def batch_by_patches(
+    screenshots: Sequence[Screenshot], renderer: Renderer, max_patches: int
+) -> Iterator[list[Screenshot]]:
+    """Batches of consecutive screenshots with at most `max_patches` patches; a larger screenshot is alone."""
+    batch: list[Screenshot] = []
+    patches = 0
+    for shot in screenshots:
+        count = math.prod(renderer.grid(shot))
+        if batch and patches + count > max_patches:
+            yield batch
+            batch, patches = [], 0
+        batch.append(shot)
+        patches += count
+    if batch:
+        yield batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,12 +214,17 @@ def hidden_states(
     cache: Any = None,
     deepstack: Deepstack | None = None,
     lengths: tuple[int, ...] | None = None,
+    pool: Any = None,
 ) -> Tensor:
     """The last hidden states. Attention is causal without a mask; a cache requires a mask.
 
-    `lengths` are the lengths of the sequences packed into one row.
+    `lengths` are the lengths of the sequences packed into one row. `pool` (a `PoolStep`) is a cache without a
+    mask, for new tokens of several sequences packed into one row.
     """
     extra: dict[str, Any] = {} if lengths is None else {"lengths": lengths}
+    if pool is not None:
+        extra["pool"], cache = pool, pool
+        mask = embeds_BTD.new_ones((1, 1, 1, 1), dtype=torch.bool)  # unused, but without it a mask is built
     if deepstack is not None:
         levels = list(deepstack.features_NLD.unbind(1))
         extra |= {"visual_pos_masks": deepstack.image_mask_BT, "deepstack_visual_embeds": levels}

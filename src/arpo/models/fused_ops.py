@@ -10,7 +10,9 @@ transformers looks it up by name.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, partial
 from typing import Any
 
@@ -24,6 +26,8 @@ ALIGNMENT = 8  # two-byte values: tensor cores read sixteen bytes at once
 
 MIN_COMPILED_VALUES = 2**23  # one screenshot in a 7B model has more, hundreds in a tiny model have fewer
 ROTARY_FUNCTION = "apply_rotary_pos_emb"
+
+_compiling_small_inputs = ContextVar("compiling_small_inputs", default=False)
 
 
 def install(model: nn.Module, *, compiled: bool) -> None:
@@ -68,13 +72,24 @@ def apply_vision_rotary(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor
 
 @cache
 def _compiled_if_large(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile once for all lengths; the small inputs of decoding steps run uncompiled, without overhead."""
+    """Compile once for all lengths; small inputs run uncompiled, without overhead."""
     compiled = torch.compile(function, dynamic=True)
 
     def chosen(hidden: Tensor, *others: Any, **named: Any) -> Any:
-        return (compiled if hidden.numel() >= MIN_COMPILED_VALUES else function)(hidden, *others, **named)
+        large = hidden.numel() >= MIN_COMPILED_VALUES or _compiling_small_inputs.get()
+        return (compiled if large else function)(hidden, *others, **named)
 
     return chosen
+
+
+@contextmanager
+def compiled_small_inputs() -> Iterator[None]:
+    """Run small inputs compiled too. A captured graph has no overhead, so it gains from fewer kernels."""
+    token = _compiling_small_inputs.set(True)
+    try:
+        yield
+    finally:
+        _compiling_small_inputs.reset(token)
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,3 +37,29 @@ class ImageLoader:
         wanted = list(screenshots)
         self.prefetch(wanted)
         return [self._pending.pop(shot.sha256).result() for shot in wanted]
+
+    def is_ready(self, screenshots: Iterable[Screenshot]) -> bool:
+        """Whether no thread is still decoding one of these screenshots."""
+        return all(
+            shot.sha256 not in self._pending or self._pending[shot.sha256].done() for shot in screenshots
+        )
+
+    async def wait_for_any(self) -> None:
+        """Wait until a thread has decoded another screenshot. Returns at once if none is being decoded."""
+        loop, decoded = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake(_: Future[NDArray[np.uint8]]) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(decoded.set)
+
+        undecoded = [future for future in self._pending.values() if not future.done()]
+        for future in undecoded:
+            future.add_done_callback(wake)
+        if undecoded:
+            await decoded.wait()
+
+    def clear(self) -> None:
+        """Forget screenshots that were prefetched and not loaded."""
+        for future in self._pending.values():
+            future.cancel()
+        self._pending.clear()

@@ -1,19 +1,18 @@
 """GPU memory of a recipe, computed before anything is loaded.
 
 Weights, gradients and moments are exact, from the model's configuration alone. Activations are an upper
-bound: those of the longest possible sequence, minus the ones recomputed (see `recompute`). With
-several ranks, each has a GPU. They share weights, gradients and moments. Rank 0 needs most: it also samples,
-with a full model of its own. If a recipe does not fit, `advise` finds settings that do. Nothing is allocated.
+bound: those of the longest possible sequence, minus the ones recomputed (see `recompute`). A run alternates
+between sampling and learning, and needs the larger of both. With several ranks, each has a GPU. They share
+weights, gradients and moments. Rank 0 needs most: it also samples, with a full model of its own. Nothing is
+allocated.
 
     info = read_model_info(config)
     plan_memory(info, config).total  # bytes on rank 0
-    advise(info, config, 80 * GIB)  # [] if the recipe fits into 80 GiB
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,16 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForImageTextToText
 
 from arpo.config import Config
+from arpo.errors import EngineError
 from arpo.models import float32_head
 from arpo.models.families import IMAGE_BOUNDS, family_of, head_width, vision_widths
 from arpo.models.kv_cache import capacity_for
 from arpo.models.loading import read_config, resolve_model
 from arpo.models.lora import ADAPTED_LAYERS
 from arpo.models.recompute import KeptActivations
+from arpo.models.token_pool import extent_size
 from arpo.prompts import vision
 from arpo.prompts.vision import ImageSettings
-from arpo.recipe import value
 
 BYTES = {"float32": 4, "bfloat16": 2}
 GIB = 2**30
@@ -40,17 +40,8 @@ FRAGMENTATION_DIVISOR = 10  # one part in this many of the free memory is lost t
 MAX_LOGITS = 2**26  # computed at once, in float32; with copies, one gigabyte
 LOGIT_COPIES = 4
 PROMPT_TOKENS = 1024  # all text of a trajectory except answers
-SHORT_ANSWER_TOKENS = 512  # enough for a thought and an action
-MIN_LEGIBLE_PIXELS = 2**19  # below this, the text of a desktop is unreadable
-RANK_COUNTS = (1, 2, 4, 8)  # number of GPUs in one machine
-LORA_LEARNING_RATE = 1e-4  # adapters need a higher learning rate than weights
-RESULT_CHANGING_KEYS = (
-    "model.train",
-    "model.max_pixels",
-    "rollout.",
-)  # prefixes; other settings cost only time
-
-Change = dict[str, Any]  # values by dotted config key
+MAX_PREFILL_TOKENS = 16384  # of one pass of the engine, without padding
+MAX_ENCODED_PATCHES = 2**16  # of the screenshots that the engine encodes at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,26 +93,46 @@ class MemoryPlan:
 
     weights: int
     base_model: int
-    gradients: int
     moments: int
+    sampling_model: int  # full model of rank 0, for sampling
+    slots: int  # cache of equal slots; 0 if the engine has a pool
+    reserve: int
+    gradients: int  # from here on: only while learning
     gathered: int  # sharded tensors while they are gathered
     activations: int
-    sampling_model: int  # full model of rank 0, for sampling
-    kv_cache: int
-    reserve: int
+    pool: int  # from here on: only while sampling. Keys and values of the longest episode
+    passes: int  # activations of the engine
 
     @property
     def parts(self) -> dict[str, int]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
+    def learning(self) -> int:
+        """Bytes in use only while learning."""
+        return self.gradients + self.gathered + self.activations
+
+    @property
+    def sampling(self) -> int:
+        """Bytes in use only while sampling, with a pool for one episode."""
+        return self.pool + self.passes
+
+    @property
+    def always(self) -> int:
+        return sum(self.parts.values()) - self.learning - self.sampling
+
+    @property
     def total(self) -> int:
-        return sum(self.parts.values())
+        return self.always + max(self.learning, self.sampling)
 
     @property
     def other_ranks(self) -> int:
         """Bytes on each rank but 0: these do not sample."""
-        return self.total - self.sampling_model - self.kv_cache
+        return self.always - self.sampling_model - self.slots + self.learning
+
+    def cached_episodes(self, gpu_bytes: int) -> int:
+        """The number of longest episodes that fit into the pool on such a GPU."""
+        return max(0, (gpu_bytes - self.always - self.passes) // self.pool) if self.pool else 0
 
 
 def read_dimensions(folder: Path, lora_rank: int) -> ModelDimensions:
@@ -176,7 +187,7 @@ def read_model_info(config: Config) -> ModelInfo:
 def workload_of(info: ModelInfo, config: Config) -> Workload:
     """A micro-batch holds either one long trajectory or several short ones."""
     rollout, max_tokens = config.rollout, config.optim.tokens_per_microbatch
-    patches, tokens = _screenshot_size(info, config)
+    patches, tokens = screenshot_size(info, config)
     answers = rollout.max_answer_tokens * rollout.max_steps
     sequence = min(rollout.max_context_tokens, PROMPT_TOKENS + tokens * rollout.max_images + answers)
     return Workload(
@@ -186,19 +197,30 @@ def workload_of(info: ModelInfo, config: Config) -> Workload:
     )
 
 
-def _screenshot_size(info: ModelInfo, config: Config) -> tuple[int, int]:
+def screenshot_size(info: ModelInfo, config: Config) -> tuple[int, int]:
     """(patches, tokens) of one screenshot."""
     settings = replace(info.images, min_pixels=config.model.min_pixels, max_pixels=config.model.max_pixels)
     grid = vision.grid(config.env.width, config.env.height, settings)
     return math.prod(grid), vision.image_tokens(grid, settings)
 
 
-def plan_memory(info: ModelInfo, config: Config) -> MemoryPlan:
+def plan_memory(info: ModelInfo, config: Config, *, learning: bool = True) -> MemoryPlan:
     """Upper bound for the recipe. Each rank has a full copy of a frozen vision tower."""
     dims, workload = info.dims, workload_of(info, config)
     width, ranks = BYTES[config.model.dtype], config.optim.ranks
-    train, lora = config.model.train, config.model.train == "lora"
     everything = dims.vision_parameters + dims.language_parameters
+    pooled = config.model.dtype != "float32"
+    cached = key_value_bytes(dims, width)
+    sampling = {
+        "slots": 0 if pooled else config.env.parallel * capacity_for(workload.sequence) * cached,
+        "pool": extent_size(workload.sequence + 1) * cached if pooled else 0,
+        "passes": sampling_bytes(dims, width),
+        "reserve": RESERVE,
+    }
+    if not learning:
+        unused = {field.name: 0 for field in fields(MemoryPlan)}
+        return MemoryPlan(**unused | sampling | {"weights": width * everything})
+    train, lora = config.model.train, config.model.train == "lora"
     trained = everything if train == "all" else dims.adapter_parameters if lora else dims.language_parameters
     tower = 0 if train == "all" else dims.vision_parameters
     adapters = 4 * dims.adapter_parameters if lora else 0
@@ -207,7 +229,6 @@ def plan_memory(info: ModelInfo, config: Config) -> MemoryPlan:
     base = _per_rank(width * trained, ranks) + (
         width * (tower + dims.non_layer_parameters) if ranks > 1 else 0
     )
-    key_value_bytes = 2 * dims.key_width * dims.layers * width  # of one token
     return MemoryPlan(
         weights=width * tower + _per_rank(width * (everything - tower) + adapters, ranks),
         base_model=base if config.compares_with_base and not lora else 0,
@@ -218,9 +239,46 @@ def plan_memory(info: ModelInfo, config: Config) -> MemoryPlan:
             dims, width, workload.tokens, workload.patches if train == "all" else 0
         ),
         sampling_model=width * everything + adapters if ranks > 1 else 0,
-        kv_cache=config.env.parallel * capacity_for(workload.sequence) * key_value_bytes,
-        reserve=RESERVE,
+        **sampling,
     )
+
+
+def key_value_bytes(dims: ModelDimensions, width: int) -> int:
+    """Keys and values of one token."""
+    return 2 * dims.key_width * dims.layers * width
+
+
+def sampling_bytes(dims: ModelDimensions, width: int) -> int:
+    """Activations of the engine: of one layer in the largest prefill, or of one block of the vision tower."""
+    largest = max(
+        layer_bytes(dims, width, MAX_PREFILL_TOKENS), 2 * block_bytes(dims, width, MAX_ENCODED_PATCHES)
+    )
+    return largest + dims.converted_head
+
+
+def pool_tokens(model: Any, longest: int, most: int, gigabytes: float) -> int:
+    """Tokens for the engine's pool: `most`, or those that fit into `gigabytes` (0: the free GPU memory).
+
+    Raises EngineError if not even the longest sequence fits. Compaction of a pool copies one of its tensors.
+    """
+    if not gigabytes and model.device.type != "cuda":
+        return most
+    dims = measure_dimensions(model, lora_rank=1)
+    width = model.dtype.itemsize
+    if gigabytes:
+        available = int(gigabytes * GIB)
+    else:
+        torch.cuda.empty_cache()
+        available = torch.cuda.mem_get_info()[0] - sampling_bytes(dims, width) - RESERVE
+        available -= available // (2 * dims.layers)
+    tokens = min(most, available // key_value_bytes(dims, width))
+    if tokens < longest:
+        raise EngineError(
+            "generate",
+            f"the cache has room for {max(0, tokens):,} tokens ({available / GIB:.1f} GiB), and the longest "
+            f"episode has {longest:,}: reduce rollout.max_context_tokens, or use a larger GPU",
+        )
+    return tokens
 
 
 def _per_rank(size: int, ranks: int) -> int:
@@ -310,106 +368,3 @@ def max_kept_activations(
 
 def _count_that_fit(max_count: int, available: int, size: int) -> int:
     return max(0, min(max_count, available // size))
-
-
-def find_fitting_changes(info: ModelInfo, config: Config, gpu_bytes: int) -> Change:
-    """The least harmful changes to fit into `gpu_bytes`; if none fit, those with the least memory.
-
-    Changes are applied in the order of `_candidate_changes` until the recipe fits; some help only together
-    with later ones. Then they are reverted as far as possible, the most harmful first.
-    """
-    candidates = _candidate_changes(info, config)
-
-    def need(changes: Iterable[Change]) -> int:
-        return plan_memory(info, with_changes(config, _merge_changes(changes))).total
-
-    taken: list[Change] = []
-    for steps in candidates:
-        taken.append({})
-        for change in steps:
-            if gpu_bytes < need(taken) >= need([*taken[:-1], change]):
-                taken[-1] = change
-    limit = max(gpu_bytes, need(taken))
-    for index in reversed(range(len(taken))):
-        for change in ({}, *candidates[index]):
-            fewer = [*taken[:index], change, *taken[index + 1 :]]
-            if need(fewer) <= limit:
-                taken = fewer
-                break
-    return {key: new for key, new in _merge_changes(taken).items() if new != value(config, key)}
-
-
-def _candidate_changes(info: ModelInfo, config: Config) -> list[list[Change]]:
-    """Lists of alternative changes, the least harmful list first and the smallest change of each first."""
-    model, rollout, optim = config.model, config.rollout, config.optim
-    lora: Change = {"model.train": "lora", "optim.ranks": 1, "optim.lr": max(optim.lr, LORA_LEARNING_RATE)}
-    less_trained: list[Change] = [{"model.train": "language"}, lora]
-    fewer_screens = range(rollout.max_images - 1, 0, -1)
-    short = {"rollout.max_answer_tokens": min(SHORT_ANSWER_TOKENS, rollout.max_answer_tokens)}
-    first_turn = PROMPT_TOKENS + _screenshot_size(info, config)[1] + SHORT_ANSWER_TOKENS
-    contexts = _halved("rollout.max_context_tokens", rollout.max_context_tokens, first_turn)
-    return [
-        [{"model.dtype": "bfloat16"}],
-        [{"optim.moments": "bfloat16"}],
-        _halved("optim.tokens_per_microbatch", optim.tokens_per_microbatch, PROMPT_TOKENS),
-        _halved("env.parallel", config.env.parallel, 1),
-        [{"optim.ranks": ranks} for ranks in RANK_COUNTS],
-        _halved("rollout.max_answer_tokens", rollout.max_answer_tokens, SHORT_ANSWER_TOKENS),
-        less_trained[("all", "language", "lora").index(model.train) :],
-        [{"rollout.max_images": screens} for screens in fewer_screens],
-        _halved("model.max_pixels", model.max_pixels, max(model.min_pixels, MIN_LEGIBLE_PIXELS)),
-        [short | context for context in contexts],
-    ]
-
-
-def _halved(key: str, value: int, minimum: int) -> list[Change]:
-    halves = []
-    while (value := value // 2) >= minimum:
-        halves.append({key: value})
-    return halves
-
-
-def _merge_changes(changes: Iterable[Change]) -> Change:
-    return {key: value for change in changes for key, value in change.items()}
-
-
-def with_changes(config: Config, change: Change) -> Config:
-    for key, new in change.items():
-        section, name = key.split(".")
-        part: Change = {section: replace(getattr(config, section), **{name: new})}
-        config = replace(config, **part)
-    return config
-
-
-def advise(info: ModelInfo, config: Config, gpu_bytes: int) -> list[str]:
-    """Lines with changes to fit the recipe into `gpu_bytes`; none if it fits."""
-    if plan_memory(info, config).total <= gpu_bytes:
-        return []
-    change = find_fitting_changes(info, config, gpu_bytes)
-    fitted = with_changes(config, change)
-    need, ranks = plan_memory(info, fitted).total, fitted.optim.ranks
-    size = f"{need / GIB:.1f} GiB" + (f" on each of {ranks} GPUs" if ranks > 1 else "")
-    verdict = "it needs" if need <= gpu_bytes else "a larger GPU is needed: the minimum is"
-    settings = " ".join(f"--{key} {value}" for key, value in change.items())
-    lines = [f"does not fit into a GPU of {gpu_bytes / GIB:.0f} GiB; {verdict} {size} with"]
-    lines.append(f"    {settings or 'the current settings'}")
-    if other := [key for key in change if key.startswith(RESULT_CHANGING_KEYS)]:
-        lines.append(f"this changes training results ({', '.join(other)})")
-    return lines
-
-
-def describe_plan(info: ModelInfo, config: Config, gpu_bytes: int | None) -> list[str]:
-    """Lines for the user: GiB by purpose, totals, whether the recipe fits, and changes if it does not."""
-    plan, ranks, tokens = plan_memory(info, config), config.optim.ranks, workload_of(info, config).sequence
-    lines = [
-        f"{name.replace('_', ' '):>14} {size / GIB:8.1f} GiB" for name, size in plan.parts.items() if size
-    ]
-    lines.append(f"{'total':>14} {plan.total / GIB:8.1f} GiB, for sequences of {tokens:,} tokens")
-    if ranks > 1:
-        lines.append(
-            f"these are for rank 0 of {ranks}, which also samples; each other rank needs "
-            f"{plan.other_ranks / GIB:.1f} GiB on its own GPU"
-        )
-    if gpu_bytes is None:
-        return [*lines, "no GPU found; --gpu 80 checks the plan against a GPU of 80 GiB"]
-    return [*lines, *(advise(info, config, gpu_bytes) or [f"fits into a GPU of {gpu_bytes / GIB:.0f} GiB"])]

@@ -25,6 +25,7 @@ from arpo.evaluation.finished_episodes import FinishedEpisodes, evaluation_key
 from arpo.evaluation.scoring import AllFailed, Score, over_same_tasks, read_scores
 from arpo.evaluation.task_sets import OVERALL, sets_of_run
 from arpo.learner.base import Batch, Metrics
+from arpo.models.memory_advice import fit_memory
 from arpo.plugins import open_plugin, run_callback
 from arpo.recipe import changed, load_config
 from arpo.reporting.display import Display
@@ -99,9 +100,13 @@ class Run:
         self._checkpoints = store.folder / checkpoint.CHECKPOINTS
         found = self._find_checkpoint()  # reports damaged files before the model is loaded
         self.sets = sets_of_run(config, store.folder, self._checkpoints.is_dir(), display)
-        self.player = open_player(config)
+        fitted = fit_memory(config, learning=True)
+        if fitted != config:
+            tokens = fitted.optim.tokens_per_microbatch
+            display.note(f"optim.tokens_per_microbatch = {tokens}: larger ones do not fit into the GPU")
+        self.player = open_player(fitted)
         self.scheduler = self.player.scheduler
-        self.learner = open_learner(self.player, config)
+        self.learner = open_learner(self.player, fitted)
         self.progress = progress
         self.timing = Timing(last_durations(store))
         self.stopping = False

@@ -1,0 +1,186 @@
+"""Advice for a recipe that does not fit into a GPU: settings that do, the least harmful first.
+
+advise(info, config, 80 * GIB)  # [] if the recipe fits into 80 GiB
+fit_memory(config, learning=True)  # before anything is loaded; raises UserError with the advice
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from arpo.config import Config
+from arpo.errors import UserError
+from arpo.models.loading import resolve_device
+from arpo.models.memory_plan import (
+    GIB,
+    PROMPT_TOKENS,
+    ModelInfo,
+    plan_memory,
+    read_model_info,
+    screenshot_size,
+    workload_of,
+)
+from arpo.recipe import value
+
+SHORT_ANSWER_TOKENS = 512  # enough for a thought and an action
+MIN_LEGIBLE_PIXELS = 2**19  # below this, the text of a desktop is unreadable
+RANK_COUNTS = (1, 2, 4, 8)  # number of GPUs in one machine
+LORA_LEARNING_RATE = 1e-4  # adapters need a higher learning rate than weights
+RESULT_CHANGING_KEYS = (
+    "model.train",
+    "model.max_pixels",
+    "rollout.",
+)  # prefixes; other settings cost only time
+
+Change = dict[str, Any]  # values by dotted config key
+
+
+def find_fitting_changes(info: ModelInfo, config: Config, gpu_bytes: int, *, learning: bool = True) -> Change:
+    """The least harmful changes to fit into `gpu_bytes`; if none fit, those with the least memory.
+
+    Changes are applied in the order of `_candidate_changes` until the recipe fits; some help only together
+    with later ones. Then they are reverted as far as possible, the most harmful first.
+    """
+    candidates = _candidate_changes(info, config)
+
+    def need(changes: Iterable[Change]) -> int:
+        changed = with_changes(config, _merge_changes(changes))
+        return plan_memory(info, changed, learning=learning).total
+
+    taken: list[Change] = []
+    for steps in candidates:
+        taken.append({})
+        for change in steps:
+            if gpu_bytes < need(taken) >= need([*taken[:-1], change]):
+                taken[-1] = change
+    limit = max(gpu_bytes, need(taken))
+    for index in reversed(range(len(taken))):
+        for change in ({}, *candidates[index]):
+            fewer = [*taken[:index], change, *taken[index + 1 :]]
+            if need(fewer) <= limit:
+                taken = fewer
+                break
+    return {key: new for key, new in _merge_changes(taken).items() if new != value(config, key)}
+
+
+def _candidate_changes(info: ModelInfo, config: Config) -> list[list[Change]]:
+    """Lists of alternative changes, the least harmful list first and the smallest change of each first."""
+    model, rollout, optim = config.model, config.rollout, config.optim
+    lora: Change = {"model.train": "lora", "optim.ranks": 1, "optim.lr": max(optim.lr, LORA_LEARNING_RATE)}
+    less_trained: list[Change] = [{"model.train": "language"}, lora]
+    fewer_screens = range(rollout.max_images - 1, 0, -1)
+    short = {"rollout.max_answer_tokens": min(SHORT_ANSWER_TOKENS, rollout.max_answer_tokens)}
+    first_turn = PROMPT_TOKENS + screenshot_size(info, config)[1] + SHORT_ANSWER_TOKENS
+    contexts = _halved("rollout.max_context_tokens", rollout.max_context_tokens, first_turn)
+    return [
+        [{"model.dtype": "bfloat16"}],
+        [{"optim.moments": "bfloat16"}],
+        _smaller_microbatches(config),
+        _halved("env.parallel", config.env.parallel, 1),
+        [{"optim.ranks": ranks} for ranks in RANK_COUNTS],
+        _halved("rollout.max_answer_tokens", rollout.max_answer_tokens, SHORT_ANSWER_TOKENS),
+        less_trained[("all", "language", "lora").index(model.train) :],
+        [{"rollout.max_images": screens} for screens in fewer_screens],
+        _halved("model.max_pixels", model.max_pixels, max(model.min_pixels, MIN_LEGIBLE_PIXELS)),
+        [short | context for context in contexts],
+    ]
+
+
+def _halved(key: str, value: int, minimum: int) -> list[Change]:
+    halves = []
+    while (value := value // 2) >= minimum:
+        halves.append({key: value})
+    return halves
+
+
+def _merge_changes(changes: Iterable[Change]) -> Change:
+    return {key: value for change in changes for key, value in change.items()}
+
+
+def with_changes(config: Config, change: Change) -> Config:
+    for key, new in change.items():
+        section, name = key.split(".")
+        part: Change = {section: replace(getattr(config, section), **{name: new})}
+        config = replace(config, **part)
+    return config
+
+
+def advise(info: ModelInfo, config: Config, gpu_bytes: int, *, learning: bool = True) -> list[str]:
+    """Lines with changes to fit the recipe into `gpu_bytes`; none if it fits."""
+    if plan_memory(info, config, learning=learning).total <= gpu_bytes:
+        return []
+    change = find_fitting_changes(info, config, gpu_bytes, learning=learning)
+    fitted = with_changes(config, change)
+    need, ranks = plan_memory(info, fitted, learning=learning).total, fitted.optim.ranks
+    size = f"{need / GIB:.1f} GiB" + (f" on each of {ranks} GPUs" if ranks > 1 else "")
+    verdict = "it needs" if need <= gpu_bytes else "a larger GPU is needed: the minimum is"
+    settings = " ".join(f"--{key} {value}" for key, value in change.items())
+    lines = [f"does not fit into a GPU of {gpu_bytes / GIB:.0f} GiB; {verdict} {size} with"]
+    lines.append(f"    {settings or 'the current settings'}")
+    if other := [key for key in change if key.startswith(RESULT_CHANGING_KEYS)]:
+        lines.append(f"this changes training results ({', '.join(other)})")
+    return lines
+
+
+def describe_plan(
+    info: ModelInfo, config: Config, gpu_bytes: int | None, *, learning: bool = True
+) -> list[str]:
+    """Lines for the user: GiB by purpose, totals, whether the recipe fits, and changes if it does not."""
+    plan = plan_memory(info, config, learning=learning)
+    ranks, tokens = config.optim.ranks, workload_of(info, config).sequence
+    lines = [
+        f"{name.replace('_', ' '):>14} {size / GIB:8.1f} GiB{_phase(name)}"
+        for name, size in plan.parts.items()
+        if size
+    ]
+    lines.append(f"{'total':>14} {plan.total / GIB:8.1f} GiB, for sequences of {tokens:,} tokens")
+    if ranks > 1:
+        lines.append(
+            f"these are for rank 0 of {ranks}, which also samples; each other rank needs "
+            f"{plan.other_ranks / GIB:.1f} GiB on its own GPU"
+        )
+    if gpu_bytes is None:
+        return [*lines, "no GPU found; --gpu 80 checks the plan against a GPU of 80 GiB"]
+    if advice := advise(info, config, gpu_bytes, learning=learning):
+        return [*lines, *advice]
+    lines.append(f"fits into a GPU of {gpu_bytes / GIB:.0f} GiB")
+    if plan.pool:
+        cached = min(plan.cached_episodes(gpu_bytes), config.env.parallel)
+        waiting = "; others wait" if cached < config.env.parallel else ""
+        lines.append(f"the cache holds at least {cached} of {config.env.parallel} parallel episodes{waiting}")
+    return lines
+
+
+def _phase(part: str) -> str:
+    phases = {"gradients": "learning", "gathered": "learning", "activations": "learning"}
+    phases |= {"pool": "sampling, for one episode", "passes": "sampling"}
+    return f" (only while {phases[part]})" if part in phases else ""
+
+
+def fit_memory(config: Config, *, learning: bool) -> Config:
+    """The recipe with micro-batches that fit into the free memory of the GPU. Nothing is loaded.
+
+    Raises UserError with the plan and the settings to change if the recipe does not fit. Without a GPU, the
+    recipe stays as it is.
+    """
+    if resolve_device(config.model.device) == "cpu":
+        return config
+    return fit_into(read_model_info(config), config, torch.cuda.mem_get_info()[0], learning=learning)
+
+
+def fit_into(info: ModelInfo, config: Config, gpu_bytes: int, *, learning: bool) -> Config:
+    """The recipe for a GPU with this much free memory; see `fit_memory`."""
+    for change in ({}, *_smaller_microbatches(config)):
+        fitted = with_changes(config, change)
+        if plan_memory(info, fitted, learning=learning).total <= gpu_bytes:
+            return fitted
+    lines = describe_plan(info, config, gpu_bytes, learning=learning)
+    raise UserError("\n".join(["GPU memory:", *lines]))
+
+
+def _smaller_microbatches(config: Config) -> list[Change]:
+    return _halved("optim.tokens_per_microbatch", config.optim.tokens_per_microbatch, PROMPT_TOKENS)

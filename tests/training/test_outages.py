@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from arpo.cli.entry_point import main
 from arpo.config import Config
 from arpo.errors import Outage
+from arpo.recipe import to_toml
 from arpo.reporting.display import NullDisplay
 from arpo.storage.checkpoint import CHECKPOINTS, latest
 from arpo.storage.run_folder import RunFolder
@@ -151,3 +153,17 @@ def test_a_stop_ends_a_pause_and_the_run_can_be_resumed(
     assert len(lines(config, "metrics.jsonl")) == 2
     train(config)
     assert len(lines(config, "metrics.jsonl")) == 4
+
+
+def test_arpo_train_exits_with_code_1_after_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Scripted.play({})
+    config = outage_config(tmp_path, "--env.outage_seconds=0")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(to_toml(config), "utf-8")
+    monkeypatch.setattr(Reachable, "starts", 8)
+    assert main(["train", str(recipe)]) == 1
+    error = capsys.readouterr().err
+    assert "arpo: error: no environment has worked for 0 s (env.outage_seconds): start: OSError" in error
+    assert "Correct the environments, then run the same command again to resume" in error

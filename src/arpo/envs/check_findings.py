@@ -54,7 +54,7 @@ class _Finding:
 class Findings:
     """Collects findings, each cause once, with a count.
 
-    They have the same cause if text and place are equal, or if the call, the exception type and the place are.
+    The same cause: text and place are equal, or the call, the type of the exception and the place.
     """
 
     def __init__(self, rules: Sequence[str], tasks: Sequence[str]) -> None:

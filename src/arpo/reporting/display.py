@@ -245,9 +245,10 @@ def open_display(stream: TextIO) -> Display:
 
 def note_cancel(display: Display, *, stored: bool = True) -> None:
     """Say what the first Ctrl-C does in an evaluation: it waits for no episode. `stored`: it is resumable."""
+    state = "stored" if stored else "not stored"
     display.note(
-    """Say what the first Ctrl-C does: it waits for no episode. `stored`: the command is resumable."""
-        "to stop at once"
+        f"stopping: finished episodes are {state}; closing the environments, usually some seconds. Press "
+        "Ctrl-C again to stop at once"
     )
 
 

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from arpo.storage import run_folder, screenshots
+from arpo.storage import encoders, run_folder, screenshots
 from arpo.storage.encoders import EncoderDied
 from arpo.storage.run_folder import LOGS, PACK, TRAJECTORIES, RunFolder, RunFolderReader
 from arpo.storage.screenshots import HEADER, MAGIC, NO_BASE, PATCH, ScreenshotPack
+from arpo.types import Screenshot
 from processes import wait_until
-from stored_episodes import desktop, episode, large_desktop, pixels_of, small
+from stored_episodes import desktop, episode, large_desktop, pixels_of, png, small
 
 SHARED = large_desktop(0)
 EPISODES = [
@@ -65,6 +66,24 @@ def test_this_process_encodes_only_small_pictures_and_the_files_are_the_same(
     store.close()
     assert len(encoded_here) > 20
     assert contents(tmp_path / "processes") == contents(tmp_path / "here")
+
+
+def test_every_picture_is_encoded_once(tmp_path, monkeypatch):
+    encoded, original = [], encoders._Worker._encode
+
+    def counted(worker, shot, base):
+        encoded.append(shot)
+        return original(worker, shot, base)
+
+    monkeypatch.setattr(encoders._Worker, "_encode", counted)
+    blank = Screenshot.of(png(np.zeros((480, 640, 3), np.uint8)))  # small as a PNG, and a base all the same
+    shots = [blank, *[large_desktop(0, window=step) for step in range(18)]]  # more than a chain
+    store = RunFolder(tmp_path)
+    for previous, shot in zip((None, *shots), shots, strict=False):
+        store.prepare(shot, previous)
+    store.add_trajectory(episode("a", shots))
+    store.close()
+    assert encoded == shots[1:]
 
 
 def test_small_screenshots_start_no_thread_and_no_process(tmp_path, monkeypatch):
@@ -167,7 +186,7 @@ def test_a_full_disk_is_one_error_and_keeps_the_episodes_before_it(tmp_path, mon
 
 
 def test_an_encoder_that_dies_is_one_error_and_keeps_the_episodes_before_it(tmp_path):
-    damaged = type(SHARED).of(SHARED.png[:-30] + bytes(30))
+    damaged = Screenshot.of(SHARED.png[:-30] + bytes(30))
     store = RunFolder(tmp_path)
     store.add_trajectory(EPISODES[1])
     store.add_trajectory(episode("broken", [damaged, small(1)]))

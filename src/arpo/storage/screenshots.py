@@ -100,7 +100,10 @@ class ScreenshotPack:
 
         `add` may decide on another base: then it encodes the screenshot again.
         """
-        if shot.sha256 in self or shot.sha256 in self._planned or not needs_process(shot):
+        if shot.sha256 in self or shot.sha256 in self._planned:
+            return
+        if not needs_process(shot):
+            self._planned[shot.sha256] = 0
             return
         depth = ChainMap(self._depth, self._planned)
         base = _base(shot, previous, depth)

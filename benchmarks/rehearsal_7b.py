@@ -101,8 +101,7 @@ def make_model(folder: Path, tiny: bool, thought: int) -> None:
         config[part] |= values
     config["text_config"]["max_position_embeddings"] = 128000
     (folder / "config.json").write_text(json.dumps(config))
-    dtype = "float32" if tiny else "bfloat16"
-    settings = ModelConfig(path=str(folder), weights="random", dtype=dtype)
+    settings = ModelConfig(path=str(folder), weights="random", dtype="float32" if tiny else "bfloat16")
     renderer, model = load_renderer(settings), load_model(settings, seed=0)
     vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
     wait, give_up, end = (

@@ -7,13 +7,17 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from arpo.cli.entry_point import main
 from arpo.engines.factory import model_id, open_engine
 from arpo.engines.in_process import InProcessEngine
 from arpo.engines.openai import OpenAIEngine
+from arpo.errors import UserError
 from arpo.evaluation.evaluate import run_evaluation
 from arpo.evaluation.screening import run_screening
+from arpo.models import loading, memory_advice
+from arpo.models.memory_plan import GIB
 from arpo.recipe import load_config
 from openai_server import MODEL, tiny_model_server
 from verdicts import A, B, select
@@ -87,3 +91,33 @@ def test_eval_osworld_plays_in_process_if_asked(tmp_path: Path, capsys: pytest.C
     assert "--top-p has no effect: it is for servers" in capsys.readouterr().err
     (score,) = (tmp_path / "results/pyautogui/screenshot/base/0").glob("*/*/result.txt")
     assert float(score.read_text("utf-8")) in (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "desk"],
+        ["eval", "desk", "--out", "scores.json"],
+        ["screen", "desk", "--tasks", "desk:32", "--out", "kept.json"],
+    ],
+)
+def test_a_recipe_that_does_not_fit_into_the_gpu_is_refused_before_the_model_is_loaded(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Then the same command with enough memory loads it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(memory_advice, "resolve_device", lambda device: "cuda")
+    loaded: list[str] = []
+
+    def load(*_: object) -> None:
+        loaded.append("model")
+        raise UserError("the model was loaded")
+
+    monkeypatch.setattr(loading, "load_model", load)
+    for free, expected in ((1, []), (8, ["model"])):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free * GIB, 80 * GIB))
+        assert main(command) == 2
+        assert loaded == expected
+    first, second = capsys.readouterr().err.split("arpo: error: ")[1:]
+    assert first.startswith("GPU memory:\n") and "does not fit into a GPU of 1 GiB" in first
+    assert second == "the model was loaded\n"

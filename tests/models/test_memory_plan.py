@@ -21,7 +21,6 @@ from arpo.models.memory_advice import advise, describe_plan, fit_into
 from arpo.models.memory_plan import (
     GIB,
     MAX_LOGITS,
-    RESERVE,
     MemoryPlan,
     ModelDimensions,
     ModelInfo,
@@ -184,10 +183,11 @@ def test_a_pool_is_planned_for_one_episode_and_takes_what_is_left(seven_b: Path)
 
 def test_sampling_and_learning_take_turns() -> None:
     sizes = plan_memory(INFO, changed(FULL))
-    assert sizes.always == 6 * PARAMETERS + RESERVE  # weights, and moments of two bytes
+    assert sizes.always == 6 * PARAMETERS + sizes.reserve  # weights, and moments of two bytes
+    assert sizes.reserve == GIB + (sizes.total - sizes.reserve) // 32
     assert sizes.total == sizes.always + sizes.gradients + sizes.activations
     alone = plan_memory(INFO, changed(FULL), learning=False)
-    assert alone.total == 2 * PARAMETERS + RESERVE + alone.pool + alone.passes
+    assert alone.total == 2 * PARAMETERS + alone.reserve + alone.pool + alone.passes
 
 
 def test_the_published_recipes_fit_into_one_gpu_with_141_gibibytes() -> None:
@@ -279,9 +279,9 @@ def test_ranks_divide_weights_gradients_and_moments_and_rank_0_has_a_whole_copy(
         slots=0,
         pool=one.pool,
         passes=one.passes,
-        reserve=RESERVE,
+        reserve=GIB + (four.total - four.reserve) // 32,
     )
-    assert four.other_ranks == 2 * PARAMETERS + four.gathered + one.activations + RESERVE
+    assert four.other_ranks == 2 * PARAMETERS + four.gathered + one.activations + four.reserve
     assert four.total - four.other_ranks == 2 * PARAMETERS
 
 
@@ -332,7 +332,7 @@ def test_without_possible_changes_a_larger_gpu_is_requested() -> None:
         ],
     )
     assert advise(read_model_info(config), config, GIB) == [
-        "does not fit into a GPU of 1 GiB; a larger GPU is needed: the minimum is 4.5 GiB with",
+        "does not fit into a GPU of 1 GiB; a larger GPU is needed: the minimum is 1.6 GiB with",
         "    the current settings",
     ]
 

@@ -35,7 +35,9 @@ from arpo.prompts.vision import ImageSettings
 
 BYTES = {"float32": 4, "bfloat16": 2}
 GIB = 2**30
-RESERVE = 4 * GIB  # memory of the libraries, and gaps of the allocator
+RESERVE = 4 * GIB  # kept free on a GPU in use: libraries, and gaps of the allocator
+LIBRARIES = GIB  # of a plan; gaps of the allocator are one part in `RESERVE_DIVISOR` of the rest
+RESERVE_DIVISOR = 32
 FRAGMENTATION_DIVISOR = 10  # one part in this many of the free memory is lost to fragmentation
 MAX_LOGITS = 2**26  # computed at once, in float32; with copies, one gigabyte
 LOGIT_COPIES = 4
@@ -215,11 +217,11 @@ def plan_memory(info: ModelInfo, config: Config, *, learning: bool = True) -> Me
         "slots": 0 if pooled else config.env.parallel * capacity_for(workload.sequence) * cached,
         "pool": extent_size(workload.sequence + 1) * cached if pooled else 0,
         "passes": sampling_bytes(dims, width),
-        "reserve": RESERVE,
+        "reserve": 0,
     }
     if not learning:
         unused = {field.name: 0 for field in fields(MemoryPlan)}
-        return MemoryPlan(**unused | sampling | {"weights": width * everything})
+        return _with_reserve(MemoryPlan(**unused | sampling | {"weights": width * everything}))
     train, lora = config.model.train, config.model.train == "lora"
     trained = everything if train == "all" else dims.adapter_parameters if lora else dims.language_parameters
     tower = 0 if train == "all" else dims.vision_parameters
@@ -229,7 +231,7 @@ def plan_memory(info: ModelInfo, config: Config, *, learning: bool = True) -> Me
     base = _per_rank(width * trained, ranks) + (
         width * (tower + dims.non_layer_parameters) if ranks > 1 else 0
     )
-    return MemoryPlan(
+    plan = MemoryPlan(
         weights=width * tower + _per_rank(width * (everything - tower) + adapters, ranks),
         base_model=base if config.compares_with_base and not lora else 0,
         gradients=_per_rank(trained * (4 if lora else width), ranks),
@@ -241,6 +243,11 @@ def plan_memory(info: ModelInfo, config: Config, *, learning: bool = True) -> Me
         sampling_model=width * everything + adapters if ranks > 1 else 0,
         **sampling,
     )
+    return _with_reserve(plan)
+
+
+def _with_reserve(plan: MemoryPlan) -> MemoryPlan:
+    return replace(plan, reserve=LIBRARIES + plan.total // RESERVE_DIVISOR)
 
 
 def key_value_bytes(dims: ModelDimensions, width: int) -> int:

@@ -429,6 +429,19 @@ def test_weights_trained_in_place_need_only_a_new_version(new_engine: NewEngine)
     assert completion == fresh
 
 
+def test_weights_that_moved_discard_the_cache(new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured graphs read the weights at their old address."""
+    model = tiny_model()
+    engine = new_engine(model, RENDERER, slots=2)
+    discarded: list[bool] = []
+    monkeypatch.setattr(engine._passes, "reset", lambda *, discard: discarded.append(discard))
+    asyncio.run(engine.load(Weights(version=1, handle=model)))
+    model.lm_head.weight.data = model.lm_head.weight.detach().clone()
+    for version in (2, 3):
+        asyncio.run(engine.load(Weights(version=version, handle=model)))
+    assert discarded == [False, True, False]
+
+
 def test_an_engine_without_episodes_repeats_itself_bit_for_bit(new_engine: NewEngine) -> None:
     engine = new_engine(tiny_model(), RENDERER, slots=4)
     assert play_all(engine, range(4)) == play_all(engine, range(4))

@@ -38,7 +38,7 @@ from arpo.learner.ranks import (
     encode_command,
     read_command,
 )
-from arpo.learner.sharded import ShardedLearner, filler_sample
+from arpo.learner.sharded import RankLearner, ShardedLearner, filler_sample
 from arpo.models.loading import load_model
 from arpo.models.trainable import base_model_of, set_trainable
 from arpo.prompts.rendering import Renderer
@@ -342,3 +342,23 @@ def test_the_filler_has_one_small_image_and_one_token() -> None:
     sample = filler_sample(tiny_renderer())
     assert (len(sample.images), sum(sample.mask), sample.weight) == (1, 1, 0.0)
     assert len(sample.token_ids) < 30
+
+
+def test_the_sampling_model_has_no_memory_while_the_ranks_learn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_folder(tiny_model(), tmp_path)
+    recipe = config(tmp_path)
+    sizes: list[int] = []
+    train_on = RankLearner.train_on
+
+    def measured(learner: RankLearner, command: TrainCommand) -> Any:
+        sizes.append(sum(map(Tensor.numel, several.weights().handle.parameters())))
+        return train_on(learner, command)
+
+    monkeypatch.setattr(RankLearner, "train_on", measured)
+    with on_ranks(recipe) as several:
+        before = weights(several)
+        train(several, batches(renderer_of(recipe))[0])
+    assert sizes == [0]
+    assert {name: w.shape for name, w in weights(several).items()} == {n: w.shape for n, w in before.items()}

@@ -57,7 +57,7 @@ class Passes(Protocol):
         """Run one new token of each episode, in the order of their slots; returns the logits."""
 
     def reset(self, *, discard: bool) -> None:
-        """Forget all episodes. `discard`: the cache may hold NaNs."""
+        """Forget all episodes. `discard`: the cache may hold NaNs, or the weights have moved."""
 
 
 def cached_prefix(

@@ -83,10 +83,11 @@ class InProcessEngine:
         self._runner: asyncio.Task[None] | None = None
         on_gpu = model.device.type == "cuda"
         self._loader = ImageLoader(renderer.settings) if on_gpu else None
+        self._weight_addresses = _addresses(model)
         self._reset()
 
     def _reset(self, discard: bool = False) -> None:
-        """Return to the initial state. `discard`: the cache may hold NaNs."""
+        """Return to the initial state. `discard`: the cache may hold NaNs, or the weights have moved."""
         self._passes.reset(discard=discard)
         self._episodes: OrderedDict[str, CachedEpisode] = OrderedDict()  # least recently used first
         self._features: OrderedDict[str, Tensor] = OrderedDict()
@@ -143,7 +144,9 @@ class InProcessEngine:
         if weights.handle is not self._model:
             self._model.load_state_dict(weights.handle.state_dict())
         self._version = weights.version
-        self._reset()
+        addresses = _addresses(self._model)
+        self._reset(discard=addresses != self._weight_addresses)
+        self._weight_addresses = addresses
 
     def _unfinished(self) -> list[_Request]:
         self._prune()
@@ -371,6 +374,11 @@ class InProcessEngine:
             policy_version=self._version,
         )
         request.future.set_result(completion)
+
+
+def _addresses(model: nn.Module) -> list[int]:
+    """Captured graphs read the weights there."""
+    return [parameter.data_ptr() for parameter in model.parameters()]
 
 
 def _is_large(screenshot: Screenshot) -> bool:

@@ -3,9 +3,9 @@
 Every rank has a `RankLearner`: a `LocalLearner` whose model keeps a shard of each tensor and gathers the rest
 layer by layer. Samples are balanced by tokens; a rank without samples runs a filler of weight zero, because
 every rank must take part in gathering. Losses include their normalisation and are summed, so results equal
-those of one process up to the order of summation. Rank 0 also has a full model for sampling, which is updated
-after each batch. A frozen vision tower is copied instead of sharded: it runs only on a cache miss, at
-different times on each rank.
+those of one process up to the order of summation. Rank 0 also has a full model for sampling. Its trained
+weights are freed while the ranks learn, and gathered from them afterwards. A frozen vision tower is copied
+instead of sharded: it runs only on a cache miss, at different times on each rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -101,7 +102,8 @@ class ShardedLearner:
         ]
         with self._ranks.collective():
             self._ranks.send(commands[1:])
-            metrics = self._learner.train_on(commands[0])
+            with _memory_freed(trained_parameters(self._model).values()):
+                metrics = self._learner.train_on(commands[0])
             self._learner.gather_into(self._model)
         return {**metrics, "samples": float(sum(map(len, batch.updates)))}
 
@@ -318,6 +320,19 @@ def filler_sample(renderer: Renderer) -> Sample:
         weight=0.0,
         replayed=False,
     )
+
+
+@contextmanager
+def _memory_freed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Free the memory of these parameters. Afterwards they have memory again, and any values."""
+    freed = [(parameter, parameter.shape) for parameter in parameters]
+    for parameter, _ in freed:
+        parameter.data = parameter.new_empty(0)
+    try:
+        yield
+    finally:
+        for parameter, shape in freed:
+            parameter.data = parameter.new_empty(shape)
 
 
 def _materialise(module: nn.Module, device: torch.device) -> None:

@@ -133,11 +133,11 @@ def describe_plan(
     plan = plan_memory(info, config, learning=learning)
     ranks, tokens = config.optim.ranks, workload_of(info, config).sequence
     lines = [
-        f"{name.replace('_', ' '):>14} {size / GIB:8.1f} GiB{_phase(name)}"
+        f"{name.replace('_', ' '):>16} {size / GIB:8.1f} GiB{_phase(name)}"
         for name, size in plan.parts.items()
         if size
     ]
-    lines.append(f"{'total':>14} {plan.total / GIB:8.1f} GiB, for sequences of {tokens:,} tokens")
+    lines.append(f"{'total':>16} {plan.total / GIB:8.1f} GiB, for sequences of {tokens:,} tokens")
     if ranks > 1:
         lines.append(
             f"these are for rank 0 of {ranks}, which also samples; each other rank needs "
@@ -157,7 +157,7 @@ def describe_plan(
 
 def _phase(part: str) -> str:
     phases = {"gradients": "learning", "gathered": "learning", "activations": "learning"}
-    phases |= {"pool": "sampling, for one episode", "passes": "sampling"}
+    phases |= {"sampling_weights": "sampling", "pool": "sampling, for one episode", "passes": "sampling"}
     return f" (only while {phases[part]})" if part in phases else ""
 
 

@@ -3,8 +3,8 @@
 Weights, gradients and moments are exact, from the model's configuration alone. Activations are an upper
 bound: those of the longest possible sequence, minus the ones recomputed (see `recompute`). A run alternates
 between sampling and learning, and needs the larger of both. With several ranks, each has a GPU. They share
-weights, gradients and moments. Rank 0 needs most: it also samples, with a full model of its own. Nothing is
-allocated.
+weights, gradients and moments. Rank 0 also samples, with a full model of its own; the trained weights of that
+model are freed while learning. Nothing is allocated.
 
     info = read_model_info(config)
     plan_memory(info, config).total  # bytes on rank 0
@@ -91,18 +91,19 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Bytes on rank 0 by purpose. `gathered` and `sampling_model` are 0 with one rank."""
+    """Bytes on rank 0 by purpose. `gathered` and those of the sampling model are 0 with one rank."""
 
     weights: int
     base_model: int
     moments: int
-    sampling_model: int  # full model of rank 0, for sampling
+    sampling_model: int  # full model of rank 0, for sampling; without its trained weights
     slots: int  # cache of equal slots; 0 if the engine has a pool
     reserve: int
     gradients: int  # from here on: only while learning
     gathered: int  # sharded tensors while they are gathered
     activations: int
-    pool: int  # from here on: only while sampling. Keys and values of the longest episode
+    sampling_weights: int  # from here on: only while sampling. Trained weights of the sampling model
+    pool: int  # keys and values of the longest episode
     passes: int  # activations of the engine
 
     @property
@@ -117,7 +118,7 @@ class MemoryPlan:
     @property
     def sampling(self) -> int:
         """Bytes in use only while sampling, with a pool for one episode."""
-        return self.pool + self.passes
+        return self.sampling_weights + self.pool + self.passes
 
     @property
     def always(self) -> int:
@@ -134,7 +135,8 @@ class MemoryPlan:
 
     def cached_episodes(self, gpu_bytes: int) -> int:
         """The number of longest episodes that fit into the pool on such a GPU."""
-        return max(0, (gpu_bytes - self.always - self.passes) // self.pool) if self.pool else 0
+        free = gpu_bytes - self.always - self.sampling + self.pool
+        return max(0, free // self.pool) if self.pool else 0
 
 
 def read_dimensions(folder: Path, lora_rank: int) -> ModelDimensions:
@@ -226,6 +228,7 @@ def plan_memory(info: ModelInfo, config: Config, *, learning: bool = True) -> Me
     trained = everything if train == "all" else dims.adapter_parameters if lora else dims.language_parameters
     tower = 0 if train == "all" else dims.vision_parameters
     adapters = 4 * dims.adapter_parameters if lora else 0
+    freed = 0 if lora else trained
     # For KL, the base model shares a frozen tower in one process. A rank has a copy of its own, and keeps
     # embeddings and head gathered, because no backward pass reshards them.
     base = _per_rank(width * trained, ranks) + (
@@ -240,7 +243,8 @@ def plan_memory(info: ModelInfo, config: Config, *, learning: bool = True) -> Me
         activations=_activation_bytes(
             dims, width, workload.tokens, workload.patches if train == "all" else 0
         ),
-        sampling_model=width * everything + adapters if ranks > 1 else 0,
+        sampling_model=width * (everything - freed) + adapters if ranks > 1 else 0,
+        sampling_weights=width * freed if ranks > 1 else 0,
         **sampling,
     )
     return _with_reserve(plan)

@@ -321,7 +321,9 @@ def test_the_description_includes_the_other_ranks() -> None:
         "these are for rank 0 of 4, which also samples; each other rank needs "
         f"{sizes.other_ranks / GIB:.1f} GiB on its own GPU"
     )
-    assert not any("rank" in line or "sampling weights" in line for line in describe_plan(INFO, changed(FULL), None))
+    assert not any(
+        "rank" in line or "sampling weights" in line for line in describe_plan(INFO, changed(FULL), None)
+    )
 
 
 def test_without_possible_changes_a_larger_gpu_is_requested() -> None:

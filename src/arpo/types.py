@@ -312,6 +312,7 @@ class Sample:
     ...     advantage=1.0,
     ...     weight=1 / 12,  # 1 group in the update, 2 trajectories in the group, 6 sampled tokens
     ...     replayed=False,
+    ...     kl_weight=1 / 12,
     ... )
     """
 

@@ -157,7 +157,7 @@ def test_a_host_that_does_not_exit_is_killed(tmp_path, monkeypatch):
 def test_a_host_that_fails_to_start_reports_its_stderr(tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text("raise RuntimeError('no such screen')\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"did not start .*RuntimeError\('no such screen'\)"):
+    with pytest.raises(UserError, match=r"did not start .*RuntimeError: no such screen \(broken.py:1\)"):
         start_child_host(config(name="broken:Env"))
 
 

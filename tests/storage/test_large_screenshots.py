@@ -15,6 +15,7 @@ from PIL import Image
 
 from arpo.storage import encoders, run_folder, screenshots
 from arpo.storage.encoders import EncoderDied
+from arpo.storage.picture_codec import MIN_ENCODED_BYTES
 from arpo.storage.run_folder import LOGS, PACK, TRAJECTORIES, RunFolder, RunFolderReader
 from arpo.storage.screenshots import HEADER, MAGIC, NO_BASE, PATCH, ScreenshotPack
 from arpo.types import Screenshot
@@ -211,4 +212,38 @@ def test_a_change_of_the_whole_screen_is_still_read(tmp_path):
     pack = ScreenshotPack(tmp_path / PACK, writable=False)
     read = pack.read([one.hex(), two.hex()])
     assert np.array_equal(pixels_of(read[two.hex()]), after)
+    pack.close()
+
+
+def test_a_screenshot_read_from_one_pack_is_readable_from_another(tmp_path):
+    """Read, it is a new PNG with the old name: a smaller one if the first was compressed badly."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (640, 480), (9, 9, 9)).save(buffer, "PNG", compress_level=0)
+    flat = Screenshot.of(buffer.getvalue())
+    packs = [ScreenshotPack(tmp_path / name, writable=True) for name in ("first", "second")]
+    packs[0].add(flat, None)
+    again = packs[0].read([flat.sha256])[flat.sha256]
+    assert len(again.png) < MIN_ENCODED_BYTES < len(flat.png)
+    packs[1].add(again, None)
+    assert (pixels_of(packs[1].read([flat.sha256])[flat.sha256]) == pixels_of(flat)).all()
+    for pack in packs:
+        pack.close()
+
+
+def test_a_screenshot_is_prepared_while_its_base_is_being_registered(tmp_path):
+    """The writing thread registers screenshots at any moment: the base is either planned or stored."""
+    base, shot = large_desktop(0), large_desktop(0, window=3)
+    pack = ScreenshotPack(tmp_path / "pack", writable=True)
+
+    class Planned(dict[str, int]):
+        def pop(self, name, default=None):
+            value = super().pop(name, default)
+            if name == base.sha256:
+                pack.prepare(shot, base)
+            return value
+
+    pack._planned = Planned()
+    pack.prepare(base, None)
+    pack.add(base, None)
+    assert pack._planned == {shot.sha256: 1}
     pack.close()

@@ -15,8 +15,7 @@ import math
 import os
 import struct
 import zlib
-from collections import ChainMap
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -50,7 +49,7 @@ NO_BASE = bytes(32)
 MAX_CHAIN = 15  # changes to apply when reading one screenshot
 _THREADS = min(8, os.cpu_count() or 1)
 _SIZE_ONLY = struct.Struct(">16xII")  # the beginning of a PNG, as far as Screenshot.size reads it
-PROCESS_PIXELS = 1 << 18  # smaller pictures are encoded in place: that takes a few milliseconds
+PROCESS_PIXELS = 1 << 18  # smaller pictures are encoded in place, in a few milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +84,7 @@ class ScreenshotPack:
         if writable:
             path.touch()
         self._encoders = Encoders()
-        self._planned: dict[str, int] = {}  # length of the chain of each screenshot that is not added yet
+        self._planned: dict[str, int] = {}  # length of the chain of each screenshot to be added
         self._open()
 
     @property
@@ -100,15 +99,23 @@ class ScreenshotPack:
 
         `add` may decide on another base: then it encodes the screenshot again.
         """
-        if shot.sha256 in self or shot.sha256 in self._planned:
+        if shot.sha256 in self._planned or shot.sha256 in self:
             return
         if not needs_process(shot):
             self._planned[shot.sha256] = 0
             return
-        depth = ChainMap(self._depth, self._planned)
+        depth = self._planned_depth(previous)
         base = _base(shot, previous, depth)
-        self._planned[shot.sha256] = depth[base.sha256] + 1 if base else 0
+        self._planned[shot.sha256] = depth + 1 if base else 0
         self._encoders.start(shot, base)
+
+    def _planned_depth(self, shot: Screenshot | None) -> int:
+        """Reads the plan first: another thread may be in `_register`, which removes the plan at the end."""
+        planned = self._planned.get(shot.sha256) if shot else None
+        return self._stored_depth(shot) if planned is None else planned
+
+    def _stored_depth(self, shot: Screenshot | None) -> int:
+        return self._depth.get(shot.sha256, MAX_CHAIN) if shot else MAX_CHAIN
 
     def add(self, shot: Screenshot, previous: Screenshot | None) -> None:
         """Store a screenshot unless it is stored already. `previous`, possibly its base, must be stored.
@@ -118,10 +125,11 @@ class ScreenshotPack:
         if shot.sha256 in self:
             return
         kind, base, payload = PNG, None, shot.png
-        if is_encoded(shot.png):
-            base = _base(shot, previous, self._depth)
+        was_read = Screenshot.of(shot.png) != shot  # from another pack: the name is that of the first PNG
+        if was_read or is_encoded(shot.png):
+            base = _base(shot, previous, self._stored_depth(previous))
             encoded = self._encoded(shot, base)
-            if len(encoded) < len(shot.png):
+            if was_read or len(encoded) < len(shot.png):
                 kind, payload = CHANGE if base else PATCH, encoded
         record = _Record(
             kind=kind,
@@ -170,7 +178,7 @@ class ScreenshotPack:
         }
 
     def sync(self) -> None:
-        """Flush the file to disk, without an incomplete last record. Forgets pictures that were not added."""
+        """Flush the file to disk, without an incomplete last record. Forgets pictures not added."""
         self._forget_planned()
         with naming(self._path):
             self._file.truncate(self.size)
@@ -254,10 +262,10 @@ class ScreenshotPack:
 
     def _register(self, record: _Record) -> None:
         self._records.append(record)
-        self._planned.pop(record.name, None)
         if record.kind != PRUNED:
-            self._live[record.name] = record
             self._depth[record.name] = self._depth[record.base] + 1 if record.base else 0
+            self._live[record.name] = record
+        self._planned.pop(record.name, None)
 
     def _find(self, name: str) -> _Record:
         if name not in self:
@@ -303,7 +311,7 @@ class ScreenshotPack:
             raise self._damaged(record) from error
 
     def _original(self, record: _Record) -> Screenshot:
-        """A screenshot that is stored as the PNG that it was."""
+        """A screenshot stored as the original PNG."""
         shot = Screenshot.of(self._payload(record))
         if shot.sha256 != record.name:
             raise self._damaged(record)
@@ -327,8 +335,11 @@ def needs_process(shot: Screenshot) -> bool:
     return is_encoded(shot.png) and math.prod(read_size(shot.png)) >= PROCESS_PIXELS
 
 
-def _base(shot: Screenshot, previous: Screenshot | None, depth: Mapping[str, int]) -> Screenshot | None:
-    """The base to store a screenshot with: the previous one, unless its chain or its pixels forbid it."""
-    if previous is None or depth.get(previous.sha256, MAX_CHAIN) >= MAX_CHAIN:
+def _base(shot: Screenshot, previous: Screenshot | None, depth: int) -> Screenshot | None:
+    """The base to store a screenshot with: the previous one, unless its chain or its pixels forbid it.
+
+    `depth` is the length of its chain.
+    """
+    if previous is None or depth >= MAX_CHAIN:
         return None
     return previous if has_change(shot.png, previous.png) else None

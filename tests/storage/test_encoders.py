@@ -175,3 +175,17 @@ def test_closing_gives_up_unfinished_pictures():
         coders.start(large_desktop(number), None)
     coders.close()
     assert ended_workers() == before
+
+
+def test_an_unexpected_error_of_the_thread_reaches_the_caller(monkeypatch):
+    def fail(worker, shot, base):
+        raise MemoryError("no memory for the reply")
+
+    with closing(Encoders(processes=1)) as coders:
+        with monkeypatch.context() as patch:
+            patch.setattr(encoders._Worker, "_ask", fail)
+            coders.start(FIRST, None)
+            (future,) = coders._started[FIRST.sha256].values()
+            with pytest.raises(MemoryError):
+                future.result(timeout=60)
+        assert coders.take(FIRST, SECOND)

@@ -39,7 +39,7 @@ def run_check_env(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _report_cancel() -> None:
-    """An environment that never returns also prevents the end of the checks."""
+    """If an environment never returns, the checks do not end."""
     print("stopping: closing the environments. Press Ctrl-C again to stop at once", flush=True)
 
 

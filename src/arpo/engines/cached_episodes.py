@@ -1,4 +1,4 @@
-"""Episodes with cached keys, the new tokens of a request, and the part of a prompt that is already cached."""
+"""Episodes with cached keys, the new tokens of a request, and the cached part of a prompt."""
 
 from __future__ import annotations
 

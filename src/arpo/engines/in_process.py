@@ -309,7 +309,7 @@ class InProcessEngine:
     def _grow(self, request: _Request) -> None:
         """Make room for one more token. Others lose their cache if necessary, the request itself at last.
 
-        First go idle episodes, the least recently used one first. Then the request that started last goes:
+        First go idle episodes, the least recently used one first. Then the latest request goes:
         it starts again later and samples the same tokens, because its seed is the same.
         """
         episode_id = request.prompt.episode_id
@@ -321,7 +321,7 @@ class InProcessEngine:
             self._forget(idle or self._postpone_latest())
 
     def _postpone_latest(self) -> str:
-        """Let the running request that started last wait again. Returns its episode."""
+        """Let the latest running request wait again. Returns its episode."""
         episode_id, request = self._running.popitem()
         self.stats.decoded_tokens -= len(request.tokens)
         request.tokens.clear()

@@ -65,4 +65,4 @@ def _search(cumulative_BV: Tensor, draws_B1: Tensor) -> Tensor:
     """
     last_B1 = torch.searchsorted(cumulative_BV, cumulative_BV[:, -1:].contiguous())
     found_B1 = torch.searchsorted(cumulative_BV, draws_B1, right=True).minimum(last_B1)
-    return found_B1.clamp_(max=cumulative_BV.shape[1] - 1)  # for sums that are not finite
+    return found_B1.clamp_(max=cumulative_BV.shape[1] - 1)  # for infinite sums and NaN

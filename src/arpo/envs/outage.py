@@ -1,6 +1,6 @@
-"""Detects that no environment works, and waits until one works again.
+"""Detects an outage of all environments, and waits until one works again.
 
-After a failed attempt, a probe starts an environment with a task that has worked before. If the probe fails
+After a failed attempt, a probe starts an environment with an earlier, successful task. If the probe fails
 too, the fault is an outage: the task is not to blame. The run pauses, and the pauses between probes grow.
 """
 

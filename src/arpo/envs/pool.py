@@ -132,7 +132,7 @@ class EnvPool:
         self.outage = OutageWatch(self._works, config.outage_seconds)
         self._source = source
         self._config = config
-        self._slots = Slots(config.parallel)  # of episodes; those that wait here stay out of an outage
+        self._slots = Slots(config.parallel)  # of episodes; waiting ones stay out of an outage
 
     def state(self) -> dict[str, Any]:
         """Failures of tasks, for a checkpoint."""

@@ -1,4 +1,4 @@
-"""Tasks that are set aside for some batches, because their episodes failed again and again."""
+"""Tasks set aside for some batches, because their episodes failed again and again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Quarantine:
 
     @property
     def tasks(self) -> frozenset[str]:
-        """Ids of the tasks that are set aside."""
+        """Ids of the tasks set aside."""
         return frozenset(task for task, failed in self._failures.items() if failed >= self._after)
 
     def __contains__(self, task_id: str) -> bool:

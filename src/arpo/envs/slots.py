@@ -1,4 +1,4 @@
-"""A semaphore that survives a change of event loop."""
+"""A semaphore for several event loops in turn."""
 
 from __future__ import annotations
 

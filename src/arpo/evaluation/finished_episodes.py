@@ -81,7 +81,7 @@ class FinishedEpisodes:
             self._store, self.episodes = self._start(key)
 
     def prepare(self, screenshot: Screenshot, previous: Screenshot | None) -> None:
-        """Begin to store a screenshot of an episode that is not finished."""
+        """Begin to store a screenshot of an unfinished episode."""
         self._store.prepare(screenshot, previous)
 
     def add(self, trajectory: Trajectory) -> None:

@@ -20,7 +20,7 @@ class Score:
 
         Score(by_task={"a": (1.0, 0.0), "b": (1.0,)}, failures=1).rate  # 2 of 3 episodes: 0.667
 
-    `failures` is the number of episodes that could not be played. They are not in `by_task`. `left_out` has
+    `failures` is the number of unplayable episodes. They are not in `by_task`. `left_out` has
     the tasks to leave out of the rate: see `over_same_tasks`.
     """
 
@@ -72,7 +72,7 @@ def read_scores(record: Mapping[str, Any]) -> dict[str, Score]:
 def over_same_tasks(
     before: Mapping[str, Score], after: Mapping[str, Score]
 ) -> tuple[dict[str, Score], dict[str, Score]]:
-    """Both evaluations, by task set, with rates over the tasks that have a verdict in both.
+    """Both evaluations, by task set, with rates over the tasks with a verdict in both.
 
     Other task sets stay as they are. If the first evaluation has a verdict on tasks a and b, the second on b
     and c, both rates are over b, and `left_out` is {a, c}.

@@ -46,7 +46,7 @@ class Screening:
     """The result of a screening.
 
     `counts` has the successes of each played task. `failed` has the first failure of each task without a
-    played episode. `skipped` has the reason of each task that cannot run here. `count` > 0 keeps that many
+    played episode. `skipped` has the reason of each task without the means to run here. `count` > 0 keeps that many
     tasks of medium difficulty.
     """
 

@@ -59,7 +59,7 @@ class ImageLoader:
             await decoded.wait()
 
     def clear(self) -> None:
-        """Forget screenshots that were prefetched and not loaded."""
+        """Forget prefetched screenshots."""
         for future in self._pending.values():
             future.cancel()
         self._pending.clear()

@@ -1,4 +1,4 @@
-"""Advice for a recipe that does not fit into a GPU: settings that do, the least harmful first.
+"""Advice for a recipe too large for a GPU: settings to make it fit, the least harmful first.
 
 advise(info, config, 80 * GIB)  # [] if the recipe fits into 80 GiB
 fit_memory(config, learning=True)  # before anything is loaded; raises UserError with the advice
@@ -162,7 +162,7 @@ def _phase(part: str) -> str:
 
 
 def fit_memory(config: Config, *, learning: bool) -> Config:
-    """The recipe with micro-batches that fit into the free memory of the GPU. Nothing is loaded.
+    """The recipe with micro-batches for the free memory of the GPU. Nothing is loaded.
 
     Raises UserError with the plan and the settings to change if the recipe does not fit. Without a GPU, the
     recipe stays as it is.

@@ -3,8 +3,8 @@
 Weights, gradients and moments are exact, from the model's configuration alone. Activations are an upper
 bound: those of the longest possible sequence, minus the ones recomputed (see `recompute`). A run alternates
 between sampling and learning, and needs the larger of both. With several ranks, each has a GPU. They share
-weights, gradients and moments. Rank 0 also samples, with a full model of its own; the trained weights of that
-model are freed while learning. Nothing is allocated.
+weights, gradients and moments. Rank 0 also samples, with a full model of its own, without its trained
+weights while learning. Nothing is allocated.
 
     info = read_model_info(config)
     plan_memory(info, config).total  # bytes on rank 0
@@ -43,7 +43,7 @@ MAX_LOGITS = 2**26  # computed at once, in float32; with copies, one gigabyte
 LOGIT_COPIES = 4
 PROMPT_TOKENS = 1024  # all text of a trajectory except answers
 MAX_PREFILL_TOKENS = 16384  # of one pass of the engine, without padding
-MAX_ENCODED_PATCHES = 2**16  # of the screenshots that the engine encodes at once
+MAX_ENCODED_PATCHES = 2**16  # of screenshots encoded at once by the engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class MemoryPlan:
         return self.always - self.sampling_model - self.slots + self.learning
 
     def cached_episodes(self, gpu_bytes: int) -> int:
-        """The number of longest episodes that fit into the pool on such a GPU."""
+        """The number of longest episodes in the pool on such a GPU."""
         free = gpu_bytes - self.always - self.sampling + self.pool
         return max(0, free // self.pool) if self.pool else 0
 
@@ -268,7 +268,7 @@ def sampling_bytes(dims: ModelDimensions, width: int) -> int:
 
 
 def pool_tokens(model: Any, longest: int, most: int, gigabytes: float) -> int:
-    """Tokens for the engine's pool: `most`, or those that fit into `gigabytes` (0: the free GPU memory).
+    """Tokens for the engine's pool: `most`, or as many as fit into `gigabytes` (0: the free GPU memory).
 
     Raises EngineError if not even the longest sequence fits. Compaction of a pool copies one of its tensors.
     """

@@ -1,6 +1,6 @@
 """Keys and values of many sequences in one pool of tokens: memory follows tokens, not sequences.
 
-Each sequence has one contiguous extent. A sequence that outgrows its extent moves, and the pool is compacted
+Each sequence has one contiguous extent. A growing sequence may have to move, and the pool is compacted
 if its free memory is scattered. A move costs about a millisecond for a long sequence of a 7B model. In return
 the fastest attention kernel reads the keys: it needs contiguous ones (see docs/performance.md).
 """
@@ -74,7 +74,7 @@ class TokenPool:
         self.extents.pop(name, None)
 
     def _find_gap(self, others: list[Extent], size: int, old: Extent | None) -> int | None:
-        """Start of the first gap between the other extents that is large enough, best the current start."""
+        """Start of the first large enough gap between the other extents, best the current start."""
         edges = [0, *(extent.end for extent in others)]
         limits = [*(extent.start for extent in others), self.capacity]
         gaps = list(zip(edges, limits, strict=True))

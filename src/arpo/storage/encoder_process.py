@@ -1,4 +1,4 @@
-"""A process that encodes screenshots: reads PNGs from stdin and writes encoded pictures to stdout.
+"""Process to encode screenshots: reads PNGs from stdin and writes encoded pictures to stdout.
 
 It ends when its stdin closes, which also happens when its parent is killed. It stores nothing: the parent
 appends the results to the screenshot pack.
@@ -18,10 +18,8 @@ from arpo.png import decode
 from arpo.storage.picture_codec import encode
 
 MODULE = "arpo.storage.encoder_process"
-REQUEST = struct.Struct(
-    "<B32s32sI"
-)  # task, names of the picture and of its base, size of the PNG that follows
-REPLY = struct.Struct("<I")  # size of the encoded picture that follows
+REQUEST = struct.Struct("<B32s32sI")  # task, names of the picture and of its base, size of the following PNG
+REPLY = struct.Struct("<I")  # size of the following encoded picture
 BASE, WHOLE, CHANGE = range(3)  # tasks: decode only, without a reply; encode; encode the change from the base
 NICENESS = 10  # rollouts and learning come first
 

@@ -20,13 +20,13 @@ from arpo.process_environment import clean_environment
 from arpo.storage.encoder_process import BASE, CHANGE, MODULE, REPLY, REQUEST, WHOLE, Recent
 from arpo.types import Screenshot
 
-_ATTEMPTS = 2  # processes that may die of one picture
+_ATTEMPTS = 2  # a picture may end so many processes
 MAX_DECODED_PIXELS = 1 << 25  # in a process: 16 screens of 1920x1080, 133 MB
-_AHEAD = 4  # pictures that may wait for the process with their base while another process is idle
+_AHEAD = 4  # pictures may wait for the process with their base while another is idle
 
 
 class EncoderDied(UserError):
-    """A process that encodes screenshots died, for example because memory ran out."""
+    """An encoder process died, for example because memory ran out."""
 
 
 def default_processes() -> int:
@@ -41,7 +41,7 @@ class Encoders:
         self._limit = processes or default_processes()
         self._lock = threading.Lock()  # the main thread starts pictures, another one takes them
         self._started: dict[str, dict[str, Future[bytes]]] = {}  # by names of screenshot and base
-        self._holders: dict[str, _Worker] = {}  # the workers that have decoded a screenshot, or will
+        self._holders: dict[str, _Worker] = {}  # the workers with a decoded screenshot, or soon with it
         self._workers: list[_Worker] = []
 
     def start(self, shot: Screenshot, base: Screenshot | None) -> None:
@@ -65,13 +65,13 @@ class Encoders:
         return future.result()
 
     def forget(self) -> None:
-        """Forget the pictures that were not taken."""
+        """Forget pictures not taken."""
         with self._lock:
             self._started.clear()
             self._holders.clear()
 
     def close(self) -> None:
-        """End the processes. Pictures that were not begun are given up."""
+        """End the processes. Pictures not begun are given up."""
         with self._lock:
             for worker in self._workers:
                 worker.close()
@@ -79,7 +79,7 @@ class Encoders:
             self._holders.clear()
 
     def _choose(self, base: Screenshot | None) -> _Worker:
-        """The worker that has decoded the base, or else the one with the least work, perhaps a new one."""
+        """The worker with the decoded base, or else the one with the least work, perhaps a new one."""
         least = min(self._workers, key=lambda worker: worker.waiting, default=None)
         holder = self._holders.get(base.sha256) if base else None
         if holder is not None and least is not None and holder.waiting <= least.waiting + _AHEAD:
@@ -150,7 +150,7 @@ class _Worker:
         process, self._process, self._decoded = self._process, None, Recent(MAX_DECODED_PIXELS)
         if process is None:
             return ""
-        process.kill()  # it holds nothing that this process does not have
+        process.kill()  # this process has all of its data
         _, errors = process.communicate()
         *_, line = ("", *errors.decode("utf-8", "replace").splitlines())
         return printable(line[:500]) or f"exit code {process.returncode}"

@@ -14,7 +14,7 @@ truncates them to these sizes (`rewind`), so an interrupted run leaves the same 
 one. One process writes at a time; others may read.
 
 Large screenshots are encoded by other processes while the run goes on. A thread then writes the episodes, in
-the order in which they were added: first the screenshots, then the line that refers to them. `offsets` waits
+the order in which they were added: first the screenshots, then the line with their names. `offsets` waits
 for this thread, so a checkpoint has everything before it.
 """
 
@@ -125,7 +125,7 @@ class RunFolderReader:
             return trajectory_from_json(value, self._pack.read(screenshot_names(value)))
 
     def load_outline(self, episode_id: str) -> Trajectory:
-        """The episode with screenshots that have a size and a name, but no pixels.
+        """The episode with screenshots of a size and a name, without pixels.
 
         Checks everything that `load_trajectory` checks, except that the screenshots can be decoded.
         """
@@ -212,9 +212,9 @@ class RunFolder(RunFolderReader):
         self._append(FAILURES, asdict(failure))
 
     def prepare(self, screenshot: Screenshot, previous: Screenshot | None) -> None:
-        """Begin to encode a screenshot of an episode that will be added later.
+        """Begin to encode a screenshot of an episode to be added later.
 
-        `previous` is the one before it in the episode. A screenshot that the episode has twice counts once.
+        `previous` is the one before it in the episode. A repeated screenshot counts once.
         """
         self._pack.prepare(screenshot, previous)
 

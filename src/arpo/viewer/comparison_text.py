@@ -253,7 +253,7 @@ def curve_table(curves: Mapping[str, Sequence[CurvePoint]], *, percent: bool) ->
 
 
 def missing_note(comparison: Comparison) -> str:
-    """Runs and tasks that the figures do not include."""
+    """Runs and tasks left out of the figures."""
     return " ".join(filter(None, (_unfinished_note(comparison), _left_out_note(comparison))))
 
 

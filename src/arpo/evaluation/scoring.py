@@ -20,7 +20,7 @@ class Score:
 
         Score(by_task={"a": (1.0, 0.0), "b": (1.0,)}, failures=1).rate  # 2 of 3 episodes: 0.667
 
-    `failures` is the number of unplayable episodes. They are not in `by_task`. `left_out` has
+    `failures` is the number of failed episodes. They are not in `by_task`. `left_out` has
     the tasks to leave out of the rate: see `over_same_tasks`.
     """
 

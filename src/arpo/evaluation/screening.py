@@ -46,8 +46,8 @@ class Screening:
     """The result of a screening.
 
     `counts` has the successes of each played task. `failed` has the first failure of each task without a
-    played episode. `skipped` has the reason of each task without the means to run here. `count` > 0 keeps that many
-    tasks of medium difficulty.
+    played episode. `skipped` has the reason of each task not playable here. If `count` is above
+    0, it is the number of tasks of medium difficulty to keep.
     """
 
     tasks: Sequence[str]

@@ -128,7 +128,8 @@ class _Worker:
             else:
                 try:
                     future.set_result(self._encode(shot, base))
-                except EncoderDied as error:
+                except BaseException as error:  # the boundary of the thread: `take` raises it
+                    self.end()  # its pipes may have the rest of a reply
                     future.set_exception(error)
             self._busy = False
         self.end()

@@ -18,7 +18,7 @@ from arpo.engines.cuda_graphs import DecodeGraphs, padded_key_count
 from arpo.engines.in_process import InProcessEngine
 from arpo.engines.slot_passes import SlotPasses
 from arpo.engines.token_sampling import uniforms
-from arpo.errors import EngineError
+from arpo.errors import ContextTooLong, EngineError
 from arpo.models.forward import sampled_logprobs
 from arpo.models.memory_plan import GIB, key_value_bytes, measure_dimensions
 from arpo.prompts.rendering import Renderer
@@ -390,6 +390,28 @@ def test_a_decoding_request_that_outgrows_the_pool_postpones_the_latest() -> Non
         assert answer.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
 
 
+def test_a_request_longer_than_the_whole_pool_fails_alone() -> None:
+    """A pool for 512 tokens. Otherwise the request would start again forever."""
+    engine = small_pool(tiny_model(), 2, 512)
+    good = first_prompt(RENDERER, "good", screenshot(0))
+    long = replace(good, episode_id="long", token_ids=(*good.token_ids, *good.token_ids[:1] * 600))
+    talkative = replace(good, episode_id="talkative")
+    size = len(good.token_ids)
+
+    async def ask() -> list[Completion | BaseException]:
+        asked = ((good, 512 - size), (long, 3), (talkative, 513 - size))
+        requests = (engine.generate(prompt, sampling(1, tokens)) for prompt, tokens in asked)
+        return await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), timeout=60)
+
+    answer, *errors = asyncio.run(ask())
+    assert isinstance(answer, Completion) and len(answer.token_ids) == 512 - size
+    assert [type(error) for error in errors] == [ContextTooLong, ContextTooLong]
+    assert str(errors[0]) == (
+        f"generate: prompt and answer need {size + 600} + 3 tokens, more than the cache was made for: "
+        "raise rollout.max_context_tokens"
+    )
+
+
 def test_a_pool_too_small_for_the_longest_episode_is_an_error() -> None:
     engine = small_pool(tiny_model(), 2, 256)
     with pytest.raises(EngineError, match=r"room for 256 tokens .* the longest episode has 512: reduce"):
@@ -518,7 +540,7 @@ def test_cancelling_the_caller_cancels_the_request(new_engine: NewEngine) -> Non
 
     async def leave() -> Turns:
         prompt = first_prompt(RENDERER, "gone", screenshot(0))
-        gone = asyncio.create_task(engine.generate(prompt, sampling(1, max_tokens=10_000)))
+        gone = asyncio.create_task(engine.generate(prompt, sampling(1, max_tokens=400)))
         for _ in range(20):
             await asyncio.sleep(0)
         gone.cancel()

@@ -41,6 +41,9 @@ class NewTokens:
 class Passes(Protocol):
     """Forward passes of the model over new tokens, with a cache of the earlier ones."""
 
+    def fits(self, tokens: int) -> bool:
+        """Whether an episode of this many tokens fits into the cache if it is alone there."""
+
     def reserve(self, episode: CachedEpisode, tokens: int) -> bool:
         """Make room for this many tokens of the episode. Returns false if there is no room."""
 

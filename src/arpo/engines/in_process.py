@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from arpo.engines.base import Weights
 from arpo.engines.cached_episodes import CachedEpisode, NewTokens, Passes, cached_prefix
 from arpo.engines.token_sampling import sample, uniforms
-from arpo.errors import EngineError
+from arpo.errors import ContextTooLong, EngineError
 from arpo.models.families import VisionLanguageModel
 from arpo.models.forward import TokenRow, batch_by_patches, features_by_sha256
 from arpo.models.image_loader import ImageLoader
@@ -103,12 +103,19 @@ class InProcessEngine:
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Completion:
         """Sample one answer. Raises `EngineError` if another request of the episode is unfinished.
 
-        Waits for `_run`, which runs while requests exist and resolves every future, also on failure.
+        Raises `ContextTooLong` if prompt and answer do not fit into the whole cache. Waits for `_run`, which
+        runs while requests exist and resolves every future, also on failure.
         """
         if any(request.prompt.episode_id == prompt.episode_id for request in self._unfinished()):
             raise EngineError(
                 "generate",
                 f"episode {prompt.episode_id} has an unfinished request; send one request at a time",
+            )
+        if not self._passes.fits(len(prompt.token_ids) + sampling.max_tokens):
+            raise ContextTooLong(
+                "generate",
+                f"prompt and answer need {len(prompt.token_ids)} + {sampling.max_tokens} tokens, more than the "
+                "cache was made for: raise rollout.max_context_tokens",
             )
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(self._request(prompt, sampling, future))

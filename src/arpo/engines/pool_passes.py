@@ -69,6 +69,9 @@ class PoolPasses:
             self._graphs.clear()
             torch.cuda.empty_cache()
 
+    def fits(self, tokens: int) -> bool:
+        return tokens <= self._longest
+
     def reserve(self, episode: CachedEpisode, tokens: int) -> bool:
         return episode.slot < self._episodes and self.pool.reserve(episode.name, tokens)
 

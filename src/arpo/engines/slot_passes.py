@@ -42,6 +42,9 @@ class SlotPasses:
             self._captured_capacity = 0
         self._lengths, self._tokens, self._positions = np.zeros((3, self._slots), dtype=np.int64)
 
+    def fits(self, tokens: int) -> bool:
+        return True  # the cache grows
+
     def reserve(self, episode: CachedEpisode, tokens: int) -> bool:
         return episode.slot < self._slots
 

@@ -19,7 +19,9 @@ from arpo.engines.in_process import InProcessEngine
 from arpo.engines.slot_passes import SlotPasses
 from arpo.engines.token_sampling import uniforms
 from arpo.errors import ContextTooLong, EngineError
-from arpo.models.forward import sampled_logprobs
+from arpo.models.feature_cache import FeatureCache
+from arpo.models.forward import features_by_sha256, sampled_logprobs
+from arpo.models.image_loader import ImageLoader
 from arpo.models.memory_plan import GIB, key_value_bytes, measure_dimensions
 from arpo.prompts.rendering import Renderer
 from arpo.types import Completion, Message, Prompt, Sample, Screenshot
@@ -414,8 +416,12 @@ def test_a_request_longer_than_the_whole_pool_fails_alone() -> None:
 
 def test_a_pool_too_small_for_the_longest_episode_is_an_error() -> None:
     engine = small_pool(tiny_model(), 2, 256)
-    with pytest.raises(EngineError, match=r"room for 256 tokens .* the longest episode has 512: reduce"):
+    with pytest.raises(EngineError) as raised:
         asyncio.run(engine.generate(first_prompt(RENDERER, "e", screenshot(0)), sampling(1)))
+    assert str(raised.value) == (
+        "generate: the cache has room for 256 tokens (0.0 GiB), and the longest episode has 512: reduce "
+        "rollout.max_context_tokens, or raise engine.cache_gigabytes"
+    )
 
 
 def test_loading_drops_what_older_weights_computed_and_starts_as_new(new_engine: NewEngine) -> None:
@@ -578,6 +584,19 @@ def test_episodes_act_while_others_decode(new_engine: NewEngine) -> None:
 
     asyncio.run(both())
     assert order[0] == "short"
+
+
+def test_only_screenshots_that_must_be_encoded_are_prefetched(new_engine: NewEngine) -> None:
+    """A frozen tower has a cache of its own: nobody would take the pixels of a screenshot in there."""
+    model = tiny_model()
+    model.model.visual.feature_cache = FeatureCache(megabytes=100)
+    engine = new_engine(model, RENDERER, slots=1)
+    engine._loader = ImageLoader(RENDERER.settings)
+    known, new = screenshot(1, 560, 560), screenshot(2, 560, 560)
+    features_by_sha256(model, [known], RENDERER)
+    for shot in (known, new):
+        engine._prefetch_images(first_prompt(RENDERER, "e", shot))
+    assert [*engine._loader._pending] == [new.sha256]
 
 
 def test_a_screenshot_that_cannot_be_decoded_fails_its_request_alone(new_engine: NewEngine) -> None:

@@ -186,11 +186,13 @@ class InProcessEngine:
 
     def _prefetch_images(self, prompt: Prompt) -> None:
         """Decode new large screenshots in threads, while others decode tokens."""
+        if self._loader is None:
+            return
         cached = self._episodes.get(prompt.episode_id)
         known = {*self._features, *(cached.images if cached else ())}
-        if self._loader is not None:
-            new = (shot for shot in prompt.images if shot.sha256 not in known)
-            self._loader.prefetch(shot for shot in new if _is_large(shot))
+        encoded = getattr(self._model.model.visual, "feature_cache", ())  # only a frozen tower has one
+        new = (shot for shot in prompt.images if shot.sha256 not in known and shot.sha256 not in encoded)
+        self._loader.prefetch(shot for shot in new if _is_large(shot))
 
     async def _run(self) -> None:
         """Schedule, run, postprocess, until no request is left. Other tasks run between steps."""
@@ -208,8 +210,11 @@ class InProcessEngine:
                 else:
                     await self._wait_for_images()
         except BaseException as error:
+            message = f"{type(error).__name__}: {error}"
+            if isinstance(error, EngineError):
+                message = error.message
             for request in self._unfinished():
-                request.future.set_exception(EngineError("generate", f"{type(error).__name__}: {error}"))
+                request.future.set_exception(EngineError("generate", message))
             self._waiting, self._running = [], {}
             if not isinstance(error, Exception):
                 raise  # cancelled between two steps: the cache is still valid

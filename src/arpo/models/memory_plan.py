@@ -284,10 +284,11 @@ def pool_tokens(model: Any, longest: int, most: int, gigabytes: float) -> int:
         available -= available // (2 * dims.layers)
     tokens = min(most, available // key_value_bytes(dims, width))
     if tokens < longest:
+        more = "raise engine.cache_gigabytes" if gigabytes else "use a larger GPU"
         raise EngineError(
             "generate",
             f"the cache has room for {max(0, tokens):,} tokens ({available / GIB:.1f} GiB), and the longest "
-            f"episode has {longest:,}: reduce rollout.max_context_tokens, or use a larger GPU",
+            f"episode has {longest:,}: reduce rollout.max_context_tokens, or {more}",
         )
     return tokens
 

@@ -26,13 +26,16 @@ from arpo.models.memory_plan import (
     ModelInfo,
     Workload,
     activations_to_keep,
+    available_for_pool,
     block_bytes,
+    key_value_bytes,
     layer_bytes,
     max_kept_activations,
     plan_memory,
     product_bytes,
     read_dimensions,
     read_model_info,
+    sampling_bytes,
     workload_of,
 )
 from arpo.models.recompute import KeptActivations
@@ -170,15 +173,32 @@ def test_slots_are_planned_with_their_real_capacity(seven_b: Path) -> None:
 
 
 def test_a_pool_is_planned_for_one_episode_and_takes_what_is_left(seven_b: Path) -> None:
-    """The number of environments does not matter."""
+    """An episode of rollout.max_context_tokens. The number of environments does not matter."""
     text = read_config(seven_b).text_config
-    pool = TokenPool(text, extent_size(SEQUENCE + 1), torch.bfloat16, torch.device("meta"))
+    pool = TokenPool(text, extent_size(65536 + 1), torch.bfloat16, torch.device("meta"))
     token = 2 * 512 * 28 * 2
     sizes, many = (plan_memory(INFO, changed(FULL, parallel=parallel)) for parallel in (3, 256))
     assert many == sizes
     assert (sizes.slots, sizes.pool) == (0, pool.nbytes - token)  # the last token is for padding
-    assert sizes.pool == 43_776 * token
+    assert sizes.pool == 65_792 * token
     assert sizes.cached_episodes(sizes.always + sizes.passes + 5 * sizes.pool + 1) == 5
+
+
+@pytest.mark.parametrize("images", [1, 5, 15])
+def test_a_gpu_with_room_for_the_plan_has_room_for_the_pool(images: int) -> None:
+    """The engine asks for an episode of max_context_tokens; libraries take half a gigabyte."""
+    config = changed(FULL, images=images)
+    plan = plan_memory(INFO, config, learning=False)
+    longest = extent_size(config.rollout.max_context_tokens + 1)
+    free = plan.total - plan.weights - GIB // 2
+    assert available_for_pool(SEVEN_B, 2, longest, free) >= longest * key_value_bytes(SEVEN_B, 2)
+
+
+def test_a_pool_leaves_four_gigabytes_where_it_can() -> None:
+    passes, token = sampling_bytes(SEVEN_B, 2), key_value_bytes(SEVEN_B, 2)
+    assert available_for_pool(SEVEN_B, 2, 256, passes + 60 * GIB) == 55 * GIB  # a tensor of 56 is for moves
+    assert available_for_pool(SEVEN_B, 2, 256, passes + 4 * GIB) == 256 * token
+    assert available_for_pool(SEVEN_B, 2, 256, passes + GIB // 4) == 0
 
 
 def test_sampling_and_learning_take_turns() -> None:
@@ -324,6 +344,17 @@ def test_the_description_includes_the_other_ranks() -> None:
     assert not any(
         "rank" in line or "sampling weights" in line for line in describe_plan(INFO, changed(FULL), None)
     )
+
+
+def test_an_evaluation_has_one_rank() -> None:
+    """Also with the recipe of a run on several GPUs. The advice does not speak of training."""
+    config = changed(FULL, ranks=4)
+    assert not any("rank" in line for line in describe_plan(INFO, config, None, learning=False))
+    assert advise(INFO, config, 24 * GIB, learning=False) == [
+        "does not fit into a GPU of 24 GiB; it needs 23.9 GiB with",
+        "    --rollout.max_context_tokens 32768",
+        "this changes results (rollout.max_context_tokens)",
+    ]
 
 
 def test_without_possible_changes_a_larger_gpu_is_requested() -> None:

@@ -114,8 +114,8 @@ class InProcessEngine:
         if not self._passes.fits(len(prompt.token_ids) + sampling.max_tokens):
             raise ContextTooLong(
                 "generate",
-                f"prompt and answer need {len(prompt.token_ids)} + {sampling.max_tokens} tokens, more than the "
-                "cache was made for: raise rollout.max_context_tokens",
+                f"prompt and answer need {len(prompt.token_ids)} + {sampling.max_tokens} tokens, more than "
+                "the cache was made for: raise rollout.max_context_tokens",
             )
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(self._request(prompt, sampling, future))

@@ -115,14 +115,15 @@ def advise(info: ModelInfo, config: Config, gpu_bytes: int, *, learning: bool = 
         return []
     change = find_fitting_changes(info, config, gpu_bytes, learning=learning)
     fitted = with_changes(config, change)
-    need, ranks = plan_memory(info, fitted, learning=learning).total, fitted.optim.ranks
+    need = plan_memory(info, fitted, learning=learning).total
+    ranks = fitted.optim.ranks if learning else 1
     size = f"{need / GIB:.1f} GiB" + (f" on each of {ranks} GPUs" if ranks > 1 else "")
     verdict = "it needs" if need <= gpu_bytes else "a larger GPU is needed: the minimum is"
     settings = " ".join(f"--{key} {value}" for key, value in change.items())
     lines = [f"does not fit into a GPU of {gpu_bytes / GIB:.0f} GiB; {verdict} {size} with"]
     lines.append(f"    {settings or 'the current settings'}")
     if other := [key for key in change if key.startswith(RESULT_CHANGING_KEYS)]:
-        lines.append(f"this changes training results ({', '.join(other)})")
+        lines.append(f"this changes {'training ' if learning else ''}results ({', '.join(other)})")
     return lines
 
 
@@ -131,7 +132,7 @@ def describe_plan(
 ) -> list[str]:
     """Lines for the user: GiB by purpose, totals, whether the recipe fits, and changes if it does not."""
     plan = plan_memory(info, config, learning=learning)
-    ranks, tokens = config.optim.ranks, workload_of(info, config).sequence
+    ranks, tokens = config.optim.ranks if learning else 1, workload_of(info, config).sequence
     lines = [
         f"{name.replace('_', ' '):>16} {size / GIB:8.1f} GiB{_phase(name)}"
         for name, size in plan.parts.items()

@@ -36,6 +36,7 @@ from arpo.prompts.vision import ImageSettings
 BYTES = {"float32": 4, "bfloat16": 2}
 GIB = 2**30
 RESERVE = 4 * GIB  # kept free on a GPU in use: libraries, and gaps of the allocator
+MIN_RESERVE = GIB // 4  # if the pool would otherwise be too small for one episode
 LIBRARIES = GIB  # of a plan; gaps of the allocator are one part in `RESERVE_DIVISOR` of the rest
 RESERVE_DIVISOR = 32
 FRAGMENTATION_DIVISOR = 10  # one part in this many of the free memory is lost to fragmentation
@@ -217,7 +218,7 @@ def plan_memory(info: ModelInfo, config: Config, *, learning: bool = True) -> Me
     cached = key_value_bytes(dims, width)
     sampling = {
         "slots": 0 if pooled else config.env.parallel * capacity_for(workload.sequence) * cached,
-        "pool": extent_size(workload.sequence + 1) * cached if pooled else 0,
+        "pool": extent_size(config.rollout.max_context_tokens + 1) * cached if pooled else 0,
         "passes": sampling_bytes(dims, width),
         "reserve": 0,
     }
@@ -270,7 +271,7 @@ def sampling_bytes(dims: ModelDimensions, width: int) -> int:
 def pool_tokens(model: Any, longest: int, most: int, gigabytes: float) -> int:
     """Tokens for the engine's pool: `most`, or as many as fit into `gigabytes` (0: the free GPU memory).
 
-    Raises EngineError if not even the longest sequence fits. Compaction of a pool copies one of its tensors.
+    Raises EngineError if not even the longest sequence fits.
     """
     if not gigabytes and model.device.type != "cuda":
         return most
@@ -280,8 +281,7 @@ def pool_tokens(model: Any, longest: int, most: int, gigabytes: float) -> int:
         available = int(gigabytes * GIB)
     else:
         torch.cuda.empty_cache()
-        available = torch.cuda.mem_get_info()[0] - sampling_bytes(dims, width) - RESERVE
-        available -= available // (2 * dims.layers)
+        available = available_for_pool(dims, width, longest, torch.cuda.mem_get_info()[0])
     tokens = min(most, available // key_value_bytes(dims, width))
     if tokens < longest:
         more = "raise engine.cache_gigabytes" if gigabytes else "use a larger GPU"
@@ -291,6 +291,18 @@ def pool_tokens(model: Any, longest: int, most: int, gigabytes: float) -> int:
             f"episode has {longest:,}: reduce rollout.max_context_tokens, or {more}",
         )
     return tokens
+
+
+def available_for_pool(dims: ModelDimensions, width: int, longest: int, free: int) -> int:
+    """Bytes of `free` ones for a pool. A GPU with room for the plan alone has room for one episode.
+
+    Compaction of a pool copies one of its tensors.
+    """
+    free -= sampling_bytes(dims, width)
+    tensors = 2 * dims.layers
+    needed, roomy, tight = longest * key_value_bytes(dims, width), free - RESERVE, free - MIN_RESERVE
+    roomy, tight = (size - size // tensors for size in (roomy, tight))
+    return roomy if roomy >= needed else min(tight, needed)
 
 
 def _per_rank(size: int, ranks: int) -> int:

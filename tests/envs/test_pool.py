@@ -494,3 +494,58 @@ def test_a_stop_ends_the_pause_of_an_outage():
         return await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 60)
 
     assert {type(outcome) for outcome in asyncio.run(main())} == {Outage}
+
+
+def test_a_task_that_stops_working_is_no_outage_if_others_work():
+    """It was the last one that worked: the probe takes another task."""
+
+    class Breaks(FakeEnv):
+        broken = False
+
+        async def start(self, task):
+            if Breaks.broken and task.id == "t":
+                raise RuntimeError("the website is gone")
+            return await super().start(task)
+
+    pool, notes = outage_pool(Breaks, outage_seconds=0)
+    for name in ("other", "t"):
+        assert isinstance(asyncio.run(pool.run(task(name), name, episode)), Trajectory)
+    Breaks.broken = True
+    outcome = asyncio.run(pool.run(TASK, "e", episode))
+    assert isinstance(outcome, Failure) and (outcome.attempts, notes) == (2, [])
+    assert pool.quarantine.tasks == {"t"}
+
+
+def test_after_a_stop_a_single_failed_probe_does_not_end_the_batch():
+    factory = Outages()
+    pool, notes = outage_pool(factory)
+    factory.left = 2  # the attempt and the first probe
+    pool.outage.stop()
+    assert isinstance(asyncio.run(pool.run(TASK, "e", episode)), Trajectory)
+    assert notes[-1].startswith("the environments work again after")
+    factory.left = 10**9
+    with pytest.raises(Outage):
+        asyncio.run(pool.run(TASK, "e", episode))
+    assert factory.left == 10**9 - 3  # the attempt and two probes
+
+
+def test_a_stop_does_not_wait_for_a_slow_probe():
+    class Slow(FakeEnv):
+        starts = 0
+
+        async def start(self, task):
+            Slow.starts += 1
+            if Slow.starts == 4:  # the second probe
+                asyncio.get_running_loop().call_later(0.01, pool.outage.stop)
+                await asyncio.sleep(3600)
+            if Slow.starts > 1:
+                raise OSError("no display")
+            return await super().start(task)
+
+    pool, _ = outage_pool(Slow, start_seconds=3600)
+
+    async def main():
+        with pytest.raises(Outage):
+            await asyncio.wait_for(pool.run(TASK, "e", episode), 60)
+
+    asyncio.run(main())

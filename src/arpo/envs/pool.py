@@ -161,7 +161,7 @@ class EnvPool:
                         trajectory = await episode(env)
             except ArpoFault as error:
                 self._count(error)
-                if isinstance(error, EnvError) and await self.outage.ended(error):
+                if isinstance(error, EnvError) and await self.outage.ended(task, error):
                     continue
                 attempts += 1
                 if attempts < self._config.attempts and not isinstance(error, PromptTooLong):
@@ -171,7 +171,7 @@ class EnvPool:
                     self.quarantine.failed(task.id, seen)
                 return _failure(task, episode_id, error, attempts)
             self.quarantine.succeeded(task.id)
-            self.outage.working = task
+            self.outage.worked(task)
             return trajectory
 
     async def _works(self, task: Task) -> bool:

@@ -367,3 +367,14 @@ def test_a_list_whose_tasks_lie_elsewhere_is_screened_and_loaded_again(
     written = json.loads(out.read_text("utf-8"))
     assert (written["source"], written["examples"]) == ("../few.json", "../upstream/examples")
     assert [(task.id, task.domain) for task in load_tasks(str(out))] == [(B, "notes")]
+
+
+def test_a_task_whose_line_was_not_written_before_a_kill_is_counted(tmp_path: Path) -> None:
+    """The line of the task follows the line of its last episode; a kill may come between them."""
+    Scripted.play({B: [1, 0], C: [0, 0], D: [1, 1]})
+    out = tmp_path / "kept.json"
+    lines = [{"id": A, "episode": number, "score": score, **HOW} for number, score in ((0, 1.0), (1, 0.0))]
+    progress = tmp_path / "kept.json.progress.jsonl"
+    progress.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    assert screen(tmp_path, out) == 0
+    assert kept(out) == {A: (1, 2), B: (1, 2), D: (2, 2)}

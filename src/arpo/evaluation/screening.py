@@ -223,9 +223,13 @@ async def _screen(
                 number = int(outcome.episode_id.rpartition("-")[2])
                 write({"id": name, "episode": number, "score": outcome.score})
             outcomes[index].append(outcome)
+            end_task(index)
+
+        def end_task(index: int) -> None:
+            """Count the task if all of its episodes have ended."""
             if len(outcomes[index]) < rollouts:
                 return
-            played = outcomes.pop(index)
+            name, played = tasks[index].id, outcomes.pop(index)
             count = _count(played, config.replay.threshold)
             if count.rollouts:
                 counts[name] = count
@@ -233,6 +237,8 @@ async def _screen(
             else:
                 failed[name] = next(describe_failure(one) for one in played if isinstance(one, Failure))
 
+        for index in tasks:  # a kill may have come between the lines of the last episode and of the task
+            end_task(index)
         async with player.started(display) as scheduler:
             await evaluate(
                 scheduler,

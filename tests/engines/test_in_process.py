@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from arpo.engines import pool_passes, slot_passes
 from arpo.engines.base import Weights
@@ -23,7 +25,9 @@ from arpo.models.feature_cache import FeatureCache
 from arpo.models.forward import features_by_sha256, sampled_logprobs
 from arpo.models.image_loader import ImageLoader
 from arpo.models.memory_plan import GIB, key_value_bytes, measure_dimensions
+from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
+from arpo.prompts.vision import ImageSettings
 from arpo.types import Completion, Message, Prompt, Sample, Screenshot
 from devices import DEVICES, NEEDS_A_GPU
 from engines import NewEngine, pool_engine, slot_engine
@@ -584,6 +588,37 @@ def test_episodes_act_while_others_decode(new_engine: NewEngine) -> None:
 
     asyncio.run(both())
     assert order[0] == "short"
+
+
+def test_a_request_waits_for_its_screenshots_while_others_are_answered(
+    new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine decodes large screenshots in threads; here they wait for the other answer."""
+    go, pixels = threading.Event(), vision.pixels
+
+    def wait(shot: Screenshot, settings: ImageSettings) -> NDArray[np.uint8]:
+        assert shot.size != (560, 560) or go.wait(60)
+        return pixels(shot, settings)
+
+    engine = new_engine(tiny_model(), RENDERER, slots=2)
+    engine._loader = ImageLoader(RENDERER.settings)
+    prompts = [
+        first_prompt(RENDERER, name, shot)
+        for name, shot in (("large", screenshot(1, 560, 560)), ("small", screenshot(2)))
+    ]
+    monkeypatch.setattr(vision, "pixels", wait)
+    order: list[str] = []
+
+    async def ask(prompt: Prompt) -> None:
+        await engine.generate(prompt, sampling(1))
+        order.append(prompt.episode_id)
+        go.set()
+
+    async def both() -> None:
+        await asyncio.wait_for(asyncio.gather(*map(ask, prompts)), timeout=60)
+
+    asyncio.run(both())
+    assert order == ["small", "large"]
 
 
 def test_only_screenshots_that_must_be_encoded_are_prefetched(new_engine: NewEngine) -> None:

@@ -1,5 +1,5 @@
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -16,8 +16,8 @@ from trajectories import group, scored, trajectory, turn
 PAPER = load_config("paper")
 
 
-def buffer(**settings: Any) -> ReplayBuffer:
-    return ReplayBuffer(ReplayConfig(**settings))
+def buffer(load: Callable[[str], Trajectory] | None = None, **settings: Any) -> ReplayBuffer:
+    return ReplayBuffer(ReplayConfig(**settings), load)
 
 
 def walk(score: float, turns: int, *, name: str, version: int = 0) -> Trajectory:
@@ -150,16 +150,17 @@ def test_the_same_generator_gives_the_same_rescue_also_from_a_restored_buffer() 
     held = {t.episode_id: t for t in scored(1, 1, 1, 1, task="t").trajectories}
     held |= {t.episode_id: t for t in scored(1, 0, task="u", index=1).trajectories}
 
-    restored = buffer(capacity=3)
+    restored = buffer(held.__getitem__, capacity=3)
     restored.rescue([scored(1, 1, task="other")], Random(0), version=0)
-    restored.restore((held[name] for ids in replay.state().values() for name in ids), held.__getitem__)
+    restored.restore(held[name] for ids in replay.state().values() for name in ids)
 
     assert restored.state() == replay.state() == {"t": ["t-0-1", "t-0-2", "t-0-3"], "u": ["u-1-0"]}
     failed = [scored(0, 0, 0, task="t", index=5), scored(0, 0, task="u", index=6)]
     assert replay.rescue(failed, Random("7/5"), 2) == restored.rescue(failed, Random("7/5"), 2)
 
 
-def test_a_restored_buffer_loads_only_what_it_replays() -> None:
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_buffer_loads_only_what_it_replays(restored: bool) -> None:
     whole = {t.episode_id: t for task in "tu" for t in scored(1, 1, 1, task=task).trajectories}
     loaded: list[str] = []
 
@@ -167,8 +168,11 @@ def test_a_restored_buffer_loads_only_what_it_replays() -> None:
         loaded.append(name)
         return whole[name]
 
-    replay = buffer(pick="newest")
-    replay.restore(whole.values(), load)
+    replay = buffer(load, pick="newest")
+    if restored:
+        replay.restore(whole.values())
+    else:
+        replay.rescue([scored(1, 1, 1, task=task) for task in "tu"], Random(0), version=0)
     assert replay.state() == {"t": ["t-0-0", "t-0-1", "t-0-2"], "u": ["u-0-0", "u-0-1", "u-0-2"]}
     groups = [
         scored(0, 0, task="t", index=1),
@@ -301,12 +305,12 @@ def test_old_successes_are_forgotten_when_the_buffer_is_looked_at() -> None:
 
 
 def test_a_restored_buffer_forgets_as_the_one_that_was_saved() -> None:
-    replay, restored = buffer(max_age=2, capacity=2), buffer(max_age=2, capacity=2)
     first, second = scored(1, version=1), scored(1, index=1, version=3)
+    held = {t.episode_id: t for one in (first, second) for t in one.trajectories}
+    replay, restored = (buffer(load, max_age=2, capacity=2) for load in (None, held.__getitem__))
     replay.rescue([first], Random(0), version=1)
     replay.rescue([second], Random(0), version=3)
-    held = {t.episode_id: t for one in (first, second) for t in one.trajectories}
-    restored.restore((held[name] for ids in replay.state().values() for name in ids), held.__getitem__)
+    restored.restore(held[name] for ids in replay.state().values() for name in ids)
     batch = [scored(0, 0, index=2), scored(1, index=3, version=4), scored(1, index=4, version=4)]
     assert replay.rescue(batch, Random(5), 4) == restored.rescue(batch, Random(5), 4)
     assert replay.state() == restored.state() == {"t": ["t-3-0", "t-4-0"]}

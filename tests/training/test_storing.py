@@ -147,6 +147,19 @@ def test_a_resumed_run_decodes_only_the_episodes_that_it_replays(
     assert read_screenshots in [stored["batch0-0-0"], stored["batch0-0-1"]]
 
 
+def test_the_replay_buffer_keeps_no_screenshots_in_memory(
+    tmp_path: Path, read_screenshots: list[str]
+) -> None:
+    Photographic.play({A: [0, 1, 1, 0, 0], B: [0, 0, 0, 0, 0]})
+    config = photographic(tmp_path)
+    trainer = train_to_end(Trainer, config)
+    assert lines(config, "metrics.jsonl")[-1]["rescued"] == 1
+    with closing(RunFolder(Path(config.run.dir))) as store:
+        stored = {one.episode_id: list(one.screenshots) for one in store.episodes()}
+    assert read_screenshots in [stored["batch0-0-0"], stored["batch0-0-1"]]
+    assert trainer.replay.state() == {A: ["batch0-0-0", "batch0-0-1"]}
+
+
 def test_a_damaged_screenshot_of_the_replay_buffer_is_found_at_the_start(tmp_path: Path) -> None:
     Photographic.play({A: [0, 1, 1], B: [0, 0, 0]})
     config = photographic(tmp_path, "--train.epochs=1")

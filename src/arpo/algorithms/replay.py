@@ -1,8 +1,8 @@
 """The replay buffer: stores the successes of each task, and puts one into a group of failures.
 
 The buffer holds trajectories as sampled, with the engine's log-probabilities. A checkpoint stores their
-episode ids. A restored buffer loads a trajectory only when it replays it, by a function of the caller. The
-caller also passes the random generator.
+episode ids. Screenshots need much memory, so the caller may pass a function that loads a trajectory when it
+is replayed. The caller also passes the random generator.
 """
 
 from __future__ import annotations
@@ -32,10 +32,14 @@ class _Success:
 
 
 class ReplayBuffer:
-    """At most `capacity` successes per task, first in, first out. If disabled, it changes nothing."""
+    """At most `capacity` successes per task, first in, first out. If disabled, it changes nothing.
 
-    def __init__(self, config: ReplayConfig) -> None:
+    `load(episode_id)` returns a stored trajectory. Without it, the buffer keeps the trajectories.
+    """
+
+    def __init__(self, config: ReplayConfig, load: Callable[[str], Trajectory] | None = None) -> None:
         self._config = config
+        self._load = load
         self._stored: dict[str, deque[_Success]] = {}
 
     def rescue(self, groups: Sequence[Group], rng: Random, version: int) -> list[Group]:
@@ -52,7 +56,7 @@ class ReplayBuffer:
         for group in in_order:
             rescued.append(self._rescue_one(group, rng, version))
             for trajectory in group.trajectories:
-                self._store(trajectory, partial(_same, trajectory))
+                self._store(trajectory)
         return rescued
 
     def _rescue_one(self, group: Group, rng: Random, version: int) -> Group:
@@ -102,13 +106,13 @@ class ReplayBuffer:
     def _succeeded(self, trajectory: Trajectory) -> bool:
         return trajectory.score >= self._config.threshold
 
-    def _store(self, trajectory: Trajectory, load: Callable[[], Trajectory]) -> None:
+    def _store(self, trajectory: Trajectory) -> None:
         if is_example(trajectory.score, trajectory.malformed, self._config.threshold):
             success = _Success(
                 episode_id=trajectory.episode_id,
                 turns=len(trajectory.turns),
                 policy_version=trajectory.policy_version,
-                load=load,
+                load=partial(self._load, trajectory.episode_id) if self._load else lambda: trajectory,
             )
             empty: deque[_Success] = deque(maxlen=self._config.capacity)
             self._stored.setdefault(trajectory.task_id, empty).append(success)
@@ -127,15 +131,11 @@ class ReplayBuffer:
         """Stored episode ids by task, oldest first, for a checkpoint."""
         return {task: [held.episode_id for held in stored] for task, stored in self._stored.items()}
 
-    def restore(self, outlines: Iterable[Trajectory], load: Callable[[str], Trajectory]) -> None:
+    def restore(self, outlines: Iterable[Trajectory]) -> None:
         """Replace the content by these trajectories, in the order of `state`.
 
-        They need no pixels and are not kept: `load(episode_id)` returns a whole one when it is replayed.
+        With `load` they are not kept and need no pixels.
         """
         self._stored.clear()
         for outline in outlines:
-            self._store(outline, partial(load, outline.episode_id))
-
-
-def _same(trajectory: Trajectory) -> Trajectory:
-    return trajectory
+            self._store(outline)

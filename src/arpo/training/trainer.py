@@ -46,7 +46,7 @@ class Trainer:
     def __init__(self, config: Config, store: RunFolder, display: Display) -> None:
         self.config = config
         self.curriculum = open_curriculum(config)
-        self.replay = ReplayBuffer(config.replay)
+        self.replay = ReplayBuffer(config.replay, lambda name: load_checked(store, name, self.run.player))
         # Episodes in the replay buffers of the checkpoints on disk. Pruning keeps their screenshots.
         self._replayable: deque[set[str]] = deque(maxlen=config.store.keep_checkpoints)
         groups = {"total": 0, "without_signal": 0, "rescued": 0}
@@ -235,9 +235,7 @@ class Trainer:
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         stored = [episode for episodes in state["replay"].values() for episode in episodes]
-        store, player = self.run.store, self.run.player
-        outlines = (load_outline(store, name, player) for name in stored)
-        self.replay.restore(outlines, lambda name: load_checked(store, name, player))
+        self.replay.restore(load_outline(self.run.store, name, self.run.player) for name in stored)
         self._replayable.extend(map(set, state.get("replayable", [stored])))
         played = self.run.store.episodes()
         self.curriculum.restore(state, (e for e in played if not e.episode_id.startswith(EVALUATED)))

@@ -13,7 +13,7 @@ import torch
 
 from arpo.config import Config, ModelConfig, OptimConfig
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
-from arpo.errors import UserError
+from arpo.errors import BadSetting, UserError
 from arpo.models.kv_cache import SlotCache
 from arpo.models.loading import load_model, read_config, resolve_model
 from arpo.models.lora import attach
@@ -182,6 +182,28 @@ def test_a_pool_is_planned_for_one_episode_and_takes_what_is_left(seven_b: Path)
     assert (sizes.slots, sizes.pool) == (0, pool.nbytes - token)  # the last token is for padding
     assert sizes.pool == 65_792 * token
     assert sizes.cached_episodes(sizes.always + sizes.passes + 5 * sizes.pool + 1) == 5
+
+
+def test_the_size_of_the_cache_must_hold_an_episode_and_fit_into_the_gpu() -> None:
+    """An episode of 65,536 tokens needs 3.51 GiB; without the cache an evaluation needs 22.1 GiB."""
+
+    def fit(gigabytes: str, parallel: int = 16) -> Config:
+        words = [*SETTINGS, "--engine.cache_gigabytes", gigabytes, "--env.parallel", str(parallel)]
+        return fit_into(INFO, load_config("osworld_full", words), 48 * GIB, learning=False)
+
+    for gigabytes in ("0", "3.52", "25.8"):
+        assert fit(gigabytes).engine.cache_gigabytes == float(gigabytes)
+    assert fit("100", parallel=4)  # more than four episodes can use
+    for gigabytes in ("3.51", "25.81"):
+        with pytest.raises(BadSetting) as refused:
+            fit(gigabytes)
+        assert str(refused.value) == (
+            f"engine.cache_gigabytes: is {gigabytes}, must be between 3.52 (the longest episode, "
+            "rollout.max_context_tokens = 65536) and 25.8 (the free memory); or set 0: the free memory"
+        )
+    holds = describe_plan(INFO, fit("25.8"), 48 * GIB, learning=False)[-1]
+    assert holds == "the cache holds at least 7 of 16 parallel episodes; others wait"
+    assert "at least 1 of" in describe_plan(INFO, fit("3.52"), 48 * GIB, learning=False)[-1]
 
 
 @pytest.mark.parametrize("images", [1, 5, 15])

@@ -6,6 +6,7 @@ fit_memory(config, learning=True)  # before anything is loaded; raises UserError
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 import torch
 
 from arpo.config import Config
-from arpo.errors import UserError
+from arpo.errors import BadSetting, UserError
 from arpo.models.loading import resolve_device
 from arpo.models.memory_plan import (
     GIB,
     PROMPT_TOKENS,
+    MemoryPlan,
     ModelInfo,
     plan_memory,
     read_model_info,
@@ -150,7 +152,8 @@ def describe_plan(
         return [*lines, *advice]
     lines.append(f"fits into a GPU of {gpu_bytes / GIB:.0f} GiB")
     if plan.pool:
-        cached = min(plan.cached_episodes(gpu_bytes), config.env.parallel)
+        size = int(config.engine.cache_gigabytes * GIB) or gpu_bytes
+        cached = min(plan.cached_episodes(gpu_bytes), size // plan.pool, config.env.parallel)
         waiting = "; others wait" if cached < config.env.parallel else ""
         lines.append(f"the cache holds at least {cached} of {config.env.parallel} parallel episodes{waiting}")
     return lines
@@ -177,10 +180,29 @@ def fit_into(info: ModelInfo, config: Config, gpu_bytes: int, *, learning: bool)
     """The recipe for a GPU with this much free memory; see `fit_memory`."""
     for change in ({}, *_smaller_microbatches(config)):
         fitted = with_changes(config, change)
-        if plan_memory(info, fitted, learning=learning).total <= gpu_bytes:
+        plan = plan_memory(info, fitted, learning=learning)
+        if plan.total <= gpu_bytes:
+            _check_cache_size(plan, config, gpu_bytes)
             return fitted
     lines = describe_plan(info, config, gpu_bytes, learning=learning)
     raise UserError("\n".join(["GPU memory:", *lines]))
+
+
+def _check_cache_size(plan: MemoryPlan, config: Config, gpu_bytes: int) -> None:
+    """Refuse engine.cache_gigabytes below the longest episode, or above the memory left while sampling."""
+    size = int(config.engine.cache_gigabytes * GIB)
+    if not size or not plan.pool:
+        return
+    wanted, free = min(size, config.env.parallel * plan.pool), plan.free_for_pool(gpu_bytes)
+    if size < plan.pool or wanted > free:
+        tokens = config.rollout.max_context_tokens
+        low, high = math.ceil(100 * plan.pool / GIB) / 100, math.floor(100 * free / GIB) / 100
+        raise BadSetting(
+            "engine.cache_gigabytes",
+            f"is {config.engine.cache_gigabytes:g}, must be between {low:g} (the longest "
+            f"episode, rollout.max_context_tokens = {tokens}) and {high:g} (the free memory); or "
+            "set 0: the free memory",
+        )
 
 
 def _smaller_microbatches(config: Config) -> list[Change]:

@@ -134,10 +134,13 @@ class MemoryPlan:
         """Bytes on each rank but 0: these do not sample."""
         return self.always - self.sampling_model - self.slots + self.learning
 
+    def free_for_pool(self, gpu_bytes: int) -> int:
+        """Bytes left for the pool while sampling on such a GPU."""
+        return gpu_bytes - self.always - self.sampling + self.pool
+
     def cached_episodes(self, gpu_bytes: int) -> int:
         """The number of longest episodes in the pool on such a GPU."""
-        free = gpu_bytes - self.always - self.sampling + self.pool
-        return max(0, free // self.pool) if self.pool else 0
+        return max(0, self.free_for_pool(gpu_bytes) // self.pool) if self.pool else 0
 
 
 def read_dimensions(folder: Path, lora_rank: int) -> ModelDimensions:

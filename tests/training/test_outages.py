@@ -155,6 +155,28 @@ def test_a_stop_ends_a_pause_and_the_run_can_be_resumed(
     assert len(lines(config, "metrics.jsonl")) == 4
 
 
+def test_the_last_line_names_the_newest_checkpoint_if_a_part_of_a_batch_was_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch 2 has a group without signal. The outage begins with the group that replaces it."""
+    Scripted.play({A: [0, 0, 1, 0, 0], B: [1, 1, 0, 1, 0]})
+    dynamic = ("--train.dynamic_sampling=true", "--replay.enabled=false", "--store.checkpoint_every=3")
+    config, display = outage_config(tmp_path, *dynamic), Notes()
+    monkeypatch.setattr(Reachable, "starts", 11)
+    real = display.note
+
+    def stop(text: str) -> None:
+        real(text)
+        if "no environment works (" in text:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(display, "note", stop)
+    assert run_training(config, display) == 130
+    newest, _ = latest(Path(config.run.dir) / CHECKPOINTS)
+    assert newest is not None and newest.step == 0
+    assert display.texts[-1] == "saved after batch 0. Run the same command again to resume"
+
+
 def test_arpo_train_exits_with_code_1_after_an_outage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -292,9 +292,14 @@ class Run:
             self._evaluation = None
             kept.close()
 
+    @property
+    def saved_batch(self) -> int | None:
+        """The batch of the newest checkpoint, None if there is none."""
+        return None if self._saved is None else self._saved.step
+
     def save_behind(self, loop: Loop) -> None:
         """Save if the newest checkpoint is of an earlier batch."""
-        if self._saved is None or self._saved.step != self.progress.batch:
+        if self.saved_batch != self.progress.batch:
             self._save(loop)
 
     def _save(self, loop: Loop) -> None:

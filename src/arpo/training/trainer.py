@@ -281,7 +281,7 @@ def run_training(config: Config, display: Display | None = None) -> int:
         with run.resumable(), closing(run):
             done = run_interruptibly(_train(trainer, display), run.stop)
         if not done:
-            saved = f"saved after batch {run.progress.batch}" if run.progress.success else "stopped"
+            saved = "stopped" if run.saved_batch is None else f"saved after batch {run.saved_batch}"
             display.note(f"{saved}. Run the same command again to resume")
             return INTERRUPTED
         _finish(run, display)

@@ -210,6 +210,15 @@ def test_a_sampled_placeholder_is_text(renderer: Renderer) -> None:
     assert renderer.positions(ids, [(1, 2, 2)]).tolist() == [[0, 1, 2, 3, 4]] * 3
 
 
+def test_a_sampled_placeholder_before_an_image_is_text(renderer: Renderer) -> None:
+    """An image of 1 token, an answer with 3 placeholders, an image of 4 tokens."""
+    image = renderer.image_token_id
+    ids = [1, image, 1, *[image] * 3, 1, *[image] * 4, 1]
+    slots = renderer.image_slots(ids, [(1, 2, 2), (1, 4, 4)])
+    assert np.flatnonzero(slots).tolist() == [1, 7, 8, 9, 10]
+    assert renderer.positions(ids, [(1, 2, 2), (1, 4, 4)])[1].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7, 8, 8, 9]
+
+
 def test_text_alone_counts_on(renderer: Renderer) -> None:
     assert renderer.positions([5, 6, 7], []).tolist() == [[0, 1, 2]] * 3
     assert renderer.positions([], []).shape == (3, 0)

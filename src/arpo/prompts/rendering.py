@@ -149,12 +149,19 @@ class Renderer:
         return vision.grid(*screenshot.size, self.settings)
 
     def image_slots(self, token_ids: Sequence[int], grids: Sequence[Grid]) -> NDArray[np.bool_]:
-        """True at the image tokens of `grids`. Image tokens after them were sampled: they are text."""
-        slots = np.asarray(token_ids) == self.image_token_id
-        count = sum(vision.image_tokens(grid, self.settings) for grid in grids)
-        indices = np.flatnonzero(slots)
-        assert len(indices) >= count, f"{len(indices)} image tokens for {count} image features"
-        slots[indices[count:]] = False
+        """True at the image tokens of `grids`. The template writes the tokens of an image as one run.
+
+        Runs of other lengths were sampled: they are text.
+        """
+        candidates = np.asarray(token_ids) == self.image_token_id
+        edges = np.flatnonzero(np.diff(candidates, prepend=False, append=False)).tolist()
+        runs = zip(edges[::2], edges[1::2], strict=True)
+        slots = np.zeros_like(candidates)
+        for grid in grids:
+            count = vision.image_tokens(grid, self.settings)
+            first = next((first for first, end in runs if end - first == count), None)
+            assert first is not None, f"{candidates.sum()} image tokens, but no run of {count} for an image"
+            slots[first : first + count] = True
         return slots
 
     def positions(self, token_ids: Sequence[int], grids: Sequence[Grid], start: int = 0) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ def test_every_shipped_recipe_has_one_line_from_its_file(capsys: pytest.CaptureF
     assert sorted(line.split()[0] for line in lines) == shipped_recipes()
     assert lines[0].split(maxsplit=1) == [
         "desk",
-        "Tiny model, 32 tasks of the built-in desktop, groups of 2. Two CPU cores, 5 to 12 minutes.",
+        "Tiny model, 32 tasks of the built-in desktop, groups of 2. Two CPU cores, 6 to 15 minutes.",
     ]
     for line in lines:
         assert line.endswith(".") and len(line) < 140, line

@@ -131,6 +131,18 @@ def test_a_pause_is_reported_and_timed(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (Path(config.run.dir) / "failures.jsonl").read_text("utf-8")
 
 
+def stop_in_the_outage(display: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Press Ctrl-C when the display says that no environment works."""
+    note = display.note
+
+    def stop(text: str) -> None:
+        note(text)
+        if "no environment works (" in text:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(display, "note", stop)
+
+
 def test_a_stop_ends_a_pause_and_the_run_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,14 +150,7 @@ def test_a_stop_ends_a_pause_and_the_run_can_be_resumed(
     config, display = outage_config(tmp_path), Notes()
     monkeypatch.setattr(Reachable, "starts", 8)
     monkeypatch.setattr("arpo.envs.outage.FIRST_PAUSE", 3600.0)
-    real = display.note
-
-    def stop(text: str) -> None:
-        real(text)
-        if "no environment works (" in text:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(display, "note", stop)
+    stop_in_the_outage(display, monkeypatch)
     assert run_training(config, display) == 130
     assert "stopping: no environment works. Only batch 2 is lost" in "\n".join(display.texts)
     assert display.texts[-1] == "saved after batch 1. Run the same command again to resume"
@@ -163,14 +168,7 @@ def test_the_last_line_names_the_newest_checkpoint_if_a_part_of_a_batch_was_stor
     dynamic = ("--train.dynamic_sampling=true", "--replay.enabled=false", "--store.checkpoint_every=3")
     config, display = outage_config(tmp_path, *dynamic), Notes()
     monkeypatch.setattr(Reachable, "starts", 11)
-    real = display.note
-
-    def stop(text: str) -> None:
-        real(text)
-        if "no environment works (" in text:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(display, "note", stop)
+    stop_in_the_outage(display, monkeypatch)
     assert run_training(config, display) == 130
     newest, _ = latest(Path(config.run.dir) / CHECKPOINTS)
     assert newest is not None and newest.step == 0

@@ -7,7 +7,6 @@ freed, so a learner on the same GPU has the memory between rollouts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -104,11 +103,10 @@ class PoolPasses:
     ) -> Tensor:
         """Hidden states of new tokens. A prompt too long for one pass comes alone and runs in parts."""
         if sum(widths_B) > MAX_PREFILL_TOKENS:
-            (start,), (width,) = starts_B, widths_B
-            edges = [*range(0, width, MAX_PREFILL_TOKENS), width]
+            (start,) = starts_B
             parts = [
-                self._hidden(names, [start + first], [end - first], embedded.slice_tokens(first, end))
-                for first, end in pairwise(edges)
+                self._hidden(names, [start + first], [part.tokens_BT.shape[1]], part)
+                for first, part in embedded.split(MAX_PREFILL_TOKENS)
             ]
             return torch.cat(parts)
         lengths_B = [start + width for start, width in zip(starts_B, widths_B, strict=True)]

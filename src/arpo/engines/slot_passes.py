@@ -7,7 +7,6 @@ models this is the fastest way.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -81,10 +80,9 @@ class SlotPasses:
         if max(widths_B) > MAX_PREFILL_TOKENS:
             (start,), (width,) = starts_B, widths_B
             self._cache.reserve(1 + start + width)
-            edges = [*range(0, width, MAX_PREFILL_TOKENS), width]
             parts = [
-                self._hidden(slots_B, [start + first], [end - first], embedded.slice_tokens(first, end))
-                for first, end in pairwise(edges)
+                self._hidden(slots_B, [start + first], [part.tokens_BT.shape[1]], part)
+                for first, part in embedded.split(MAX_PREFILL_TOKENS)
             ]
             return torch.cat(parts, 1)
         step = self._cache.step(slots_B, starts_B, widths_B)

@@ -162,8 +162,12 @@ class EmbeddedRows:
     positions_3BT: Tensor
     deepstack: Deepstack | None  # None for models with one level of features
 
-    def slice_tokens(self, first: int, end: int) -> EmbeddedRows:
-        """Tokens `first` to `end` of a single row."""
+    def split(self, max_tokens: int) -> Iterator[tuple[int, EmbeddedRows]]:
+        """Parts of a single row, each with the index of its first token."""
+        for first in range(0, self.tokens_BT.shape[1], max_tokens):
+            yield first, self._slice_tokens(first, first + max_tokens)
+
+    def _slice_tokens(self, first: int, end: int) -> EmbeddedRows:
         deepstack = self.deepstack
         if deepstack is not None:
             before, mask_1T = (

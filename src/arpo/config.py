@@ -1,7 +1,7 @@
 """The config of a run: all sections, and the checks of their values.
 
 Constructing a `Config` with a bad value raises `BadSetting`, so every `Config` is valid. `config_keys.py`
-defines the keys; `recipe.py` reads and writes TOML.
+and `config_training_keys.py` define the keys; `recipe.py` reads and writes TOML.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ from arpo.config_keys import (
     LARGEST,
     EngineConfig,
     EnvConfig,
+    ModelConfig,
+    OSWorldConfig,
+    RolloutConfig,
+    RunConfig,
+    ServerConfig,
+    TasksConfig,
+)
+from arpo.config_training_keys import (
     EvalConfig,
     LossConfig,
-    ModelConfig,
     OfflineConfig,
     OptimConfig,
-    OSWorldConfig,
     PluginsConfig,
     PretrainConfig,
     ReplayConfig,
-    RolloutConfig,
-    RunConfig,
     ScreenConfig,
-    ServerConfig,
     StoreConfig,
-    TasksConfig,
     TrainConfig,
 )
 from arpo.errors import BadSetting

@@ -1,6 +1,7 @@
-"""All config keys, by section, with their defaults, help texts and ranges. No other file defines a default.
+"""Config keys of playing episodes: model, tasks, environments, engine, rollouts.
 
-`config.py` puts the sections together and checks the values.
+`config_training_keys.py` has the keys of training. These two files define all defaults, help texts and
+ranges. `config.py` puts the sections together and checks the values.
 """
 
 from __future__ import annotations
@@ -176,18 +177,53 @@ class OSWorldConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Inference engine."""
+    """Inference engine. All keys after cache_gigabytes are for vllm."""
 
-    name: Literal["auto", "in_process", "openai"] = setting(
+    name: Literal["auto", "in_process", "vllm", "openai"] = setting(
         "auto",
-        "Engine: in_process (the model of model.path), openai (the servers of server.endpoints; evaluation "
-        "only), auto (openai for `arpo eval osworld`, otherwise in_process)",
+        "Engine: in_process (the model of model.path), vllm (vLLM servers), openai (the servers of "
+        "server.endpoints; evaluation only), auto (openai for `arpo eval osworld`, otherwise in_process)",
     )
     cache_gigabytes: float = setting(
         0.0,
-        "GPU memory (GiB) for the keys and values of running episodes (in_process, 16-bit models); 0: the "
-        "free memory",
+        "Memory (GiB) for the keys and values of running episodes; 0: the free memory of the GPU (vLLM on a "
+        "CPU: 1)",
         low=0,
+        high=LARGEST,
+    )
+    replicas: int = setting(
+        0,
+        "Number of vLLM servers that a command starts and ends itself; 0: it uses engine.endpoints",
+        low=0,
+        high=1024,
+    )
+    endpoints: str = setting(
+        "http://127.0.0.1:9000",
+        "URLs of vLLM servers of `arpo serve`, separated by commas; a port range such as 9000-9007 means one "
+        "server per port",
+    )
+    gpus: str = setting("", "GPUs of the servers to start, such as 1-7; empty: those that no learner uses")
+    port: int = setting(9000, "Port of the first server to start", low=1024, high=65_535)
+    python: str = setting(
+        "", "Python interpreter that has vLLM; empty: the one of this command, or .venv-vllm/bin/python"
+    )
+    weights: str = setting(
+        "",
+        "Folder for new weights, readable by all servers; empty: shared memory (/dev/shm) if it has space, "
+        "otherwise the run folder",
+    )
+    start_seconds: float = setting(900.0, "Timeout (seconds) for starting a server", above=0, high=LARGEST)
+    seconds: float = setting(600.0, "Timeout (seconds) for one answer", above=0, high=LARGEST)
+    load_seconds: float = setting(
+        300.0, "Timeout (seconds) for loading new weights into a server", above=0, high=LARGEST
+    )
+    outage_seconds: float = setting(
+        3600.0, "Timeout (seconds) of a pause while no server works", low=0, high=LARGEST
+    )
+    probe_gap: float = setting(
+        0.05,
+        "Maximum difference of the log-probabilities of server and learner after loading weights",
+        above=0,
         high=LARGEST,
     )
 
@@ -216,158 +252,6 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainConfig:
-    """Training method, batches, epochs."""
-
-    method: Literal["online", "rft", "dpo", "kto"] = setting(
-        "online",
-        "Training method: online (GRPO and its variants), or offline from stored episodes (offline.source): "
-        "rft, dpo, kto",
-    )
-    epochs: int = setting(30, "Passes over the training tasks", low=1, high=1_000_000)
-    tasks_per_batch: int = setting(
-        32, "Tasks (groups) per batch; all are played with the same policy", low=1, high=65_536
-    )
-    tasks_per_update: int = setting(32, "Tasks (groups) per optimiser step", low=1, high=65_536)
-    curriculum: Literal["none", "middle", "easy_first"] = setting(
-        "none",
-        "Order of tasks, by the counts of `arpo screen`: none, middle (medium difficulty more often), "
-        "easy_first (easy tasks in early epochs)",
-    )
-    dynamic_sampling: bool = setting(
-        False, "Dynamic sampling (DS-GRPO): replaces groups with equal rewards by new groups"
-    )
-    dynamic_attempts: int = setting(4, "Maximum rounds of dynamic sampling per batch", low=1, high=1000)
-    engine_kl_alarm: float = setting(
-        0.02, "Alarm threshold of engine_kl, the KL divergence between engine and learner", above=0
-    )
-    engine_kl_skip: bool = setting(
-        False, "No training on batches above train.engine_kl_alarm; costs one more forward pass per batch"
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossConfig:
-    """Objective: clipping, normalisation, advantage, KL."""
-
-    clip_low: float = setting(0.2, "Lower clipping range: the ratio is at least 1 - clip_low", low=0, below=1)
-    clip_high: float = setting(0.3, "Upper clipping range: the ratio is at most 1 + clip_high", low=0)
-    aggregation: Literal["sequence", "token", "constant"] = setting(
-        "sequence",
-        "Normalisation of the loss: sequence (mean over the tokens of each trajectory), token (mean over all "
-        "tokens of the update, DAPO), constant (the maximum number of tokens, Dr. GRPO)",
-    )
-    denominator: Literal["all", "live"] = setting(
-        "all", "Groups in the mean of an update: all, live (only groups whose rewards differ)"
-    )
-    dual_clip: float = setting(0.0, "Maximum ratio at negative advantages (dual clip); 0: no limit", low=0)
-    advantage: Literal["grpo", "grpo_sample", "mean", "rloo"] = setting(
-        "grpo",
-        "Advantage: grpo (reward - group mean, divided by the standard deviation; grpo_sample: the sample "
-        "deviation), mean (reward - group mean, Dr. GRPO), rloo (reward - mean of the other episodes)",
-    )
-    ratio: Literal["recompute", "behaviour", "truncated"] = setting(
-        "recompute",
-        "Denominator of the probability ratio for new tokens: recompute (the policy before the batch), "
-        "behaviour (the engine's log-probabilities), truncated (as recompute, with the weight "
-        "min(recompute / behaviour, 2))",
-    )
-    format_weight: float = setting(1.0, "Penalty for an answer that does not parse", low=0)
-    kl: float = setting(0.0, "Weight of the KL term (k3) against the base model; 0: off", low=0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayConfig:
-    """Replay of stored successes."""
-
-    enabled: bool = setting(
-        True, "Replay: a group of failures receives a stored success of its task; false: plain GRPO"
-    )
-    capacity: int = setting(8, "Stored successes per task; the oldest is dropped first", low=1, high=100_000)
-    threshold: float = setting(0.5, "Minimum score of a success", above=0, high=1)
-    rare: float = setting(
-        0.25,
-        "Maximum share of successes in a group that receives a stored one; 0: only all-failed groups",
-        low=0,
-        below=1,
-    )
-    injections: int = setting(1, "Maximum number of stored successes per group", low=1, high=1024)
-    victim: Literal["random", "longest", "shortest"] = setting(
-        "random", "Failed episode of the group to replace"
-    )
-    pick: Literal["random", "newest", "shortest"] = setting("random", "Stored success to use")
-    max_age: int = setting(0, "Maximum age (policy versions) of a stored success; 0: no limit", low=0)
-    ratio: Literal["recompute", "behaviour", "truncated"] = setting(
-        "recompute", "Denominator of the probability ratio for replayed tokens; values as in loss.ratio"
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfflineConfig:
-    """Offline training: rft, dpo, kto."""
-
-    source: str = setting("", "Folder with stored episodes, of `arpo collect` or of a run")
-    passes: int = setting(4, "Epochs over the offline data", low=1, high=100_000)
-    batch: int = setting(64, "Trajectories per update; DPO: batch / 2 pairs", low=2, high=1_000_000)
-    pairs: int = setting(
-        8, "DPO only: maximum pairs (success, failure) per task and epoch", low=1, high=1_000_000
-    )
-    beta: float = setting(0.1, "DPO and KTO: strength of the constraint to the base model", above=0)
-    length: Literal["sum", "mean"] = setting(
-        "sum", "DPO and KTO: log-probability of a trajectory, as sum or mean over its sampled tokens"
-    )
-    desirable: float = setting(1.0, "KTO only: total weight of the successes", low=0)
-    undesirable: float = setting(1.0, "KTO only: total weight of the failures", low=0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimConfig:
-    """Optimiser, micro-batches, ranks."""
-
-    lr: float = setting(2e-4, "Learning rate (AdamW)", above=0)
-    weight_decay: float = setting(0.01, "Weight decay (AdamW)", low=0)
-    beta1: float = setting(0.9, "Decay rate of the first moment (AdamW)", low=0, below=1)
-    beta2: float = setting(0.99, "Decay rate of the second moment (AdamW)", low=0, below=1)
-    moments: Literal["float32", "bfloat16"] = setting("float32", "Data type of both moments (AdamW)")
-    rounding: Literal["stochastic", "nearest"] = setting(
-        "stochastic",
-        "Rounding of bfloat16 weights and moments; nearest loses updates smaller than 1/256 of a weight",
-    )
-    grad_norm: float = setting(1.0, "Maximum gradient norm; larger gradients are clipped", above=0)
-    warmup_updates: int = setting(2, "Updates of linear learning-rate warm-up; 0: none", low=0)
-    schedule: Literal["constant", "linear", "cosine"] = setting(
-        "constant", "Learning rate after the warm-up: constant, or a decay to 0 at the end of training"
-    )
-    tokens_per_microbatch: int = setting(
-        4096,
-        "Maximum tokens per micro-batch; changes memory and speed, not the gradient (except rounding)",
-        low=1,
-    )
-    ranks: int = setting(1, "Processes that shard weights and samples, one GPU each", low=1, high=1024)
-    rank_seconds: float = setting(
-        600.0, "Timeout (seconds) for waiting for another rank", above=0, high=LARGEST
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalConfig:
-    """Evaluation."""
-
-    every: int = setting(10, "Batches between evaluations; 0: only before and after training", low=0)
-    temperature: float = setting(0.6, "Sampling temperature in evaluation; 0: greedy", low=0)
-    rollouts: int = setting(4, "Episodes per training task", low=1, high=10_000)
-    heldout_rollouts: int = setting(1, "Episodes per held-out task", low=1, high=10_000)
-    overall_rollouts: int = setting(1, "Episodes per task of tasks.overall", low=1, high=10_000)
-    tasks: str = setting(
-        "evaluation_examples/test_all.json", "Tasks of `arpo eval osworld`; values as in tasks.train"
-    )
-    results: str = setting("results", "Output directory of `arpo eval osworld`, in OSWorld's layout")
-    trials: str = setting(
-        "0", "Names of the trials of `arpo eval osworld`, separated by commas; each plays every task once"
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """OpenAI-compatible servers, for engine.name = "openai"."""
 
@@ -391,60 +275,3 @@ class ServerConfig:
     attempts: int = setting(
         8, "Attempts per request, over all servers, with growing pauses", low=1, high=1000
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScreenConfig:
-    """Task screening: `arpo screen`."""
-
-    rollouts: int = setting(16, "Episodes per task; tasks with a success are kept", low=1, high=10_000)
-    drop_always: bool = setting(False, "Removal of tasks that succeed in every episode")
-    count: int = setting(0, "Number of tasks to keep, those nearest to 50% success; 0: no selection", low=0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreConfig:
-    """Checkpoints, stored screenshots, metric trackers."""
-
-    checkpoint_every: int = setting(1, "Batches between checkpoints", low=1)
-    keep_checkpoints: int = setting(2, "Number of checkpoints to keep; older ones are deleted", low=1)
-    prune_every: int = setting(
-        0, "Batches between deletions of screenshots that replay does not need; 0: keep all", low=0
-    )
-    tensorboard: bool = setting(True, "TensorBoard files in the run folder")
-    wandb_project: str = setting("", "Weights & Biases project; empty: off")
-    wandb_entity: str = setting("", "Weights & Biases user or team; empty: your default one")
-    wandb_name: str = setting("", "Weights & Biases name of the run; empty: run.dir")
-    wandb_tags: str = setting("", "Weights & Biases tags of the run, separated by commas")
-    wandb_episodes: int = setting(
-        4, "Episodes that each evaluation shows on Weights & Biases, per task set", low=0, high=1000
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PretrainConfig:
-    """Base model of desk: `arpo pretrain`."""
-
-    steps: int = setting(1500, "Number of updates", low=1)
-    tokens_per_step: int = setting(65536, "Tokens per update, padding included", low=1024)
-    lr: float = setting(1.5e-3, "Peak learning rate, after warm-up", above=0)
-    warmup: int = setting(200, "Updates of learning-rate warm-up", low=1)
-    hidden: int = setting(128, "Hidden size of the text model", low=32, high=65_536)
-    vision_hidden: int = setting(128, "Hidden size of the vision tower", low=32, high=65_536)
-    workers: int = setting(0, "Processes that make training data; 0: number of cores - 1", low=0, high=1024)
-    minutes: float = setting(
-        0.0, "Time limit (minutes); the same command resumes afterwards; 0: no limit", low=0, high=LARGEST
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginsConfig:
-    """Functions of your own, as module:function; empty: the built-in ones (docs/python.md)."""
-
-    reward: str = setting("", "Reward of an episode: function of (trajectory, task)")
-    advantage: str = setting("", "Advantages of a group: function of (rewards, group)")
-    curriculum: str = setting(
-        "", "Order of the tasks in an epoch: function of (tasks, epoch, history, random generator)"
-    )
-    tracker: str = setting("", "Additional metric tracker: class or function of (config)")
-    callback: str = setting("", "Function called after each batch with (batch, metrics, groups)")

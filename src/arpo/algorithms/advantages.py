@@ -4,7 +4,7 @@ Rewards in, advantages out, in the same order. If all rewards of a group are equ
 every estimator gives exactly zero, so rounding errors never become a gradient.
 
 To add an estimator: write a function, add it to `ESTIMATORS`, and add its name to `loss.advantage` in
-`config_keys.py`.
+`config_training_keys.py`.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ extends = "desk"
 dir = "run"
 
 [model]
-path = "model"
+path = "{model}"
 dtype = "{dtype}"
 train = "{train}"
 lora_rank = 16
@@ -167,14 +167,15 @@ class Rehearsal:
         return time.perf_counter() - started
 
 
-def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def measure(arguments: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]:
+    """Train the `model`, which is made first, in `folder`."""
     tiny = arguments.tiny
-    make_model(folder / "model", tiny, arguments.tokens)
+    make_model(model, tiny, arguments.tokens)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     (folder / "recipe.toml").write_text(
         RECIPE.format(
-            dtype="float32" if tiny else "bfloat16", train=arguments.train,
+            model=model, dtype="float32" if tiny else "bfloat16", train=arguments.train,
             width=224 if tiny else 1920, height=168 if tiny else 1080,
             steps=arguments.steps, lr=1e-5 if arguments.train == "lora" else 1e-6,
         )
@@ -187,6 +188,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     exported = time.perf_counter() - started
     batches = read_lines(folder / "run" / TIMING)
     episodes = [line for line in read_lines(folder / "run" / METRICS) if "episodes" in line]
+    engine_kl = [line["engine_kl"] for line in episodes]
     stages = [{name: value for name, value in batch.items() if name in STAGES} for batch in batches]
     each = [sum(stage.values()) / 16 for stage in stages]
     return {
@@ -197,6 +199,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "success": [line["success"] for line in episodes],
         "rescued": [line["rescued"] for line in episodes],
         "replay_size": [line["replay_size"] for line in episodes],
+        "engine_kl": engine_kl,
         "seconds": {"until_kill": round(until_kill), "resumed": round(resumed), "export": round(exported)},
         "seconds_per_episode": [round(value, 2) for value in each],
         "peak_gibibytes": round(rehearsal.peak, 1),
@@ -212,10 +215,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=145, help="length of a thought")
     parser.add_argument("--steps", type=int, default=15, help="maximum steps of an episode")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and small screenshots")
-    parser.add_argument("--folder", type=Path, help="default: a temporary folder")
+    parser.add_argument(
+        "--folder", type=Path, help="folder of the run, with 110 GiB of space for --train all; default: /tmp"
+    )
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        print(json.dumps(measure(arguments, Path(folder))))
+    with tempfile.TemporaryDirectory() as models, tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        print(json.dumps(measure(arguments, Path(models) / "model", Path(folder))))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 One process writes weights.safetensors and optimiser.safetensors. Several ranks write weights-RANK.safetensors
 and optimiser-RANK.safetensors, each with the full tensors of some parameters; the counters include the number
-of ranks. Reading merges them into one set of full tensors and checks it against the model before any change.
+of ranks. Tensors of more than 4 GiB together are split into several files, such as weights.part1.safetensors:
+only the tensors of one file at a time are copied from the GPU. Reading merges all files into one set of full
+tensors and checks it against the model before any change.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -25,6 +27,8 @@ from arpo.models.trainable import frozen_fingerprint
 
 WEIGHTS_FILE, OPTIMISER_FILE, COUNTERS_FILE = "weights.safetensors", "optimiser.safetensors", "learner.json"
 ADAM_KEYS = ("step", "exp_avg", "exp_avg_sq")
+PART_BYTES = 4 * 2**30  # maximum of one file, except for a larger tensor
+_PARTS = "parts"  # metadata of the first file: the number of files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +89,41 @@ def load_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     """Tensors of the file `name`, or of the files of all ranks together."""
     ranks = int(_read_counters(folder).get("ranks", 0)) if (folder / COUNTERS_FILE).is_file() else 0
     files = [rank_file(name, rank) for rank in range(ranks)] if ranks else [name]
-    return {key: tensor for file in files for key, tensor in load_file(folder / file).items()}
+    parts = [part for file in files for part in _parts(folder / file)]
+    return {key: tensor for part in parts for key, tensor in load_file(part).items()}
 
 
-def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a safetensors file. Raises OSError, for example if the disk is full."""
-    with writing_tensors(path):
-        save_file(tensors, path)
+def save_tensors(tensors: dict[str, Tensor], path: Path, part_bytes: int = PART_BYTES) -> None:
+    """Write safetensors files. Raises OSError, for example if the disk is full."""
+    parts = _split(tensors, part_bytes)
+    for number, part in enumerate(parts):
+        with writing_tensors(file := _part_file(path, number)):
+            save_file(part, file, metadata={_PARTS: str(len(parts))} if len(parts) > 1 else None)
+
+
+def _split(tensors: dict[str, Tensor], part_bytes: int) -> list[dict[str, Tensor]]:
+    """Parts of at most `part_bytes`, in the order of the names. At least one part."""
+    parts: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if parts[-1] and size + tensor.nbytes > part_bytes:
+            parts.append({})
+            size = 0
+        parts[-1][name] = tensor
+        size += tensor.nbytes
+    return parts
+
+
+def _parts(path: Path) -> list[Path]:
+    """The files of tensors that were saved as `path`."""
+    with safe_open(path, framework="pt") as first:
+        count = int((first.metadata() or {}).get(_PARTS, 1))
+    return [_part_file(path, number) for number in range(count)]
+
+
+def _part_file(path: Path, number: int) -> Path:
+    """weights.safetensors, weights.part1.safetensors, weights.part2.safetensors, …"""
+    return path.with_name(f"{path.stem}.part{number}{path.suffix}") if number else path
 
 
 @contextmanager

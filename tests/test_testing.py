@@ -40,7 +40,7 @@ def test_a_scripted_engine_counts_turns_by_episode():
     assert answers[0].token_ids == (97, 98, 0)
     assert [answer.finish for answer in answers] == ["stop", "stop", "stop", "length", "stop"]
     assert answers[3].token_ids == tuple(b"tool")
-    assert answers[0].policy_version == 5
+    assert set(answers[0].versions) == {5}
 
 
 def test_faults_are_counted_over_all_environments_of_a_factory():

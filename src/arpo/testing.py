@@ -116,7 +116,7 @@ class ScriptedEngine:
             logprobs=(-0.5,) * len(token_ids),
             text=text,
             finish="stop" if token_ids[-1] == self._end else "length",
-            policy_version=self.version,
+            versions=(self.version,) * len(token_ids),
         )
 
     async def release(self, episode_id: str) -> None:

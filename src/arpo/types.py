@@ -158,23 +158,31 @@ class Sampling:
 class Completion:
     """One sampled answer. Training uses exactly these tokens.
 
-    `logprobs` are the engine's log-probabilities of the tokens at the sampling temperature. If finish is
-    "stop", the last token is the end-of-turn token; `text` does not contain it.
+    `logprobs` are the engine's log-probabilities of the tokens at the sampling temperature. `versions` are
+    the policy versions that sampled them: the weights may change within an answer. If finish is "stop", the
+    last token is the end-of-turn token; `text` does not contain it.
 
     >>> completion = Completion(
     ...     token_ids=(21, 22, 2),  # 2: end of turn
     ...     logprobs=(-0.1, -0.7, -0.01),
     ...     text="Action: wait()",
     ...     finish="stop",
-    ...     policy_version=3,
+    ...     versions=(3, 3, 4),
     ... )
+    >>> completion.policy_version
+    3
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str
     finish: str  # stop | length
-    policy_version: int
+    versions: tuple[int, ...]
+
+    @property
+    def policy_version(self) -> int:
+        """The oldest version of its tokens; 0 without tokens."""
+        return min(self.versions, default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +242,7 @@ class Trajectory:
 
     @property
     def policy_version(self) -> int:
-        """The oldest policy version of its turns."""
+        """The oldest policy version of its tokens."""
         return min(turn.completion.policy_version for turn in self.turns)
 
     @property

@@ -239,7 +239,7 @@ def test_the_end_of_turn_stops_an_answer_and_belongs_to_it(new_engine: NewEngine
     engine = new_engine(model, RENDERER, slots=1, version=7)
     prompt = first_prompt(RENDERER, "e", screenshot(0))
     cut = asyncio.run(engine.generate(prompt, sampling(1, max_tokens=2)))
-    assert (cut.finish, len(cut.token_ids), cut.policy_version) == ("length", 2, 7)
+    assert (cut.finish, len(cut.token_ids), cut.versions) == ("length", 2, (7, 7))
     assert cut.logprobs[0] == pytest.approx(-torch.tensor(float(RENDERER.vocab_size)).log().item(), abs=1e-4)
 
     seed = next(s for s in range(10_000) if draws(RENDERER.end_of_turn_id, s))

@@ -104,7 +104,7 @@ def status(code: int, message: str, **headers: str) -> Any:
 def test_what_is_sent() -> None:
     with serving(script(CLICK)) as server:
         (completion,) = ask(engine(server.url, key="secret", top_p=0.9, stop="\n\n"))
-    assert completion == Completion(token_ids=(), logprobs=(), text=CLICK, finish="stop", policy_version=0)
+    assert completion == Completion(token_ids=(), logprobs=(), text=CLICK, finish="stop", versions=())
     (sent,) = server.requests
     url = f"data:image/png;base64,{base64.b64encode(screenshot(0).png).decode()}"
     assert sent == {

@@ -24,7 +24,7 @@ TERMS = {"temperature": 0.6, "max_steps": 15}
 
 
 def turn(shade: int, text: str, *actions: Action, error: str = "") -> Turn:
-    completion = Completion(token_ids=(), logprobs=(), text=text, finish="stop", policy_version=0)
+    completion = Completion(token_ids=(), logprobs=(), text=text, finish="stop", versions=())
     return Turn(
         screenshot=screenshot(shade),
         context=(),

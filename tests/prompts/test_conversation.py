@@ -16,7 +16,11 @@ SCREENS = [Screenshot.of(f"screen {index}".encode()) for index in range(4)]
 def answer(*token_ids: int) -> Completion:
     text = f"answer {token_ids}"
     return Completion(
-        token_ids=token_ids, logprobs=(0.0,) * len(token_ids), text=text, finish="stop", policy_version=0
+        token_ids=token_ids,
+        logprobs=(0.0,) * len(token_ids),
+        text=text,
+        finish="stop",
+        versions=(0,) * len(token_ids),
     )
 
 

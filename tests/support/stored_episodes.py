@@ -75,7 +75,7 @@ def turn(shot, **changes):
             logprobs=(-0.1, -1e-17, -math.pi),
             text="Thought: x\nAction: wait()",
             finish="stop",
-            policy_version=3,
+            versions=(3, 3, 4),
         ),
         "actions": (act.Wait(),),
     }

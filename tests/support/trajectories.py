@@ -28,7 +28,7 @@ def turn(
             logprobs=tuple(logprobs or [-1.0] * len(sampled)),
             text="",
             finish="stop",
-            policy_version=version,
+            versions=(version,) * len(sampled),
         ),
         actions=(),
     )

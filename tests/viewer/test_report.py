@@ -22,7 +22,7 @@ EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;"
 
 
 def completion(text):
-    return Completion(token_ids=(1,), logprobs=(-0.5,), text=text, finish="stop", policy_version=0)
+    return Completion(token_ids=(1,), logprobs=(-0.5,), text=text, finish="stop", versions=(0,))
 
 
 def make_run(folder):

@@ -33,7 +33,7 @@ class Engine(Protocol):
 
             async def generate(self, prompt: Prompt, sampling: Sampling) -> Completion:
                 return Completion(
-                    token_ids=(5, 2), logprobs=(0.0, 0.0), text="wait()", finish="stop", policy_version=0
+                    token_ids=(5, 2), logprobs=(0.0, 0.0), text="wait()", finish="stop", versions=(0, 0)
                 )
 
             async def release(self, episode_id: str) -> None: ...

@@ -65,6 +65,7 @@ class _Request:
     uniforms: NDArray[np.float64]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
 
 
 class InProcessEngine:
@@ -338,6 +339,7 @@ class InProcessEngine:
         self.stats.decoded_tokens -= len(request.tokens)
         request.tokens.clear()
         request.logprobs.clear()
+        request.versions.clear()
         self._waiting.insert(0, request)
         return episode_id
 
@@ -370,6 +372,7 @@ class InProcessEngine:
         for request, token, logp in zip(requests, tokens, logps, strict=True):
             request.tokens.append(token)
             request.logprobs.append(logp)
+            request.versions.append(self._version)
             self._episodes[request.prompt.episode_id].position += 1
             if token in self._renderer.end_ids:
                 self._finish(request, "stop")
@@ -383,7 +386,7 @@ class InProcessEngine:
             logprobs=tuple(request.logprobs),
             text=self._renderer.decode(request.tokens),
             finish=finish,
-            policy_version=self._version,
+            versions=tuple(request.versions),
         )
         request.future.set_result(completion)
 

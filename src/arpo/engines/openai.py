@@ -352,7 +352,7 @@ def _completion(url: str, text: str) -> Completion:
         logprobs=(),
         text=_LONE_SURROGATE.sub("\ufffd", answer),
         finish="length" if finish == "length" else "stop",
-        policy_version=0,
+        versions=(),
     )
 
 

@@ -37,7 +37,7 @@ class StoredEpisode:
     malformed: bool
     stop: StopReason
     steps: int
-    policy_version: int  # the oldest of its turns
+    policy_version: int  # the oldest of its tokens
     error: str  # of the last answer; "" if it parsed
     has_tokens: bool
     screenshots: tuple[str, ...]  # sha256, in order of first use
@@ -54,7 +54,7 @@ def stored_episode(value: Mapping[str, Any]) -> StoredEpisode:
             malformed=value["malformed"],
             stop=StopReason(value["stop"]),
             steps=len(turns),
-            policy_version=min(turn["completion"]["policy_version"] for turn in turns),
+            policy_version=min(min(_versions_from_json(turn["completion"]), default=0) for turn in turns),
             error=turns[-1]["error"],
             has_tokens=all(turn["completion"]["token_ids"] for turn in turns),
             screenshots=tuple(screenshot_names(value)),
@@ -265,7 +265,7 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
             "token_ids": ids_to_json(completion.token_ids),
             "logprobs": list(completion.logprobs),
             "finish": completion.finish,
-            "policy_version": completion.policy_version,
+            "versions": ids_to_json(completion.versions),
         },
         "actions": [action_to_json(action) for action in turn.actions],
         "error": turn.error,
@@ -288,10 +288,20 @@ def _completion_from_json(value: Mapping[str, Any]) -> Completion:
     token_ids, logprobs = ids_from_json(value["token_ids"]), tuple(value["logprobs"])
     if len(token_ids) != len(logprobs):
         raise ValueError(f"an answer has {len(token_ids)} tokens and {len(logprobs)} log-probabilities")
+    versions = _versions_from_json(value)
+    if len(token_ids) != len(versions):
+        raise ValueError(f"an answer has {len(token_ids)} tokens and {len(versions)} policy versions")
     return Completion(
         token_ids=token_ids,
         logprobs=logprobs,
         text=value["text"],
         finish=value["finish"],
-        policy_version=value["policy_version"],
+        versions=versions,
     )
+
+
+def _versions_from_json(completion: Mapping[str, Any]) -> tuple[int, ...]:
+    """One policy version per token. Older files have one number for the whole answer."""
+    if "versions" in completion:
+        return ids_from_json(completion["versions"])
+    return (completion["policy_version"],) * len(ids_from_json(completion["token_ids"]))

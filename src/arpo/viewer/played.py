@@ -104,7 +104,7 @@ def find_replays(episodes: Sequence[StoredEpisode], config: ReplayConfig, seed: 
 def _outline(episode: StoredEpisode) -> Trajectory:
     """The parts of a trajectory that replay reads: ids, outcome, number of turns, policy version."""
     completion = Completion(
-        token_ids=(), logprobs=(), text="", finish="stop", policy_version=episode.policy_version
+        token_ids=(), logprobs=(), text="", finish="stop", versions=(episode.policy_version,)
     )
     turn = Turn(screenshot=_NO_IMAGE, context=(), images=(), restart=True, completion=completion, actions=())
     return Trajectory(

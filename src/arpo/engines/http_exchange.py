@@ -1,0 +1,151 @@
+"""HTTP requests to inference servers that are not trusted.
+
+Prompt and key go to the named addresses only: redirects, proxies of the process environment and cookies are
+not used. The size of a response is limited, and text from a server is safe to print.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+
+from arpo.errors import UserError, printable
+
+CONNECT_SECONDS = 10.0
+_MAX_ERROR_BYTES = 10_000  # of an error; the rest is not read
+_MAX_LINE = 300  # characters of a server's text in a message
+
+
+class TransientError(Exception):
+    """An error that a retry may avoid. `pause` is the Retry-After of the server (seconds), if any."""
+
+    def __init__(self, message: str, pause: float | None = None) -> None:
+        super().__init__(message)
+        self.pause = pause
+
+
+class RedirectError(TransientError):
+    """The server names another address. The prompt is not sent there."""
+
+
+class HttpExchange:
+    """A session for requests with JSON bodies. Use between `open()` and `close()`.
+
+    `redirect_remedy(url, target)` says what to do about a redirect from `url` to `target`.
+    """
+
+    def __init__(self, key: str, max_bytes: int, redirect_remedy: Callable[[str, str], str]) -> None:
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._max_bytes, self._redirect_remedy = max_bytes, redirect_remedy
+        self._session: aiohttp.ClientSession | None = None
+
+    def open(self) -> None:
+        self._session = aiohttp.ClientSession(
+            headers={
+                **self._headers,
+                "Content-Type": "application/json",
+                "Accept-Encoding": "identity",  # a small compressed response may be a huge one
+            },
+            connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def request(
+        self, method: str, url: str, body: bytes | None, seconds: float
+    ) -> tuple[int, str, float | None]:
+        """(status, text, Retry-After in seconds or None). Raises TransientError without a usable response."""
+        assert self._session is not None, "open() comes first"
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+        try:
+            async with self._session.request(
+                method, url, data=body, timeout=timeout, allow_redirects=False
+            ) as response:
+                text = await self._read(url, response)
+                return response.status, text, _seconds(response.headers.get("Retry-After"))
+        except aiohttp.ConnectionTimeoutError as error:
+            raise TransientError(f"{url}: no connection within {CONNECT_SECONDS:g} s") from error
+        except TimeoutError as error:
+            raise TransientError(f"{url}: no answer within {timeout.total:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise TransientError(f"{url}: {type(error).__name__}: {one_line(str(error))}") from error
+
+    async def _read(self, url: str, response: aiohttp.ClientResponse) -> str:
+        """The text of a response, or the first part of an error. The caller closes the connection."""
+        if 300 <= response.status < 400:
+            target = one_line(response.headers.get("Location", ""))
+            remedy = self._redirect_remedy(url, target)
+            raise RedirectError(
+                f"{url}: redirects to {target or 'another address'}. Redirects are not followed: {remedy}"
+            )
+        if (packing := response.headers.get("Content-Encoding", "").lower()) not in ("", "identity"):
+            raise TransientError(f"{url}: the response is compressed with {one_line(packing)}, not as asked")
+        limit = self._max_bytes if response.status == 200 else _MAX_ERROR_BYTES
+        content = bytearray()
+        async for chunk in response.content.iter_any():
+            content += chunk
+            if len(content) > limit:
+                if response.status == 200:
+                    raise TransientError(f"{url}: the response is larger than {limit} bytes")
+                break
+        return content[:limit].decode("utf-8", "replace")
+
+
+def endpoints(text: str, key: str, path: str, route: str = "") -> tuple[str, ...]:
+    """Parse a list of addresses of the config key `key`.
+
+    `path` is that of addresses without one. `route` is removed from the end of an address.
+
+    >>> endpoints("http://a:9000-9001/v1, http://b:8000", "server.endpoints", "/v1")
+    ('http://a:9000/v1', 'http://a:9001/v1', 'http://b:8000/v1')
+    """
+    found: dict[str, None] = {}
+    for address in filter(None, (part.strip() for part in text.split(","))):
+        named = re.fullmatch(r"(https?://[^/\s:]+|https?://\[[^]]+\])(?::(\d+)(?:-(\d+))?)?(/\S*)?", address)
+        if named is None:
+            raise UserError(f"{key}: {address!r} is not an address such as http://127.0.0.1:8000{path}")
+        host, first, last, own_path = named.groups()
+        own_path = (own_path or "").rstrip("/").removesuffix(route) or path
+        ports = range(int(first), int(last or first) + 1) if first else ()
+        if first and (not ports or ports[-1] > 65535):
+            raise UserError(f"{key}: {address!r}: has no valid port range")
+        found |= dict.fromkeys([f"{host}:{port}{own_path}" for port in ports] or [f"{host}{own_path}"])
+    if not found:
+        raise UserError(f"{key}: is empty. Name a server, for example http://127.0.0.1:8000{path}")
+    return tuple(found)
+
+
+def parse_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("too many nested brackets") from error
+
+
+def first_line(text: str) -> str:
+    """The first line of a server's error message, as text or JSON."""
+    try:
+        value = parse_json(text)
+    except ValueError:
+        value = text
+    for key in ("error", "message", "detail"):
+        value = value.get(key, value) if isinstance(value, dict) else value
+    said = value if isinstance(value, str) else text
+    return one_line(next(iter(said.strip().splitlines()), "no text"))
+
+
+def one_line(text: str) -> str:
+    """A server's text as one short line."""
+    return printable(" ".join(text[:_MAX_LINE].split()))
+
+
+def _seconds(header: str | None) -> float | None:
+    return float(header) if header and re.fullmatch(r"\d+(\.\d+)?", header) else None

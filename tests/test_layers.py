@@ -25,6 +25,7 @@ LAYERS = (
     "learner",
     "envs",
     "testing",
+    "serving",
     "rollout",
     "evaluation",
     "training",

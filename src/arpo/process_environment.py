@@ -1,4 +1,4 @@
-"""Environment variables for child processes with untrusted data: an allow list.
+"""Environment variables for child processes with untrusted data: an allow list. Secrets from variables.
 
 A desktop's worker or an environment host reads data from guests and networks. Neither needs the user's API
 keys and cloud credentials.
@@ -6,9 +6,14 @@ keys and cloud credentials.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+
+from arpo.errors import UserError
+
+MIN_SECRET_LENGTH = 16  # characters
 
 ALLOWED = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_*",
@@ -32,3 +37,21 @@ def clean_environment(*more: str, environment: Mapping[str, str] = os.environ) -
         for name, value in environment.items()
         if any(fnmatchcase(name, pattern) for pattern in patterns)
     }
+
+
+def read_secret(variable: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """The secret that a server and its callers share; None if the variable is not set."""
+    secret = environ.get(variable)
+    if secret is None:
+        return None
+    if len(secret) < MIN_SECRET_LENGTH or not (secret.isascii() and secret.isprintable()) or " " in secret:
+        raise UserError(f"{variable}: must be at least {MIN_SECRET_LENGTH} ASCII characters without spaces")
+    return secret
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a host name or address reaches only this machine."""
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"

@@ -37,13 +37,13 @@ from arpo.envs.host_server import (
     Connections,
     Listen,
     connection_limit,
-    is_loopback,
     listening,
     raise_descriptor_limit,
 )
 from arpo.envs.pool import GuardedEnv
 from arpo.envs.wire import BadRequest, NoFreeSlot, NoSuchEpisode, OutOfTurn, WrongToken
 from arpo.errors import EnvError, EnvTimeout, boundary
+from arpo.process_environment import is_loopback
 from arpo.types import Screenshot
 
 RETRY_SECONDS = 1

@@ -8,7 +8,6 @@ oldest stranger's; if there is none, the new one is closed.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import re
 import resource
@@ -22,6 +21,7 @@ from aiohttp import web
 
 from arpo.envs import wire
 from arpo.errors import UserError
+from arpo.process_environment import MIN_SECRET_LENGTH, is_loopback
 
 HEADER_SECONDS = 10.0  # from connecting to the end of the first authorised header
 IDLE_SECONDS = 75.0  # between requests; clients should drop idle connections first (aiohttp: after 15 s)
@@ -56,16 +56,9 @@ class Listen:
             raise UserError(
                 f"env.listen: {self.host} is reachable from other machines, but there is no token: set "
                 f"{wire.TOKEN_VARIABLE} on the host and on its callers to the same secret of at least "
-                f"{wire.MIN_TOKEN_LENGTH} characters, or listen on 127.0.0.1"
+                f"{MIN_SECRET_LENGTH} characters, or listen on 127.0.0.1"
             )
         return self
-
-
-def is_loopback(name: str) -> bool:
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost"
 
 
 def raise_descriptor_limit(slots: int) -> None:

@@ -24,7 +24,8 @@ from typing import Any, get_type_hints
 
 from arpo.actions import Action, Direction, Point
 from arpo.config import EnvConfig
-from arpo.errors import EnvError, EnvTimeout, UserError
+from arpo.errors import EnvError, EnvTimeout
+from arpo.process_environment import read_secret
 from arpo.storage.codec import ACTIONS, action_to_json
 from arpo.types import Task
 
@@ -32,7 +33,6 @@ EPISODE, TERMINATED = "Arpo-Episode", "Arpo-Terminated"
 MAX_REQUEST_BYTES = 8 << 20
 MAX_RESPONSE_BYTES = 64 << 20
 TOKEN_VARIABLE = "ARPO_HOST_TOKEN"
-MIN_TOKEN_LENGTH = 16
 SIZED_BY_RECIPE = ("desk", "osworld")  # their screens are env.width x env.height
 
 
@@ -88,14 +88,7 @@ def configured_screen(config: EnvConfig) -> tuple[int, int] | None:
 
 def read_token(environ: Mapping[str, str]) -> str | None:
     """Return the shared secret of the host and its callers, or None if the variable is not set."""
-    token = environ.get(TOKEN_VARIABLE)
-    if token is None:
-        return None
-    if len(token) < MIN_TOKEN_LENGTH or not (token.isascii() and token.isprintable()) or " " in token:
-        raise UserError(
-            f"{TOKEN_VARIABLE}: must be at least {MIN_TOKEN_LENGTH} ASCII characters without spaces"
-        )
-    return token
+    return read_secret(TOKEN_VARIABLE, environ)
 
 
 def read_json(body: bytes, where: str) -> Any:

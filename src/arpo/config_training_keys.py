@@ -72,6 +72,11 @@ class LossConfig:
         "behaviour (the engine's log-probabilities), truncated (as recompute, with the weight "
         "min(recompute / behaviour, 2))",
     )
+    stale_ratio: Literal["recompute", "behaviour", "truncated"] = setting(
+        "truncated",
+        "Denominator of the probability ratio for tokens of older policy versions (train.max_staleness); "
+        "values as in loss.ratio",
+    )
     format_weight: float = setting(1.0, "Penalty for an answer that does not parse", low=0)
     kl: float = setting(0.0, "Weight of the KL term (k3) against the base model; 0: off", low=0)
 

@@ -23,6 +23,7 @@ def tokens(
     old: list[float] | None = None,
     behaviour: list[float] | None = None,
     replayed: list[bool] | None = None,
+    stale: list[bool] | None = None,
 ) -> Tokens:
     """Tokens with these ratios π_θ/π_old; old and behaviour are probabilities, 0.5 unless told."""
     count = len(ratios)
@@ -36,6 +37,7 @@ def tokens(
         weight_T=torch.full((count,), 0.1, dtype=torch.float64),
         kl_weight_T=torch.full((count,), 0.2, dtype=torch.float64),
         replayed_T=torch.tensor(replayed or [False] * count),
+        stale_T=torch.tensor(stale or [False] * count),
     )
 
 
@@ -108,6 +110,31 @@ def test_replayed_tokens_have_a_mode_of_their_own() -> None:
     assert loss == pytest.approx(-0.1 * (1.0 + 1.25))
     loss, _, _ = loss_and_gradient(batch, replay_ratio="recompute", ratio="behaviour")
     assert loss == pytest.approx(-0.1 * (1.25 + 1.0))
+
+
+def test_stale_tokens_have_a_mode_of_their_own() -> None:
+    batch = tokens([1.1] * 4, 1.0, behaviour=[0.4, 0.4, 0.1, 0.4], stale=[False, True, True, False])
+    loss, gradient, _ = loss_and_gradient(batch)  # 1, min(0.5 / 0.4, 2), min(0.5 / 0.1, 2), 1
+    assert loss == pytest.approx(-0.11 * (1 + 1.25 + 2 + 1))
+    assert gradient == pytest.approx([-0.11, -0.11 * 1.25, -0.11 * 2, -0.11])
+    assert loss_and_gradient(batch, stale_ratio="recompute")[0] == pytest.approx(-0.11 * 4)
+    # ρ = 0.55 / 0.4 = 1.375 and 0.55 / 0.1 = 5.5, both above the clip at 1.3
+    assert loss_and_gradient(batch, stale_ratio="behaviour")[0] == pytest.approx(-0.11 * 2 - 0.13 * 2)
+
+
+def test_a_replayed_token_is_never_stale() -> None:
+    batch = tokens([1.0], advantage=1.0, behaviour=[0.4], replayed=[True], stale=[True])
+    loss, _, sums = loss_and_gradient(batch, replay_ratio="recompute")
+    assert (loss, sums.fresh, sums.stale_kl) == (pytest.approx(-0.1), 0, 0.0)
+
+
+def test_the_engine_alarm_does_not_see_staleness() -> None:
+    batch = tokens([1.0] * 3, 1.0, behaviour=[0.5, 0.25, 0.25], stale=[False, False, True])
+    _, _, sums = loss_and_gradient(batch)
+    assert (sums.fresh, sums.current) == (3, 2)
+    assert sums.gap == pytest.approx(math.log(2))  # of the second token; the first has no gap
+    assert sums.engine_kl == pytest.approx(2 - 1 - math.log(2))
+    assert sums.stale_kl == pytest.approx(2 - 1 - math.log(2))  # of the third
 
 
 def test_an_unknown_mode_is_refused() -> None:
@@ -307,6 +334,7 @@ def our_loss(
             weight_T=weight_T,
             kl_weight_T=kl_weight_T,
             replayed_T=replayed_T.bool(),
+            stale_T=torch.zeros_like(replayed_T, dtype=torch.bool),
         )
         total = total + policy_loss(flat, loss, replay_ratio)[0]
         total = total + loss.kl * kl_loss(flat, table_logprobs(base, microbatch))[0]

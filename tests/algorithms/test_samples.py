@@ -220,3 +220,19 @@ def test_text_without_tokens_is_refused() -> None:
     spoken = trajectory(1.0, turn([], [], restart=True), name="through-a-server")
     with pytest.raises(UserError, match="episode through-a-server: an answer has no tokens"):
         samples([group(spoken, trajectory(0.0))])
+
+
+def test_each_sampled_token_has_its_age() -> None:
+    first, second = turn([1], [10, 11], restart=True, version=5), turn([2], [12], version=7)
+    across = replace(first, completion=replace(first.completion, versions=(5, 6)))
+    groups = [group(trajectory(1.0, across, second), trajectory(0.0, version=7))]
+    ((old, current),) = build_updates(groups, LossConfig(), tasks_per_update=1, token_budget=9, version=7)
+    assert old.staleness == (2, 1, 0)
+    assert current.staleness == ()
+
+
+def test_a_replayed_episode_has_no_staleness() -> None:
+    rescue = Rescue(index=0, replaced_episode="x", stored_episode="e", age=7)
+    rescued = replace(group(trajectory(1.0, version=0), trajectory(0.0, version=7)), rescues=(rescue,))
+    (samples_U,) = build_updates([rescued], LossConfig(), tasks_per_update=1, token_budget=9, version=7)
+    assert [(sample.replayed, sample.staleness) for sample in samples_U] == [(True, ()), (False, ())]

@@ -359,6 +359,27 @@ def test_metrics_of_one_update(update: Update) -> None:
     assert gapped["engine_kl"] == pytest.approx(math.exp(0.5) - 1 - 0.5, abs=1e-3)
 
 
+def test_stale_tokens_have_a_divergence_of_their_own(update: Update) -> None:
+    """All tokens of the first sample are one version old; the engine halves the others' probabilities."""
+    model = new_model()
+    parts = sampled_logprobs(model, update, RENDERER, 1.0)[0].detach()
+    lengths = [len(sample.behaviour_logprobs) for sample in update]
+    gaps = [1.0, *[math.log(2)] * (len(update) - 1)]
+    aged = tuple(
+        replace(
+            sample,
+            behaviour_logprobs=tuple((part - gap).tolist()),
+            staleness=() if index else (1,) * len(part),
+        )
+        for index, (sample, part, gap) in enumerate(zip(update, parts.split(lengths), gaps, strict=True))
+    )
+    metrics = train(learner(), aged)
+    assert metrics["stale_kl"] == pytest.approx(math.e - 1 - 1, abs=1e-3)
+    assert metrics["engine_kl"] == pytest.approx(2 - 1 - math.log(2), abs=1e-3)
+    assert metrics["logprob_gap"] == pytest.approx(math.log(2), abs=1e-3)
+    assert "stale_kl" not in train(learner(), update)
+
+
 def test_a_batch_whose_engine_disagrees_is_not_trained_on_by_option(groups: list[Group]) -> None:
     updates = updates_of(groups, tasks_per_update=1)
     plain = train(learner(), *updates)

@@ -29,17 +29,20 @@ class Tokens:
     weight_T: Tensor
     kl_weight_T: Tensor  # 0 at replayed tokens
     replayed_T: Tensor  # bool
+    stale_T: Tensor  # bool: an older policy version sampled the token, in asynchronous training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSums:
     """Sums over tokens. Unlike means, they add up over micro-batches.
 
-    `gap`, `engine_kl` and `base_kl` cover fresh tokens only. There μ and π_old should agree.
+    `gap` and `engine_kl` cover tokens of the current version: there μ and π_old should agree. `base_kl`
+    covers all tokens that are not replayed.
     """
 
     tokens: int = 0
-    fresh: int = 0
+    fresh: int = 0  # not replayed
+    current: int = 0  # of the current version, not replayed
     clipped: float = 0.0
     ratio: float = 0.0
     entropy: float = 0.0
@@ -47,20 +50,27 @@ class TokenSums:
     base_kl: float = 0.0  # π_θ against the base model
     gap: float = 0.0  # |log π_old − log μ|
     engine_kl: float = 0.0  # μ against π_old
+    stale_kl: float = 0.0  # the same at stale tokens, where μ is an older policy
 
     def __add__(self, other: TokenSums) -> TokenSums:
         return TokenSums(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
 
 def policy_loss(tokens: Tokens, loss: LossConfig, replay_ratio: str) -> tuple[Tensor, TokenSums]:
-    """−Σ weight · correction · min(ρ Â, clip(ρ) Â). Replayed tokens use the ratio mode `replay_ratio`.
+    """−Σ weight · correction · min(ρ Â, clip(ρ) Â).
+
+    Each kind of token has its ratio mode: new ones loss.ratio, stale ones loss.stale_ratio, replayed ones
+    `replay_ratio`.
 
     With loss.dual_clip = c, the term of a negative Â is at least c Â (Ye et al. 2020).
     """
-    fresh = _anchor(loss.ratio, tokens.old_logp_T, tokens.behaviour_logp_T)
-    replayed = _anchor(replay_ratio, tokens.old_logp_T, tokens.behaviour_logp_T)
+    current, stale, replayed = (
+        _anchor(mode, tokens.old_logp_T, tokens.behaviour_logp_T)
+        for mode in (loss.ratio, loss.stale_ratio, replay_ratio)
+    )
     anchor_T, correction_T = (
-        torch.where(tokens.replayed_T, r, f) for r, f in zip(replayed, fresh, strict=True)
+        torch.where(tokens.replayed_T, r, torch.where(tokens.stale_T, s, c))
+        for r, s, c in zip(replayed, stale, current, strict=True)
     )
 
     ratio_T = (tokens.logp_T - anchor_T).exp()
@@ -114,11 +124,15 @@ def _sums(tokens: Tokens, ratio_T: Tensor, clipped_T: Tensor) -> TokenSums:
 
 @torch.no_grad()
 def engine_sums(tokens: Tokens) -> TokenSums:
-    """The disagreement of μ and π_old at fresh tokens."""
+    """The disagreement of μ and π_old: at tokens of the current version, and at stale ones."""
     fresh_T = ~tokens.replayed_T
-    old_logp_T, behaviour_logp_T = tokens.old_logp_T[fresh_T], tokens.behaviour_logp_T[fresh_T]
+    current_T, stale_T = fresh_T & ~tokens.stale_T, fresh_T & tokens.stale_T
+    kl_T = k3(tokens.behaviour_logp_T, tokens.old_logp_T)
+    gap_T = (tokens.old_logp_T - tokens.behaviour_logp_T).abs()
     return TokenSums(
         fresh=int(fresh_T.sum()),
-        gap=(old_logp_T - behaviour_logp_T).abs().sum().item(),
-        engine_kl=k3(behaviour_logp_T, old_logp_T).sum().item(),
+        current=int(current_T.sum()),
+        gap=gap_T[current_T].sum().item(),
+        engine_kl=kl_T[current_T].sum().item(),
+        stale_kl=kl_T[stale_T].sum().item(),
     )

@@ -77,18 +77,20 @@ def build_updates(
     *,
     tasks_per_update: int,
     token_budget: int,
+    version: int = 0,
     credit: Credit | None = None,
 ) -> Updates:
     """The samples of each update: `tasks_per_update` groups per update, in the order of their index.
 
     `token_budget` is the maximum number of tokens per episode, the divisor of aggregation "constant".
+    `version` is the policy version that learns: tokens of older versions are marked as stale.
     `credit` gives rewards and advantages; None: the built-in ones of `loss`. Without a KL term, an update is
     empty if none of its groups has signal. Raises UserError for episodes without tokens.
     """
     _refuse_text(groups)
     scored = _scored(groups, credit or Credit(loss))
     return tuple(
-        tuple(_update_samples(scored[start : start + tasks_per_update], loss, token_budget))
+        tuple(_update_samples(scored[start : start + tasks_per_update], loss, token_budget, version))
         for start in range(0, len(scored), tasks_per_update)
     )
 
@@ -139,7 +141,9 @@ def split_by_signal(
     return live, dropped
 
 
-def _update_samples(scored: Sequence[_Scored], loss: LossConfig, token_budget: int) -> Iterator[Sample]:
+def _update_samples(
+    scored: Sequence[_Scored], loss: LossConfig, token_budget: int, version: int
+) -> Iterator[Sample]:
     """The samples of one update.
 
     The KL term is a mean over all groups and their own episodes: its estimate needs tokens of the current
@@ -166,6 +170,7 @@ def _update_samples(scored: Sequence[_Scored], loss: LossConfig, token_budget: i
                     objective.weight(trajectory, len(trajectories)) if one.live else 0.0,
                     replayed,
                     kl_weight=0.0 if replayed else kl.weight(trajectory, own),
+                    version=version,
                 )
 
 
@@ -175,12 +180,22 @@ class _Sequence:
     mask: list[bool] = field(default_factory=list)
     images: list[Screenshot] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
 
 
 def trajectory_samples(
-    trajectory: Trajectory, advantage: float, weight: float, replayed: bool, kl_weight: float = 0.0
+    trajectory: Trajectory,
+    advantage: float,
+    weight: float,
+    replayed: bool,
+    kl_weight: float = 0.0,
+    version: int = 0,
 ) -> Iterator[Sample]:
-    """Yield one sample per token sequence. A new sequence starts at each turn with `restart`."""
+    """Yield one sample per token sequence. A new sequence starts at each turn with `restart`.
+
+    `version` is the policy version that learns. Replayed samples have no staleness: they have an age of
+    their own, and a ratio mode of their own.
+    """
     sequences: list[_Sequence] = []
     for turn in trajectory.turns:
         if turn.restart:
@@ -190,6 +205,7 @@ def trajectory_samples(
         sequence.mask += [False] * len(turn.context) + [True] * len(sampled)
         sequence.images += turn.images
         sequence.logprobs += turn.completion.logprobs
+        sequence.versions += turn.completion.versions
     for sequence in sequences:
         yield Sample(
             token_ids=tuple(sequence.token_ids),
@@ -200,7 +216,13 @@ def trajectory_samples(
             weight=weight,
             replayed=replayed,
             kl_weight=kl_weight,
+            staleness=() if replayed else _staleness(version, sequence.versions),
         )
+
+
+def _staleness(version: int, versions: Sequence[int]) -> tuple[int, ...]:
+    """Age of each token, () if none is older than `version`."""
+    return tuple(version - one for one in versions) if any(one < version for one in versions) else ()
 
 
 def _own_successes(group: Group, success: float) -> list[bool]:

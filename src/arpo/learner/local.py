@@ -118,7 +118,7 @@ class LocalLearner:
             for index, (update, _) in enumerate(live)
         ]
         engine = self._engine_sums([update for update, _ in live], old_logps_UM) if checked else TokenSums()
-        untrained = not _mean(engine.engine_kl, engine.fresh) <= self._config.train.engine_kl_alarm
+        untrained = not _mean(engine.engine_kl, engine.current) <= self._config.train.engine_kl_alarm
         totals = _BatchMetrics(
             samples=sum(len(microbatch) for update in updates for microbatch in update),
             sums=engine if untrained else TokenSums(),
@@ -279,13 +279,14 @@ class _BatchMetrics:
             "ratio": _mean(sums.ratio, sums.tokens),
             "kl": _mean(sums.kl, sums.tokens),
             "entropy": _mean(sums.entropy, sums.tokens),
-            "logprob_gap": _mean(sums.gap, sums.fresh),
-            "engine_kl": _mean(sums.engine_kl, sums.fresh),
+            "logprob_gap": _mean(sums.gap, sums.current),
+            "engine_kl": _mean(sums.engine_kl, sums.current),
             "base_kl": _mean(sums.base_kl, sums.fresh),
             "tokens": float(sums.tokens),
             "samples": float(self.samples),
             "updates": float(steps),
             "skipped": float(self.skipped),
+            **({"stale_kl": sums.stale_kl / stale} if (stale := sums.fresh - sums.current) else {}),
         }
 
 
@@ -341,6 +342,11 @@ def _loss_tokens(microbatch: Microbatch, logp_T: Tensor, entropy_T: Tensor, old_
         return logp_T.new_tensor(values).repeat_interleave(counts)
 
     behaviour = [logprob for sample in microbatch for logprob in sample.behaviour_logprobs]
+    stale = [
+        age > 0
+        for sample, length in zip(microbatch, lengths, strict=True)
+        for age in sample.staleness or (0,) * length
+    ]
     return Tokens(
         logp_T=logp_T,
         entropy_T=entropy_T,
@@ -350,4 +356,5 @@ def _loss_tokens(microbatch: Microbatch, logp_T: Tensor, entropy_T: Tensor, old_
         weight_T=repeat([sample.weight for sample in microbatch]),
         kl_weight_T=repeat([sample.kl_weight for sample in microbatch]),
         replayed_T=repeat([sample.replayed for sample in microbatch]).bool(),
+        stale_T=logp_T.new_tensor(stale).bool(),
     )

@@ -167,6 +167,7 @@ def sample_to_json(sample: Sample) -> dict[str, Any]:
         "weight": sample.weight,
         "replayed": sample.replayed,
         "kl_weight": sample.kl_weight,
+        "staleness": ids_to_json(sample.staleness),
     }
 
 
@@ -180,6 +181,7 @@ def sample_from_json(value: Mapping[str, Any], screenshots: Mapping[str, Screens
         weight=value["weight"],
         replayed=value["replayed"],
         kl_weight=value["kl_weight"],
+        staleness=ids_from_json(value["staleness"]),
     )
 
 

@@ -57,7 +57,7 @@ def test_the_newest_two_versions_are_kept(tmp_path):
 
 def test_a_failed_version_leaves_nothing_and_keeps_the_older_ones(tmp_path):
     publish(tmp_path, 3)
-    with pytest.raises(OSError, match="No space left.*version-000004"), publishing(tmp_path, 4) as folder:
+    with pytest.raises(OSError, match=r"No space left.*version-000004"), publishing(tmp_path, 4) as folder:
         (folder / "model.safetensors").write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left")
     assert not folder.exists()

@@ -1,0 +1,43 @@
+"""The learner in a thread of its own, for asynchronous training: rollouts continue while it works.
+
+    metrics = await in_background(learner.train(batch))
+
+The methods of a learner block their thread: they compute instead of waiting. At most one of them may run at a
+time. The thread shares no weights with the engine, which samples from a copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+async def in_background(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run a learner's coroutine in a thread and return its result, or raise its exception.
+
+    If the caller is cancelled, this waits until the thread has ended, and then raises CancelledError: half an
+    update must not be saved, and nothing may compute with freed resources. The learner bounds its own waits.
+    """
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(1, "learner") as thread:  # a thread per call: none is left at the end of the run
+        result = loop.run_in_executor(thread, asyncio.run, work)
+        try:
+            return await asyncio.shield(result)
+        except asyncio.CancelledError:
+            await _end_of(result)
+            raise
+
+
+async def _end_of(result: asyncio.Future[Any]) -> None:
+    """Wait until the thread has ended, also if the caller is cancelled again. Ignores the result."""
+    while not result.done():
+        try:
+            await asyncio.wait([result])
+        except asyncio.CancelledError:
+            continue
+    if not result.cancelled():
+        result.exception()  # otherwise asyncio logs an exception that was never retrieved

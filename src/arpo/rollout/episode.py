@@ -19,6 +19,7 @@ from arpo.errors import ContextTooLong, EngineError, PromptTooLong, boundary
 from arpo.parsing import ParseError, parse
 from arpo.prompts.conversation import Conversation, PromptTemplate
 from arpo.prompts.rendering import PromptRenderer, Rendered
+from arpo.rollout.activity import Activity
 from arpo.types import Completion, Prompt, Sampling, Screenshot, StopReason, Task, Trajectory, Turn
 
 OnTurn = Callable[[Turn], None]
@@ -48,14 +49,24 @@ async def run_episode(
     settings: RolloutConfig,
     seed: int,
     on_turn: OnTurn = lambda turn: None,
+    activity: Activity | None = None,
 ) -> Trajectory:
     """Play one task in a fresh environment. The caller closes the environment.
 
-    Calls `on_turn(turn)` after each answer, before its actions are done. Raises PromptTooLong if the task and
-    its first screenshot leave no space for an answer.
+    Calls `on_turn(turn)` after each answer, before its actions are done. `activity` measures where time goes.
+    Raises PromptTooLong if the task and its first screenshot leave no space for an answer.
     """
     try:
-        return await _play(task, env, agent, episode_id, settings, seed, on_turn)
+        return await _play(
+            task,
+            env,
+            agent,
+            episode_id,
+            settings,
+            seed,
+            on_turn,
+            Activity() if activity is None else activity,
+        )
     finally:
         async with boundary(EngineError, "release"):
             await agent.engine.release(episode_id)
@@ -69,12 +80,14 @@ async def _play(
     settings: RolloutConfig,
     seed: int,
     on_turn: OnTurn,
+    activity: Activity,
 ) -> Trajectory:
     conversation = Conversation.begin(agent.template, task.instruction, settings.max_images)
     sequence = Rendered(token_ids=(), images=())
     turns: list[Turn] = []
     stop: StopReason | None = None
-    screenshot = (await env.start(task)).screenshot
+    with activity("start"):
+        screenshot = (await env.start(task)).screenshot
     while stop is None:
         conversation = conversation.look(screenshot)
         restart = conversation.slid or not turns
@@ -92,7 +105,8 @@ async def _play(
             seed=draw_seed(seed, task.id, episode_id, len(turns)),
         )
         try:
-            completion = await _answer(agent, prompt, sampling, settings)
+            with activity("engine"):
+                completion = await _answer(agent, prompt, sampling, settings)
         except ContextTooLong as limit:
             if not turns:
                 raise PromptTooLong(limit.where, limit.message) from limit
@@ -117,16 +131,19 @@ async def _play(
         if error:
             stop = StopReason.LENGTH if completion.finish == "length" else StopReason.PARSE_ERROR
         else:
-            result = await env.step(actions)
+            with activity("step"):
+                result = await env.step(actions)
             screenshot = result.observation.screenshot
             stop = _stop(actions, result.terminated, last=len(turns) == settings.max_steps)
 
+    with activity("evaluate"):
+        score = await env.evaluate()
     return Trajectory(
         episode_id=episode_id,
         task_id=task.id,
         turns=tuple(turns),
         final=screenshot,
-        score=await env.evaluate(),
+        score=score,
         malformed=stop in (StopReason.PARSE_ERROR, StopReason.LENGTH),
         stop=stop,
     )

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from arpo.config import RolloutConfig
 from arpo.envs.base import Env
 from arpo.envs.pool import EnvPool
+from arpo.rollout.activity import Activity
 from arpo.rollout.episode import Agent, OnTurn, run_episode
 from arpo.types import Failure, Group, Task, Trajectory
 
@@ -28,6 +29,7 @@ class Scheduler:
     agent: Agent
     settings: RolloutConfig
     seed: int
+    activity: Activity = field(default_factory=Activity)  # where the time of the environments goes
 
     async def run(
         self,
@@ -36,12 +38,14 @@ class Scheduler:
         on_episode: OnEpisode,
         finished: Mapping[str, Trajectory] = MappingProxyType({}),
         wrap: WrapEnv = lambda env: env,
+        on_turn: OnTurn = lambda turn: None,
     ) -> list[Group]:
         """Play one group of `group_size` episodes for each (index, task).
 
         Calls `on_episode(index, outcome)` when an episode ends. Episode ids are batch-index-number: the tasks
         [(4, task)] of "batch0" with group_size 2 give "batch0-4-0" and "batch0-4-1". Episodes in `finished`
-        enter the groups without being played again. `wrap` is applied to each fresh environment.
+        enter the groups without being played again. `wrap` is applied to each fresh environment. Calls
+        `on_turn(turn)` after each answer.
 
         If cancelled, it cancels every episode and waits until their environments are closed. An unexpected
         error does the same and is raised.
@@ -53,7 +57,7 @@ class Scheduler:
             name = f"{batch}-{index}-{number}"
             if name in finished:
                 return finished[name]
-            outcome = await self.episode(task, name, wrap)
+            outcome = await self.episode(task, name, wrap, on_turn)
             on_episode(index, outcome)
             return outcome
 
@@ -87,6 +91,7 @@ class Scheduler:
                 settings=self.settings,
                 seed=self.seed,
                 on_turn=on_turn,
+                activity=self.activity,
             )
 
         return await self.pool.run(task, episode_id, play)

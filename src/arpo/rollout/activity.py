@@ -1,0 +1,64 @@
+"""Where the time of environments goes: seconds that episodes spend in each activity, summed over episodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+Name = Literal["start", "step", "evaluate", "engine"]
+NAMES: tuple[Name, ...] = get_args(Name)
+
+
+class Activity:
+    """Integrates the number of episodes in each activity over time.
+
+    Two environments, one starting for 4 s and one stepping for 1 s, in 4 s: {"start": 4.0, "step": 1.0, …},
+    "wall": 4.0. Costs a few additions per call of an environment or of the engine.
+
+    >>> activity = Activity()
+    >>> with activity("engine"):
+    ...     completion = await engine.generate(prompt, sampling)
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._now: dict[Name, int] = dict.fromkeys(NAMES, 0)
+        self._seconds: dict[Name, float] = dict.fromkeys(NAMES, 0.0)
+        self._engine_busy = 0.0
+        self._began = self._last = clock()
+
+    @contextmanager
+    def __call__(self, name: Name) -> Iterator[None]:
+        self._advance()
+        self._now[name] += 1
+        try:
+            yield
+        finally:
+            self._advance()
+            self._now[name] -= 1
+
+    def shares(self, environments: int) -> dict[str, float]:
+        """Shares since the last call, and resets the counters.
+
+        env_start, env_step, env_evaluate, env_engine: shares of the time of all `environments` in that
+        activity (env_engine: waiting for an answer). env_idle: the rest. engine_busy: share of the time with
+        at least one request. 0 environments or no time: {}.
+        """
+        self._advance()
+        wall = self._last - self._began
+        seconds, busy = self._seconds, self._engine_busy
+        self._seconds, self._engine_busy, self._began = dict.fromkeys(NAMES, 0.0), 0.0, self._last
+        if not environments or wall <= 0:
+            return {}
+        used = {f"env_{name}": value / (wall * environments) for name, value in seconds.items()}
+        return used | {"env_idle": max(0.0, 1 - sum(used.values())), "engine_busy": busy / wall}
+
+    def _advance(self) -> None:
+        now = self._clock()
+        passed, self._last = now - self._last, now
+        for name, episodes in self._now.items():
+            self._seconds[name] += episodes * passed
+        if self._now["engine"]:
+            self._engine_busy += passed

@@ -33,7 +33,10 @@ class BadSetting(UserError):
 
 
 class Outage(Exception):
-    """No environment worked for env.outage_seconds. The run is resumable; `arpo` exits with code 1."""
+    """No environment worked for env.outage_seconds, or no server for engine.outage_seconds.
+
+    The run is resumable; `arpo` exits with code 1. `boundary` does not convert it.
+    """
 
 
 class ArpoFault(Exception):
@@ -100,7 +103,7 @@ async def boundary(fault: type[ArpoFault], where: str, seconds: float | None = N
     except ArpoFault as error:
         error.place = error.place or place_of(error)
         raise
-    except (KeyboardInterrupt, GeneratorExit):
+    except (KeyboardInterrupt, GeneratorExit, Outage):
         raise
     except asyncio.CancelledError as error:
         task = asyncio.current_task()

@@ -1,0 +1,282 @@
+"""One vLLM server: prompts in, sampled tokens out, and its weights.
+
+A label names the weights that a server has. vLLM reports it for every token. Full weights replace those of
+the model while the requests on the server pause; then their caches are computed again. LoRA adapters are
+loaded next to the older ones under their label, and each request names the label that it wants.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from arpo.config import EngineConfig
+from arpo.engines.http_exchange import HttpExchange, TransientError, first_line, one_line, parse_json
+from arpo.errors import EngineError
+from arpo.prompts.rendering import Renderer
+from arpo.types import Prompt, Sampling, Screenshot
+
+UNCHANGED = "default"  # vLLM's label of the weights that it started with
+_LOADING = "loading"  # label of a mixture of two versions
+_STATE_SECONDS = 30.0  # timeout of questions about a server's state
+_MAX_KNOWN_IMAGES = 10_000
+_BUSY = (404, 408, 409, 425, 429)  # 404: the server has restarted and lost the adapter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A sampled answer. `labels` name the weights that sampled each token."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: str  # stop | length
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """The name of a server's model, and the length of its context in tokens."""
+
+    name: str
+    max_tokens: int
+
+
+class VllmClient:
+    """A server at `url`. Methods raise TransientError if it does not answer as it should.
+
+    `lora`: new weights are adapters. `trains_vision`: they change the features of screenshots.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        http: HttpExchange,
+        renderer: Renderer,
+        settings: EngineConfig,
+        *,
+        lora: bool,
+        trains_vision: bool,
+    ) -> None:
+        self.url = url
+        self._http, self._renderer, self._settings = http, renderer, settings
+        self._lora, self._trains_vision = lora, trains_vision
+        self._known_images: set[str] = set()  # those that the server should have in its cache
+
+    async def model(self) -> ServedModel:
+        first = (await self._models())[0]
+        if not isinstance(first.get("max_model_len"), int):
+            raise TransientError(f"{self.url}: /v1/models did not answer like vLLM")
+        return ServedModel(name=one_line(first["id"]), max_tokens=first["max_model_len"])
+
+    async def has_weights(self, label: str) -> bool:
+        """Whether the server serves these weights now. Asks its engine process, so a hanging one is found."""
+        found = await self._call("GET", "/weight_info", None, _STATE_SECONDS)
+        paused = await self._call("GET", "/is_paused", None, _STATE_SECONDS)
+        if not isinstance(found, dict) or not isinstance(paused, dict):
+            raise TransientError(f"{self.url}: /weight_info did not answer like vLLM")
+        if paused.get("is_paused"):
+            return False
+        if self._lora and label != UNCHANGED:
+            return label in [model["id"] for model in await self._models()]
+        return bool(found.get("weight_version") == label)
+
+    async def load(self, folder: Path, label: str) -> None:
+        """Load published weights. After a failure the weights are unknown, and requests stay paused."""
+        if self._lora:
+            await self._load_adapter(folder, label)
+        else:
+            await self._load_full(folder, label)
+
+    async def _load_full(self, folder: Path, label: str) -> None:
+        await self._change("/pause?mode=keep&clear_cache=false")
+        await self._change("/update_weight_version", {"new_version": _LOADING})
+        await self._change("/collective_rpc", {"method": "load_published_weights", "args": [str(folder)]})
+        # Running requests compute their keys and values again. The processed images stay cached: they do not
+        # depend on weights.
+        reset = await self._change("/reset_prefix_cache?reset_running_requests=true")
+        if reset != {"success": True}:
+            raise TransientError(f"{self.url}: the prefix cache was not reset")
+        if self._trains_vision:
+            await self._change("/reset_encoder_cache")
+        await self._change("/update_weight_version", {"new_version": label})
+        await self._change("/resume")
+
+    async def _load_adapter(self, folder: Path, label: str) -> None:
+        await self._change("/v1/load_lora_adapter", {"lora_name": label, "lora_path": str(folder)})
+        adapters = [model["id"] for model in await self._models() if model.get("parent")]
+        for old in adapters[:-2]:  # running requests may still use the previous one
+            await self._change("/v1/unload_lora_adapter", {"lora_name": old})
+
+    async def sleep(self) -> None:
+        """Release the memory of the GPU. The weights move to CPU memory, the caches are dropped."""
+        await self._change("/sleep?level=1")
+
+    async def wake(self) -> None:
+        await self._change("/wake_up")
+
+    async def generate(self, prompt: Prompt, sampling: Sampling, label: str) -> Answer:
+        """Sample an answer. Raises EngineError if the server reads the prompt in another way than we do."""
+        parameters = {
+            "temperature": sampling.temperature,
+            "max_tokens": sampling.max_tokens,
+            "seed": sampling.seed,
+            "logprobs": 0,  # of the sampled token only
+            "ignore_eos": True,  # exactly our end tokens end an answer
+            "stop_token_ids": sorted(self._renderer.end_ids),
+            "detokenize": False,
+        }
+        response = await self._ask(prompt.token_ids, prompt.images, parameters, label)
+        try:
+            return self._answer(response, sampling, label)
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise TransientError(f"{self.url}: status 200, but without an answer: {error}") from error
+
+    async def score(
+        self, token_ids: Sequence[int], images: Sequence[Screenshot], label: str
+    ) -> tuple[float, ...]:
+        """Log-probabilities of all tokens but the first, at temperature 1."""
+        parameters = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "detokenize": False}
+        response = await self._ask(token_ids, images, parameters, label)
+        try:
+            found = response["prompt_logprobs"][1:]
+            pairs = zip(token_ids[1:], found, strict=True)
+            return tuple(_logprob(place[str(token)]["logprob"]) for token, place in pairs)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TransientError(f"{self.url}: status 200, but without log-probabilities: {error}") from error
+
+    async def _ask(
+        self, token_ids: Sequence[int], images: Sequence[Screenshot], parameters: dict[str, Any], label: str
+    ) -> dict[str, Any]:
+        """The response to a prompt. Known images are sent by their hash; after a miss, all in full."""
+        known = {image.sha256 for image in images} & self._known_images
+        body = {
+            "token_ids": self._one_token_per_image(token_ids, images),
+            "sampling_params": parameters,
+            "return_token_ids": True,
+            **({"model": label} if self._lora and label != UNCHANGED else {}),
+        }
+        status, text = await self._generate(body, images, known)
+        if status != 200 and known:
+            self._known_images.clear()
+            status, text = await self._generate(body, images, set())
+        if status != 200:
+            detail = f"{self.url}: status {status}: {first_line(text)}"
+            if status in _BUSY or status >= 500:
+                raise TransientError(detail)
+            raise EngineError("generate", detail)
+        if len(self._known_images) > _MAX_KNOWN_IMAGES:
+            self._known_images.clear()
+        self._known_images.update(image.sha256 for image in images)
+        response = self._object(text)
+        if response.get("prompt_token_ids") != list(token_ids):
+            raise EngineError(
+                "generate",
+                f"{self.url}: the server reads the prompt as other tokens. Start it with the same model, "
+                "model.min_pixels and model.max_pixels, or with `arpo serve`",
+            )
+        return response
+
+    async def _generate(
+        self, body: dict[str, Any], images: Sequence[Screenshot], known: set[str]
+    ) -> tuple[int, str]:
+        parts = [
+            {
+                "type": "image_url",
+                "url": None if image.sha256 in known else _data_url(image),
+                "uuid": image.sha256,
+            }
+            for image in images
+        ]
+        encoded = json.dumps({**body, "content_parts": parts}).encode()
+        status, text, _ = await self._http.request(
+            "POST", self.url + "/inference/v1/generate", encoded, self._settings.seconds
+        )
+        return status, text
+
+    def _one_token_per_image(self, token_ids: Sequence[int], images: Sequence[Screenshot]) -> list[int]:
+        """vLLM expands each image token to as many as the image has."""
+        slots = self._renderer.image_slots(token_ids, [self._renderer.grid(image) for image in images])
+        repeated = slots & np.concatenate(([False], slots[:-1]))
+        return np.asarray(token_ids)[~repeated].tolist()
+
+    def _answer(self, response: dict[str, Any], sampling: Sampling, label: str) -> Answer:
+        """Raises ValueError or the like if something is missing or contradicts itself."""
+        (choice,) = response["choices"]
+        tokens, finish = choice["token_ids"], choice["finish_reason"]
+        content = choice["logprobs"]["content"]
+        if [entry["token_id"] for entry in content] != tokens or not all(type(t) is int for t in tokens):
+            raise ValueError("its log-probabilities are of other tokens")
+        ends = [token in self._renderer.end_ids for token in tokens]
+        stopped = ends == [*[False] * (len(tokens) - 1), True]
+        cut = len(tokens) == sampling.max_tokens and not any(ends)
+        if not (stopped if finish == "stop" else finish == "length" and cut):
+            raise ValueError(f"{len(tokens)} tokens end with {one_line(str(finish))!r}")
+        if self._lora and label != UNCHANGED:
+            labels = [response["model"]] * len(tokens)
+        else:
+            labels = _spread(choice["weight_versions"], len(tokens))
+        return Answer(
+            token_ids=tuple(tokens),
+            logprobs=tuple(_logprob(entry["logprob"]) for entry in content),
+            finish=finish,
+            labels=tuple(labels),
+        )
+
+    async def _models(self) -> list[dict[str, Any]]:
+        found = await self._call("GET", "/v1/models", None, _STATE_SECONDS)
+        models = found.get("data") if isinstance(found, dict) else None
+        if not models or not all(isinstance(model, dict) and "id" in model for model in models):
+            raise TransientError(f"{self.url}: /v1/models did not answer like vLLM")
+        return models
+
+    async def _change(self, route: str, body: dict[str, Any] | None = None) -> Any:
+        return await self._call("POST", route, body, self._settings.load_seconds)
+
+    async def _call(self, method: str, route: str, body: dict[str, Any] | None, seconds: float) -> Any:
+        encoded = None if body is None else json.dumps(body).encode()
+        status, text, _ = await self._http.request(method, self.url + route, encoded, seconds)
+        if status != 200:
+            raise TransientError(f"{self.url}{quote(route, '/?=&')}: status {status}: {first_line(text)}")
+        try:
+            return parse_json(text)
+        except ValueError:
+            return None  # some routes answer with a word or nothing
+
+    def _object(self, text: str) -> dict[str, Any]:
+        try:
+            value = parse_json(text)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise TransientError(f"{self.url}: status 200, but without an answer: {first_line(text)}")
+        return value
+
+
+def _spread(spans: Sequence[dict[str, Any]], tokens: int) -> list[str]:
+    """The label of each token, from spans {"version": "a", "start": 0, "end": 3}."""
+    labels: list[str] = []
+    for span in spans:
+        if span["start"] != len(labels) or not 0 <= span["end"] - span["start"] <= tokens:
+            raise ValueError("its weight versions have a gap")
+        labels += [str(span["version"])] * (span["end"] - span["start"])
+    if len(labels) != tokens:
+        raise ValueError(f"{len(labels)} weight versions for {tokens} tokens")
+    return labels
+
+
+def _logprob(value: Any) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value) or value > 1e-3:
+        raise ValueError(f"{one_line(str(value))!r} is no log-probability")
+    return float(value)
+
+
+def _data_url(screenshot: Screenshot) -> str:
+    return f"data:image/png;base64,{base64.b64encode(screenshot.png).decode()}"

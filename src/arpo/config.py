@@ -90,6 +90,11 @@ class Config:
         """Whether training needs the base model in addition to the trained one."""
         return self.loss.kl > 0 or self.train.method in ("dpo", "kto")
 
+    @property
+    def trains_a_copy(self) -> bool:
+        """Whether learner and engine work at the same time in one process, each with its own weights."""
+        return self.train.max_staleness > 0 and self.engine.name != "vllm"
+
 
 def _check_ranges(section: str, settings: Any) -> None:
     for entry in fields(settings):

@@ -80,6 +80,8 @@ class DecodeGraphs:
             self._step(static_inputs_KB, keys)
         torch.cuda.current_stream().wait_stream(self._capture_stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._capture_stream):
+        # In asynchronous training a learner allocates memory in another thread: this must not fail a capture.
+        mode = "thread_local"
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._capture_stream, capture_error_mode=mode):
             self._logits_BV[: inputs_KB.shape[1]] = self._step(static_inputs_KB, keys)
         return _CapturedGraph(graph=graph, inputs_KB=static_inputs_KB)

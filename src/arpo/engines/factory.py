@@ -1,6 +1,7 @@
 """Chooses the engine of a recipe: `engine.name`.
 
 - `in_process`: the model of `model.path`, loaded into this process. It returns tokens, as training needs.
+- `vllm`: vLLM servers of the model of `model.path`. They return tokens and load new weights.
 - `openai`: OpenAI-compatible servers (`server.endpoints`). They return text, so they serve evaluation only.
 """
 
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from arpo.config import Config
 from arpo.engines.base import Engine
 from arpo.errors import UserError
-from arpo.prompts.rendering import ChatRenderer, PromptRenderer
+from arpo.prompts.rendering import ChatRenderer, PromptRenderer, Renderer
 
 if TYPE_CHECKING:  # it loads torch
     from arpo.engines.cached_episodes import Passes
@@ -21,16 +22,27 @@ if TYPE_CHECKING:  # it loads torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedEngine:
-    """An engine with the renderer for its prompts. `model` is None if the weights are not in this process."""
+    """An engine with the renderer for its prompts.
+
+    `model` is the module that the engine samples from, or that a learner trains. It is None if the weights
+    are not in this process.
+    """
 
     engine: Engine
     renderer: PromptRenderer
     model: Any
 
 
-def open_engine(config: Config) -> OpenedEngine:
-    """Open the engine of `engine.name`. Loads a model in process; does not connect to a server yet."""
-    return _open_openai(config) if config.engine.name == "openai" else _open_in_process(config)
+def open_engine(config: Config, *, learning: bool = False) -> OpenedEngine:
+    """Open the engine of `engine.name`. Loads a model in process; does not connect to a server yet.
+
+    `learning`: a learner trains the model in this process, and loads its weights before the first request.
+    """
+    if config.engine.name == "openai":
+        return _open_openai(config)
+    if config.engine.name == "vllm":
+        return _open_vllm(config, learning)
+    return _open_in_process(config)
 
 
 def require_tokens(config: Config) -> None:
@@ -38,7 +50,7 @@ def require_tokens(config: Config) -> None:
     if config.engine.name == "openai":
         raise UserError(
             'engine.name = "openai": a chat server returns text without tokens, and training needs the '
-            'sampled tokens. Set engine.name = "in_process"'
+            'sampled tokens. Set engine.name = "in_process" or "vllm"'
         )
 
 
@@ -57,20 +69,39 @@ def _open_openai(config: Config) -> OpenedEngine:
     )
 
 
-def _open_in_process(config: Config) -> OpenedEngine:
-    import torch
+def _open_vllm(config: Config, learning: bool) -> OpenedEngine:
+    from arpo.engines.vllm import VllmEngine
+    from arpo.engines.vllm_access import read_key
+    from arpo.models.loading import load_renderer
 
+    renderer = load_renderer(config.model)
+    engine = VllmEngine(config, renderer, read_key(), learning=learning)
+    model = _load_model(config, renderer) if learning else None
+    return OpenedEngine(engine=engine, renderer=renderer, model=model)
+
+
+def _open_in_process(config: Config) -> OpenedEngine:
     from arpo.engines.in_process import InProcessEngine
-    from arpo.models.loading import check_compatible, load_model, load_renderer
+    from arpo.models.loading import load_renderer
     from arpo.models.memory_advice import fit_memory
 
-    torch.set_num_threads(config.run.threads or os.cpu_count() or 1)
     renderer = load_renderer(config.model)
     fit_memory(config, learning=False)
+    model = _load_model(config, renderer)
+    passes = open_passes(model, renderer.pad_id, config)
+    engine = InProcessEngine(model, renderer, passes, in_flight=config.trains_a_copy)
+    return OpenedEngine(engine=engine, renderer=renderer, model=model)
+
+
+def _load_model(config: Config, renderer: Renderer) -> Any:
+    import torch
+
+    from arpo.models.loading import check_compatible, load_model
+
+    torch.set_num_threads(config.run.threads or os.cpu_count() or 1)
     model = load_model(config.model, config.run.seed)
     check_compatible(model, renderer)
-    engine = InProcessEngine(model, renderer, open_passes(model, renderer.pad_id, config))
-    return OpenedEngine(engine=engine, renderer=renderer, model=model)
+    return model
 
 
 def open_passes(model: Any, pad_id: int, config: Config) -> Passes:
@@ -86,4 +117,5 @@ def open_passes(model: Any, pad_id: int, config: Config) -> Passes:
         episodes=config.env.parallel,
         max_tokens=config.rollout.max_context_tokens,
         gigabytes=config.engine.cache_gigabytes,
+        kept=config.trains_a_copy,
     )

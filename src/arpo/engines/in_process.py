@@ -7,6 +7,10 @@ recently used one loses its cache; if decoding itself needs room, the latest req
 engine without episodes is in its initial state: caches and order start again, so a resumed run repeats an
 uninterrupted one. The engine does not measure time.
 
+In lock step, engine and learner share one module. In asynchronous training (`in_flight`) the engine has
+weights of its own, and `load` copies new ones into them between two steps. Running requests go on with their
+caches: keys and values of older weights stay, and each token records the version that sampled it.
+
     engine = InProcessEngine(model, renderer, SlotPasses(model, renderer.pad_id, slots=8))
     completion = await engine.generate(prompt, Sampling(temperature=1.0, max_tokens=512, seed=0))
     await engine.release(prompt.episode_id)
@@ -33,6 +37,7 @@ from arpo.models.families import VisionLanguageModel
 from arpo.models.forward import TokenRow, batch_by_patches, features_by_sha256
 from arpo.models.image_loader import ImageLoader
 from arpo.models.memory_plan import MAX_ENCODED_PATCHES
+from arpo.models.trainable import load_trained
 from arpo.png import BadPng, rgb
 from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
@@ -72,12 +77,19 @@ class InProcessEngine:
     """`passes` run the model and cache keys and values."""
 
     def __init__(
-        self, model: VisionLanguageModel, renderer: Renderer, passes: Passes, *, version: int = 0
+        self,
+        model: VisionLanguageModel,
+        renderer: Renderer,
+        passes: Passes,
+        *,
+        version: int = 0,
+        in_flight: bool = False,
     ) -> None:
         self._model = model
         self._renderer = renderer
         self._passes = passes
         self._version = version
+        self._in_flight = in_flight
         self.stats = Stats()
         self._waiting: list[_Request] = []
         self._running: dict[str, _Request] = {}  # by episode id, in the order of their start
@@ -141,17 +153,21 @@ class InProcessEngine:
     async def load(self, weights: Weights) -> None:
         """Serve another version. Copies the weights unless the handle is the module of this engine.
 
-        Raises `EngineError` while requests are unfinished.
+        Unless the engine is `in_flight`, this drops all caches, and raises `EngineError` while requests are
+        unfinished.
         """
-        if unfinished := len(self._unfinished()):
+        if not self._in_flight and (unfinished := len(self._unfinished())):
             raise EngineError("load", f"{unfinished} requests are unfinished; load between batches")
         if not isinstance(weights.handle, nn.Module):
             raise EngineError(
                 "load", f"weights.handle is a {type(weights.handle).__name__}; pass a torch module"
             )
         if weights.handle is not self._model:
-            self._model.load_state_dict(weights.handle.state_dict())
+            load_trained(self._model, weights.handle)
         self._version = weights.version
+        if self._in_flight:
+            self._features.clear()  # of screenshots that no request has used yet
+            return
         addresses = _addresses(self._model)
         self._reset(discard=addresses != self._weight_addresses)
         self._weight_addresses = addresses

@@ -27,7 +27,8 @@ KEPT_BYTES = 2**30  # a pool up to this size stays allocated without episodes: i
 class PoolPasses:
     """`episodes` is the number of parallel episodes, `max_tokens` the length of the longest one.
 
-    `gigabytes` is the size of the pool; 0: the free memory of the GPU.
+    `gigabytes` is the size of the pool; 0: the free memory of the GPU. A `kept` pool stays allocated without
+    episodes: a learner that works at the same time must not take its memory.
     """
 
     def __init__(
@@ -38,12 +39,14 @@ class PoolPasses:
         episodes: int,
         max_tokens: int,
         gigabytes: float = 0.0,
+        kept: bool = False,
     ) -> None:
         self._model = model
         self._pad_id = pad_id
         self._episodes = episodes
         self._longest = extent_size(max_tokens + 1)
         self._gigabytes = gigabytes
+        self._kept = kept
         self._pool: TokenPool | None = None
         self._graphs: DecodeGraphs | None = None
         if model.device.type == "cuda" and model.dtype != torch.float32:
@@ -60,7 +63,7 @@ class PoolPasses:
     def reset(self, *, discard: bool) -> None:
         if self._pool is None:
             return
-        if self._pool.nbytes <= KEPT_BYTES and not discard:
+        if (self._kept or self._pool.nbytes <= KEPT_BYTES) and not discard:
             self._pool.extents.clear()
             return
         self._pool = None

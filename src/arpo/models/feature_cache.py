@@ -8,6 +8,7 @@ The cache does not notice changed weights: use it for a frozen tower only.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,21 +30,27 @@ class FeatureCache:
         self._limit = megabytes * 2**20
         self._size = 0
         self._states: OrderedDict[str, Tensor] = OrderedDict()
+        self._lock = threading.Lock()  # engine and learner may share it, in two threads
 
     def __contains__(self, sha256: str) -> bool:
         return sha256 in self._states
 
     def get(self, sha256: str) -> Tensor | None:
-        if sha256 in self._states:
-            self._states.move_to_end(sha256)
-        return self._states.get(sha256)
+        with self._lock:
+            if sha256 in self._states:
+                self._states.move_to_end(sha256)
+            return self._states.get(sha256)
 
     def put(self, sha256: str, states_NLD: Tensor) -> None:
-        self._states[sha256] = states_NLD.cpu()
-        self._size += states_NLD.nbytes
-        while self._size > self._limit:
-            _, oldest = self._states.popitem(last=False)
-            self._size -= oldest.nbytes
+        states_NLD = states_NLD.cpu()
+        with self._lock:
+            if sha256 in self._states:
+                return
+            self._states[sha256] = states_NLD
+            self._size += states_NLD.nbytes
+            while self._size > self._limit:
+                _, oldest = self._states.popitem(last=False)
+                self._size -= oldest.nbytes
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FeatureCache:
         """Copies of a model share the cache: their frozen towers are equal."""

@@ -1,10 +1,10 @@
-"""Trained parameters (model.train), the base model for comparison, and a fingerprint of frozen weights."""
+"""Trained parameters (model.train), copies that share the frozen ones, a fingerprint of frozen weights."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from arpo.models import lora
 from arpo.models.feature_cache import FeatureCache
 
 _FINGERPRINT_VALUES = 4096  # per frozen tensor
+_M = TypeVar("_M", bound=nn.Module)
 
 
 def set_trainable(model: Any, settings: ModelConfig, seed: int) -> None:
@@ -35,8 +36,21 @@ def base_model_of(model: nn.Module) -> nn.Module:
     """
     if lora.has_adapters(model):
         return model
+    return copy_trained(model)
+
+
+def copy_trained(model: _M) -> _M:
+    """A copy of the model with trained parameters of its own. It shares the frozen ones."""
     shared = {id(parameter): parameter for parameter in model.parameters() if not parameter.requires_grad}
     return copy.deepcopy(model, shared)
+
+
+@torch.no_grad()
+def load_trained(model: nn.Module, source: nn.Module) -> None:
+    """Copy the parameters of `source`, except those that both models share."""
+    for own, new in zip(model.parameters(), source.parameters(), strict=True):
+        if own is not new:
+            own.copy_(new)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ changes one model instance; the classes of transformers, the weights and the res
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
@@ -67,18 +68,21 @@ def install(model: VisionLanguageModel) -> None:
     if "forward" in vars(visual.rotary_pos_emb):
         return
     layouts: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
+    lock = threading.Lock()  # copies of the model share the layouts, and may run in two threads
 
     def add_layout(
         visual: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
         grid_thw = kwargs["grid_thw"] if "grid_thw" in kwargs else args[1]
         key = (grid_thw.device, *map(tuple, grid_thw.tolist()))
-        if key not in layouts:
-            layouts[key] = _layout(visual, family, grid_thw)
-        layouts.move_to_end(key)
-        while len(layouts) > 1 and sum(layout.patches for layout in layouts.values()) > _MAX_CACHED_PATCHES:
-            layouts.popitem(last=False)
-        return args, {**kwargs, **layouts[key].arguments, "layout": layouts[key]}
+        with lock:
+            if key not in layouts:
+                layouts[key] = _layout(visual, family, grid_thw)
+            layouts.move_to_end(key)
+            layout = layouts[key]
+            while len(layouts) > 1 and sum(each.patches for each in layouts.values()) > _MAX_CACHED_PATCHES:
+                layouts.popitem(last=False)
+        return args, {**kwargs, **layout.arguments, "layout": layout}
 
     # transformers passes position ids to the rotary module only: pass the rotary tables instead.
     visual.rotary_pos_emb.forward = lambda _, tables: tables

@@ -44,6 +44,7 @@ def test_the_command_line_of_a_recipe():
     )
     command = server(config).command("127.0.0.1", 9003)
     assert command[:3] == ["python3", "-m", "vllm.entrypoints.openai.api_server"]
+    assert value(command, "--served-model-name") == "base"
     assert value(command, "--host") == "127.0.0.1"
     assert value(command, "--port") == "9003"
     assert value(command, "--dtype") == "float32"
@@ -113,6 +114,7 @@ def test_lora(tmp_path):
     found = find_server(config)
     command = found.command("127.0.0.1", 9000)
     assert value(command, "--max-lora-rank") == "8"
+    assert value(command, "--max-loras") == "2"
     assert {"--enable-lora", "--enable-tower-connector-lora"} <= set(command)
     names = command[command.index("--lora-target-modules") + 1 :]
     assert names == [

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import arpo
 from arpo.config import Config
-from arpo.engines.vllm_access import KEY_VARIABLE, KeyRequired
+from arpo.engines.vllm_access import KEY_VARIABLE, KeyRequired, served_name
 from arpo.errors import BadSetting, UserError
 from arpo.process_environment import clean_environment
 from arpo.recipe import find_program
@@ -73,7 +73,8 @@ class VllmServer:
         return [
             # `-m`, because the CPU build has no program `vllm`.
             *(self.python, "-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", str(self.folder), "--host", host, "--port", str(port)),
+            *("--model", str(self.folder), "--served-model-name", served_name(config.model.path)),
+            *("--host", host, "--port", str(port)),
             *("--dtype", config.model.dtype, "--max-model-len", str(self._context_tokens())),
             *("--load-format", "dummy" if config.model.weights == "random" else "safetensors"),
             # Sampling as the request says. The model's generation_config.json would add settings.
@@ -135,6 +136,7 @@ class VllmServer:
             )
         # Without the connector, vLLM silently ignores the adapters of the mergers.
         flags = ["--enable-lora", "--enable-tower-connector-lora", "--max-lora-rank", str(rank)]
+        flags += ["--max-loras", "2"]  # requests may still use the previous adapters after an update
         return [*flags, "--lora-target-modules", *self.adapted_layers]
 
     def _context_tokens(self) -> int:

@@ -22,6 +22,7 @@ from arpo.config import Config
 from arpo.engines.base import Weights
 from arpo.engines.http_exchange import HttpExchange, TransientError, endpoints
 from arpo.engines.routing import Router
+from arpo.engines.vllm_access import served_name
 from arpo.engines.vllm_client import UNCHANGED, Answer, VllmClient
 from arpo.errors import ContextTooLong, EngineError, Outage, UserError
 from arpo.prompts.rendering import Renderer
@@ -209,10 +210,10 @@ class VllmEngine:
     async def _meet(self, replica: _Replica) -> None:
         """Check the model of a server. Raises UserError if it is another one."""
         model = await replica.client.model()
-        if model.name != self._config.model.path:
+        if model.name != (name := served_name(self._config.model.path)):
             raise UserError(
-                f"{replica.client.url}: serves the model {model.name!r}, model.path is "
-                f"{self._config.model.path!r}. Start `arpo serve` with this model"
+                f"{replica.client.url}: serves the model {model.name!r}, not {name!r}. Start `arpo serve` "
+                "with the same model.path"
             )
         target = self._target
         if target and target.published is None and not await replica.client.has_weights(target.label):

@@ -1,4 +1,4 @@
-"""The key of vLLM servers, for both sides: clients send it, servers refuse every request without it.
+"""Key and model name of vLLM servers, for both sides: servers refuse every request without the key.
 
 vLLM's own API key protects only some routes. The routes that load weights or call methods of a worker are
 open to everybody. So `arpo serve` adds `KeyRequired` to each server, in front of all routes. This module runs
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import os
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +22,16 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def served_name(model: str) -> str:
+    """The name of a model on its servers: that of `model.path`, without the place of a folder.
+
+    >>> served_name("base"), served_name("ORG/NAME@main"), served_name("/models/ui-tars/")
+    ('base', 'ORG/NAME@main', 'ui-tars')
+    """
+    folder = Path(model).expanduser()
+    return folder.resolve().name if folder.is_dir() else model
 
 
 def read_key(environ: Mapping[str, str] = os.environ) -> str:

@@ -14,7 +14,7 @@ def finish(admission: Admission, *numbers: int, version: int) -> None:
     """Finish groups whose tokens are all of one version."""
     for number in numbers:
         admission.sampled(number, version)
-        admission.finish(number)
+        admission.finish(number, version)
 
 
 def test_playing_finished_and_training_groups_count() -> None:
@@ -52,7 +52,7 @@ def test_a_group_is_stale_when_its_oldest_token_is_more_than_the_limit_behind() 
 def test_a_group_without_tokens_is_never_stale() -> None:
     admission = playing(0, version=9)
     assert admission.stale() == []
-    admission.finish(0)  # all of its episodes failed
+    admission.finish(0, None)  # all of its episodes failed
     assert admission.stale() == []
 
 
@@ -89,17 +89,27 @@ def test_no_group_is_stale_if_none_overtakes_another() -> None:
     for max_staleness in (1, 2, 3):
         for learner_is_slow in (True, False):
             admission = Admission(batch_size=2, max_staleness=max_staleness, version=0)
-            started = finished = 0
+            versions: list[int] = []  # by group
+            finished = 0
             for engine in range(50):
                 while admission.may_start:
-                    admission.start(started)
-                    admission.sampled(started, engine)
-                    started += 1
+                    admission.start(len(versions))
+                    admission.sampled(len(versions), engine)
+                    versions.append(engine)
                 assert admission.stale() == []
-                while finished < started and (learner_is_slow or admission.finished < 2):
-                    admission.finish(finished)
+                while finished < len(versions) and (learner_is_slow or admission.finished < 2):
+                    admission.finish(finished, versions[finished])
                     finished += 1
                     assert admission.stale() == []
                 assert len(admission.take(2)) == 2
                 assert admission.stale() == []
                 admission.trained()
+
+
+def test_tokens_of_an_episode_that_was_retried_do_not_count() -> None:
+    admission = playing(0, version=4)
+    admission.sampled(0, 3)  # of an episode whose environment failed later
+    admission.finish(0, 4)
+    admission.take(1)
+    admission.start(1)
+    assert admission.stale() == []

@@ -28,7 +28,8 @@ from arpo.rollout.player import open_player
 from arpo.storage.checkpoint import CHECKPOINTS
 from arpo.storage.run_folder import RunFolder, RunFolderReader
 from arpo.testing import Times
-from arpo.training.run import Run, check_folder
+from arpo.training.folder_check import check_folder
+from arpo.training.run import Run
 from arpo.training.trainer import Trainer, run_training
 from tiny_vlm import save_folder, tiny_model
 from trained import lines, train_to_end

@@ -46,8 +46,10 @@ class Admission:
         oldest = self._playing[number]
         self._playing[number] = version if oldest is None else min(oldest, version)
 
-    def finish(self, number: int) -> None:
-        self._finished[number] = self._playing.pop(number)
+    def finish(self, number: int, oldest: int | None) -> None:
+        """The group is complete. `oldest`: version of its oldest token; None if it has no episodes."""
+        del self._playing[number]
+        self._finished[number] = oldest
 
     def forget(self, number: int) -> None:
         """The group was dropped."""

@@ -18,8 +18,9 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from arpo.actions import Action, Direction, Hotkey, Point, Scroll
 from arpo.types import Completion, Failure, Sample, Screenshot, StopReason, Trajectory, Turn
 
-# An episode id begins with one of these: batch3-0-1, eval12-train-0-0, collect-7-0.
-BATCH, EVALUATED, COLLECTED = "batch", "eval", "collect"
+# An episode id begins with one of these: batch3-0-1 (lock step), group-17-1 (asynchronous training),
+# eval12-train-0-0, collect-7-0.
+BATCH, GROUP, EVALUATED, COLLECTED = "batch", "group", "eval", "collect"
 ACTIONS: Mapping[str, type[Action]] = {kind.__name__: kind for kind in get_args(Action)}
 MIN_RUN_LENGTH = 4
 MAX_IDS = 1 << 24  # tokens in one list: a damaged run length must not fill the memory
@@ -115,6 +116,13 @@ def check_numbers(record: Mapping[str, Any]) -> None:
     for name, value in record.items():
         if value is not None and not _is_number(value):
             raise ValueError(f"{name!r} is not a number")
+
+
+def check_batch(record: Mapping[str, Any]) -> None:
+    """Check a line of batches: the batch, and numbers of groups."""
+    numbers = [record["step"], *record["groups"], *record["dropped"]]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError("a batch or group has no number")
 
 
 def check_evaluation(record: Mapping[str, Any]) -> None:

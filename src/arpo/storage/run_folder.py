@@ -4,6 +4,7 @@
     metrics.jsonl       deterministic metrics: a repeated run writes the same bytes
     evaluations.jsonl   every evaluation, with the score of each task
     timing.jsonl        times and rates
+    batches.jsonl       asynchronous training: numbers of the groups of each batch, and of those dropped
     failures.jsonl      failed episodes
     trajectories.jsonl  episodes, screenshots by sha256; one episode per task of an evaluation
     screenshots.pack    the screenshots
@@ -37,6 +38,7 @@ from arpo.errors import UserError
 from arpo.recipe import to_toml
 from arpo.storage.codec import (
     StoredEpisode,
+    check_batch,
     check_evaluation,
     check_numbers,
     check_summary,
@@ -62,16 +64,22 @@ from arpo.storage.in_order import InOrder
 from arpo.storage.screenshots import ScreenshotPack, needs_process
 from arpo.types import Failure, Screenshot, Trajectory
 
-METRICS, EVALUATIONS, TIMING, FAILURES, TRAJECTORIES = (
+METRICS, EVALUATIONS, TIMING, BATCHES, FAILURES, TRAJECTORIES = (
     "metrics.jsonl",
     "evaluations.jsonl",
     "timing.jsonl",
+    "batches.jsonl",
     "failures.jsonl",
     "trajectories.jsonl",
 )
-LOGS = (METRICS, EVALUATIONS, TIMING, FAILURES, TRAJECTORIES)
+LOGS = (METRICS, EVALUATIONS, TIMING, BATCHES, FAILURES, TRAJECTORIES)
 PACK, RECIPE, SUMMARY = "screenshots.pack", "recipe.toml", "summary.json"
-_CHECKS = {METRICS: check_numbers, TIMING: check_numbers, EVALUATIONS: check_evaluation}
+_CHECKS = {
+    METRICS: check_numbers,
+    TIMING: check_numbers,
+    EVALUATIONS: check_evaluation,
+    BATCHES: check_batch,
+}
 MAX_WAITING_BYTES = 4 << 30  # PNGs of episodes to write: 256 episodes of 16 screenshots of 1920x1080
 _ID_PREFIX = b'{"episode_id":'
 
@@ -207,6 +215,10 @@ class RunFolder(RunFolderReader):
 
     def log_timing(self, step: int, timing: Mapping[str, float]) -> None:
         self._append(TIMING, _finite({"step": step, **timing}))
+
+    def log_batch(self, step: int, groups: Sequence[int], dropped: Sequence[int]) -> None:
+        """The numbers of the groups in batch `step`, and of those dropped since the batch before."""
+        self._append(BATCHES, {"step": step, "groups": list(groups), "dropped": list(dropped)})
 
     def add_failure(self, failure: Failure) -> None:
         self._append(FAILURES, asdict(failure))

@@ -28,7 +28,7 @@ from arpo.storage.codec import COLLECTED
 from arpo.storage.files import RESTORE_OR_LEAVE
 from arpo.storage.run_folder import PACK, RunFolder
 from arpo.training.failed_episodes import report_failed_episodes
-from arpo.training.run import check_recipe
+from arpo.training.folder_check import check_recipe
 from arpo.training.timing import Timing
 from arpo.types import Task, Trajectory
 

@@ -31,7 +31,8 @@ from arpo.reporting.display import Display
 from arpo.storage.codec import EVALUATED, StoredEpisode
 from arpo.storage.run_folder import PACK, RunFolder, RunFolderReader
 from arpo.training.offline_methods import OfflineMethod, Unit, open_method
-from arpo.training.run import Progress, Run
+from arpo.training.progress import Progress
+from arpo.training.run import Run
 from arpo.training.stored_tokens import load_checked
 from arpo.types import Trajectory
 

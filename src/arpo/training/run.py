@@ -11,60 +11,40 @@ import asyncio
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from arpo.config import INCIDENTAL, Config
+from arpo.config import Config
 from arpo.errors import Outage, UserError
 from arpo.evaluation.evaluate import evaluate_sets
 from arpo.evaluation.finished_episodes import FinishedEpisodes, evaluation_key
 from arpo.evaluation.scoring import AllFailed, Score, over_same_tasks, read_scores
 from arpo.evaluation.task_sets import OVERALL, sets_of_run
+from arpo.learner.background import in_background
 from arpo.learner.base import Batch, Metrics
 from arpo.models.memory_advice import fit_memory
 from arpo.plugins import open_plugin, run_callback
-from arpo.recipe import changed, load_config
 from arpo.reporting.display import Display
 from arpo.reporting.tracking import EpisodeTracker, NullTracker, open_tracker
 from arpo.rollout.player import open_player
 from arpo.storage import checkpoint
-from arpo.storage.codec import COLLECTED, EVALUATED
+from arpo.storage.codec import EVALUATED
 from arpo.storage.files import RESTORE_OR_LEAVE, damage, parse_object
-from arpo.storage.run_folder import EVALUATIONS, METRICS, RECIPE, RunFolder
+from arpo.storage.run_folder import EVALUATIONS, METRICS, RunFolder
 from arpo.training.build import open_learner
+from arpo.training.progress import Progress
 from arpo.training.timing import Timing, last_durations
 from arpo.training.unfinished_batch import UnfinishedBatch
-from arpo.types import Group, Task
+from arpo.types import Failure, Group, Task
 
 STATE = "state.json"
 EVALUATING = "evaluating"  # folder of the finished episodes of an evaluation in progress
-LENGTH = ("train.epochs", "offline.passes")
-MAY_CHANGE = (*INCIDENTAL, *LENGTH)  # settings that a resumed run may change
 
 
-@dataclass(slots=True, kw_only=True)
-class Progress:
-    """The counters of a run, stored in every checkpoint."""
-
-    batch: int = 0
-    tasks: int = 0  # started so far, over all epochs
-    episodes: int = 0
-    failures: int = 0
-    skipped: int = 0  # updates with a loss or gradient that was not finite
-    untrained: int = 0  # batches without training, because engine and learner disagreed
-    groups: dict[str, int] = field(default_factory=dict)
-    success: dict[str, dict[str, float]] = field(
-        default_factory=dict
-    )  # rates by landmark (base, final) and task set
-    counts: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
-    left_out: dict[str, list[str]] = field(
-        default_factory=dict
-    )  # tasks without a verdict before or after training, by task set
-    seconds: float = 0.0
+_T = TypeVar("_T")
 
 
 class EvaluationStopped(Exception):
@@ -101,7 +81,7 @@ class Run:
         found = self._find_checkpoint()  # reports damaged files before the model is loaded
         self.sets = sets_of_run(config, store.folder, self._checkpoints.is_dir(), display)
         fitted = fit_memory(config, learning=True)
-        if fitted != config:
+        if fitted.optim != config.optim:
             tokens = fitted.optim.tokens_per_microbatch
             display.note(f"optim.tokens_per_microbatch = {tokens}: larger ones do not fit into the GPU")
         self.player = open_player(fitted)
@@ -110,6 +90,8 @@ class Run:
         self.progress = progress
         self.timing = Timing(last_durations(store))
         self.stopping = False
+        self.on_stop: Callable[[], None] = lambda: None  # called in the event loop, to end a wait
+        self.asynchronous = config.train.max_staleness > 0
         self.unfinished: UnfinishedBatch | None = None
         self._evaluation: asyncio.Task[dict[str, list[Group]]] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -127,16 +109,17 @@ class Run:
             self.display.note(f"resuming from {self._saved.path}, after batch {self.progress.batch}")
         next_step = self.progress.batch + (self.unfinished is None)
         self.tracker = open_tracker(self.config, self.store, next_step)
-        await self.scheduler.agent.engine.load(self.learner.weights())
+        await self.load_engine()
         if not self.progress.success:
             try:
                 self.tracker.log(0, await self._evaluate("base"))
             except EvaluationStopped:
                 return
-            self._save(loop)
+            await self.save(loop)
         elif self.unfinished is not None:
             self.timing.add(self.unfinished.seconds)
             await self._complete(loop, self.unfinished)
+        self._take_shares()  # the evaluation belongs to no batch
         if not self.stopping:
             loop.show()
 
@@ -146,6 +129,7 @@ class Run:
         self.display.note(self._describe_stop())
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.scheduler.pool.outage.stop)
+            self._loop.call_soon_threadsafe(self.on_stop)
             if self._evaluation is not None:
                 self._loop.call_soon_threadsafe(self._evaluation.cancel)
 
@@ -164,6 +148,11 @@ class Run:
             return f"stopping. {again}"
         if self.timing.current == "save":
             return f"{saving}. {again}"
+        if self.asynchronous:
+            learning = self.timing.current == "learn"
+            first = f"finishing batch {self.progress.batch + 1}" if learning else "stopping"
+            rest = self.timing.about(("learn", "save") if learning else ("save",))
+            return f"{first} and saving ({rest}). Finished groups are kept, others are played again. {again}"
         first = "rollout" if self.config.train.method == "online" else "judge"
         rest = self.timing.about((first, "learn", "save"))
         return (
@@ -173,8 +162,8 @@ class Run:
     async def learn(self, batch: Batch) -> Metrics:
         """Train on the batch and load the new weights into the engine."""
         with self.timing.stage("learn"):
-            metrics = await self.learner.train(batch)
-            await self.scheduler.agent.engine.load(self.learner.weights())
+            metrics = await self._work(self.learner.train(batch))
+            await self.load_engine()
         if skipped := int(metrics["skipped"]):
             self.progress.skipped += skipped
             self.display.note(
@@ -182,6 +171,30 @@ class Run:
                 "gradient was not finite. If this continues, lower optim.lr or loss.kl"
             )
         return metrics
+
+    def store_group(self, group: Group) -> None:
+        """Store the episodes of a played group, and store and count its failures."""
+        for trajectory in group.trajectories:
+            self.store.add_trajectory(trajectory)
+        for failure in group.failures:
+            self.store_failure(failure)
+
+    def store_failure(self, failure: Failure) -> None:
+        self.store.add_failure(failure)
+        self.progress.failures += 1
+
+    def show_episodes(self, count: int) -> None:
+        """Advance the progress bar of training. During an evaluation, there is another one."""
+        for _ in range(count if self._evaluation is None else 0):
+            self.display.episode_done()
+
+    async def load_engine(self) -> None:
+        """Let the engine sample from the learner's weights."""
+        await self.scheduler.agent.engine.load(self.learner.weights())
+
+    async def _work(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine that blocks: in a thread if rollouts continue meanwhile."""
+        return await (in_background(work) if self.asynchronous else work)
 
     async def end_batch(
         self, loop: Loop, metrics: Mapping[str, float], groups: Sequence[Group], *, played: int
@@ -204,7 +217,7 @@ class Run:
                 measured = await self._evaluate("final" if loop.done else "")
             except (EvaluationStopped, Outage) as error:
                 self.unfinished = replace(batch, seconds=self.timing.pause())
-                self._save(loop)
+                await self.save(loop)
                 if isinstance(error, Outage):
                     raise
                 return
@@ -217,9 +230,13 @@ class Run:
         self.tracker.log(progress.batch, metrics)
         if paused := self.scheduler.pool.outage.take_seconds():
             self.timing.add({"outage": paused})
-        self.store.log_timing(progress.batch, self.timing.take(batch.played))
+        shares = self._take_shares() if batch.played else {}
+        self.store.log_timing(progress.batch, self.timing.take(batch.played) | shares)
         if loop.done or self.stopping or progress.batch % self.config.store.checkpoint_every == 0:
-            self._save(loop)
+            await self.save(loop)
+
+    def _take_shares(self) -> dict[str, float]:
+        return self.scheduler.activity.shares(self.config.env.parallel)
 
     async def _evaluate(self, landmark: str) -> dict[str, float]:
         """Evaluate the task sets and store one episode per task. A landmark enters the summary."""
@@ -297,21 +314,18 @@ class Run:
         """The batch of the newest checkpoint, None if there is none."""
         return None if self._saved is None else self._saved.step
 
-    def save_behind(self, loop: Loop) -> None:
-        """Save if the newest checkpoint is of an earlier batch."""
-        if self.saved_batch != self.progress.batch:
-            self._save(loop)
-
-    def _save(self, loop: Loop) -> None:
+    async def save(self, loop: Loop) -> None:
+        """Write a checkpoint. It replaces one of the same batch."""
         with self.timing.stage("save"):
-            self._write_checkpoint(loop)
+            await self._work(self._write_checkpoint(self._state(loop)))
         if self.unfinished is None:
             shutil.rmtree(self.store.folder / EVALUATING, ignore_errors=True)
             loop.saved()
 
-    def _write_checkpoint(self, loop: Loop) -> None:
+    def _state(self, loop: Loop) -> dict[str, Any]:
+        """The state of the run at this moment, and the sizes of its files."""
         self.progress.seconds = time.monotonic() - self._began
-        state = {
+        return {
             "progress": asdict(self.progress),
             "pool": self.scheduler.pool.state(),
             "offsets": self.store.offsets(),
@@ -319,6 +333,7 @@ class Run:
             **({"unfinished": self.unfinished.to_json()} if self.unfinished is not None else {}),
         }
 
+    async def _write_checkpoint(self, state: Mapping[str, Any]) -> None:
         def write(folder: Path) -> None:
             self.learner.save(folder / checkpoint.LEARNER)
             (folder / STATE).write_text(json.dumps(state) + "\n", encoding="utf-8")
@@ -392,6 +407,8 @@ class Run:
             "left_out": progress.left_out,
             "groups": progress.groups,
             "failures": progress.failures,
+            **({"dropped_groups": progress.dropped_groups} if self.asynchronous else {}),
+            **({"dropped_episodes": progress.dropped_episodes} if self.asynchronous else {}),
             "skipped_updates": progress.skipped,
             "untrained_batches": progress.untrained,
             "seconds": progress.seconds,
@@ -405,43 +422,3 @@ def _read_state(found: checkpoint.Checkpoint) -> dict[str, Any]:
         if not all(type(size) is int for size in state["offsets"].values()):
             raise ValueError("offsets are not integers")
     return state
-
-
-def collected_episodes(store: RunFolder) -> list[str]:
-    """Ids of the episodes that `arpo collect` wrote."""
-    return [name for name in store.episode_ids() if name.startswith(f"{COLLECTED}-")]
-
-
-def check_folder(store: RunFolder, config: Config) -> None:
-    """Refuse a folder that holds something other than a training run of this recipe."""
-    if collected_episodes(store):
-        raise UserError(
-            f"{store.folder}: holds collected episodes. Choose another --run.dir. To train on the "
-            "episodes, name the folder as --offline.source"
-        )
-    if (store.folder / checkpoint.CHECKPOINTS).is_dir():
-        check_recipe(store, config, partial(_may_change, config))
-
-
-def check_recipe(store: RunFolder, config: Config, may_change: Callable[[str], bool]) -> None:
-    """Refuse a folder whose recipe differs from this one in a setting that may not change."""
-    path = store.folder / RECIPE
-    if path.is_file():
-        others = [key for key in changed(load_config(path), config) if not may_change(key)]
-        if others:
-            raise UserError(
-                f"{path}: the run in this folder has a different {', '.join(others)}. Choose another "
-                "--run.dir, or remove the folder to start again"
-            )
-
-
-def _may_change(config: Config, key: str) -> bool:
-    """True if a resumed run may have another value.
-
-    The length of training must stay if past batches depend on it: easy_first orders tasks by epochs, and a
-    learning rate that decays reaches 0 at the end.
-    """
-    length_matters = config.train.curriculum == "easy_first" or config.optim.schedule != "constant"
-    if length_matters and key in LENGTH:
-        return False
-    return key.startswith(MAY_CHANGE)

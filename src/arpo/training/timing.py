@@ -42,10 +42,15 @@ class Timing:
             self._seconds[name] = self._seconds.get(name, 0.0) + duration
 
     def take(self, played: int) -> dict[str, float]:
-        """Seconds by stage, with episodes per second if there was a rollout. Resets the counters."""
+        """Seconds by stage, with episodes per second if any were played. Resets the counters.
+
+        In lock step, episodes are played in the stage "rollout". In asynchronous training they are played
+        all the time, also in "wait" (for groups) and "learn".
+        """
         seconds = self.pause()
-        rate = {"episodes_per_second": played / seconds["rollout"]} if "rollout" in seconds else {}
-        return seconds | rate
+        stages = ("rollout",) if "rollout" in seconds else ("wait", "learn") if "wait" in seconds else ()
+        spent = sum(seconds.get(name, 0.0) for name in stages)
+        return seconds | ({"episodes_per_second": played / spent} if spent else {})
 
     def pause(self) -> dict[str, float]:
         """Seconds by stage, for `add` after a resume. Resets the counters."""

@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -19,23 +19,27 @@ from arpo.algorithms.samples import GroupStats, build_updates, count_groups, spl
 from arpo.algorithms.schedules import decay
 from arpo.config import Config
 from arpo.engines.factory import require_tokens
-from arpo.errors import Outage, UserError
-from arpo.evaluation.scoring import report_failures
+from arpo.errors import UserError
 from arpo.interrupts import INTERRUPTED, run_interruptibly
 from arpo.learner.base import Batch, Metrics
 from arpo.models.hub import pin_model
 from arpo.plugins import check_plugins
 from arpo.reporting.display import Display, open_display
-from arpo.rollout.watched_env import WatchedEnv
-from arpo.storage.codec import BATCH, EVALUATED
+from arpo.storage.codec import EVALUATED
 from arpo.storage.run_folder import RunFolder
+from arpo.training.batch_source import BatchSource
 from arpo.training.build import open_credit, open_curriculum
 from arpo.training.export import export_model
 from arpo.training.failed_episodes import report_failed_episodes
+from arpo.training.folder_check import check_folder
+from arpo.training.group_stream import GroupStream
+from arpo.training.lock_step import LockStep
 from arpo.training.offline import OfflineTrainer
-from arpo.training.run import Progress, Run, check_folder
+from arpo.training.progress import Progress
+from arpo.training.run import Run
 from arpo.training.stored_tokens import load_checked, load_outline
-from arpo.types import Group, Task
+from arpo.training.task_order import TaskOrder
+from arpo.types import Group
 
 MODEL = "model"
 
@@ -47,103 +51,65 @@ class Trainer:
         self.config = config
         self.curriculum = open_curriculum(config)
         self.replay = ReplayBuffer(config.replay, lambda name: load_checked(store, name, self.run.player))
-        # Episodes in the replay buffers of the checkpoints on disk. Pruning keeps their screenshots.
-        self._replayable: deque[set[str]] = deque(maxlen=config.store.keep_checkpoints)
+        # Episodes that the checkpoints on disk refer to. Pruning keeps their screenshots.
+        self._needed: deque[set[str]] = deque(maxlen=config.store.keep_checkpoints)
         groups = {"total": 0, "without_signal": 0, "rescued": 0}
         self.run = Run(config, store, display, Progress(groups=groups))
         self.credit = open_credit(config, self.run.sets["train"])
+        self.order = TaskOrder(config, self.run.sets["train"], self.curriculum)
+        self.source = self._open_source()
         if self.run.restored is not None:
             self._restore(self.run.restored)
+
+    def _open_source(self) -> BatchSource:
+        if self.run.asynchronous:
+            return GroupStream(self.run, self.order, self.curriculum, self._save)
+        return LockStep(self.run, self.order, self.curriculum, self.credit, self._save)
 
     async def train(self) -> bool:
         """Train until all epochs are done or the run is asked to stop. Returns True if all are done."""
         await self.run.begin(self)
-        while not self.done and not self.run.stopping:
-            before, pool = replace(self.run.progress), self.run.scheduler.pool.state()
-            try:
-                played = await self._rollout()
-            except Outage:
-                self._abandon_batch(before, pool)
-                if self.run.stopping:
+        async with self.source as source:
+            while not self.done:
+                began, version = self.run.progress.tasks, self.run.learner.weights().version
+                played = await source.next_batch()
+                if played is None:
                     break
-                raise
-            groups = self.replay.rescue(played, self._rng(), self.run.learner.weights().version)
-            metrics = self._check_engine(await self.run.learn(self._batch(groups, before.tasks)))
-            await self._end_batch(played, groups, metrics)
+                groups = self.replay.rescue(played, self._rng(), version)
+                metrics = await self.run.learn(self._batch(groups, began, version))
+                source.trained()
+                await self._end_batch(played, groups, self._check_engine(metrics))
         return self.done and self.run.unfinished is None
 
-    def _abandon_batch(self, before: Progress, pool: Mapping[str, Any]) -> None:
-        """Save the run as it was before the batch.
-
-        If dynamic sampling has stored a part of the batch, the newest checkpoint stays the newest: the
-        resumed run removes this part.
-        """
-        progress = self.run.progress
-        progress.tasks = before.tasks
-        self.run.scheduler.pool.restore(pool)
-        if (progress.episodes, progress.failures) == (before.episodes, before.failures):
-            self.run.save_behind(self)
+    async def _save(self) -> None:
+        await self.run.save(self)
 
     def show(self) -> None:
-        total = self._total_tasks * self.config.rollout.group_size
-        self.run.display.begin("training", total, self.run.progress.episodes)
+        total = self.order.total * self.config.rollout.group_size
+        done = self.run.progress.episodes + len(self.source.waiting_episodes())
+        self.run.display.begin("training", total, done)
 
     @property
     def done(self) -> bool:
-        return self.run.progress.tasks >= self._total_tasks
-
-    @property
-    def _total_tasks(self) -> int:
-        return self.config.train.epochs * len(self.run.sets["train"])
+        return self.run.progress.tasks >= self.order.total
 
     def _rng(self) -> Random:
         return replay_rng(self.config.run.seed, self.run.progress.batch)
-
-    def _take_tasks(self, count: int) -> list[Task]:
-        """The next `count` tasks. Each epoch has its own order."""
-        train, start = self.run.sets["train"], self.run.progress.tasks
-        end = min(start + count, self._total_tasks)
-        epochs = {index // len(train) for index in range(start, end)}
-        orders = {
-            epoch: self.curriculum.order(train, self.config.run.seed, epoch) for epoch in sorted(epochs)
-        }
-        self.run.progress.tasks = end
-        return [orders[index // len(train)][index % len(train)] for index in range(start, end)]
-
-    async def _rollout(self) -> list[Group]:
-        """Play one batch of groups. Dynamic sampling adds groups for those without signal."""
-        settings = self.config.train
-        groups: list[Group] = []
-        self.run.scheduler.pool.quarantine.begin_batch()
-        for attempt in range(settings.dynamic_attempts + 1 if settings.dynamic_sampling else 1):
-            tasks = self._take_tasks(settings.tasks_per_batch - len(self._trained(groups)))
-            if not tasks:
-                break
-            first = attempt * settings.tasks_per_batch
-            with self.run.timing.stage("rollout"):
-                fresh = await self.run.scheduler.run(
-                    f"{BATCH}{self.run.progress.batch}",
-                    list(enumerate(tasks, first)),
-                    lambda *_: self.run.display.episode_done(),
-                    wrap=lambda env: WatchedEnv(env, self.run.store.prepare),
-                )
-            self._store(fresh)
-            groups += fresh
-        return groups
 
     def _trained(self, groups: Sequence[Group]) -> Sequence[Group]:
         """The groups that an update averages over. Dynamic sampling drops groups without signal."""
         dynamic = self.config.train.dynamic_sampling
         return split_by_signal(groups, self.config.loss, self.credit)[0] if dynamic else groups
 
-    def _batch(self, groups: Sequence[Group], began: int) -> Batch:
-        """The updates of the batch whose first task is number `began` of the run."""
+    def _batch(self, groups: Sequence[Group], began: int, version: int) -> Batch:
+        """The updates of the batch whose first task is number `began` of the run, for this policy version."""
         rollout = self.config.rollout
         updates = build_updates(
             self._trained(groups),
             self.config.loss,
             tasks_per_update=self.config.train.tasks_per_update,
             token_budget=rollout.max_steps * rollout.max_answer_tokens,
+            version=version,
             credit=self.credit,
         )
         return Batch(updates=updates, lr_scales=self._lr_scales(began, len(updates)))
@@ -156,7 +122,7 @@ class Trainer:
             decay(
                 optim.schedule,
                 done=(began + played * index / updates) / per_update,
-                total=self._total_tasks / per_update,
+                total=self.order.total / per_update,
                 warmup=optim.warmup_updates,
             )
             for index in range(updates)
@@ -177,17 +143,6 @@ class Trainer:
             f"above train.engine_kl_alarm = {threshold:g}. The batch {done}. If this continues, stop the run"
         )
         return {**metrics, "engine_alarm": 1.0}
-
-    def _store(self, groups: Sequence[Group]) -> None:
-        for group in groups:
-            for trajectory in group.trajectories:
-                self.run.store.add_trajectory(trajectory)
-            for failure in group.failures:
-                self.run.store.add_failure(failure)
-            self.curriculum.record(group.trajectories)
-        self.run.progress.episodes += sum(len(group.trajectories) for group in groups)
-        self.run.progress.failures += sum(len(group.failures) for group in groups)
-        report_failures(groups, self.run.display, some_tasks=True)
 
     async def _end_batch(self, played: Sequence[Group], groups: Sequence[Group], learned: Metrics) -> None:
         progress, threshold = self.run.progress, self.config.replay.threshold
@@ -218,25 +173,28 @@ class Trainer:
             **{("groups" if name == "total" else name): count for name, count in asdict(stats).items()},
             "replay_age": _mean(ages) if ages else 0.0,
             "replay_size": sum(map(len, self.replay.state().values())),
+            **self.source.metrics(),
         }
 
     def state(self) -> dict[str, Any]:
-        state = {"replay": self.replay.state(), **self.curriculum.state()}
+        state = {"replay": self.replay.state(), **self.curriculum.state(), **self.source.state()}
         if self.run.unfinished is not None:  # the next start saves this batch again
-            state["replayable"] = [sorted(episodes) for episodes in self._replayable]
+            state["replayable"] = [sorted(episodes) for episodes in self._needed]
         return state
 
     def saved(self) -> None:
-        """Prune if due: delete the screenshots that no replay buffer on disk needs."""
-        self._replayable.append(_episodes(self.replay.state()))
+        """Prune if due: delete the screenshots that no checkpoint on disk needs."""
+        self._needed.append(_episodes(self.replay.state()) | self.source.waiting_episodes())
         every = self.config.store.prune_every
         if every and self.run.progress.batch % every == 0:
-            self.run.store.prune(set().union(*self._replayable))
+            self.run.store.prune(set().union(*self._needed))
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         stored = [episode for episodes in state["replay"].values() for episode in episodes]
         self.replay.restore(load_outline(self.run.store, name, self.run.player) for name in stored)
-        self._replayable.extend(map(set, state.get("replayable", [stored])))
+        self.source.restore(state)
+        waiting = self.source.waiting_episodes()
+        self._needed.extend(map(set, state.get("replayable", [{*stored, *waiting}])))
         played = self.run.store.episodes()
         self.curriculum.restore(state, (e for e in played if not e.episode_id.startswith(EVALUATED)))
         epochs = self.run.progress.tasks / len(self.run.sets["train"])

@@ -1,0 +1,265 @@
+"""Asynchronous rollouts: groups are played without a pause while the learner trains (train.max_staleness).
+
+`Admission` decides which groups may start and which are too old. A new group starts as soon as environments
+are free. A finished group is stored at once, and waits for a batch. A group that is too old is cancelled, and
+its task is played again before all others. Everything runs in the event loop; the learner has a thread.
+
+Numbers of groups only grow. The episodes of group 17 are "group-17-0", "group-17-1", ….
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from arpo.algorithms.admission import Admission
+from arpo.algorithms.curriculum import Curriculum, PluginCurriculum
+from arpo.errors import Outage
+from arpo.evaluation.scoring import report_failures
+from arpo.rollout.scheduler import Outcome
+from arpo.rollout.watched_env import WatchedEnv
+from arpo.storage.codec import GROUP
+from arpo.training.run import Run
+from arpo.training.stored_groups import group_from_json, group_to_json
+from arpo.training.stored_tokens import load_checked
+from arpo.training.task_order import TaskOrder
+from arpo.types import Failure, Group, Task, Turn
+
+
+@dataclass(slots=True, kw_only=True)
+class _Playing:
+    """A group in play."""
+
+    number: int
+    task: Task
+    ended: list[Outcome] = field(default_factory=list)
+    job: asyncio.Task[None] | None = None
+
+
+class GroupStream:
+    """A `BatchSource`. `save` writes a checkpoint of the run."""
+
+    def __init__(
+        self,
+        run: Run,
+        order: TaskOrder,
+        curriculum: Curriculum | PluginCurriculum,
+        save: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._run, self._order, self._curriculum, self._save = run, order, curriculum, save
+        train = run.config.train
+        self._admission = Admission(
+            batch_size=train.tasks_per_batch,
+            max_staleness=train.max_staleness,
+            version=run.learner.weights().version,
+        )
+        self._taken = 0  # tasks taken from the order
+        self._numbers = 0  # groups numbered so far
+        self._queue: deque[tuple[int, Task]] = deque()  # to be played before the next task of the order
+        self._playing: dict[int, _Playing] = {}
+        self._finished: dict[int, Group] = {}
+        self._closing: set[asyncio.Task[None]] = set()  # cancelled groups whose environments close
+        self._dropped: list[int] = []  # numbers, since the last batch
+        self._metrics: dict[str, float] = {}
+        self._open = True
+        self._error: Exception | None = None
+        self._unsaved = False  # groups have ended since the last checkpoint
+        self._changed = asyncio.Event()
+        run.on_stop = self._changed.set
+
+    async def __aenter__(self) -> GroupStream:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Cancel all groups in play and close their environments. Save the finished ones."""
+        self._open = False
+        jobs = [one.job for one in self._playing.values() if one.job is not None]
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, *self._closing, return_exceptions=True)
+        if self._unsaved and (kind is None or issubclass(kind, Outage)):
+            await self._save()
+
+    async def next_batch(self) -> list[Group] | None:
+        """Wait until enough groups are finished. The end of a group, an error or a stop ends the wait."""
+        run = self._run
+        run.scheduler.pool.quarantine.begin_batch()
+        size = min(run.config.train.tasks_per_batch, self._order.total - run.progress.tasks)
+        with run.timing.stage("wait"):
+            while self._admission.finished < size:
+                if run.stopping:
+                    return None
+                if self._error is not None:
+                    raise self._error
+                self._start_groups()
+                self._changed.clear()
+                await self._changed.wait()
+        if run.stopping:
+            return None
+        return self._take(size)
+
+    def _take(self, size: int) -> list[Group]:
+        progress, version = self._run.progress, self._admission.version
+        batch = [self._finished.pop(number) for number in self._admission.take(size)]
+        self._run.store.log_batch(progress.batch + 1, [group.index for group in batch], self._dropped)
+        self._metrics = {
+            **_staleness(batch, version),
+            "dropped_groups": float(len(self._dropped)),
+            "dropped_episodes": float(len(self._dropped) * self._run.config.rollout.group_size),
+            "waiting": float(self._admission.finished),
+        }
+        self._dropped = []
+        progress.tasks += len(batch)
+        progress.episodes += sum(len(group.trajectories) for group in batch)
+        report_failures(batch, self._run.display, some_tasks=True)
+        self._drop_stale()
+        return batch
+
+    def trained(self) -> None:
+        self._admission.trained()
+        self._start_groups()
+
+    def _start_groups(self) -> None:
+        """Start groups while environments are free and admission allows it."""
+        while self._accepts() and (following := self._next_group()) is not None:
+            number, task = following
+            playing = self._playing[number] = _Playing(number=number, task=task)
+            self._admission.start(number)
+            playing.job = asyncio.create_task(self._play(playing))
+
+    def _accepts(self) -> bool:
+        config = self._run.config
+        episodes = sum(config.rollout.group_size - len(one.ended) for one in self._playing.values())
+        playing = self._open and self._error is None and not self._run.stopping
+        return playing and episodes < config.env.parallel and self._admission.may_start
+
+    def _next_group(self) -> tuple[int, Task] | None:
+        """Number and task of the next group; None if all tasks of the run are taken."""
+        if self._queue:
+            return self._queue.popleft()
+        tasks = self._order.take(self._taken, 1)
+        self._taken += len(tasks)
+        return (self._new_number(), tasks[0]) if tasks else None
+
+    def _new_number(self) -> int:
+        self._numbers += 1
+        return self._numbers - 1
+
+    async def _play(self, playing: _Playing) -> None:
+        run = self._run
+
+        def on_turn(turn: Turn) -> None:
+            if playing.number in self._playing:
+                self._admission.sampled(playing.number, turn.completion.policy_version)
+                self._drop_stale()
+
+        def on_episode(_: int, outcome: Outcome) -> None:
+            playing.ended.append(outcome)
+            self._start_groups()
+
+        try:
+            [group] = await run.scheduler.run(
+                GROUP,
+                [(playing.number, playing.task)],
+                on_episode,
+                wrap=lambda env: WatchedEnv(env, run.store.prepare),
+                on_turn=on_turn,
+            )
+            if playing.number in self._playing:
+                self._finish(group)
+        except Exception as error:  # the boundary of the group: next_batch raises it
+            self._error = self._error or error
+        finally:
+            self._changed.set()
+
+    def _finish(self, group: Group) -> None:
+        self._run.store_group(group)
+        self._curriculum.record(group.trajectories)
+        del self._playing[group.index]
+        self._finished[group.index] = group
+        self._admission.finish(group.index, _oldest(group))
+        self._unsaved = True
+        self._run.show_episodes(self._run.config.rollout.group_size)
+        self._drop_stale()
+
+    def _drop_stale(self) -> None:
+        for number in self._admission.stale():
+            self._drop(number)
+        self._start_groups()
+
+    def _drop(self, number: int) -> None:
+        """Drop a group. Its task is played again before all others, as a group of another number."""
+        progress = self._run.progress
+        self._admission.forget(number)
+        if (playing := self._playing.pop(number, None)) is not None:
+            task = playing.task
+            for failure in (one for one in playing.ended if isinstance(one, Failure)):
+                self._run.store_failure(failure)
+            self._cancel(playing)
+        else:
+            task = self._task(self._finished.pop(number).task_id)
+        self._queue.appendleft((self._new_number(), task))
+        self._dropped.append(number)
+        self._unsaved = True
+        progress.dropped_groups += 1
+        progress.dropped_episodes += self._run.config.rollout.group_size
+
+    def _cancel(self, playing: _Playing) -> None:
+        assert playing.job is not None
+        playing.job.cancel()
+        self._closing.add(playing.job)
+        playing.job.add_done_callback(self._closing.discard)
+
+    def _task(self, task_id: str) -> Task:
+        return next(task for task in self._run.sets["train"] if task.id == task_id)
+
+    def metrics(self) -> Mapping[str, float]:
+        return self._metrics
+
+    def state(self) -> dict[str, Any]:
+        """Groups in play are played again by a resumed run, before those that wait for a start."""
+        self._unsaved = False
+        unplayed = [(one.number, one.task) for one in self._playing.values()] + list(self._queue)
+        return {
+            "stream": {
+                "taken": self._taken,
+                "numbers": self._numbers,
+                "unplayed": [[number, task.id] for number, task in unplayed],
+                "finished": [group_to_json(group) for group in self._finished.values()],
+                "dropped": self._dropped,
+            }
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        stream = state["stream"]
+        self._taken, self._numbers = stream["taken"], stream["numbers"]
+        self._dropped = list(stream["dropped"])
+        self._queue.extend((number, self._task(task_id)) for number, task_id in stream["unplayed"])
+        for value in stream["finished"]:
+            group = group_from_json(value, lambda name: load_checked(self._run.store, name, self._run.player))
+            self._finished[group.index] = group
+            self._admission.start(group.index)
+            self._admission.finish(group.index, _oldest(group))
+
+    def waiting_episodes(self) -> set[str]:
+        return {one.episode_id for group in self._finished.values() for one in group.trajectories}
+
+
+def _oldest(group: Group) -> int | None:
+    """Version of the oldest token; None without episodes."""
+    return min((one.policy_version for one in group.trajectories), default=None)
+
+
+def _staleness(batch: Sequence[Group], version: int) -> dict[str, float]:
+    """Mean and maximum over the sampled tokens of a batch that the learner trains on with this version."""
+    trajectories = [trajectory for group in batch for trajectory in group.trajectories]
+    versions = [
+        sampled_by for one in trajectories for turn in one.turns for sampled_by in turn.completion.versions
+    ]
+    return {
+        "staleness_mean": version - sum(versions) / len(versions) if versions else 0.0,
+        "staleness_max": float(version - min(versions, default=version)),
+    }

@@ -1,0 +1,115 @@
+"""Lock step: one policy plays all groups of a batch, then the learner trains while nothing plays."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from arpo.algorithms.credit import Credit
+from arpo.algorithms.curriculum import Curriculum, PluginCurriculum
+from arpo.algorithms.samples import split_by_signal
+from arpo.errors import Outage
+from arpo.evaluation.scoring import report_failures
+from arpo.rollout.watched_env import WatchedEnv
+from arpo.storage.codec import BATCH
+from arpo.training.progress import Progress
+from arpo.training.run import Run
+from arpo.training.task_order import TaskOrder
+from arpo.types import Group
+
+
+class LockStep:
+    """A `BatchSource`. `save` writes a checkpoint of the run."""
+
+    def __init__(
+        self,
+        run: Run,
+        order: TaskOrder,
+        curriculum: Curriculum | PluginCurriculum,
+        credit: Credit,
+        save: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._run, self._order, self._curriculum, self._credit = run, order, curriculum, credit
+        self._save = save
+
+    async def __aenter__(self) -> LockStep:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing plays between two batches."""
+
+    async def next_batch(self) -> list[Group] | None:
+        if self._run.stopping:
+            return None
+        before, pool = replace(self._run.progress), self._run.scheduler.pool.state()
+        try:
+            return await self._rollout()
+        except Outage:
+            await self._abandon_batch(before, pool)
+            if self._run.stopping:
+                return None
+            raise
+
+    async def _rollout(self) -> list[Group]:
+        """Play one batch of groups. Dynamic sampling adds groups for those without signal."""
+        run, settings = self._run, self._run.config.train
+        groups: list[Group] = []
+        run.scheduler.pool.quarantine.begin_batch()
+        for attempt in range(settings.dynamic_attempts + 1 if settings.dynamic_sampling else 1):
+            missing = settings.tasks_per_batch - self._count_trained(groups)
+            tasks = self._order.take(run.progress.tasks, missing)
+            if not tasks:
+                break
+            run.progress.tasks += len(tasks)
+            first = attempt * settings.tasks_per_batch
+            with run.timing.stage("rollout"):
+                fresh = await run.scheduler.run(
+                    f"{BATCH}{run.progress.batch}",
+                    list(enumerate(tasks, first)),
+                    lambda *_: run.display.episode_done(),
+                    wrap=lambda env: WatchedEnv(env, run.store.prepare),
+                )
+            self._store(fresh)
+            groups += fresh
+        return groups
+
+    def _count_trained(self, groups: Sequence[Group]) -> int:
+        """The groups that fill a batch: with dynamic sampling, those with signal."""
+        config = self._run.config
+        if not config.train.dynamic_sampling:
+            return len(groups)
+        return len(split_by_signal(groups, config.loss, self._credit)[0])
+
+    def _store(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            self._run.store_group(group)
+            self._curriculum.record(group.trajectories)
+        self._run.progress.episodes += sum(len(group.trajectories) for group in groups)
+        report_failures(groups, self._run.display, some_tasks=True)
+
+    async def _abandon_batch(self, before: Progress, pool: Mapping[str, Any]) -> None:
+        """Save the run as it was before the batch.
+
+        If dynamic sampling has stored a part of the batch, the newest checkpoint stays the newest: the
+        resumed run removes this part.
+        """
+        progress = self._run.progress
+        progress.tasks = before.tasks
+        self._run.scheduler.pool.restore(pool)
+        stored = (progress.episodes, progress.failures) != (before.episodes, before.failures)
+        if not stored and self._run.saved_batch != progress.batch:
+            await self._save()
+
+    def trained(self) -> None: ...
+
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+    def waiting_episodes(self) -> set[str]:
+        return set()

@@ -176,7 +176,9 @@ class VllmClient:
             self._known_images.clear()
         self._known_images.update(image.sha256 for image in images)
         response = self._object(text)
-        if response.get("prompt_token_ids") != list(token_ids):
+        if not isinstance(read := response.get("prompt_token_ids"), list):
+            raise TransientError(f"{self.url}: status 200, but without the tokens of the prompt")
+        if read != list(token_ids):
             raise EngineError(
                 "generate",
                 f"{self.url}: the server reads the prompt as other tokens. Start it with the same model, "

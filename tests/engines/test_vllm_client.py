@@ -1,0 +1,277 @@
+"""The protocol with one vLLM server: images by hash, versions of tokens, and everything that can be wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from arpo.config import EngineConfig
+from arpo.engines.http_exchange import HttpExchange, TransientError
+from arpo.engines.vllm_client import UNCHANGED, VllmClient
+from arpo.errors import EngineError
+from arpo.testing import screenshot
+from arpo.types import Message, Prompt, Sampling
+from scripted_vllm import LOGPROBS, ScriptedVllm, answering, publish_probe, scripted_vllm
+
+Result = TypeVar("Result")
+ONE, TWO = screenshot(1, (56, 56)), screenshot(2, (56, 56))
+SAMPLING = Sampling(temperature=0.7, max_tokens=8, seed=2**62 + 1)
+GENERATE = "/inference/v1/generate"
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedVllm]:
+    with scripted_vllm() as server:
+        yield server
+
+
+def ask(
+    server: ScriptedVllm,
+    calls: Callable[[VllmClient], Awaitable[Result]],
+    *,
+    lora: bool = False,
+    trains_vision: bool = True,
+    seconds: float = 5.0,
+    max_bytes: int = 1 << 20,
+) -> Result:
+    async def run() -> Result:
+        http = HttpExchange("", max_bytes, lambda url, target: "correct engine.endpoints")
+        http.open()
+        settings = EngineConfig(seconds=seconds, load_seconds=seconds)
+        client = VllmClient(
+            server.url, http, server.renderer, settings, lora=lora, trains_vision=trains_vision
+        )
+        try:
+            return await calls(client)
+        finally:
+            await http.close()
+
+    return asyncio.run(run())
+
+
+def prompt_of(server: ScriptedVllm, *screens: Any) -> Prompt:
+    messages = tuple(Message(role="user", text="Save", screenshot=screen) for screen in screens or (None,))
+    rendered = server.renderer.render(messages)
+    return Prompt(episode_id="one", token_ids=rendered.token_ids, images=rendered.images, messages=messages)
+
+
+def test_a_prompt_has_one_token_per_image_and_the_answer_its_own_tokens(server: ScriptedVllm) -> None:
+    prompt = prompt_of(server, ONE, TWO)
+    assert prompt.token_ids.count(server.renderer.image_token_id) == 8
+    answer = ask(server, lambda client: client.generate(prompt, SAMPLING, UNCHANGED))
+    assert answer.token_ids == (111, server.renderer.end_of_turn_id)
+    assert answer.logprobs == LOGPROBS and answer.finish == "stop"
+    assert answer.labels == ("default", "default")
+    [sent] = server.prompts
+    assert sent["token_ids"].count(server.renderer.image_token_id) == 2
+    assert sent["return_token_ids"] and "model" not in sent
+    assert sent["sampling_params"] == {
+        "temperature": 0.7, "max_tokens": 8, "seed": 2**62 + 1, "logprobs": 0, "ignore_eos": True,
+        "stop_token_ids": sorted(server.renderer.end_ids), "detokenize": False,
+    }  # fmt: skip
+
+
+def test_a_prompt_without_images(server: ScriptedVllm) -> None:
+    prompt = prompt_of(server)
+    ask(server, lambda client: client.generate(prompt, SAMPLING, UNCHANGED))
+    assert server.prompts[0]["token_ids"] == list(prompt.token_ids)
+    assert server.prompts[0]["content_parts"] == []
+
+
+def test_an_image_is_sent_once_and_again_after_a_miss(server: ScriptedVllm) -> None:
+    async def talk(client: VllmClient) -> None:
+        await client.generate(prompt_of(server, ONE), SAMPLING, UNCHANGED)
+        await client.generate(prompt_of(server, ONE, TWO), SAMPLING, UNCHANGED)
+        server.images.clear()
+        await client.generate(prompt_of(server, ONE, TWO), SAMPLING, UNCHANGED)
+        await client.generate(prompt_of(server, ONE, TWO), SAMPLING, UNCHANGED)
+
+    ask(server, talk)
+    sent = [[part["url"] is not None for part in body["content_parts"]] for body in server.prompts]
+    assert sent == [[True], [False, True], [False, False], [True, True], [False, False]]
+    assert [part["uuid"] for part in server.prompts[1]["content_parts"]] == [ONE.sha256, TWO.sha256]
+
+
+def test_versions_of_tokens_come_as_spans(server: ScriptedVllm) -> None:
+    def two_spans(response: dict[str, Any]) -> dict[str, Any]:
+        spans = [{"version": "run-3", "start": 0, "end": 1}, {"version": "run-4", "start": 1, "end": 2}]
+        response["choices"][0]["weight_versions"] = spans
+        return response
+
+    server.response = two_spans
+    answer = ask(server, lambda client: client.generate(prompt_of(server), SAMPLING, UNCHANGED))
+    assert answer.labels == ("run-3", "run-4")
+
+
+def changed(**changes: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def change(response: dict[str, Any]) -> dict[str, Any]:
+        response["choices"][0] |= changes
+        return response
+
+    return change
+
+
+def entries(*logprobs: Any) -> dict[str, Any]:
+    return {"content": [{"token_id": t, "logprob": p} for t, p in zip((111, 2), logprobs, strict=True)]}
+
+
+@pytest.mark.parametrize(
+    ("response", "reason"),
+    [
+        (lambda response: {**response, "choices": []}, "without an answer"),
+        (lambda response: {**response, "choices": 7}, "without an answer"),
+        (changed(token_ids=[111, 111]), "its log-probabilities are of other tokens"),
+        (changed(token_ids=None), "without an answer"),
+        (changed(logprobs=None), "without an answer"),
+        (changed(logprobs=entries(-0.1, None)), "'None' is no log-probability"),
+        (changed(logprobs=entries(-0.1, 0.5)), "'0.5' is no log-probability"),
+        (changed(finish_reason="abort"), "2 tokens end with 'abort'"),
+        (changed(finish_reason="length"), "2 tokens end with 'length'"),
+        (changed(weight_versions=None), "without an answer"),
+        (changed(weight_versions=[]), "0 weight versions for 2 tokens"),
+        (changed(weight_versions=[{"version": "a", "start": 1, "end": 2}]), "have a gap"),
+        (changed(weight_versions=[{"version": "a", "start": 0, "end": 10**12}]), "have a gap"),
+    ],
+)  # fmt: skip
+def test_a_wrong_answer_is_a_fault_of_the_server(
+    server: ScriptedVllm, response: Callable[[dict[str, Any]], dict[str, Any]], reason: str
+) -> None:
+    server.response = response
+    with pytest.raises(TransientError, match=reason):
+        ask(server, lambda client: client.generate(prompt_of(server), SAMPLING, UNCHANGED))
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "reason"),
+    [
+        (500, "Internal Server Error", "status 500: Internal Server Error"),
+        (503, "", "status 503: no text"),
+        (404, json.dumps({"error": {"message": "no adapter"}}), "status 404: no adapter"),
+        (200, "hello", "status 200, but without an answer: hello"),
+        (200, "[" * 100_000, "without an answer"),
+        (200, "x" * 2_000_000, "the response is larger than 1048576 bytes"),
+        (307, "", "redirects to another address. Redirects are not followed: correct engine.endpoints"),
+    ],
+)
+def test_a_bad_response_is_a_fault_of_the_server(
+    server: ScriptedVllm, status: int, text: str, reason: str
+) -> None:
+    server.faults[GENERATE] = answering(status, text)
+    with pytest.raises(TransientError, match=reason):
+        ask(server, lambda client: client.generate(prompt_of(server, ONE), SAMPLING, UNCHANGED))
+
+
+def test_a_refused_prompt_is_no_fault_of_the_server(server: ScriptedVllm) -> None:
+    server.faults[GENERATE] = answering(400, json.dumps({"error": {"message": "At most 3 images"}}))
+    with pytest.raises(EngineError, match="status 400: At most 3 images"):
+        ask(server, lambda client: client.generate(prompt_of(server, ONE), SAMPLING, UNCHANGED))
+
+
+def test_a_prompt_that_the_server_reads_differently_is_refused(server: ScriptedVllm) -> None:
+    server.response = lambda response: {**response, "prompt_token_ids": response["prompt_token_ids"][:-1]}
+    with pytest.raises(EngineError, match="reads the prompt as other tokens"):
+        ask(server, lambda client: client.generate(prompt_of(server, ONE), SAMPLING, UNCHANGED))
+
+
+def test_full_weights_replace_those_of_the_model(server: ScriptedVllm, tmp_path: Path) -> None:
+    folder = publish_probe(tmp_path, 3, server.renderer, ONE)
+
+    async def load(client: VllmClient) -> list[bool]:
+        before = await client.has_weights("run-3")
+        await client.load(folder, "run-3")
+        return [before, await client.has_weights("run-3"), await client.has_weights("run-2")]
+
+    assert ask(server, load) == [False, True, False]
+    assert server.folder == folder
+    assert [call for call in server.calls if call not in ("/weight_info", "/is_paused")] == [
+        "/pause?mode=keep&clear_cache=false",
+        "/update_weight_version",
+        "/collective_rpc",
+        "/reset_prefix_cache?reset_running_requests=true",
+        "/reset_encoder_cache",
+        "/update_weight_version",
+        "/resume",
+    ]
+
+
+def test_a_frozen_vision_tower_keeps_its_features(server: ScriptedVllm, tmp_path: Path) -> None:
+    folder = publish_probe(tmp_path, 3, server.renderer, ONE)
+    ask(server, lambda client: client.load(folder, "run-3"), trains_vision=False)
+    assert "/reset_encoder_cache" not in server.calls
+
+
+@pytest.mark.parametrize(
+    "route", ["/collective_rpc", "/reset_prefix_cache", "/reset_encoder_cache", "/resume"]
+)
+def test_after_a_failed_update_the_server_does_not_have_the_weights(
+    server: ScriptedVllm, tmp_path: Path, route: str
+) -> None:
+    folder = publish_probe(tmp_path, 3, server.renderer, ONE)
+    server.faults[route] = answering(500, "out of memory", times=1)
+
+    async def load(client: VllmClient) -> bool:
+        with pytest.raises(TransientError, match="status 500: out of memory"):
+            await client.load(folder, "run-3")
+        return await client.has_weights("run-3")
+
+    assert ask(server, load) is False
+    ask(server, lambda client: client.load(folder, "run-3"))
+    assert ask(server, lambda client: client.has_weights("run-3"))
+
+
+def test_a_prefix_cache_that_was_not_reset_fails_the_update(server: ScriptedVllm, tmp_path: Path) -> None:
+    folder = publish_probe(tmp_path, 3, server.renderer, ONE)
+    server.faults["/reset_prefix_cache"] = answering(200, json.dumps({"success": False}))
+    with pytest.raises(TransientError, match="the prefix cache was not reset"):
+        ask(server, lambda client: client.load(folder, "run-3"))
+
+
+def test_adapters_are_loaded_next_to_the_previous_ones(server: ScriptedVllm, tmp_path: Path) -> None:
+    folders = [publish_probe(tmp_path, version, server.renderer, ONE) for version in (1, 2, 3)]
+
+    async def load(client: VllmClient) -> tuple[str, ...]:
+        for version, folder in enumerate(folders, 1):
+            await client.load(folder, f"run-{version}")
+        assert await client.has_weights("run-3") and not await client.has_weights("run-1")
+        return (await client.generate(prompt_of(server), SAMPLING, "run-3")).labels
+
+    assert ask(server, load, lora=True) == ("run-3", "run-3")
+    assert server.adapters == ["run-2", "run-3"]
+    assert server.prompts[-1]["model"] == "run-3"
+    assert "/pause?mode=keep&clear_cache=false" not in server.calls
+
+
+def test_the_score_of_given_tokens(server: ScriptedVllm, tmp_path: Path) -> None:
+    server.folder = publish_probe(tmp_path, 2, server.renderer, ONE)
+    prompt = prompt_of(server, ONE)
+    tokens = (*prompt.token_ids, 111, 2)
+    scores = ask(server, lambda client: client.score(tokens, prompt.images, UNCHANGED))
+    assert len(scores) == len(tokens) - 1 and scores[-2:] == (-0.25, -1.0)
+    server.response = lambda response: {**response, "prompt_logprobs": [None]}
+    with pytest.raises(TransientError, match="without log-probabilities"):
+        ask(server, lambda client: client.score(tokens, prompt.images, UNCHANGED))
+
+
+@pytest.mark.parametrize("route", ["/v1/models", "/weight_info"])
+@pytest.mark.parametrize("text", ["", "[]", "7", '{"data": []}', '{"data": [{}]}'])
+def test_a_server_that_is_not_vllm(server: ScriptedVllm, route: str, text: str) -> None:
+    if (route, text[:1]) == ("/weight_info", "{"):
+        return
+    server.faults[route] = answering(200, text)
+    call = VllmClient.model if route == "/v1/models" else lambda client: client.has_weights("a")
+    with pytest.raises(TransientError, match=f"{route} did not answer like vLLM"):
+        ask(server, call)
+
+
+def test_sleeping_servers_are_paused(server: ScriptedVllm) -> None:
+    async def talk(client: VllmClient) -> None:
+        await client.sleep()
+        await client.wake()
+
+    ask(server, talk)
+    assert server.calls == ["/sleep?level=1", "/wake_up"]

@@ -3,8 +3,8 @@
 `arpo train` runs two batches of two groups on Desk at 1920x1080, is killed in the second batch, resumes, ends
 and is exported. The model has the size of a 7B model and weights made for this purpose: it writes a thought
 of fixed length and then `wait()`, or rarely `error_env()`, which solves the tasks used here. So episodes have
-up to 15 steps, groups have a signal, and the replay buffer fills. Prints one JSON line; `ratio` is the goal
-of 12 seconds per episode divided by the measured ones.
+up to 15 steps, groups have a signal, and the replay buffer fills. The tiny learning rate keeps it so. Prints
+one JSON line; `ratio` is the goal of 12 seconds per episode divided by the measured ones, with the checkpoint.
 
     python benchmarks/rehearsal_7b.py [--train lora] [--folder FOLDER]
     python benchmarks/rehearsal_7b.py --tiny    # on a CPU, to test this script
@@ -32,11 +32,12 @@ from tokenizers import Tokenizer
 
 from arpo.config import ModelConfig
 from arpo.models.loading import load_model, load_renderer, resolve_model
+from arpo.storage.checkpoint import CHECKPOINTS
 from arpo.storage.run_folder import METRICS, TIMING
 from arpo.types import Message
 
 GOAL_SECONDS = 12.0  # per episode
-STAGES = ("rollout", "learn", "save")
+STAGES = ("rollout", "learn")
 LIKELY = 22.0  # logit of the next token of the answer; all others are near 0
 GIVE_UP = 0.03  # probability of error_env() at each step
 RECIPE = """
@@ -147,6 +148,8 @@ class Rehearsal:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.peak = folder, 0.0
+        self.save_seconds = 0.0  # of the checkpoint after the first batch
+        self._ended: list[float] = []  # times at which batches ended
 
     def train(self, kill_in_batch: int | None = None) -> float:
         """Returns the seconds until the end, or until the run was killed in this batch."""
@@ -156,8 +159,10 @@ class Rehearsal:
         while process.poll() is None:
             time.sleep(1)
             self.peak = max(self.peak, gpu_gibibytes())
-            finished = read_lines(self.folder / "run" / TIMING)
-            if kill_in_batch is not None and len(finished) >= kill_in_batch - 1:
+            self._report()
+            saved = self.folder / "run" / CHECKPOINTS / f"step-{(kill_in_batch or 1) - 1:06d}"
+            if kill_in_batch is not None and saved.is_dir():
+                self.save_seconds = time.perf_counter() - self._ended[-1] if self._ended else 0.0
                 time.sleep(3)
                 process.send_signal(signal.SIGKILL)
                 process.wait()
@@ -165,6 +170,12 @@ class Rehearsal:
         if process.returncode:
             sys.exit(f"arpo train ended with exit code {process.returncode}")
         return time.perf_counter() - started
+
+    def _report(self) -> None:
+        """Print the stages of each batch when it ends, in case the rehearsal is interrupted."""
+        for batch in read_lines(self.folder / "run" / TIMING)[len(self._ended) :]:
+            self._ended.append(time.perf_counter())
+            print(json.dumps(batch), f"peak {self.peak:.1f} GiB", flush=True)
 
 
 def measure(arguments: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]:
@@ -177,7 +188,7 @@ def measure(arguments: argparse.Namespace, model: Path, folder: Path) -> dict[st
         RECIPE.format(
             model=model, dtype="float32" if tiny else "bfloat16", train=arguments.train,
             width=224 if tiny else 1920, height=168 if tiny else 1080,
-            steps=arguments.steps, lr=1e-5 if arguments.train == "lora" else 1e-6,
+            steps=arguments.steps, lr=1e-9,
         )
     )  # fmt: skip
     rehearsal = Rehearsal(folder)
@@ -190,11 +201,12 @@ def measure(arguments: argparse.Namespace, model: Path, folder: Path) -> dict[st
     episodes = [line for line in read_lines(folder / "run" / METRICS) if "episodes" in line]
     engine_kl = [line["engine_kl"] for line in episodes]
     stages = [{name: value for name, value in batch.items() if name in STAGES} for batch in batches]
-    each = [sum(stage.values()) / 16 for stage in stages]
+    each = [(sum(stage.values()) + rehearsal.save_seconds) / 16 for stage in stages]
     return {
         "benchmark": "rehearsal_7b",
         **{key: value for key, value in vars(arguments).items() if key != "folder"},
         "stages": [{name: round(value, 1) for name, value in stage.items()} for stage in stages],
+        "save": round(rehearsal.save_seconds, 1),
         "mean_steps": [round(line["steps"], 1) for line in episodes],
         "success": [line["success"] for line in episodes],
         "rescued": [line["rescued"] for line in episodes],

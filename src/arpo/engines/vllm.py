@@ -90,15 +90,15 @@ class _Replica:
 class VllmEngine:
     """Use between `start()` and `close()`. `learning`: `load` comes before the first request.
 
-    `addresses` of the servers may be set until `start`. `report` is called with messages for the user.
+    `report` is called with messages for the user. `key` is the servers' key, "" for none.
     """
 
     def __init__(self, config: Config, renderer: Renderer, key: str, *, learning: bool) -> None:
         self.report: Callable[[str], None] = lambda text: None
-        self.addresses: Sequence[str] = ()
         self.check_seconds = _CHECK_SECONDS
         self._config, self._settings, self._renderer = config, config.engine, renderer
-        self._http = HttpExchange(key, _MAX_BYTES, lambda url, target: "correct engine.endpoints")
+        self._urls: Sequence[str] = ()
+        self.use_servers((), key)
         self._run = uuid.uuid4().hex[:12]  # two runs must not take each other's weights for their own
         self._target = None if learning else _Target(version=0, label=UNCHANGED, published=None)
         self._replicas: list[_Replica] = []
@@ -109,10 +109,15 @@ class VllmEngine:
         self._outage_began: float | None = None  # when the user was told
         self._stopping = self._asleep = False
 
+    def use_servers(self, urls: Sequence[str], key: str) -> None:
+        """Use these servers from the next `start` on; none means those of engine.endpoints."""
+        self._urls = urls
+        self._http = HttpExchange(key, _MAX_BYTES, lambda url, target: "correct engine.endpoints")
+
     async def start(self) -> Sequence[str]:
         """Connect. Raises UserError if no server answers, or if one has another model or other weights."""
         self._http.open()
-        urls = self.addresses or endpoints(self._settings.endpoints, "engine.endpoints", "")
+        urls = self._urls or endpoints(self._settings.endpoints, "engine.endpoints", "")
         self._replicas = [_Replica(self._client(url)) for url in urls]
         answers = await asyncio.gather(*map(self._meet, self._replicas), return_exceptions=True)
         for replica, answer in zip(self._replicas, answers, strict=True):

@@ -9,6 +9,7 @@ from typing import Any
 
 from arpo.config import Config
 from arpo.engines.factory import open_engine
+from arpo.engines.vllm import VllmEngine
 from arpo.envs.factory import open_pool
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import PromptRenderer, Renderer
@@ -21,7 +22,8 @@ from arpo.rollout.scheduler import Scheduler
 class Player:
     """The scheduler that plays episodes, and the model behind it.
 
-    `model` is the module that the engine samples from, for a learner to train. It is None if a server has it.
+    `model` is the module that the engine samples from, or that a learner trains. It is None if only servers
+    have the weights.
     """
 
     scheduler: Scheduler
@@ -34,11 +36,20 @@ class Player:
         assert isinstance(self.renderer, Renderer), "the engine takes messages, not tokens"
         return self.renderer
 
+    def stop_waiting(self) -> None:
+        """End a pause in which no environment or no server works with `Outage`. Call it in the loop."""
+        self.scheduler.pool.outage.stop()
+        engine = self.scheduler.agent.engine
+        if isinstance(engine, VllmEngine):
+            engine.stop()
+
     @asynccontextmanager
     async def started(self, display: Display) -> AsyncIterator[Scheduler]:
         """The scheduler with a connected engine, which is closed at the end."""
         engine = self.scheduler.agent.engine
         self.scheduler.pool.outage.report = display.note
+        if isinstance(engine, VllmEngine):
+            engine.report = display.note
         try:
             for message in await engine.start():
                 display.note(message)
@@ -47,11 +58,14 @@ class Player:
             await engine.close()
 
 
-def open_player(config: Config) -> Player:
-    """Open the environments and the engine of the recipe. Wrong settings raise UserError here."""
+def open_player(config: Config, *, learning: bool = False) -> Player:
+    """Open the environments and the engine of the recipe. Wrong settings raise UserError here.
+
+    `learning`: a learner will train the player's model.
+    """
     template = load_template(config.model.prompt)
     pool = open_pool(config)
-    opened = open_engine(config)
+    opened = open_engine(config, learning=learning)
     agent = Agent(
         engine=opened.engine,
         renderer=opened.renderer,

@@ -84,7 +84,7 @@ class Run:
         if fitted.optim != config.optim:
             tokens = fitted.optim.tokens_per_microbatch
             display.note(f"optim.tokens_per_microbatch = {tokens}: larger ones do not fit into the GPU")
-        self.player = open_player(fitted)
+        self.player = open_player(fitted, learning=True)
         self.scheduler = self.player.scheduler
         self.learner = open_learner(self.player, fitted)
         self.progress = progress
@@ -128,7 +128,7 @@ class Run:
         self.stopping = True
         self.display.note(self._describe_stop())
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self.scheduler.pool.outage.stop)
+            self._loop.call_soon_threadsafe(self.player.stop_waiting)
             self._loop.call_soon_threadsafe(self.on_stop)
             if self._evaluation is not None:
                 self._loop.call_soon_threadsafe(self._evaluation.cancel)

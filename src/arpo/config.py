@@ -93,7 +93,12 @@ class Config:
     @property
     def trains_a_copy(self) -> bool:
         """Whether learner and engine work at the same time in one process, each with its own weights."""
-        return self.train.max_staleness > 0 and self.engine.name != "vllm"
+        return self.train.max_staleness > 0 and self.samples_in_process
+
+    @property
+    def samples_in_process(self) -> bool:
+        """Whether the engine samples from a model in this process. Otherwise it needs published weights."""
+        return self.engine.name != "vllm"
 
 
 def _check_ranges(section: str, settings: Any) -> None:
@@ -144,6 +149,8 @@ def _check_combinations(config: Config) -> None:
         )
     if tasks.train == tasks.heldout:
         raise BadSetting("tasks.heldout", f"is {tasks.train!r}, must differ from tasks.train")
+    if train.max_staleness:
+        _check_asynchronous(config)
     if train.method != "online":
         _check_offline(config)
     if config.model.min_pixels > config.model.max_pixels:
@@ -183,6 +190,23 @@ def _check_combinations(config: Config) -> None:
             "train.dynamic_sampling",
             "is true, must be false with replay.enabled = true: it replaces the groups that replay would "
             "rescue; set replay.enabled = false",
+        )
+
+
+def _check_asynchronous(config: Config) -> None:
+    """Raise BadSetting for settings that need lock step."""
+    train = config.train
+    if train.method != "online":
+        raise BadSetting(
+            "train.max_staleness",
+            f"is {train.max_staleness}, must be 0 with train.method = {train.method}: offline training has no "
+            "rollouts to wait for",
+        )
+    if train.dynamic_sampling:
+        raise BadSetting(
+            "train.dynamic_sampling",
+            f"is true, must be false with train.max_staleness = {train.max_staleness}: it fills a batch that "
+            "one policy plays; set train.max_staleness = 0",
         )
 
 

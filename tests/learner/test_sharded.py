@@ -325,7 +325,7 @@ def test_commands_survive_encoding() -> None:
     twice = (same, replace(same, advantage=math.inf, replayed=True, kl_weight=0.0))
     commands: list[Command] = [
         TrainCommand(updates=[[twice, ()], [(), (sample(rng, renderer),)]], lr_scales=[1.0, 0.1]),
-        LogprobsCommand(updates=[[twice]], base=True, first=2, count=4),
+        LogprobsCommand(updates=[[twice]], base=True, temperature=None, first=2, count=4),
         SaveCommand(folder="/somewhere/ü"),
         LoadCommand(version=3, steps=2, skipped=1, parameter_steps={"layer.weight": 2.0}),
         StopCommand(),

@@ -337,6 +337,42 @@ def test_adapters_are_divided_and_a_frozen_tower_is_not() -> None:
     assert sizes.sampling_model == 2 * PARAMETERS + 4 * 80_000_000
 
 
+def asynchronous(config: Config) -> Config:
+    return replace(config, train=replace(config.train, max_staleness=1))
+
+
+def test_in_asynchronous_training_the_engine_has_weights_of_its_own_and_nothing_takes_turns() -> None:
+    lock_step, plan = plan_memory(INFO, changed(FULL)), plan_memory(INFO, asynchronous(changed(FULL)))
+    assert (lock_step.sampling_model, plan.sampling_model) == (0, 2 * PARAMETERS)
+    assert plan.learning == lock_step.learning
+    assert plan.sampling == lock_step.sampling
+    assert plan.total == plan.always + plan.learning + plan.sampling
+    assert plan.free_for_pool(plan.total) == plan.pool
+    adapters = plan_memory(INFO, asynchronous(changed(FULL, train="lora")))
+    assert adapters.sampling_model == 4 * 80_000_000
+    ranks = plan_memory(INFO, asynchronous(changed(FULL, ranks=4)))
+    assert (ranks.sampling_model, ranks.sampling_weights) == (2 * PARAMETERS, 2 * PARAMETERS)
+
+
+def test_in_asynchronous_training_the_pool_leaves_the_learner_its_memory() -> None:
+    config = asynchronous(changed(FULL, train="lora", microbatch=8192, parallel=64))
+    plan = plan_memory(INFO, config)
+    fitted = fit_into(INFO, config, plan.total + 3 * plan.pool, learning=True)
+    assert fitted.engine.cache_gigabytes * GIB == pytest.approx(4 * plan.pool)
+    assert fitted.optim == config.optim
+    lines = describe_plan(INFO, config, None)
+    assert not any("only while" in line for line in lines)
+
+
+def test_with_servers_this_process_does_not_sample() -> None:
+    for ranks in (1, 4):
+        config = changed(FULL, ranks=ranks)
+        config = asynchronous(replace(config, engine=replace(config.engine, name="vllm")))
+        plan = plan_memory(INFO, config)
+        assert plan.sampling == plan.sampling_model == plan.slots == 0
+        assert plan.total == plan.always + plan.learning
+
+
 def test_as_many_ranks_are_advised_as_are_needed() -> None:
     totals = {ranks: plan_memory(INFO, changed(FULL, ranks=ranks)).total for ranks in (1, 2, 4, 8)}
     assert totals[1] > totals[2] > totals[4] > totals[8]

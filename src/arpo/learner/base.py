@@ -52,16 +52,25 @@ class Learner(Protocol):
         """
         ...
 
-    async def logprobs(self, samples: Sequence[Sample], *, base: bool) -> list[float]:
-        """log π of the sampled tokens, summed over each sample, under the policy or the base model."""
+    async def logprobs(
+        self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
+    ) -> list[float]:
+        """log π of the sampled tokens, summed over each sample, under the policy or the base model.
+
+        The temperature is that of sampling (rollout.temperature), if None.
+        """
         ...
 
     def weights(self) -> Weights:
-        """The current version and a handle on its weights."""
+        """The current version and a handle on its weights, for an engine in this process."""
         ...
 
     def save(self, folder: Path) -> None:
         """Write the trained weights, the optimiser state and the counters."""
+        ...
+
+    def publish(self, folder: Path) -> None:
+        """Write the weights for engines in other processes: the full model, or its adapters (`publish`)."""
         ...
 
     def load(self, folder: Path) -> None:

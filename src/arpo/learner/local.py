@@ -25,6 +25,7 @@ from arpo.config import Config, OptimConfig
 from arpo.engines.base import Weights
 from arpo.learner.adamw import RoundingAdamW, clip_gradients
 from arpo.learner.base import Batch, Metrics
+from arpo.learner.publish import write_weights
 from arpo.learner.saved_state import (
     ADAM_KEYS,
     OPTIMISER_FILE,
@@ -37,6 +38,7 @@ from arpo.models.forward import sampled_logprobs
 from arpo.models.image_loader import ImageLoader
 from arpo.models.loading import DTYPES
 from arpo.models.lora import adapters_disabled
+from arpo.models.memory_plan import engine_pass_bytes
 from arpo.prompts.rendering import Renderer
 from arpo.types import Sample
 
@@ -68,6 +70,7 @@ class LocalLearner:
         self._parameters, offsets = trained or (trained_parameters(model), {})
         self._optimiser = _adamw(self._parameters.values(), config.optim, config.run.seed, offsets)
         self._loader = ImageLoader(renderer.settings) if _on_gpu(model) else None
+        self._engine_bytes = engine_pass_bytes(model) if config.trains_a_copy else 0
         self._version = 0
         self._steps = 0
         self._skipped = 0
@@ -84,17 +87,24 @@ class LocalLearner:
             [split_microbatches(update, max_tokens) for update in batch.updates], batch.lr_scales
         )
 
-    async def logprobs(self, samples: Sequence[Sample], *, base: bool) -> list[float]:
+    async def logprobs(
+        self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
+    ) -> list[float]:
         microbatches = split_microbatches(samples, self._config.optim.tokens_per_microbatch)
-        return restore_order(samples, chain(*microbatches), self._sample_logprobs(microbatches, base))
+        found = self._sample_logprobs(microbatches, base, temperature)
+        return restore_order(samples, chain(*microbatches), found)
 
-    def _sample_logprobs(self, microbatches: Sequence[Microbatch], base: bool) -> list[float]:
+    def _sample_logprobs(
+        self, microbatches: Sequence[Microbatch], base: bool, temperature: float | None
+    ) -> list[float]:
         """log π of each sample, in the order of the micro-batches."""
         sums: list[float] = []
         for index, microbatch in enumerate(microbatches):
             self._prefetch_images(microbatches[index : index + 2])
             logp_T = (
-                self._base_logprobs(microbatch) if base else self._policy_logprobs(self._model, microbatch)
+                self._base_logprobs(microbatch, temperature)
+                if base
+                else self._policy_logprobs(self._model, microbatch, temperature)
             )
             parts = logp_T.double().split([len(sample.behaviour_logprobs) for sample in microbatch])
             sums += [part.sum().item() for part in parts]
@@ -190,20 +200,30 @@ class LocalLearner:
         screenshots = (shot for microbatch in microbatches for sample in microbatch for shot in sample.images)
         self._loader.prefetch(shot for shot in screenshots if shot.sha256 not in cached)
 
-    def _base_logprobs(self, microbatch: Microbatch) -> Tensor:
+    def _base_logprobs(self, microbatch: Microbatch, temperature: float | None = None) -> Tensor:
         assert self._base is not None
         with adapters_disabled(self._base):
-            return self._policy_logprobs(self._base, microbatch)
+            return self._policy_logprobs(self._base, microbatch, temperature)
 
     @torch.no_grad()
-    def _policy_logprobs(self, model: Any, microbatch: Microbatch) -> Tensor:
-        return self._token_logprobs(model, microbatch)[0]
+    def _policy_logprobs(
+        self, model: Any, microbatch: Microbatch, temperature: float | None = None
+    ) -> Tensor:
+        return self._token_logprobs(model, microbatch, temperature)[0]
 
     # `sharded.RankLearner` overrides the methods from here to `_clip_gradients`.
 
-    def _token_logprobs(self, model: Any, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
-        temperature = self._config.rollout.temperature
-        return sampled_logprobs(model, microbatch, self._renderer, temperature, loader=self._loader)
+    def _token_logprobs(
+        self, model: Any, microbatch: Microbatch, temperature: float | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return sampled_logprobs(
+            model,
+            microbatch,
+            self._renderer,
+            temperature or self._config.rollout.temperature,
+            loader=self._loader,
+            reserved=self._engine_bytes,
+        )
 
     def _backward(self, loss: Tensor) -> None:
         loss.backward()
@@ -236,6 +256,9 @@ class LocalLearner:
         )
         save_tensors(optimiser_state, folder / OPTIMISER_FILE)
         write_counters(folder, self._model, **self.counters())
+
+    def publish(self, folder: Path) -> None:
+        write_weights(self._model, self._config.model, folder)
 
     def load(self, folder: Path) -> None:
         """Resume from a folder written by `save`. Fills the model in place, for all its holders."""

@@ -64,12 +64,18 @@ class LogprobsCommand:
 
     updates: Sequence[Sequence[Microbatch]]  # exactly one
     base: bool
+    temperature: float | None  # None: rollout.temperature
     first: int
     count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCommand:
+    folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishCommand:
     folder: str
 
 
@@ -88,7 +94,7 @@ class StopCommand:
     pass
 
 
-Command = TrainCommand | LogprobsCommand | SaveCommand | LoadCommand | StopCommand
+Command = TrainCommand | LogprobsCommand | SaveCommand | PublishCommand | LoadCommand | StopCommand
 COMMANDS: Mapping[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}
 
 

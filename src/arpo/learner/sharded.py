@@ -4,8 +4,9 @@ Every rank has a `RankLearner`: a `LocalLearner` whose model keeps a shard of ea
 layer by layer. Samples are balanced by tokens; a rank without samples runs a filler of weight zero, because
 every rank must take part in gathering. Losses include their normalisation and are summed, so results equal
 those of one process up to the order of summation. Rank 0 also has a full model for sampling. Its trained
-weights are freed while the ranks learn, and gathered from them afterwards. A frozen vision tower is copied
-instead of sharded: it runs only on a cache miss, at different times on each rank.
+weights are freed while the ranks learn, and gathered from them afterwards. If other processes sample, it only
+supplies the initial values, and nothing is gathered. A frozen vision tower is copied instead of sharded: it
+runs only on a cache miss, at different times on each rank.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ from arpo.config import Config
 from arpo.engines.base import Weights
 from arpo.learner.base import Batch, Metrics
 from arpo.learner.local import LocalLearner, TrainedParameters, restore_order, trained_parameters
+from arpo.learner.publish import write_shards
 from arpo.learner.ranks import (
     Command,
     LoadCommand,
     LogprobsCommand,
+    PublishCommand,
     RankGroup,
     SaveCommand,
     TrainCommand,
@@ -75,6 +78,7 @@ class ShardedLearner:
 
     def __init__(self, model: VisionLanguageModel, renderer: Renderer, config: Config) -> None:
         self._model = model.eval()
+        self._sampling_weights = trained_parameters(model) if config.samples_in_process else {}
         self._config = config
         self._ranks = RankGroup(config, __name__)
         try:
@@ -102,17 +106,25 @@ class ShardedLearner:
         ]
         with self._ranks.collective():
             self._ranks.send(commands[1:])
-            with _memory_freed(trained_parameters(self._model).values()):
+            with _memory_freed(self._sampling_weights.values()):
                 metrics = self._learner.train_on(commands[0])
-            self._learner.gather_into(self._model)
+            self._learner.gather_into(self._sampling_weights)
         return {**metrics, "samples": float(sum(map(len, batch.updates)))}
 
-    async def logprobs(self, samples: Sequence[Sample], *, base: bool) -> list[float]:
+    async def logprobs(
+        self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
+    ) -> list[float]:
         optim = self._config.optim
         shares = assign_to_ranks(samples, optim.ranks, optim.tokens_per_microbatch)
         sizes = [sum(map(len, share)) for share in shares]
         commands = [
-            LogprobsCommand(updates=[share], base=base, first=sum(sizes[:rank]), count=len(samples))
+            LogprobsCommand(
+                updates=[share],
+                base=base,
+                temperature=temperature,
+                first=sum(sizes[:rank]),
+                count=len(samples),
+            )
             for rank, share in enumerate(shares)
         ]
         with self._ranks.collective():
@@ -127,6 +139,11 @@ class ShardedLearner:
             self._ranks.send_all(command)
             self._learner.save(folder)
         write_counters(folder, self._model, ranks=self._config.optim.ranks, **self._learner.counters())
+
+    def publish(self, folder: Path) -> None:
+        with self._ranks.collective():
+            self._ranks.send_all(PublishCommand(folder=str(folder.resolve())))
+            self._learner.publish(folder)
 
     def load(self, folder: Path) -> None:
         """Resume from a folder of any number of ranks. Only rank 0 reads it."""
@@ -167,19 +184,18 @@ class RankLearner(LocalLearner):
     def gather_logprobs(self, command: LogprobsCommand) -> list[float]:
         """Log-probabilities of the samples of all ranks, in rank order."""
         found = torch.zeros(command.count, dtype=torch.float64, device=self._device)
-        own = self._sample_logprobs(command.updates[0], command.base)
+        own = self._sample_logprobs(command.updates[0], command.base, command.temperature)
         found[command.first : command.first + len(own)] = found.new_tensor(own)
         dist.all_reduce(found)
         return found.tolist()
 
     @torch.no_grad()
-    def gather_into(self, full_model: VisionLanguageModel | None) -> None:
-        """Update rank 0's full model with the trained parameters, one at a time."""
-        parameters = {} if full_model is None else dict(full_model.named_parameters())
-        for name, shard in self._shards.items():
+    def gather_into(self, sampling_weights: Mapping[str, nn.Parameter]) -> None:
+        """Copy the trained parameters into rank 0's model for sampling, one at a time, if there is one."""
+        for name, shard in self._shards.items() if self._config.samples_in_process else ():
             gathered = shard.full_tensor()
-            if full_model is not None:
-                parameters[name].copy_(gathered)
+            if name in sampling_weights:
+                sampling_weights[name].copy_(gathered)
 
     @torch.no_grad()
     def save(self, folder: Path) -> None:
@@ -204,6 +220,9 @@ class RankLearner(LocalLearner):
         save_tensors(optimiser_state, folder / rank_file(OPTIMISER_FILE, self._rank))
         dist.barrier()
 
+    def publish(self, folder: Path) -> None:
+        write_shards(self._model, self._config.model, folder, self._rank)
+
     def restore(
         self, command: LoadCommand, full_model: VisionLanguageModel | None, saved: SavedState | None
     ) -> None:
@@ -226,8 +245,10 @@ class RankLearner(LocalLearner):
             own = {name: nn.Parameter(shard.to_local()) for name, shard in self._shards.items()}
         return own, {own[name]: _shard_offset(shard, self._rank) for name, shard in self._shards.items()}
 
-    def _token_logprobs(self, model: Any, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
-        temperature = self._config.rollout.temperature
+    def _token_logprobs(
+        self, model: Any, microbatch: Microbatch, temperature: float | None = None
+    ) -> tuple[Tensor, Tensor]:
+        temperature = temperature or self._config.rollout.temperature
         logp_T, entropy_T = model(microbatch, self._renderer, temperature, self._loader)
         return logp_T, entropy_T
 
@@ -395,11 +416,13 @@ def _run_commands(config: Config, rank: int, commands: Iterator[Command]) -> Non
         match command:
             case TrainCommand():
                 learner.train_on(command)
-                learner.gather_into(None)
+                learner.gather_into({})
             case LogprobsCommand():
                 learner.gather_logprobs(command)
             case SaveCommand():
                 learner.save(Path(command.folder))
+            case PublishCommand():
+                learner.publish(Path(command.folder))
             case LoadCommand():
                 learner.restore(command, None, None)
 

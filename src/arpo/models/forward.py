@@ -252,11 +252,13 @@ def sampled_logprobs(
     *,
     packed: bool | None = None,
     loader: ImageLoader | None = None,
+    reserved: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """(log-probability, entropy) of every sampled token at the sampling temperature, in sample order.
 
     Sequences are packed into one row or padded on the right, where causal attention never looks. By default a
     GPU packs if samples have at least `MIN_PACKED_TOKENS` tokens on average. The entropy carries no gradient.
+    Activations leave `reserved` bytes of the GPU free, for an engine that samples at the same time.
     """
     assert temperature > 0, "greedy answers have no log-probabilities to train on"
     assert not any(sample.mask[0] for sample in samples), (
@@ -272,7 +274,9 @@ def sampled_logprobs(
     sampled_BT = _mask_tensor([sample.mask for sample in samples], packed).to(model.device)
     predicting_N = sampled_BT.roll(-1, 1).flatten().nonzero()[:, 0]  # the index before each sampled token
     tokens = sampled_BT.numel()  # with padding
-    recompute = _recompute_context(model, tokens, screenshots, renderer) if on_gpu else nullcontext()
+    recompute = (
+        _recompute_context(model, tokens, screenshots, renderer, reserved) if on_gpu else nullcontext()
+    )
     with recompute, _last_mlp_at(model, predicting_N):
         encoded = features_by_sha256(model, screenshots, renderer, loader)
         features = [encoded[shot.sha256] for shot in screenshots]
@@ -285,14 +289,18 @@ def sampled_logprobs(
 
 
 def _recompute_context(
-    model: VisionLanguageModel, tokens: int, screenshots: Sequence[Screenshot], renderer: Renderer
+    model: VisionLanguageModel,
+    tokens: int,
+    screenshots: Sequence[Screenshot],
+    renderer: Renderer,
+    reserved: int,
 ) -> AbstractContextManager[None]:
     """If gradients are enabled, keep as many activations for the backward pass as fit on the GPU."""
     if not torch.is_grad_enabled():
         return nullcontext()
     grids = {shot.sha256: renderer.grid(shot) for shot in screenshots}
     patches = sum(rows * columns for _, rows, columns in grids.values())
-    return recomputing(model, activations_to_keep(model, tokens, patches))
+    return recomputing(model, activations_to_keep(model, tokens, patches, reserved))
 
 
 @contextmanager

@@ -136,7 +136,7 @@ def describe_plan(
     plan = plan_memory(info, config, learning=learning)
     ranks, tokens = config.optim.ranks if learning else 1, workload_of(info, config).sequence
     lines = [
-        f"{name.replace('_', ' '):>16} {size / GIB:8.1f} GiB{_phase(name)}"
+        f"{name.replace('_', ' '):>16} {size / GIB:8.1f} GiB{'' if plan.concurrent else _phase(name)}"
         for name, size in plan.parts.items()
         if size
     ]
@@ -183,9 +183,16 @@ def fit_into(info: ModelInfo, config: Config, gpu_bytes: int, *, learning: bool)
         plan = plan_memory(info, fitted, learning=learning)
         if plan.total <= gpu_bytes:
             _check_cache_size(plan, config, gpu_bytes)
-            return fitted
+            return _with_cache_size(plan, fitted, gpu_bytes)
     lines = describe_plan(info, config, gpu_bytes, learning=learning)
     raise UserError("\n".join(["GPU memory:", *lines]))
+
+
+def _with_cache_size(plan: MemoryPlan, config: Config, gpu_bytes: int) -> Config:
+    """If engine and learner work at the same time, the pool must leave the learner its memory."""
+    if not (plan.concurrent and plan.pool) or config.engine.cache_gigabytes:
+        return config
+    return with_changes(config, {"engine.cache_gigabytes": plan.free_for_pool(gpu_bytes) / GIB})
 
 
 def _check_cache_size(plan: MemoryPlan, config: Config, gpu_bytes: int) -> None:

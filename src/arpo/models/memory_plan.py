@@ -2,9 +2,10 @@
 
 Weights, gradients and moments are exact, from the model's configuration alone. Activations are an upper
 bound: those of the longest possible sequence, minus the ones recomputed (see `recompute`). A run alternates
-between sampling and learning, and needs the larger of both. With several ranks, each has a GPU. They share
-weights, gradients and moments. Rank 0 also samples, with a full model of its own, without its trained
-weights while learning. Nothing is allocated.
+between sampling and learning, and needs the larger of both. In asynchronous training it does both at once,
+and the engine has trained weights of its own. With several ranks, each has a GPU. They share weights,
+gradients and moments. Rank 0 also samples, with a full model of its own, without its trained weights while
+learning. With vLLM servers, this process does not sample. Nothing is allocated.
 
     info = read_model_info(config)
     plan_memory(info, config).total  # bytes on rank 0
@@ -92,12 +93,12 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Bytes on rank 0 by purpose. `gathered` and those of the sampling model are 0 with one rank."""
+    """Bytes on rank 0 by purpose. In lock step, one rank has no `gathered` tensors and no sampling model."""
 
     weights: int
     base_model: int
     moments: int
-    sampling_model: int  # full model of rank 0, for sampling; without its trained weights
+    sampling_model: int  # full model of rank 0, for sampling; in lock step without its trained weights
     slots: int  # cache of equal slots; 0 if the engine has a pool
     reserve: int
     gradients: int  # from here on: only while learning
@@ -106,10 +107,11 @@ class MemoryPlan:
     sampling_weights: int  # from here on: only while sampling. Trained weights of the sampling model
     pool: int  # keys and values of the longest episode
     passes: int  # activations of the engine
+    concurrent: bool = False  # sampling and learning at the same time
 
     @property
     def parts(self) -> dict[str, int]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: getattr(self, name) for name in _PARTS}
 
     @property
     def learning(self) -> int:
@@ -127,7 +129,8 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        return self.always + max(self.learning, self.sampling)
+        together = self.learning + self.sampling
+        return self.always + (together if self.concurrent else max(self.learning, self.sampling))
 
     @property
     def other_ranks(self) -> int:
@@ -136,11 +139,14 @@ class MemoryPlan:
 
     def free_for_pool(self, gpu_bytes: int) -> int:
         """Bytes left for the pool while sampling on such a GPU."""
-        return gpu_bytes - self.always - self.sampling + self.pool
+        return gpu_bytes - self.always - self.sampling + self.pool - self.learning * self.concurrent
 
     def cached_episodes(self, gpu_bytes: int) -> int:
         """The number of longest episodes in the pool on such a GPU."""
         return max(0, self.free_for_pool(gpu_bytes) // self.pool) if self.pool else 0
+
+
+_PARTS = [field.name for field in fields(MemoryPlan) if field.name != "concurrent"]
 
 
 def read_dimensions(folder: Path, lora_rank: int) -> ModelDimensions:
@@ -226,13 +232,15 @@ def plan_memory(info: ModelInfo, config: Config, *, learning: bool = True) -> Me
         "reserve": 0,
     }
     if not learning:
-        unused = {field.name: 0 for field in fields(MemoryPlan)}
-        return _with_reserve(MemoryPlan(**unused | sampling | {"weights": width * everything}))
+        parts: dict[str, Any] = dict.fromkeys(_PARTS, 0) | sampling | {"weights": width * everything}
+        return _with_reserve(MemoryPlan(**parts))
+    if not config.samples_in_process:
+        sampling = dict.fromkeys(sampling, 0)
     train, lora = config.model.train, config.model.train == "lora"
     trained = everything if train == "all" else dims.adapter_parameters if lora else dims.language_parameters
     tower = 0 if train == "all" else dims.vision_parameters
     adapters = 4 * dims.adapter_parameters if lora else 0
-    freed = 0 if lora else trained
+    engine = _engine_model(config, width * everything + adapters, adapters if lora else width * trained)
     # For KL, the base model shares a frozen tower in one process. A rank has a copy of its own, and keeps
     # embeddings and head gathered, because no backward pass reshards them.
     base = _per_rank(width * trained, ranks) + (
@@ -247,11 +255,26 @@ def plan_memory(info: ModelInfo, config: Config, *, learning: bool = True) -> Me
         activations=_activation_bytes(
             dims, width, workload.tokens, workload.patches if train == "all" else 0
         ),
-        sampling_model=width * (everything - freed) + adapters if ranks > 1 else 0,
-        sampling_weights=width * freed if ranks > 1 else 0,
-        **sampling,
+        **sampling | engine,
+        concurrent=config.trains_a_copy,
     )
     return _with_reserve(plan)
+
+
+def _engine_model(config: Config, everything: int, trained: int) -> dict[str, int]:
+    """Weights of the engine besides those of the learner, in bytes.
+
+    Ranks free the trained weights of a full model while they learn; adapters stay. In asynchronous training
+    the engine has trained weights of its own; the full model of the ranks is then a third copy.
+    """
+    sharded, freed = config.optim.ranks > 1, 0 if config.model.train == "lora" else trained
+    if not config.samples_in_process:
+        always, sometimes = 0, 0
+    elif not config.trains_a_copy:
+        always, sometimes = (everything - freed, freed) if sharded else (0, 0)
+    else:
+        always, sometimes = (everything, trained) if sharded else (trained, 0)
+    return {"sampling_model": always, "sampling_weights": sometimes}
 
 
 def _with_reserve(plan: MemoryPlan) -> MemoryPlan:
@@ -269,6 +292,11 @@ def sampling_bytes(dims: ModelDimensions, width: int) -> int:
         layer_bytes(dims, width, MAX_PREFILL_TOKENS), 2 * block_bytes(dims, width, MAX_ENCODED_PATCHES)
     )
     return largest + dims.converted_head
+
+
+def engine_pass_bytes(model: Any) -> int:
+    """Activations of an engine with this model."""
+    return sampling_bytes(measure_dimensions(model, lora_rank=1), model.dtype.itemsize)
 
 
 def pool_tokens(model: Any, longest: int, most: int, gigabytes: float) -> int:
@@ -352,8 +380,8 @@ def block_bytes(dims: ModelDimensions, width: int, patches: int) -> int:
     return width * patches * (8 * dims.vision_hidden + 3 * dims.vision_intermediate)
 
 
-def activations_to_keep(model: Any, tokens: int, patches: int) -> KeptActivations:
-    """The activations to keep in free GPU memory until the backward pass.
+def activations_to_keep(model: Any, tokens: int, patches: int, reserved: int = 0) -> KeptActivations:
+    """The activations to keep in free GPU memory, except `reserved` bytes, until the backward pass.
 
     If weights are sharded over several GPUs, none: gathering needs an unknown amount of memory.
     """
@@ -362,6 +390,7 @@ def activations_to_keep(model: Any, tokens: int, patches: int) -> KeptActivation
         return KeptActivations()
     tower = any(parameter.requires_grad for parameter in model.model.visual.blocks.parameters())
     free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    free -= reserved
     pending_gradients = sum(p.nbytes for p in parameters if p.requires_grad and p.grad is None)
     width, patches = parameters[0].element_size(), patches if tower else 0
     return max_kept_activations(

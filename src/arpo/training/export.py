@@ -2,9 +2,7 @@
 
 The folder has the weights, the tokenizer, the chat template where transformers 5 reads it, the image settings
 with the run's pixel limits, and a model card (`model_card`).
-The adapters of a LoRA run are merged into the weights, or written separately in PEFT's layout:
-adapter_model.safetensors has base_model.model.LAYER.lora_A.weight [r, in] and .lora_B.weight [out, r], and
-adapter_config.json has r and lora_alpha. The weight of the layer becomes W + lora_alpha / r · B A.
+The adapters of a LoRA run are merged into the weights, or written separately in PEFT's layout (`peft_files`).
 """
 
 from __future__ import annotations
@@ -26,20 +24,21 @@ from arpo.errors import UserError
 from arpo.learner.saved_state import COUNTERS_FILE, WEIGHTS_FILE, load_tensors, writing_tensors
 from arpo.models.hub import parse_hub_model, pin_model
 from arpo.models.loading import DTYPES, load_model, resolve_model
-from arpo.models.lora import adapter_weights, merge
+from arpo.models.lora import merge
+from arpo.models.peft_files import peft_tensors, write_peft_config
 from arpo.models.trainable import frozen_fingerprint, set_trainable
 from arpo.prompts.rendering import CHAT_TEMPLATE, read_chat_template
 from arpo.prompts.vision import write_pixel_limits
 from arpo.recipe import load_config
 from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, MANIFEST, Checkpoint, find_damage, latest, step_of
 from arpo.storage.files import naming
+from arpo.storage.published_weights import ADAPTER_FILE
 from arpo.storage.run_folder import RECIPE, read_summary
 from arpo.training.model_card import CARD, model_card
 
 # Not copied from the base model: its weights, its model card, pickles and code.
 NOT_COPIED = (".safetensors", ".md", ".bin", ".pt", ".pth", ".py")
 RESTORE_OR_OTHER = "restore it, or export another checkpoint"
-ADAPTERS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,26 +110,9 @@ def _write_processor(settings: ModelConfig | None, out: Path) -> None:
 
 
 def _write_adapters(model: Any, settings: ModelConfig, out: Path, dtype: torch.dtype) -> None:
-    adapters = adapter_weights(model)
-    weights = {
-        f"base_model.model.{name}.lora_{which}.weight": matrix.to(dtype).contiguous()
-        for name, pair in adapters.items()
-        for which, matrix in zip("AB", pair, strict=True)
-    }
-    base = parse_hub_model(settings.path)
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base.repo if base else str(resolve_model(settings.path)),
-        "revision": (base and base.revision) or None,
-        "r": settings.lora_rank,
-        "lora_alpha": settings.lora_alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": list(adapters),
-    }
-    save_file(weights, out / ADAPTERS, metadata={"format": "pt"})
-    (out / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    adapters = {name: tensor.to(dtype).contiguous() for name, tensor in peft_tensors(model).items()}
+    save_file(adapters, out / ADAPTER_FILE, metadata={"format": "pt"})
+    write_peft_config(out, settings, adapters)
 
 
 def find_source(source: Path, dtype: str, *, merged: bool) -> Source:

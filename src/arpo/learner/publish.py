@@ -1,0 +1,151 @@
+"""Publishes the weights of a learner for engines in other processes (`storage/published_weights`).
+
+    with open_publisher(config, learner, renderer, run_folder) as publisher:
+        await engine.load(await publisher.publish())  # after each batch
+
+A version has a probe: a fixed prompt with screenshots and an answer, and the learner's log-probabilities of
+the answer's tokens. They prove that an engine has exactly these weights, at any later time, without the
+learner.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from PIL import Image, ImageDraw
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from arpo.algorithms.microbatches import balance_sizes
+from arpo.config import Config, ModelConfig
+from arpo.engines.base import Weights
+from arpo.learner.base import Learner
+from arpo.learner.saved_state import rank_file, save_tensors
+from arpo.models.lora import has_adapters
+from arpo.models.peft_files import peft_tensors, write_peft_config
+from arpo.prompts.rendering import Renderer
+from arpo.storage.published_weights import (
+    ADAPTER_FILE,
+    MODEL_FILE,
+    Probe,
+    publishing,
+    weights_root,
+    write_probe,
+)
+from arpo.types import Message, Sample, Screenshot
+
+PROBE_TEXT = "Open the settings and save the file."
+PROBE_ANSWER = "Thought: I click on the button.\nAction: click(start_box='(28,56)')"
+
+
+class Publisher:
+    """Publishes versions of the learner in the folder `root`."""
+
+    def __init__(self, learner: Learner, renderer: Renderer, root: Path) -> None:
+        self._learner = learner
+        self._root = root
+        self._question, self._images, self._answer = _conversation(renderer)
+
+    async def publish(self) -> Weights:
+        """Write the current version. Returns the handle on its folder. Raises OSError if the disk is full."""
+        version = self._learner.weights().version
+        with publishing(self._root, version) as folder:
+            self._learner.publish(folder)
+            write_probe(folder, await self._probe())
+        return Weights(version=version, handle=folder)
+
+    async def _probe(self) -> Probe:
+        """One sample for each token of the answer: a learner returns sums over samples."""
+        ends = range(1, len(self._answer) + 1)
+        samples = [self._sample(self._answer[:end]) for end in ends]
+        return Probe(
+            token_ids=self._question,
+            images=self._images,
+            answer=self._answer,
+            logprobs=tuple(await self._learner.logprobs(samples, base=False, temperature=1.0)),
+        )
+
+    def _sample(self, answer: tuple[int, ...]) -> Sample:
+        """Only the last token counts."""
+        return Sample(
+            token_ids=(*self._question, *answer),
+            mask=(*[False] * (len(self._question) + len(answer) - 1), True),
+            images=self._images,
+            behaviour_logprobs=(0.0,),
+            advantage=0.0,
+            weight=0.0,
+            replayed=False,
+        )
+
+
+def _conversation(renderer: Renderer) -> tuple[tuple[int, ...], tuple[Screenshot, ...], tuple[int, ...]]:
+    """Prompt tokens with two screenshots, the screenshots, and the tokens of an answer."""
+    messages = [
+        Message(role="user", text=PROBE_TEXT, screenshot=_drawing(112, 84, "navy")),
+        Message(role="user", screenshot=_drawing(84, 112, "orange")),
+    ]
+    rendered = renderer.render(messages)
+    return rendered.token_ids, rendered.images, (*renderer.encode(PROBE_ANSWER), renderer.end_of_turn_id)
+
+
+def _drawing(width: int, height: int, colour: str) -> Screenshot:
+    image = Image.new("RGB", (width, height), "white")
+    draw = ImageDraw.Draw(image)
+    draw.rectangle((8, 8, width - 20, height // 2), fill=colour)
+    draw.line((0, 0, width, height), fill="green", width=3)
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return Screenshot.of(file.getvalue())
+
+
+def write_weights(model: nn.Module, settings: ModelConfig, folder: Path) -> None:
+    """Write the full model, or its adapters, from one process."""
+    if has_adapters(model):
+        adapters = peft_tensors(model)
+        save_tensors({name: tensor.contiguous() for name, tensor in adapters.items()}, folder / ADAPTER_FILE)
+        write_peft_config(folder, settings, adapters)
+    else:
+        tensors = {name: p.detach().contiguous() for name, p in model.named_parameters()}
+        save_tensors(tensors, folder / MODEL_FILE)
+
+
+@torch.no_grad()
+def write_shards(model: nn.Module, settings: ModelConfig, folder: Path, rank: int) -> None:
+    """Write the weights of a sharded model together with all other ranks; returns when all are done.
+
+    Each rank writes a part of the full tensors, so that no rank gathers the model. Rank 0 writes adapters.
+    """
+    adapters = peft_tensors(model)
+    tensors = adapters or {name: p.detach() for name, p in model.named_parameters()}
+    names, writers = list(tensors), 1 if adapters else dist.get_world_size()
+    shares = balance_sizes([tensor.numel() for tensor in tensors.values()], writers)
+    mine = {names[index] for index in shares[rank]} if rank < writers else set()
+    written = {}
+    for name, tensor in tensors.items():
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if name in mine:
+            written[name] = full.cpu().contiguous()
+    if not adapters:
+        save_tensors(written, folder / rank_file(MODEL_FILE, rank))
+    elif rank == 0:
+        save_tensors(written, folder / ADAPTER_FILE)
+        write_peft_config(folder, settings, adapters)
+    dist.barrier()
+
+
+def published_bytes(model: nn.Module) -> int:
+    """Size of a published version of this model."""
+    return sum(tensor.nbytes for tensor in (peft_tensors(model) or dict(model.named_parameters())).values())
+
+
+@contextmanager
+def open_publisher(config: Config, learner: Learner, renderer: Renderer, run: Path) -> Iterator[Publisher]:
+    """A publisher with the root folder of the run (`weights_root`), which is removed at the end."""
+    size = published_bytes(learner.weights().handle)
+    with weights_root(config.engine.weights, run, size) as root:
+        yield Publisher(learner, renderer, root)

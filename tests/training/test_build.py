@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from arpo.config import Config, EngineConfig, ModelConfig, TrainConfig
+from arpo.config import Config, ModelConfig, TrainConfig
 from arpo.rollout.player import Player
 from arpo.training.build import open_learner
-from tiny_vlm import save_folder, tiny_model, tiny_renderer
+from tiny_vlm import tiny_model, tiny_renderer
 
 
 def learner_model(player_model: Any, **sections: Any) -> Any:
@@ -33,10 +32,3 @@ def test_in_asynchronous_training_they_share_frozen_parameters_only(train: Any) 
     assert own.keys() == theirs.keys()
     assert [name for name in own if (own[name] is theirs[name]) == own[name].requires_grad] == []
     assert any(".lora." in name for name in own) == (train == "lora")
-
-
-def test_with_servers_the_learner_loads_the_model_itself(tmp_path: Path) -> None:
-    folder = save_folder(tiny_model(5), tmp_path / "model")
-    model = ModelConfig(path=str(folder), device="cpu")
-    found = learner_model(None, model=model, engine=EngineConfig(name="vllm"))
-    assert found.lm_head.weight.equal(tiny_model(5).lm_head.weight)

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from arpo.config import Config
@@ -76,8 +76,14 @@ def _open_vllm(config: Config, learning: bool) -> OpenedEngine:
 
     renderer = load_renderer(config.model)
     engine = VllmEngine(config, renderer, read_key(), learning=learning)
-    model = _load_model(config, renderer) if learning else None
+    model = _load_model(_of_learner(config), renderer) if learning else None
     return OpenedEngine(engine=engine, renderer=renderer, model=model)
+
+
+def _of_learner(config: Config) -> Config:
+    """With several ranks, the full model of a learner only supplies the values of shards: it needs no GPU."""
+    sharded = config.optim.ranks > 1
+    return replace(config, model=replace(config.model, device="cpu")) if sharded else config
 
 
 def _open_in_process(config: Config) -> OpenedEngine:

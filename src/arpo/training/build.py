@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from arpo.algorithms.credit import Credit
 from arpo.algorithms.curriculum import Curriculum, PluginCurriculum
-from arpo.config import Config, ModelConfig
+from arpo.config import Config
 from arpo.envs.task_files import load_counts
 from arpo.errors import UserError
 from arpo.learner.base import Learner
 from arpo.learner.local import LocalLearner
 from arpo.learner.sharded import ShardedLearner
-from arpo.models.loading import check_compatible, load_model
 from arpo.models.trainable import base_model_of, copy_trained, set_trainable
 from arpo.plugins import open_plugin
 from arpo.rollout.player import Player
@@ -23,9 +21,6 @@ from arpo.types import Task
 def open_learner(player: Player, config: Config) -> Learner:
     """The learner that trains the player's model. optim.ranks > 1 starts further processes."""
     model, renderer = player.model, player.token_renderer
-    if model is None:  # the engine has the weights in other processes
-        model = load_model(_learner_model(config), config.run.seed)
-        check_compatible(model, renderer)
     set_trainable(model, config.model, config.run.seed)
     if config.trains_a_copy:
         model = copy_trained(model)
@@ -33,11 +28,6 @@ def open_learner(player: Player, config: Config) -> Learner:
         return ShardedLearner(model, renderer, config)
     base = base_model_of(model) if config.compares_with_base else None
     return LocalLearner(model, renderer, config, base)
-
-
-def _learner_model(config: Config) -> ModelConfig:
-    """With several ranks, the full model only supplies values for the shards: it stays in CPU memory."""
-    return replace(config.model, device="cpu") if config.optim.ranks > 1 else config.model
 
 
 def open_credit(config: Config, tasks: Iterable[Task]) -> Credit:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,11 @@ SERVER = (
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SERVER}"
 
 
-def start(code, grace=20.0):
+@contextmanager
+def guarded(code, grace=20.0):
     command = [sys.executable, "-I", "-S", guard.__file__, str(grace), sys.executable, "-c", code]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+        yield process
 
 
 def family(process, size=2):
@@ -39,43 +42,43 @@ def server_of(process, pids):
 
 
 def test_the_end_of_stdin_ends_everything():
-    process = start(SERVER)
-    pids = family(process)
-    process.stdin.close()
-    assert process.wait(30) == 128 + signal.SIGTERM
-    assert are_gone(pids)
+    with guarded(SERVER) as process:
+        pids = family(process)
+        process.stdin.close()
+        assert process.wait(30) == 128 + signal.SIGTERM
+        assert are_gone(pids)
 
 
 def test_a_server_that_ignores_sigterm_is_killed():
-    process = start(DEAF, grace=0.1)
-    pids = family(process)
-    process.stdin.close()
-    assert process.wait(30) == 128 + signal.SIGKILL
-    assert are_gone(pids)
+    with guarded(DEAF, grace=0.1) as process:
+        pids = family(process)
+        process.stdin.close()
+        assert process.wait(30) == 128 + signal.SIGKILL
+        assert are_gone(pids)
 
 
 def test_a_killed_server_takes_its_processes_with_it():
-    process = start(SERVER)
-    pids = family(process)
-    subprocess.run(["kill", "-9", str(server_of(process, pids))], check=True)
-    assert process.wait(30) == 128 + signal.SIGKILL
-    assert are_gone(pids)
+    with guarded(SERVER) as process:
+        pids = family(process)
+        subprocess.run(["kill", "-9", str(server_of(process, pids))], check=True)
+        assert process.wait(30) == 128 + signal.SIGKILL
+        assert are_gone(pids)
 
 
 def test_a_killed_guard_takes_the_server_with_it():
-    process = start(SERVER)
-    pids = family(process)
-    server = server_of(process, pids)
-    process.kill()
-    assert are_gone([server])
-    process.wait(30)
-    [child] = pids - {server}
-    os.kill(child, signal.SIGKILL)  # in another session: only the guard would find it
+    with guarded(SERVER) as process:
+        pids = family(process)
+        server = server_of(process, pids)
+        process.kill()
+        assert are_gone([server])
+        process.wait(30)
+        [child] = pids - {server}
+        os.kill(child, signal.SIGKILL)  # in another session: only the guard would find it
 
 
 def test_the_exit_code_of_the_server():
-    process = start("raise SystemExit(5)")
-    assert process.wait(30) == 5
+    with guarded("raise SystemExit(5)") as process:
+        assert process.wait(30) == 5
 
 
 @pytest.mark.parametrize("program", ["/nowhere/python", "/etc/hostname"])

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from arpo.cli import check_env_command, compare_command, osworld_flags, report_command
+from arpo.cli import check_env_command, compare_command, osworld_flags, report_command, serve_command
 from arpo.cli.command import RECIPE, RECIPE_HELP, Command, argument, count
 from arpo.config import Config
 from arpo.errors import UserError
@@ -358,6 +358,15 @@ ARPO_HOST_TOKEN=SECRET arpo train osworld_local --env.hosts http://desktops-1:87
             argument("--ready-file", "file that receives the address (JSON)", type=Path, metavar="FILE"),
             argument("--with-parent", "exit when stdin is closed", action="store_true"),
         ),
+        settings=True,
+    ),
+    Command(
+        name="serve",
+        run=serve_command.run_serve,
+        purpose="start vLLM servers of a model, for other commands",
+        lesson=serve_command.LESSON,
+        example=serve_command.EXAMPLE,
+        arguments=serve_command.ARGUMENTS,
         settings=True,
     ),
     Command(

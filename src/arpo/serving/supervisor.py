@@ -230,4 +230,4 @@ def _port_problem(host: str, port: int) -> str | None:
         with socket.create_server((host, port), family=family):
             return None
     except OSError as error:
-        return error.strerror or str(error)
+        return (error.strerror or str(error)).partition(" (while")[0]  # the rest repeats the address

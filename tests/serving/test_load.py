@@ -1,0 +1,36 @@
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import fake_server
+from arpo.serving.load import Load, load_line, load_table, parse_load
+from arpo.serving.supervisor import Place, Server
+
+
+def server(port, **details):
+    return Server(place=Place(host="127.0.0.1", port=port), log=Path("log"), **details)
+
+
+def test_the_load_of_a_server():
+    load = parse_load(fake_server.METRICS.decode(), {"weight_version": "run-7\x1b"})
+    assert load == Load(running=3, waiting=2, cache=0.125, weights="run-7\ufffd")
+
+
+def test_a_server_that_answers_something_else():
+    with pytest.raises(KeyError):
+        parse_load("", {"weight_version": "1"})
+    with pytest.raises(KeyError):
+        parse_load(fake_server.METRICS.decode(), {})
+
+
+def test_table_and_line():
+    servers = [server(9000, state="healthy"), server(9001, state="starting", restarts=2)]
+    loads = [Load(running=3, waiting=2, cache=0.125, weights="default"), None]
+    assert load_line(servers, loads) == "1 of 2 servers healthy, 3 running, 2 waiting, 2 restarts"
+    console = Console(width=100, record=True, file=None, quiet=False)
+    with console.capture() as captured:
+        console.print(load_table(servers, loads))
+    words = [line.replace("│", " ").split() for line in captured.get().splitlines()]
+    assert ["http://127.0.0.1:9000", "healthy", "3", "2", "12%", "default", "0"] in words
+    assert ["http://127.0.0.1:9001", "starting", "–", "–", "–", "–", "2"] in words

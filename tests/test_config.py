@@ -218,6 +218,11 @@ def test_bytes_of_the_command_line_that_are_not_utf_8():
         (["--model.min_pixels", "5000", "--model.max_pixels", "4000"], "model.min_pixels"),
         (["--rollout.max_answer_tokens", "4096"], "rollout.max_answer_tokens"),
         (["--train.dynamic_sampling", "true", "--replay.enabled", "true"], "train.dynamic_sampling"),
+        (["--train.max_staleness", "1", "--train.method", "dpo"], "train.max_staleness"),
+        (
+            ["--train.max_staleness", "1", "--train.dynamic_sampling", "true", "--replay.enabled", "false"],
+            "train.dynamic_sampling",
+        ),
     ],
 )
 def test_impossible_combinations(overrides, key):

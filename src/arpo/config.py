@@ -199,8 +199,8 @@ def _check_asynchronous(config: Config) -> None:
     if train.method != "online":
         raise BadSetting(
             "train.max_staleness",
-            f"is {train.max_staleness}, must be 0 with train.method = {train.method}: offline training has no "
-            "rollouts to wait for",
+            f"is {train.max_staleness}, must be 0 with train.method = {train.method}: offline training plays "
+            "no training tasks",
         )
     if train.dynamic_sampling:
         raise BadSetting(

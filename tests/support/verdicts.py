@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import math
@@ -50,6 +51,23 @@ class Fragile(Scripted):
     async def step(self, actions: tuple[Action, ...]) -> StepResult:
         if self.task.id == A:
             raise RuntimeError("the screen went dark")
+        return await super().step(actions)
+
+
+class Stuck(Scripted):
+    """The first two training episodes of task A never end: they hang in their first step."""
+
+    started: ClassVar[int] = 0
+    closed: ClassVar[int] = 0
+
+    async def step(self, actions: tuple[Action, ...]) -> StepResult:
+        if self.task.id == A:
+            Stuck.started += 1
+            if Stuck.started in (2, 3):  # the first episode is that of the base evaluation
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    Stuck.closed += 1
         return await super().step(actions)
 
 

@@ -1,0 +1,190 @@
+"""Asynchronous training on Desk with the shipped model: one step an episode, verdicts written here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arpo.config import Config
+from arpo.errors import Outage
+from arpo.reporting.display import NullDisplay
+from arpo.storage.checkpoint import CHECKPOINTS, latest
+from arpo.storage.run_folder import RunFolder
+from arpo.training.trainer import Trainer, run_training
+from trained import lines, train_to_end
+from verdicts import A, B, C, D, Reachable, Scripted, Stuck, small_config
+
+ASYNC = ("--train.max_staleness=1", "--env.parallel=4")
+SINGLE = (*ASYNC, "--train.tasks_per_batch=1", "--train.tasks_per_update=1")
+
+
+def train(config: Config) -> Trainer:
+    return train_to_end(Trainer, config)
+
+
+def trained_groups(config: Config) -> list[int]:
+    return [number for record in lines(config, "batches.jsonl") for number in record["groups"]]
+
+
+def tasks_of(config: Config, numbers: list[int]) -> Counter[str]:
+    """How often each task is in these groups, by the stored episodes."""
+    by_group = {
+        int(episode["episode_id"].split("-")[1]): episode["task_id"]
+        for episode in lines(config, "trajectories.jsonl")
+        if episode["episode_id"].startswith("group-")
+    }
+    return Counter(by_group[number] for number in numbers)
+
+
+def test_every_task_of_every_epoch_is_trained_once(tmp_path: Path) -> None:
+    Scripted.play({A: [0, 1] * 9, B: [1, 0] * 9, C: [1, 1] * 9})
+    config = small_config(tmp_path, [A, B, C, D], *ASYNC, "--train.epochs=3")
+    trainer = train(config)
+    numbers = trained_groups(config)
+    assert sorted(numbers) == list(range(12))
+    assert tasks_of(config, numbers) == {A: 3, B: 3, C: 3, D: 3}
+    metrics = lines(config, "metrics.jsonl")[1:]
+    assert [record["step"] for record in metrics] == [1, 2, 3, 4, 5, 6]
+    assert [record["groups"] for record in metrics] == [2] * 6
+    assert metrics[-1]["episodes"] == trainer.run.summary()["episodes"] == 24
+    assert all(0 <= record["staleness_mean"] <= record["staleness_max"] <= 1 for record in metrics)
+    assert sum(record["dropped_groups"] for record in metrics) == trainer.run.summary()["dropped_groups"] == 0
+    assert trainer.run.learner.weights().version == 6
+    assert trainer.run.summary()["success"].keys() == {"base", "final"}
+
+
+def test_a_group_that_others_overtake_is_dropped_and_its_task_played_again(tmp_path: Path) -> None:
+    """Batches of one group. A's group has tokens of version 0 and hangs.
+
+    While it hangs, one other group plays at a time. After two of them the next batch would be trained by
+    version 2: A's group is too old, and it is cancelled.
+    """
+    Scripted.play({})
+    Stuck.started = Stuck.closed = 0
+    config = small_config(tmp_path, [A, B, C, D], *SINGLE, "--train.epochs=2", env="Stuck")
+    trainer = train(config)
+    assert Stuck.closed == 2
+    dropped = [number for record in lines(config, "batches.jsonl") for number in record["dropped"]]
+    [first] = dropped
+    numbers = trained_groups(config)
+    assert len(numbers) == len(set(numbers)) == 8 and first not in numbers
+    assert tasks_of(config, numbers) == {A: 2, B: 2, C: 2, D: 2}
+    metrics = lines(config, "metrics.jsonl")[1:]
+    assert sum(record["dropped_groups"] for record in metrics) == 1
+    assert sum(record["dropped_episodes"] for record in metrics) == 2
+    assert max(record["staleness_max"] for record in metrics) <= 1
+    assert trainer.run.summary()["dropped_episodes"] == 2
+    assert metrics[-1]["episodes"] == 16 and metrics[-1]["failures"] == 0
+    stored = {episode["episode_id"] for episode in lines(config, "trajectories.jsonl")}
+    assert f"group-{first}-0" not in stored
+
+
+def test_failures_leave_a_smaller_group_as_in_lock_step(tmp_path: Path) -> None:
+    Scripted.play({B: [0, 1] * 9})
+    settings = ("--env.attempts=1", "--env.quarantine_after=99", "--train.epochs=2")
+    config = small_config(tmp_path, [A, B], *ASYNC, *settings, env="Fragile")
+    trainer = train(config)
+    metrics = lines(config, "metrics.jsonl")[1:]
+    assert [record["too_small"] for record in metrics] == [1, 1]
+    assert trainer.run.summary()["failures"] == len(lines(config, "failures.jsonl")) == 6  # 2 evaluations
+    assert metrics[-1]["episodes"] == 4
+
+
+class StopsAfter(NullDisplay):
+    """Asks its run to stop after so many episodes of training, as Ctrl-C does."""
+
+    def __init__(self, episodes: int) -> None:
+        self._left = episodes
+        self.trainer: Trainer
+        self.texts: list[str] = []
+
+    def begin(self, title: str, total_episodes: int, done: int = 0) -> None:
+        self.training = title == "training"
+
+    def episode_done(self) -> None:
+        self._left -= self.training
+        if not self._left:
+            self.trainer.run.stop()
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def state(config: Config) -> dict[str, Any]:
+    newest, _ = latest(Path(config.run.dir) / CHECKPOINTS)
+    assert newest is not None
+    return dict(json.loads((newest.path / "state.json").read_text("utf-8")))
+
+
+def test_a_stop_while_groups_play_keeps_the_finished_ones(tmp_path: Path) -> None:
+    """Batches of 2 groups, 4 episodes each, one environment: the first group ends after 4 episodes.
+
+    Its screenshots survive pruning: the resumed run trains on it.
+    """
+    Scripted.play({A: [0, 1] * 20, B: [1, 0] * 20})
+    settings = ("--train.max_staleness=1", "--env.parallel=1", "--rollout.group_size=4", "--train.epochs=2")
+    config = small_config(tmp_path, [A, B], *settings, "--store.prune_every=1")
+    display = StopsAfter(4)
+    with closing(RunFolder(Path(config.run.dir))) as store:
+        store.write_recipe(config)
+        display.trainer = Trainer(config, store, display)
+        assert not asyncio.run(display.trainer.train())
+    [note] = [text for text in display.texts if text.startswith("stopping")]
+    assert "Finished groups are kept, others are played again" in note
+    saved = state(config)
+    [finished] = saved["stream"]["finished"]
+    assert finished["trajectories"] == [f"group-0-{number}" for number in range(4)]
+    assert [number for number, _ in saved["stream"]["unplayed"]] == [1]
+    assert (saved["progress"]["batch"], saved["progress"]["tasks"], saved["progress"]["episodes"]) == (
+        0,
+        0,
+        0,
+    )
+    train(config)
+    numbers = trained_groups(config)
+    assert sorted(numbers) == [0, 1, 2, 3] and 0 in numbers[:2]
+    assert tasks_of(config, numbers) == {A: 2, B: 2}
+    played = [e["episode_id"] for e in lines(config, "trajectories.jsonl") if "group" in e["episode_id"]]
+    assert len(played) == len(set(played)) == 16
+
+
+def test_an_outage_ends_the_run_and_keeps_the_finished_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starts: 3 of the base evaluation, 4 of two groups, then none."""
+    Scripted.play({})
+    settings = ("--train.max_staleness=1", "--env.parallel=1", "--env.attempts=2", "--env.outage_seconds=0")
+    batch = ("--train.tasks_per_batch=4", "--train.tasks_per_update=4", "--train.epochs=2")
+    config = small_config(tmp_path, [A, B], *settings, *batch, env="Reachable")
+    monkeypatch.setattr(Reachable, "starts", 7)
+    with pytest.raises(Outage, match="no environment has worked for 0 s"):
+        run_training(config, NullDisplay())
+    assert [group["index"] for group in state(config)["stream"]["finished"]] == [0, 1]
+    monkeypatch.setattr(Reachable, "starts", math.inf)
+    train(config)
+    assert sorted(trained_groups(config)) == [0, 1, 2, 3]
+    assert not lines(config, "failures.jsonl")
+
+
+def test_a_learner_that_fails_ends_the_rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Scripted.play({})
+    Stuck.started = Stuck.closed = 0
+    config = small_config(tmp_path, [A, B, C, D], *SINGLE, "--train.epochs=2", env="Stuck")
+    with closing(RunFolder(Path(config.run.dir))) as store:
+        trainer = Trainer(config, store, NullDisplay())
+
+        async def fail(batch: object) -> Mapping[str, float]:
+            raise RuntimeError("the GPU is gone")
+
+        monkeypatch.setattr(trainer.run.learner, "train", fail)
+        with pytest.raises(RuntimeError, match="the GPU is gone"):
+            asyncio.run(trainer.train())
+    assert Stuck.closed == Stuck.started - 1 <= 2

@@ -142,17 +142,41 @@ def _playing(run: str) -> Callable[[Strike], None]:
     return install
 
 
-def _half_a_line(strike: Strike) -> None:
-    """When half of an episode's line, of the third batch, is written."""
-    from arpo.storage.run_folder import TRAJECTORIES, RunFolder
+def _in_a_group(strike: Strike) -> None:
+    """Before the third environment step after the start of the sixth group of an asynchronous run."""
+    from arpo.envs.desk.env import DeskEnv
+    from arpo.rollout.scheduler import Scheduler
 
-    def append(store: RunFolder, name: str, record: dict[str, Any]) -> None:
-        if name == TRAJECTORIES and record["episode_id"] == "batch2-1-0":
-            with (store.folder / name).open("ab") as file:
-                file.write(b'{"episode_id":"batch2-1-0","task_id":"po')
+    steps = {"seen": 0, "third": 0}
+
+    def begins(scheduler: Scheduler, name: str, tasks: Any, *rest: Any) -> None:
+        if name == "group" and tasks[0][0] == 5:
+            steps["third"] = steps["seen"] + 3
+
+    def step(*_: Any) -> None:
+        steps["seen"] += 1
+        if steps["seen"] == steps["third"]:
             strike()
 
-    _before(RunFolder, "_append", append)
+    _before(Scheduler, "run", begins)
+    _before(DeskEnv, "step", step)
+
+
+def _half_a_line(episode: str) -> Callable[[Strike], None]:
+    """When half of the line of an episode is written."""
+
+    def install(strike: Strike) -> None:
+        from arpo.storage.run_folder import TRAJECTORIES, RunFolder
+
+        def append(store: RunFolder, name: str, record: dict[str, Any]) -> None:
+            if name == TRAJECTORIES and record["episode_id"] == episode:
+                with (store.folder / name).open("ab") as file:
+                    file.write(f'{{"episode_id":"{episode}","task_id":"po'.encode())
+                strike()
+
+        _before(RunFolder, "_append", append)
+
+    return install
 
 
 def _half_a_checkpoint(strike: Strike) -> None:
@@ -230,13 +254,15 @@ MOMENTS: dict[str, Callable[[Strike], None]] = {
     "in an evaluation": _playing("eval2-train"),
     "in the final evaluation": _playing("eval4-heldout"),
     "after the learning": _after_the_learning,
-    "in a line of the store": _half_a_line,
+    "in a line of the store": _half_a_line("batch2-1-0"),
     "before the checkpoint": _before_the_checkpoint,
     "in the checkpoint": _half_a_checkpoint,
     "before the checkpoint's rename": _before_the_rename,
     "at the end": _at_the_end,
 }
 OTHER_MOMENTS: dict[str, Callable[[Strike], None]] = {
+    "in a group": _in_a_group,
+    "in a line of a group": _half_a_line("group-10-0"),
     "in the loading of the model": _while_loading,
     "in eval": _playing("eval-train"),
     "after 5 episodes of eval": _keeping(5, "eval-"),

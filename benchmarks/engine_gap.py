@@ -23,7 +23,7 @@ import torch
 from learner import IMAGE_SETTINGS, draw_screenshot, seven_b
 
 from arpo.algorithms.losses import k3
-from arpo.config import Config, EnvConfig, ModelConfig, RolloutConfig
+from arpo.config import Config, EngineConfig, EnvConfig, ModelConfig, RolloutConfig
 from arpo.engines.factory import open_passes
 from arpo.engines.in_process import InProcessEngine
 from arpo.models.forward import sampled_logprobs
@@ -71,6 +71,7 @@ def compare(settings: ModelConfig, arguments: argparse.Namespace, size: tuple[in
     config = Config(
         model=settings,
         env=EnvConfig(parallel=arguments.episodes),
+        engine=EngineConfig(cache_gigabytes=16.0),
         rollout=RolloutConfig(max_context_tokens=65536),
     )
     engine = InProcessEngine(model, renderer, open_passes(model, renderer.pad_id, config))

@@ -4,7 +4,7 @@
 and is exported. The model has the size of a 7B model and weights made for this purpose: it writes a thought
 of fixed length and then `wait()`, or rarely `error_env()`, which solves the tasks used here. So episodes have
 up to 15 steps, groups have a signal, and the replay buffer fills. The tiny learning rate keeps it so. Prints
-one JSON line; `ratio` is the goal of 12 seconds per episode divided by the measured ones, checkpoint included.
+one JSON line; `ratio` is the goal of 12 seconds per episode divided by the measured time with checkpoints.
 
     python benchmarks/rehearsal_7b.py [--train lora] [--folder FOLDER]
     python benchmarks/rehearsal_7b.py --tiny    # on a CPU, to test this script

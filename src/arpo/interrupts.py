@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -63,7 +64,7 @@ def run_interruptibly(
     runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
     loop = runner.get_loop()
     task = loop.create_task(main)
-    with _handling(handle):
+    with _handling(handle, loop):
         if asyncio._get_running_loop() is None:
             return work()
         with ThreadPoolExecutor(1) as threads:
@@ -79,15 +80,26 @@ def exit_at_once() -> NoReturn:
 
 
 @contextmanager
-def _handling(handle: Callable[[int, Any], None]) -> Iterator[None]:
-    """Call `handle` at each Ctrl-C or SIGTERM. Only the main thread receives signals."""
+def _handling(handle: Callable[[int, Any], None], loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Call `handle` at each Ctrl-C or SIGTERM. Only the main thread receives signals.
+
+    A signal wakes the loop through a socket: without it, one that arrives just before the loop starts to wait
+    for events would be handled only after the next event.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     signals = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, handle) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        reader.setblocking(False)
+        writer.setblocking(False)
+        loop.add_reader(reader, reader.recv, 4096)
+        wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        before = {number: signal.signal(number, handle) for number in signals}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(wakeup)

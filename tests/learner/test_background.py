@@ -6,11 +6,23 @@ import asyncio
 import os
 import signal
 import threading
+from random import Random
+from typing import Any
 
 import pytest
+import torch
 
+from arpo.config import Config, ModelConfig, OptimConfig, TrainConfig
+from arpo.engines.base import Weights
+from arpo.engines.in_process import InProcessEngine
+from arpo.engines.slot_passes import SlotPasses
 from arpo.interrupts import run_interruptibly
 from arpo.learner.background import in_background
+from arpo.learner.base import Batch
+from arpo.learner.local import LocalLearner
+from arpo.models.trainable import copy_trained, set_trainable
+from arpo.types import Completion, Message, Sample
+from tiny_vlm import first_prompt, sampling, screenshot, tiny_model, tiny_renderer
 
 SECONDS = 30  # timeout of waits that end at once
 
@@ -80,3 +92,64 @@ def test_ctrl_c_waits_for_the_thread() -> None:
     with pytest.raises(KeyboardInterrupt):
         run_interruptibly(in_background(work()), stop=stopped.set, on_cancel=cancelled.set)
     assert ended.is_set()
+
+
+RENDERER = tiny_renderer()
+
+
+def sample(seed: int) -> Sample:
+    rendered = RENDERER.render([Message(role="user", text="open the file", screenshot=screenshot(seed))])
+    sampled = tuple(Random(seed).randrange(4, 30) for _ in range(6))
+    return Sample(
+        token_ids=(*rendered.token_ids, *sampled), mask=(False,) * len(rendered.token_ids) + (True,) * 6,
+        images=rendered.images, behaviour_logprobs=(-5.0,) * 6, advantage=1.0, weight=0.1, replayed=False,
+    )  # fmt: skip
+
+
+BATCH = Batch(updates=tuple((sample(2 * index), sample(2 * index + 1)) for index in range(8)))
+
+
+@pytest.mark.parametrize("train", ["all", "language", "lora"])
+def test_engine_and_learner_at_the_same_time_give_the_results_of_each_alone(train: Any) -> None:
+    """They share frozen weights, and the caches of screenshots and of their layouts."""
+    config = Config(
+        model=ModelConfig(train=train, lora_rank=4),
+        train=TrainConfig(max_staleness=1),
+        optim=OptimConfig(lr=1e-2),
+    )
+
+    def parts() -> tuple[InProcessEngine, LocalLearner]:
+        model: Any = tiny_model()
+        set_trainable(model, config.model, 0)
+        passes = SlotPasses(model, RENDERER.pad_id, 1)
+        learner = LocalLearner(copy_trained(model), RENDERER, config)
+        return InProcessEngine(model, RENDERER, passes, in_flight=True), learner
+
+    async def ask(engine: InProcessEngine, number: int) -> Completion:
+        prompt = first_prompt(RENDERER, "e", screenshot(number % 20, 56 + 28 * (number % 3)))
+        completion = await engine.generate(prompt, sampling(number))
+        await engine.release("e")
+        return completion
+
+    async def at_once() -> tuple[list[Completion], int]:
+        learning = asyncio.create_task(in_background(learner.train(BATCH)))
+        answers = [await ask(engine, 0)]
+        while not learning.done():
+            answers.append(await ask(engine, len(answers)))
+        await learning
+        during = len(answers)
+        await engine.load(learner.weights())
+        return [*answers, await ask(engine, 0)], during
+
+    engine, learner = parts()
+    answers, during = asyncio.run(at_once())
+    assert during > 1
+    assert [answer.policy_version for answer in answers] == [0] * during + [1]
+
+    quiet_engine, quiet_learner = parts()
+    expected = [asyncio.run(ask(quiet_engine, number)) for number in range(during)]
+    asyncio.run(quiet_learner.train(BATCH))
+    asyncio.run(quiet_engine.load(Weights(version=1, handle=quiet_learner.weights().handle)))
+    assert answers == [*expected, asyncio.run(ask(quiet_engine, 0))]
+    pairs = zip(*(one.weights().handle.parameters() for one in (learner, quiet_learner)), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)

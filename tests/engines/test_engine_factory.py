@@ -13,11 +13,13 @@ from arpo.cli.entry_point import main
 from arpo.engines.factory import model_id, open_engine
 from arpo.engines.in_process import InProcessEngine
 from arpo.engines.openai import OpenAIEngine
+from arpo.engines.vllm import VllmEngine
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import run_evaluation
 from arpo.evaluation.screening import run_screening
 from arpo.models import loading, memory_advice
 from arpo.models.memory_plan import GIB
+from arpo.prompts.rendering import Renderer
 from arpo.recipe import load_config
 from openai_server import MODEL, tiny_model_server
 from verdicts import A, B, select
@@ -121,3 +123,15 @@ def test_a_recipe_that_does_not_fit_into_the_gpu_is_refused_before_the_model_is_
     first, second = capsys.readouterr().err.split("arpo: error: ")[1:]
     assert first.startswith("GPU memory:\n") and "does not fit into a GPU of 1 GiB" in first
     assert second == "the model was loaded\n"
+
+
+def test_vllm_serves_without_weights_in_this_process_unless_a_learner_trains_them() -> None:
+    config = load_config("desk", ["--engine.name=vllm", "--run.threads=1"])
+    opened, learning = open_engine(config), open_engine(config, learning=True)
+    assert isinstance(opened.engine, VllmEngine) and isinstance(learning.engine, VllmEngine)
+    assert opened.model is None and learning.model is not None
+    assert isinstance(opened.renderer, Renderer) and model_id(config) == "base"
+    for section in ("rollout", "eval"):
+        hot = load_config("desk", ["--engine.name=vllm", f"--{section}.temperature=2.5"])
+        with pytest.raises(UserError, match=rf"{section}.temperature: is 2.5, vLLM accepts at most 2"):
+            open_engine(hot)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from arpo.config import Config
 from arpo.engines.base import Engine
-from arpo.errors import UserError
+from arpo.errors import BadSetting, UserError
 from arpo.prompts.rendering import ChatRenderer, PromptRenderer, Renderer
 
 if TYPE_CHECKING:  # it loads torch
@@ -72,8 +72,14 @@ def _open_openai(config: Config) -> OpenedEngine:
 def _open_vllm(config: Config, learning: bool) -> OpenedEngine:
     from arpo.engines.vllm import VllmEngine
     from arpo.engines.vllm_access import read_key
+    from arpo.engines.vllm_client import MAX_TEMPERATURE
     from arpo.models.loading import load_renderer
 
+    for section, temperature in (("rollout", config.rollout.temperature), ("eval", config.eval.temperature)):
+        if temperature > MAX_TEMPERATURE:
+            raise BadSetting(
+                f"{section}.temperature", f"is {temperature:g}, vLLM accepts at most {MAX_TEMPERATURE:g}"
+            )
     renderer = load_renderer(config.model)
     engine = VllmEngine(config, renderer, read_key(), learning=learning)
     model = _load_model(_of_learner(config), renderer) if learning else None

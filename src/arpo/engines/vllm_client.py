@@ -25,6 +25,7 @@ from arpo.prompts.rendering import Renderer
 from arpo.types import Prompt, Sampling, Screenshot
 
 UNCHANGED = "default"  # vLLM's label of the weights that it started with
+MAX_TEMPERATURE = 2.0  # that vLLM accepts
 _LOADING = "loading"  # label of a mixture of two versions
 _STATE_SECONDS = 30.0  # timeout of questions about a server's state
 _MAX_KNOWN_IMAGES = 10_000

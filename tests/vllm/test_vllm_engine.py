@@ -1,0 +1,361 @@
+"""Two real vLLM servers as an engine: they agree with the learner, whatever happens to them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText
+
+from arpo.config import Config
+from arpo.engines.base import Weights
+from arpo.engines.http_exchange import HttpExchange
+from arpo.engines.vllm import VllmEngine
+from arpo.engines.vllm_client import VllmClient
+from arpo.learner.base import Batch
+from arpo.learner.local import LocalLearner
+from arpo.learner.publish import Publisher
+from arpo.models.loading import load_model, load_renderer, resolve_model
+from arpo.models.trainable import set_trainable
+from arpo.prompts.rendering import Renderer
+from arpo.recipe import load_config
+from arpo.storage.published_weights import publishing, read_published, write_probe
+from arpo.types import Completion, Message, Prompt, Sample, Sampling
+from real_vllm import PYTHON, RealServer, real_servers
+from tiny_vlm import screenshot, stock_inputs
+
+EXACT = 1e-3  # of a log-probability in float32
+SETTINGS = ("--engine.name=vllm", f"--engine.python={PYTHON}", "--model.device=cpu", "--run.threads=1")
+_SECONDS = 200.0
+SHORT = Sampling(temperature=1.0, max_tokens=32, seed=5)
+LONG = Sampling(temperature=2.0, max_tokens=800, seed=5)  # some seconds, if no token ends it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A learner, which publishes its weights."""
+
+    learner: LocalLearner
+    renderer: Renderer
+    publisher: Publisher
+
+    async def step(self, prompt: Prompt, answer: Completion) -> Weights:
+        """Train on an answer, and publish."""
+        sample = Sample(
+            token_ids=prompt.token_ids + answer.token_ids,
+            mask=(*[False] * len(prompt.token_ids), *[True] * len(answer.token_ids)),
+            images=prompt.images,
+            behaviour_logprobs=answer.logprobs,
+            advantage=-1.0,
+            weight=1 / len(answer.token_ids),
+            replayed=False,
+        )
+        await self.learner.train(Batch(updates=((sample,),)))
+        return await self.publisher.publish()
+
+
+def config_of(*words: str) -> Config:
+    return load_config("desk", [*SETTINGS, "--optim.lr=1e-3", "--loss.kl=0", *words])
+
+
+def policy_of(config: Config, root: Path) -> Policy:
+    torch.set_num_threads(1)
+    renderer, model = load_renderer(config.model), load_model(config.model, 0)
+    set_trainable(model, config.model, 0)
+    learner = LocalLearner(model, renderer, config)
+    return Policy(learner=learner, renderer=renderer, publisher=Publisher(learner, renderer, root))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealServer]]:
+    with real_servers([config_of()] * 2, tmp_path_factory.mktemp("servers")) as servers:
+        yield servers
+
+
+def prompt_of(renderer: Renderer, episode: str, *seeds: int) -> Prompt:
+    messages = (
+        Message(role="user", text="Save the file"),
+        *(Message(role="user", screenshot=screenshot(seed, 224, 168)) for seed in seeds),
+    )
+    rendered = renderer.render(messages)
+    return Prompt(episode_id=episode, token_ids=rendered.token_ids, images=rendered.images, messages=messages)
+
+
+@torch.no_grad()
+def logprobs(folder: Path, prompt: Prompt, answer: Completion, temperature: float) -> list[float]:
+    """Those of transformers with published weights, for each token of the answer."""
+    model = AutoModelForImageTextToText.from_pretrained(resolve_model("base"), dtype=torch.float32)
+    model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    tokens = prompt.token_ids + answer.token_ids
+    inputs = stock_inputs(load_renderer(config_of().model), tokens, prompt.images)
+    logits = model(**inputs).logits[0, len(prompt.token_ids) - 1 : -1] / temperature
+    sampled = torch.tensor(answer.token_ids)[:, None]
+    return logits.log_softmax(-1).gather(1, sampled)[:, 0].tolist()
+
+
+def gap(some: Sequence[float], others: Sequence[float]) -> float:
+    return float(np.abs(np.subtract(some, others)).max())
+
+
+def agree(one: Completion, two: Completion) -> bool:
+    """Answers to the same prompt. Rounding depends on the requests that are computed together."""
+    return one.token_ids == two.token_ids and gap(one.logprobs, two.logprobs) < EXACT
+
+
+def play(
+    servers: Sequence[RealServer],
+    test: Callable[[VllmEngine, list[str]], Awaitable[None]],
+    *words: str,
+    endless: bool = False,
+) -> None:
+    """Run a test with a started engine, and its notes for the user. `endless`: no token ends an answer."""
+
+    async def run() -> None:
+        urls = ",".join(server.url for server in servers)
+        config = config_of(f"--engine.endpoints={urls}", *words)
+        renderer = load_renderer(config.model)
+        if endless:
+            renderer.end_ids = frozenset()
+        engine = VllmEngine(config, renderer, "", learning=True)
+        notes: list[str] = []
+        engine.report, engine.check_seconds = notes.append, 1.0
+        await engine.start()
+        try:
+            async with asyncio.timeout(_SECONDS):
+                await test(engine, notes)
+        finally:
+            await engine.close()
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  (the servers are other processes)
+        await asyncio.sleep(0.05)
+
+
+async def both(engine: VllmEngine, renderer: Renderer, sampling: Sampling) -> list[Completion]:
+    """An answer of each replica, to the same prompt."""
+    prompts = [prompt_of(renderer, name, 1, 2) for name in ("one", "two")]
+    return await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in prompts))
+
+
+def started(engine: VllmEngine, renderer: Renderer) -> list[asyncio.Task[Completion]]:
+    """A long answer on each replica."""
+    prompts = [prompt_of(renderer, name, 1, 2) for name in ("one", "two")]
+    return [asyncio.create_task(engine.generate(prompt, LONG)) for prompt in prompts]
+
+
+def test_vllm_agrees_with_the_learner_over_ten_updates(pair: list[RealServer], tmp_path: Path) -> None:
+    policy = policy_of(config_of(), tmp_path)
+    prompt = prompt_of(policy.renderer, "one", 1, 2)
+
+    async def test(engine: VllmEngine, notes: list[str]) -> None:
+        weights = await policy.publisher.publish()
+        answers: list[Completion] = []
+        for version in range(11):
+            await engine.load(weights)
+            one, two = await both(engine, policy.renderer, SHORT)
+            assert agree(one, two) and set(one.versions) == {version}
+            assert gap(one.logprobs, logprobs(weights.handle, prompt, one, 1.0)) < EXACT
+            assert one.text == policy.renderer.decode(one.token_ids)
+            answers.append(one)
+            weights = await policy.step(prompt, one)
+        assert gap(answers[0].logprobs, logprobs(weights.handle, prompt, answers[0], 1.0)) > 100 * EXACT
+        assert notes == []
+
+    play(pair, test)
+
+
+def test_an_update_under_running_answers(pair: list[RealServer], tmp_path: Path) -> None:
+    """Each token has the log-probability of the version that sampled it: all keys are computed again."""
+    policy = policy_of(config_of(), tmp_path)
+    prompt = prompt_of(policy.renderer, "one", 1, 2)
+
+    async def test(engine: VllmEngine, notes: list[str]) -> None:
+        old = await policy.publisher.publish()
+        await engine.load(old)
+        [short, _] = await both(engine, policy.renderer, SHORT)
+        new = await policy.step(prompt, short)
+        answers = started(engine, policy.renderer)
+        await asyncio.sleep(2)
+        await engine.load(new)
+        for answer in await asyncio.gather(*answers):
+            assert set(answer.versions) == {0, 1} and list(answer.versions) == sorted(answer.versions)
+            by_version = [
+                logprobs(weights.handle, prompt, answer, LONG.temperature) for weights in (old, new)
+            ]
+            expected = [by_version[version][place] for place, version in enumerate(answer.versions)]
+            assert gap(answer.logprobs, expected) < EXACT
+        assert notes == []
+
+    play(pair, test, endless=True)
+
+
+def test_a_replica_that_is_killed_in_mid_answer(pair: list[RealServer], tmp_path: Path) -> None:
+    policy = policy_of(config_of(), tmp_path)
+
+    async def test(engine: VllmEngine, notes: list[str]) -> None:
+        await engine.load(await policy.publisher.publish())
+        [short, _] = await both(engine, policy.renderer, SHORT)
+        answers = started(engine, policy.renderer)
+        await asyncio.sleep(1)
+        pair[0].kill()
+        one, two = await asyncio.gather(*answers)
+        assert agree(one, two) and set(one.versions) == set(two.versions) == {0}
+        assert notes and notes[0].startswith(pair[0].url) and "1 of 2 vLLM servers work" in notes[0]
+        await engine.load(await policy.step(prompt_of(policy.renderer, "one", 1, 2), short))
+        pair[0].start()
+        await asyncio.to_thread(pair[0].wait)
+        await until(lambda: notes[-1] == f"{pair[0].url} works again")
+        await engine.release("one")
+        one, two = await both(engine, policy.renderer, SHORT)
+        assert agree(one, two) and set(one.versions) == {1}
+
+    play(pair, test, endless=True)
+
+
+def test_a_replica_that_hangs_and_then_all_of_them(
+    pair: list[RealServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("arpo.engines.vllm_client._STATE_SECONDS", 3.0)
+    policy = policy_of(config_of(), tmp_path)
+
+    async def test(engine: VllmEngine, notes: list[str]) -> None:
+        await engine.load(await policy.publisher.publish())
+        answers = started(engine, policy.renderer)
+        await asyncio.sleep(1)
+        pair[0].signal(signal.SIGSTOP)
+        one, two = await asyncio.gather(*answers)
+        assert agree(one, two)
+        assert any("no answer within 3 s" in note for note in notes)
+        pair[1].signal(signal.SIGSTOP)
+        waiting = asyncio.create_task(both(engine, policy.renderer, SHORT))
+        await until(lambda: any("no vLLM server works" in note for note in notes))
+        for server in pair:
+            server.signal(signal.SIGCONT)
+        one, two = await waiting
+        assert agree(one, two) and set(one.versions) == {0}
+        assert any("the run continues" in note for note in notes)
+
+    try:
+        play(pair, test, endless=True)
+    finally:
+        for server in pair:
+            server.signal(signal.SIGCONT)
+
+
+def test_a_replica_that_answers_with_stale_weights(pair: list[RealServer], tmp_path: Path) -> None:
+    policy = policy_of(config_of(), tmp_path)
+    prompt = prompt_of(policy.renderer, "one", 1, 2)
+
+    async def load_elsewhere(url: str, weights: Weights, label: str) -> None:
+        http = HttpExchange("", 1 << 20, lambda url, target: "")
+        http.open()
+        settings = config_of().engine
+        client = VllmClient(url, http, policy.renderer, settings, lora=False, trains_vision=True)
+        await client.load(weights.handle, label)
+        await http.close()
+
+    async def test(engine: VllmEngine, notes: list[str]) -> None:
+        engine.check_seconds = 1000.0  # its answer shows it, not a check
+        old = await policy.publisher.publish()
+        await engine.load(old)
+        [short, _] = await both(engine, policy.renderer, SHORT)
+        await engine.load(await policy.step(prompt, short))
+        await load_elsewhere(pair[0].url, old, "another-0")
+        one, two = await both(engine, policy.renderer, SHORT)
+        assert agree(one, two) and set(one.versions) == {1}
+        assert "answered with the weights ['another-0'] instead of" in notes[0]
+        await until(lambda: notes[-1] == f"{pair[0].url} works again")
+
+    play(pair, test)
+
+
+def test_an_update_that_fails_half_way(pair: list[RealServer], tmp_path: Path) -> None:
+    """The second file of version 1 has a tensor of another shape. Version 2 is good."""
+    policy = policy_of(config_of(), tmp_path)
+    prompt = prompt_of(policy.renderer, "one", 1, 2)
+
+    async def test(engine: VllmEngine, notes: list[str]) -> None:
+        await engine.load(await policy.publisher.publish())
+        [short, _] = await both(engine, policy.renderer, SHORT)
+        good = await policy.step(prompt, short)
+        published = read_published(good.handle)
+        assert published is not None
+        tensors = load_file(good.handle / "model.safetensors")
+        names = sorted(tensors)
+        tensors[names[-1]] = torch.zeros(3)
+        with publishing(tmp_path / "bad", 1) as bad:
+            half = len(names) // 2
+            save_file({name: tensors[name] for name in names[:half]}, bad / "a.safetensors")
+            save_file({name: tensors[name] for name in names[half:]}, bad / "b.safetensors")
+            write_probe(bad, published.probe())
+        await engine.load(Weights(version=1, handle=bad))
+        assert "collective_rpc: status 500" in notes[0] and "0 of 2 vLLM servers work" in notes[1]
+        waiting = asyncio.create_task(both(engine, policy.renderer, SHORT))
+        await engine.load(await policy.step(prompt, short))
+        one, two = await waiting
+        assert set(one.versions) == {2} and set(two.versions) == {2}
+
+    (tmp_path / "bad").mkdir()
+    play(pair, test)
+
+
+def test_weights_other_than_the_learners_are_not_served(pair: list[RealServer], tmp_path: Path) -> None:
+    """The files of version 1 are those of version 0: every call succeeds, and only the probe shows it."""
+    policy = policy_of(config_of(), tmp_path)
+    prompt = prompt_of(policy.renderer, "one", 1, 2)
+
+    async def test(engine: VllmEngine, notes: list[str]) -> None:
+        old = await policy.publisher.publish()
+        await engine.load(old)
+        tensors = load_file(old.handle / "model.safetensors")
+        [short, _] = await both(engine, policy.renderer, SHORT)
+        new = await policy.step(prompt, short)
+        save_file(tensors, new.handle / "model.safetensors")
+        await engine.load(new)
+        assert all("its log-probabilities differ by" in note for note in notes) and len(notes) == 2
+
+    play(pair, test, "--engine.probe_gap=0.001")
+
+
+def test_adapters(tmp_path: Path) -> None:
+    words = ("--model.train=lora", "--model.lora_rank=4")
+    policy = policy_of(config_of(*words), tmp_path)
+    prompt = prompt_of(policy.renderer, "one", 1, 2)
+
+    async def learner_sum(answer: Completion) -> float:
+        sample = Sample(
+            token_ids=prompt.token_ids + answer.token_ids,
+            mask=(*[False] * len(prompt.token_ids), *[True] * len(answer.token_ids)),
+            images=prompt.images,
+            behaviour_logprobs=answer.logprobs,
+            advantage=0.0,
+            weight=0.0,
+            replayed=False,
+        )
+        return (await policy.learner.logprobs([sample], base=False, temperature=1.0))[0]
+
+    async def test(engine: VllmEngine, notes: list[str]) -> None:
+        weights = await policy.publisher.publish()
+        answers: list[Completion] = []
+        for version in range(4):
+            await engine.load(weights)
+            answer = await engine.generate(prompt, SHORT)
+            assert set(answer.versions) == {version}
+            assert abs(sum(answer.logprobs) - await learner_sum(answer)) < EXACT
+            answers.append(answer)
+            weights = await policy.step(prompt, answer)
+        assert abs(sum(answers[0].logprobs) - await learner_sum(answers[0])) > 100 * EXACT
+        assert notes == []
+
+    with real_servers([config_of(*words)], tmp_path) as servers:
+        play(servers, test, *words)

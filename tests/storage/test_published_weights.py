@@ -1,5 +1,8 @@
 import errno
 import json
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -64,11 +67,23 @@ def test_a_failed_version_leaves_nothing_and_keeps_the_older_ones(tmp_path):
     assert newest_published(tmp_path).version == 3
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from arpo.storage.published_weights import publishing
+
+with publishing(Path(sys.argv[1]), 4) as folder:
+    (folder / "model.safetensors").write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 def test_a_killed_writer_leaves_no_version(tmp_path):
     """Its folder has no marker. The resumed run writes the version again."""
     publish(tmp_path, 3)
-    version_folder(tmp_path, 4).mkdir()
-    (version_folder(tmp_path, 4) / "model.safetensors").write_bytes(b"half")
+    killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (version_folder(tmp_path, 4) / "model.safetensors").read_bytes() == b"half"
     assert newest_published(tmp_path).version == 3
     publish(tmp_path, 4)
     assert newest_published(tmp_path).version == 4

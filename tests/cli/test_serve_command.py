@@ -65,7 +65,8 @@ def test_servers_with_their_load_until_ctrl_c(tmp_path):
     port = free_port()
     with started(tmp_path, port, "--replicas", "2") as process:
         lines = output_until(process, "servers healthy")
-        assert lines[0] == f"starting 2 vLLM servers (ports {port}, {port + 1}); logs: {tmp_path / 'logs'}"
+        assert lines[0].startswith(f"starting vLLM servers at ports {port}, {port + 1}: ")
+        assert lines[0].endswith(f"logs: {tmp_path / 'logs'}")
         urls = f"http://127.0.0.1:{port}-{port + 1}"
         assert lines[-2] == f"all servers are ready: --engine.name vllm --engine.endpoints {urls}"
         assert lines[-1] == "2 of 2 servers healthy, 6 running, 4 waiting, 0 restarts"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from arpo.config import Config
@@ -16,6 +17,9 @@ from arpo.prompts.rendering import PromptRenderer, Renderer
 from arpo.reporting.display import Display
 from arpo.rollout.episode import Agent
 from arpo.rollout.scheduler import Scheduler
+from arpo.serving.own_servers import OwnServers, open_servers
+
+SERVER_LOGS = "servers"  # folder in the run folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +27,14 @@ class Player:
     """The scheduler that plays episodes, and the model behind it.
 
     `model` is the module that the engine samples from, or that a learner trains. It is None if only servers
-    have the weights.
+    have the weights. `servers` are those that the player starts and ends itself, with logs in `server_logs`.
     """
 
     scheduler: Scheduler
     renderer: PromptRenderer
     model: Any
+    servers: OwnServers | None = None
+    server_logs: Path | None = None
 
     @property
     def token_renderer(self) -> Renderer:
@@ -45,17 +51,33 @@ class Player:
 
     @asynccontextmanager
     async def started(self, display: Display) -> AsyncIterator[Scheduler]:
-        """The scheduler with a connected engine, which is closed at the end."""
+        """The scheduler with a connected engine, which is closed at the end, and with its servers."""
         engine = self.scheduler.agent.engine
         self.scheduler.pool.outage.report = display.note
-        if isinstance(engine, VllmEngine):
-            engine.report = display.note
-        try:
+        async with AsyncExitStack() as opened:
+            if isinstance(engine, VllmEngine):
+                engine.report = display.note
+                if self.servers is not None:
+                    running = self.servers.running(self.server_logs, display.note)
+                    started = await opened.enter_async_context(running)
+                    engine.use_servers([server.place.url for server in started], self.servers.key)
+            opened.push_async_callback(engine.close)
             for message in await engine.start():
                 display.note(message)
             yield self.scheduler
+
+    @asynccontextmanager
+    async def free_gpu(self) -> AsyncIterator[None]:
+        """Servers that share the GPU of the learner sleep during the block. No episode is played in it."""
+        engine = self.scheduler.agent.engine
+        if self.servers is None or not self.servers.share_gpu or not isinstance(engine, VllmEngine):
+            yield
+            return
+        await engine.sleep()
+        try:
+            yield
         finally:
-            await engine.close()
+            await engine.wake()
 
 
 def open_player(config: Config, *, learning: bool = False) -> Player:
@@ -65,6 +87,7 @@ def open_player(config: Config, *, learning: bool = False) -> Player:
     """
     template = load_template(config.model.prompt)
     pool = open_pool(config)
+    servers = open_servers(config, learning=learning)
     opened = open_engine(config, learning=learning)
     agent = Agent(
         engine=opened.engine,
@@ -74,7 +97,13 @@ def open_player(config: Config, *, learning: bool = False) -> Player:
         positions=_positions(opened.model),
     )
     scheduler = Scheduler(pool=pool, agent=agent, settings=config.rollout, seed=config.run.seed)
-    return Player(scheduler=scheduler, renderer=opened.renderer, model=opened.model)
+    return Player(
+        scheduler=scheduler,
+        renderer=opened.renderer,
+        model=opened.model,
+        servers=servers,
+        server_logs=Path(config.run.dir) / SERVER_LOGS if learning else None,
+    )
 
 
 def _positions(model: Any) -> int | None:

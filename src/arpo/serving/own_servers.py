@@ -20,7 +20,7 @@ from arpo.engines.vllm_access import KEY_VARIABLE, read_key
 from arpo.errors import UserError
 from arpo.process_environment import MIN_SECRET_LENGTH, is_loopback
 from arpo.serving.placement import Placement, place_on_cpu, place_on_gpus
-from arpo.serving.supervisor import Place, Program, Server, Supervision, choose_places, supervised
+from arpo.serving.supervisor import Program, Server, Supervision, choose_places, supervised
 from arpo.serving.vllm_server import find_server, find_vllm
 
 LOOPBACK = "127.0.0.1"
@@ -28,17 +28,20 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnServers:
-    """Servers to start. `key` protects them; "" for none. `share_gpu`: they sleep while a learner learns."""
+    """Servers to start, one per entry of `gpus`. `key` protects them; "" for none.
+
+    `share_gpu`: a learner uses the same GPUs, and the servers sleep while it learns. `skip_used`: a port in
+    use is skipped instead of refused.
+    """
 
     program: Program
-    places: tuple[Place, ...]
+    gpus: tuple[str, ...]
+    host: str
+    port: int
     key: str
-    share_gpu: bool
     start_seconds: float
-
-    @property
-    def urls(self) -> list[str]:
-        return [place.url for place in self.places]
+    skip_used: bool = False
+    share_gpu: bool = False
 
     @asynccontextmanager
     async def running(
@@ -48,23 +51,32 @@ class OwnServers:
 
         This folder is removed at the end, unless the block raises an exception.
         """
+        places = choose_places(self.host, self.port, self.gpus, skip_used=self.skip_used)
         folder = log_dir or Path(tempfile.mkdtemp(prefix="arpo-servers-"))
         settings = Supervision(log_dir=folder, key=self.key, start_seconds=self.start_seconds, report=report)
-        async with supervised(self.program, self.places, settings) as servers:
+        async with supervised(self.program, places, settings) as servers:
             yield servers
         if log_dir is None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def open_servers(config: Config, *, learning: bool) -> OwnServers:
-    """The servers of a run with engine.replicas. A random key keeps other users of this machine out."""
-    placement, program = _plan(config, config.engine.replicas, learning=learning)
+def open_servers(config: Config, *, learning: bool) -> OwnServers | None:
+    """The servers of a run with engine.replicas; None if it starts none. Nothing is started yet.
+
+    A random key keeps other users of this machine out.
+    """
+    if config.engine.name != "vllm" or not config.engine.replicas:
+        return None
+    placement, program = _plan(config, learning=learning)
     return OwnServers(
         program=program,
-        places=tuple(choose_places(LOOPBACK, config.engine.port, placement.gpus, skip_used=True)),
+        gpus=placement.gpus,
+        host=LOOPBACK,
+        port=config.engine.port,
         key=read_key() or secrets.token_urlsafe(24),
-        share_gpu=placement.shared,
         start_seconds=config.engine.start_seconds,
+        skip_used=True,
+        share_gpu=placement.shared,
     )
 
 
@@ -77,17 +89,19 @@ def open_served(config: Config, host: str) -> OwnServers:
             f"the servers and for their callers to the same secret of at least {MIN_SECRET_LENGTH} "
             f"characters, or use {LOOPBACK}"
         )
-    placement, program = _plan(config, config.engine.replicas, learning=False)
+    placement, program = _plan(config, learning=False)
     return OwnServers(
         program=program,
-        places=tuple(choose_places(host, config.engine.port, placement.gpus, skip_used=False)),
+        gpus=placement.gpus,
+        host=host,
+        port=config.engine.port,
         key=key,
-        share_gpu=False,
         start_seconds=config.engine.start_seconds,
     )
 
 
-def _plan(config: Config, replicas: int, *, learning: bool) -> tuple[Placement, Program]:
+def _plan(config: Config, *, learning: bool) -> tuple[Placement, Program]:
+    replicas = config.engine.replicas
     _, on_cpu = find_vllm(config)
     if on_cpu:
         return place_on_cpu(config, replicas), find_server(config)

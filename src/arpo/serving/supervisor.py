@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import aiohttp
 
@@ -89,7 +89,7 @@ async def supervised(
     """
     servers = [Server(place=at, log=settings.log_dir / f"server-{at.port}.log") for at in places]
     ports = ", ".join(str(at.port) for at in places)
-    settings.report(f"starting {len(places)} vLLM servers (ports {ports}); logs: {settings.log_dir}")
+    settings.report(f"starting vLLM servers at ports {ports}: a minute or more; logs: {settings.log_dir}")
     async with aiohttp.ClientSession(headers=key_headers(settings.key)) as session:
         tasks = [asyncio.create_task(_Watch(program, one, settings, session).run()) for one in servers]
         try:
@@ -103,10 +103,14 @@ async def supervised(
 
 async def _all_healthy(servers: Sequence[Server], tasks: Sequence[asyncio.Task[None]]) -> None:
     """Wait until every server was healthy, or one of `tasks` raises: each of them has its own timeouts."""
-    healthy = asyncio.gather(*(server.was_healthy.wait() for server in servers))
-    awaited: list[asyncio.Future[Any]] = [healthy, *tasks]
+
+    async def wait_for_each() -> None:
+        for server in servers:
+            await server.was_healthy.wait()
+
+    healthy = asyncio.create_task(wait_for_each())
     try:
-        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([healthy, *tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in filter(asyncio.Task.done, tasks):
             task.result()
     finally:

@@ -41,6 +41,7 @@ PATH_KEYS = (
     "osworld.cache",
     "osworld.network",
     "osworld.machine",
+    "engine.python",
 )
 CURRENT_FOLDER = "current folder"
 NAMES = ("", "base", "desk", "on", "off")  # values of PATH_KEYS without a path

@@ -128,3 +128,31 @@ def test_gpu_needs_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "arpo: error: --gpu: needs a recipe to plan for; add --recipe RECIPE\n"
     assert main(["doctor", "--recipe", "desk", "--gpu", "much"]) == 2
     assert "is 'much', must be an integer >= 1" in capsys.readouterr().err
+
+
+def test_vllm_servers_on_gpus_of_their_own_or_shared(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["doctor", "--recipe", "desk", "--gpu", "8", "--engine.name", "vllm", "--engine.replicas", "1"]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("each vLLM server, on its own GPU:")
+    assert [line.split()[:-2] for line in lines[start + 1 : start + 5]] == [
+        ["weights"], ["longest", "episode"], ["passes"], ["libraries"],
+    ]  # fmt: skip
+    assert lines[-1].startswith("fits into a GPU of 8 GiB; its cache holds about ")
+    assert main([*words, "--engine.gpus", "0"]) == 0
+    shared = "each vLLM server, on the GPU of the learner; it sleeps while the learner learns:"
+    assert shared in capsys.readouterr().out
+    assert main([*words[:4], "2", *words[5:], "--engine.gpus", "0"]) == 1
+    assert "give the servers GPUs of their own (engine.gpus), or lower" in capsys.readouterr().out
+
+
+def test_vllm_servers_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--recipe", "desk", "--gpu", "8", "--engine.name", "vllm"]) == 0
+    expected = "the vLLM servers run elsewhere: http://127.0.0.1:9000 (engine.endpoints)"
+    assert capsys.readouterr().out.splitlines()[-1] == expected
+
+
+def test_a_gpu_for_servers_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["doctor", "--recipe", "desk", "--engine.name", "vllm", "--engine.replicas", "2"]
+    assert main([*words, "--engine.gpus", "0"]) == 2
+    assert "engine.replicas: is 2, must be at most 1: each server needs a GPU" in capsys.readouterr().err

@@ -19,11 +19,12 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from arpo.cli import doctor_machines
+from arpo.cli import doctor_machines, doctor_servers
 from arpo.config import Config
 from arpo.config_keys import OSWorldConfig
 from arpo.errors import UserError
 from arpo.recipe import find_program
+from arpo.serving.vllm_server import INSTALL
 
 REQUIRED = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "Pillow", "rich", "tensorboardX"),
@@ -81,13 +82,14 @@ def run_memory(config: Config, gpu: int | None) -> int:
     load_renderer(config.model)
     if config.model.weights == "load" and parse_hub_model(config.model.path) is None:
         check_weights(resolve_model(config.model.path))
-    gpu_bytes = None
+    gpu_bytes, gpus = None, None
     if gpu is not None:
         gpu_bytes = gpu * GIB
     elif torch.cuda.is_available():
-        gpu_bytes = torch.cuda.get_device_properties(0).total_memory
+        gpu_bytes, gpus = torch.cuda.get_device_properties(0).total_memory, torch.cuda.device_count()
     facts = read_model_info(config)
-    for line in describe_plan(facts, config, gpu_bytes):
+    servers, servers_fit = doctor_servers.plan_servers(config, gpus, gpu_bytes)
+    for line in (*describe_plan(facts, config, gpu_bytes), *servers):
         print(line)
     uses_docker = config.env.name == "osworld" and config.osworld.provider == "docker"
     if gpu is None and uses_docker and not config.env.hosts:
@@ -96,7 +98,7 @@ def run_memory(config: Config, gpu: int | None) -> int:
         return 0
     if gpu is None:
         rank_device(0, config)
-    return 0 if plan_memory(facts, config).total <= gpu_bytes else 1
+    return 0 if servers_fit and plan_memory(facts, config).total <= gpu_bytes else 1
 
 
 def findings() -> list[Finding]:
@@ -110,6 +112,7 @@ def findings() -> list[Finding]:
         _try("GPU", _gpu, "not needed for the recipe desk; large models need one", needed=False),
         _try("base model", _base_model, "reinstall this package, or make the model: arpo pretrain --help"),
         _try("desk", _desk, "reinstall this package"),
+        _try("vLLM", doctor_servers.vllm, INSTALL, needed=False),
         *_desktops(Config().osworld),
         *machine_findings(Config().osworld),
         _try("disk", _disk, "change to a writable folder"),

@@ -12,12 +12,13 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from arpo.config import Config
+from arpo.engines.base import Weights
 from arpo.errors import Outage, UserError
 from arpo.evaluation.evaluate import evaluate_sets
 from arpo.evaluation.finished_episodes import FinishedEpisodes, evaluation_key
@@ -25,6 +26,7 @@ from arpo.evaluation.scoring import AllFailed, Score, over_same_tasks, read_scor
 from arpo.evaluation.task_sets import OVERALL, sets_of_run
 from arpo.learner.background import in_background
 from arpo.learner.base import Batch, Metrics
+from arpo.learner.publish import Publisher, open_publisher
 from arpo.models.memory_advice import fit_memory
 from arpo.plugins import open_plugin, run_callback
 from arpo.reporting.display import Display
@@ -36,6 +38,7 @@ from arpo.storage.files import RESTORE_OR_LEAVE, damage, parse_object
 from arpo.storage.run_folder import EVALUATIONS, METRICS, RunFolder
 from arpo.training.build import open_learner
 from arpo.training.progress import Progress
+from arpo.training.stop_note import describe_stop
 from arpo.training.timing import Timing, last_durations
 from arpo.training.unfinished_batch import UnfinishedBatch
 from arpo.types import Failure, Group, Task
@@ -87,6 +90,8 @@ class Run:
         self.player = open_player(fitted, learning=True)
         self.scheduler = self.player.scheduler
         self.learner = open_learner(self.player, fitted)
+        self._opened = ExitStack()
+        self._opened.callback(self.learner.close)
         self.progress = progress
         self.timing = Timing(last_durations(store))
         self.stopping = False
@@ -96,11 +101,23 @@ class Run:
         self._evaluation: asyncio.Task[dict[str, list[Group]]] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._callback = open_plugin(config, "callback")
+        self._publisher = self._open_publisher()
         self.tracker: EpisodeTracker = NullTracker()  # until `begin`: a loop may still refuse to resume
         self._saved = found  # the newest checkpoint
         self._resumed = found is not None
         self.restored = self._load(found)
         self._began = time.monotonic() - self.progress.seconds
+
+    @property
+    def evaluating(self) -> bool:
+        return self._evaluation is not None
+
+    def _open_publisher(self) -> Publisher | None:
+        """None if the engine samples from a module in this process."""
+        if self.config.samples_in_process:
+            return None
+        renderer, folder = self.player.token_renderer, self.store.folder
+        return self._opened.enter_context(open_publisher(self.config, self.learner, renderer, folder))
 
     async def begin(self, loop: Loop) -> None:
         """Load the weights into the engine. A new run is evaluated and saved first: the baseline."""
@@ -109,7 +126,7 @@ class Run:
             self.display.note(f"resuming from {self._saved.path}, after batch {self.progress.batch}")
         next_step = self.progress.batch + (self.unfinished is None)
         self.tracker = open_tracker(self.config, self.store, next_step)
-        await self.load_engine()
+        await self.scheduler.agent.engine.load(await self._new_weights())
         if not self.progress.success:
             try:
                 self.tracker.log(0, await self._evaluate("base"))
@@ -126,44 +143,20 @@ class Run:
     def stop(self) -> None:
         """Finish the batch and save, or stop the evaluation. For signal handlers: it only tells the loop."""
         self.stopping = True
-        self.display.note(self._describe_stop())
+        self.display.note(describe_stop(self))
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.player.stop_waiting)
             self._loop.call_soon_threadsafe(self.on_stop)
             if self._evaluation is not None:
                 self._loop.call_soon_threadsafe(self._evaluation.cancel)
 
-    def _describe_stop(self) -> str:
-        again = "Press Ctrl-C again to stop at once"
-        saving = f"saving ({self.timing.about(('save',))})"
-        if self._evaluation is not None:
-            rest = f" and {saving}" if self.progress.success else ""  # before that, there is nothing to save
-            return (
-                f"stopping the evaluation: its finished episodes are stored; closing the environments{rest}. "
-                f"{again}"
-            )
-        if self.scheduler.pool.outage.is_down:
-            return f"stopping: no environment works. Only batch {self.progress.batch + 1} is lost. {again}"
-        if self.timing.current in ("", "evaluate"):
-            return f"stopping. {again}"
-        if self.timing.current == "save":
-            return f"{saving}. {again}"
-        if self.asynchronous:
-            learning = self.timing.current == "learn"
-            first = f"finishing batch {self.progress.batch + 1}" if learning else "stopping"
-            rest = self.timing.about(("learn", "save") if learning else ("save",))
-            return f"{first} and saving ({rest}). Finished groups are kept, others are played again. {again}"
-        first = "rollout" if self.config.train.method == "online" else "judge"
-        rest = self.timing.about((first, "learn", "save"))
-        return (
-            f"finishing batch {self.progress.batch + 1} and saving ({rest}). {again}: only this batch is lost"
-        )
-
     async def learn(self, batch: Batch) -> Metrics:
         """Train on the batch and load the new weights into the engine."""
         with self.timing.stage("learn"):
-            metrics = await self._work(self.learner.train(batch))
-            await self.load_engine()
+            async with self.player.free_gpu():
+                metrics = await self._work(self.learner.train(batch))
+                weights = await self._new_weights()
+            await self.scheduler.agent.engine.load(weights)
         if skipped := int(metrics["skipped"]):
             self.progress.skipped += skipped
             self.display.note(
@@ -185,12 +178,14 @@ class Run:
 
     def show_episodes(self, count: int) -> None:
         """Advance the progress bar of training. During an evaluation, there is another one."""
-        for _ in range(count if self._evaluation is None else 0):
+        for _ in range(0 if self.evaluating else count):
             self.display.episode_done()
 
-    async def load_engine(self) -> None:
-        """Let the engine sample from the learner's weights."""
-        await self.scheduler.agent.engine.load(self.learner.weights())
+    async def _new_weights(self) -> Weights:
+        """The learner's weights for the engine: its module, or a published folder for other processes."""
+        if self._publisher is None:
+            return self.learner.weights()
+        return await self._work(self._publisher.publish())
 
     async def _work(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine that blocks: in a thread if rollouts continue meanwhile."""
@@ -391,10 +386,8 @@ class Run:
             )
 
     def close(self) -> None:
-        try:
+        with self._opened:
             self.tracker.close()
-        finally:
-            self.learner.close()
 
     def summary(self) -> dict[str, Any]:
         progress = self.progress

@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
 import arpo
 from arpo.config import Config, ModelConfig
+from arpo.engines.vllm_plugin import register
 from arpo.errors import BadSetting, UserError
 from arpo.models.loading import resolve_model
 from arpo.serving.vllm_server import VllmServer, find_server, find_vllm, link_package, vllm_layers
@@ -166,8 +168,16 @@ def test_an_interpreter_that_does_not_exist_or_work(tmp_path):
 
 def test_the_linked_folder_has_this_package_alone(tmp_path):
     packages = link_package(tmp_path)
-    assert [path.name for path in packages.iterdir()] == ["arpo"]
+    assert sorted(path.name for path in packages.iterdir()) == ["arpo", "arpo_vllm_plugin-1.dist-info"]
     assert link_package(tmp_path) == packages
     code = f"import sys; sys.path.insert(0, {str(packages)!r}); import arpo; print(arpo.__file__)"
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     assert Path(done.stdout.strip()).resolve() == Path(arpo.__file__).resolve()
+
+
+def test_vllm_finds_the_plug_in(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(link_package(tmp_path)))
+    [found] = [entry for entry in entry_points(group="vllm.general_plugins") if entry.name == "arpo"]
+    assert found.load() is register
+    monkeypatch.setenv("VLLM_PLUGINS", "mine")
+    assert server().environment(tmp_path, "", "")["VLLM_PLUGINS"] == "mine,arpo"

@@ -27,6 +27,11 @@ from arpo.process_environment import clean_environment
 from arpo.recipe import find_program
 
 EXTENSION = "arpo.engines.vllm_extension.WeightLoader"
+PLUGIN = "arpo"
+_PLUGIN_FILES = {  # as pip would install them
+    "METADATA": "Metadata-Version: 2.1\nName: arpo-vllm-plugin\nVersion: 1\n",
+    "entry_points.txt": f"[vllm.general_plugins]\n{PLUGIN} = arpo.engines.vllm_plugin:register\n",
+}
 MIDDLEWARE = f"{KeyRequired.__module__}.{KeyRequired.__qualname__}"
 VENV_PYTHON = ".venv-vllm/bin/python"
 OLDEST = (0, 32)  # the first vLLM with the versions of weights for each token
@@ -101,6 +106,8 @@ class VllmServer:
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",  # the model is here already
         }
+        if allowed := inherited.get("VLLM_PLUGINS"):
+            own["VLLM_PLUGINS"] = f"{allowed},{PLUGIN}"
         if self.config.model.train == "lora":
             own["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
         if self.on_cpu:
@@ -184,13 +191,17 @@ def find_vllm(config: Config) -> tuple[str, bool]:
 
 
 def link_package(folder: Path) -> Path:
-    """A folder for PYTHONPATH with this package alone, in `folder`."""
+    """A folder for PYTHONPATH, in `folder`: this package alone, and the entry point of its vLLM plug-in."""
     packages = folder / "packages"
     packages.mkdir(parents=True, exist_ok=True)
     link, target = packages / "arpo", Path(arpo.__file__).resolve().parent
     if not link.is_symlink() or link.resolve() != target:
         link.unlink(missing_ok=True)
         link.symlink_to(target)
+    described = packages / "arpo_vllm_plugin-1.dist-info"
+    described.mkdir(exist_ok=True)
+    for name, text in _PLUGIN_FILES.items():
+        (described / name).write_text(text, "utf-8")
     return packages.absolute()
 
 

@@ -116,12 +116,10 @@ def is_decoding(port: int) -> bool:
 
 def preempt_a_request_with_a_cached_screenshot(port: int) -> None:
     """Its screenshot is in the prefix cache when it starts. It is computed again after the reset."""
-    screen = base64.b64encode(screenshot(224, 168).png).decode()
+    screen = base64.b64encode(screenshot(128, (224, 168)).png).decode()
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{screen}"}}
-    question = {
-        "type": "text",
-        "text": "Open Mail and save the file " * 4,
-    }  # the screenshot fills whole blocks
+    # The prefix cache keeps whole blocks of 128 tokens: the first one contains the screenshot.
+    question = {"type": "text", "text": "Open Mail and save the file " * 40}
     body = {"model": "base", "messages": [{"role": "user", "content": [image, question]}], "temperature": 0}
     ask(port, body | {"max_tokens": 1})
     with ThreadPoolExecutor(1) as threads:

@@ -26,12 +26,14 @@ from torch import Tensor
 
 from arpo.config import Config, LossConfig, ModelConfig, OptimConfig, ReplayConfig, RunConfig, TrainConfig
 from arpo.errors import UserError
+from arpo.learner.background import in_background
 from arpo.learner.base import Batch, Learner
 from arpo.learner.local import LocalLearner
 from arpo.learner.ranks import (
     Command,
     LoadCommand,
     LogprobsCommand,
+    PublishCommand,
     SaveCommand,
     StopCommand,
     TrainCommand,
@@ -40,7 +42,7 @@ from arpo.learner.ranks import (
 )
 from arpo.learner.sharded import RankLearner, ShardedLearner, filler_sample
 from arpo.models.loading import load_model
-from arpo.models.trainable import base_model_of, set_trainable
+from arpo.models.trainable import base_model_of, copy_trained, load_trained, set_trainable
 from arpo.prompts.rendering import Renderer
 from arpo.types import Message, Sample
 from processes import descendants, wait_until
@@ -178,6 +180,24 @@ def test_ranks_learn_what_one_process_learns(family: str, settings: dict[str, An
     assert all_close(after, expected)
     moved = {name for name in after if not torch.equal(after[name], before[name])}
     assert moved == {name for name, p in several.weights().handle.named_parameters() if p.requires_grad}
+
+
+def test_ranks_learn_in_a_thread_while_an_engine_keeps_its_weights(tmp_path: Path) -> None:
+    """As in asynchronous training: the engine's model is not the one whose memory the ranks free."""
+    save_folder(tiny_model(), tmp_path)
+    recipe = config(tmp_path, train="language")
+    recipe = replace(recipe, train=replace(recipe.train, max_staleness=1))
+    batch, _ = batches(renderer_of(recipe))
+    engine_model: Any = load_model(recipe.model, 0)
+    set_trainable(engine_model, recipe.model, 0)
+    before = {name: p.detach().clone() for name, p in engine_model.named_parameters()}
+    one = alone(recipe)
+    with closing(ShardedLearner(copy_trained(engine_model), renderer_of(recipe), recipe)) as several:
+        ours = asyncio.run(in_background(several.train(batch)))
+        assert all(torch.equal(p, before[name]) for name, p in engine_model.named_parameters())
+        load_trained(engine_model, several.weights().handle)
+    assert ours == pytest.approx(asyncio.run(one.train(batch)), rel=1e-4, abs=1e-6)
+    assert all_close(dict(engine_model.named_parameters()), weights(one))
 
 
 def test_stochastic_rounding_is_the_same_on_ranks(tmp_path: Path) -> None:
@@ -327,6 +347,7 @@ def test_commands_survive_encoding() -> None:
         TrainCommand(updates=[[twice, ()], [(), (sample(rng, renderer),)]], lr_scales=[1.0, 0.1]),
         LogprobsCommand(updates=[[twice]], base=True, temperature=None, first=2, count=4),
         SaveCommand(folder="/somewhere/ü"),
+        PublishCommand(folder="/somewhere/else"),
         LoadCommand(version=3, steps=2, skipped=1, parameter_steps={"layer.weight": 2.0}),
         StopCommand(),
     ]

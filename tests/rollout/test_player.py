@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import fake_vllm
+from arpo.engines.vllm import VllmEngine
 from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
 from arpo.learner.local import LocalLearner
 from arpo.prompts.conversation import load_template
+from arpo.reporting.display import NullDisplay
 from arpo.rollout.player import open_player
 from arpo.types import Trajectory
+from processes import descendants, wait_until
 from verdicts import A, Scripted, small_config
 
 
@@ -66,3 +72,48 @@ def test_the_player_plays_with_the_model_that_a_learner_fills(tmp_path: Path) ->
 def test_a_part_that_is_not_there_is_named(tmp_path: Path, setting: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         open_player(small_config(tmp_path, [A], setting))
+
+
+def test_a_player_starts_its_own_servers_and_ends_them(tmp_path: Path) -> None:
+    python = fake_vllm.install(tmp_path, "child")
+    engine = ["--engine.name=vllm", "--engine.replicas=2", f"--engine.python={python}"]
+    player = open_player(small_config(tmp_path, [A], *engine))
+    assert player.model is None
+    assert not descendants(os.getpid())
+
+    async def scenario() -> None:
+        async with player.started(NullDisplay()):
+            assert len(descendants(os.getpid())) == 6  # guard, server and its child, twice
+
+    asyncio.run(scenario())
+    assert wait_until(lambda: not descendants(os.getpid()))
+
+
+@pytest.mark.parametrize(("shared", "calls"), [(True, ["sleep", "learn", "wake"]), (False, ["learn"])])
+def test_servers_sleep_while_a_learner_uses_their_gpu(tmp_path: Path, shared: bool, calls: list[str]) -> None:
+    found: list[str] = []
+
+    class Recorded(VllmEngine):
+        async def sleep(self) -> None:
+            found.append("sleep")
+
+        async def wake(self) -> None:
+            found.append("wake")
+
+    python = fake_vllm.install(tmp_path)
+    config = small_config(
+        tmp_path, [A], "--engine.name=vllm", "--engine.replicas=1", f"--engine.python={python}"
+    )
+    player = open_player(config)
+    assert player.servers is not None
+    engine = Recorded(config, player.token_renderer, "", learning=True)
+    agent = replace(player.scheduler.agent, engine=engine)
+    scheduler = replace(player.scheduler, agent=agent)
+    player = replace(player, scheduler=scheduler, servers=replace(player.servers, share_gpu=shared))
+
+    async def scenario() -> None:
+        async with player.free_gpu():
+            found.append("learn")
+
+    asyncio.run(scenario())
+    assert found == calls

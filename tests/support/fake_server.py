@@ -2,8 +2,7 @@
 
 Behaviours, separated by commas: "child" starts a process of its own, in another session, as long-lived as it
 can be; "fails" ends at once with an error; "fails-once=FILE" does so unless the file exists, and makes it;
-"hangs" never answers; "deaf" ignores SIGTERM. Otherwise it answers /health, and as vLLM /metrics and
-/weight_info.
+"hangs" never answers; "deaf" ignores SIGTERM. Otherwise it answers questions about its state, as vLLM does.
 """
 
 import os
@@ -20,7 +19,13 @@ vllm:num_requests_running{engine="0",model_name="m"} 3.0
 vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.125
 """
-ANSWERS = {"/health": b"", "/metrics": METRICS, "/weight_info": b'{"weight_version": "7"}'}
+ANSWERS = {
+    "/health": b"",
+    "/metrics": METRICS,
+    "/weight_info": b'{"weight_version": "default"}',
+    "/is_paused": b'{"is_paused": false}',
+    "/v1/models": b'{"data": [{"id": "base", "max_model_len": 4096}]}',
+}
 
 
 class FakeServer(BaseHTTPRequestHandler):

@@ -248,7 +248,7 @@ def test_stale_weights_are_discarded(pair: list[ScriptedVllm], tmp_path: Path) -
 
 
 def test_a_replica_whose_probe_differs_gets_no_requests(pair: list[ScriptedVllm], tmp_path: Path) -> None:
-    pair[0].probe_error = -0.06  # engine.probe_gap is 0.05
+    pair[0].probe_error = -0.06
 
     async def test(engine: VllmEngine) -> None:
         await engine.load(weights(tmp_path, 1, pair))
@@ -259,7 +259,7 @@ def test_a_replica_whose_probe_differs_gets_no_requests(pair: list[ScriptedVllm]
         await until(lambda: "works again" in notes[-1])
 
     notes: list[str] = []
-    notes_of(pair, test, notes=notes)
+    notes_of(pair, test, "--engine.probe_gap=0.05", notes=notes)
     assert "its log-probabilities differ by 0.06 from the learner's" in notes[0]
 
 

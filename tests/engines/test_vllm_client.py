@@ -16,7 +16,7 @@ from arpo.engines.vllm_client import UNCHANGED, VllmClient
 from arpo.errors import EngineError
 from arpo.testing import screenshot
 from arpo.types import Message, Prompt, Sampling
-from scripted_vllm import LOGPROBS, ScriptedVllm, answering, publish_probe, scripted_vllm
+from scripted_vllm import LOGPROBS, ScriptedVllm, answering, hanging, publish_probe, scripted_vllm
 
 Result = TypeVar("Result")
 ONE, TWO = screenshot(1, (56, 56)), screenshot(2, (56, 56))
@@ -37,12 +37,13 @@ def ask(
     lora: bool = False,
     trains_vision: bool = True,
     seconds: float = 5.0,
+    load_seconds: float = 5.0,
     max_bytes: int = 1 << 20,
 ) -> Result:
     async def run() -> Result:
         http = HttpExchange("", max_bytes, lambda url, target: "correct engine.endpoints")
         http.open()
-        settings = EngineConfig(seconds=seconds, load_seconds=seconds)
+        settings = EngineConfig(seconds=seconds, load_seconds=load_seconds)
         client = VllmClient(
             server.url, http, server.renderer, settings, lora=lora, trains_vision=trains_vision
         )
@@ -275,3 +276,11 @@ def test_sleeping_servers_are_paused(server: ScriptedVllm) -> None:
 
     ask(server, talk)
     assert server.calls == ["/sleep?level=1", "/wake_up"]
+
+
+def test_timeouts_of_answers_and_of_probes(server: ScriptedVllm) -> None:
+    server.faults[GENERATE] = hanging
+    with pytest.raises(TransientError, match=r"no answer within 0.1 s"):
+        ask(server, lambda client: client.generate(prompt_of(server), SAMPLING, UNCHANGED), seconds=0.1)
+    with pytest.raises(TransientError, match=r"no answer within 0.2 s"):
+        ask(server, lambda client: client.score((5, 6), (), UNCHANGED), load_seconds=0.2)

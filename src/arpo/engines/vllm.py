@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 from arpo.config import Config
 from arpo.engines.base import Weights
@@ -352,7 +353,7 @@ class VllmEngine:
         probe = published.probe()
         found = await client.score((*probe.token_ids, *probe.answer), probe.images, label)
         pairs = zip(found[-len(probe.answer) :], probe.logprobs, strict=True)
-        gap = max(abs(one - other) for one, other in pairs)
+        gap = fmean(abs(one - other) for one, other in pairs)
         if not gap <= self._settings.probe_gap:
             raise TransientError(
                 f"{client.url}: after loading version {published.version}, its log-probabilities differ by "

@@ -134,7 +134,8 @@ class VllmClient:
             "stop_token_ids": sorted(self._renderer.end_ids),
             "detokenize": False,
         }
-        response = await self._ask(prompt.token_ids, prompt.images, parameters, label)
+        seconds = self._settings.seconds
+        response = await self._ask(prompt.token_ids, prompt.images, parameters, label, seconds)
         try:
             return self._answer(response, sampling, label)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
@@ -145,7 +146,7 @@ class VllmClient:
     ) -> tuple[float, ...]:
         """Log-probabilities of all tokens but the first, at temperature 1."""
         parameters = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "detokenize": False}
-        response = await self._ask(token_ids, images, parameters, label)
+        response = await self._ask(token_ids, images, parameters, label, self._settings.load_seconds)
         try:
             found = response["prompt_logprobs"][1:]
             pairs = zip(token_ids[1:], found, strict=True)
@@ -154,7 +155,12 @@ class VllmClient:
             raise TransientError(f"{self.url}: status 200, but without log-probabilities: {error}") from error
 
     async def _ask(
-        self, token_ids: Sequence[int], images: Sequence[Screenshot], parameters: dict[str, Any], label: str
+        self,
+        token_ids: Sequence[int],
+        images: Sequence[Screenshot],
+        parameters: dict[str, Any],
+        label: str,
+        seconds: float,
     ) -> dict[str, Any]:
         """The response to a prompt. Known images are sent by their hash; after a miss, all in full."""
         known = {image.sha256 for image in images} & self._known_images
@@ -164,10 +170,10 @@ class VllmClient:
             "return_token_ids": True,
             **({"model": label} if self._lora and label != UNCHANGED else {}),
         }
-        status, text = await self._generate(body, images, known)
+        status, text = await self._generate(body, images, known, seconds)
         if status != 200 and known:
             self._known_images.clear()
-            status, text = await self._generate(body, images, set())
+            status, text = await self._generate(body, images, set(), seconds)
         if status != 200:
             detail = f"{self.url}: status {status}: {first_line(text)}"
             if status in _BUSY or status >= 500:
@@ -188,7 +194,7 @@ class VllmClient:
         return response
 
     async def _generate(
-        self, body: dict[str, Any], images: Sequence[Screenshot], known: set[str]
+        self, body: dict[str, Any], images: Sequence[Screenshot], known: set[str], seconds: float
     ) -> tuple[int, str]:
         parts = [
             {
@@ -200,7 +206,7 @@ class VllmClient:
         ]
         encoded = json.dumps({**body, "content_parts": parts}).encode()
         status, text, _ = await self._http.request(
-            "POST", self.url + "/inference/v1/generate", encoded, self._settings.seconds
+            "POST", self.url + "/inference/v1/generate", encoded, seconds
         )
         return status, text
 

@@ -21,6 +21,7 @@ from arpo.envs.factory import env_source
 from arpo.errors import UserError
 from arpo.recipe import keys, value
 from arpo.storage.files import lock_folder, read_json, write_atomically
+from arpo.storage.published_weights import PROBE_FILE
 from arpo.storage.run_folder import RunFolder
 from arpo.types import Screenshot, Task, Trajectory
 
@@ -52,10 +53,12 @@ def evaluation_key(config: Config, sets: Mapping[str, Sequence[Task]], model: An
     """A hash of everything that determines the episodes of an evaluation.
 
     These are the weights, the tasks, the settings, and the code of the user's environment. `model` is the
-    module that plays, None if a server has it.
+    module that plays, the folder of published weights, or None if a server has the model.
     """
     if model is None:
         weights = model_id(config)
+    elif isinstance(model, Path):  # the probe depends on all weights
+        weights = hashlib.sha256((model / PROBE_FILE).read_bytes()).hexdigest()
     else:
         from arpo.models.fingerprint import fingerprint
 

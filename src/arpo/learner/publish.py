@@ -44,11 +44,12 @@ PROBE_ANSWER = "Thought: I click on the button.\nAction: click(start_box='(28,56
 
 
 class Publisher:
-    """Publishes versions of the learner in the folder `root`."""
+    """Publishes versions of the learner in the folder `root`. `folder` is that of the last one."""
 
     def __init__(self, learner: Learner, renderer: Renderer, root: Path) -> None:
         self._learner = learner
         self._root = root
+        self.folder: Path | None = None
         self._question, self._images, self._answer = _conversation(renderer)
 
     async def publish(self) -> Weights:
@@ -57,6 +58,7 @@ class Publisher:
         with publishing(self._root, version) as folder:
             self._learner.publish(folder)
             write_probe(folder, await self._probe())
+        self.folder = folder
         return Weights(version=version, handle=folder)
 
     async def _probe(self) -> Probe:

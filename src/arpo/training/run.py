@@ -286,7 +286,8 @@ class Run:
         """Play the missing episodes of an evaluation. Raises EvaluationStopped if the run shall stop."""
         if self.stopping:
             raise EvaluationStopped
-        key = evaluation_key(self.config, sets, self.player.model)
+        model = self._publisher.folder if self._publisher else self.player.model
+        key = evaluation_key(self.config, sets, model)
         kept = FinishedEpisodes(self.store.folder / EVALUATING, key, "--run.dir")
         playing = evaluate_sets(self.scheduler, self.config, sets, name, self.display, kept)
         self._evaluation = asyncio.create_task(playing)

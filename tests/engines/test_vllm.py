@@ -367,6 +367,29 @@ def test_an_outage_ends(pair: list[ScriptedVllm], tmp_path: Path, way: str) -> N
     notes_of(pair, test, f"--engine.outage_seconds={3600 if way == 'stop' else 0.3}")
 
 
+def test_a_stop_does_not_end_an_update(pair: list[ScriptedVllm], tmp_path: Path) -> None:
+    """The only replica loads weights. A request waits for it, also after Ctrl-C."""
+    gate = asyncio.Event()
+
+    async def slow(request: Any, body: Any) -> Any:
+        while not gate.is_set():  # noqa: ASYNC110  (an event of another loop)
+            await asyncio.sleep(0.01)
+
+    async def test(engine: VllmEngine) -> None:
+        await engine.load(weights(tmp_path, 1, pair))
+        pair[0].faults["/collective_rpc"] = slow
+        async with running(engine.load(weights(tmp_path, 2, pair))):
+            await until(lambda: pair[0].calls[-1] == "/collective_rpc")
+            request = asyncio.ensure_future(ask(engine, pair))
+            engine.stop()
+            await asyncio.sleep(0.2)
+            assert not request.done()
+            gate.set()
+        assert (await request).versions == (2, 2)
+
+    assert notes_of(pair[:1], test) == []
+
+
 def test_an_answer_that_fails_everywhere_is_a_fault(pair: list[ScriptedVllm]) -> None:
     for server in pair:
         server.faults[GENERATE] = answering(500, "this prompt kills me")

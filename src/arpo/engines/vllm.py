@@ -241,12 +241,13 @@ class VllmEngine:
         began = loop.time()
         while not (working := [replica for replica in self._replicas if replica.target is not None]):
             waited = loop.time() - began
-            if self._stopping or waited > self._settings.outage_seconds:
+            is_outage = all(replica.failed.is_set() for replica in self._replicas)  # not only an update
+            if (self._stopping and is_outage) or waited > self._settings.outage_seconds:
                 raise Outage(
                     f"no vLLM server has worked for {waited:.0f} s (engine.outage_seconds): "
                     f"{self._replicas[0].fault}. Start the servers, then run the same command again to resume"
                 )
-            if waited >= _REPORT_SECONDS and self._outage_began is None and not self._asleep:
+            if waited >= _REPORT_SECONDS and self._outage_began is None and is_outage:
                 self._outage_began = began
                 self.report(f"no vLLM server works ({self._replicas[0].fault}). The run pauses")
             self._changed.clear()

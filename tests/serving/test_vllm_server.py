@@ -126,7 +126,7 @@ def test_lora(tmp_path):
     assert found.environment(tmp_path, "", "")["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
     large = replace(config, model=replace(config.model, lora_rank=1024))
     with pytest.raises(BadSetting, match=r"model\.lora_rank: is 1024, vLLM accepts at most 512"):
-        replace(found, config=large).command("127.0.0.1", 9000)
+        find_server(large)
 
 
 def test_layer_names_of_qwen3():

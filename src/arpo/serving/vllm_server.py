@@ -66,7 +66,8 @@ class VllmServer:
     on_cpu: bool
     share: float = 0.0
     sleeps: bool = False
-    adapted_layers: tuple[str, ...] = ()  # LoRA: in vLLM's names
+    lora_rank: int = 0  # 0: without adapters
+    adapted_layers: tuple[str, ...] = ()  # in vLLM's names
 
     def command(self, host: str, port: int) -> list[str]:
         config = self.config
@@ -108,7 +109,7 @@ class VllmServer:
         }
         if allowed := inherited.get("VLLM_PLUGINS"):
             own["VLLM_PLUGINS"] = f"{allowed},{PLUGIN}"
-        if self.config.model.train == "lora":
+        if self.lora_rank:
             own["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
         if self.on_cpu:
             gigabytes = math.ceil(self.config.engine.cache_gigabytes) or CPU_CACHE_GIGABYTES
@@ -134,15 +135,10 @@ class VllmServer:
         return flags
 
     def _lora_flags(self) -> list[str]:
-        if self.config.model.train != "lora":
+        if not self.lora_rank:
             return []
-        rank = next((rank for rank in LORA_RANKS if rank >= self.config.model.lora_rank), None)
-        if rank is None:
-            raise BadSetting(
-                "model.lora_rank", f"is {self.config.model.lora_rank}, vLLM accepts at most {LORA_RANKS[-1]}"
-            )
         # Without the connector, vLLM silently ignores the adapters of the mergers.
-        flags = ["--enable-lora", "--enable-tower-connector-lora", "--max-lora-rank", str(rank)]
+        flags = ["--enable-lora", "--enable-tower-connector-lora", "--max-lora-rank", str(self.lora_rank)]
         flags += ["--max-loras", "2"]  # requests may still use the previous adapters after an update
         return [*flags, "--lora-target-modules", *self.adapted_layers]
 
@@ -162,6 +158,7 @@ def find_server(config: Config, *, share: float = 0.0, sleeps: bool = False) -> 
     folder = resolve_model(config.model.path, weights=config.model.weights == "load")
     if config.model.weights == "load":
         check_weights(folder)
+    lora = config.model.train == "lora"
     return VllmServer(
         config=config,
         folder=folder.absolute(),
@@ -169,7 +166,8 @@ def find_server(config: Config, *, share: float = 0.0, sleeps: bool = False) -> 
         on_cpu=on_cpu,
         share=share,
         sleeps=sleeps and not on_cpu,
-        adapted_layers=_adapted_layers(config) if config.model.train == "lora" else (),
+        lora_rank=_max_rank(config.model.lora_rank) if lora else 0,
+        adapted_layers=_adapted_layers(config) if lora else (),
     )
 
 
@@ -217,6 +215,14 @@ def _installed_versions(python: str) -> list[str | None]:
             f"engine.python = {python!r}: does not work as a Python interpreter: {error}"
         ) from error
     return versions
+
+
+def _max_rank(rank: int) -> int:
+    """The smallest maximum that vLLM accepts and that allows this rank."""
+    found = next((allowed for allowed in LORA_RANKS if allowed >= rank), None)
+    if found is None:
+        raise BadSetting("model.lora_rank", f"is {rank}, vLLM accepts at most {LORA_RANKS[-1]}")
+    return found
 
 
 def _adapted_layers(config: Config) -> tuple[str, ...]:

@@ -378,6 +378,8 @@ def test_stale_tokens_have_a_divergence_of_their_own(update: Update) -> None:
     assert metrics["engine_kl"] == pytest.approx(2 - 1 - math.log(2), abs=1e-3)
     assert metrics["logprob_gap"] == pytest.approx(math.log(2), abs=1e-3)
     assert "stale_kl" not in train(learner(), update)
+    old = tuple(replace(one, staleness=(2,) * len(one.behaviour_logprobs)) for one in update)
+    assert train(learner(), old).keys() & {"engine_kl", "logprob_gap", "stale_kl"} == {"stale_kl"}
 
 
 def test_a_batch_whose_engine_disagrees_is_not_trained_on_by_option(groups: list[Group]) -> None:

@@ -53,3 +53,12 @@ def test_an_unknown_duration() -> None:
 )
 def test_estimates_as_text(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_the_rate_of_asynchronous_training_is_over_waiting_and_learning() -> None:
+    timing = timed(0.0, 1.0, 1.0, 4.0)
+    with timing.stage("wait"):
+        pass
+    with timing.stage("learn"):
+        pass
+    assert timing.take(8) == {"wait": 1.0, "learn": 3.0, "episodes_per_second": 2.0}

@@ -13,6 +13,7 @@ from arpo.viewer.charts import (
     interval_chart,
     line_chart,
     share_chart,
+    stacked_chart,
 )
 
 
@@ -86,6 +87,24 @@ def test_charts_escape_their_texts() -> None:
         bar_chart(evil, [evil], [BarSeries(label=evil, values=[(1.0, 1.0, 1.0)])]),
         interval_chart(evil, [Estimate(label=evil, mean=0.1, thick=None, thin=(0.0, 0.2), colour=0)]),
         share_chart(evil, [evil], [(evil, [1.0])]),
+        stacked_chart(evil, [evil], [(1, [1.0])], x_name=evil),
     ]
     for chart in charts:
         assert "<script" not in chart and "&lt;script&gt;&amp;" in chart
+
+
+def test_columns_are_stacked_by_share() -> None:
+    """Two batches: a quarter and three quarters; all of the second part. A batch without time is left out."""
+    chart = stacked_chart("t", ["a", "b"], [(1, [1.0, 3.0]), (2, [0.0, 0.0]), (3, [0.0, 5.0])])
+    bars = re.findall(
+        r'<rect class="(p\d)" x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)"', chart
+    )
+    whole, width = LARGE.height - 36, (LARGE.width - 54 - 12) / 2
+    assert bars == [
+        ("p0", "54.00", f"{12 + 0.75 * whole:.1f}", f"{width:.2f}", f"{0.25 * whole:.1f}"),
+        ("p1", "54.00", "12.0", f"{width:.2f}", f"{0.75 * whole:.1f}"),
+        ("p0", f"{54 + width:.2f}", f"{12 + whole:.1f}", f"{width:.2f}", "0.0"),
+        ("p1", f"{54 + width:.2f}", "12.0", f"{width:.2f}", f"{whole:.1f}"),
+    ]
+    assert "step 1, a: 25%" in chart
+    assert stacked_chart("t", ["a"], [(1, [0.0])]) == ""

@@ -230,7 +230,7 @@ def _episodes_played(folder: Path) -> int:
 def _batch_seconds(folder: Path) -> float:
     """Duration of the last batch of a run without its evaluation; 0 if it is unknown."""
     last = _last_record(folder / TIMING)
-    return float(sum(last.get(stage) or 0.0 for stage in ("rollout", "judge", "learn", "save")))
+    return float(sum(last.get(stage) or 0.0 for stage in ("rollout", "wait", "judge", "learn", "save")))
 
 
 def _last_record(path: Path) -> dict[str, Any]:

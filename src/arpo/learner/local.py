@@ -295,6 +295,7 @@ class _BatchMetrics:
 
     def metrics(self) -> dict[str, float]:
         sums, steps = self.sums, len(self.losses)
+        stale = sums.fresh - sums.current
         return {
             "loss": _mean(sum(self.losses), steps),
             "grad_norm": _mean(sum(self.norms), steps),
@@ -302,14 +303,20 @@ class _BatchMetrics:
             "ratio": _mean(sums.ratio, sums.tokens),
             "kl": _mean(sums.kl, sums.tokens),
             "entropy": _mean(sums.entropy, sums.tokens),
-            "logprob_gap": _mean(sums.gap, sums.current),
-            "engine_kl": _mean(sums.engine_kl, sums.current),
+            **(self._engine_metrics() if sums.current or not stale else {}),  # if anything was compared
             "base_kl": _mean(sums.base_kl, sums.fresh),
             "tokens": float(sums.tokens),
             "samples": float(self.samples),
             "updates": float(steps),
             "skipped": float(self.skipped),
-            **({"stale_kl": sums.stale_kl / stale} if (stale := sums.fresh - sums.current) else {}),
+            **({"stale_kl": sums.stale_kl / stale} if stale else {}),
+        }
+
+    def _engine_metrics(self) -> dict[str, float]:
+        sums = self.sums
+        return {
+            "logprob_gap": _mean(sums.gap, sums.current),
+            "engine_kl": _mean(sums.engine_kl, sums.current),
         }
 
 

@@ -133,6 +133,43 @@ METRICS: Mapping[str, Metric] = {
         title="Episodes in the replay buffer",
         explanation="Stored successes of all tasks. Grows until each task has replay.capacity of them.",
     ),
+    # Asynchronous training
+    "staleness_mean": Metric(
+        title="Staleness",
+        explanation=(
+            "Mean age, in policy versions, of the trained tokens: version of the learner minus version that "
+            "sampled the token. At most train.max_staleness."
+        ),
+    ),
+    "staleness_max": Metric(
+        title="Maximum staleness",
+        explanation="Age of the oldest trained token, in policy versions. At most train.max_staleness.",
+    ),
+    "dropped_groups": Metric(
+        title="Dropped groups",
+        explanation=(
+            "Groups that became too old while others overtook them. Their tasks are played again. If it is "
+            "often above 0, raise train.max_staleness, or env.parallel."
+        ),
+    ),
+    "dropped_episodes": Metric(
+        title="Episodes of dropped groups",
+        explanation="Episodes, finished or not, of the groups that were dropped. Should be near 0.",
+    ),
+    "waiting": Metric(
+        title="Groups that wait for the learner",
+        explanation=(
+            "Finished groups that are not in this batch. If it stays high, the learner is slower than the "
+            "rollouts."
+        ),
+    ),
+    "stale_kl": Metric(
+        title="KL divergence of stale tokens",
+        explanation=(
+            "KL divergence between the older policy that sampled a token and the policy that learns from it. "
+            "Small is good. If it grows, lower train.max_staleness or optim.lr."
+        ),
+    ),
     # Updates
     "loss": Metric(
         title="Loss",
@@ -195,7 +232,8 @@ METRICS: Mapping[str, Metric] = {
         title="KL divergence between engine and learner",
         explanation=(
             "The same disagreement as the log-probability gap, as a KL divergence. Near 0 is good: about "
-            "0.001 in bfloat16. Above train.engine_kl_alarm, the batch is reported."
+            "0.001 in bfloat16. Above train.engine_kl_alarm, the batch is reported. Tokens of older policy "
+            "versions have no part in it."
         ),
     ),
     "engine_alarm": Metric(

@@ -137,7 +137,15 @@ def check_evaluation(record: Mapping[str, Any]) -> None:
                 raise ValueError(f"the scores of {name!r} are not numbers")
 
 
-SUMMARY_TOTALS = ("episodes", "failures", "skipped_updates", "untrained_batches", "seconds")
+SUMMARY_TOTALS = (
+    "episodes",
+    "failures",
+    "dropped_groups",
+    "dropped_episodes",
+    "skipped_updates",
+    "untrained_batches",
+    "seconds",
+)
 
 
 def check_summary(record: Mapping[str, Any]) -> None:

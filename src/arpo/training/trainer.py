@@ -129,8 +129,11 @@ class Trainer:
         )
 
     def _check_engine(self, metrics: Metrics) -> Metrics:
-        """Report a batch in which engine and learner disagree about the probabilities of the same tokens."""
-        found, threshold = metrics["engine_kl"], self.config.train.engine_kl_alarm
+        """Report a batch in which engine and learner disagree about the probabilities of the same tokens.
+
+        There is nothing to compare if older policy versions have sampled all tokens.
+        """
+        found, threshold = metrics.get("engine_kl", 0.0), self.config.train.engine_kl_alarm
         if found <= threshold:
             return metrics
         untrained = "untrained" in metrics

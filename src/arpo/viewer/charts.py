@@ -196,6 +196,43 @@ def share_chart(
     return _figure(title, parts, size, [(f"p{index}", part, "") for index, part in enumerate(part_names)])
 
 
+def stacked_chart(
+    title: str,
+    part_names: Sequence[str],
+    columns: Sequence[tuple[float, Sequence[float]]],
+    *,
+    x_name: str = "step",
+    size: Size = LARGE,
+) -> str:
+    """Figure with one column per (x, values), divided by the share of each part: a timeline."""
+    columns = [(x, values) for x, values in columns if sum(values) > 0]
+    if not columns:
+        return ""
+    width = (size.width - LEFT - RIGHT) / len(columns)
+    height = size.height - TOP - BOTTOM
+
+    def to_pixels(x: float, y: float) -> tuple[float, float]:
+        return LEFT + x * width, size.height - BOTTOM - y * height
+
+    parts = _grid((0.0, 0.5, 1.0), to_pixels, 0.0, size, percent=True)
+    for position, (x, values) in enumerate(columns):
+        done = 0.0
+        for index, (part, value) in enumerate(zip(part_names, values, strict=True)):
+            share = value / sum(values)
+            left, top = to_pixels(position, done + share)
+            tooltip = escape(f"{x_name} {format_number(x)}, {part}: {format_number(share, True)}")
+            parts.append(
+                f'<rect class="p{index}" x="{left:.2f}" y="{top:.1f}" width="{width:.2f}" '
+                f'height="{share * height:.1f}"><title>{tooltip}</title></rect>'
+            )
+            done += share
+    for position, anchor in ((0, "start"), (-1, "end")):
+        x = LEFT if anchor == "start" else size.width - RIGHT
+        text = format_number(columns[position][0])
+        parts.append(f'<text x="{x}" y="{size.height - 6}" text-anchor="{anchor}">{text}</text>')
+    return _figure(title, parts, size, [(f"p{index}", part, "") for index, part in enumerate(part_names)])
+
+
 def _signed_points(value: float) -> str:
     """A fraction in percentage points: 0.05 -> +5, -0.125 -> −12.5"""
     points = round(100 * value, 6)

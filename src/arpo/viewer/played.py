@@ -1,7 +1,8 @@
 """The stored episodes of a run, with the facts that the report needs about each: phase, outcome, replay.
 
 The id of an episode begins with its phase: "batch3-0-1" was played in the fourth batch, "eval12-train-0-0" in
-the evaluation after 12 batches.
+the evaluation after 12 batches. In asynchronous training, "group-17-1" belongs to the batch that trained on
+group 17, by batches.jsonl.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from itertools import groupby
 
 from arpo.algorithms.replay import ReplayBuffer, replay_rng
 from arpo.config import Config, ReplayConfig
-from arpo.storage.codec import BATCH, EVALUATED, StoredEpisode
-from arpo.storage.run_folder import RunFolderReader
+from arpo.storage.codec import BATCH, EVALUATED, GROUP, StoredEpisode
+from arpo.storage.run_folder import BATCHES, RunFolderReader
 from arpo.types import Completion, Group, Screenshot, Trajectory, Turn
 
 _PHASE = re.compile(rf"({BATCH}|{EVALUATED})(\d+)")
 _BATCH_ID = re.compile(rf"{BATCH}(\d+)-(\d+)-\d+")
+_GROUP_ID = re.compile(rf"{GROUP}-(\d+)-\d+")
 _NO_IMAGE = Screenshot(b"", "")
 
 
@@ -30,6 +32,7 @@ class Played:
     solved: bool
     shown: bool
     replayed_in: tuple[int, ...] = ()  # batches, counted from 1
+    trained_in: int | None = None  # batch of an asynchronous run, counted from 0; None: dropped or waiting
 
     @property
     def id(self) -> str:
@@ -41,19 +44,24 @@ class Played:
 
     @property
     def phase(self) -> str:
-        return self.id.partition("-")[0]
+        first = self.id.partition("-")[0]
+        return f"{BATCH}{self.trained_in}" if first == GROUP and self.trained_in is not None else first
 
 
 def read_played(store: RunFolderReader, config: Config) -> list[Played]:
     """All stored episodes, in the order of the run."""
     stored = list(store.episodes())
-    replays = find_replays(stored, config.replay, config.run.seed)
+    batches = {
+        number: record["step"] - 1 for record in store.read_log(BATCHES) for number in record["groups"]
+    }
+    replays = find_replays(stored, config.replay, config.run.seed, batches)
     return [
         Played(
             stored=episode,
             solved=episode.score >= config.replay.threshold,
             shown=store.has_screenshots(episode),
             replayed_in=tuple(replays.get(episode.episode_id, ())),
+            trained_in=(_place(episode.episode_id, batches) or (None,))[0],
         )
         for episode in stored
     ]
@@ -61,6 +69,8 @@ def read_played(store: RunFolderReader, config: Config) -> list[Played]:
 
 def phase_title(phase: str) -> str:
     """eval0: evaluation before training; eval12: evaluation after batch 12; batch0: training batch 1."""
+    if phase == GROUP:
+        return "training, in no batch"
     match = _PHASE.fullmatch(phase)
     if not match:
         return phase
@@ -79,18 +89,21 @@ def phases(played: Iterable[Played], kind: str) -> dict[str, list[Played]]:
     return found
 
 
-def find_replays(episodes: Sequence[StoredEpisode], config: ReplayConfig, seed: int) -> dict[str, list[int]]:
+def find_replays(
+    episodes: Sequence[StoredEpisode], config: ReplayConfig, seed: int, batches: Mapping[int, int]
+) -> dict[str, list[int]]:
     """For each success that replay used: the batches that used it, counted from 1.
 
     The run folder does not record them. Replay is deterministic, so the same buffer with the same random
-    numbers repeats its choices.
+    numbers repeats its choices. `batches`: the batch of each group of an asynchronous run, counted from 0.
     """
     buffer, used = ReplayBuffer(config), dict[str, list[int]]()
-    numbered = [(match, one) for one in episodes if (match := _BATCH_ID.fullmatch(one.episode_id))]
-    for batch, members in groupby(numbered, key=lambda pair: int(pair[0][1])):
+    placed = [(place, one) for one in episodes if (place := _place(one.episode_id, batches))]
+    placed.sort(key=lambda pair: pair[0])
+    for batch, members in groupby(placed, key=lambda pair: pair[0][0]):
         groups: dict[int, list[Trajectory]] = {}
-        for match, one in members:
-            groups.setdefault(int(match[2]), []).append(_outline(one))
+        for (_, index), one in members:
+            groups.setdefault(index, []).append(_outline(one))
         played = [
             Group(index=index, task_id=episodes[0].task_id, trajectories=tuple(episodes))
             for index, episodes in groups.items()
@@ -99,6 +112,14 @@ def find_replays(episodes: Sequence[StoredEpisode], config: ReplayConfig, seed: 
             for rescue in group.rescues:
                 used.setdefault(rescue.stored_episode, []).append(batch + 1)
     return used
+
+
+def _place(episode_id: str, batches: Mapping[int, int]) -> tuple[int, int] | None:
+    """Batch, counted from 0, and index of the group of a training episode; None for all other episodes."""
+    if match := _BATCH_ID.fullmatch(episode_id):
+        return int(match[1]), int(match[2])
+    match = _GROUP_ID.fullmatch(episode_id)
+    return (batches[int(match[1])], int(match[1])) if match and int(match[1]) in batches else None
 
 
 def _outline(episode: StoredEpisode) -> Trajectory:

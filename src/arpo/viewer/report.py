@@ -20,7 +20,7 @@ from arpo.recipe import load_config
 from arpo.reporting.display import success_rows, total_rows
 from arpo.reporting.metrics import METRICS as EXPLAINED
 from arpo.reporting.metrics import Metric
-from arpo.storage.run_folder import EVALUATIONS, METRICS, RECIPE, RunFolderReader, write_atomically
+from arpo.storage.run_folder import EVALUATIONS, METRICS, RECIPE, TIMING, RunFolderReader, write_atomically
 from arpo.types import Failure, Task
 from arpo.viewer.answer_checks import answer_warnings
 from arpo.viewer.charts import Series, line_chart
@@ -31,6 +31,7 @@ from arpo.viewer.report_tables import endings_html, faults_html, table_html, tas
 from arpo.viewer.selection import Shown, choose_episodes
 from arpo.viewer.style import document
 from arpo.viewer.task_table import LABELS, Evaluation, evaluation_note, read_evaluation, task_rows
+from arpo.viewer.timeline import timeline_html
 
 REPORT = "report.html"
 
@@ -43,6 +44,8 @@ CHARTS: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("Success rate of training episodes", {"success": "success rate"}),
     ("Reward", {"reward": "mean"}),
     ("Groups", {"rescued": "rescued by replay", "without_signal": "without signal"}),
+    ("Staleness", {"staleness_mean": "mean", "staleness_max": "maximum"}),
+    ("Dropped groups", {"dropped_groups": "groups"}),
     ("Loss", {"loss": "loss"}),
     ("Entropy", {"entropy": "nats per token"}),
     ("Clipped tokens", {"clip_fraction": "share of tokens"}),
@@ -53,6 +56,7 @@ BODY = """{warnings}
 <h2>Success rate before and after training</h2><div class="tables">{tables}</div>
 <p class="dim lead">{evaluations}</p>
 <h2>Curves <span class="dim">by batch (step)</span></h2><div class="charts">{charts}</div>{more}
+{timeline}
 {tasks}{endings}{faults}
 <h2>{episodes_title} <span class="dim">{episodes_note}</span></h2>{episodes}
 <h2>Recipe</h2><details><summary>All settings of this run</summary><pre>{recipe}</pre></details>
@@ -66,6 +70,7 @@ class RunData:
     config: Config
     recipe: str
     metrics: Sequence[Mapping[str, Any]]
+    timing: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any]  # {} until the run has ended
     evaluations: Sequence[Evaluation]
     played: Sequence[Played]
@@ -98,6 +103,7 @@ def write_report(run_folder: Path, episodes: str = "") -> Path:
             evaluations=escape(evaluation_note(data.evaluations, data.config.eval.every)),
             charts="".join(_chart(data, title, names) for title, names in CHARTS),
             more=_more_charts(data),
+            timeline=timeline_html(data.timing),
             tasks=tasks_html(task_rows(data.evaluations), data.evaluations, data.instructions, data.played),
             endings=endings_html(data.played, data.end_of),
             faults=faults_html(data.failures),
@@ -124,6 +130,7 @@ def _read(store: RunFolderReader) -> RunData:
         config=config,
         recipe=recipe_path.read_text("utf-8"),
         metrics=list(store.read_log(METRICS)),
+        timing=list(store.read_log(TIMING)),
         summary=store.read_summary(),
         evaluations=[read_evaluation(record) for record in store.read_log(EVALUATIONS)],
         played=read_played(store, config),

@@ -57,6 +57,9 @@ code { font: .85em ui-monospace, monospace; }
 polyline { fill: none; stroke: currentColor; stroke-width: 1.6; stroke-linejoin: round; }
 g circle { fill: currentColor; }
 .s0 { color: var(--s0); } .s1 { color: var(--s1); } .s2 { color: var(--s2); }
+.chart rect { fill: currentColor; }
+.p0 { color: var(--s0); } .p1 { color: var(--s1); } .p2 { color: var(--s2); } .p3 { color: #8d6cab; }
+.p4 { color: var(--rule); }
 .key { margin-right: 1.25rem; }
 details { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; margin: .6rem 0; }
 summary { padding: .6rem 1rem; cursor: pointer; overflow-wrap: anywhere; }

@@ -13,13 +13,14 @@ import torch
 import fake_vllm
 from arpo.engines.vllm import VllmEngine
 from arpo.envs.task_files import load_tasks
-from arpo.errors import UserError
+from arpo.errors import Outage, UserError
 from arpo.learner.local import LocalLearner
 from arpo.prompts.conversation import load_template
 from arpo.reporting.display import NullDisplay
 from arpo.rollout.player import open_player
 from arpo.types import Trajectory
 from processes import descendants, wait_until
+from scripted_vllm import answering, scripted_vllm
 from verdicts import A, Scripted, small_config
 
 
@@ -117,3 +118,29 @@ def test_servers_sleep_while_a_learner_uses_their_gpu(tmp_path: Path, shared: bo
 
     asyncio.run(scenario())
     assert found == calls
+
+
+def test_a_stop_ends_an_outage_of_all_servers(tmp_path: Path) -> None:
+    """An episode that waits for a server ends with Outage, as with environments: it is no failed episode."""
+    notes: list[str] = []
+
+    class Noted(NullDisplay):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    with scripted_vllm() as server:
+        down = answering(500, "down")
+        words = ("--engine.name=vllm", f"--engine.endpoints={server.url}")
+        player = open_player(small_config(tmp_path, [A], *words, env="Scripted"))
+        [task] = load_tasks(small_config(tmp_path, [A]).tasks.train)
+
+        async def play() -> None:
+            async with player.started(Noted()) as scheduler:
+                server.faults = {"/inference/v1/generate": down, "/weight_info": down}
+                asyncio.get_running_loop().call_later(0.5, player.stop_waiting)
+                await scheduler.run("batch1", [(0, task)], lambda *_: None)
+
+        Scripted.play({})
+        with pytest.raises(Outage, match="no vLLM server has worked"):
+            asyncio.run(play())
+    assert any("0 of 1 vLLM servers work" in note for note in notes)

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from arpo.recipe import keys
 from arpo.reporting.metrics import METRICS, describe_metrics
 from arpo.training.trainer import Trainer
@@ -10,11 +12,15 @@ from trained import lines, train_to_end
 from verdicts import A, B, Scripted, small_config
 
 
-def test_every_metric_of_a_run_is_explained(tmp_path: Path) -> None:
-    Scripted.play({A: [0, 1, 0], B: [1, 0, 1]})
-    config = small_config(tmp_path, [A, B], f"--tasks.overall={tmp_path / 'heldout.json'}")
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_every_metric_of_a_run_is_explained(tmp_path: Path, max_staleness: int) -> None:
+    Scripted.play({A: [0, 1, 0] * 4, B: [1, 0, 1] * 4})
+    overall = f"--tasks.overall={tmp_path / 'heldout.json'}"
+    settings = (f"--train.max_staleness={max_staleness}", "--train.epochs=2")
+    config = small_config(tmp_path, [A, B], overall, *settings)
     train_to_end(Trainer, config)
     names = {name for line in lines(config, "metrics.jsonl") for name in line}
+    assert ("staleness_mean" in names) == (max_staleness > 0)
     assert names - {"step"} - METRICS.keys() == set()
 
 

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from arpo.config import Config
-from arpo.errors import Outage
+from arpo.errors import Outage, UserError
 from arpo.reporting.display import NullDisplay
 from arpo.storage.checkpoint import CHECKPOINTS, latest
 from arpo.storage.run_folder import RunFolder
 from arpo.training.trainer import Trainer, run_training
+from arpo.types import Trajectory
 from trained import lines, train_to_end
 from verdicts import A, B, C, D, Reachable, Scripted, Stuck, small_config
 
@@ -188,3 +189,33 @@ def test_a_learner_that_fails_ends_the_rollouts(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(RuntimeError, match="the GPU is gone"):
             asyncio.run(trainer.train())
     assert Stuck.closed == Stuck.started - 1 <= 2
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+def test_an_error_of_the_store_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopping: bool
+) -> None:
+    Scripted.play({})
+    config = small_config(tmp_path, [A, B], *ASYNC)
+    with closing(RunFolder(Path(config.run.dir))) as store:
+        trainer = Trainer(config, store, NullDisplay())
+        add = store.add_trajectory
+
+        def full(trajectory: Trajectory) -> None:
+            if trajectory.episode_id.startswith("group-"):
+                trainer.run.stopping = stopping
+                raise OSError("no space left on device")
+            add(trajectory)
+
+        monkeypatch.setattr(store, "add_trajectory", full)
+        with pytest.raises(OSError, match="no space left on device"):
+            asyncio.run(trainer.train())
+
+
+def test_lock_step_does_not_continue_an_asynchronous_run(tmp_path: Path) -> None:
+    Scripted.play({})
+    config = small_config(tmp_path, [A, B], *ASYNC)
+    assert run_training(config, NullDisplay()) == 0
+    other = small_config(tmp_path, [A, B], "--env.parallel=4")
+    with pytest.raises(UserError, match=r"the run in this folder has a different train\.max_staleness"):
+        run_training(other, NullDisplay())

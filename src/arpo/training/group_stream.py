@@ -89,17 +89,13 @@ class GroupStream:
         run.scheduler.pool.quarantine.begin_batch()
         size = min(run.config.train.tasks_per_batch, self._order.total - run.progress.tasks)
         with run.timing.stage("wait"):
-            while self._admission.finished < size:
-                if run.stopping:
-                    return None
-                if self._error is not None:
-                    raise self._error
+            while self._admission.finished < size and self._error is None and not run.stopping:
                 self._start_groups()
                 self._changed.clear()
                 await self._changed.wait()
-        if run.stopping:
-            return None
-        return self._take(size)
+        if self._error is not None and not (run.stopping and isinstance(self._error, Outage)):
+            raise self._error
+        return None if run.stopping else self._take(size)
 
     def _take(self, size: int) -> list[Group]:
         progress, version = self._run.progress, self._admission.version

@@ -130,7 +130,7 @@ def preempt_a_request_with_a_cached_screenshot(port: int) -> None:
         assert answer.result()["usage"]["completion_tokens"] == 1500
 
 
-def test_serve_restart_and_end(tmp_path: Path) -> None:
+def test_serve_restart_and_kill(tmp_path: Path) -> None:
     port = free_port()
     with serving(tmp_path, port, replicas=2) as process:
         output = tmp_path / "output.txt"
@@ -156,19 +156,17 @@ def test_serve_restart_and_end(tmp_path: Path) -> None:
         assert api_server(process, port + 1) == other
 
         everything = descendants(process.pid)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-        assert wait_until(lambda: not everything & set(parents()))
+        process.kill()
+        process.wait()
+        assert wait_until(lambda: not everything & set(parents()), 60.0)
         assert "servers healthy, 0 running, 0 waiting" in output.read_text()
         assert KEY not in output.read_text()
 
 
-def test_a_killed_command_leaves_no_process(tmp_path: Path) -> None:
-    """Also while the servers start."""
-    port = free_port()
-    with serving(tmp_path, port, replicas=1) as process:
+def test_ctrl_c_while_servers_start_leaves_no_process(tmp_path: Path) -> None:
+    with serving(tmp_path, free_port(), replicas=1) as process:
         assert wait_until(lambda: len(descendants(process.pid)) >= 3, SECONDS)  # guard, server, its engine
         everything = descendants(process.pid)
-        process.kill()
-        process.wait()
-        assert wait_until(lambda: not everything & set(parents()), 60.0)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert wait_until(lambda: not everything & set(parents()))

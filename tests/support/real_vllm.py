@@ -18,7 +18,7 @@ from arpo.config import Config
 from arpo.serving.vllm_server import find_server, link_package
 
 PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
-_START_SECONDS = 240.0
+_START_SECONDS, _STOP_SECONDS = 240.0, 20.0
 
 
 class RealServer:
@@ -60,6 +60,13 @@ class RealServer:
         self.signal(signal.SIGKILL)
         self._process.wait()
 
+    def stop(self) -> None:
+        """End the server in order: a killed one leaves its shared memory behind."""
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_SECONDS)
+        self.kill()
+
 
 @contextmanager
 def real_servers(configs: Sequence[Config], folder: Path) -> Iterator[list[RealServer]]:
@@ -74,4 +81,4 @@ def real_servers(configs: Sequence[Config], folder: Path) -> Iterator[list[RealS
         yield servers
     finally:
         for server in servers:
-            server.kill()
+            server.stop()

@@ -14,7 +14,8 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # Lowest layer first. A module imports from its own layer and from lower ones. Each name is a folder of the
 # package, or a module of its root.
 LAYERS = (
-    "actions config config_keys config_training_keys errors interrupts keyboard parsing plugins process_environment recipe types",
+    "actions config config_keys config_training_keys errors interrupts keyboard parsing plugins "
+    "process_environment recipe types",
     "png",
     "algorithms",
     "prompts",

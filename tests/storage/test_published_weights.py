@@ -30,6 +30,12 @@ def publish(root, version):
         write_probe(folder, PROBE)
 
 
+def newest(root: Path) -> PublishedWeights:
+    found = newest_published(root)
+    assert found is not None
+    return found
+
+
 def test_a_version_exists_when_it_is_complete(tmp_path):
     with publishing(tmp_path, 7) as folder:
         assert folder == tmp_path / "version-000007"
@@ -48,14 +54,14 @@ def test_a_version_exists_when_it_is_complete(tmp_path):
 def test_adapters_are_told_from_a_model(tmp_path):
     with publishing(tmp_path, 0) as folder:
         (folder / "adapter_model.safetensors").write_bytes(b"")
-    assert newest_published(tmp_path).has_adapters
+    assert newest(tmp_path).has_adapters
 
 
 def test_the_newest_two_versions_are_kept(tmp_path):
     for version in (3, 4, 5):
         publish(tmp_path, version)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version-000004", "version-000005"]
-    assert newest_published(tmp_path).version == 5
+    assert newest(tmp_path).version == 5
 
 
 def test_a_failed_version_leaves_nothing_and_keeps_the_older_ones(tmp_path):
@@ -64,7 +70,7 @@ def test_a_failed_version_leaves_nothing_and_keeps_the_older_ones(tmp_path):
         (folder / "model.safetensors").write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left")
     assert not folder.exists()
-    assert newest_published(tmp_path).version == 3
+    assert newest(tmp_path).version == 3
 
 
 KILLED = """
@@ -84,9 +90,9 @@ def test_a_killed_writer_leaves_no_version(tmp_path):
     killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False)
     assert killed.returncode == -signal.SIGKILL
     assert (version_folder(tmp_path, 4) / "model.safetensors").read_bytes() == b"half"
-    assert newest_published(tmp_path).version == 3
+    assert newest(tmp_path).version == 3
     publish(tmp_path, 4)
-    assert newest_published(tmp_path).version == 4
+    assert newest(tmp_path).version == 4
     assert (version_folder(tmp_path, 4) / "model.safetensors").read_bytes() == b"weights 4"
 
 
@@ -105,7 +111,7 @@ def test_a_file_of_another_size_is_no_version(tmp_path):
 
 def test_a_damaged_probe_names_its_file(tmp_path):
     publish(tmp_path, 3)
-    published = newest_published(tmp_path)
+    published = newest(tmp_path)
     path = published.folder / "probe.json"
     path.write_text('{"token_ids": [1], "images": [], "answer": [2, 3], "logprobs": [-1.0]}')
     with pytest.raises(UserError, match=f"{path}: damaged, 2 answer tokens and 1 log-prob"):

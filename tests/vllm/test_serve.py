@@ -123,11 +123,12 @@ def preempt_a_request_with_a_cached_screenshot(port: int) -> None:
     body = {"model": "base", "messages": [{"role": "user", "content": [image, question]}], "temperature": 0}
     ask(port, body | {"max_tokens": 1})
     with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(ask, port, body | {"max_tokens": 1500, "ignore_eos": True})
+        answer = threads.submit(ask, port, body | {"max_tokens": 300, "ignore_eos": True})
         assert wait_until(lambda: is_decoding(port))
-        assert status(port, "POST", "/reset_prefix_cache?reset_running_requests=true", KEY) == 200
-        assert status(port, "POST", "/reset_encoder_cache", KEY) == 200
-        assert answer.result()["usage"]["completion_tokens"] == 1500
+        resets = ("/reset_prefix_cache?reset_running_requests=true", "/reset_encoder_cache")
+        for route in ("/pause?mode=keep&clear_cache=false", *resets, "/resume"):  # as for new weights
+            assert status(port, "POST", route, KEY) == 200
+        assert answer.result()["usage"]["completion_tokens"] == 300
 
 
 def test_serve_restart_and_kill(tmp_path: Path) -> None:

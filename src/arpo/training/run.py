@@ -188,8 +188,8 @@ class Run:
         return await self._work(self._publisher.publish())
 
     async def _work(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine that blocks: in a thread if rollouts continue meanwhile."""
-        return await (in_background(work) if self.asynchronous else work)
+        """Run a coroutine that blocks: in a thread if rollouts continue meanwhile, or if servers are watched."""
+        return await (in_background(work) if self.asynchronous or self._publisher is not None else work)
 
     async def end_batch(
         self, loop: Loop, metrics: Mapping[str, float], groups: Sequence[Group], *, played: int

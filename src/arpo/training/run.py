@@ -188,7 +188,7 @@ class Run:
         return await self._work(self._publisher.publish())
 
     async def _work(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine that blocks: in a thread if rollouts continue meanwhile, or if servers are watched."""
+        """Run a coroutine that blocks: in a thread if rollouts continue or servers are watched meanwhile."""
         return await (in_background(work) if self.asynchronous or self._publisher is not None else work)
 
     async def end_batch(

@@ -20,6 +20,12 @@ def config(tmp_path, behaviour="", replicas=2, **changes):
     return replace(Config(), engine=engine)
 
 
+def own_servers(settings: Config, *, learning: bool = True) -> OwnServers:
+    servers = open_servers(settings, learning=learning)
+    assert servers is not None
+    return servers
+
+
 def test_a_run_without_replicas_starts_no_servers(tmp_path):
     assert open_servers(config(tmp_path, replicas=0), learning=True) is None
     assert open_servers(replace(Config(), engine=replace(Config().engine, replicas=2)), learning=True) is None
@@ -27,13 +33,12 @@ def test_a_run_without_replicas_starts_no_servers(tmp_path):
 
 def test_the_servers_of_a_run_have_a_random_key(tmp_path, monkeypatch):
     monkeypatch.delenv("ARPO_ENGINE_KEY", raising=False)
-    first, second = (open_servers(config(tmp_path), learning=True) for _ in range(2))
-    assert isinstance(first, OwnServers)
+    first, second = (own_servers(config(tmp_path)) for _ in range(2))
     assert len(first.key) == 32
     assert first.key != second.key
     assert (first.host, first.gpus, first.share_gpu) == ("127.0.0.1", ("", ""), False)
     monkeypatch.setenv("ARPO_ENGINE_KEY", "0123456789abcdef")
-    assert open_servers(config(tmp_path), learning=True).key == "0123456789abcdef"
+    assert own_servers(config(tmp_path)).key == "0123456789abcdef"
 
 
 def test_served_models_have_no_key_on_loopback(tmp_path, monkeypatch):
@@ -47,8 +52,8 @@ def test_served_models_have_no_key_on_loopback(tmp_path, monkeypatch):
 
 def test_two_runs_on_one_machine_use_other_ports(tmp_path):
     async def scenario():
-        servers = open_servers(config(tmp_path), learning=True)
-        notes = []
+        servers = own_servers(config(tmp_path))
+        notes: list[str] = []
         async with servers.running(tmp_path / "a", notes.append) as first:
             async with servers.running(tmp_path / "b", notes.append) as second:
                 ports = {server.place.port for server in (*first, *second)}
@@ -62,7 +67,7 @@ def test_two_runs_on_one_machine_use_other_ports(tmp_path):
 
 def test_logs_without_a_folder_are_kept_only_after_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    servers = open_servers(config(tmp_path, replicas=1), learning=False)
+    servers = own_servers(config(tmp_path, replicas=1), learning=False)
 
     async def scenario(fault):
         async with servers.running(None, lambda text: None):

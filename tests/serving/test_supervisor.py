@@ -43,7 +43,8 @@ def free_places(count):
 @asynccontextmanager
 async def running(tmp_path, *behaviours, key=KEY, **changes):
     """Servers with these behaviours, the notes of their supervisor, and a function that lists their pids."""
-    places, notes = free_places(len(behaviours)), []
+    places = free_places(len(behaviours))
+    notes: list[str] = []
     program = FakeProgram({place.port: text for place, text in zip(places, behaviours, strict=True)})
     defaults = {"log_dir": tmp_path, "key": key, "start_seconds": 60.0, "report": notes.append}
     settings = Supervision(**defaults, poll_seconds=0.02, check_seconds=10.0, grace_seconds=0.5)

@@ -15,6 +15,7 @@ import pytest
 
 from arpo.config import Config
 from arpo.errors import Outage, UserError
+from arpo.learner.base import Batch
 from arpo.reporting.display import NullDisplay
 from arpo.storage.checkpoint import CHECKPOINTS, latest
 from arpo.storage.run_folder import RunFolder
@@ -210,6 +211,52 @@ def test_an_error_of_the_store_ends_the_run(
         monkeypatch.setattr(store, "add_trajectory", full)
         with pytest.raises(OSError, match="no space left on device"):
             asyncio.run(trainer.train())
+
+
+def test_no_checkpoint_keeps_a_group_that_is_stored_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second episode of group 1 cannot be stored while the learner trains on group 0."""
+    Scripted.play({})
+    config = small_config(tmp_path, [A, B], *SINGLE)
+    with closing(RunFolder(Path(config.run.dir))) as store:
+        store.write_recipe(config)
+        trainer = Trainer(config, store, NullDisplay())
+        add, learn, failed = store.add_trajectory, trainer.run.learn, asyncio.Event()
+
+        def full(trajectory: Trajectory) -> None:
+            if trajectory.episode_id == "group-1-1":
+                failed.set()
+                raise OSError("no space left on device")
+            add(trajectory)
+
+        async def learn_later(batch: Batch) -> Mapping[str, float]:
+            await asyncio.wait_for(failed.wait(), 60)
+            return await learn(batch)
+
+        monkeypatch.setattr(store, "add_trajectory", full)
+        monkeypatch.setattr(trainer.run, "learn", learn_later)
+        with pytest.raises(OSError, match="no space left on device"):
+            asyncio.run(trainer.train())
+    monkeypatch.undo()
+    train(config)
+    assert sorted(trained_groups(config)) == [0, 1]
+
+
+def test_a_checkpoint_written_again_leaves_the_screenshots_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop writes the checkpoint of batch 2 again, with more finished groups. That of batch 1 stays."""
+    config = small_config(tmp_path, [A, B], *ASYNC, "--store.prune_every=1", "--store.keep_checkpoints=2")
+    with closing(RunFolder(Path(config.run.dir))) as store:
+        trainer = Trainer(config, store, NullDisplay())
+        kept: list[set[str]] = []
+        monkeypatch.setattr(store, "prune", kept.append)
+        for batch, waiting in ((1, "a"), (2, "b"), (2, "c"), (3, "d")):
+            trainer.run.progress.batch = batch
+            monkeypatch.setattr(trainer.source, "waiting_episodes", lambda waiting=waiting: {waiting})
+            trainer.saved()
+    assert kept == [{"a"}, {"a", "b"}, {"a", "c"}, {"c", "d"}]
 
 
 def test_lock_step_does_not_continue_an_asynchronous_run(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ class GroupStream:
         self._metrics: dict[str, float] = {}
         self._open = True
         self._error: Exception | None = None
+        self._store_error: Exception | None = None  # a group is stored in part
         self._unsaved = False  # groups have ended since the last checkpoint
         self._changed = asyncio.Event()
         run.on_stop = self._changed.set
@@ -172,7 +173,11 @@ class GroupStream:
             self._changed.set()
 
     def _finish(self, group: Group) -> None:
-        self._run.store_group(group)
+        try:
+            self._run.store_group(group)
+        except Exception as error:
+            self._store_error = self._store_error or error
+            raise
         self._curriculum.record(group.trajectories)
         del self._playing[group.index]
         self._finished[group.index] = group
@@ -216,7 +221,12 @@ class GroupStream:
         return self._metrics
 
     def state(self) -> dict[str, Any]:
-        """Groups in play are played again by a resumed run, before those that wait for a start."""
+        """Groups in play are played again by a resumed run, before those that wait for a start.
+
+        Raises the error of a group that is stored in part: a checkpoint would keep this part.
+        """
+        if self._store_error is not None:
+            raise self._store_error
         self._unsaved = False
         unplayed = [(one.number, one.task) for one in self._playing.values()] + list(self._queue)
         return {

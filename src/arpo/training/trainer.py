@@ -53,6 +53,7 @@ class Trainer:
         self.replay = ReplayBuffer(config.replay, lambda name: load_checked(store, name, self.run.player))
         # Episodes that the checkpoints on disk refer to. Pruning keeps their screenshots.
         self._needed: deque[set[str]] = deque(maxlen=config.store.keep_checkpoints)
+        self._needed_batch: int | None = None  # of the last of them
         groups = {"total": 0, "without_signal": 0, "rescued": 0}
         self.run = Run(config, store, display, Progress(groups=groups))
         self.credit = open_credit(config, self.run.sets["train"])
@@ -187,9 +188,12 @@ class Trainer:
 
     def saved(self) -> None:
         """Prune if due: delete the screenshots that no checkpoint on disk needs."""
+        batch, every = self.run.progress.batch, self.config.store.prune_every
+        if self._needed_batch == batch:  # the new checkpoint has replaced one of the same batch
+            self._needed.pop()
+        self._needed_batch = batch
         self._needed.append(_episodes(self.replay.state()) | self.source.waiting_episodes())
-        every = self.config.store.prune_every
-        if every and self.run.progress.batch % every == 0:
+        if every and batch % every == 0:
             self.run.store.prune(set().union(*self._needed))
 
     def _restore(self, state: Mapping[str, Any]) -> None:

@@ -218,7 +218,7 @@ def test_no_checkpoint_keeps_a_group_that_is_stored_in_part(
 ) -> None:
     """The second episode of group 1 cannot be stored while the learner trains on group 0."""
     Scripted.play({})
-    config = small_config(tmp_path, [A, B], *SINGLE)
+    config = small_config(tmp_path, [A, B], *SINGLE, "--env.parallel=1")
     with closing(RunFolder(Path(config.run.dir))) as store:
         store.write_recipe(config)
         trainer = Trainer(config, store, NullDisplay())
@@ -238,6 +238,7 @@ def test_no_checkpoint_keeps_a_group_that_is_stored_in_part(
         monkeypatch.setattr(trainer.run, "learn", learn_later)
         with pytest.raises(OSError, match="no space left on device"):
             asyncio.run(trainer.train())
+        assert trainer.run.learner.weights().version == 1
     monkeypatch.undo()
     train(config)
     assert sorted(trained_groups(config)) == [0, 1]

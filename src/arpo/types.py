@@ -332,4 +332,4 @@ class Sample:
     weight: float  # factor of each sampled token in the objective, all normalisation included
     replayed: bool
     kl_weight: float = 0.0  # the same in the KL term; 0 if replayed
-    staleness: tuple[int, ...] = ()  # learner's version minus version of each sampled token; (): all 0
+    staleness: tuple[int, ...] = ()  # learner's version minus the oldest up to each sampled token; (): all 0

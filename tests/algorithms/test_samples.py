@@ -222,12 +222,17 @@ def test_text_without_tokens_is_refused() -> None:
         samples([group(spoken, trajectory(0.0))])
 
 
-def test_each_sampled_token_has_its_age() -> None:
-    first, second = turn([1], [10, 11], restart=True, version=5), turn([2], [12], version=7)
-    across = replace(first, completion=replace(first.completion, versions=(5, 6)))
-    groups = [group(trajectory(1.0, across, second), trajectory(0.0, version=7))]
-    ((old, current),) = build_updates(groups, LossConfig(), tasks_per_update=1, token_budget=9, version=7)
-    assert old.staleness == (2, 1, 0)
+def test_each_sampled_token_is_as_old_as_the_tokens_before_it() -> None:
+    """The engine may have cached their keys and values: μ is that of no single version."""
+    first = turn([1], [10, 11, 12], restart=True, version=7)
+    across = replace(first, completion=replace(first.completion, versions=(7, 6, 7)))
+    later, restarted = turn([2], [13], version=7), turn([3], [14], restart=True, version=7)
+    groups = [group(trajectory(1.0, across, later, restarted), trajectory(0.0, version=7))]
+    ((old, slid, current),) = build_updates(
+        groups, LossConfig(), tasks_per_update=1, token_budget=9, version=7
+    )
+    assert old.staleness == (0, 1, 1, 1)
+    assert slid.staleness == (1,)
     assert current.staleness == ()
 
 

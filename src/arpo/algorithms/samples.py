@@ -180,7 +180,7 @@ class _Sequence:
     mask: list[bool] = field(default_factory=list)
     images: list[Screenshot] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)  # the oldest so far, for each sampled token
 
 
 def trajectory_samples(
@@ -193,10 +193,12 @@ def trajectory_samples(
 ) -> Iterator[Sample]:
     """Yield one sample per token sequence. A new sequence starts at each turn with `restart`.
 
-    `version` is the policy version that learns. Replayed samples have no staleness: they have an age of
-    their own, and a ratio mode of their own.
+    `version` is the policy version that learns. A token is as stale as the oldest token of its episode so
+    far: an engine may have sampled it with cached keys and values of that version. Replayed samples have no
+    staleness: they have an age of their own, and a ratio mode of their own.
     """
     sequences: list[_Sequence] = []
+    oldest = version
     for turn in trajectory.turns:
         if turn.restart:
             sequences.append(_Sequence())
@@ -205,7 +207,9 @@ def trajectory_samples(
         sequence.mask += [False] * len(turn.context) + [True] * len(sampled)
         sequence.images += turn.images
         sequence.logprobs += turn.completion.logprobs
-        sequence.versions += turn.completion.versions
+        for sampled_by in turn.completion.versions:
+            oldest = min(oldest, sampled_by)
+            sequence.versions.append(oldest)
     for sequence in sequences:
         yield Sample(
             token_ids=tuple(sequence.token_ids),

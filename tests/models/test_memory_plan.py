@@ -390,6 +390,12 @@ def test_with_adapters_a_whole_copy_on_rank_0_costs_more_than_ranks_save() -> No
     assert advise(INFO, divided, room)[1] == "    --optim.ranks 1"
 
 
+def test_if_servers_sample_all_ranks_need_the_same() -> None:
+    config = changed(FULL, ranks=4)
+    served = replace(config, engine=replace(config.engine, name="vllm", replicas=1))
+    assert "these are for each of 4 ranks, on its own GPU" in describe_plan(INFO, served, None)
+
+
 def test_the_description_includes_the_other_ranks() -> None:
     sizes = plan_memory(INFO, changed(FULL, ranks=4))
     lines = describe_plan(INFO, changed(FULL, ranks=4), None)

@@ -141,11 +141,13 @@ def describe_plan(
         if size
     ]
     lines.append(f"{'total':>16} {plan.total / GIB:8.1f} GiB, for sequences of {tokens:,} tokens")
-    if ranks > 1:
+    if ranks > 1 and config.samples_in_process:
         lines.append(
             f"these are for rank 0 of {ranks}, which also samples; each other rank needs "
             f"{plan.other_ranks / GIB:.1f} GiB on its own GPU"
         )
+    elif ranks > 1:
+        lines.append(f"these are for each of {ranks} ranks, on its own GPU")
     if gpu_bytes is None:
         return [*lines, "no GPU found; --gpu 80 checks the plan against a GPU of 80 GiB"]
     if advice := advise(info, config, gpu_bytes, learning=learning):

@@ -76,11 +76,13 @@ def test_random_weights_are_made_by_vllm():
 def test_flags_of_cpu_and_gpu():
     config = replace(Config(), engine=replace(Config().engine, cache_gigabytes=1.5))
     cpu = server(config).command("127.0.0.1", 9000)
-    assert {"--enforce-eager", "--skip-mm-profiling"} <= set(cpu)
+    assert {"--enforce-eager", "--skip-mm-profiling", "--no-enable-chunked-prefill"} <= set(cpu)
+    assert value(cpu, "--max-num-batched-tokens") == "8192"
     assert "--kv-cache-memory-bytes" not in cpu
     gpu = server(config, on_cpu=False).command("127.0.0.1", 9000)
     assert value(gpu, "--kv-cache-memory-bytes") == str(3 * 2**29)
-    assert {"--enforce-eager", "--gpu-memory-utilization", "--enable-sleep-mode"} & set(gpu) == set()
+    not_on_gpus = {"--enforce-eager", "--no-enable-chunked-prefill"}
+    assert {*not_on_gpus, "--gpu-memory-utilization", "--enable-sleep-mode"} & set(gpu) == set()
     shared = server(config, on_cpu=False, share=0.4, sleeps=True).command("127.0.0.1", 9000)
     assert value(shared, "--gpu-memory-utilization") == "0.400"
     assert "--enable-sleep-mode" in shared
@@ -116,7 +118,7 @@ def test_lora(tmp_path):
     found = find_server(config)
     command = found.command("127.0.0.1", 9000)
     assert value(command, "--max-lora-rank") == "8"
-    assert value(command, "--max-loras") == "2"
+    assert (value(command, "--max-loras"), value(command, "--max-cpu-loras")) == ("2", "4")
     assert {"--enable-lora", "--enable-tower-connector-lora"} <= set(command)
     names = command[command.index("--lora-target-modules") + 1 :]
     assert names == [

@@ -124,7 +124,10 @@ class VllmServer:
 
     def _device_flags(self) -> list[str]:
         if self.on_cpu:
-            return ["--enforce-eager", "--skip-mm-profiling"]  # the size of the cache is set
+            # A seeded request whose prompt is computed in parts ends a CPU server: each is computed at once.
+            tokens = str(2 * self._context_tokens())  # the longest prompt, and others that are decoded
+            whole_prompts = ["--no-enable-chunked-prefill", "--max-num-batched-tokens", tokens]
+            return ["--enforce-eager", "--skip-mm-profiling", *whole_prompts]  # the size of the cache is set
         flags = []
         if gigabytes := self.config.engine.cache_gigabytes:
             flags += ["--kv-cache-memory-bytes", str(int(gigabytes * 2**30))]
@@ -139,7 +142,9 @@ class VllmServer:
             return []
         # Without the connector, vLLM silently ignores the adapters of the mergers.
         flags = ["--enable-lora", "--enable-tower-connector-lora", "--max-lora-rank", str(self.lora_rank)]
-        flags += ["--max-loras", "2"]  # requests may still use the previous adapters after an update
+        # Requests may still use the previous adapters after an update. vLLM reads an evicted adapter again
+        # when a request needs it, but its folder may be gone: there is space for older ones.
+        flags += ["--max-loras", "2", "--max-cpu-loras", "4"]
         return [*flags, "--lora-target-modules", *self.adapted_layers]
 
     def _context_tokens(self) -> int:

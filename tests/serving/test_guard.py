@@ -76,6 +76,33 @@ def test_a_killed_guard_takes_the_server_with_it():
         os.kill(child, signal.SIGKILL)  # in another session: only the guard would find it
 
 
+def test_the_shared_memory_of_a_killed_server_is_removed(tmp_path):
+    told = tmp_path / "name"
+    code = (
+        "from multiprocessing.shared_memory import SharedMemory; import time; "
+        f"open({str(told)!r}, 'w').write(SharedMemory(create=True, size=8).name); time.sleep(600)"
+    )
+    with guarded(code) as process:
+        assert wait_until(lambda: told.exists() and told.read_text())
+        memory = Path("/dev/shm", told.read_text().lstrip("/"))
+        assert memory.exists()
+        pids = family(process)  # the server and Python's resource tracker
+        subprocess.run(["kill", "-9", str(server_of(process, pids))], check=True)
+        assert process.wait(30) == 128 + signal.SIGKILL
+        assert not memory.exists()
+        assert are_gone(pids)
+
+
+def test_a_tracker_that_does_not_end_is_killed():
+    tracker = ["-c", "import time; time.sleep(600)  # multiprocessing.resource_tracker"]
+    code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, *{tracker}]); time.sleep(600)"
+    with guarded(code) as process:
+        pids = family(process)
+        subprocess.run(["kill", "-9", str(server_of(process, pids))], check=True)
+        assert process.wait(30) == 128 + signal.SIGKILL
+        assert are_gone(pids)
+
+
 def test_the_exit_code_of_the_server():
     with guarded("raise SystemExit(5)") as process:
         assert process.wait(30) == 5

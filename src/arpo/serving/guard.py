@@ -7,6 +7,9 @@ subreaper). It ends all of them when the server ends, or when the supervisor clo
 it if the supervisor is killed. The server gets SIGTERM first, and GRACE_SECONDS for a clean exit. If the
 guard itself is killed, the kernel kills the server.
 
+A server that is killed leaves shared memory (/dev/shm/psm_*, sem.mp-*). Python's resource tracker, a process
+of the server, removes it when all others have ended. So the guard kills the trackers last.
+
 It is a program of its own, without imports from this package: it starts fast and uses little memory.
 """
 
@@ -18,11 +21,14 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 NOT_STARTED = 127  # exit code, as a shell reports it
+TRACKER = b"multiprocessing.resource_tracker"  # in its command line
+TRACKER_SECONDS = 5.0  # for removing the shared memory of processes that have ended
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -72,13 +78,20 @@ def _wait(ended: int, *, stdin: int | None = None, seconds: float | None = None)
 
 
 def _kill_children() -> None:
-    """Kill all descendants: when a child dies, its own children become ours."""
+    """Kill all descendants: when a child dies, its own children become ours. Trackers get some seconds."""
+    patience_ends = None
     while True:
-        for child in _children():
+        children = list(_children())
+        others = [child for child in children if not _is_tracker(child)]
+        if others or patience_ends is None:
+            patience_ends = time.monotonic() + TRACKER_SECONDS
+        patient = time.monotonic() < patience_ends
+        for child in others if patient else children:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         try:
-            os.waitpid(-1, 0)
+            if os.waitpid(-1, 0 if others or not patient else os.WNOHANG) == (0, 0):
+                time.sleep(0.02)
         except ChildProcessError:
             return
 
@@ -89,6 +102,14 @@ def _children() -> Iterator[int]:
         with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
             if file.read().rpartition(b")")[2].split()[1].decode() == own:
                 yield int(name)
+
+
+def _is_tracker(process: int) -> bool:
+    try:
+        with open(f"/proc/{process}/cmdline", "rb") as file:
+            return TRACKER in file.read()
+    except OSError:
+        return False
 
 
 def _prctl(option: int, value: int) -> None:

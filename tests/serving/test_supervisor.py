@@ -131,6 +131,37 @@ def test_a_hanging_server_is_restarted(tmp_path):
     asyncio.run(scenario())
 
 
+def test_a_server_whose_engine_hangs_is_restarted(tmp_path):
+    hanging = tmp_path / "hanging"
+
+    async def scenario():
+        behaviour = f"engine-hangs={hanging}"
+        async with running(tmp_path, behaviour, check_seconds=0.2, failed_checks=3) as ([server], *_):
+            old = pid_of(server)
+            hanging.touch()
+            await until(lambda: server.restarts == 1)
+            hanging.unlink()
+            await until(lambda: server.state == "healthy")
+            assert pid_of(server) != old
+
+    asyncio.run(scenario())
+
+
+def test_a_restart_that_fails_is_repeated(tmp_path):
+    logs, kept = tmp_path / "logs", tmp_path / "kept"
+
+    async def scenario():
+        async with running(logs, "") as ([server], notes, _):
+            logs.rename(kept)
+            logs.write_text("no folder")
+            os.kill(pid_of(server), signal.SIGKILL)
+            await until(lambda: "Not a directory" in notes[-1])
+            logs.unlink()
+            await until(lambda: server.state == "healthy")
+
+    asyncio.run(scenario())
+
+
 def test_a_failed_start_is_repeated(tmp_path):
     async def scenario():
         async with running(tmp_path, f"fails-once={tmp_path / 'failed'}") as ([server], notes, _):
@@ -202,6 +233,8 @@ def test_a_port_in_use_is_skipped_or_refused():
         assert (first.gpu, second.gpu) == ("0", "3")
         with pytest.raises(UserError, match=f"127.0.0.1:{port}: Address already in use.*choose another port"):
             choose_places("127.0.0.1", port, [""], skip_used=False)
+    with pytest.raises(UserError, match=r"^203.0.113.7:9000: Cannot assign requested address: check --host$"):
+        choose_places("203.0.113.7", 9000, [""], skip_used=False)
     with pytest.raises(UserError, match="no free port up to 65535"):
         choose_places("127.0.0.1", 65536, [""], skip_used=True)
 

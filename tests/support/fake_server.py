@@ -2,7 +2,8 @@
 
 Behaviours, separated by commas: "child" starts a process of its own, in another session, as long-lived as it
 can be; "fails" ends at once with an error; "fails-once=FILE" does so unless the file exists, and makes it;
-"hangs" never answers; "deaf" ignores SIGTERM. Otherwise it answers questions about its state, as vLLM does.
+"hangs" never answers; "engine-hangs=FILE" answers only /health and /metrics while the file exists; "deaf"
+ignores SIGTERM. Otherwise it answers questions about its state, as vLLM does.
 """
 
 import os
@@ -28,8 +29,13 @@ ANSWERS = {
 }
 
 
+HANGING = []
+
+
 class FakeServer(BaseHTTPRequestHandler):
     def do_GET(self):
+        while self.path not in ("/health", "/metrics") and HANGING and HANGING[0].exists():
+            time.sleep(0.05)
         key = os.environ.get("ARPO_ENGINE_KEY")
         allowed = not key or self.headers.get("Authorization") == f"Bearer {key}"
         answer = ANSWERS.get(self.path)
@@ -51,6 +57,8 @@ def main(host, port, behaviours):
                 Path(file).touch()
             print("(EngineCore pid=7) ERROR 11-16 09:53:43 [core.py:12] ValueError: out of \x1b[1mmemory")
             sys.exit(3)
+        if name == "engine-hangs":
+            HANGING.append(Path(file))
         if name == "child":
             subprocess.Popen(["sleep", "600"], start_new_session=True)
         if name == "deaf":

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 from arpo.config import Config
@@ -20,7 +21,14 @@ from arpo.engines.vllm_access import KEY_VARIABLE, read_key
 from arpo.errors import UserError
 from arpo.process_environment import MIN_SECRET_LENGTH, is_loopback
 from arpo.serving.placement import Placement, place_on_cpu, place_on_gpus
-from arpo.serving.supervisor import Program, Server, Supervision, choose_places, supervised
+from arpo.serving.supervisor import (
+    CHECK_SECONDS,
+    Program,
+    Server,
+    Supervision,
+    choose_places,
+    supervised,
+)
 from arpo.serving.vllm_server import find_server, find_vllm
 
 LOOPBACK = "127.0.0.1"
@@ -40,6 +48,7 @@ class OwnServers:
     port: int
     key: str
     start_seconds: float
+    load_seconds: float
     skip_used: bool = False
     share_gpu: bool = False
 
@@ -53,7 +62,13 @@ class OwnServers:
         """
         places = choose_places(self.host, self.port, self.gpus, skip_used=self.skip_used)
         folder = log_dir or Path(tempfile.mkdtemp(prefix="arpo-servers-"))
-        settings = Supervision(log_dir=folder, key=self.key, start_seconds=self.start_seconds, report=report)
+        settings = Supervision(
+            log_dir=folder,
+            key=self.key,
+            start_seconds=self.start_seconds,
+            failed_checks=1 + ceil(self.load_seconds / CHECK_SECONDS),  # silent while it loads weights
+            report=report,
+        )
         async with supervised(self.program, places, settings) as servers:
             yield servers
         if log_dir is None:
@@ -75,6 +90,7 @@ def open_servers(config: Config, *, learning: bool) -> OwnServers | None:
         port=config.engine.port,
         key=read_key() or secrets.token_urlsafe(24),
         start_seconds=config.engine.start_seconds,
+        load_seconds=config.engine.load_seconds,
         skip_used=True,
         share_gpu=placement.shared,
     )
@@ -97,6 +113,7 @@ def open_served(config: Config, host: str) -> OwnServers:
         port=config.engine.port,
         key=key,
         start_seconds=config.engine.start_seconds,
+        load_seconds=config.engine.load_seconds,
     )
 
 

@@ -10,6 +10,8 @@ newest weights into it.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -29,6 +31,9 @@ START_ATTEMPTS = 3
 MAX_PAUSE_SECONDS = 60.0  # between two starts of a server; pauses double from one second
 STABLE_SECONDS = 600.0  # a server that ran this long is restarted after the shortest pause
 LAST_PORT = 65_535
+CHECK_SECONDS = 30.0
+IN_USE = os.strerror(errno.EADDRINUSE)
+ENGINE_ROUTE = "/is_paused"  # asks the engine process; /health does not, so it would not find one that hangs
 
 
 class Program(Protocol):
@@ -63,7 +68,7 @@ class Supervision:
     start_seconds: float
     report: Callable[[str], None]
     poll_seconds: float = 0.5
-    check_seconds: float = 30.0  # for one answer of a healthy server
+    check_seconds: float = CHECK_SECONDS  # for one answer of a healthy server
     failed_checks: int = 4  # in a row, until a server counts as hanging
     grace_seconds: float = 10.0  # for a clean exit of a server
 
@@ -130,7 +135,10 @@ class _Watch:
         server, failures = self._server, 0
         while True:
             began = time.monotonic()
-            reason = _port_problem(server.place.host, server.place.port) or await self._run_once()
+            try:
+                reason = _port_problem(server.place.host, server.place.port) or await self._run_once()
+            except OSError as error:  # for example a full disk
+                reason = str(error)
             is_stable = server.was_healthy.is_set() and time.monotonic() - began > STABLE_SECONDS
             failures = 1 if is_stable else failures + 1
             if failures >= START_ATTEMPTS and not server.was_healthy.is_set():
@@ -174,7 +182,7 @@ class _Watch:
         while time.monotonic() < end:
             if reason := process.exit_reason:
                 return reason
-            if await self._is_healthy():
+            if await self._answers("/health"):
                 return None
             await asyncio.sleep(self._settings.poll_seconds)
         return f"not ready after {self._settings.start_seconds:g} s"
@@ -183,26 +191,27 @@ class _Watch:
         """The reason why the server is down: it ended, or it hangs.
 
         One failed check proves nothing: a long step of this process, such as an update of the learner, delays
-        its answer.
+        its answer. So does the load of new weights in the server. A check that fails at once counts after
+        `check_seconds`: a server that ends refuses connections first.
         """
         failed = 0
         while failed < self._settings.failed_checks:
-            check = asyncio.create_task(self._is_healthy())
+            end = time.monotonic() + self._settings.check_seconds
+            check = asyncio.create_task(self._answers(ENGINE_ROUTE))
             try:
-                while not check.done():
+                while not check.done() or (not check.result() and time.monotonic() < end):
                     if reason := process.exit_reason:
                         return reason
-                    await asyncio.wait([check], timeout=self._settings.poll_seconds)
+                    await asyncio.sleep(self._settings.poll_seconds)
             finally:
                 check.cancel()
             failed = 0 if check.result() else failed + 1
-            await asyncio.sleep(self._settings.poll_seconds)
         return f"no answer to {failed} health checks of {self._settings.check_seconds:g} s"
 
-    async def _is_healthy(self) -> bool:
+    async def _answers(self, route: str) -> bool:
         timeout = aiohttp.ClientTimeout(total=self._settings.check_seconds)
         try:
-            async with self._session.get(f"{self._server.place.url}/health", timeout=timeout) as answer:
+            async with self._session.get(f"{self._server.place.url}{route}", timeout=timeout) as answer:
                 return answer.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
@@ -218,7 +227,8 @@ def choose_places(host: str, first_port: int, gpus: Sequence[str], *, skip_used:
     for gpu in gpus:
         while (reason := _port_problem(host, port)) is not None:
             if not skip_used:
-                raise UserError(f"engine.port: {host}:{port}: {reason}: choose another port with --port")
+                remedy = "choose another port with --port" if reason == IN_USE else "check --host"
+                raise UserError(f"{host}:{port}: {reason}: {remedy}")
             port += 1
         places.append(Place(host=host, port=port, gpu=gpu))
         port += 1

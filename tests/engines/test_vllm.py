@@ -310,6 +310,34 @@ def test_requests_run_on_during_a_rolling_update(pair: list[ScriptedVllm], tmp_p
     assert notes_of(pair, test) == []
 
 
+def test_episodes_are_spread_again_after_a_rolling_update(pair: list[ScriptedVllm], tmp_path: Path) -> None:
+    answer, update = asyncio.Event(), asyncio.Event()
+
+    def until_set(gate: asyncio.Event, episodes_only: bool) -> Any:
+        async def wait(request: Any, body: Any) -> Any:
+            while not (gate.is_set() or (episodes_only and "prompt_logprobs" in body["sampling_params"])):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+        return wait
+
+    async def test(engine: VllmEngine) -> None:
+        await engine.load(weights(tmp_path, 1, pair))
+        assert [await ask(engine, pair, name) for name in ("one", "two")] and answered(pair) == [1, 1]
+        pair[0].faults[GENERATE] = until_set(answer, episodes_only=True)
+        pair[1].faults["/collective_rpc"] = until_set(update, episodes_only=False)
+        async with running(ask(engine, pair, "one")):
+            await until(lambda: pair[0].calls[-1] == GENERATE)
+            async with running(engine.load(weights(tmp_path, 2, pair))):
+                await until(lambda: pair[1].calls[-1] == "/collective_rpc")
+                answer.set()
+                await ask(engine, pair, "two")  # its own replica is being updated
+                await until(lambda: answered(pair) == [3, 1])
+                update.set()
+        assert [await ask(engine, pair, name) for name in ("one", "two")] and answered(pair) == [4, 2]
+
+    assert notes_of(pair, test) == []
+
+
 def test_tokens_of_weights_that_fail_their_probe_are_discarded(
     pair: list[ScriptedVllm], tmp_path: Path
 ) -> None:

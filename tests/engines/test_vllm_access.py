@@ -56,6 +56,12 @@ def test_a_server_without_a_key_refuses_other_names(monkeypatch, host):
     assert statuses(monkeypatch, "", [(b"host", host)]) == [401, "http.response.body"]
 
 
+@pytest.mark.parametrize("origin", [b"https://evil.example", b"null", b"http://127.0.0.1:8000"])
+def test_a_server_without_a_key_refuses_web_pages(monkeypatch, origin):
+    headers = [(b"host", b"127.0.0.1:9000"), (b"origin", origin)]
+    assert statuses(monkeypatch, "", headers) == [401, "http.response.body"]
+
+
 def test_a_websocket_is_closed_and_the_lifespan_passes(monkeypatch):
     assert statuses(monkeypatch, KEY, [], kind="websocket") == ["websocket.close"]
     assert statuses(monkeypatch, KEY, [], kind="lifespan") == ["passed"]

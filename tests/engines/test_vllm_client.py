@@ -131,6 +131,9 @@ def entries(*logprobs: Any) -> dict[str, Any]:
         (changed(logprobs=None), "without an answer"),
         (changed(logprobs=entries(-0.1, None)), "'None' is no log-probability"),
         (changed(logprobs=entries(-0.1, 0.5)), "'0.5' is no log-probability"),
+        (changed(logprobs=entries(-0.1, -(10**400))), "0' is no log-probability"),
+        (changed(logprobs=entries(-0.1, float("nan"))), "'nan' is no log-probability"),
+        (changed(logprobs=entries(-0.1, -float("inf"))), "'-inf' is no log-probability"),
         (changed(finish_reason="abort"), "2 tokens end with 'abort'"),
         (changed(finish_reason="length"), "2 tokens end with 'length'"),
         (changed(weight_versions=None), "without an answer"),
@@ -259,7 +262,9 @@ def test_the_score_of_given_tokens(server: ScriptedVllm, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("route", ["/v1/models", "/weight_info"])
-@pytest.mark.parametrize("text", ["", "[]", "7", '{"data": []}', '{"data": [{}]}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "7", '{"data": []}', '{"data": [{}]}', '{"data": [{"id": 7, "max_model_len": 9}]}']
+)
 def test_a_server_that_is_not_vllm(server: ScriptedVllm, route: str, text: str) -> None:
     if (route, text[:1]) == ("/weight_info", "{"):
         return

@@ -33,5 +33,9 @@ class Router(Generic[Server]):
     def release(self, episode_id: str) -> None:
         self._server_of.pop(episode_id, None)
 
+    def forget_all(self) -> None:
+        """Choose again for all episodes: their prefixes are not in any cache after an update of weights."""
+        self._server_of.clear()
+
     def episodes_on(self, server: Server) -> int:
         return sum(other is server for other in self._server_of.values())

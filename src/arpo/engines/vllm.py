@@ -185,6 +185,7 @@ class VllmEngine:
             return
         for replica in self._replicas:
             await self._update(replica)
+        self._router.forget_all()  # the replica that was updated last has lost its episodes to the others
 
     async def sleep(self) -> None:
         """Release the memory of the GPUs, for a learner. No requests until `wake`."""

@@ -47,8 +47,8 @@ def key_headers(key: str) -> dict[str, str]:
 class KeyRequired:
     """ASGI middleware: answers 401 to a request without the key.
 
-    A server without a key accepts only requests that address it as loopback. A web page could otherwise
-    call it through a domain name of its own (DNS rebinding).
+    A server without a key accepts only requests that address it as loopback, and none of web pages: a page in
+    the user's browser could otherwise call it, directly or through a domain name of its own (DNS rebinding).
     """
 
     def __init__(self, app: Application) -> None:
@@ -69,7 +69,8 @@ class KeyRequired:
     def _is_allowed(self, headers: Mapping[bytes, bytes]) -> bool:
         if self._key:
             return hmac.compare_digest(headers.get(b"authorization", b""), f"Bearer {self._key}".encode())
-        return is_loopback(_host_name(headers.get(b"host", b"").decode("latin-1")))
+        is_page = b"origin" in headers  # browsers add it, programs do not
+        return not is_page and is_loopback(_host_name(headers.get(b"host", b"").decode("latin-1")))
 
 
 def _host_name(header: str) -> str:

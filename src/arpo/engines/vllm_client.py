@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from arpo.prompts.rendering import Renderer
 from arpo.types import Prompt, Sampling, Screenshot
 
 UNCHANGED = "default"  # vLLM's label of the weights that it started with
+MAX_FLOAT = sys.float_info.max
 MAX_TEMPERATURE = 2.0  # that vLLM accepts
 _LOADING = "loading"  # label of a mixture of two versions
 _STATE_SECONDS = 30.0  # timeout of questions about a server's state
@@ -242,7 +243,9 @@ class VllmClient:
     async def _models(self) -> list[dict[str, Any]]:
         found = await self._call("GET", "/v1/models", None, _STATE_SECONDS)
         models = found.get("data") if isinstance(found, dict) else None
-        if not models or not all(isinstance(model, dict) and "id" in model for model in models):
+        if not models or not all(
+            isinstance(model, dict) and isinstance(model.get("id"), str) for model in models
+        ):
             raise TransientError(f"{self.url}: /v1/models did not answer like vLLM")
         return models
 
@@ -282,7 +285,7 @@ def _spread(spans: Sequence[dict[str, Any]], tokens: int) -> list[str]:
 
 
 def _logprob(value: Any) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value) or value > 1e-3:
+    if type(value) not in (int, float) or not -MAX_FLOAT <= value <= 1e-3:
         raise ValueError(f"{one_line(str(value))!r} is no log-probability")
     return float(value)
 

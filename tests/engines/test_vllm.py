@@ -137,6 +137,16 @@ def test_a_server_with_another_model_is_refused(pair: list[ScriptedVllm]) -> Non
         notes_of(pair, test)
 
 
+def test_a_server_that_was_started_without_lora_is_refused(pair: list[ScriptedVllm]) -> None:
+    async def test(engine: VllmEngine) -> None: ...
+
+    assert notes_of(pair, test, "--model.train=lora") == []
+    pair[1].faults["/v1/load_lora_adapter"] = answering(404, "Not Found")
+    assert notes_of(pair, test, "--model.train=lora", learning=False) == []
+    with pytest.raises(UserError, match=rf"{pair[1].url}: was started without LoRA. Start `arpo serve` with"):
+        notes_of(pair, test, "--model.train=lora")
+
+
 def test_a_start_without_servers(pair: list[ScriptedVllm]) -> None:
     async def test(engine: VllmEngine) -> None:
         assert (await ask(engine, pair)).text == "a"

@@ -68,6 +68,8 @@ class ScriptedVllm:
             case "/collective_rpc":
                 assert body["method"] == "load_published_weights"
                 self.folder = Path(body["args"][0])
+            case "/v1/load_lora_adapter" if not body["lora_name"]:
+                return refusal(400, "Both 'lora_name' and 'lora_path' must be provided.")
             case "/v1/load_lora_adapter":
                 self.adapters.append(body["lora_name"])
                 self.folder = Path(body["lora_path"])

@@ -100,6 +100,7 @@ class VllmEngine:
         self._config, self._settings, self._renderer = config, config.engine, renderer
         self._urls: Sequence[str] = ()
         self.use_servers((), key)
+        self._learning = learning
         self._run = uuid.uuid4().hex[:12]  # two runs must not take each other's weights for their own
         self._target = None if learning else _Target(version=0, label=UNCHANGED, published=None)
         self._replicas: list[_Replica] = []
@@ -223,6 +224,14 @@ class VllmEngine:
                 "with the same model.path"
             )
         target = self._target
+        if (
+            self._learning
+            and self._config.model.train == "lora"
+            and not await replica.client.accepts_adapters()
+        ):
+            raise UserError(
+                f"{replica.client.url}: was started without LoRA. Start `arpo serve` with --model.train lora"
+            )
         if target and target.published is None and not await replica.client.has_weights(target.label):
             raise UserError(f"{replica.client.url}: {_FOREIGN}")
         self._max_tokens = min(self._max_tokens or model.max_tokens, model.max_tokens)

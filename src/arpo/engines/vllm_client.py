@@ -78,6 +78,13 @@ class VllmClient:
             raise TransientError(f"{self.url}: /v1/models did not answer like vLLM")
         return ServedModel(name=one_line(first["id"]), max_tokens=first["max_model_len"])
 
+    async def accepts_adapters(self) -> bool:
+        """Whether the server was started for LoRA: it then refuses an adapter without a name."""
+        nameless = json.dumps({"lora_name": "", "lora_path": ""}).encode()
+        url = self.url + "/v1/load_lora_adapter"
+        status, _, _ = await self._http.request("POST", url, nameless, _STATE_SECONDS)
+        return status != 404
+
     async def has_weights(self, label: str) -> bool:
         """Whether the server serves these weights now. Asks its engine process, so a hanging one is found."""
         found = await self._call("GET", "/weight_info", None, _STATE_SECONDS)

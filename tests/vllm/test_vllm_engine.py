@@ -174,6 +174,19 @@ def test_vllm_agrees_with_the_learner_over_ten_updates(pair: list[RealServer], t
     play(pair, test)
 
 
+def test_many_prompts_at_once(pair: list[RealServer], tmp_path: Path) -> None:
+    """More tokens than vLLM computes in one step: with parts of seeded prompts, a CPU server would end."""
+    policy = policy_of(config_of(), tmp_path)
+    prompts = [prompt_of(policy.renderer, str(number), *range(4)) for number in range(100)]
+
+    async def test(engine: VllmEngine, notes: list[str]) -> None:
+        await engine.load(await policy.publisher.publish())
+        answers = await asyncio.gather(*(engine.generate(prompt, SHORT) for prompt in prompts))
+        assert len(answers) == 100 and notes == []
+
+    play(pair, test)
+
+
 def test_an_update_under_running_answers(pair: list[RealServer], tmp_path: Path) -> None:
     """Each token has the log-probability of the version that sampled it: all keys are computed again."""
     policy = policy_of(config_of(), tmp_path)

@@ -29,7 +29,7 @@ ANSWERS = {
 }
 
 
-HANGING = []
+HANGING: list[Path] = []
 
 
 class FakeServer(BaseHTTPRequestHandler):

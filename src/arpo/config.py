@@ -194,7 +194,7 @@ def _check_combinations(config: Config) -> None:
 
 
 def _check_asynchronous(config: Config) -> None:
-    """Raise BadSetting for settings that need lock step."""
+    """Raise BadSetting for settings incompatible with asynchronous training."""
     train = config.train
     if train.method != "online":
         raise BadSetting(

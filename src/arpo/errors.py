@@ -154,7 +154,7 @@ def place_of(error: BaseException) -> str:
 
 
 def definition_of(function: Any) -> str:
-    """The line that defines a function, method or class of the user, as in `place_of`."""
+    """The line of the definition of the user's function, method or class, as in `place_of`."""
     function = inspect.unwrap(function)
     code = getattr(function, "__code__", None)
     if code is not None:

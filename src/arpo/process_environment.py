@@ -40,7 +40,7 @@ def clean_environment(*more: str, environment: Mapping[str, str] = os.environ) -
 
 
 def read_secret(variable: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """The secret that a server and its callers share; None if the variable is not set."""
+    """The secret shared by a server and its callers; None if the variable is not set."""
     secret = environ.get(variable)
     if secret is None:
         return None

@@ -31,7 +31,7 @@ SETTINGS = "settings"  # given to `load_config` as a dict
 MAX_EXTENDED = 20
 TASK_SOURCE_KEYS = ("tasks.train", "tasks.heldout", "tasks.overall", "eval.tasks")
 TASK_SOURCE_ALIASES = {"desktop:": "osworld:"}
-INPUT_KEYS = (*TASK_SOURCE_KEYS, "tasks.examples", "offline.source")  # files and folders that must exist
+INPUT_KEYS = (*TASK_SOURCE_KEYS, "tasks.examples", "offline.source")  # existing files and folders
 # Keys with the path of an input. Outputs (run.dir, eval.results) are relative to the current folder.
 PATH_KEYS = (
     *INPUT_KEYS,
@@ -46,7 +46,7 @@ PATH_KEYS = (
 CURRENT_FOLDER = "current folder"
 NAMES = ("", "base", "desk", "on", "off")  # values of PATH_KEYS without a path
 _SHIPPED = Path(str(files("arpo"))) / "recipes"
-# Folder of the programs that ARPO installs: the checkout that contains this package, or a folder of the user.
+# Folder of the programs installed by ARPO: the checkout with this package, or a folder of the user.
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _USER_DATA = Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")) / "arpo"
 PROJECT = _CHECKOUT if (_CHECKOUT / "pyproject.toml").is_file() else _USER_DATA
@@ -150,7 +150,7 @@ def shipped_recipes() -> list[str]:
 
 
 def own_settings(recipe: Path) -> tuple[str | None, list[str]]:
-    """The recipe that a file extends (None: none), and the keys that the file itself sets."""
+    """The recipe extended by a file (None: none), and the keys set by the file itself."""
     document = _read_toml(recipe)
     tables = {section: table for section, table in document.items() if isinstance(table, Mapping)}
     return document.get("extends"), [f"{section}.{key}" for section in tables for key in tables[section]]
@@ -187,7 +187,7 @@ def describe() -> str:
 
 
 def _read_recipe(path: Path, extended_by: tuple[Path, ...]) -> dict[str, tuple[Any, str]]:
-    """Settings of a recipe and of the recipes that it extends: key -> (value, file).
+    """Settings of a recipe and of the recipes above it: key -> (value, file).
 
     `extended_by`: the recipes on the way from the user's recipe to this one, to detect a cycle.
     """
@@ -207,7 +207,7 @@ def _read_recipe(path: Path, extended_by: tuple[Path, ...]) -> dict[str, tuple[A
 
 
 def _find_extended(path: Path, extended: str) -> Path:
-    """Path of the recipe that `path` extends. A file in the same folder wins over a shipped recipe."""
+    """Path of the recipe extended by `path`. A file in the same folder wins over a shipped recipe."""
     beside = path.parent / extended
     try:
         return find_recipe(beside if beside.is_file() else extended)

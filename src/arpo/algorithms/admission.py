@@ -10,7 +10,7 @@ from __future__ import annotations
 class Admission:
     """Counts the groups that are playing, finished, and in training.
 
-    Example with batches of 2 groups and max_staleness 1: at most (1 + 1) * 2 = 4 groups that are not trained.
+    Example with batches of 2 groups and max_staleness 1: at most (1 + 1) * 2 = 4 untrained groups.
 
     >>> admission = Admission(batch_size=2, max_staleness=1, version=0)
     >>> for number in range(4):
@@ -35,7 +35,7 @@ class Admission:
 
     @property
     def finished(self) -> int:
-        """Number of groups that wait for a batch."""
+        """Number of groups waiting for a batch."""
         return len(self._finished)
 
     def start(self, number: int) -> None:

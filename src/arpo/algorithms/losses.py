@@ -22,7 +22,7 @@ class Tokens:
     """The sampled tokens of one micro-batch. Only `logp_T` has a gradient."""
 
     logp_T: Tensor  # π_θ
-    entropy_T: Tensor  # of π_θ at that position
+    entropy_T: Tensor  # of π_θ at this position
     old_logp_T: Tensor  # π_old
     behaviour_logp_T: Tensor  # μ
     advantage_T: Tensor

@@ -21,7 +21,7 @@ def share_gpu(config: Config, gpus: int | None) -> bool:
 
 
 def plan_servers(config: Config, gpus: int | None, gpu_bytes: int | None) -> tuple[list[str], bool]:
-    """Lines about the memory of the servers that the recipe starts, and whether they fit."""
+    """Lines about the memory of the servers of the recipe, and whether they fit."""
     if config.engine.name != "vllm":
         return [], True
     if not config.engine.replicas:

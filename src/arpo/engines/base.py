@@ -53,7 +53,7 @@ class Engine(Protocol):
         ...
 
     async def release(self, episode_id: str) -> None:
-        """Drop the caches of an episode that has ended."""
+        """Drop the caches of an ended episode."""
         ...
 
     async def load(self, weights: Weights) -> None:

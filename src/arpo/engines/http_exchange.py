@@ -1,4 +1,4 @@
-"""HTTP requests to inference servers that are not trusted.
+"""HTTP requests to untrusted inference servers.
 
 Prompt and key go to the named addresses only: redirects, proxies of the process environment and cookies are
 not used. The size of a response is limited, and text from a server is safe to print.
@@ -21,7 +21,7 @@ _MAX_LINE = 300  # characters of a server's text in a message
 
 
 class TransientError(Exception):
-    """An error that a retry may avoid. `pause` is the Retry-After of the server (seconds), if any."""
+    """An error worth a retry. `pause` is the Retry-After of the server (seconds), if any."""
 
     def __init__(self, message: str, pause: float | None = None) -> None:
         super().__init__(message)

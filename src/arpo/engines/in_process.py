@@ -166,7 +166,7 @@ class InProcessEngine:
             load_trained(self._model, weights.handle)
         self._version = weights.version
         if self._in_flight:
-            self._features.clear()  # of screenshots that no request has used yet
+            self._features.clear()  # of screenshots not used by any request yet
             return
         addresses = _addresses(self._model)
         self._reset(discard=addresses != self._weight_addresses)

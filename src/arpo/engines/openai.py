@@ -146,7 +146,7 @@ class OpenAIEngine:
         return chosen
 
     def _mark_failed(self, server: _Server, began: float, pause: float | None) -> None:
-        """Count a failure. Concurrent requests to a server that died count once."""
+        """Count a failure. Concurrent requests to a dead server count once."""
         if began < server.until:
             return
         grown = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**server.failed)
@@ -168,7 +168,7 @@ class OpenAIEngine:
         }
 
     def _messages(self, prompt: Prompt) -> list[dict[str, Any]]:
-        """Encode each image once per episode. Drops the images that left the window."""
+        """Encode each image once per episode. Drops the images outside the window."""
         known = self._images.get(prompt.episode_id, {})
         shown = {m.screenshot.sha256: m.screenshot for m in prompt.messages if m.screenshot is not None}
         images = {name: known.get(name) or _data_url(shot) for name, shot in shown.items()}

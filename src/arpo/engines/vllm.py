@@ -43,7 +43,7 @@ _REPORT_SECONDS = 10.0  # without any replica before the user is told
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Target:
-    """The weights that replicas shall have. `published` is None for those that the servers started with."""
+    """The current weights of all replicas. `published` is None for those that the servers started with."""
 
     version: int
     label: str
@@ -60,7 +60,7 @@ class _Replica:
 
     client: VllmClient
     target: _Target | None = None
-    newest: int = -1  # version of the last weights that passed the probe
+    newest: int = -1  # version of the last weights with a passed probe
     fault: str = ""
     known: bool = False  # its model is the right one
     reported: bool = False  # the user knows that it does not work
@@ -174,7 +174,7 @@ class VllmEngine:
     async def load(self, weights: Weights) -> None:
         """Load published weights into all replicas: at the same time, or one by one while requests run.
 
-        Replicas that fail load them later. Until then, they get no requests.
+        After a failure, a replica loads them later. Until then, they get no requests.
         """
         published = read_published(weights.handle) if isinstance(weights.handle, Path) else None
         if published is None:

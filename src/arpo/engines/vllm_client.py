@@ -1,6 +1,6 @@
 """One vLLM server: prompts in, sampled tokens out, and its weights.
 
-A label names the weights that a server has. vLLM reports it for every token. Full weights replace those of
+A label names the weights of a server. vLLM reports it for every token. Full weights replace those of
 the model while the requests on the server pause; then their caches are computed again. LoRA adapters are
 loaded next to the older ones under their label, and each request names the label that it wants.
 """
@@ -24,7 +24,7 @@ from arpo.errors import EngineError
 from arpo.prompts.rendering import Renderer
 from arpo.types import Prompt, Sampling, Screenshot
 
-UNCHANGED = "default"  # vLLM's label of the weights that it started with
+UNCHANGED = "default"  # vLLM's label of its first weights
 MAX_FLOAT = sys.float_info.max
 MAX_TEMPERATURE = 2.0  # that vLLM accepts
 _LOADING = "loading"  # label of a mixture of two versions
@@ -35,7 +35,7 @@ _BUSY = (404, 408, 409, 425, 429)  # 404: the server has restarted and lost the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A sampled answer. `labels` name the weights that sampled each token."""
+    """A sampled answer. `labels` name the weights of each token."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -70,7 +70,7 @@ class VllmClient:
         self.url = url
         self._http, self._renderer, self._settings = http, renderer, settings
         self._lora, self._trains_vision = lora, trains_vision
-        self._known_images: set[str] = set()  # those that the server should have in its cache
+        self._known_images: set[str] = set()  # probably in the server's cache
 
     async def model(self) -> ServedModel:
         first = (await self._models())[0]

@@ -71,7 +71,7 @@ def evaluation_key(config: Config, sets: Mapping[str, Sequence[Task]], model: An
 
 
 class FinishedEpisodes:
-    """The episodes of one evaluation that are finished, by episode id. `add` stores another one."""
+    """The finished episodes of one evaluation, by episode id. `add` stores another one."""
 
     def __init__(self, folder: Path, key: str, option: str) -> None:
         """Open or create the folder. Episodes with another key, and damaged ones, are deleted."""

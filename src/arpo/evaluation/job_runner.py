@@ -121,7 +121,7 @@ class JobRunner:
                 loop.remove_signal_handler(signum)
 
     async def _schedule(self, jobs: Sequence[Job]) -> list[str]:
-        """Fill each free process slot with the first job that waits for no other."""
+        """Fill each free process slot with the first job ready to run."""
         waiting = {job.title: job for job in jobs}
         running: dict[asyncio.Task[bool], str] = {}
         failed: list[str] = []
@@ -234,7 +234,7 @@ def _batch_seconds(folder: Path) -> float:
 
 
 def _last_record(path: Path) -> dict[str, Any]:
-    """The last complete line of a .jsonl file that a run is writing; {} if it cannot be read."""
+    """The last complete line of the .jsonl file of a running run; {} if it cannot be read."""
     with suppress(OSError, ValueError):
         lines = path.read_bytes().split(b"\n")[:-1]
         return dict(json.loads(lines[-1])) if lines else {}

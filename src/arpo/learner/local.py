@@ -113,7 +113,7 @@ class LocalLearner:
     def _train_microbatches(
         self, updates: Sequence[Sequence[Microbatch]], lr_scales: Sequence[float]
     ) -> Metrics:
-        """Run every update that has samples against one π_old; increase the version even without any.
+        """Run every update with samples against one π_old; increase the version even without any.
 
         With train.engine_kl_skip, no update runs if engine and learner disagree too much.
         """

@@ -115,7 +115,7 @@ def _split(tensors: dict[str, Tensor], part_bytes: int) -> list[dict[str, Tensor
 
 
 def _parts(path: Path) -> list[Path]:
-    """The files of tensors that were saved as `path`."""
+    """The files of tensors saved as `path`."""
     with safe_open(path, framework="pt") as first:
         count = int((first.metadata() or {}).get(_PARTS, 1))
     return [_part_file(path, number) for number in range(count)]

@@ -1,4 +1,4 @@
-"""Where the time of environments goes: seconds that episodes spend in each activity, summed over episodes."""
+"""Where the time of environments goes: seconds of each activity, summed over episodes."""
 
 from __future__ import annotations
 

@@ -27,13 +27,13 @@ OnTurn = Callable[[Turn], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """A policy that plays: engine, renderer, prompt template, and the coordinates of its answers."""
+    """A playing policy: engine, renderer, prompt template, and the coordinates of its answers."""
 
     engine: Engine
     renderer: PromptRenderer
     template: PromptTemplate
     coordinates: Literal["pixels", "thousandths"]
-    positions: int | None = None  # tokens that the model was built for; None: unknown
+    positions: int | None = None  # context length of the model in tokens; None: unknown
 
     def answer_size(self, screenshot: Screenshot) -> tuple[int, int]:
         """(width, height) of the screen in the coordinates of the model's answers."""

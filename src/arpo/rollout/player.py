@@ -1,4 +1,4 @@
-"""Opens everything that plays episodes for a recipe: engine, renderer, prompt template, environments."""
+"""Opens everything for playing the episodes of a recipe: engine, renderer, prompt template, environments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SERVER_LOGS = "servers"  # folder in the run folder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Player:
-    """The scheduler that plays episodes, and the model behind it.
+    """The scheduler of episodes, and the model behind it.
 
     `model` is the module that the engine samples from, or that a learner trains. It is None if only servers
     have the weights. `servers` are those that the player starts and ends itself, with logs in `server_logs`.
@@ -68,7 +68,7 @@ class Player:
 
     @asynccontextmanager
     async def free_gpu(self) -> AsyncIterator[None]:
-        """Servers that share the GPU of the learner sleep during the block. No episode is played in it."""
+        """Servers on the GPU of the learner sleep during the block. No episode is played in it."""
         engine = self.scheduler.agent.engine
         if self.servers is None or not self.servers.share_gpu or not isinstance(engine, VllmEngine):
             yield

@@ -1,4 +1,4 @@
-"""GPU memory of a vLLM server, on a GPU of its own or on one that it shares with the learner.
+"""GPU memory of a vLLM server, on a GPU of its own or shared with the learner.
 
 On a shared GPU, server and learner take turns: the server sleeps while the learner learns, and keeps only
 LIBRARIES and a copy of its weights in CPU memory. The learner keeps its weights and moments while the server

@@ -42,7 +42,7 @@ def place_on_gpus(
 ) -> Placement:
     """One GPU per server, of `count` GPUs. 0 replicas: one server on each GPU of engine.gpus, or one alone.
 
-    Without engine.gpus, servers get the GPUs that no learner uses. If there are none, they share the GPUs of
+    Without engine.gpus, servers get the GPUs without a learner. If there are none, they share the GPUs of
     the learner.
     """
     learner = range(config.optim.ranks if learning else 0)

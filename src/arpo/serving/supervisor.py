@@ -1,4 +1,4 @@
-"""Starts servers, restarts those that die or hang, and ends them all.
+"""Starts servers, restarts dead or hanging ones, and ends them all.
 
     async with supervised(program, places, settings) as servers:
         …  # all servers are healthy

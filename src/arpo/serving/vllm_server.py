@@ -35,7 +35,7 @@ _PLUGIN_FILES = {  # as pip would install them
 MIDDLEWARE = f"{KeyRequired.__module__}.{KeyRequired.__qualname__}"
 VENV_PYTHON = ".venv-vllm/bin/python"
 OLDEST = (0, 32)  # the first vLLM with the versions of weights for each token
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM accepts as maximum
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # accepted by vLLM as maximum
 CPU_CACHE_GIGABYTES = 1
 QUERY_SECONDS = 60.0
 INSTALL = "on a machine with a GPU: pip install 'arpo[vllm]'; without one: make vllm, in the project's folder"
@@ -88,7 +88,7 @@ class VllmServer:
             *("--limit-mm-per-prompt", json.dumps({"image": config.rollout.max_images, "video": 0})),
             *("--mm-processor-kwargs", json.dumps(images)),  # vLLM's default resizes in another way
             "--enable-prefix-caching",
-            "--enable-scale-out",  # the route that takes and returns tokens
+            "--enable-scale-out",  # the route for tokens
             *("--worker-extension-cls", EXTENSION, "--middleware", MIDDLEWARE),
             "--disable-uvicorn-access-log",
             *self._device_flags(),
@@ -102,7 +102,7 @@ class VllmServer:
         paths = (str(packages), inherited.get("PYTHONPATH", ""))
         own = {
             "PYTHONPATH": ":".join(filter(None, paths)),
-            "VLLM_SERVER_DEV_MODE": "1",  # the routes that load weights
+            "VLLM_SERVER_DEV_MODE": "1",  # the routes for loading weights
             "VLLM_HOST_IP": "127.0.0.1",  # else its processes listen on the address of this machine
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",  # the model is here already
@@ -177,7 +177,7 @@ def find_server(config: Config, *, share: float = 0.0, sleeps: bool = False) -> 
 
 
 def find_vllm(config: Config) -> tuple[str, bool]:
-    """The interpreter that has vLLM, and whether it is a CPU build. Raises UserError if there is none."""
+    """The interpreter with vLLM, and whether it is a CPU build. Raises UserError if there is none."""
     given = config.engine.python
     if given and find_program(given) is None:
         raise UserError(f"engine.python = {given!r}: no such program: check the path")
@@ -231,7 +231,7 @@ def _max_rank(rank: int) -> int:
 
 
 def _adapted_layers(config: Config) -> tuple[str, ...]:
-    """The layers that have adapters, as vLLM names them. Without this list it adapts the output layer too."""
+    """The layers with adapters, as vLLM names them. Without this list it adapts the output layer too."""
     from torch import nn
 
     from arpo.models.loading import meta_model

@@ -27,7 +27,7 @@ from arpo.storage.files import naming
 CHECKPOINTS = "checkpoints"  # their folder inside a run folder
 LEARNER = "learner"  # the folder of the learner inside a checkpoint
 MANIFEST = "manifest.json"
-_NAME = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,12})")  # the names that `save` gives
+_NAME = re.compile(r"step-([0-9]{6}|[1-9][0-9]{6,12})")  # names given by `save`
 _TEMPORARY = ".tmp-"
 
 

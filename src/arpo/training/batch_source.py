@@ -36,5 +36,5 @@ class BatchSource(AbstractAsyncContextManager["BatchSource"], Protocol):
         ...
 
     def waiting_episodes(self) -> set[str]:
-        """Ids of stored episodes that a later batch will train on."""
+        """Ids of stored episodes for a later batch."""
         ...

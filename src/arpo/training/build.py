@@ -1,4 +1,4 @@
-"""Opens the parts that learn, for a recipe: the learner of a player's model, the curriculum, the credit."""
+"""Opens the learning parts of a recipe: the learner of a player's model, the curriculum, the credit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from arpo.types import Task
 
 
 def open_learner(player: Player, config: Config) -> Learner:
-    """The learner that trains the player's model. optim.ranks > 1 starts further processes."""
+    """The learner of the player's model. optim.ranks > 1 starts further processes."""
     model, renderer = player.model, player.token_renderer
     set_trainable(model, config.model, config.run.seed)
     if config.trains_a_copy:

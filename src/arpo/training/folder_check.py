@@ -17,12 +17,12 @@ MAY_CHANGE = (*INCIDENTAL, *LENGTH)  # settings that a resumed run may change
 
 
 def collected_episodes(store: RunFolder) -> list[str]:
-    """Ids of the episodes that `arpo collect` wrote."""
+    """Ids of the episodes of `arpo collect`."""
     return [name for name in store.episode_ids() if name.startswith(f"{COLLECTED}-")]
 
 
 def check_folder(store: RunFolder, config: Config) -> None:
-    """Refuse a folder that holds something other than a training run of this recipe."""
+    """Refuse a folder with something other than a training run of this recipe."""
     if collected_episodes(store):
         raise UserError(
             f"{store.folder}: holds collected episodes. Choose another --run.dir. To train on the "

@@ -13,7 +13,7 @@ class Progress:
     tasks: int = 0  # in batches so far, over all epochs
     episodes: int = 0  # in batches so far
     failures: int = 0
-    skipped: int = 0  # updates with a loss or gradient that was not finite
+    skipped: int = 0  # updates with an infinite or undefined loss or gradient
     untrained: int = 0  # batches without training, because engine and learner disagreed
     dropped_groups: int = 0  # too old to train on, in asynchronous training; their tasks were played again
     dropped_episodes: int = 0  # of these groups, finished or not

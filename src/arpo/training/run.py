@@ -1,4 +1,4 @@
-"""The state that every training run has, online or offline: folder, player, learner, progress, checkpoints.
+"""The state of every training run, online or offline: folder, player, learner, progress, checkpoints.
 
 A run is a folder. The newest checkpoint has everything that the next batch depends on. On resume, everything
 written after that checkpoint is removed. So an interrupted run ends with the same result as an uninterrupted
@@ -355,7 +355,7 @@ class Run:
         if found is not None:
             self.store.check_sizes(_read_state(found)["offsets"])
         elif damaged or any(line.get("step") for line in self.store.read_log(METRICS)):
-            # A new start would remove everything that the run has written.
+            # A new start would remove all files of the run.
             raise UserError(
                 f"{self._checkpoints}: no intact checkpoint is left. Restore one, or remove the run folder "
                 "to start again"

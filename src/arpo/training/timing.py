@@ -22,7 +22,7 @@ class Timing:
     def __init__(
         self, known: Mapping[str, float] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.current = ""  # the stage that began last
+        self.current = ""  # the latest stage
         self._clock = clock
         self._began = clock()
         self._last = dict(known or {})

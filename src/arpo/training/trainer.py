@@ -45,13 +45,13 @@ MODEL = "model"
 
 
 class Trainer:
-    """The online loop. It learns from the episodes that it plays."""
+    """The online loop. It learns from its own episodes."""
 
     def __init__(self, config: Config, store: RunFolder, display: Display) -> None:
         self.config = config
         self.curriculum = open_curriculum(config)
         self.replay = ReplayBuffer(config.replay, lambda name: load_checked(store, name, self.run.player))
-        # Episodes that the checkpoints on disk refer to. Pruning keeps their screenshots.
+        # Episodes needed by the checkpoints on disk. Pruning keeps their screenshots.
         self._needed: deque[set[str]] = deque(maxlen=config.store.keep_checkpoints)
         self._needed_batch: int | None = None  # of the last of them
         groups = {"total": 0, "without_signal": 0, "rescued": 0}
@@ -98,7 +98,7 @@ class Trainer:
         return replay_rng(self.config.run.seed, self.run.progress.batch)
 
     def _trained(self, groups: Sequence[Group]) -> Sequence[Group]:
-        """The groups that an update averages over. Dynamic sampling drops groups without signal."""
+        """The groups in the mean of an update. Dynamic sampling drops groups without signal."""
         dynamic = self.config.train.dynamic_sampling
         return split_by_signal(groups, self.config.loss, self.credit)[0] if dynamic else groups
 
@@ -187,7 +187,7 @@ class Trainer:
         return state
 
     def saved(self) -> None:
-        """Prune if due: delete the screenshots that no checkpoint on disk needs."""
+        """Prune if due: delete the screenshots needed by no checkpoint on disk."""
         batch, every = self.run.progress.batch, self.config.store.prune_every
         if self._needed_batch == batch:  # the new checkpoint has replaced one of the same batch
             self._needed.pop()

@@ -13,7 +13,7 @@ from arpo.types import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinishedBatch:
-    """The results of a batch that are not written yet: its metrics wait for those of the evaluation.
+    """The unwritten results of a batch: its metrics wait for those of the evaluation.
 
     `groups` are for the callback, `played` is the number of episodes, `seconds` are durations by stage.
     """

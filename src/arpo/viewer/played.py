@@ -92,7 +92,7 @@ def phases(played: Iterable[Played], kind: str) -> dict[str, list[Played]]:
 def find_replays(
     episodes: Sequence[StoredEpisode], config: ReplayConfig, seed: int, batches: Mapping[int, int]
 ) -> dict[str, list[int]]:
-    """For each success that replay used: the batches that used it, counted from 1.
+    """For each replayed success: its batches, counted from 1.
 
     The run folder does not record them. Replay is deterministic, so the same buffer with the same random
     numbers repeats its choices. `batches`: the batch of each group of an asynchronous run, counted from 0.

@@ -179,7 +179,7 @@ def _success_tables(data: RunData) -> str:
 
 
 def _summary_so_far(data: RunData) -> dict[str, Any]:
-    """The content of summary.json for a run that has not ended: its first and its newest evaluation."""
+    """The content of summary.json for an unfinished run: its first and its newest evaluation."""
     landmarks = {"base": dict(data.evaluations[0].by_set)} if data.evaluations else {}
     if len(data.evaluations) > 1:
         landmarks["base"], landmarks["final"] = over_same_tasks(

@@ -174,7 +174,7 @@ class VllmEngine:
     async def load(self, weights: Weights) -> None:
         """Load published weights into all replicas: at the same time, or one by one while requests run.
 
-        After a failure, a replica loads them later. Until then, they get no requests.
+        After a failure, a replica loads them later. Until then, it gets no requests.
         """
         published = read_published(weights.handle) if isinstance(weights.handle, Path) else None
         if published is None:

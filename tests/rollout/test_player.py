@@ -80,14 +80,14 @@ def test_a_player_starts_its_own_servers_and_ends_them(tmp_path: Path) -> None:
     engine = ["--engine.name=vllm", "--engine.replicas=2", f"--engine.python={python}"]
     player = open_player(small_config(tmp_path, [A], *engine))
     assert player.model is None
-    assert not descendants(os.getpid())
+    before = descendants(os.getpid())  # of other tests
 
     async def scenario() -> None:
         async with player.started(NullDisplay()):
-            assert len(descendants(os.getpid())) == 6  # guard, server and its child, twice
+            assert len(descendants(os.getpid()) - before) == 6  # guard, server and its child, twice
 
     asyncio.run(scenario())
-    assert wait_until(lambda: not descendants(os.getpid()))
+    assert wait_until(lambda: not descendants(os.getpid()) - before)
 
 
 @pytest.mark.parametrize(("shared", "calls"), [(True, ["sleep", "learn", "wake"]), (False, ["learn"])])

@@ -33,8 +33,8 @@ test: lint ## check style and types, then run the tests; ARGS="-k replay" select
 test-real: $(DEV) osworld ## run the tests on real desktops; FULL=1 includes the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/real $(if $(FULL),,-m "not full") $(ARGS)
 
-test-vllm: $(DEV) $(VLLM) ## run the tests that load exported models in vLLM, on the CPU
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/vllm $(ARGS)
+test-vllm: $(DEV) $(VLLM) ## run the tests with vLLM, on the CPU
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/vllm $(ARGS)
 
 osworld: ## install real desktops: Debian packages (needs root or sudo), and desktop-env in .venv-osworld
 	PYTHONPATH=src $(PYTHON) -m arpo.envs.osworld.install $(OSWORLD_VENV)

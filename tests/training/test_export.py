@@ -192,6 +192,18 @@ def test_adapters_are_merged_and_plain_transformers_answers_the_same(lora_run: P
     assert all(torch.equal(rounded[name], exact[name].bfloat16()) for name in exact)
 
 
+def test_export_keeps_the_dtype_of_the_source(lora_run: Path, tmp_path: Path) -> None:
+    """Weights of a bfloat16 run need no 32 bits, and half of the memory is half of 30 GiB for a 7B model."""
+    half = export_model(lora_run, tmp_path / "half", "bfloat16", merged=True)
+    again = export_model(half, tmp_path / "again", merged=True)
+    assert load_file(again / "model.safetensors").keys() == load_file(half / "model.safetensors").keys()
+    assert {one.dtype for one in load_file(again / "model.safetensors").values()} == {torch.bfloat16}
+    single = export_model(lora_run, tmp_path / "single", merged=True)  # the run has float32
+    assert {one.dtype for one in load_file(single / "model.safetensors").values()} == {torch.float32}
+    wider = export_model(half, tmp_path / "wider", "float32", merged=True)
+    assert {one.dtype for one in load_file(wider / "model.safetensors").values()} == {torch.float32}
+
+
 def test_adapters_alone_are_what_has_to_be_added_to_the_base(lora_run: Path, tmp_path: Path) -> None:
     out = export_model(lora_run, tmp_path / "out", "float32", merged=False)
     assert sorted(path.name for path in out.iterdir()) == [

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from arpo.cli import check_env_command, compare_command, osworld_flags, report_command, serve_command
 from arpo.cli.command import RECIPE, RECIPE_HELP, Command, argument, count
-from arpo.config import Config
 from arpo.errors import UserError
 from arpo.interrupts import INTERRUPTED
 from arpo.recipe import describe, load_config
@@ -297,7 +296,7 @@ arpo export runs/desk --push my-name/my-agent""",
             argument("out", "output directory (new or empty)", type=Path, nargs="?", metavar="FOLDER"),
             argument("--push", "hub repository to upload to", metavar="ORG/NAME"),
             argument("--public", "make a new hub repository public", action="store_true"),
-            argument("--dtype", "float32 or bfloat16 (default: %(default)s)", default=Config().model.dtype),
+            argument("--dtype", "float32 or bfloat16 (default: as in the source)", default=""),
             argument("--no-merge", "LoRA: write only the adapters", dest="merge", action="store_false"),
         ),
     ),

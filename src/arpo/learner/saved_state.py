@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from arpo.errors import UserError
@@ -87,10 +87,17 @@ class SavedState:
 
 def load_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     """Tensors of the file `name`, or of the files of all ranks together."""
+    return dict(iterate_tensors(folder, name))
+
+
+def iterate_tensors(folder: Path, name: str) -> Iterator[tuple[str, Tensor]]:
+    """As `load_tensors`, with one tensor in memory at a time."""
     ranks = int(_read_counters(folder).get("ranks", 0)) if (folder / COUNTERS_FILE).is_file() else 0
     files = [rank_file(name, rank) for rank in range(ranks)] if ranks else [name]
-    parts = [part for file in files for part in _parts(folder / file)]
-    return {key: tensor for part in parts for key, tensor in load_file(part).items()}
+    for part in [part for file in files for part in _parts(folder / file)]:
+        with safe_open(part, framework="pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118 (not a dict)
+                yield key, tensors.get_tensor(key)
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, part_bytes: int = PART_BYTES) -> None:

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -21,9 +21,9 @@ from torch import nn
 
 from arpo.config import Config, ModelConfig
 from arpo.errors import UserError
-from arpo.learner.saved_state import COUNTERS_FILE, WEIGHTS_FILE, load_tensors, writing_tensors
+from arpo.learner.saved_state import COUNTERS_FILE, WEIGHTS_FILE, iterate_tensors, writing_tensors
 from arpo.models.hub import parse_hub_model, pin_model
-from arpo.models.loading import DTYPES, load_model, resolve_model
+from arpo.models.loading import DTYPES, load_model, read_config, resolve_model
 from arpo.models.lora import merge
 from arpo.models.peft_files import peft_tensors, write_peft_config
 from arpo.models.trainable import frozen_fingerprint, set_trainable
@@ -54,16 +54,18 @@ class Source:
     summary: Mapping[str, Any] = field(default_factory=dict)
 
 
-def export_model(source: Path, out: Path, dtype: str, *, merged: bool, title: str = "") -> Path:
+def export_model(source: Path, out: Path, dtype: str = "", *, merged: bool, title: str = "") -> Path:
     """Write a model to `out`.
 
-    `source` is a run (its newest checkpoint), a checkpoint, a model folder or a hub model. `title` is the
-    model's name on its card, by default the name of the folder.
+    `source` is a run (its newest checkpoint), a checkpoint, a model folder or a hub model. `dtype` is by
+    default the one of the run or folder. `title` is the model's name on its card, by default the name of the
+    folder.
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError(f"{out}: exists and is not empty. Name a new folder")
     found = find_source(source, dtype, merged=merged)
     config, checkpoint = found.config, found.checkpoint
+    dtype = dtype or config.model.dtype
     model = load_model(config.model, config.run.seed)
     if checkpoint is not None:
         set_trainable(model, config.model, config.run.seed)
@@ -117,7 +119,7 @@ def _write_adapters(model: Any, settings: ModelConfig, out: Path, dtype: torch.d
 
 def find_source(source: Path, dtype: str, *, merged: bool) -> Source:
     """Check the arguments of an export, and find the model to export."""
-    if dtype not in DTYPES:
+    if dtype and dtype not in DTYPES:
         raise UserError(f"--dtype {dtype}: use one of {', '.join(DTYPES)}")
     found = _find(source)
     if not merged and (found.checkpoint is None or found.config.model.train != "lora"):
@@ -148,12 +150,19 @@ def _find(source: Path) -> Source:
         return _of_run(run, checkpoint, read_summary(run) if is_last else {})
     if (source / "config.json").is_file():
         # Absolute: "base" alone would mean the shipped model.
-        return Source(config=replace(Config(), model=ModelConfig(path=str(source.resolve()))))
+        return Source(config=_of_model(replace(Config(), model=ModelConfig(path=str(source.resolve())))))
     if parse_hub_model(str(source)) is not None:
-        return Source(config=pin_model(replace(Config(), model=ModelConfig(path=str(source)))))
+        return Source(config=_of_model(pin_model(replace(Config(), model=ModelConfig(path=str(source))))))
     raise UserError(
         f"{source}: is not a run folder, a checkpoint, a model folder or ORG/NAME of the hub: check the path"
     )
+
+
+def _of_model(config: Config) -> Config:
+    """The config with the dtype of the stored weights: bfloat16 or, for all others, float32."""
+    stored = read_config(resolve_model(config.model.path)).dtype
+    dtype: Literal["float32", "bfloat16"] = "bfloat16" if stored == torch.bfloat16 else "float32"
+    return replace(config, model=replace(config.model, dtype=dtype))
 
 
 def _of_run(run: Path, checkpoint: Checkpoint, summary: Mapping[str, Any]) -> Source:
@@ -169,16 +178,14 @@ def _title(out: Path) -> str:
 @torch.no_grad()
 def _fill(model: nn.Module, folder: Path) -> None:
     """Load the weights of a checkpoint. Frozen weights must equal those that it was trained with."""
-    frozen = frozen_fingerprint(model)
+    frozen, parameters = frozen_fingerprint(model), dict(model.named_parameters())
     try:
-        weights = load_tensors(folder, WEIGHTS_FILE)
         saved = json.loads((folder / COUNTERS_FILE).read_text(encoding="utf-8"))["frozen"] if frozen else ""
+        if saved != frozen:
+            raise UserError(f"{folder}: was trained with other frozen weights than model.path has now")
+        for name, weight in iterate_tensors(folder, WEIGHTS_FILE):
+            if name not in parameters or parameters[name].shape != weight.shape:
+                raise UserError(f"{folder}: {name} does not fit the model of the run's recipe")
+            parameters[name].copy_(weight)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{folder}: damaged, {error}: {RESTORE_OR_OTHER}") from error
-    if saved != frozen:
-        raise UserError(f"{folder}: was trained with other frozen weights than model.path has now")
-    parameters = dict(model.named_parameters())
-    for name, weight in weights.items():
-        if name not in parameters or parameters[name].shape != weight.shape:
-            raise UserError(f"{folder}: {name} does not fit the model of the run's recipe")
-        parameters[name].copy_(weight)

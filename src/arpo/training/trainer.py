@@ -274,5 +274,5 @@ def _finish(run: Run, display: Display) -> None:
             "folder, then run the same command again"
         )
     shutil.rmtree(model, ignore_errors=True)
-    export_model(folder, model, run.config.model.dtype, merged=True)
+    export_model(folder, model, merged=True)
     display.note(f"model:  {model}")

@@ -175,7 +175,8 @@ class Rehearsal:
         """Print the stages of each batch when it ends, in case the rehearsal is interrupted."""
         for batch in read_lines(self.folder / "run" / TIMING)[len(self._ended) :]:
             self._ended.append(time.perf_counter())
-            print(json.dumps(batch), f"peak {self.peak:.1f} GiB", flush=True)
+            steps = [line["steps"] for line in read_lines(self.folder / "run" / METRICS) if "steps" in line]
+            print(json.dumps(batch), f"mean steps {steps[-1:]}, peak {self.peak:.1f} GiB", flush=True)
 
 
 def measure(arguments: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def _covered(base: np.ndarray, webp: bytes, left: int, top: int) -> np.ndarray:
 
 
 def _open(payload: bytes) -> Image.Image:
-    image = Image.open(io.BytesIO(payload))
+    image = Image.open(io.BytesIO(payload), formats=("WEBP", "PNG"))  # other formats may start programs
     if image.width * image.height > MAX_SCREEN_PIXELS:
         raise ValueError(f"{image.width}x{image.height} pixels")
     return image

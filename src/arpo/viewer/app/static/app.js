@@ -1,0 +1,243 @@
+"use strict";
+// Router: the fragment of the address names the view, as in #/s/desk/batch/3?sort=signal.
+
+arpo.app = (() => {
+  const { h, replace } = arpo.dom;
+  const POLL = 2000;
+  const pages = {}; // "batch" → { title, tab, render(context) → Node, keys(event, context) }
+  const TABS = [
+    ["batches", "Batches"],
+    ["episodes", "Episodes"],
+    ["tasks", "Tasks"],
+    ["failures", "Failures"],
+    ["timeline", "Timeline"],
+    ["recipe", "Recipe"],
+  ];
+  const byId = (id) => document.getElementById(id);
+  let sources = { sources: [], errors: [] },
+    current = null,
+    turn = 0;
+
+  function link(parts, query) {
+    const words = new URLSearchParams(
+      Object.entries(query || {}).filter(
+        ([, value]) => value !== "" && value !== undefined && value !== null,
+      ),
+    );
+    return "#/" + parts.map((part) => encodeURIComponent(part)).join("/") + (words.size ? "?" + words : "");
+  }
+
+  function parse(fragment) {
+    const [path, query = ""] = fragment.replace(/^#?\/?/, "").split(/\?(.*)/s);
+    const parts = path.split("/").filter(Boolean).map(decode);
+    const query_ = Object.fromEntries(new URLSearchParams(query));
+    if (parts[0] === "s")
+      return { source: parts[1], page: parts[2] || "batches", parts: parts.slice(3), query: query_ };
+    return { source: null, page: parts[0] || "runs", parts: parts.slice(1), query: query_ };
+  }
+
+  function decode(text) {
+    try {
+      return decodeURIComponent(text);
+    } catch {
+      return text;
+    }
+  }
+
+  // Address of this view with another query; "" removes a word.
+  function withQuery(context, changes) {
+    const parts = context.source
+      ? ["s", context.source, context.page, ...context.parts]
+      : [context.page, ...context.parts];
+    return link(parts, { ...context.query, ...changes });
+  }
+
+  // Changes the query without a new entry in the history.
+  function setQuery(context, changes) {
+    location.replace(withQuery(context, changes));
+  }
+
+  async function show({ quiet = false } = {}) {
+    const mine = ++turn;
+    const place = parse(location.hash);
+    const page = Object.hasOwn(pages, place.page) ? pages[place.page] : null;
+    const source = sources.sources.find((one) => one.id === place.source) || null;
+    const context = { ...place, info: source, sources: sources.sources, link, withQuery, setQuery };
+    const same =
+      current &&
+      current.page === place.page &&
+      current.source === place.source &&
+      current.parts.join("/") === place.parts.join("/");
+    const main = byId("main");
+    if (!quiet) main.setAttribute("aria-busy", "true");
+    let content;
+    try {
+      if (!page) throw new Error(`There is no page ${place.page}.`);
+      if (place.source !== null && !source) throw new Error(`There is no run ${place.source}.`);
+      content = await page.render(context);
+    } catch (error) {
+      content = h(
+        "div",
+        { class: "notice", role: "alert" },
+        h("h1", {}, "Nothing to show"),
+        h("p", {}, error.message),
+        h("p", {}, h("a", { href: "#/runs" }, "All runs")),
+      );
+    }
+    if (mine !== turn) return;
+    const focus = same ? focusKey() : null,
+      scrolled = same ? window.scrollY : 0;
+    current = context;
+    replace(main, content);
+    main.removeAttribute("aria-busy");
+    header(context, page);
+    window.scrollTo(0, scrolled);
+    if (focus) restoreFocus(focus);
+    else if (!same && !quiet) main.focus({ preventScroll: true });
+  }
+
+  // The focused element is found again after a redraw by its id, its data-key or its address.
+  function focusKey() {
+    const element = document.activeElement;
+    if (!element || !byId("main").contains(element)) return null;
+    const selection =
+      element.selectionStart === undefined ? null : [element.selectionStart, element.selectionEnd];
+    return { key: element.id || element.dataset.key || element.getAttribute("href"), selection };
+  }
+
+  function restoreFocus({ key, selection }) {
+    if (!key) return;
+    const found = [...byId("main").querySelectorAll("a, button, input, select, summary, [tabindex]")].find(
+      (element) => (element.id || element.dataset.key || element.getAttribute("href")) === key,
+    );
+    if (!found) return;
+    found.focus({ preventScroll: true });
+    if (selection && found.type === "text") found.setSelectionRange(...selection);
+  }
+
+  function header(context, page) {
+    const { info } = context;
+    const title = page && page.title ? page.title(context) : "Nothing to show";
+    document.title = `${info ? info.title + ": " : ""}${title} · arpo view`;
+    const shown = context.source && info;
+    replace(
+      byId("tabs"),
+      h("a", { href: "#/runs", "aria-current": context.page === "runs" ? "page" : null }, "Runs"),
+      shown
+        ? [
+            h(
+              "span",
+              { class: "crumb", title: info.folder },
+              info.title,
+              info.live ? h("span", { class: "live" }, "live") : null,
+            ),
+            TABS.map(([name, label]) =>
+              h(
+                "a",
+                {
+                  href: link(["s", context.source, name]),
+                  "aria-current": (page && page.tab === name) || context.page === name ? "page" : null,
+                },
+                label,
+                name === "failures" && info.failures ? h("span", { class: "count" }, info.failures) : null,
+              ),
+            ),
+          ]
+        : null,
+    );
+  }
+
+  function quote(text) {
+    return /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
+  }
+
+  // The command that opens this view.
+  function command() {
+    const { info } = current || {};
+    const at = location.hash.slice(1) || "/runs";
+    const folders = info ? ["arpo", "view", quote(info.folder)].join(" ") : sources.command || "arpo view";
+    return `${folders} --at ${quote(at)}`;
+  }
+
+  async function copy(text, name) {
+    try {
+      await navigator.clipboard.writeText(text);
+      say(`${name} copied`);
+    } catch {
+      const box = byId("copied");
+      box.value = text;
+      box.hidden = false;
+      box.select();
+      say(`${name} selected: press Ctrl-C`);
+    }
+  }
+
+  function say(text) {
+    replace(byId("status"), text);
+  }
+
+  async function poll() {
+    try {
+      const before = stamps();
+      sources = await arpo.api.get(["sources"]);
+      byId("offline").hidden = true;
+      if (stamps() !== before && !document.hidden && !editing()) await show({ quiet: true });
+    } catch {
+      byId("offline").hidden = false;
+    }
+    setTimeout(poll, POLL);
+  }
+
+  function stamps() {
+    const relevant =
+      current && current.source
+        ? sources.sources.filter((one) => one.id === current.source)
+        : sources.sources;
+    return JSON.stringify(relevant.map((one) => [one.id, one.stamp, one.live, one.indexing]));
+  }
+
+  // A redraw would interrupt typing or an open list.
+  function editing() {
+    const element = document.activeElement;
+    return (
+      element && ["INPUT", "SELECT", "TEXTAREA"].includes(element.tagName) && element.type !== "checkbox"
+    );
+  }
+
+  function press(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const typing = ["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName);
+    if (event.key === "/" && !typing) {
+      byId("search-text").focus();
+      event.preventDefault();
+    } else if (event.key === "?" && !typing) {
+      byId("help").showModal();
+    } else if (!typing && current && !byId("help").open) {
+      const page = Object.hasOwn(pages, current.page) ? pages[current.page] : null;
+      if (page && page.keys) page.keys(event, current);
+    }
+  }
+
+  async function start() {
+    window.addEventListener("hashchange", () => show());
+    document.addEventListener("keydown", press);
+    byId("search").addEventListener("submit", (event) => {
+      event.preventDefault();
+      location.hash = link(["search"], { text: byId("search-text").value });
+    });
+    byId("copy-link").addEventListener("click", () => copy(location.href, "Link"));
+    byId("copy-command").addEventListener("click", () => copy(command(), "Command"));
+    byId("skip").addEventListener("click", () => byId("main").focus());
+    byId("keys").addEventListener("click", () => byId("help").showModal());
+    byId("search").hidden = arpo.api.exported;
+    try {
+      sources = await arpo.api.get(["sources"]);
+    } catch (error) {
+      sources = { sources: [], errors: [error.message] };
+    }
+    await show();
+    if (!arpo.api.exported) setTimeout(poll, POLL);
+  }
+
+  return { pages, link, start, say, errors: () => sources.errors };
+})();

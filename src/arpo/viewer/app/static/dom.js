@@ -1,0 +1,94 @@
+"use strict";
+// Elements, numbers and words. All content is inserted as text; no function takes markup.
+// Scripts are classic scripts, because browsers load no modules from file://.
+
+const arpo = {};
+
+arpo.dom = (() => {
+  const SVG = "http://www.w3.org/2000/svg";
+
+  // h("a", { href: "#/runs", class: "on", onclick }, "Runs", child, …); null and false children are left out.
+  function h(tag, properties, ...children) {
+    return fill(document.createElement(tag), properties, children);
+  }
+
+  function svg(tag, properties, ...children) {
+    return fill(document.createElementNS(SVG, tag), properties, children);
+  }
+
+  function fill(element, properties, children) {
+    for (const [name, value] of Object.entries(properties || {})) {
+      if (value === null || value === undefined || value === false) continue;
+      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      else if (name === "href") element.setAttribute("href", localLink(value));
+      else if (name === "css") setCss(element, value);
+      else element.setAttribute(name, value === true ? "" : String(value));
+    }
+    append(element, children);
+    return element;
+  }
+
+  // Links lead to views of this page alone: text of a model can never become another address.
+  function localLink(address) {
+    return address.startsWith("#/") ? address : "#/runs";
+  }
+
+  // The content policy forbids style attributes; CSSOM is allowed.
+  function setCss(element, values) {
+    for (const [name, value] of Object.entries(values)) element.style.setProperty(name, value);
+  }
+
+  function append(element, children) {
+    for (const child of children.flat(Infinity)) {
+      if (child === null || child === undefined || child === false) continue;
+      element.append(child instanceof Node ? child : document.createTextNode(String(child)));
+    }
+  }
+
+  function replace(element, ...children) {
+    element.replaceChildren();
+    append(element, children);
+    return element;
+  }
+
+  return { h, svg, replace, setCss };
+})();
+
+arpo.words = (() => {
+  const MINUS = "−";
+
+  function number(value, digits = 3) {
+    if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+    const size = Math.abs(value);
+    let text;
+    if (Number.isInteger(value)) text = size.toLocaleString("en");
+    else if (size >= 1000) text = Math.round(size).toLocaleString("en");
+    else if (size < 1e-3) text = size.toExponential(1);
+    else text = String(Number(size.toPrecision(digits)));
+    return value < 0 ? MINUS + text : text;
+  }
+
+  function percent(value) {
+    if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+    return `${(100 * value).toFixed(Number.isInteger(100 * value) ? 0 : 1)}%`;
+  }
+
+  function signed(value, digits = 2) {
+    if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+    return (value > 0 ? "+" : value < 0 ? MINUS : "") + Math.abs(value).toFixed(digits);
+  }
+
+  function seconds(value) {
+    if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+    if (value < 1) return `${Math.round(1000 * value)} ms`;
+    if (value < 100) return `${value.toFixed(1)} s`;
+    const minutes = Math.round(value / 60);
+    return minutes < 100 ? `${minutes} min` : `${(minutes / 60).toFixed(1)} h`;
+  }
+
+  function count(value, noun) {
+    return `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
+  }
+
+  return { number, percent, signed, seconds, count };
+})();

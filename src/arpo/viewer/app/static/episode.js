@@ -1,0 +1,265 @@
+"use strict";
+// Page "Episode": one screenshot at a time, the answer beside it, a film strip, and arrow keys.
+
+arpo.episode = (() => {
+  const { h } = arpo.dom;
+  const { number, signed, seconds, count } = arpo.words;
+  const { link } = arpo.app;
+
+  const kept = { address: "", value: null }; // arrow keys ask for the same episode again
+
+  async function load(context) {
+    const address = `${context.source} ${context.parts[0]} ${context.info?.stamp}`;
+    if (kept.address !== address) {
+      kept.value = await arpo.api.get(["s", context.source, "episodes", context.parts[0]]);
+      kept.address = address;
+    }
+    return kept.value;
+  }
+
+  async function render(context) {
+    const episode = await load(context);
+    const frames = [...episode.steps_list, { shot: episode.final, final: true }];
+    const last = frames.length;
+    const at = Math.max(1, Math.min(last, Number.parseInt(context.query.step, 10) || 1));
+    Object.assign(context, {
+      at,
+      last,
+      previous: episode.previous,
+      next: episode.next,
+      group: episode.group,
+    });
+    const frame = frames[at - 1],
+      tokens = context.query.view === "tokens" && !frame.final;
+    const compared =
+      context.query.difference === "1" && at > 1 && frame.shot?.url && frames[at - 2].shot?.url;
+    const to = (name) => name && link(["s", context.source, "episode", name]);
+    return [
+      arpo.batches.heading(
+        context,
+        episode.instruction || episode.task,
+        to(episode.previous),
+        to(episode.next),
+        "episode",
+      ),
+      facts(context, episode),
+      h(
+        "div",
+        { class: "player" },
+        h(
+          "section",
+          { class: "stage", "aria-label": "Screenshot" },
+          compared
+            ? arpo.screen.difference(frames[at - 2].shot, frame.shot)
+            : arpo.screen.screen(frame, {
+                alt: frame.final ? "Final screenshot" : `Screenshot of step ${at}`,
+              }),
+          controls(context, frame, compared),
+          strip(context, frames),
+        ),
+        h(
+          "section",
+          { class: "answer", "aria-label": "Answer" },
+          frame.final ? ending(episode) : await answer(context, episode, frame, tokens),
+        ),
+      ),
+    ];
+  }
+
+  function facts(context, episode) {
+    const { source } = context;
+    const batches = (episode.replayed_in || []).map((batch) =>
+      h("a", { href: link(["s", source, "batch", batch]) }, ` batch ${batch}`),
+    );
+    const replaced = episode.replaced_by;
+    return h(
+      "div",
+      { class: "line" },
+      h("span", { class: `badge ${episode.solved ? "good" : "bad"}` }, `score ${number(episode.score)}`),
+      known(episode.reward) ? h("span", { class: "badge" }, `reward ${number(episode.reward)}`) : null,
+      known(episode.advantage)
+        ? h("span", { class: "badge" }, `advantage ${signed(episode.advantage)}`)
+        : null,
+      batches.length ? h("span", { class: "badge accent" }, "replayed in", batches) : null,
+      h("span", {}, episode.end),
+      h(
+        "span",
+        { class: "dim" },
+        h("code", {}, episode.episode),
+        ", ",
+        h("a", { href: link(["s", source, "task", episode.task]) }, episode.task),
+        episode.task_set ? ` (${episode.task_set})` : "",
+        ", ",
+        episode.batch
+          ? h("a", { href: link(["s", source, "batch", episode.batch]) }, episode.phase_title)
+          : episode.phase_title,
+        episode.group
+          ? [", ", h("a", { href: link(["s", source, "group", episode.group]) }, "its group")]
+          : null,
+      ),
+      replaced
+        ? h(
+            "span",
+            { class: "accent" },
+            "Replay replaced it by ",
+            h("a", { href: link(["s", source, "episode", replaced.episode]) }, replaced.episode),
+            ` in batch ${replaced.batch}.`,
+          )
+        : null,
+    );
+  }
+
+  const known = (value) => value !== null && value !== undefined;
+
+  function controls(context, frame, compared) {
+    const { at, last } = context;
+    const move = (to, sign, label) =>
+      h(
+        "button",
+        {
+          type: "button",
+          "data-key": label,
+          "aria-label": label,
+          title: label,
+          disabled: to < 1 || to > last,
+          onclick: () => go(context, to),
+        },
+        sign,
+      );
+    return h(
+      "div",
+      { class: "controls" },
+      move(at - 1, "←", "Previous step"),
+      h("input", {
+        type: "range",
+        min: 1,
+        max: last,
+        value: at,
+        id: "scrub",
+        "aria-label": "Step",
+        "aria-valuetext": frame.final ? "final screenshot" : `step ${at} of ${last - 1}`,
+        oninput: (event) => go(context, Number(event.target.value)),
+      }),
+      move(at + 1, "→", "Next step"),
+      h("span", { class: "where" }, frame.final ? "final screenshot" : `step ${at} of ${last - 1}`),
+      h(
+        "button",
+        {
+          type: "button",
+          "data-key": "difference",
+          "aria-pressed": compared ? "true" : "false",
+          disabled: at === 1,
+          title: "Difference to the previous screenshot (d)",
+          onclick: () => toggle(context, "difference", "1"),
+        },
+        "Difference",
+      ),
+    );
+  }
+
+  function go(context, to) {
+    context.setQuery(context, { step: Math.max(1, Math.min(context.last, to)) });
+  }
+
+  function toggle(context, name, value) {
+    context.setQuery(context, { [name]: context.query[name] === value ? "" : value });
+  }
+
+  function strip(context, frames) {
+    return h(
+      "ol",
+      { class: "strip", "aria-label": "Film strip" },
+      frames.map((frame, index) =>
+        h(
+          "li",
+          {},
+          h(
+            "a",
+            {
+              href: context.withQuery(context, { step: index + 1 }),
+              "aria-current": index + 1 === context.at ? "step" : null,
+              "aria-label": frame.final
+                ? "Final screenshot"
+                : `Step ${index + 1}${frame.error ? ", does not parse" : ""}`,
+              class: frame.error ? "bad" : null,
+            },
+            arpo.screen.screen(frame, { width: 160, chips: false }),
+            h("span", {}, frame.final ? "end" : index + 1),
+          ),
+        ),
+      ),
+    );
+  }
+
+  async function answer(context, episode, step, tokens) {
+    const tab = (value, label) =>
+      h(
+        "button",
+        {
+          type: "button",
+          "data-key": `view ${value}`,
+          "aria-pressed": (tokens ? "tokens" : "") === value ? "true" : "false",
+          onclick: () => context.setQuery(context, { view: value }),
+        },
+        label,
+      );
+    const calls = [
+      step.tokens ? count(step.tokens, "token") : null,
+      known(step.mean_logprob) ? `mean log-probability ${number(step.mean_logprob)}` : null,
+      known(step.seconds) ? seconds(step.seconds) : "time per call not stored",
+      step.versions?.length ? `version ${step.versions.join(", ")}` : null,
+      step.finish === "length" ? "cut by length" : null,
+    ];
+    return [
+      h("div", { class: "controls" }, tab("", "Answer"), tab("tokens", "Tokens")),
+      step.error ? h("p", { class: "warn", role: "note" }, `Does not parse: ${step.error}`) : null,
+      tokens
+        ? await arpo.tokens.render(context, episode.episode, step)
+        : [
+            h("h2", {}, "Thought"),
+            h("p", { class: "thought" }, step.thought || "–"),
+            h("h2", {}, "Action"),
+            h("pre", {}, step.action_text || "–"),
+            h(
+              "details",
+              { open: Boolean(step.error) },
+              h("summary", {}, "Raw answer"),
+              h("pre", {}, step.answer),
+            ),
+          ],
+      h("p", { class: "dim small" }, calls.filter(Boolean).join(" · ")),
+    ];
+  }
+
+  function ending(episode) {
+    return [
+      h("h2", {}, "Final screenshot"),
+      h("p", { class: episode.solved ? "good" : "bad" }, episode.end),
+      episode.end_detail ? h("p", {}, episode.end_detail) : null,
+    ];
+  }
+
+  function keys(event, context) {
+    if (!context.last || event.target.type === "range") return;
+    const moves = { ArrowLeft: context.at - 1, ArrowRight: context.at + 1, Home: 1, End: context.last };
+    const views = {
+      "[": ["episode", context.previous],
+      "]": ["episode", context.next],
+      g: ["group", context.group],
+    };
+    if (Object.hasOwn(moves, event.key)) go(context, moves[event.key]);
+    else if (Object.hasOwn(views, event.key) && views[event.key][1])
+      location.hash = link(["s", context.source, ...views[event.key]]);
+    else if (event.key === "d") toggle(context, "difference", "1");
+    else if (event.key === "t") toggle(context, "view", "tokens");
+    else return;
+    event.preventDefault();
+  }
+
+  arpo.app.pages.episode = {
+    title: (context) => `Episode ${context.parts[0]}`,
+    tab: "episodes",
+    render,
+    keys,
+  };
+})();

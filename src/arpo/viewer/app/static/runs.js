@@ -1,0 +1,237 @@
+"use strict";
+// Page "Runs": all sources, and curves of any metric, with several runs in one chart.
+
+arpo.runs = (() => {
+  const { h } = arpo.dom;
+  const { number, percent } = arpo.words;
+  const { link } = arpo.app;
+  const COLOURS = 8;
+  const FIRST = [
+    "eval_train",
+    "eval_heldout",
+    "success",
+    "reward",
+    "rescued",
+    "without_signal",
+    "entropy",
+    "loss",
+  ];
+  const logs = new Map(); // source id → { rows, next, explained }
+
+  async function log(source) {
+    const known = logs.get(source) || { rows: [], next: 0, explained: {} };
+    const answer = await arpo.api.get(["s", source, "metrics"], { from: known.next });
+    const rows = answer.reset || arpo.api.exported ? answer.rows : [...known.rows, ...answer.rows];
+    const found = { rows, next: answer.next, explained: { ...known.explained, ...answer.explained } };
+    logs.set(source, found);
+    return found;
+  }
+
+  const list = (text) => (text ? text.split(",").map(decodeURIComponent) : []);
+  const joined = (names) => (names.length ? names.map(encodeURIComponent).join(",") : "none");
+
+  function chosen(text, first) {
+    return text === undefined ? first : text === "none" ? [] : list(text);
+  }
+
+  function toggled(names, name) {
+    return names.includes(name) ? names.filter((one) => one !== name) : [...names, name];
+  }
+
+  async function render(context) {
+    const plotted = context.sources.filter((one) => one.kind === "run");
+    const runs = chosen(
+      context.query.runs,
+      plotted.slice(0, COLOURS).map((one) => one.id),
+    );
+    const shown = plotted.filter((one) => runs.includes(one.id)).slice(0, COLOURS);
+    const found = await Promise.all(shown.map((one) => log(one.id)));
+    const explained = Object.assign({}, ...found.map((one) => one.explained));
+    const names = [...new Set(found.flatMap((one) => one.rows.flatMap(Object.keys)))]
+      .filter((name) => name !== "step")
+      .sort();
+    const metrics = chosen(
+      context.query.metrics,
+      FIRST.filter((name) => names.includes(name)),
+    );
+    const colours = new Map(shown.map((one, index) => [one.id, index]));
+    return [
+      h("h1", { class: "hidden" }, "Runs"),
+      problems(context),
+      context.sources.length
+        ? table(context, colours, runs)
+        : h(
+            "p",
+            { class: "notice" },
+            "No run yet. `arpo train desk` makes one; `arpo view FOLDER` opens another folder.",
+          ),
+      names.length ? picker(context, names, metrics, explained) : null,
+      h(
+        "div",
+        { class: "charts" },
+        metrics.map((name) => chart(name, explained[name], shown, found, colours)),
+      ),
+    ];
+  }
+
+  function problems(context) {
+    const errors = [...(arpo.app.errors() || []), ...context.sources.flatMap((one) => one.errors || [])];
+    return errors.length
+      ? h(
+          "ul",
+          { class: "warn" },
+          errors.map((text) => h("li", {}, text)),
+        )
+      : null;
+  }
+
+  function table(context, colours, runs) {
+    const heads = [
+      "",
+      "Run",
+      "Settings",
+      "State",
+      "Batches",
+      "Episodes",
+      "Failures",
+      "Training tasks",
+      "Held-out tasks",
+    ];
+    return h(
+      "div",
+      { class: "scroll" },
+      h(
+        "table",
+        { class: "rows" },
+        h("caption", { class: "hidden" }, "Runs"),
+        h(
+          "thead",
+          {},
+          h(
+            "tr",
+            {},
+            heads.map((text, index) =>
+              h(
+                "th",
+                { scope: "col", class: index >= 4 ? "n" : null },
+                text || h("span", { class: "hidden" }, "Shown in the charts"),
+              ),
+            ),
+          ),
+        ),
+        h(
+          "tbody",
+          {},
+          context.sources.map((one) => row(context, one, colours, runs)),
+        ),
+      ),
+    );
+  }
+
+  function row(context, one, colours, runs) {
+    const box =
+      one.kind !== "run"
+        ? null
+        : h("input", {
+            type: "checkbox",
+            "aria-label": `Show ${one.title} in the charts`,
+            checked: colours.has(one.id),
+            "data-key": `run ${one.id}`,
+            onchange: () => context.setQuery(context, { runs: joined(toggled(runs, one.id)) }),
+          });
+    const first = one.kind === "run" ? "batches" : "episodes";
+    return h(
+      "tr",
+      {},
+      h("td", { class: colours.has(one.id) ? `c${colours.get(one.id)} pick` : "pick" }, box),
+      h(
+        "td",
+        {},
+        h("a", { class: "name", href: link(["s", one.id, first]) }, one.title),
+        one.method ? h("small", {}, `${one.method}, seed ${one.seed}`) : null,
+      ),
+      h("td", { class: "dim wide" }, one.subtitle || one.kind),
+      h("td", {}, state(one)),
+      h("td", { class: "n" }, number(one.batches)),
+      h("td", { class: "n" }, number(one.episodes)),
+      h("td", { class: one.failures ? "n bad" : "n" }, number(one.failures)),
+      h("td", { class: "n" }, change(one.success, "train")),
+      h("td", { class: "n" }, change(one.success, "heldout")),
+    );
+  }
+
+  function state(one) {
+    if (one.indexing) return h("span", { class: "badge" }, `reading ${percent(one.indexing.share)}`);
+    if (one.live) return h("span", { class: "badge live" }, "live");
+    if (one.kind !== "run")
+      return h("span", { class: "badge" }, one.kind === "osworld" ? "OSWorld" : one.kind);
+    return h("span", { class: "badge" }, one.finished ? "finished" : "not finished");
+  }
+
+  function change(success, name) {
+    const before = success?.base?.[name],
+      after = success?.final?.[name];
+    if (before === undefined && after === undefined) return h("span", { class: "dim" }, "–");
+    const kind = after > before ? "good" : after < before ? "bad" : null;
+    return [h("span", { class: "dim" }, `${percent(before)} → `), h("b", { class: kind }, percent(after))];
+  }
+
+  function picker(context, names, metrics, explained) {
+    const rest = names.filter((name) => !metrics.includes(name));
+    const select = (next) => context.setQuery(context, { metrics: joined(next) });
+    return h(
+      "div",
+      { class: "picker" },
+      metrics.map((name) =>
+        h(
+          "button",
+          {
+            class: "tag",
+            type: "button",
+            "data-key": `metric ${name}`,
+            title: "Remove this curve",
+            "aria-label": `Remove the curve of ${name}`,
+            onclick: () => select(toggled(metrics, name)),
+          },
+          name,
+          h("span", { "aria-hidden": "true" }, " ×"),
+        ),
+      ),
+      h(
+        "select",
+        {
+          "aria-label": "Add a metric",
+          "data-key": "add metric",
+          onchange: (event) => select([...metrics, event.target.value]),
+        },
+        h("option", { value: "" }, "Add a metric…"),
+        rest.map((name) =>
+          h("option", { value: name }, explained[name] ? `${name}: ${explained[name].title}` : name),
+        ),
+      ),
+    );
+  }
+
+  function chart(name, metric, shown, found, colours) {
+    const series = shown.map((one, index) => ({
+      label: one.title,
+      source: one.id,
+      colour: colours.get(one.id),
+      points: found[index].rows
+        .filter((row) => typeof row[name] === "number")
+        .map((row) => [row.step, row[name]]),
+    }));
+    return arpo.charts.lineChart({
+      title: metric ? metric.title : name,
+      note: metric ? metric.explanation : "",
+      series,
+      inPercent: Boolean(metric && metric.percent),
+      open: (one, step) => {
+        location.hash = link(["s", one.source, "batch", Math.max(1, step)]);
+      },
+    });
+  }
+
+  arpo.app.pages.runs = { title: () => "Runs", render };
+  return { log };
+})();

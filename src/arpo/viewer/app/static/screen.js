@@ -1,0 +1,104 @@
+"use strict";
+// A screenshot with the actions of the answer drawn on it.
+
+arpo.screen = (() => {
+  const { h, svg } = arpo.dom;
+  const DIRECTIONS = { up: [0, -1], down: [0, 1], left: [-1, 0], right: [1, 0] };
+
+  function ring(point, radius, kind = "") {
+    const shape = { cx: point.x, cy: point.y, r: radius };
+    return [svg("circle", { class: "halo", ...shape }), svg("circle", { class: `mark ${kind}`, ...shape })];
+  }
+
+  function dot(point, radius) {
+    return svg("circle", { class: "dot", cx: point.x, cy: point.y, r: radius });
+  }
+
+  function arrow(start, end, unit) {
+    const across = end.x - start.x,
+      down = end.y - start.y,
+      length = Math.hypot(across, down) || 1;
+    const dx = (across / length) * unit,
+      dy = (down / length) * unit;
+    const path =
+      `M ${start.x} ${start.y} L ${end.x} ${end.y} M ${end.x - dx - dy} ${end.y - dy + dx} ` +
+      `L ${end.x} ${end.y} L ${end.x - dx + dy} ${end.y - dy - dx}`;
+    return [svg("path", { class: "halo", d: path }), svg("path", { class: "mark", d: path })];
+  }
+
+  const isPoint = (point) => point && Number.isFinite(point.x) && Number.isFinite(point.y);
+
+  function marks(action, width, height) {
+    const unit = width / 60,
+      { do: kind, point, start, end } = action;
+    if (kind === "Drag")
+      return isPoint(start) && isPoint(end) ? [ring(start, unit / 2), arrow(start, end, unit)] : [];
+    if (kind === "Scroll") {
+      const from = isPoint(point) ? point : { x: width / 2, y: height / 2 };
+      const [across, down] = DIRECTIONS[action.direction] || [0, 0];
+      return arrow(from, { x: from.x + 4 * unit * across, y: from.y + 4 * unit * down }, unit);
+    }
+    if (!isPoint(point)) return [];
+    const shapes = {
+      Click: () => [ring(point, unit), dot(point, unit / 4)],
+      DoubleClick: () => [ring(point, unit), ring(point, unit / 2)],
+      RightClick: () => [ring(point, unit), arrow(point, { x: point.x + 1.6 * unit, y: point.y }, unit)],
+      Hover: () => ring(point, unit, "dashed"),
+      LongPress: () => [ring(point, unit), dot(point, unit / 2)],
+    };
+    return Object.hasOwn(shapes, kind) ? shapes[kind]() : [];
+  }
+
+  function image(shot, { width, alt = "" } = {}) {
+    const address = arpo.api.shotAddress(shot, width && shot.width > width ? width : 0);
+    if (!address)
+      return h("div", { class: "gone" }, (shot && shot.error) || "The screenshot is not stored any more.");
+    const size = shot.width ? { width: shot.width, height: shot.height } : {};
+    return h("img", {
+      src: address,
+      alt,
+      loading: "lazy",
+      decoding: "async",
+      draggable: "false",
+      class: shot.width && shot.width < 480 ? "pixels" : null,
+      ...size,
+    });
+  }
+
+  // step: a step of an episode, or { shot } for the final screenshot; width: of the thumbnail.
+  function screen(step, options = {}) {
+    const { shot, actions = [], labels = [] } = step;
+    const width = shot?.width || 100,
+      height = shot?.height || 75;
+    return h(
+      "div",
+      { class: "screen", css: { "aspect-ratio": `${width} / ${height}` } },
+      image(shot, options),
+      svg(
+        "svg",
+        { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" },
+        actions.map((action) => marks(action, width, height)),
+      ),
+      options.chips === false || !labels.length
+        ? null
+        : h(
+            "div",
+            { class: "chips" },
+            labels.map((text) => h("span", { class: "chip" }, text)),
+          ),
+    );
+  }
+
+  // What changed since the previous screenshot: unchanged pixels are black. Blending needs no access to pixels,
+  // which browsers forbid for pictures from file://.
+  function difference(before, now) {
+    return h(
+      "div",
+      { class: "screen difference", css: { "aspect-ratio": `${now.width} / ${now.height}` } },
+      image(before, { alt: "" }),
+      image(now, { alt: "Difference to the previous screenshot" }),
+    );
+  }
+
+  return { screen, difference };
+})();

@@ -1,0 +1,247 @@
+"use strict";
+// Pages "Tasks" and "Task": success over time, and the episodes before and after training beside each other.
+
+arpo.tasks = (() => {
+  const { h } = arpo.dom;
+  const { number, percent } = arpo.words;
+  const { link } = arpo.app;
+
+  const known = (value) => value !== null && value !== undefined;
+  const rate = (task) => (task.trained ? task.solved / task.trained : null);
+  const ORDERS = {
+    hardest: ["Hardest first", null],
+    change: ["Largest change", (a, b) => Math.abs(b.change ?? 0) - Math.abs(a.change ?? 0)],
+    loss: ["Most forgotten", (a, b) => (a.change ?? 0) - (b.change ?? 0)],
+    rescued: ["Most rescued", (a, b) => b.rescued - a.rescued],
+    task: ["Name", (a, b) => (a.task < b.task ? -1 : 1)],
+  };
+
+  async function render(context) {
+    const answer = await arpo.api.get(["s", context.source, "tasks"]);
+    const { set = "", sort = "hardest", name = "" } = context.query;
+    const sets = [...new Set(answer.tasks.map((task) => task.task_set).filter(Boolean))];
+    const tasks = answer.tasks.filter(
+      (task) =>
+        (!set || task.task_set === set) &&
+        `${task.task} ${task.instruction || ""}`.toLowerCase().includes(name.toLowerCase()),
+    );
+    if (Object.hasOwn(ORDERS, sort) && ORDERS[sort][1]) tasks.sort(ORDERS[sort][1]);
+    const choose = (key, label, options) =>
+      h(
+        "label",
+        {},
+        h("span", {}, label),
+        h(
+          "select",
+          {
+            id: `tasks-${key}`,
+            onchange: (event) => context.setQuery(context, { [key]: event.target.value }),
+          },
+          options.map(([value, text]) =>
+            h("option", { value, selected: value === (context.query[key] || options[0][0]) }, text),
+          ),
+        ),
+      );
+    return [
+      h("h1", {}, "Tasks ", h("small", {}, number(tasks.length))),
+      h(
+        "form",
+        { class: "filters", onsubmit: (event) => event.preventDefault() },
+        h(
+          "label",
+          {},
+          h("span", {}, "Name or instruction"),
+          h("input", {
+            id: "tasks-name",
+            type: "text",
+            value: name,
+            maxlength: 200,
+            onchange: (event) => context.setQuery(context, { name: event.target.value }),
+          }),
+        ),
+        choose("set", "Set", [["", "all"], ...sets.map((one) => [one, one])]),
+        choose(
+          "sort",
+          "Order",
+          Object.entries(ORDERS).map(([key, [label]]) => [key, label]),
+        ),
+      ),
+      h(
+        "div",
+        { class: "scroll" },
+        h(
+          "table",
+          { class: "rows" },
+          h(
+            "thead",
+            {},
+            h(
+              "tr",
+              {},
+              [
+                ["Task", "wide"],
+                ["Set", ""],
+                ["Before", "n"],
+                ["After", "n"],
+                ["Change", "n"],
+                ["In training", "n"],
+                ["Over time", ""],
+                ["Training episodes", "n"],
+                ["Rescued", "n"],
+                ["Not played", "n"],
+              ].map(([text, kind]) => h("th", { scope: "col", class: kind }, text)),
+            ),
+          ),
+          h(
+            "tbody",
+            {},
+            tasks.map((task) => row(context, task)),
+          ),
+        ),
+      ),
+    ];
+  }
+
+  function row(context, task) {
+    const kind = task.change > 0 ? "good" : task.change < 0 ? "bad" : "dim";
+    return h(
+      "tr",
+      {},
+      h(
+        "td",
+        { class: "task" },
+        h("a", { href: link(["s", context.source, "task", task.task]) }, task.instruction || task.task),
+        h("small", {}, task.task),
+      ),
+      h("td", { class: "dim" }, task.task_set || ""),
+      rateCell(task.before),
+      rateCell(task.after),
+      h("td", { class: `n ${kind}` }, known(task.change) ? points(task.change) : "–"),
+      rateCell(rate(task)),
+      h(
+        "td",
+        {},
+        arpo.charts.sparkline(task.history || [], `Success rate of ${task.task} in training, batch by batch`),
+      ),
+      h("td", { class: "n" }, number(task.trained)),
+      h("td", { class: task.rescued ? "n accent" : "n dim" }, number(task.rescued)),
+      h("td", { class: task.failures ? "n bad" : "n dim" }, number(task.failures)),
+    );
+  }
+
+  function points(change) {
+    return (change > 0 ? "+" : change < 0 ? "−" : "") + Math.abs(100 * change).toFixed(0);
+  }
+
+  function rateCell(value) {
+    if (!known(value)) return h("td", { class: "n dim" }, "–");
+    return h(
+      "td",
+      { class: "n rate" },
+      arpo.charts.heat(h("i", { class: "level", "aria-hidden": "true" }), value),
+      percent(value),
+    );
+  }
+
+  async function renderTask(context) {
+    const task = await arpo.api.get(["s", context.source, "tasks", context.parts[0]]);
+    const mean = (scores) => scores.reduce((sum, score) => sum + score, 0) / scores.length;
+    const series = [
+      {
+        label: "training episodes",
+        colour: 0,
+        points: task.curve.filter((one) => one.episodes).map((one) => [one.batch, one.solved / one.episodes]),
+      },
+      {
+        label: "evaluations",
+        colour: 1,
+        points: task.evaluations
+          .filter((one) => one.scores.length)
+          .map((one) => [one.step, mean(one.scores)]),
+      },
+    ];
+    const pair = (
+      await Promise.all(
+        [
+          ["Before training", task.before_episode],
+          ["After training", task.after_episode],
+        ]
+          .filter(([, row]) => row)
+          .map(async ([label, row]) => {
+            const episode = await arpo.api
+              .get(["s", context.source, "episodes", row.episode])
+              .catch(() => null);
+            return (
+              episode && {
+                head: side(context, label, episode),
+                steps: episode.steps_list,
+                episode: episode.episode,
+              }
+            );
+          }),
+      )
+    ).filter(Boolean);
+    return [
+      h("h1", {}, task.instruction || task.task),
+      h(
+        "div",
+        { class: "line" },
+        h("code", {}, task.task),
+        h("span", { class: "badge" }, task.task_set || "unknown set"),
+        known(task.before) ? h("span", {}, `before ${percent(task.before)}`) : null,
+        known(task.after) ? h("span", {}, `after ${percent(task.after)}`) : null,
+        task.trained
+          ? h("span", {}, `${number(task.solved)} of ${number(task.trained)} training episodes solved`)
+          : null,
+        task.rescued
+          ? h("span", { class: "accent" }, `rescued ${number(task.rescued)} times by replay`)
+          : null,
+        h("a", { href: link(["s", context.source, "episodes"], { task: task.task }) }, "all its episodes"),
+      ),
+      h(
+        "div",
+        { class: "charts" },
+        arpo.charts.lineChart({
+          title: "Success over time",
+          series,
+          inPercent: true,
+          open: (one, step) => {
+            location.hash = link(["s", context.source, "batch", Math.max(1, step)]);
+          },
+        }),
+      ),
+      pair.length
+        ? [
+            h("h2", {}, pair.length > 1 ? "Before and after training" : "A stored evaluation episode"),
+            arpo.batches.sideBySide(context, pair),
+          ]
+        : null,
+      h("h2", {}, "Newest episodes"),
+      arpo.episodes.table(task.episodes, context, context.source),
+    ];
+  }
+
+  function side(context, label, episode) {
+    return [
+      h(
+        "div",
+        {},
+        `${label}: `,
+        h(
+          "a",
+          { class: "name", href: link(["s", context.source, "episode", episode.episode]) },
+          episode.episode,
+        ),
+      ),
+      h(
+        "div",
+        {},
+        h("span", { class: `badge ${episode.solved ? "good" : "bad"}` }, `score ${number(episode.score)}`),
+      ),
+      h("p", { class: "dim" }, episode.end),
+    ];
+  }
+
+  arpo.app.pages.tasks = { title: () => "Tasks", tab: "tasks", render };
+  arpo.app.pages.task = { title: (context) => `Task ${context.parts[0]}`, tab: "tasks", render: renderTask };
+})();

@@ -159,7 +159,7 @@ def test_credit_calls_reward_once_per_episode_and_advantage_once_per_group():
         calls.append((tuple(rewards), group.index))
         return [reward - 1 for reward in rewards]
 
-    credit = Credit(LossConfig(), plugin(reward), plugin(advantage, "advantage"), [task("a")])
+    credit = Credit(LossConfig(), plugin(reward), plugin(advantage, "advantage"), {"a": task("a")})
     assert credit.advantages(GROUP) == (1.0, -1.0)
     assert credit.advantages(GROUP) == (1.0, -1.0)
     assert credit.reward(GROUP.trajectories[0]) == 2.0
@@ -167,13 +167,13 @@ def test_credit_calls_reward_once_per_episode_and_advantage_once_per_group():
 
 
 def test_a_group_with_equal_rewards_reaches_the_advantage_plugin():
-    credit = Credit(LossConfig(), plugin(lambda *_: 1.0), plugin(lambda r, g: (0.5, 0.25)), [task("a")])
+    credit = Credit(LossConfig(), plugin(lambda *_: 1.0), plugin(lambda r, g: (0.5, 0.25)), {"a": task("a")})
     assert credit.advantages(GROUP) == (0.5, 0.25)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "1", True])
 def test_a_reward_must_be_a_finite_number(value):
-    credit = Credit(LossConfig(), plugin(lambda *_: value), None, [task("a")])
+    credit = Credit(LossConfig(), plugin(lambda *_: value), None, {"a": task("a")})
     with pytest.raises(
         UserError, match=r"plugins.reward = 'mine:reward': returned .* for episode e0, must be"
     ):

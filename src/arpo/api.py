@@ -131,16 +131,19 @@ def open_run(folder: str | os.PathLike[str]) -> StoredRun:
 def find_task(task: str | Task, config: Config) -> Task:
     """A task of the recipe's task sets that can run on this machine; "random" chooses one."""
     from arpo.envs.osworld.runnable import split_runnable
+    from arpo.envs.task_source import TaskIndex
     from arpo.evaluation.task_sets import load_sets
 
     if isinstance(task, Task):
         found: Sequence[Task] = [task]
     else:
-        by_id = {one.id: one for tasks in load_sets(config).values() for one in tasks}
-        if task not in by_id and task != RANDOM:
-            some = f" (there are {len(by_id)}: {', '.join(list(by_id)[:3])}, …)"
-            raise UserError(f"{task!r}: no such task in the recipe{nearest(task, list(by_id)) or some}")
-        found = list(by_id.values()) if task == RANDOM else [by_id[task]]
+        sets = load_sets(config)
+        index = TaskIndex(*sets.values())
+        if task not in index and task != RANDOM:
+            names = [one.id for one in index.listed]
+            some = f" (there are {len(names)}: {', '.join(names[:3])}, …)"
+            raise UserError(f"{task!r}: no such task in the recipe{nearest(task, names) or some}")
+        found = [index[task]] if task != RANDOM else index.listed or [random.choice(sets["train"])]
     runnable, others = split_runnable(found, config)
     if not runnable:
         raise UserError(f"task {others[0][0].id}: cannot run here: {others[0][1]}")

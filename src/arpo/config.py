@@ -36,6 +36,7 @@ from arpo.config_training_keys import (
 from arpo.errors import BadSetting
 from arpo.types import screen_fault
 
+FRESH = "desk:fresh"  # task source: tasks made on demand
 MAX_TEXT = 100_000  # characters of a text setting
 MAX_BATCH = 1_000_000  # episodes
 # Prefixes of keys. INCIDENTAL keys do not change the results of a run. LEARNING keys do not change the
@@ -96,6 +97,15 @@ class Config:
         return self.train.max_staleness > 0 and self.samples_in_process
 
     @property
+    def endless(self) -> bool:
+        """Whether every group plays a new task."""
+        return self.tasks.train == FRESH and not self.tasks.distinct
+
+    def planned_tasks(self, listed: int) -> int:
+        """Number of tasks (groups) of the whole run, with so many different training tasks."""
+        return self.train.tasks or self.train.epochs * listed
+
+    @property
     def samples_in_process(self) -> bool:
         """Whether the engine samples from a model in this process. Otherwise it needs published weights."""
         return self.engine.name != "vllm"
@@ -149,6 +159,7 @@ def _check_combinations(config: Config) -> None:
         )
     if tasks.train == tasks.heldout:
         raise BadSetting("tasks.heldout", f"is {tasks.train!r}, must differ from tasks.train")
+    _check_fresh(config)
     if train.max_staleness:
         _check_asynchronous(config)
     if train.method != "online":
@@ -190,6 +201,46 @@ def _check_combinations(config: Config) -> None:
             "train.dynamic_sampling",
             "is true, must be false with replay.enabled = true: it replaces the groups that replay would "
             "rescue; set replay.enabled = false",
+        )
+
+
+def _check_fresh(config: Config) -> None:
+    """Raise BadSetting for settings that need, or exclude, tasks made on demand."""
+    train, fresh = config.train, config.tasks.train == FRESH
+    if config.endless and not train.tasks:
+        raise BadSetting(
+            "train.tasks",
+            f"is 0, must be the number of tasks to play with tasks.train = {FRESH}: its tasks have no end",
+        )
+    if config.endless and config.replay.enabled and config.replay.key == "task":
+        raise BadSetting(
+            "replay.key",
+            f"is task, must be family with tasks.train = {FRESH}: no task is played twice, so none has a "
+            "stored success; or set replay.enabled = false",
+        )
+    if config.replay.key == "family" and config.env.name != "desk":
+        raise BadSetting(
+            "replay.key",
+            f"is family, must be task with env.name = {config.env.name}: only tasks of desk have goal "
+            "families",
+        )
+    if train.curriculum == "adaptive" and not config.endless:
+        raise BadSetting(
+            "train.curriculum",
+            f"is adaptive, must be another one without tasks.train = {FRESH} and tasks.distinct = 0: it "
+            "decides which tasks are made",
+        )
+    if fresh and train.curriculum in ("middle", "easy_first"):
+        raise BadSetting(
+            "train.curriculum",
+            f"is {train.curriculum}, must be none or adaptive with tasks.train = {FRESH}: its tasks have no "
+            "screening counts; `arpo screen` makes a list with counts",
+        )
+    if fresh and config.plugins.curriculum:
+        raise BadSetting(
+            "plugins.curriculum",
+            f"is {shorten(config.plugins.curriculum)}, must be empty with tasks.train = {FRESH}: it orders a "
+            "list of tasks",
         )
 
 

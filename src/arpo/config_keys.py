@@ -85,7 +85,8 @@ class TasksConfig:
 
     train: str = setting(
         "desk:32",
-        'Training tasks: "desk:NAME" or "osworld:NAME" (shipped), a task file, or a folder as in OSWorld',
+        'Training tasks: "desk:NAME" or "osworld:NAME" (shipped), a task file, a folder as in OSWorld, or '
+        '"desk:fresh" (a new task for every group)',
     )
     heldout: str = setting("desk:heldout", "Held-out tasks: evaluated, never trained on; empty: none")
     overall: str = setting(
@@ -96,6 +97,17 @@ class TasksConfig:
     )
     domains: str = setting("", "Domains to use, separated by commas; empty: all")
     ids: str = setting("", "Task ids to use, separated by commas; empty: all")
+    families: str = setting(
+        "", "Goal families of desk:fresh, separated by commas; empty: all except those held out"
+    )
+    goals: str = setting(
+        "1,2",
+        'Numbers of goals of the tasks of desk:fresh, separated by commas and drawn equally often; "1,1,2": '
+        "two of three tasks have one goal",
+    )
+    distinct: int = setting(
+        0, "Number of different tasks of desk:fresh; 0: every group plays a new one", low=0, high=10_000_000
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

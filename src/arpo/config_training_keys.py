@@ -18,14 +18,21 @@ class TrainConfig:
         "rft, dpo, kto",
     )
     epochs: int = setting(30, "Passes over the training tasks", low=1, high=1_000_000)
+    tasks: int = setting(
+        0,
+        "Number of tasks (groups) to play in all, instead of train.epochs; 0: train.epochs decides. Needed "
+        "for desk:fresh without tasks.distinct",
+        low=0,
+    )
     tasks_per_batch: int = setting(
         32, "Tasks (groups) per batch; all are played with the same policy", low=1, high=65_536
     )
     tasks_per_update: int = setting(32, "Tasks (groups) per optimiser step", low=1, high=65_536)
-    curriculum: Literal["none", "middle", "easy_first"] = setting(
+    curriculum: Literal["none", "middle", "easy_first", "adaptive"] = setting(
         "none",
-        "Order of tasks, by the counts of `arpo screen`: none, middle (medium difficulty more often), "
-        "easy_first (easy tasks in early epochs)",
+        "Order of tasks: none; by the counts of `arpo screen`: middle (medium difficulty more often), "
+        "easy_first (easy tasks in early epochs); by the results of this run: adaptive (desk:fresh: goal "
+        "families whose groups both succeed and fail more often)",
     )
     dynamic_sampling: bool = setting(
         False, "Dynamic sampling (DS-GRPO): replaces groups with equal rewards by new groups"
@@ -85,10 +92,15 @@ class LossConfig:
 class ReplayConfig:
     """Replay of stored successes."""
 
-    enabled: bool = setting(
-        True, "Replay: a group of failures receives a stored success of its task; false: plain GRPO"
+    enabled: bool = setting(True, "Replay: a group of failures receives a stored success; false: plain GRPO")
+    key: Literal["task", "family"] = setting(
+        "task",
+        "Tasks that share stored successes: task (none, the published rule), family (tasks of Desk with the "
+        "same goal families, for desk:fresh)",
     )
-    capacity: int = setting(8, "Stored successes per task; the oldest is dropped first", low=1, high=100_000)
+    capacity: int = setting(
+        8, "Stored successes per replay.key; the oldest is dropped first", low=1, high=100_000
+    )
     threshold: float = setting(0.5, "Minimum score of a success", above=0, high=1)
     rare: float = setting(
         0.25,

@@ -5,13 +5,18 @@ A plug-in is called once per episode or group. So it may be slow, random, or kee
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from arpo.algorithms.advantages import advantages
 from arpo.algorithms.rewards import reward
 from arpo.config import LossConfig
 from arpo.plugins import Plugin
 from arpo.types import Group, Task, Trajectory
+
+
+class TasksById(Protocol):
+    def __getitem__(self, task_id: str) -> Task: ...
 
 
 class Credit:
@@ -22,10 +27,10 @@ class Credit:
         loss: LossConfig,
         reward: Plugin | None = None,
         advantage: Plugin | None = None,
-        tasks: Iterable[Task] = (),
+        tasks: TasksById | None = None,
     ) -> None:
         self._loss, self._reward, self._advantage = loss, reward, advantage
-        self._tasks = {task.id: task for task in tasks}
+        self._tasks = tasks
         self._rewards: dict[str, float] = {}  # of the plug-in, by episode
         self._advantages: dict[tuple[str, ...], tuple[float, ...]] = {}  # of the plug-in, by episodes
 
@@ -34,6 +39,7 @@ class Credit:
             return reward(trajectory, self._loss.format_weight)
         name = trajectory.episode_id
         if name not in self._rewards:
+            assert self._tasks is not None
             value = self._reward(trajectory, self._tasks[trajectory.task_id])
             self._rewards[name] = self._reward.number(value, f"episode {name}")
         return self._rewards[name]

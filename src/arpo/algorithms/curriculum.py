@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 from random import Random
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from arpo.config import shorten
 from arpo.plugins import Plugin
 from arpo.types import Task
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ def middle(counts: Mapping[str, Count], number: int) -> dict[str, Count]:
     return {task: count for task, count in counts.items() if task in nearest}
 
 
-def epoch_order(tasks: Sequence[Task], seed: int, epoch: int) -> tuple[Task, ...]:
+def epoch_order(tasks: Sequence[_T], seed: int, epoch: int) -> tuple[_T, ...]:
     """A shuffle decided by (seed, epoch)."""
     order = list(tasks)
     _rng(seed, epoch).shuffle(order)

@@ -28,11 +28,11 @@ def run_check_env(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     config = load_config(None, [*overrides, f"--env.name={options.target}"])
     from arpo.envs.check import check_env
     from arpo.envs.factory import open_factory
-    from arpo.envs.task_files import load_tasks, select_tasks
+    from arpo.envs.task_source import chosen_tasks
 
     factory = open_factory(config)
     source = options.tasks or _default_tasks(config)
-    tasks = select_tasks(load_tasks(source, config.tasks.examples), config.tasks)
+    tasks = chosen_tasks(source, config)
     checks = run_interruptibly(check_env(factory, tasks, config.env), on_cancel=_report_cancel)
     print(*checks, sep="\n")
     return 0 if all(check.ok or not check.required for check in checks) else 1

@@ -5,6 +5,7 @@ A source is one of
 - a JSON file with a list of tasks in OSWorld's schema;
 - a selection, as screening writes it: {"source": SOURCE, "tasks": {id: {"successes": 5, "rollouts": 16}}},
   optionally with "examples"; its paths are relative to its own folder;
+- a selection of desk:fresh, whose ids are enough to make its tasks;
 - a JSON file {domain: [id, …]} next to OSWorld's folder examples/<domain>/<id>.json (or with `examples`
   set to this folder), or the folder of both (its test_all.json is read).
 
@@ -15,7 +16,7 @@ name in a list can lead out of its folder.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -23,8 +24,9 @@ from typing import Any
 
 from arpo.actions import Action
 from arpo.algorithms.curriculum import Count
-from arpo.config import TasksConfig
+from arpo.config import FRESH, TasksConfig
 from arpo.config_keys import LARGEST
+from arpo.envs.desk.fresh import fresh_task
 from arpo.errors import UserError
 from arpo.parsing import ParseError, parse
 from arpo.recipe import canonical_task_source, nearest
@@ -133,7 +135,12 @@ def _load(source: str, folder: Path, examples: Path | None, trail: tuple[str, ..
             parent = file.parent if isinstance(file, Path) else Path()
             if "examples" in content:
                 examples = parent / _field(content, "examples", str, str(file))
-            tasks = _selected(_load(inner, parent, examples, (*trail, str(file))), inner, counts, str(file))
+            whole = (
+                _made(counts, str(file))
+                if inner == FRESH
+                else _load(inner, parent, examples, (*trail, str(file)))
+            )
+            tasks = _selected(whole, inner, counts, str(file))
         case dict() if examples or (isinstance(file, Path) and (file.parent / "examples").is_dir()):
             tasks = list(_indexed(content, str(file), examples or Path(str(file)).parent / "examples"))
         case _:
@@ -144,12 +151,24 @@ def _load(source: str, folder: Path, examples: Path | None, trail: tuple[str, ..
     return _checked(tasks, str(file))
 
 
+def _made(ids: Iterable[str], location: str) -> list[Task]:
+    found = {name: fresh_task(name) for name in ids}
+    for name, task in found.items():
+        if task is None:
+            raise UserError(f"{location}: {name!r} is no id of {FRESH}: remove it, or correct 'source'")
+    return [task for task in found.values() if task is not None]
+
+
 def _find(source: str, folder: Path) -> Traversable:
     return _shipped(source) if is_shipped(source) else _on_disk(folder / source)
 
 
 def _shipped(source: str) -> Traversable:
     canonical = canonical_task_source(source)
+    if canonical == FRESH:
+        raise UserError(
+            f"{source}: makes tasks on demand for tasks.train and `arpo screen`: use a task list here"
+        )
     prefix = next(prefix for prefix in SHIPPED_LISTS if canonical.startswith(prefix))
     lists = files("arpo") / "envs" / SHIPPED_LISTS[prefix] / "tasks"
     found = [file.name for file in lists.iterdir()] if lists.is_dir() else []

@@ -136,7 +136,7 @@ def _check_same_collection(one: Method, other: Method) -> None:
 
 def planned_episodes(config: Config) -> int:
     """Number of training episodes of a run. Raises UserError if a task list cannot be loaded."""
-    return config.train.epochs * len(load_sets(config)["train"]) * config.rollout.group_size
+    return config.planned_tasks(len(load_sets(config)["train"])) * config.rollout.group_size
 
 
 def run_comparison(

@@ -22,7 +22,7 @@ from arpo.evaluation.scoring import (
     report_without_verdict,
     without_partial_credit,
 )
-from arpo.evaluation.task_sets import SETS, load_sets, playable, report_skipped
+from arpo.evaluation.task_sets import SETS, evaluated, load_sets, playable, report_skipped
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, note_cancel, open_display
@@ -119,7 +119,7 @@ def measure(config: Config, display: Display, out: Path | None = None) -> dict[s
     """
     kept = None
     try:
-        sets, skipped = playable(config, load_sets(config))
+        sets, skipped = playable(config, evaluated(load_sets(config)))
         if out is not None:
             require_writable(out)
         config = pin_model(config)

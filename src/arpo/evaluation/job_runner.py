@@ -88,7 +88,7 @@ def is_finished(job: Job) -> bool:
 
 
 def affects_episodes(key: str) -> bool:
-    return key == "train.epochs" or not key.startswith((*NEUTRAL_KEYS, *LEARNING))
+    return key in ("train.epochs", "train.tasks") or not key.startswith((*NEUTRAL_KEYS, *LEARNING))
 
 
 class JobRunner:

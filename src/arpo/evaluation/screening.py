@@ -21,7 +21,8 @@ from typing import Any
 from arpo.algorithms.curriculum import Count, learnable, middle
 from arpo.config import Config
 from arpo.engines.factory import model_id
-from arpo.envs.task_files import format_selection, is_shipped, load_tasks, select_tasks
+from arpo.envs.task_files import format_selection, is_shipped
+from arpo.envs.task_source import chosen_tasks
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate, require_writable
 from arpo.evaluation.task_sets import SKIPPED, playable, refuse_desk_tasks, write_skipped
@@ -118,7 +119,7 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
     """`arpo screen`: count the successes of every task, and write the kept tasks and the report."""
     examples = config.tasks.examples
     refuse_desk_tasks(config, {"train": tasks})
-    pool = {task.id: task for task in select_tasks(load_tasks(tasks, examples), config.tasks)}
+    pool = {task.id: task for task in chosen_tasks(tasks, config)}
     _, skipped = playable(config, {"named": tuple(pool.values())})
     require_writable(out)
     config = pin_model(config)

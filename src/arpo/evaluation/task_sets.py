@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from arpo.config import Config
+from arpo.config_keys import TasksConfig
+from arpo.envs.desk.fresh import FreshTasks
 from arpo.envs.factory import plays_desk
 from arpo.envs.osworld.runnable import split_runnable
 from arpo.envs.task_files import check_disjoint, load_tasks, select_tasks
+from arpo.envs.task_source import is_endless, open_tasks
 from arpo.errors import UserError
 from arpo.reporting.display import Display, count_noun
 from arpo.storage.files import read_json, write_atomically
@@ -22,8 +25,8 @@ SKIPPED = "skipped.json"  # in the run folder
 _SHOWN = 3  # skipped tasks on the screen; the file lists all
 
 
-def load_sets(config: Config) -> dict[str, tuple[Task, ...]]:
-    """Load the tasks of each set and apply tasks.domains and tasks.ids.
+def load_sets(config: Config) -> dict[str, Sequence[Task]]:
+    """Load the tasks of each set and apply tasks.domains and tasks.ids. Those of desk:fresh stay unmade.
 
     The held-out set may be empty. The overall set is absent if tasks.overall is empty. Raises UserError if a
     held-out task is also a training task, or if no training task is left.
@@ -31,17 +34,26 @@ def load_sets(config: Config) -> dict[str, tuple[Task, ...]]:
     settings = config.tasks
     sources = dict(zip(SETS, (settings.train, settings.heldout, settings.overall), strict=True))
     refuse_desk_tasks(config, sources)
-    named = {
-        name: load_tasks(source, settings.examples) if source else () for name, source in sources.items()
+    train = open_tasks(settings.train, config)
+    named: dict[str, Sequence[Task]] = {} if isinstance(train, FreshTasks) else {"train": train}
+    named |= {
+        name: load_tasks(source, settings.examples) if source else ()
+        for name, source in sources.items()
+        if name != "train"
     }
-    check_disjoint(named["train"], named["heldout"])
-    chosen = {
-        task.id for task in select_tasks([task for tasks in named.values() for task in tasks], settings)
+    check_disjoint(named.get("train", ()), named["heldout"])
+    chosen = _chosen([task for tasks in named.values() for task in tasks], settings)
+    sets: dict[str, Sequence[Task]] = {
+        name: tuple(task for task in tasks if task.id in chosen) for name, tasks in named.items()
     }
-    sets = {name: tuple(task for task in tasks if task.id in chosen) for name, tasks in named.items()}
+    sets = {"train": train} | sets
     if not sets["train"]:
         raise UserError("tasks.domains, tasks.ids: only held-out tasks are left. Choose training tasks too")
     return sets if sets[OVERALL] else {name: tasks for name, tasks in sets.items() if name != OVERALL}
+
+
+def _chosen(tasks: Sequence[Task], settings: TasksConfig) -> set[str]:
+    return {task.id for task in select_tasks(tasks, settings)} if tasks else set()
 
 
 def refuse_desk_tasks(config: Config, sources: Mapping[str, str]) -> None:
@@ -61,11 +73,16 @@ def refuse_desk_tasks(config: Config, sources: Mapping[str, str]) -> None:
     )
 
 
+def evaluated(sets: Mapping[str, Sequence[Task]]) -> dict[str, Sequence[Task]]:
+    """The sets that an evaluation plays. Endless training tasks are no fixed list, so they are left out."""
+    return {name: tasks for name, tasks in sets.items() if not is_endless(tasks)}
+
+
 def playable(
     config: Config, sets: Mapping[str, Sequence[Task]]
-) -> tuple[dict[str, tuple[Task, ...]], dict[str, str]]:
+) -> tuple[dict[str, Sequence[Task]], dict[str, str]]:
     """Split off the tasks that cannot run on this machine. Returns the rest, and reasons by task id."""
-    kept: dict[str, tuple[Task, ...]] = {}
+    kept: dict[str, Sequence[Task]] = {}
     reasons: dict[str, str] = {}
     for name, tasks in sets.items():
         kept[name], others = split_runnable(tasks, config)
@@ -78,7 +95,7 @@ def playable(
     return kept, reasons
 
 
-def sets_of_run(config: Config, folder: Path, resumed: bool, display: Display) -> dict[str, tuple[Task, ...]]:
+def sets_of_run(config: Config, folder: Path, resumed: bool, display: Display) -> dict[str, Sequence[Task]]:
     """The task sets of a training run, with the skipped tasks written to skipped.json.
 
     A resumed run must have the same tasks as before: its progress is an index into them.

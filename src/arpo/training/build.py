@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from arpo.algorithms.credit import Credit
 from arpo.algorithms.curriculum import Curriculum, PluginCurriculum
+from arpo.algorithms.family_signal import FamilySignal
 from arpo.config import Config
+from arpo.envs.desk.fresh import fresh_families
 from arpo.envs.task_files import load_counts
+from arpo.envs.task_source import TaskIndex
 from arpo.errors import UserError
 from arpo.learner.base import Learner
 from arpo.learner.local import LocalLearner
@@ -15,7 +16,6 @@ from arpo.learner.sharded import ShardedLearner
 from arpo.models.trainable import base_model_of, copy_trained, set_trainable
 from arpo.plugins import open_plugin
 from arpo.rollout.player import Player
-from arpo.types import Task
 
 
 def open_learner(player: Player, config: Config) -> Learner:
@@ -30,13 +30,13 @@ def open_learner(player: Player, config: Config) -> Learner:
     return LocalLearner(model, renderer, config, base)
 
 
-def open_credit(config: Config, tasks: Iterable[Task]) -> Credit:
+def open_credit(config: Config, tasks: TaskIndex) -> Credit:
     """Rewards and advantages: of the plug-ins, or of [loss]. `tasks` are those of the episodes."""
     reward, advantage = open_plugin(config, "reward"), open_plugin(config, "advantage")
     return Credit(config.loss, reward, advantage, tasks)
 
 
-def open_curriculum(config: Config) -> Curriculum | PluginCurriculum:
+def open_curriculum(config: Config) -> Curriculum | PluginCurriculum | FamilySignal:
     """The curriculum of the plug-in or of train.curriculum.
 
     Raises UserError if it needs screening counts and has none.
@@ -44,6 +44,8 @@ def open_curriculum(config: Config) -> Curriculum | PluginCurriculum:
     if plugin := open_plugin(config, "curriculum"):
         return PluginCurriculum(plugin)
     kind, source = config.train.curriculum, config.tasks.train
+    if kind == "adaptive":
+        return FamilySignal(fresh_families, config.replay.threshold)
     counts = load_counts(source, config.tasks.examples) if kind != "none" else {}
     if kind != "none" and not counts:
         raise UserError(

@@ -48,18 +48,21 @@ def run_collection(config: Config) -> int:
         if ended:
             _check_screenshots(store)
             check_recipe(store, config, lambda key: key.startswith((*INCIDENTAL, *LEARNING)))
-        episodes = _episodes(config, sets_of_run(config, store.folder, bool(ended), display)["train"])
-        if others := sorted(ended - episodes.keys()):
+        tasks = sets_of_run(config, store.folder, bool(ended), display)["train"]
+        numbers = {_name(number): number for number in range(_count(config, tasks))}
+        if others := sorted(ended - numbers.keys()):
+            length = "train.tasks" if config.train.tasks else "train.epochs"
             raise UserError(
-                f"{store.folder}: holds episodes beyond these {len(episodes)}, for example {others[0]}. Set "
-                "train.epochs at least as high as before, or choose another --run.dir"
+                f"{store.folder}: holds episodes beyond these {len(numbers)}, for example {others[0]}. Set "
+                f"{length} at least as high as before, or choose another --run.dir"
             )
         store.rewind(store.offsets())  # removes what a kill left incomplete
         store.write_recipe(config)
-        left = [(number, task) for number, (name, task) in enumerate(episodes.items()) if name not in ended]
+        left = [number for name, number in numbers.items() if name not in ended]
         if left:
             run_interruptibly(
-                _collect(config, left, len(episodes), store, display), on_cancel=lambda: note_cancel(display)
+                _collect(config, tasks, left, len(numbers), store, display),
+                on_cancel=lambda: note_cancel(display),
             )
         display.note(_describe(store, config.replay.threshold))
         return report_failed_episodes(store, display)
@@ -68,23 +71,35 @@ def run_collection(config: Config) -> int:
         store.close()
 
 
-def _episodes(config: Config, tasks: Sequence[Task]) -> dict[str, Task]:
-    """All episode ids with their tasks: group_size episodes per task and epoch."""
-    epochs, copies = config.train.epochs, config.rollout.group_size
-    if (total := epochs * len(tasks) * copies) > MAX_EPISODES:
+def _count(config: Config, tasks: Sequence[Task]) -> int:
+    """Number of episodes: group_size per task and epoch."""
+    planned, copies = config.planned_tasks(len(tasks)), config.rollout.group_size
+    if (total := planned * copies) > MAX_EPISODES:
+        length = "train.tasks" if config.train.tasks else "train.epochs"
         raise UserError(
-            f"train.epochs: {total} episodes ({epochs} epochs x {len(tasks)} tasks x {copies}), must be at "
-            f"most {MAX_EPISODES}"
+            f"{length}: {total} episodes ({planned} tasks x {copies}), must be at most {MAX_EPISODES}"
         )
-    played = [task for _ in range(epochs) for task in tasks for _ in range(copies)]
-    return {f"{COLLECTED}-{number}-0": task for number, task in enumerate(played)}
+    return total
+
+
+def _name(number: int) -> str:
+    return f"{COLLECTED}-{number}-0"
 
 
 async def _collect(
-    config: Config, left: Sequence[tuple[int, Task]], total: int, store: RunFolder, display: Display
+    config: Config,
+    tasks: Sequence[Task],
+    left: Sequence[int],
+    total: int,
+    store: RunFolder,
+    display: Display,
 ) -> None:
+    """Play the episodes with these numbers. Consecutive ones have the same task, group_size each."""
     player = open_player(config)
     display.begin("collecting", total, total - len(left))
+
+    def index_of(number: int) -> int:
+        return number // config.rollout.group_size % len(tasks)
 
     def on_episode(index: int, outcome: Outcome) -> None:
         display.episode_done()
@@ -95,7 +110,9 @@ async def _collect(
     at_once, timing = config.train.tasks_per_batch * config.rollout.group_size, Timing()
     async with player.started(display) as scheduler:
         for start in range(0, len(left), at_once):
-            batch = left[start : start + at_once]
+            numbers = left[start : start + at_once]
+            indices = {index: tasks[index] for index in sorted({index_of(number) for number in numbers})}
+            batch = [(number, indices[index_of(number)]) for number in numbers]
             scheduler.pool.quarantine.begin_batch()
             with timing.stage("rollout"):
                 groups = await evaluate(
@@ -107,7 +124,7 @@ async def _collect(
                     on_episode=on_episode,
                     wrap=lambda env: WatchedEnv(env, store.prepare),
                 )
-            some_tasks = {task.id for _, task in batch} != {task.id for _, task in left}
+            some_tasks = indices.keys() != {index_of(number) for number in left}
             report_failures(groups, display, some_tasks=some_tasks)
             for failure in (failure for group in groups for failure in group.failures):
                 store.add_failure(failure)

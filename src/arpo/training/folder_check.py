@@ -12,7 +12,7 @@ from arpo.storage import checkpoint
 from arpo.storage.codec import COLLECTED
 from arpo.storage.run_folder import RECIPE, RunFolder
 
-LENGTH = ("train.epochs", "offline.passes")
+LENGTH = ("train.epochs", "train.tasks", "offline.passes")
 MAY_CHANGE = (*INCIDENTAL, *LENGTH)  # settings that a resumed run may change
 
 

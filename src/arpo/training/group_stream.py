@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arpo.algorithms.admission import Admission
-from arpo.algorithms.curriculum import Curriculum, PluginCurriculum
+from arpo.envs.task_source import TaskIndex
 from arpo.errors import Outage
 from arpo.evaluation.scoring import report_failures
 from arpo.rollout.scheduler import Outcome
@@ -25,7 +25,7 @@ from arpo.storage.codec import GROUP
 from arpo.training.run import Run
 from arpo.training.stored_groups import group_from_json, group_to_json
 from arpo.training.stored_tokens import load_checked
-from arpo.training.task_order import TaskOrder
+from arpo.training.task_order import AnyCurriculum, TaskOrder
 from arpo.types import Failure, Group, Task, Turn
 
 
@@ -46,10 +46,12 @@ class GroupStream:
         self,
         run: Run,
         order: TaskOrder,
-        curriculum: Curriculum | PluginCurriculum,
+        curriculum: AnyCurriculum,
+        tasks: TaskIndex,
         save: Callable[[], Awaitable[None]],
     ) -> None:
         self._run, self._order, self._curriculum, self._save = run, order, curriculum, save
+        self._tasks = tasks
         train = run.config.train
         self._admission = Admission(
             batch_size=train.tasks_per_batch,
@@ -201,7 +203,7 @@ class GroupStream:
                 self._run.store_failure(failure)
             self._cancel(playing)
         else:
-            task = self._task(self._finished.pop(number).task_id)
+            task = self._tasks[self._finished.pop(number).task_id]
         self._queue.appendleft((self._new_number(), task))
         self._dropped.append(number)
         self._unsaved = True
@@ -213,9 +215,6 @@ class GroupStream:
         playing.job.cancel()
         self._closing.add(playing.job)
         playing.job.add_done_callback(self._closing.discard)
-
-    def _task(self, task_id: str) -> Task:
-        return next(task for task in self._run.sets["train"] if task.id == task_id)
 
     def metrics(self) -> Mapping[str, float]:
         return self._metrics
@@ -243,7 +242,7 @@ class GroupStream:
         stream = state["stream"]
         self._taken, self._numbers = stream["taken"], stream["numbers"]
         self._dropped = list(stream["dropped"])
-        self._queue.extend((number, self._task(task_id)) for number, task_id in stream["unplayed"])
+        self._queue.extend((number, self._tasks[task_id]) for number, task_id in stream["unplayed"])
         for value in stream["finished"]:
             group = group_from_json(value, lambda name: load_checked(self._run.store, name, self._run.player))
             self._finished[group.index] = group

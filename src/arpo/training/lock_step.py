@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from arpo.algorithms.credit import Credit
-from arpo.algorithms.curriculum import Curriculum, PluginCurriculum
 from arpo.algorithms.samples import split_by_signal
 from arpo.errors import Outage
 from arpo.evaluation.scoring import report_failures
@@ -15,7 +14,7 @@ from arpo.rollout.watched_env import WatchedEnv
 from arpo.storage.codec import BATCH
 from arpo.training.progress import Progress
 from arpo.training.run import Run
-from arpo.training.task_order import TaskOrder
+from arpo.training.task_order import AnyCurriculum, TaskOrder
 from arpo.types import Group
 
 
@@ -26,7 +25,7 @@ class LockStep:
         self,
         run: Run,
         order: TaskOrder,
-        curriculum: Curriculum | PluginCurriculum,
+        curriculum: AnyCurriculum,
         credit: Credit,
         save: Callable[[], Awaitable[None]],
     ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, pairwise
@@ -21,6 +21,7 @@ from arpo.algorithms.preference_losses import TrajectoryLoss
 from arpo.algorithms.rewards import is_example
 from arpo.algorithms.schedules import decay
 from arpo.config import Config
+from arpo.envs.task_source import TaskIndex
 from arpo.errors import UserError
 from arpo.evaluation.task_sets import load_sets
 from arpo.learner.base import Metrics
@@ -196,7 +197,7 @@ def open_source(config: Config, display: Display) -> Source:
 
 def _read(config: Config, reader: RunFolderReader, display: Display) -> Source:
     """Sort the episodes by task and outcome, and report those left out."""
-    tasks = {task.id for task in load_sets(config)["train"]}
+    tasks = TaskIndex(load_sets(config)["train"])
     threshold = config.replay.threshold
     counts: Counter[str] = Counter()
     successes: dict[str, list[str]] = {}
@@ -230,7 +231,7 @@ def _read(config: Config, reader: RunFolderReader, display: Display) -> Source:
     )
 
 
-def _obstacle(episode: StoredEpisode, tasks: Set[str], reader: RunFolderReader) -> str:
+def _obstacle(episode: StoredEpisode, tasks: TaskIndex, reader: RunFolderReader) -> str:
     """Why an episode cannot be trained on. Empty if it can."""
     if episode.task_id not in tasks:
         return OTHER_TASKS

@@ -23,7 +23,7 @@ from arpo.errors import Outage, UserError
 from arpo.evaluation.evaluate import evaluate_sets
 from arpo.evaluation.finished_episodes import FinishedEpisodes, evaluation_key
 from arpo.evaluation.scoring import AllFailed, Score, over_same_tasks, read_scores
-from arpo.evaluation.task_sets import OVERALL, sets_of_run
+from arpo.evaluation.task_sets import OVERALL, evaluated, sets_of_run
 from arpo.learner.background import in_background
 from arpo.learner.base import Batch, Metrics
 from arpo.learner.publish import Publisher, open_publisher
@@ -236,7 +236,7 @@ class Run:
     async def _evaluate(self, landmark: str) -> dict[str, float]:
         """Evaluate the task sets and store one episode per task. A landmark enters the summary."""
         name = f"{EVALUATED}{self.progress.batch}"
-        sets = {which: tasks for which, tasks in self.sets.items() if landmark or which != OVERALL}
+        sets = evaluated({which: self.sets[which] for which in self.sets if landmark or which != OVERALL})
         with self.timing.stage("evaluate"):
             try:
                 groups = await self._play(sets, name)

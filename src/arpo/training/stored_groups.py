@@ -22,5 +22,5 @@ def group_from_json(value: Mapping[str, Any], load: Callable[[str], Trajectory])
         task_id=value["task_id"],
         trajectories=tuple(map(load, value["trajectories"])),
         failures=tuple(map(failure_from_json, value["failures"])),
-        rescues=tuple(Rescue(**rescue) for rescue in value["rescues"]),
+        rescues=tuple(Rescue(**{"stored_task": value["task_id"]} | rescue) for rescue in value["rescues"]),
     )

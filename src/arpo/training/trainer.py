@@ -19,6 +19,7 @@ from arpo.algorithms.samples import GroupStats, build_updates, count_groups, spl
 from arpo.algorithms.schedules import decay
 from arpo.config import Config
 from arpo.engines.factory import require_tokens
+from arpo.envs.task_source import TaskIndex, replay_key
 from arpo.errors import UserError
 from arpo.interrupts import INTERRUPTED, run_interruptibly
 from arpo.learner.base import Batch, Metrics
@@ -38,7 +39,7 @@ from arpo.training.offline import OfflineTrainer
 from arpo.training.progress import Progress
 from arpo.training.run import Run
 from arpo.training.stored_tokens import load_checked, load_outline
-from arpo.training.task_order import TaskOrder
+from arpo.training.task_order import open_order
 from arpo.types import Group
 
 MODEL = "model"
@@ -50,21 +51,26 @@ class Trainer:
     def __init__(self, config: Config, store: RunFolder, display: Display) -> None:
         self.config = config
         self.curriculum = open_curriculum(config)
-        self.replay = ReplayBuffer(config.replay, lambda name: load_checked(store, name, self.run.player))
         # Episodes needed by the checkpoints on disk. Pruning keeps their screenshots.
         self._needed: deque[set[str]] = deque(maxlen=config.store.keep_checkpoints)
         self._needed_batch: int | None = None  # of the last of them
         groups = {"total": 0, "without_signal": 0, "rescued": 0}
         self.run = Run(config, store, display, Progress(groups=groups))
-        self.credit = open_credit(config, self.run.sets["train"])
-        self.order = TaskOrder(config, self.run.sets["train"], self.curriculum)
+        tasks = self.run.sets["train"]
+        self._tasks = TaskIndex(tasks)
+        key = replay_key(config.replay, self._tasks)
+        self.replay = ReplayBuffer(
+            config.replay, lambda name: load_checked(store, name, self.run.player), key
+        )
+        self.credit = open_credit(config, self._tasks)
+        self.order = open_order(config, tasks, self.curriculum)
         self.source = self._open_source()
         if self.run.restored is not None:
             self._restore(self.run.restored)
 
     def _open_source(self) -> BatchSource:
         if self.run.asynchronous:
-            return GroupStream(self.run, self.order, self.curriculum, self._save)
+            return GroupStream(self.run, self.order, self.curriculum, self._tasks, self._save)
         return LockStep(self.run, self.order, self.curriculum, self.credit, self._save)
 
     async def train(self) -> bool:
@@ -204,8 +210,14 @@ class Trainer:
         self._needed.extend(map(set, state.get("replayable", [{*stored, *waiting}])))
         played = self.run.store.episodes()
         self.curriculum.restore(state, (e for e in played if not e.episode_id.startswith(EVALUATED)))
-        epochs = self.run.progress.tasks / len(self.run.sets["train"])
-        self.run.refuse_less("train.epochs", epochs, self.config.train.epochs)
+        self._refuse_shorter()
+
+    def _refuse_shorter(self) -> None:
+        done, train = self.run.progress.tasks, self.config.train
+        if train.tasks:
+            self.run.refuse_less("train.tasks", done, train.tasks)
+        else:
+            self.run.refuse_less("train.epochs", done / len(self.run.sets["train"]), train.epochs)
 
 
 def _episodes(replay: Mapping[str, Sequence[str]]) -> set[str]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from arpo.algorithms.replay import ReplayBuffer, replay_rng
-from arpo.config import Config, ReplayConfig
+from arpo.config import Config
+from arpo.envs.task_source import replay_key_of_run
 from arpo.storage.codec import BATCH, EVALUATED, GROUP, StoredEpisode
 from arpo.storage.run_folder import BATCHES, RunFolderReader
 from arpo.types import Completion, Group, Screenshot, Trajectory, Turn
@@ -54,7 +55,7 @@ def read_played(store: RunFolderReader, config: Config) -> list[Played]:
     batches = {
         number: record["step"] - 1 for record in store.read_log(BATCHES) for number in record["groups"]
     }
-    replays = find_replays(stored, config.replay, config.run.seed, batches)
+    replays = find_replays(stored, config, batches)
     return [
         Played(
             stored=episode,
@@ -90,25 +91,26 @@ def phases(played: Iterable[Played], kind: str) -> dict[str, list[Played]]:
 
 
 def find_replays(
-    episodes: Sequence[StoredEpisode], config: ReplayConfig, seed: int, batches: Mapping[int, int]
+    episodes: Sequence[StoredEpisode], config: Config, batches: Mapping[int, int]
 ) -> dict[str, list[int]]:
     """For each replayed success: its batches, counted from 1.
 
     The run folder does not record them. Replay is deterministic, so the same buffer with the same random
     numbers repeats its choices. `batches`: the batch of each group of an asynchronous run, counted from 0.
     """
-    buffer, used = ReplayBuffer(config), dict[str, list[int]]()
+    buffer = ReplayBuffer(config.replay, key=replay_key_of_run(config))
+    used: dict[str, list[int]] = {}
     placed = [(place, one) for one in episodes if (place := _place(one.episode_id, batches))]
     placed.sort(key=lambda pair: pair[0])
     for batch, members in groupby(placed, key=lambda pair: pair[0][0]):
         groups: dict[int, list[Trajectory]] = {}
         for (_, index), one in members:
-            groups.setdefault(index, []).append(_outline(one))
+            groups.setdefault(index, []).append(outline(one))
         played = [
             Group(index=index, task_id=episodes[0].task_id, trajectories=tuple(episodes))
             for index, episodes in groups.items()
         ]
-        for group in buffer.rescue(played, replay_rng(seed, batch), batch):
+        for group in buffer.rescue(played, replay_rng(config.run.seed, batch), batch):
             for rescue in group.rescues:
                 used.setdefault(rescue.stored_episode, []).append(batch + 1)
     return used
@@ -122,7 +124,7 @@ def _place(episode_id: str, batches: Mapping[int, int]) -> tuple[int, int] | Non
     return (batches[int(match[1])], int(match[1])) if match and int(match[1]) in batches else None
 
 
-def _outline(episode: StoredEpisode) -> Trajectory:
+def outline(episode: StoredEpisode) -> Trajectory:
     """The parts of a trajectory that replay reads: ids, outcome, number of turns, policy version."""
     completion = Completion(
         token_ids=(), logprobs=(), text="", finish="stop", versions=(episode.policy_version,)

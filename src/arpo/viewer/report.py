@@ -6,13 +6,14 @@ forbids scripts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from arpo.config import Config
+from arpo.envs.desk.fresh import fresh_task
 from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
 from arpo.evaluation.scoring import over_same_tasks
@@ -126,6 +127,7 @@ def _read(store: RunFolderReader) -> RunData:
     if not recipe_path.is_file():
         raise UserError(f"{store.folder}: not a run folder: {RECIPE} is missing: give the folder of a run")
     config = load_config(recipe_path)
+    played = read_played(store, config)
     return RunData(
         config=config,
         recipe=recipe_path.read_text("utf-8"),
@@ -133,9 +135,9 @@ def _read(store: RunFolderReader) -> RunData:
         timing=list(store.read_log(TIMING)),
         summary=store.read_summary(),
         evaluations=[read_evaluation(record) for record in store.read_log(EVALUATIONS)],
-        played=read_played(store, config),
+        played=played,
         failures=list(store.failures()),
-        tasks=_load_tasks(config),
+        tasks=_load_tasks(config, {one.task for one in played}),
     )
 
 
@@ -286,9 +288,10 @@ def _view(one: Played, data: RunData, store: RunFolderReader) -> EpisodeView:
     )
 
 
-def _load_tasks(config: Config) -> dict[str, Task]:
-    """Tasks by id. Skips task files that cannot be loaded any more."""
-    found: dict[str, Task] = {}
+def _load_tasks(config: Config, played: Iterable[str]) -> dict[str, Task]:
+    """Tasks by id; of desk:fresh those with the ids in `played`. Skips task files that cannot be loaded."""
+    made = (fresh_task(name) for name in played)
+    found = {task.id: task for task in made if task is not None}
     for source in filter(None, (config.tasks.overall, config.tasks.heldout, config.tasks.train)):
         try:
             found.update((task.id, task) for task in load_tasks(source, config.tasks.examples))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from arpo.envs.desk import words
@@ -54,15 +54,19 @@ def random_world(rng: random.Random) -> World:
     }
 
 
-def random_windows(rng: random.Random, app: str, max_windows: int = 3) -> list[dict[str, Any]]:
-    """Initial windows, back to front. With probability 1/2, `app` is in front."""
-    others = rng.sample([name for name in APPS if name != app], rng.randint(0, max_windows - 1))
+def random_windows(
+    rng: random.Random, app: str, max_windows: int = 3, apps: Iterable[str] = APPS
+) -> list[dict[str, Any]]:
+    """Initial windows of some of `apps`, back to front. With probability 1/2, `app` is in front."""
+    others = rng.sample([name for name in apps if name != app], rng.randint(0, max_windows - 1))
     open_apps = [*others, app] if rng.random() < 0.5 else others
     return [{"app": name, "column": rng.choice(_COLUMNS), "row": rng.choice(_ROWS)} for name in open_apps]
 
 
-def random_task(rng: random.Random, families: Sequence[type[Any]], task_id: str) -> dict[str, Any]:
-    """A task in OSWorld's schema with one goal of each family, in this order."""
+def random_task(
+    rng: random.Random, families: Sequence[type[Any]], task_id: str, apps: Iterable[str] = APPS
+) -> dict[str, Any]:
+    """A task in OSWorld's schema with one goal of each family, in this order. Only `apps` have windows."""
     world = random_world(rng)
     final = copy.deepcopy(world)
     goals: list[Goal] = []
@@ -70,7 +74,7 @@ def random_task(rng: random.Random, families: Sequence[type[Any]], task_id: str)
         goal = family.sample(rng, final)
         goal.apply(final)
         goals.append(goal)
-    windows = random_windows(rng, goals[0].app)
+    windows = random_windows(rng, goals[0].app, apps=apps)
     infeasible = any(type(goal).__name__ in INFEASIBLE for goal in goals)
     changed = {part: final[part] for part in world if final[part] != world[part]}
     evaluator = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from arpo.config import Config, OSWorldConfig
@@ -42,10 +42,10 @@ def why_not_runnable(task: Task, settings: OSWorldConfig) -> str | None:
     return _not_supported(task, settings) or _not_installed(task, settings) or _not_cached(task, settings)
 
 
-def split_runnable(tasks: Iterable[Task], config: Config) -> tuple[tuple[Task, ...], list[tuple[Task, str]]]:
+def split_runnable(tasks: Sequence[Task], config: Config) -> tuple[Sequence[Task], list[tuple[Task, str]]]:
     """The runnable tasks, and the others with the reason. Programs and caches of hosts are not checked."""
     if config.env.name != "osworld":
-        return tuple(tasks), []
+        return tasks, []
     known = names_for(config)
     reason_for = _not_supported if config.env.hosts else why_not_runnable
     reasons = [(task, why_refused(task, known) or reason_for(task, config.osworld)) for task in tasks]

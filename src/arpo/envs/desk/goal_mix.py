@@ -1,0 +1,96 @@
+"""The goal families of generated tasks: which may occur, and how a task draws its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from statistics import fmean
+
+from arpo.envs.desk.goals import FAMILIES, INFEASIBLE, compatible
+from arpo.envs.desk.heldout import HELDOUT_APPLICATIONS, TRAINING_APPLICATIONS, TRAINING_FAMILIES
+from arpo.errors import UserError
+from arpo.recipe import nearest
+
+MAX_GOALS = 3
+Weight = Callable[[Sequence[str]], float]  # of a combination of families
+
+
+class GoalMix:
+    """Combinations of families by number of goals.
+
+    A number that occurs twice in `goals` is drawn twice as often: (1, 1, 2) gives two tasks of one goal for
+    each task of two. An infeasible goal is always alone.
+    """
+
+    def __init__(self, families: Sequence[str], goals: Sequence[int]) -> None:
+        self._goals = tuple(goals)
+        self._combinations = {number: _combinations(families, number) for number in sorted(set(goals))}
+        for number, found in self._combinations.items():
+            if not found:
+                raise UserError(
+                    f"tasks.goals: no {number} of these families fit together in one task: "
+                    f"{', '.join(families)}. Use fewer goals, or families of more applications"
+                )
+
+    def draw(self, rng: random.Random, weight: Weight | None = None) -> tuple[str, ...]:
+        """Families in random order, each combination in proportion to its weight; None: all equally often.
+
+        The number of goals is drawn first, in proportion to the mean weight of its combinations.
+        """
+        weights = {number: [weight(each) for each in found] if weight else [1.0] * len(found)
+                   for number, found in self._combinations.items()}  # fmt: skip
+        (number,) = rng.choices(self._goals, [fmean(weights[number]) for number in self._goals])
+        (drawn,) = rng.choices(self._combinations[number], weights[number])
+        return tuple(rng.sample(drawn, number))
+
+
+def _combinations(families: Sequence[str], number: int) -> list[tuple[str, ...]]:
+    return [
+        names
+        for names in combinations(families, number)
+        if (number == 1 or not INFEASIBLE.keys() & set(names))
+        and compatible([FAMILIES[name] for name in names])
+    ]
+
+
+def open_goal_mix(families: str, goals: str, domains: str = "") -> GoalMix:
+    """The mix of tasks.families, tasks.goals and tasks.domains: lists separated by commas; "" means all.
+
+    Raises UserError for an unknown or held-out name, and if nothing is left.
+    """
+    chosen = _names(families, "tasks.families", TRAINING_FAMILIES, tuple(FAMILIES))
+    apps = _names(
+        domains, "tasks.domains", TRAINING_APPLICATIONS, (*TRAINING_APPLICATIONS, *HELDOUT_APPLICATIONS)
+    )
+    left = [name for name in chosen if FAMILIES[name].app in apps]
+    if not left:
+        raise UserError("tasks.families: none of these is in tasks.domains: remove one of the two settings")
+    return GoalMix(left, _numbers(goals))
+
+
+def _names(text: str, key: str, allowed: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    names = _split(text)
+    for name in names:
+        if name not in known:
+            raise UserError(f"{key}: no {name!r}{nearest(name, list(allowed))}")
+        if name not in allowed:
+            raise UserError(
+                f"{key}: {name} is held out, so desk:fresh never has it; it has: {', '.join(allowed)}"
+            )
+    return tuple(dict.fromkeys(names)) or tuple(allowed)
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = _split(text)
+    allowed = [str(number) for number in range(1, MAX_GOALS + 1)]
+    if not numbers or not set(numbers) <= set(allowed):
+        raise UserError(
+            f"tasks.goals: is {text!r}, must be numbers from 1 to {MAX_GOALS}, separated by commas, such as "
+            '"1,2"'
+        )
+    return [int(number) for number in numbers]
+
+
+def _split(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -51,7 +51,41 @@ arpo.dom = (() => {
     return element;
   }
 
-  return { h, svg, replace, setCss };
+  // heads: [["Score", "n"], …], text and class, or ready <th> elements; rows: <tr> elements.
+  function table(heads, rows, { kind = "", caption = null } = {}) {
+    const head = (one) =>
+      one instanceof Node ? one : h("th", { scope: "col", class: one[1] || null }, one[0]);
+    return h(
+      "div",
+      { class: "scroll" },
+      h(
+        "table",
+        { class: `rows ${kind}` },
+        caption && h("caption", {}, caption),
+        h("thead", {}, h("tr", {}, heads.map(head))),
+        h("tbody", {}, rows),
+      ),
+    );
+  }
+
+  // A form without a button: every change calls change(name, value). Fields: select, input.
+  function filters(label, ...fields) {
+    const form = { class: "filters", "aria-label": label, onsubmit: (event) => event.preventDefault() };
+    return h("form", form, fields);
+  }
+
+  function select(id, label, options, value, change) {
+    const option = ([key, text]) => h("option", { value: key, selected: key === value }, text);
+    const box = h("select", { id, onchange: (event) => change(event.target.value) }, options.map(option));
+    return h("label", {}, h("span", {}, label), box);
+  }
+
+  function input(id, label, value, change, attributes = { type: "text", maxlength: 200 }) {
+    const field = { id, value, onchange: (event) => change(event.target.value), ...attributes };
+    return h("label", {}, h("span", {}, label), h("input", field));
+  }
+
+  return { h, svg, replace, setCss, table, filters, select, input };
 })();
 
 arpo.words = (() => {

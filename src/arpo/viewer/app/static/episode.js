@@ -35,7 +35,7 @@ arpo.episode = (() => {
       context.query.difference === "1" && at > 1 && frame.shot?.url && frames[at - 2].shot?.url;
     const to = (name) => name && link(["s", context.source, "episode", name]);
     return [
-      arpo.batches.heading(
+      arpo.heading(
         context,
         episode.instruction || episode.task,
         to(episode.previous),

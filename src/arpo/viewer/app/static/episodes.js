@@ -2,7 +2,7 @@
 // Pages "Episodes" (filters, sorting, pages) and "Search" (all runs).
 
 arpo.episodes = (() => {
-  const { h } = arpo.dom;
+  const { h, table, filters, select, input } = arpo.dom;
   const { number, count } = arpo.words;
   const { link } = arpo.app;
   const COLUMNS = [
@@ -14,6 +14,11 @@ arpo.episodes = (() => {
     ["steps", "Steps", "n"],
     ["", "Tokens", "n"],
     ["", "Replayed in", ""],
+  ];
+
+  const YES_NO = [
+    ["1", "yes"],
+    ["0", "no"],
   ];
 
   async function render(context) {
@@ -34,9 +39,9 @@ arpo.episodes = (() => {
       );
     return [
       h("h1", {}, "Episodes ", h("small", {}, number(answer.total))),
-      filters(context, answer),
+      filterForm(context, answer),
       answer.episodes.length
-        ? table(answer.episodes, context, context.source)
+        ? episodeTable(answer.episodes, context, context.source)
         : h("p", { class: "notice" }, "No episode matches these filters."),
       pages > 1
         ? h(
@@ -50,98 +55,56 @@ arpo.episodes = (() => {
     ];
   }
 
-  function filters(context, answer) {
+  function filterForm(context, answer) {
     const { query } = context;
-    const set = (name) => (event) => context.setQuery(context, { [name]: event.target.value, page: "" });
+    const set = (name) => (value) => context.setQuery(context, { [name]: value, page: "" });
+    const now = (name) => query[name] || "";
     const choice = (name, label, options) =>
-      h(
-        "label",
-        {},
-        h("span", {}, label),
-        h(
-          "select",
-          { id: `filter-${name}`, onchange: set(name) },
-          [["", "all"], ...options].map(([value, text]) =>
-            h("option", { value, selected: (query[name] || "") === value }, text),
-          ),
-        ),
-      );
-    const field = (name, label, type, more) =>
-      h(
-        "label",
-        {},
-        h("span", {}, label),
-        h("input", { id: `filter-${name}`, type, value: query[name] || "", onchange: set(name), ...more }),
-      );
+      select(`filter-${name}`, label, [["", "all"], ...options], now(name), set(name));
+    const text = (name, label) => input(`filter-${name}`, label, now(name), set(name));
+    const score = (name, label) =>
+      input(`filter-${name}`, label, now(name), set(name), { type: "number", min: 0, max: 1, step: 0.1 });
     const phases = (answer.phases || []).map((one) => [one.phase, `${one.title} (${number(one.episodes)})`]);
-    return h(
-      "form",
-      {
-        class: "filters",
-        role: "search",
-        "aria-label": "Filters",
-        onsubmit: (event) => event.preventDefault(),
-      },
-      field("text", "Text in thought or answer", "text", { maxlength: 200 }),
-      field("task", "Task", "text", { maxlength: 200 }),
+    const stops = (answer.stops || []).map((stop) => [stop, stop.replaceAll("_", " ")]);
+    return filters(
+      "Filters",
+      text("text", "Text in thought or answer"),
+      text("task", "Task"),
       choice("phase", "Played in", phases),
-      choice(
-        "stop",
-        "End",
-        (answer.stops || []).map((stop) => [stop, stop.replaceAll("_", " ")]),
-      ),
-      choice("solved", "Solved", [
-        ["1", "yes"],
-        ["0", "no"],
-      ]),
-      choice("replayed", "Replayed", [
-        ["1", "yes"],
-        ["0", "no"],
-      ]),
-      choice("malformed", "Malformed", [
-        ["1", "yes"],
-        ["0", "no"],
-      ]),
-      field("min_score", "Score from", "number", { min: 0, max: 1, step: 0.1 }),
-      field("max_score", "to", "number", { min: 0, max: 1, step: 0.1 }),
-      Object.keys(query).length
-        ? h("a", { class: "button", href: link(["s", context.source, "episodes"]) }, "Clear")
-        : null,
+      choice("stop", "End", stops),
+      choice("solved", "Solved", YES_NO),
+      choice("replayed", "Replayed", YES_NO),
+      choice("malformed", "Malformed", YES_NO),
+      score("min_score", "Score from"),
+      score("max_score", "to"),
+      Object.keys(query).length > 0 &&
+        h("a", { class: "button", href: link(["s", context.source, "episodes"]) }, "Clear"),
     );
   }
 
-  function table(rows, context, source) {
+  // source: null for rows of several runs, which then have a column with their run.
+  function episodeTable(rows, context, source) {
+    const heads = COLUMNS.map((column) => sortHead(context, ...column));
+    return table(
+      source ? heads : [["Run"], ...heads],
+      rows.map((row) => line(row, source || row.source, !source)),
+    );
+  }
+
+  function sortHead(context, name, label, kind) {
+    if (!name || context.page !== "episodes") return [label, kind];
     const sort = context.query.sort || "";
-    const head = ([name, label, kind]) => {
-      if (!name || context.page !== "episodes") return h("th", { scope: "col", class: kind }, label);
-      const on = sort === name || sort === `-${name}`;
-      return h(
-        "th",
-        { scope: "col", class: kind, "aria-sort": on ? (sort === name ? "ascending" : "descending") : null },
-        h(
-          "button",
-          {
-            type: "button",
-            "data-key": `sort ${name}`,
-            onclick: () => context.setQuery(context, { sort: sort === name ? `-${name}` : name, page: "" }),
-          },
-          label,
-          h("span", { "aria-hidden": "true" }, on ? (sort === name ? " ↑" : " ↓") : ""),
-        ),
-      );
-    };
+    const up = sort === name,
+      on = up || sort === `-${name}`;
+    const choose = () => context.setQuery(context, { sort: up ? `-${name}` : name, page: "" });
     return h(
-      "div",
-      { class: "scroll" },
+      "th",
+      { scope: "col", class: kind, "aria-sort": on ? (up ? "ascending" : "descending") : null },
       h(
-        "table",
-        { class: "rows" },
-        h("thead", {}, h("tr", {}, source ? null : h("th", { scope: "col" }, "Run"), COLUMNS.map(head))),
-        h(
-          "tbody",
-          {},
-          rows.map((row) => line(row, source || row.source, !source)),
-        ),
+        "button",
+        { type: "button", "data-key": `sort ${name}`, onclick: choose },
+        label,
+        h("span", { "aria-hidden": "true" }, on ? (up ? " ↑" : " ↓") : ""),
       ),
     );
   }
@@ -195,11 +158,11 @@ arpo.episodes = (() => {
         "Search ",
         h("small", {}, text ? `${count(answer.total, "episode")} with “${text}”` : "type a text above"),
       ),
-      answer.results.length ? table(answer.results, context, null) : null,
+      answer.results.length ? episodeTable(answer.results, context, null) : null,
     ];
   }
 
   arpo.app.pages.episodes = { title: () => "Episodes", tab: "episodes", render };
   arpo.app.pages.search = { title: () => "Search", render: renderSearch };
-  return { table };
+  return { table: episodeTable };
 })();

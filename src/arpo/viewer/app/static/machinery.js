@@ -2,7 +2,7 @@
 // Pages "Failures" and "Timeline": faults of environments and engine, and use of time.
 
 arpo.machinery = (() => {
-  const { h } = arpo.dom;
+  const { h, table } = arpo.dom;
   const { number, seconds } = arpo.words;
   const { link } = arpo.app;
   const { lineChart, stackedChart } = arpo.charts;
@@ -11,83 +11,59 @@ arpo.machinery = (() => {
     const answer = await arpo.api.get(["s", context.source, "failures"]);
     if (!answer.total)
       return [h("h1", {}, "Failures"), h("p", { class: "notice" }, "All episodes could be played.")];
-    const table = (heads, rows) =>
-      h(
-        "div",
-        { class: "scroll" },
-        h(
-          "table",
-          { class: "rows" },
-          h(
-            "thead",
-            {},
-            h(
-              "tr",
-              {},
-              heads.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)),
-            ),
-          ),
-          h("tbody", {}, rows),
-        ),
-      );
-    const batch = (number_) =>
-      number_
-        ? h("a", { href: link(["s", context.source, "batch", number_]) }, `batch ${number(number_)}`)
-        : "";
     return [
       h("h1", {}, "Failures ", h("small", {}, number(answer.total))),
       h("p", { class: "dim" }, "Episodes that could not be played. They never count as a reward of 0."),
       h("h2", {}, "By kind and host"),
-      table(
-        [
-          ["Kind", ""],
-          ["In", ""],
-          ["Host", ""],
-          ["Count", "n"],
-          ["Tasks", "n"],
-          ["Newest message", "wide"],
-        ],
-        answer.by_kind.map((one) =>
-          h(
-            "tr",
-            {},
-            h("td", {}, h("b", {}, one.kind)),
-            h("td", {}, one.where),
-            h("td", {}, h("code", {}, one.host || "this machine")),
-            h("td", { class: "n bad" }, number(one.count)),
-            h("td", { class: "n" }, number(one.tasks)),
-            h("td", { class: "text" }, one.message),
-          ),
-        ),
-      ),
+      table(KIND_HEADS, answer.by_kind.map(kindRow)),
       h("h2", {}, "Newest"),
       table(
-        [
-          ["Episode", ""],
-          ["Task", ""],
-          ["Batch", ""],
-          ["Kind", ""],
-          ["In", ""],
-          ["Host", ""],
-          ["Attempts", "n"],
-          ["Message", "wide"],
-        ],
-        answer.newest.map((one) =>
-          h(
-            "tr",
-            {},
-            h("td", {}, h("code", {}, one.episode)),
-            h("td", {}, h("a", { href: link(["s", context.source, "task", one.task]) }, one.task)),
-            h("td", {}, batch(one.batch)),
-            h("td", {}, one.kind),
-            h("td", {}, one.where),
-            h("td", {}, h("code", {}, one.host)),
-            h("td", { class: "n" }, number(one.attempts)),
-            h("td", { class: "text" }, one.message, one.place ? h("small", {}, one.place) : null),
-          ),
-        ),
+        NEWEST_HEADS,
+        answer.newest.map((one) => newestRow(context, one)),
       ),
     ];
+  }
+
+  const KIND_HEADS = [["Kind"], ["In"], ["Host"], ["Count", "n"], ["Tasks", "n"], ["Message", "wide"]];
+
+  function kindRow(one) {
+    return h(
+      "tr",
+      {},
+      h("td", {}, h("b", {}, one.kind)),
+      h("td", {}, one.where),
+      h("td", {}, h("code", {}, one.host || "this machine")),
+      h("td", { class: "n bad" }, number(one.count)),
+      h("td", { class: "n" }, number(one.tasks)),
+      h("td", { class: "text" }, one.message),
+    );
+  }
+
+  const NEWEST_HEADS = [
+    ["Episode"],
+    ["Task"],
+    ["Batch"],
+    ["Kind"],
+    ["In"],
+    ["Host"],
+    ["Attempts", "n"],
+    ["Message", "wide"],
+  ];
+
+  function newestRow(context, one) {
+    const to = (page, name) => link(["s", context.source, page, name]);
+    return h(
+      "tr",
+      {},
+      h("td", {}, h("code", {}, one.episode)),
+      h("td", {}, h("a", { href: to("task", one.task) }, one.task)),
+      h("td", {}, one.batch && h("a", { href: to("batch", one.batch) }, `batch ${number(one.batch)}`)),
+      h("td", {}, one.kind),
+      h("td", {}, one.where),
+      h("td", {}, h("code", {}, one.host || "this machine")),
+      h("td", { class: "n" }, number(one.attempts)),
+      h("td", { class: "text" }, one.message, one.place && h("small", {}, one.place)),
+    );
   }
 
   async function renderTimeline(context) {

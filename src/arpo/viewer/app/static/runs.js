@@ -2,7 +2,7 @@
 // Page "Runs": all sources, and curves of any metric, with several runs in one chart.
 
 arpo.runs = (() => {
-  const { h } = arpo.dom;
+  const { h, table } = arpo.dom;
   const { number, percent } = arpo.words;
   const { link } = arpo.app;
   const COLOURS = 8;
@@ -59,7 +59,10 @@ arpo.runs = (() => {
       h("h1", { class: "hidden" }, "Runs"),
       problems(context),
       context.sources.length
-        ? table(context, colours, runs)
+        ? table(
+            HEADS,
+            context.sources.map((one) => row(context, one, colours, runs)),
+          )
         : h(
             "p",
             { class: "notice" },
@@ -85,48 +88,17 @@ arpo.runs = (() => {
       : null;
   }
 
-  function table(context, colours, runs) {
-    const heads = [
-      "",
-      "Run",
-      "Settings",
-      "State",
-      "Batches",
-      "Episodes",
-      "Failures",
-      "Training tasks",
-      "Held-out tasks",
-    ];
-    return h(
-      "div",
-      { class: "scroll" },
-      h(
-        "table",
-        { class: "rows" },
-        h("caption", { class: "hidden" }, "Runs"),
-        h(
-          "thead",
-          {},
-          h(
-            "tr",
-            {},
-            heads.map((text, index) =>
-              h(
-                "th",
-                { scope: "col", class: index >= 4 ? "n" : null },
-                text || h("span", { class: "hidden" }, "Shown in the charts"),
-              ),
-            ),
-          ),
-        ),
-        h(
-          "tbody",
-          {},
-          context.sources.map((one) => row(context, one, colours, runs)),
-        ),
-      ),
-    );
-  }
+  const HEADS = [
+    [h("span", { class: "hidden" }, "Shown in the charts")],
+    ["Run"],
+    ["Settings"],
+    ["State"],
+    ["Batches", "n"],
+    ["Episodes", "n"],
+    ["Failures", "n"],
+    ["Training tasks", "n"],
+    ["Held-out tasks", "n"],
+  ];
 
   function row(context, one, colours, runs) {
     const box =

@@ -2,7 +2,7 @@
 // Pages "Tasks" and "Task": success over time, and the episodes before and after training beside each other.
 
 arpo.tasks = (() => {
-  const { h } = arpo.dom;
+  const { h, table, filters, select, input } = arpo.dom;
   const { number, percent } = arpo.words;
   const { link } = arpo.app;
 
@@ -16,88 +16,48 @@ arpo.tasks = (() => {
     task: ["Name", (a, b) => (a.task < b.task ? -1 : 1)],
   };
 
+  const HEADS = [
+    ["Task"],
+    ["Set"],
+    ["Before", "n"],
+    ["After", "n"],
+    ["Change", "n"],
+    ["In training", "n"],
+    ["Over time"],
+    ["Training episodes", "n"],
+    ["Rescued", "n"],
+    ["Not played", "n"],
+  ];
+
   async function render(context) {
     const answer = await arpo.api.get(["s", context.source, "tasks"]);
-    const { set = "", sort = "hardest", name = "" } = context.query;
+    const { set: chosenSet = "", sort = "hardest", name = "" } = context.query;
     const sets = [...new Set(answer.tasks.map((task) => task.task_set).filter(Boolean))];
     const tasks = answer.tasks.filter(
       (task) =>
-        (!set || task.task_set === set) &&
+        (!chosenSet || task.task_set === chosenSet) &&
         `${task.task} ${task.instruction || ""}`.toLowerCase().includes(name.toLowerCase()),
     );
     if (Object.hasOwn(ORDERS, sort) && ORDERS[sort][1]) tasks.sort(ORDERS[sort][1]);
-    const choose = (key, label, options) =>
-      h(
-        "label",
-        {},
-        h("span", {}, label),
-        h(
-          "select",
-          {
-            id: `tasks-${key}`,
-            onchange: (event) => context.setQuery(context, { [key]: event.target.value }),
-          },
-          options.map(([value, text]) =>
-            h("option", { value, selected: value === (context.query[key] || options[0][0]) }, text),
-          ),
-        ),
-      );
+    const set = (key) => (value) => context.setQuery(context, { [key]: value });
+    const all = ["", "all"];
     return [
       h("h1", {}, "Tasks ", h("small", {}, number(tasks.length))),
-      h(
-        "form",
-        { class: "filters", onsubmit: (event) => event.preventDefault() },
-        h(
-          "label",
-          {},
-          h("span", {}, "Name or instruction"),
-          h("input", {
-            id: "tasks-name",
-            type: "text",
-            value: name,
-            maxlength: 200,
-            onchange: (event) => context.setQuery(context, { name: event.target.value }),
-          }),
-        ),
-        choose("set", "Set", [["", "all"], ...sets.map((one) => [one, one])]),
-        choose(
-          "sort",
+      filters(
+        "Filters",
+        input("tasks-name", "Name or instruction", name, set("name")),
+        select("tasks-set", "Set", [all, ...sets.map((one) => [one, one])], chosenSet, set("set")),
+        select(
+          "tasks-sort",
           "Order",
           Object.entries(ORDERS).map(([key, [label]]) => [key, label]),
+          sort,
+          set("sort"),
         ),
       ),
-      h(
-        "div",
-        { class: "scroll" },
-        h(
-          "table",
-          { class: "rows" },
-          h(
-            "thead",
-            {},
-            h(
-              "tr",
-              {},
-              [
-                ["Task", "wide"],
-                ["Set", ""],
-                ["Before", "n"],
-                ["After", "n"],
-                ["Change", "n"],
-                ["In training", "n"],
-                ["Over time", ""],
-                ["Training episodes", "n"],
-                ["Rescued", "n"],
-                ["Not played", "n"],
-              ].map(([text, kind]) => h("th", { scope: "col", class: kind }, text)),
-            ),
-          ),
-          h(
-            "tbody",
-            {},
-            tasks.map((task) => row(context, task)),
-          ),
-        ),
+      table(
+        HEADS,
+        tasks.map((task) => row(context, task)),
       ),
     ];
   }
@@ -213,7 +173,7 @@ arpo.tasks = (() => {
       pair.length
         ? [
             h("h2", {}, pair.length > 1 ? "Before and after training" : "A stored evaluation episode"),
-            arpo.batches.sideBySide(context, pair),
+            arpo.groups.sideBySide(context, pair),
           ]
         : null,
       h("h2", {}, "Newest episodes"),

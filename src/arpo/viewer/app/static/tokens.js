@@ -2,7 +2,7 @@
 // The tokens of an answer, coloured by one of their numbers.
 
 arpo.tokens = (() => {
-  const { h } = arpo.dom;
+  const { h, table } = arpo.dom;
   const { number, percent } = arpo.words;
   // Share of the strongest colour, between 0 and 1.
   const MEASURES = {
@@ -101,36 +101,17 @@ arpo.tokens = (() => {
       .filter((token) => known(token, "logprob"))
       .sort((a, b) => a.logprob - b.logprob)
       .slice(0, 8);
-    return h(
-      "table",
-      { class: "rows rare" },
-      h("caption", {}, "Least likely tokens"),
+    const heads = [["Position", "n"], ["Token"], ["Probability", "n"], ["Log-probability", "n"]];
+    const row = (token) =>
       h(
-        "thead",
+        "tr",
         {},
-        h(
-          "tr",
-          {},
-          ["Position", "Token", "Probability", "Log-probability"].map((text) =>
-            h("th", { scope: "col", class: text === "Token" ? null : "n" }, text),
-          ),
-        ),
-      ),
-      h(
-        "tbody",
-        {},
-        rows.map((token) =>
-          h(
-            "tr",
-            {},
-            h("td", { class: "n" }, number(token.index + 1)),
-            h("td", {}, h("code", {}, JSON.stringify(visible(token)))),
-            h("td", { class: "n" }, percent(Math.exp(token.logprob))),
-            h("td", { class: "n" }, number(token.logprob)),
-          ),
-        ),
-      ),
-    );
+        h("td", { class: "n" }, number(token.index + 1)),
+        h("td", {}, h("code", {}, JSON.stringify(visible(token)))),
+        h("td", { class: "n" }, percent(Math.exp(token.logprob))),
+        h("td", { class: "n" }, number(token.logprob)),
+      );
+    return table(heads, rows.map(row), { kind: "rare", caption: "Least likely tokens" });
   }
 
   return { render };

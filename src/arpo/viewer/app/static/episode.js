@@ -36,7 +36,6 @@ arpo.episode = (() => {
     const to = (name) => name && link(["s", context.source, "episode", name]);
     return [
       arpo.heading(
-        context,
         episode.instruction || episode.task,
         to(episode.previous),
         to(episode.next),

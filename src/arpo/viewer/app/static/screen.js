@@ -89,14 +89,17 @@ arpo.screen = (() => {
     );
   }
 
-  // What changed since the previous screenshot: unchanged pixels are black. Blending needs no access to pixels,
-  // which browsers forbid for pictures from file://.
+  // Changed pixels in colour on the dimmed screenshot. Blending needs no access to pixels, which browsers
+  // forbid for pictures from file://.
   function difference(before, now) {
+    const same = before.shot === now.shot;
+    const changes = h("div", { class: "changes" }, image(before), image(now));
     return h(
       "div",
       { class: "screen difference", css: { "aspect-ratio": `${now.width} / ${now.height}` } },
-      image(before, { alt: "" }),
-      image(now, { alt: "Difference to the previous screenshot" }),
+      image(now, { alt: same ? "No pixel has changed" : "Changed pixels since the previous screenshot" }),
+      changes,
+      same && h("div", { class: "chips" }, h("span", { class: "chip" }, "no pixel has changed")),
     );
   }
 

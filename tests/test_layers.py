@@ -15,7 +15,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # package, or a module of its root.
 LAYERS = (
     "actions config config_keys config_training_keys errors interrupts keyboard parsing plugins "
-    "process_environment recipe types",
+    "process_environment recipe task_set_names types",
     "png",
     "algorithms",
     "prompts",

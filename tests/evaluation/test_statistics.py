@@ -1,16 +1,18 @@
-"""Worked numbers for intervals, tests and pass@k, and the coverage of intervals and tests."""
+"""Worked numbers for intervals, the test of a comparison and pass@k, and its rate of false positives."""
 
 import math
 from random import Random
 
+import numpy as np
 import pytest
 
 from arpo.evaluation.statistics import (
-    crossed_bootstrap,
+    MeanTest,
+    holm,
+    mean_over_seeds_and_tasks,
     pass_at,
-    sign_flip_p,
-    student_interval,
-    t95,
+    student_p,
+    student_quantile,
     wilson_interval,
 )
 
@@ -56,91 +58,125 @@ def test_pass_at_k_needs_k_scores() -> None:
         pass_at(3, [1, 0])
 
 
-def test_student_interval() -> None:
-    # mean 0.2, deviation 0.1, half-width 4.302653 * 0.1 / sqrt(3)
-    assert student_interval([0.1, 0.2, 0.3]) == pytest.approx((0.2 - 0.248414, 0.2 + 0.248414), abs=1e-6)
-    assert student_interval([0.5, 0.5]) == (0.5, 0.5)
-
-
-def test_one_value_has_no_interval() -> None:
-    with pytest.raises(ValueError, match="needs two or more values, got 1"):
-        student_interval([0.5])
-
-
 @pytest.mark.parametrize(
-    ("degrees_of_freedom", "quantile"),
-    [(1, 12.70620), (2, 4.30265), (4, 2.77645), (9, 2.26216), (20, 2.08596), (21, 2.07961), (30, 2.04227),
-     (60, 2.00030), (120, 1.97993), (10**6, 1.95997)],
+    ("degrees", "quantile"),
+    [(1, 12.70620), (2, 4.30265), (4, 2.77645), (9, 2.26216), (20, 2.08596), (30, 2.04227), (60, 2.00030),
+     (120, 1.97993), (10**6, 1.95997)],
 )  # fmt: skip
-def test_student_quantiles_match_printed_tables(degrees_of_freedom: int, quantile: float) -> None:
-    assert t95(degrees_of_freedom) == pytest.approx(quantile, abs=2e-5)
+def test_student_quantiles_match_printed_tables(degrees: int, quantile: float) -> None:
+    assert student_quantile(degrees) == pytest.approx(quantile, abs=1e-5)
 
 
-def test_the_student_interval_covers_the_mean_in_95_percent_of_samples() -> None:
-    rng = Random(0)
-    samples = [[rng.gauss(1.0, 2.0) for _ in range(3)] for _ in range(4000)]
-    held = sum(low <= 1.0 <= high for low, high in map(student_interval, samples))
-    assert held / 4000 == pytest.approx(0.95, abs=0.01)
+@pytest.mark.parametrize("degrees", [0.7, 1.0, 2.4, 5.0, 31.7, 400.0])
+@pytest.mark.parametrize("t", [-0.3, 1.0, 2.5, 9.0])
+def test_student_p_is_the_integral_of_the_density(t: float, degrees: float) -> None:
+    """Simpson's rule for the middle part, with the density written out."""
+    scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2))
+    steps = 2000
+    width = abs(t) / steps
+    values = [(1 + (k * width) ** 2 / degrees) ** (-(degrees + 1) / 2) for k in range(steps + 1)]
+    simpson = values[0] + values[-1] + 4 * sum(values[1::2]) + 2 * sum(values[2:-1:2])
+    middle = 2 * scale / math.sqrt(degrees * math.pi) * simpson * width / 3
+    assert student_p(t, degrees) == pytest.approx(1 - middle, abs=1e-9)
 
 
-def test_the_bootstrap_of_equal_cells_has_no_width() -> None:
-    assert crossed_bootstrap([[0.25] * 7] * 3, Random(0), 100) == (0.25, 0.25)
+def test_the_test_of_a_comparison() -> None:
+    found = mean_over_seeds_and_tasks([[0.1, 0.3, 0.2], [0.2, 0.5, 0.2], [0.3, 0.4, 0.5]])
+    # Means by seed 0.2, 0.3, 0.4: variance 0.01. Means by task 0.2, 0.4, 0.3: variance 0.01.
+    # Squared error 0.01/3 + 0.01/3, degrees of freedom 2 + 2, quantile 2.776445.
+    assert found.mean == pytest.approx(0.3)
+    half_width = 2.776445 * math.sqrt(0.02 / 3)
+    assert found.interval == pytest.approx((0.3 - half_width, 0.3 + half_width), abs=1e-6)
+    # t = 3.674235; for 4 degrees of freedom p = 1 - x (3 - x²) / 2 with x = t / sqrt(t² + 4).
+    x = 0.3 / math.sqrt(0.02 / 3)
+    x /= math.sqrt(x * x + 4)
+    assert found.p == pytest.approx(1 - x * (3 - x * x) / 2) == pytest.approx(0.021312, abs=1e-6)
 
 
-def test_the_bootstrap_is_the_same_for_the_same_generator() -> None:
-    cells = [[Random(f"{row}/{column}").random() for column in range(20)] for row in range(3)]
-    assert crossed_bootstrap(cells, Random(1), 700) == crossed_bootstrap(cells, Random(1), 700)
-    assert crossed_bootstrap(cells, Random(1), 700) != crossed_bootstrap(cells, Random(2), 700)
+def plain_test(table: list[list[float]]) -> tuple[float, float]:
+    """Another way to the statistic: the analysis of variance. Returns t and the degrees of freedom."""
+    rows, columns = len(table), len(table[0])
+    mean = sum(map(sum, table)) / (rows * columns)
+    between_rows = columns * sum((sum(row) / columns - mean) ** 2 for row in table) / (rows - 1)
+    between_columns = (
+        rows
+        * sum((sum(row[column] for row in table) / rows - mean) ** 2 for column in range(columns))
+        / (columns - 1)
+    )
+    total = between_rows + between_columns
+    degrees = total**2 / (between_rows**2 / (rows - 1) + between_columns**2 / (columns - 1))
+    return mean / math.sqrt(total / (rows * columns)), degrees
 
 
-def test_the_bootstrap_over_columns_has_the_theoretical_width() -> None:
-    # 50 of 100 columns are 1 in every row: the mean of 100 draws has the deviation 0.05.
-    low, high = crossed_bootstrap([[0.0, 1.0] * 50] * 4, Random(0), 20_000)
-    assert (low, high) == pytest.approx((0.5 - 1.96 * 0.05, 0.5 + 1.96 * 0.05), abs=0.011)
+def test_the_test_agrees_with_an_analysis_of_variance() -> None:
+    rng = Random(4)
+    for rows, columns in ((2, 5), (3, 32), (5, 128)):
+        table = [[rng.gauss(0.05, 0.3) for _ in range(columns)] for _ in range(rows)]
+        t, degrees = plain_test(table)
+        assert mean_over_seeds_and_tasks(table).p == pytest.approx(student_p(t, degrees))
 
 
-def test_the_bootstrap_over_few_rows_is_wide() -> None:
-    # Two rows, 0 and 1: half of all draws select one row twice, for any number of columns.
-    assert crossed_bootstrap([[0.0] * 400, [1.0] * 400], Random(0), 4000) == (0.0, 1.0)
+def test_the_interval_excludes_0_if_p_is_below_5_percent() -> None:
+    rng = Random(1)
+    for _ in range(100):
+        table = [[rng.gauss(0.1, 0.3) for _ in range(16)] for _ in range(3)]
+        found = mean_over_seeds_and_tasks(table)
+        assert found.interval is not None
+        assert (found.p < 0.05) == (found.interval[0] > 0 or found.interval[1] < 0)
 
 
-def test_the_bootstrap_covers_the_mean_of_rows_and_columns() -> None:
-    held = 0
-    for trial in range(300):
-        rng = Random(trial)
-        rows, columns = [[rng.gauss(0, 1) for _ in range(20)] for _ in range(2)]
-        cells = [[row + column + rng.gauss(0, 1) for column in columns] for row in rows]
-        low, high = crossed_bootstrap(cells, rng, 400)
-        held += low <= 0 <= high
-    assert held / 300 >= 0.92
+def test_one_seed_is_tested_over_tasks_alone() -> None:
+    found = mean_over_seeds_and_tasks([[0.1, 0.2, 0.3]])
+    half_width = 4.302653 * 0.1 / math.sqrt(3)
+    assert found.interval == pytest.approx((0.2 - half_width, 0.2 + half_width), abs=1e-6)
+    over_seeds = mean_over_seeds_and_tasks([[0.1], [0.2], [0.3]])
+    assert over_seeds.interval == pytest.approx(found.interval) and over_seeds.p == pytest.approx(found.p)
+
+
+def test_tables_without_variation() -> None:
+    assert mean_over_seeds_and_tasks([[0.5]]) == MeanTest(mean=0.5, interval=None, p=1.0)
+    assert mean_over_seeds_and_tasks([[0.25] * 3] * 2) == MeanTest(mean=0.25, interval=(0.25, 0.25), p=0.0)
+    assert mean_over_seeds_and_tasks([[0.0] * 3] * 2).p == 1.0
+    assert mean_over_seeds_and_tasks([[0.1] * 3] * 3).p == 0.0  # despite rounding of the means
 
 
 @pytest.mark.parametrize(
-    ("differences", "p"),
+    ("seeds", "between_seeds", "between_tasks"),
+    [(3, 0.0, 0.0), (3, 0.3, 0.0), (3, 0.3, 0.5), (5, 0.3, 0.0), (5, 0.1, 1.0)],
+)
+def test_at_most_7_percent_of_comparisons_without_a_difference_have_p_below_5_percent(
+    seeds: int, between_seeds: float, between_tasks: float
+) -> None:
+    """Two methods with equal chances, 48 tasks, 4 rollouts. Deviations in logits; 0.3 is 7 points a run."""
+    rng, trials = np.random.default_rng(7), 800
+    shape = (trials, 2, seeds, 48)  # two methods
+    chances = rng.normal(0.3, 2.0, (trials, 1, 1, 48))
+    effects = between_tasks / 2 * rng.normal(size=(trials, 1, 1, 48))  # on single tasks; 0 in the mean
+    runs = rng.normal(0, between_seeds, (trials, 2, seeds, 1))
+    logits = chances + np.concatenate([effects, -effects], axis=1) + runs + rng.normal(size=shape)
+    rates = rng.binomial(4, 1 / (1 + np.exp(-logits))) / 4
+    found = sum(mean_over_seeds_and_tasks(table).p < 0.05 for table in (rates[:, 0] - rates[:, 1]).tolist())
+    assert found / trials <= 0.07
+
+
+def test_a_real_difference_is_found() -> None:
+    """+8 points with a deviation of 5 points between seeds, five seeds: most comparisons find it."""
+    rng, found = Random(0), 0
+    for _ in range(200):
+        offsets = [rng.gauss(0.08, 0.05) for _ in range(5)]
+        table = [[offset + rng.gauss(0, 0.3) for _ in range(128)] for offset in offsets]
+        found += mean_over_seeds_and_tasks(table).p < 0.05
+    assert found / 200 >= 0.6
+
+
+@pytest.mark.parametrize(
+    ("p_values", "corrected"),
     [
-        ([1.0, 2.0, 3.0], 2 / 8),  # +++ and ---
-        ([1.0, 2.0, -3.0], 8 / 8),  # the sum is 0
-        ([1.0, 1.0, 1.0, -1.0], 10 / 16),  # |sum| >= 2: all but the six with two of each sign
-        ([0.0, 0.0, 1.0], 1.0),
-        ([0.1, 0.2, 0.3], 2 / 8),  # despite rounding in the last digit
-        ([-0.7, -0.2, 0.3, 0.6], 1.0),  # the sum is 0 except for rounding
+        ([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]),  # 3 x 0.01, 2 x 0.03, then no less than that
+        ([0.02, 0.5, 0.9], [0.06, 1.0, 1.0]),
+        ([0.04], [0.04]),
+        ([], []),
     ],
 )
-def test_the_exact_sign_flip_test(differences: list[float], p: float) -> None:
-    assert sign_flip_p(differences, Random(0), 1) == p
-
-
-def test_the_sampled_sign_flip_test_agrees_with_the_binomial() -> None:
-    # 20 differences of equal size, 15 positive: P(at least 15 heads or 15 tails in 20 flips).
-    exact = 2 * sum(math.comb(20, heads) for heads in range(15, 21)) / 2**20
-    assert sign_flip_p([1.0] * 15 + [-1.0] * 5, Random(0), 40_000) == pytest.approx(exact, abs=0.004)
-
-
-def test_the_sampled_sign_flip_test_never_returns_0() -> None:
-    assert sign_flip_p([1.0] * 50, Random(0), 999) == 1 / 1000
-
-
-def test_the_sign_flip_test_has_a_false_positive_rate_of_5_percent() -> None:
-    rng = Random(0)
-    found = sum(sign_flip_p([rng.gauss(0, 1) for _ in range(30)], rng, 400) < 0.05 for _ in range(1000))
-    assert found / 1000 == pytest.approx(0.05, abs=0.02)
+def test_the_correction_of_holm(p_values: list[float], corrected: list[float]) -> None:
+    assert holm(p_values) == pytest.approx(corrected)

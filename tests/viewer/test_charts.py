@@ -46,16 +46,16 @@ def test_bars_stand_on_the_axis_and_reach_their_mean() -> None:
     assert bar_chart("t", ["x"], [BarSeries(label="a", values=[None])]) == ""
 
 
-def test_an_estimate_stands_on_its_intervals() -> None:
-    one = Estimate(label="a", mean=0.05, thick=(0.0, 0.1), thin=None, colour=3)
+def test_an_estimate_stands_on_its_interval() -> None:
+    one = Estimate(label="a", mean=0.05, interval=(0.0, 0.1), colour=3)
     chart = interval_chart("t", [one])
     lines = re.findall(r'<line class="(\w+)" x1="([\d.]+)" x2="([\d.]+)"', chart)
-    thick = next((low, high) for kind, low, high in lines if kind == "thick")
+    ends = next((low, high) for kind, low, high in lines if kind == "thin")
     zero = next(low for kind, low, _ in lines if kind == "zero")
     dot = re.search(r'cx="([\d.]+)"', chart)
-    assert thick[0] == zero and dot is not None
-    assert abs(float(dot[1]) - (float(thick[0]) + float(thick[1])) / 2) < 0.11
-    assert 'class="s3"' in chart and "thin" not in chart and "+5 points" in chart
+    assert ends[0] == zero and dot is not None
+    assert abs(float(dot[1]) - (float(ends[0]) + float(ends[1])) / 2) < 0.11
+    assert 'class="s3"' in chart and "+5 points" in chart
 
 
 def test_shares_fill_the_row() -> None:
@@ -71,7 +71,7 @@ def test_labels_get_the_width_they_need_and_long_ones_are_shortened_in_the_middl
     name = "ablations-curriculum_middle"
 
     def names(label: str) -> list[tuple[str, str, str]]:
-        estimate = Estimate(label=label, mean=0.05, thick=None, thin=(0.0, 0.1), colour=0)
+        estimate = Estimate(label=label, mean=0.05, interval=(0.0, 0.1), colour=0)
         charts = interval_chart("t", [estimate]) + share_chart("t", ["a"], [(label, [1.0])])
         return re.findall(r'<text class="name" x="(\d+)"[^>]*>([^<]*)<title>([^<]*)</title>', charts)
 
@@ -85,7 +85,7 @@ def test_charts_escape_their_texts() -> None:
     charts = [
         line_chart(evil, [Series(label=evil, points=[(0, 1.0)])], x_name=evil),
         bar_chart(evil, [evil], [BarSeries(label=evil, values=[(1.0, 1.0, 1.0)])]),
-        interval_chart(evil, [Estimate(label=evil, mean=0.1, thick=None, thin=(0.0, 0.2), colour=0)]),
+        interval_chart(evil, [Estimate(label=evil, mean=0.1, interval=(0.0, 0.2), colour=0)]),
         share_chart(evil, [evil], [(evil, [1.0])]),
         stacked_chart(evil, [evil], [(1, [1.0])], x_name=evil),
     ]

@@ -24,7 +24,9 @@ from arpo.evaluation.comparison_results import (
     paired_difference,
     success_rate,
 )
-from arpo.viewer.comparison import read_run_result, write_comparison
+from arpo.evaluation.statistics import holm, student_p, student_quantile
+from arpo.viewer.comparison import load_comparison, read_run_result, write_comparison
+from arpo.viewer.comparison_terminal import render_terminal
 from arpo.viewer.comparison_text import significance
 from comparisons import RunRecords, Scores, write_run
 from markup import parsed
@@ -92,10 +94,22 @@ def test_the_difference_is_paired_by_seed_and_task(tmp_path: Path) -> None:
     one = found["arpo", "train"]
     # seed 0: a 2/4, b 0; seed 1: a 1/4, b 2/2
     assert one.by_seed == {0: 0.25, 1: 0.625} and one.mean == 0.4375 and one.task_count == 2
-    half_width = 12.706205 * 0.375 / 2  # for two values: deviation / sqrt(2) is half their distance
-    assert one.student == pytest.approx((0.4375 - half_width, 0.4375 + half_width))
-    assert one.bootstrap == (0.0, 1.0)  # a draw may select the same seed and the same task twice
-    assert one.p == 0.5  # ++ and -- of four
+    # Means by task: a 0.375, b 0.5. Squared error: 0.1875² over seeds + 0.0625² over tasks = 0.0390625.
+    # Degrees of freedom: 0.0390625² / (0.1875⁴ + 0.0625⁴) = 1.2195.
+    half_width = student_quantile(0.0390625**2 / (0.1875**4 + 0.0625**4)) * 0.0390625**0.5
+    assert one.interval == pytest.approx((0.4375 - half_width, 0.4375 + half_width))
+    assert one.p == pytest.approx(student_p(0.4375 / 0.0390625**0.5, 1.219512), abs=1e-6)
+
+
+def test_p_values_are_corrected_for_all_differences_of_the_comparison(tmp_path: Path) -> None:
+    for seed in range(3):
+        for name, a, b, h in (("arpo", 4, 1, 2), ("grpo", 2, 1, 1), ("other", 3, 1, 1)):
+            write_run(tmp_path / name / f"seed-{seed}", records(a, b, h, between=BASE))
+    write_comparison(tmp_path, ["grpo", "arpo", "other"], 3, None)
+    found = json.loads((tmp_path / "compare.json").read_text("utf-8"))["differences"]
+    assert len(found) == 6  # two task sets; base model, arpo and other
+    assert [one["corrected_p"] for one in found] == holm([one["p"] for one in found])
+    assert any(one["p"] < one["corrected_p"] for one in found)
 
 
 def test_a_task_without_a_verdict_in_one_run_is_left_out_of_all(tmp_path: Path) -> None:
@@ -115,14 +129,16 @@ def test_a_task_without_a_verdict_in_one_run_is_left_out_of_all(tmp_path: Path) 
     assert note in (tmp_path / "compare.html").read_text("utf-8")
 
 
-def test_one_seed_has_no_interval_over_seeds(tmp_path: Path) -> None:
+def test_one_seed_is_too_few(tmp_path: Path) -> None:
     write_run(tmp_path / "arpo" / "seed-0", records(4, 2, 1))
     write_run(tmp_path / "grpo" / "seed-0", records(2, 1, 1))
     write_comparison(tmp_path, ["arpo", "grpo"], 1, None)
     content = json.loads((tmp_path / "compare.json").read_text("utf-8"))
-    assert [one["student"] for one in content["differences"]] == [None] * 4
+    assert [one["task_count"] for one in content["differences"]] == [2, 2, 1, 1]
+    assert content["differences"][2]["interval"] is None  # one seed, one task
     text = (tmp_path / "compare.md").read_text("utf-8")
-    assert "| grpo | training tasks (2) | −50.0 | – | −50.0 to −50.0 | 0.50 |" in text
+    row = "| grpo | training tasks (2) | −50.0 | −50.0 to −50.0 | <0.0001 | <0.0001 | lower in these runs;"
+    assert f"{row} too few seeds (1) |" in text
 
 
 def test_the_difference_leaves_out_tasks_without_rollouts_on_one_side() -> None:
@@ -136,29 +152,50 @@ def test_the_difference_leaves_out_tasks_without_rollouts_on_one_side() -> None:
 
 
 @pytest.mark.parametrize(
-    ("student", "bootstrap", "p", "result"),
+    ("mean", "seeds", "p", "corrected_p", "result"),
     [
-        ((0.1, 0.2), (0.05, 0.3), 0.01, "significantly higher"),
-        ((-0.1, 0.2), (0.05, 0.3), 0.01, "inconclusive: not over seeds"),
-        ((-0.1, 0.2), (-0.05, 0.3), 0.01, "inconclusive: not over seeds, not over tasks and seeds"),
-        ((-0.1, 0.2), (-0.05, 0.3), 0.05, "no significant difference"),
-        (None, (0.05, 0.3), 0.01, "higher over tasks; unknown over seeds (one seed)"),
+        (0.15, 3, 0.01, 0.04, "significantly higher"),
+        (-0.15, 5, 0.01, 0.04, "significantly lower"),
+        (0.15, 3, 0.01, 0.05, "suggestive: higher, but not after correction"),
+        (0.15, 3, 0.05, 0.05, "no significant difference"),
+        (0.15, 2, 0.01, 0.01, "higher in these runs; too few seeds (2)"),
+        (0.15, 2, 0.06, 0.06, "no significant difference"),
     ],
 )
-def test_significance(
-    student: tuple[float, float] | None, bootstrap: tuple[float, float], p: float, result: str
-) -> None:
+def test_significance(mean: float, seeds: int, p: float, corrected_p: float, result: str) -> None:
     one = Difference(
         method="m",
         tasks="train",
-        mean=0.15,
-        by_seed={},
+        mean=mean,
+        by_seed=dict.fromkeys(range(seeds), mean),
         task_count=9,
-        student=student,
-        bootstrap=bootstrap,
+        interval=(0.1, 0.2),
         p=p,
+        corrected_p=corrected_p,
     )
     assert significance(one) == result
+
+
+def test_each_held_out_set_has_its_column_and_its_differences(tmp_path: Path) -> None:
+    def scores(solved: int) -> Scores:
+        return {
+            "instances_validation": {"i": [1] * solved + [0] * (4 - solved), "j": [1, 0]},
+            "families_validation": {"f": [0, 1], "g": [1, 1]},
+        }
+
+    for seed in range(3):
+        write_run(tmp_path / "new" / f"seed-{seed}", RunRecords(base=scores(1), final=scores(3)))
+    write_comparison(tmp_path, [], None, None)
+    text = (tmp_path / "compare.md").read_text("utf-8")
+    assert "|  | new instances (validation) | new goal families (validation) | episodes |" in text
+    assert "| new | 62.5 ± 0.0 (62.5, 62.5, 62.5) | 75.0 ± 0.0 (75.0, 75.0, 75.0) |" in text
+    assert "| new | new instances (validation) (2) | +25.0 (+25.0, +25.0, +25.0) |" in text
+    assert "Success rate on new instances (validation), in evaluations:" in text
+    shown = " ".join(parsed(tmp_path / "compare.html").text)
+    assert "New goal families (validation): difference in percentage points" in shown
+    terminal = render_terminal(load_comparison(tmp_path, [], None, None)[0])
+    assert "Difference from base model in percentage points, with its 95% interval:" in terminal
+    assert "corrected p" in terminal and "new goal families (validation) (2)" in terminal
 
 
 def test_curves_are_means_over_seeds_with_their_range() -> None:

@@ -9,26 +9,24 @@ finished runs enter rows and differences.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from random import Random
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
 from arpo.algorithms.curriculum import Count
 from arpo.config import Config
 from arpo.evaluation.compare import BASE
-from arpo.evaluation.statistics import crossed_bootstrap, sign_flip_p, student_interval
+from arpo.evaluation.statistics import holm, mean_over_seeds_and_tasks
+from arpo.task_set_names import OVERALL, TRAIN, in_order
 
-TASK_SET_LABELS = {"train": "training tasks", "overall": "all tasks", "heldout": "held-out tasks"}
 STAGES = ("rollout", "learn", "evaluate")
-RESAMPLES = 10_000  # bootstrap draws, and sign combinations of the sign-flip test
 SMOOTHING_WINDOW = 5  # batches
 # (maximum number of successes in 16 rollouts, label)
 DIFFICULTY_BINS = ((0, "never"), (3, "1–3"), (8, "4–8"), (13, "9–13"), (16, "14–16"))
 
 Tally = tuple[float, int]  # (sum of scores, number of rollouts)
 Tallies = Mapping[str, Tally]  # by task
-TalliesBySet = Mapping[str, Tallies]  # by task set: "train", "overall", "heldout"
+TalliesBySet = Mapping[str, Tallies]  # by task set, as in evaluations.jsonl
 TalliesBySeed = Mapping[int, TalliesBySet]
 Curve = Sequence[tuple[float, float]]
 
@@ -96,21 +94,22 @@ class Difference:
     """Success rate of a method minus that of the baseline, over the seeds and tasks of both."""
 
     method: str
-    tasks: str
+    tasks: str  # the task set
     mean: float
     by_seed: Mapping[int, float]
     task_count: int
-    student: tuple[float, float] | None  # 95% confidence interval over seeds; None for one seed
-    bootstrap: tuple[float, float]  # 95% confidence interval over tasks and seeds
+    interval: tuple[float, float] | None  # 95% confidence interval over seeds and tasks; None for one value
     p: float
+    corrected_p: float  # by Holm, for all differences of the comparison
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     reference: str  # name of the baseline
+    task_sets: tuple[str, ...]  # those with a success rate
     rows: tuple[MethodResult, ...]  # the base model first
     differences: tuple[Difference, ...]
-    curves: Mapping[str, Mapping[str, tuple[CurvePoint, ...]]]  # by key of CURVES, by method
+    curves: Mapping[str, Mapping[str, tuple[CurvePoint, ...]]]  # by task set or key of CURVES, by method
     bins: Mapping[str, tuple[str, ...]]  # training tasks by difficulty
     screened: bool  # True: bins use screening counts; False: bins use the base model's evaluations
     missing: tuple[tuple[str, int], ...]  # (method, seed) pairs without a finished run
@@ -140,17 +139,23 @@ def compare_runs(
         solved = {task: (count.successes, count.rollouts) for task, count in counts.items()}
     else:
         for sets in finals[BASE].values():
-            _add(solved, sets.get("train", {}))
-    tasks = {task for name in finals for sets in finals[name].values() for task in sets.get("train", {})}
+            _add(solved, sets.get(TRAIN, {}))
+    tasks = {task for name in finals for sets in finals[name].values() for task in sets.get(TRAIN, {})}
     bins = bin_by_difficulty(tasks, solved)
     pairs = [(name, seed) for name, seeds in wanted.items() for seed in seeds]
+    found = (name for by_seed in finals.values() for sets in by_seed.values() for name in sets if sets[name])
+    task_sets = in_order(found)
+    evaluated = in_order(name for run in runs for one in run.evaluations for name in one.tallies)
+    curves = {name: _evaluation_curve(name) for name in evaluated if name != OVERALL} | CURVES
     return Comparison(
         reference=baseline,
+        task_sets=tuple(task_sets),
         rows=tuple(
-            _method_result(name, finals[name], _runs_of(ended, name), bins) for name in (BASE, *methods)
+            _method_result(name, finals[name], _runs_of(ended, name), task_sets, bins)
+            for name in (BASE, *methods)
         ),
-        differences=tuple(_differences(finals, baseline)),
-        curves={key: _curves_by_method(runs, methods, curve_of) for key, curve_of in CURVES.items()},
+        differences=_corrected(_differences(finals, task_sets, baseline)),
+        curves={key: _curves_by_method(runs, methods, curve_of) for key, curve_of in curves.items()},
         bins=bins,
         screened=screened,
         missing=tuple(pair for pair in pairs if pair[1] not in finals[pair[0]]),
@@ -236,14 +241,15 @@ def _method_result(
     name: str,
     finals: TalliesBySeed,
     runs: Sequence[RunResult],
+    task_sets: Sequence[str],
     bins: Mapping[str, Sequence[str]],
 ) -> MethodResult:
     success = {
         task_set: {seed: success_rate(sets.get(task_set, {})) for seed, sets in finals.items()}
-        for task_set in TASK_SET_LABELS
+        for task_set in task_sets
     }
     difficulty = {
-        label: {seed: success_rate(_select(sets.get("train", {}), tasks)) for seed, sets in finals.items()}
+        label: {seed: success_rate(_select(sets.get(TRAIN, {}), tasks)) for seed, sets in finals.items()}
         for label, tasks in bins.items()
     }
     totals = {key: {run.seed: total(run) for run in runs} for key, total in TOTALS.items()}
@@ -290,13 +296,17 @@ TOTALS: Mapping[str, Callable[[RunResult], float | None]] = {
 }
 
 
-def _differences(finals: Mapping[str, TalliesBySeed], baseline: str) -> Iterable[Difference]:
-    for task_set in TASK_SET_LABELS:
-        for name in finals:
-            if name != baseline:
-                found = paired_difference(name, task_set, finals[name], finals[baseline])
-                if found is not None:
-                    yield found
+def _differences(
+    finals: Mapping[str, TalliesBySeed], task_sets: Sequence[str], baseline: str
+) -> list[Difference]:
+    pairs = [(task_set, name) for task_set in task_sets for name in finals if name != baseline]
+    found = [paired_difference(name, task_set, finals[name], finals[baseline]) for task_set, name in pairs]
+    return [one for one in found if one is not None]
+
+
+def _corrected(differences: Sequence[Difference]) -> tuple[Difference, ...]:
+    corrected = holm([one.p for one in differences])
+    return tuple(replace(one, corrected_p=p) for one, p in zip(differences, corrected, strict=True))
 
 
 def paired_difference(
@@ -305,7 +315,10 @@ def paired_difference(
     method: TalliesBySeed,
     baseline: TalliesBySeed,
 ) -> Difference | None:
-    """Difference paired by seed and task; None if the two have no seed or no task in common."""
+    """Difference paired by seed and task; None if the two have no seed or no task in common.
+
+    Its p-value is not corrected yet.
+    """
     seeds = sorted(method.keys() & baseline.keys())
     sides = [[side[seed].get(task_set, {}) for seed in seeds] for side in (method, baseline)]
     played = [{task for task, tally in tallies.items() if tally[1]} for side in sides for tallies in side]
@@ -316,17 +329,16 @@ def paired_difference(
         [_mean(one[task]) - _mean(other[task]) for task in tasks] for one, other in zip(*sides, strict=True)
     ]
     by_seed = {seed: fmean(row) for seed, row in zip(seeds, differences_ST, strict=True)}
-    by_task = [fmean(column) for column in zip(*differences_ST, strict=True)]
-    rng = Random(f"compare/{name}/{task_set}")  # the same runs give the same report
+    tested = mean_over_seeds_and_tasks(differences_ST)
     return Difference(
         method=name,
         tasks=task_set,
-        mean=fmean(by_task),
+        mean=tested.mean,
         by_seed=by_seed,
         task_count=len(tasks),
-        student=student_interval(list(by_seed.values())) if len(seeds) > 1 else None,
-        bootstrap=crossed_bootstrap(differences_ST, rng, RESAMPLES),
-        p=sign_flip_p(by_task, rng, RESAMPLES),
+        interval=tested.interval,
+        p=tested.p,
+        corrected_p=tested.p,
     )
 
 
@@ -367,8 +379,6 @@ def _smoothed_ratio(numerator: str, denominator: str, weight: str = "") -> Calla
 
 
 CURVES: Mapping[str, Callable[[RunResult], Curve]] = {
-    "train": _evaluation_curve("train"),
-    "heldout": _evaluation_curve("heldout"),
     "sampled": _smoothed_ratio("success", "groups", weight="groups"),
     "without_signal": _smoothed_ratio("without_signal", "groups"),
     "rescued": _smoothed_ratio("rescued", "groups"),

@@ -50,12 +50,11 @@ class BarSeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean with up to two intervals, drawn as a thick and a thin line."""
+    """A mean and its interval, drawn as a dot on a line."""
 
     label: str
     mean: float
-    thick: Interval | None
-    thin: Interval | None
+    interval: Interval | None
     colour: int
 
 
@@ -127,11 +126,11 @@ def bar_chart(title: str, groups: Sequence[str], bars: Sequence[BarSeries], *, s
 
 
 def interval_chart(title: str, estimates: Sequence[Estimate], *, width: int = LARGE.width) -> str:
-    """Figure with one row per difference: a dot on its intervals. Values are fractions, shown in points."""
+    """Figure with one row per difference: a dot on its interval. Values are fractions, shown in points."""
     if not estimates:
         return ""
     ends = [0.0, *(one.mean for one in estimates)]
-    ends += [end for one in estimates for interval in (one.thick, one.thin) if interval for end in interval]
+    ends += [end for one in estimates for end in one.interval or ()]
     ticks = _ticks(ends)
     left = _label_width([one.label for one in estimates], width)
     size = Size(width=width, height=ROW_HEIGHT * len(estimates) + TOP + BOTTOM)
@@ -151,10 +150,9 @@ def interval_chart(title: str, estimates: Sequence[Estimate], *, width: int = LA
     for row, one in enumerate(estimates):
         y = TOP + ROW_HEIGHT * (row + 0.5)
         parts += [_row_label(one.label, left, y), f'<g class="s{one.colour}">']
-        for interval, kind in ((one.thin, "thin"), (one.thick, "thick")):
-            if interval:
-                low, high = map(to_x, interval)
-                parts.append(f'<line class="{kind}" x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/>')
+        if one.interval:
+            low, high = map(to_x, one.interval)
+            parts.append(f'<line class="thin" x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/>')
         tooltip = escape(f"{one.label}: {_signed_points(one.mean)} points")
         parts.append(
             f'<circle cx="{to_x(one.mean):.1f}" cy="{y}" r="4"><title>{tooltip}</title></circle></g>'

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from arpo.evaluation.comparison_results import STAGES, TASK_SET_LABELS, Comparison, CurvePoint, RunResult
+from arpo.evaluation.comparison_results import STAGES, Comparison, CurvePoint, RunResult
+from arpo.task_set_names import set_label
 from arpo.viewer.charts import (
     LARGE,
     BarSeries,
@@ -17,22 +18,20 @@ from arpo.viewer.charts import (
     share_chart,
 )
 from arpo.viewer.comparison_text import (
+    COUNT_CURVES,
     CURVE_NOTE,
-    CURVE_TITLES,
     DEFINITIONS,
     DIFFERENCES_HEADING,
     DIFFICULTY_HEADING,
-    PERCENT_CURVES,
     SUCCESS_NOTE,
     TIME_NOTE,
     Table,
     TableCell,
+    curve_title,
     difference_table,
     difficulty_note,
     difficulty_table,
     display_name,
-    evaluated_sets,
-    findings,
     missing_note,
     recipe_differences,
     subtitle,
@@ -41,7 +40,11 @@ from arpo.viewer.comparison_text import (
 )
 from arpo.viewer.style import document
 
-ZOOMED_CURVES = ("train", "heldout", "sampled")  # methods differ little, so the y axis does not start at 0
+GROUP_CURVES = (
+    "without_signal",
+    "rescued",
+    "replay_age",
+)  # success rates differ little: no zero on their axis
 # Colours of the methods; the base model is grey. Further methods repeat them dashed, hollow and pale.
 LIGHT = ("#2563a8", "#c2571a", "#2f8f5b", "#7d4fb0", "#b83258", "#12868f", "#96780f", "#7a5a44")
 DARK = ("#6ea8e6", "#e59a5f", "#6cc492", "#b995e6", "#ec7f9f", "#5cc3cb", "#d3b54a", "#c3a58f")
@@ -62,8 +65,7 @@ td .dot { display: inline-block; width: .6rem; height: .6rem; border-radius: 99p
 tr td { color: var(--ink); } .key { display: inline-block; white-space: nowrap; }
 .wide .key::before { content: "●"; margin-right: .35rem; }
 .band { fill: currentColor; opacity: .14; stroke: none; }
-.zero { stroke: var(--dim); stroke-width: 1.2; } .thin { stroke: currentColor; stroke-width: 1.4; }
-.thick { stroke: currentColor; stroke-width: 5; opacity: .45; }
+.zero { stroke: var(--dim); stroke-width: 1.2; } .thin { stroke: currentColor; stroke-width: 2; }
 rect { fill: currentColor; } .whisker { stroke: var(--ink); opacity: .55; }
 .chart text.name { font-size: 11.5px; fill: var(--ink); } .chart text.on { fill: #fff; }
 .p0 { color: #2563a8; } .p1 { color: #c2571a; } .p2 { color: #5f6b7a; }
@@ -82,10 +84,9 @@ BODY = """{missing}
 {recipes}
 """
 
-DIFFERENCES = """<h2>{heading}</h2><ul class="lead">{findings}</ul>
+DIFFERENCES = """<h2>{heading}</h2>
 <div class="charts wide">{charts}</div>
-<p class="dim lead">Dot: mean difference. Thick line: 95% confidence interval over seeds. Thin line: 95%
-confidence interval over tasks and seeds.</p>
+<p class="dim lead">Dot: mean difference. Line: 95% confidence interval over seeds and tasks.</p>
 {table}<dl>{definitions}</dl>"""
 
 
@@ -98,7 +99,7 @@ def render_page(comparison: Comparison, runs: Sequence[RunResult]) -> str:
         success_note=escape(SUCCESS_NOTE),
         differences=_differences(comparison, names) if comparison.differences else "",
         curve_note=escape(CURVE_NOTE),
-        curves="".join(_curves(title, key, comparison, names) for key, title in CURVE_TITLES.items()),
+        curves="".join(_curves(key, comparison, names) for key in comparison.curves),
         difficulty=_difficulty(comparison, names) if comparison.bins else "",
         shares=_shares(comparison),
         time=_table(time_table(comparison), [row.name for row in comparison.rows if row.stages], names),
@@ -147,7 +148,7 @@ def _cell(cell: TableCell) -> str:
     return escape(cell.value) + detail
 
 
-def _curves(title: str, key: str, comparison: Comparison, names: Sequence[str]) -> str:
+def _curves(key: str, comparison: Comparison, names: Sequence[str]) -> str:
     curves: Mapping[str, Sequence[CurvePoint]] = comparison.curves[key]
     series = [
         Series(
@@ -158,34 +159,32 @@ def _curves(title: str, key: str, comparison: Comparison, names: Sequence[str]) 
         for name in names
     ]
     return line_chart(
-        title,
+        curve_title(key),
         series,
-        percent=key in PERCENT_CURVES,
+        percent=key not in COUNT_CURVES,
         x_name="episode",
         size=LARGE,
-        from_zero=key not in ZOOMED_CURVES,
+        from_zero=key in GROUP_CURVES,
     )
 
 
 def _differences(comparison: Comparison, names: Sequence[str]) -> str:
     charts = []
-    for task_set in evaluated_sets(comparison):
+    for task_set in comparison.task_sets:
         estimates = [
             Estimate(
                 label=display_name(one.method),
                 mean=one.mean,
-                thick=one.student,
-                thin=one.bootstrap,
+                interval=one.interval,
                 colour=names.index(one.method),
             )
             for one in comparison.differences
             if one.tasks == task_set
         ]
-        title = f"{TASK_SET_LABELS[task_set].capitalize()}: difference in percentage points"
+        title = f"{set_label(task_set).capitalize()}: difference in percentage points"
         charts.append(interval_chart(title, estimates))
     return DIFFERENCES.format(
         heading=escape(f"{DIFFERENCES_HEADING}: {display_name(comparison.reference)}"),
-        findings="".join(f"<li>{escape(sentence)}</li>" for sentence in findings(comparison)),
         charts="".join(charts),
         table=_table(
             difference_table(comparison), [one.method for one in comparison.differences], names, "words"

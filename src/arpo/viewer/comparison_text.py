@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from arpo.evaluation.compare import BASE
 from arpo.evaluation.compared_settings import differing_keys
 from arpo.evaluation.comparison_results import (
-    RESAMPLES,
     SMOOTHING_WINDOW,
     STAGES,
-    TASK_SET_LABELS,
     Comparison,
     CurvePoint,
     Difference,
@@ -23,8 +21,10 @@ from arpo.evaluation.comparison_results import (
 from arpo.recipe import value
 from arpo.reporting.display import count_noun, format_duration
 from arpo.reporting.numbers import NO_VALUE, format_points
+from arpo.task_set_names import set_label
 
 SIGNIFICANCE_LEVEL = 0.05
+MIN_SEEDS = 3  # with two, a test has up to 13% false positives
 
 DEFINITIONS = (
     (
@@ -33,28 +33,29 @@ DEFINITIONS = (
         "the same seeds. The seed sets the order of tasks and all random numbers.",
     ),
     (
-        "95% CI over seeds",
-        "95% confidence interval if training is repeated with other seeds on the same tasks. Student's t "
-        "interval of the mean, from one difference per seed. It is wide for few seeds and undefined for one.",
+        "95% interval",
+        "95% confidence interval of the difference for other seeds and other tasks of this kind. Its squared "
+        "standard error is the sum of two: of the mean over seeds and of the mean over tasks. It uses "
+        "Student's t with the degrees of freedom of Welch and Satterthwaite. With one seed, it is over tasks "
+        "only.",
     ),
     (
-        "95% CI over tasks and seeds",
-        "95% confidence interval for other tasks of this kind and other seeds. Bootstrap with "
-        f"{RESAMPLES:,} draws that resamples tasks and seeds. It underestimates the variance between two or "
-        "three seeds and ignores it for one seed: rely on the wider of the two intervals.",
+        "p",
+        "Probability of a difference at least this far from zero if the method had no effect, by the same "
+        "test: p is below 0.05 if and only if the interval excludes 0. Without any effect, about one test in "
+        "twenty has p below 0.05.",
     ),
     (
-        "p over tasks",
-        "Sign-flip test over tasks. If the method had no effect, the difference on each task would have "
-        "either sign with equal probability. p is the probability of a mean at least this far from zero with "
-        "random signs. It generalises to other tasks, not to other seeds.",
+        "Corrected p",
+        "p after Holm's correction for the number of differences in this table. Without any effect, the "
+        "chance that any of them is below 0.05 is about one in twenty. Tests outside this table, such as "
+        "earlier trials, are not counted.",
     ),
     (
         "Result",
-        "Significant: both intervals exclude 0, and p is below 0.05. Inconclusive: only some of these three "
-        "conditions hold; the result names the others. No significant difference: none of them holds; the "
-        "methods may still differ. There is no correction for multiple comparisons: without any real "
-        "difference, one comparison in twenty has p below 0.05.",
+        "Significant: the corrected p is below 0.05. Suggestive: only the uncorrected p is. No significant "
+        "difference: neither is; the methods may still differ. Fewer than three seeds tell too little about "
+        "other seeds: then the result is about these runs.",
     ),
 )
 SUCCESS_NOTE = (
@@ -73,8 +74,6 @@ TIME_NOTE = (
     "episodes, which belong to no stage."
 )
 CURVE_TITLES = {
-    "train": "Success rate on training tasks, in evaluations",
-    "heldout": "Success rate on held-out tasks, in evaluations",
     "sampled": "Success rate of training episodes",
     "without_signal": "Groups without signal",
     "rescued": "Groups rescued by replay",
@@ -82,7 +81,7 @@ CURVE_TITLES = {
 }
 DIFFERENCES_HEADING = "Difference from the baseline"
 DIFFICULTY_HEADING = "Success rate by task difficulty"
-PERCENT_CURVES = tuple(name for name in CURVE_TITLES if name != "replay_age")
+COUNT_CURVES = ("replay_age",)  # all others are in percent
 CURVE_COLUMNS = 5  # of a curve's table
 
 
@@ -118,18 +117,18 @@ def format_interval(ends: tuple[float, float] | None) -> str:
 
 
 def format_p(p: float) -> str:
+    if p < 0.0001:
+        return "<0.0001"
     return f"{p:.2f}" if p >= 0.1 else f"{p:.3f}" if p >= 0.001 else f"{p:.4f}"
 
 
-def evaluated_sets(comparison: Comparison) -> list[str]:
-    """Task sets with a success rate in at least one row."""
-    return [name for name in TASK_SET_LABELS if any(name in row.success for row in comparison.rows)]
+def curve_title(key: str) -> str:
+    return CURVE_TITLES.get(key, f"Success rate on {set_label(key)}, in evaluations")
 
 
 def success_table(comparison: Comparison) -> Table:
-    task_sets = evaluated_sets(comparison)
-    labels = (TASK_SET_LABELS[task_set] for task_set in task_sets)
-    head = ("", *labels, "episodes", "time", "groups without signal", "groups rescued")
+    task_sets = comparison.task_sets
+    head = ("", *map(set_label, task_sets), "episodes", "time", "groups without signal", "groups rescued")
     return head, [
         [
             TableCell(value=display_name(row.name)),
@@ -155,16 +154,15 @@ def _group_share_cell(row: MethodResult, key: str) -> TableCell:
 
 
 def difference_table(comparison: Comparison) -> Table:
-    intervals = ("95% CI over seeds", "95% CI over tasks and seeds")
-    head = ("", "tasks", "difference", *intervals, "p over tasks", "result")
+    head = ("", "tasks", "difference", "95% interval", "p", "corrected p", "result")
     return head, [
         [
             TableCell(value=display_name(one.method)),
-            TableCell(value=f"{TASK_SET_LABELS[one.tasks]} ({one.task_count})"),
+            TableCell(value=f"{set_label(one.tasks)} ({one.task_count})"),
             TableCell(value=format_points(one.mean), detail=_points_by_seed(one)),
-            TableCell(value=format_interval(one.student)),
-            TableCell(value=format_interval(one.bootstrap)),
+            TableCell(value=format_interval(one.interval)),
             TableCell(value=format_p(one.p)),
+            TableCell(value=format_p(one.corrected_p)),
             TableCell(value=significance(one)),
         ]
         for one in comparison.differences
@@ -176,31 +174,15 @@ def _points_by_seed(one: Difference) -> str:
 
 
 def significance(one: Difference) -> str:
-    """Combined result of both confidence intervals and the p-value, as in DEFINITIONS."""
-    intervals = {"seeds": one.student, "tasks and seeds": one.bootstrap}
-    significant = {name: not ends[0] <= 0 <= ends[1] for name, ends in intervals.items() if ends}
-    significant["tasks"] = one.p < SIGNIFICANCE_LEVEL
-    if not any(significant.values()):
-        return "no significant difference"
-    if not all(significant.values()):
-        others = ", not over ".join(name for name, holds in significant.items() if not holds)
-        return f"inconclusive: not over {others}"
+    """The result of the test in words, as in DEFINITIONS."""
     side = "higher" if one.mean > 0 else "lower"
-    return f"significantly {side}" if one.student else f"{side} over tasks; unknown over seeds (one seed)"
-
-
-def findings(comparison: Comparison) -> list[str]:
-    """One sentence per method: its difference on the training tasks and the test result."""
-    sentences = []
-    for one in (one for one in comparison.differences if one.tasks == "train"):
-        side = "above" if one.mean >= 0 else "below"
-        seeds = f"95% CI over seeds {format_interval(one.student)}, " if one.student else ""
-        sentences.append(
-            f"{display_name(one.method)} is {abs(100 * one.mean):.1f} points {side} "
-            f"{display_name(comparison.reference)} on the training tasks ({seeds}p over tasks "
-            f"{format_p(one.p)}): {significance(one)}."
-        )
-    return sentences
+    if one.p >= SIGNIFICANCE_LEVEL:
+        return "no significant difference"
+    if len(one.by_seed) < MIN_SEEDS:
+        return f"{side} in these runs; too few seeds ({len(one.by_seed)})"
+    if one.corrected_p >= SIGNIFICANCE_LEVEL:
+        return f"suggestive: {side}, but not after correction"
+    return f"significantly {side}"
 
 
 def difficulty_table(comparison: Comparison) -> Table:
@@ -311,15 +293,16 @@ def render_markdown(comparison: Comparison, runs: Sequence[RunResult]) -> str:
     parts += [_table(success_table(comparison))]
     if comparison.differences:
         parts += [f"## {DIFFERENCES_HEADING}: {display_name(comparison.reference)}"]
-        parts += [_list(findings(comparison)), _table(difference_table(comparison))]
+        parts += [_table(difference_table(comparison))]
         parts += [_list([f"**{term}**: {definition}" for term, definition in DEFINITIONS])]
     if comparison.bins:
         parts += [f"## {DIFFICULTY_HEADING}", difficulty_note(comparison)]
         parts += [_table(difficulty_table(comparison))]
     parts += ["## Curves", CURVE_NOTE]
-    for key, title in CURVE_TITLES.items():
-        if comparison.curves[key]:
-            parts += [f"{title}:", _table(curve_table(comparison.curves[key], percent=key in PERCENT_CURVES))]
+    for key, curves in comparison.curves.items():
+        if curves:
+            table = curve_table(curves, percent=key not in COUNT_CURVES)
+            parts += [f"{curve_title(key)}:", _table(table)]
     parts += ["## Time", _table(time_table(comparison)), TIME_NOTE]
     caption, differences = recipe_differences(comparison, runs)
     if differences:

@@ -1,0 +1,72 @@
+"""Names of the task sets of a run: training tasks, one or several held-out sets, overall tasks.
+
+tasks.heldout may list several sources, separated by commas. Each becomes a set of its own:
+
+    "tasks.json"                                   heldout
+    "desk:instances/validation,more.json"          instances_validation, more
+    "desk:test"                                    instances_test, families_test, applications_test
+
+The names are keys of summary.json and evaluations.jsonl, parts of metrics ("eval_instances_test") and of
+episode ids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import PurePath
+
+from arpo.errors import UserError
+
+TRAIN, HELDOUT, OVERALL = "train", "heldout", "overall"
+DESK = "desk:"  # prefix of the task lists of Desk
+# The generated held-out sets of Desk: levels, each with two halves.
+LEVELS = {"instances": "new instances", "families": "new goal families", "applications": "new applications"}
+HALVES = ("validation", "test")  # to choose with; untouched by any choice
+GENERATED = {f"{DESK}{level}/{half}": f"{level}_{half}" for level in LEVELS for half in HALVES}
+_LABELS = {TRAIN: "training tasks", HELDOUT: "held-out tasks", OVERALL: "all tasks"}
+_LABELS |= {f"{level}_{half}": f"{label} ({half})" for level, label in LEVELS.items() for half in HALVES}
+
+
+def split_sources(text: str) -> list[str]:
+    """The sources of tasks.heldout. "desk:validation" and "desk:test" stand for this half of all levels.
+
+    >>> split_sources("desk:test, more.json")
+    ['desk:instances/test', 'desk:families/test', 'desk:applications/test', 'more.json']
+    """
+    sources: list[str] = []
+    for source in filter(None, map(str.strip, text.split(","))):
+        half = source.removeprefix(DESK)
+        is_half = half in HALVES and source.startswith(DESK)
+        sources += [f"{DESK}{level}/{half}" for level in LEVELS] if is_half else [source]
+    return sources
+
+
+def heldout_sets(text: str) -> dict[str, str]:
+    """The sources of tasks.heldout by the name of their set. A single list of tasks is "heldout".
+
+    Raises UserError if two sets have the same name.
+    """
+    sources = split_sources(text)
+    if not sources or (len(sources) == 1 and sources[0] not in GENERATED):
+        return {HELDOUT: "".join(sources)}
+    found: dict[str, str] = {}
+    for source in sources:
+        name = GENERATED.get(source) or re.sub(r"\W+", "_", PurePath(source.rpartition(":")[2]).stem)
+        if name in (*found, TRAIN, OVERALL):
+            raise UserError(
+                f"tasks.heldout: {source}: there is another task set with the name {name!r}: remove it, or "
+                "rename the file"
+            )
+        found[name] = source
+    return found
+
+
+def set_label(name: str) -> str:
+    """The label of a task set in tables: "training tasks", "new instances (test)", "held-out tasks, more"."""
+    return _LABELS.get(name, f"held-out tasks, {name}")
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """The names without duplicates: training tasks first, then held-out sets as they come, overall last."""
+    return sorted(dict.fromkeys(names), key=lambda name: (name != TRAIN, name == OVERALL))

@@ -218,12 +218,6 @@ def _check_fresh(config: Config) -> None:
             f"is task, must be family with tasks.train = {FRESH}: no task is played twice, so none has a "
             "stored success; or set replay.enabled = false",
         )
-    if config.replay.key == "family" and config.env.name != "desk":
-        raise BadSetting(
-            "replay.key",
-            f"is family, must be task with env.name = {config.env.name}: only tasks of desk have goal "
-            "families",
-        )
     if train.curriculum == "adaptive" and not config.endless:
         raise BadSetting(
             "train.curriculum",

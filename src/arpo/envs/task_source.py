@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from arpo.algorithms.replay import task_key
 from arpo.config import FRESH, Config, ReplayConfig
 from arpo.config_keys import TasksConfig
 from arpo.envs.desk.fresh import FreshTasks, fresh_families, fresh_task
@@ -85,22 +86,28 @@ def goal_families(task: Task) -> tuple[str, ...]:
 
 
 def replay_key(config: ReplayConfig, tasks: TaskIndex) -> Callable[[str], str]:
-    """The function from a task id to the key of its stored successes: the id, or its sorted families.
+    """The function from a task id to the key of its stored successes: the id itself, or its sorted families.
 
-    A task without goal families has its id in both cases.
+    Raises UserError for replay.key = "family" if a listed task has no families.
     """
 
     def families(task_id: str) -> str:
-        task = tasks.get(task_id)
-        return "+".join(sorted(goal_families(task))) or task_id if task else task_id
+        return "+".join(sorted(fresh_families(task_id) or goal_families(tasks[task_id])))
 
-    return families if config.key == "family" else lambda task_id: task_id
+    if config.key == "task":
+        return task_key
+    for task in tasks.listed:
+        if not goal_families(task):
+            raise UserError(
+                f'replay.key = "family": task {task.id!r} has no goal families, which only Desk\'s own tasks '
+                'have: set replay.key = "task"'
+            )
+    return families
 
 
 def replay_key_of_run(config: Config) -> Callable[[str], str]:
-    """`replay_key` for a stored run. Without its task file, only tasks of desk:fresh have families."""
+    """`replay_key` for the report on a run. If its tasks cannot be loaded any more, each is alone."""
     try:
-        tasks = open_tasks(config.tasks.train, config)
+        return replay_key(config.replay, TaskIndex(open_tasks(config.tasks.train, config)))
     except UserError:
-        tasks = ()
-    return replay_key(config.replay, TaskIndex(tasks))
+        return task_key

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 from typing import Protocol
 
 from arpo.algorithms.curriculum import Curriculum, PluginCurriculum, epoch_order
@@ -50,18 +52,38 @@ class ListOrder:
 class FreshOrder:
     """Tasks of desk:fresh: a new one each time, or tasks.distinct of them in epochs.
 
-    `signal` decides which goal families come next; None: all equally often.
+    A task takes some milliseconds to make, so a thread makes the next ones while others are played. `signal`
+    decides which goal families come next; None: all equally often. With it, tasks are made when they are
+    taken, because they depend on the groups before them.
     """
 
     def __init__(self, config: Config, tasks: FreshTasks, signal: FamilySignal | None) -> None:
         self._tasks, self._seed = tasks, config.run.seed
         self._weight = signal.weight if signal else None
+        self._ahead: dict[int, Future[Task]] = {}
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tasks")
         self.total = config.planned_tasks(len(tasks))
 
     def take(self, start: int, count: int) -> list[Task]:
         visits = range(start, min(start + count, self.total))
+        tasks = [self._task(visit) for visit in visits]
+        if self._weight is None:
+            for visit in range(visits.stop, min(visits.stop + len(visits), self.total)):
+                if visit not in self._ahead:
+                    self._ahead[visit] = self._thread.submit(self._make, visit)
+        return tasks
+
+    def _task(self, visit: int) -> Task:
+        ahead = self._ahead.pop(visit, None)
+        return ahead.result() if ahead else self._make(visit)
+
+    def _make(self, visit: int) -> Task:
         if self._tasks.endless:
-            return [self._tasks.make(visit, self._weight) for visit in visits]
-        size = len(self._tasks)
-        orders = {epoch: epoch_order(range(size), self._seed, epoch) for epoch in {v // size for v in visits}}
-        return [self._tasks[orders[visit // size][visit % size]] for visit in visits]
+            return self._tasks.make(visit, self._weight)
+        epoch, place = divmod(visit, len(self._tasks))
+        return self._tasks[_shuffled(len(self._tasks), self._seed, epoch)[place]]
+
+
+@lru_cache(maxsize=2)
+def _shuffled(size: int, seed: int, epoch: int) -> tuple[int, ...]:
+    return epoch_order(range(size), seed, epoch)

@@ -1,0 +1,96 @@
+"""Tasks made on demand: decided by seed and number, rebuilt from their id, solvable."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from arpo.envs.desk.env import set_up
+from arpo.envs.desk.fresh import FreshTasks, fresh_families, fresh_task
+from arpo.envs.desk.goal_mix import open_goal_mix
+from arpo.envs.desk.goals import FAMILIES
+from arpo.envs.desk.heldout import TRAINING_FAMILIES
+from arpo.envs.task_files import load_tasks
+from arpo.errors import UserError
+from desks import score, solution
+
+
+def fresh(*, seed: int = 7, count: int = 10**6, goals: str = "1,2", max_steps: int = 15) -> FreshTasks:
+    mix = open_goal_mix("", goals)
+    return FreshTasks(mix, seed=seed, count=count, max_steps=max_steps, endless=True)
+
+
+def test_a_task_is_decided_by_seed_and_number_alone() -> None:
+    tasks = fresh()
+    later = [tasks[number] for number in (999_999, 5, 0)]
+    assert later == [fresh()[number] for number in (999_999, 5, 0)]
+    assert fresh(count=6)[5] == tasks[5]  # a longer run has the same first tasks
+    contents = {json.dumps([task.instruction, task.config]) for task in (*tasks[:300], *fresh(seed=8)[:300])}
+    assert len(contents) == 600
+
+
+def test_a_task_is_rebuilt_from_its_id() -> None:
+    for task in fresh(goals="1,2,3")[:100]:
+        assert fresh_task(task.id) == task
+        assert fresh_families(task.id) == tuple(task.snapshot.split("+"))
+        assert json.loads(json.dumps(asdict(task)))["config"] == list(task.config)  # plain JSON
+        assert task.domain == task.related_apps[0] == FAMILIES[fresh_families(task.id)[0]].app
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "pool-001", "fresh-7-1", "fresh-7-1-Fly", "fresh-07-1-SetTheme", "fresh-7-1.0.1-SetTheme",
+        "fresh-7-1-SetTheme+SetTheme", "fresh-7-1-", "fresh-7-1-SetTheme+", "",
+    ],
+)  # fmt: skip
+def test_other_ids_have_no_task(other: str) -> None:
+    assert fresh_task(other) is None
+
+
+def test_the_solver_finishes_every_task_within_the_limit() -> None:
+    for task in (*fresh(max_steps=6)[:60], *fresh()[:60]):
+        desktop = set_up(task)
+        steps = solution(task, desktop)
+        assert score(task, desktop, steps[-1][1]) == 1.0, task.id
+        assert len(steps) <= 15
+    assert max(len(solution(task)) for task in fresh(max_steps=6)[:60]) <= 6
+
+
+def test_a_candidate_that_takes_too_many_steps_is_skipped() -> None:
+    short, long = fresh(max_steps=3, goals="1")[:40], fresh(goals="1")[:40]
+    skipped = [task for task in short if "." in task.id]
+    assert skipped and all(fresh_task(task.id) == task for task in skipped)
+    kept = [(one, other) for one, other in zip(short, long, strict=True) if one not in skipped]
+    assert kept and all(one == other for one, other in kept)
+    with pytest.raises(UserError, match=r"rollout.max_steps = 1 steps: raise it, or choose other tasks"):
+        fresh(max_steps=1, goals="2")[0]
+
+
+def test_no_task_contains_a_held_out_family_or_application() -> None:
+    for task in fresh()[:300]:
+        assert set(fresh_families(task.id)) <= set(TRAINING_FAMILIES)
+        assert "Calc" not in task.related_apps
+        windows = [step["parameters"]["app"] for step in task.config if step["type"] == "open"]
+        assert "Calc" not in windows
+
+
+def test_weights_decide_the_goals_but_not_the_world_of_given_goals() -> None:
+    tasks = fresh(goals="1")
+    made = [tasks.make(number, lambda families: float(families == ("SetTheme",))) for number in range(20)]
+    assert {task.snapshot for task in made} == {"SetTheme"}
+    assert all(fresh_task(task.id) == task for task in made)
+
+
+def test_a_slice_is_a_list_and_the_end_is_an_error() -> None:
+    tasks = fresh(count=3)
+    assert len(tasks) == len(tasks[:]) == len(list(tasks)) == 3 and tasks[-1] == tasks[2]
+    with pytest.raises(IndexError):
+        tasks[3]
+
+
+def test_it_is_no_task_list() -> None:
+    with pytest.raises(UserError, match=r"desk:fresh: makes tasks on demand for tasks.train"):
+        load_tasks("desk:fresh")

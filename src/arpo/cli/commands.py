@@ -11,7 +11,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from arpo.cli import check_env_command, compare_command, osworld_flags, report_command, serve_command
+from arpo.cli import (
+    check_env_command,
+    compare_command,
+    osworld_flags,
+    report_command,
+    serve_command,
+    view_command,
+)
 from arpo.cli.command import RECIPE, RECIPE_HELP, Command, argument, count
 from arpo.errors import UserError
 from arpo.interrupts import INTERRUPTED
@@ -327,6 +334,14 @@ arpo export runs/desk --push my-name/my-agent""",
         lesson=report_command.LESSON,
         example=report_command.EXAMPLE,
         arguments=report_command.ARGUMENTS,
+    ),
+    Command(
+        name="view",
+        run=view_command.run_view,
+        purpose="open runs and results in the browser",
+        lesson=view_command.LESSON,
+        example=view_command.EXAMPLE,
+        arguments=view_command.ARGUMENTS,
     ),
     Command(
         name="env-host",

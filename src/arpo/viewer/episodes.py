@@ -107,10 +107,10 @@ def _turn_html(number: int, turn: Turn) -> str:
     drawings = "".join(action_svg(action, width, height) for action in turn.actions)
     texts = [text for text in map(action_label, turn.actions) if text]
     labels = "".join(f'<span class="chip">{escape(text)}</span>' for text in texts)
-    thought, found, action = turn.completion.text.partition("Action:")
-    answer = f'<p class="thought">{escape(thought.removeprefix("Thought:").strip())}</p>'
-    if found:
-        answer += f"<pre>{escape(action.strip())}</pre>"
+    thought, action = split_answer(turn.completion.text)
+    answer = f'<p class="thought">{escape(thought)}</p>'
+    if action:
+        answer += f"<pre>{escape(action)}</pre>"
     if turn.error:
         answer += f'<p class="error">{escape(turn.error)}</p>'
     return (
@@ -118,6 +118,12 @@ def _turn_html(number: int, turn: Turn) -> str:
         f'<svg viewBox="0 0 {width} {height}">{drawings}</svg><div class="chips">{labels}</div></div>'
         f'<div class="answer"><h4>Step {number}</h4>{answer}</div></li>'
     )
+
+
+def split_answer(text: str) -> tuple[str, str]:
+    """Thought and actions: ("Open it", "wait()") for the answer "Thought: Open it\\nAction: wait()"."""
+    thought, _, action = text.partition("Action:")
+    return thought.removeprefix("Thought:").strip(), action.strip()
 
 
 def action_svg(action: Action, width: int, height: int) -> str:

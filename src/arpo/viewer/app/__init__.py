@@ -1,0 +1,1 @@
+"""The browser application of `arpo view`: server, index of episodes, static export."""

@@ -1,0 +1,240 @@
+"""The index of episodes: an SQLite file beside the run, made from its files and never needed to be kept.
+
+A page of 100,000 episodes is a query, and one episode is a read at a byte offset. The index is made again if
+it is missing, damaged, of another version, or does not fit the files any more. If it cannot be written, or
+another process uses it, it is in a temporary folder.
+
+The file may come from a stranger, together with the run. So it must have exactly our tables, and a reader of
+an offset compares what is there with what it expects.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from arpo.viewer.app.tail import Mark
+
+NAME = ".view-index.sqlite"
+VERSION = "1"
+MAX_PROBLEMS = 100
+_CACHE_KIB = 32 << 10
+
+TABLES = (
+    "CREATE TABLE state (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    # kind, number: of the id. place: position of the group in its batch. first, final: keys of screenshots.
+    "CREATE TABLE episodes (n INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, task TEXT NOT NULL, "
+    "kind TEXT NOT NULL, number INTEGER, place INTEGER, group_id TEXT NOT NULL, batch INTEGER, score REAL, "
+    "malformed INTEGER NOT NULL, stop TEXT NOT NULL, steps INTEGER NOT NULL, tokens INTEGER NOT NULL, "
+    "version INTEGER NOT NULL, error TEXT NOT NULL, first INTEGER, final INTEGER, at INTEGER, size INTEGER)",
+    "CREATE INDEX by_task ON episodes (task)",
+    "CREATE INDEX by_group ON episodes (group_id)",
+    "CREATE INDEX by_batch ON episodes (batch, place)",
+    "CREATE INDEX unplaced ON episodes (number) WHERE kind = 'group' AND batch IS NULL",
+    "CREATE TABLE failures (n INTEGER PRIMARY KEY, id TEXT NOT NULL, task TEXT NOT NULL, kind TEXT NOT NULL, "
+    "called TEXT NOT NULL, host TEXT NOT NULL, message TEXT NOT NULL, attempts INTEGER NOT NULL, "
+    "place TEXT NOT NULL, group_id TEXT NOT NULL, batch INTEGER)",
+    "CREATE INDEX failures_by_group ON failures (group_id)",
+    "CREATE TABLE placed (number INTEGER PRIMARY KEY, batch INTEGER NOT NULL, dropped INTEGER NOT NULL)",
+    "CREATE TABLE shots (key INTEGER PRIMARY KEY, at INTEGER NOT NULL)",
+    "CREATE TABLE problems (n INTEGER PRIMARY KEY, text TEXT NOT NULL)",
+)
+_FULL_TEXT = "CREATE VIRTUAL TABLE words USING fts5(body, content='')"
+_PLAIN_TEXT = "CREATE TABLE words (body TEXT NOT NULL)"
+
+
+class Index:
+    """One connection, shared by threads. `write` is one transaction."""
+
+    def __init__(self, folder: Path, full_text: bool | None = None) -> None:
+        """`full_text` False: without SQLite's full-text search; None: with it if SQLite has it."""
+        self._folder = folder
+        self._temporary: str | None = None
+        self._lock = threading.RLock()
+        self.full_text = _has_full_text() if full_text is None else full_text
+        self.generation = 0  # counts how often the index was made again
+        self._connection = self._open()
+
+    @property
+    def path(self) -> Path:
+        return Path(self._temporary or self._folder) / NAME
+
+    def rows(self, query: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        """All rows of a query. A damaged index is made again: the result is empty then."""
+        with self._lock:
+            try:
+                return self._connection.execute(query, values).fetchall()
+            except sqlite3.DatabaseError as error:
+                if not _damage(error):
+                    raise
+                self.rebuild()
+                return []
+
+    def row(self, query: str, values: Sequence[Any] = ()) -> sqlite3.Row | None:
+        return next(iter(self.rows(query, values)), None)
+
+    def write(self, change: Callable[[sqlite3.Connection], object], generation: int | None = None) -> bool:
+        """Call `change` within a transaction. Returns False if the index was damaged, and is empty now.
+
+        Does nothing and returns False if it was made again since `generation`.
+        """
+        with self._lock:
+            if generation not in (None, self.generation):
+                return False
+            try:
+                with self._connection:
+                    change(self._connection)
+                    return True
+            except sqlite3.DatabaseError as error:
+                if not _damage(error):
+                    raise
+                self.rebuild()
+                return False
+
+    def mark(self, name: str) -> Mark | None:
+        """How far a file was indexed."""
+        found = self.row("SELECT value FROM state WHERE name = ?", (f"mark {name}",))
+        try:
+            value = json.loads(found["value"]) if found else None
+            return (
+                Mark(inode=int(value["inode"]), end=int(value["end"]), hash=str(value["hash"]))
+                if value
+                else None
+            )
+        except (ValueError, TypeError, KeyError):
+            self.rebuild()
+            return None
+
+    def rebuild(self) -> None:
+        """Delete the content: the next refresh reads all files again."""
+        with self._lock:
+            self._connection.close()
+            with suppress(OSError):
+                self.path.unlink()
+            self.generation += 1
+            self._connection = self._open()
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+            if self._temporary:
+                shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _open(self) -> sqlite3.Connection:
+        if self._temporary is None:
+            for _ in range(2):
+                try:
+                    return self._connect()
+                except _Foreign:
+                    with suppress(OSError):
+                        self.path.unlink()
+                except (sqlite3.OperationalError, OSError):  # read-only, or in use by another process
+                    break
+            self._temporary = tempfile.mkdtemp(prefix="arpo-view-")
+        return self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        _refuse_link(self.path)
+        connection = sqlite3.connect(self.path, timeout=0.1, check_same_thread=False)
+        try:
+            connection.row_factory = sqlite3.Row
+            for pragma in (
+                "trusted_schema = OFF",
+                "locking_mode = EXCLUSIVE",
+                "synchronous = OFF",
+                f"cache_size = -{_CACHE_KIB}",
+            ):
+                connection.execute(f"PRAGMA {pragma}")
+            self._check(connection)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, sqlite3.DatabaseError) and _damage(error):
+                raise _Foreign from error
+            raise
+        return connection
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        """Create the tables of a new file. Raises _Foreign if a file has other tables than ours."""
+        connection.execute("BEGIN EXCLUSIVE")
+        found = [
+            row[0]
+            for row in connection.execute(
+                "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND substr(name, 1, 6) != 'words_'"
+            )
+        ]
+        expected = [*TABLES, _FULL_TEXT if self.full_text else _PLAIN_TEXT]
+        if not found:
+            for table in expected:
+                connection.execute(table)
+            connection.execute("INSERT INTO state VALUES ('version', ?)", (VERSION,))
+        else:
+            version = (
+                connection.execute("SELECT value FROM state WHERE name = 'version'").fetchone()
+                if sorted(found) == sorted(expected)
+                else None
+            )
+            if version is None or version[0] != VERSION:
+                connection.rollback()
+                raise _Foreign
+        connection.commit()
+
+
+class _Foreign(Exception):
+    """The file is no index of this version."""
+
+
+def set_mark(connection: sqlite3.Connection, name: str, mark: Mark) -> None:
+    connection.execute(
+        "INSERT OR REPLACE INTO state VALUES (?, ?)", (f"mark {name}", json.dumps(asdict(mark)))
+    )
+
+
+def add_problems(connection: sqlite3.Connection, problems: Iterable[str]) -> None:
+    """Add error entries, up to MAX_PROBLEMS in all."""
+    left = MAX_PROBLEMS - connection.execute("SELECT count(*) FROM problems").fetchone()[0]
+    connection.executemany(
+        "INSERT INTO problems (text) VALUES (?)",
+        [(storable(text),) for text in list(problems)[: max(0, left)]],
+    )
+
+
+def storable(text: str) -> str:
+    """The text without lone surrogates, which SQLite cannot store."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def shot_key(sha256: str) -> int:
+    """The first 8 bytes of a hash as the signed number that SQLite stores."""
+    return int.from_bytes(bytes.fromhex(sha256[:16]), "big", signed=True)
+
+
+def _damage(error: sqlite3.DatabaseError) -> bool:
+    """Whether the file is damaged, in contrast to a locked file or a mistake of ours."""
+    return getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
+
+
+def _refuse_link(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise OSError(f"{path}: is not a file")
+
+
+def _has_full_text() -> bool:
+    connection = sqlite3.connect(":memory:")
+    try:
+        connection.execute(_FULL_TEXT)
+    except sqlite3.OperationalError:
+        return False
+    finally:
+        connection.close()
+    return True

@@ -1,0 +1,353 @@
+"""A run or a collection in the browser: its logs, groups, episodes, tokens, tasks and recipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Mapping
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from arpo.config import Config
+from arpo.errors import UserError
+from arpo.reporting.metrics import METRICS as EXPLAINED
+from arpo.storage.codec import EVALUATED, StoredEpisode, check_evaluation, check_numbers, check_summary
+from arpo.storage.files import damage
+from arpo.storage.run_folder import EVALUATIONS, LOGS, METRICS, PACK, SUMMARY, TIMING, TRAJECTORIES
+from arpo.types import StopReason
+from arpo.viewer.app.folder import MAX_LINE, SafeFolder
+from arpo.viewer.app.groups import GroupReader
+from arpo.viewer.app.index import storable
+from arpo.viewer.app.listings import COLUMNS, Listing, find_episode, row_json
+from arpo.viewer.app.pack import PackReader
+from arpo.viewer.app.pictures import Picture, PixelCache
+from arpo.viewer.app.recipes import read_recipe, recipe_json
+from arpo.viewer.app.rescues import Rescues
+from arpo.viewer.app.run_index import RunIndexer, as_number
+from arpo.viewer.app.source import NOT_STORED, Identity, Json, Source, checked_sha256
+from arpo.viewer.app.steps import run_steps, token_rows
+from arpo.viewer.app.tail import Log, parse_line
+from arpo.viewer.app.task_texts import TaskTexts
+from arpo.viewer.app.tokens import load_tokenizer, token_texts
+from arpo.viewer.outcomes import describe_end
+from arpo.viewer.task_table import LABELS, Evaluation, mean, read_evaluation, task_rows
+from arpo.viewer.timeline import ENVIRONMENTS, STAGES
+
+TOKEN_NOTE = "entropy, ratio and clipping are not stored per token"
+MODEL = "model"  # folder of the trained model in a run
+BASE = "base"  # name of the shipped model in model.path
+
+
+class RunSource(Source):
+    """`identity.kind` is run, or collected: a run folder without training."""
+
+    def __init__(self, identity: Identity, folder: SafeFolder, cache: PixelCache) -> None:
+        super().__init__(identity, folder, cache)
+        self._config_error = ""
+        try:
+            self.config, self.recipe_text = read_recipe(folder)
+        except UserError as error:
+            self.config, self.recipe_text, self._config_error = Config(), "", str(error)
+        self._metrics = Log(folder, METRICS, check_numbers)
+        self._timing = Log(folder, TIMING, check_numbers)
+        self._evaluations = Log(folder, EVALUATIONS, check_evaluation)
+        self._summary: Json = {}
+        self._pack = PackReader(folder, self.index, cache)
+        self._indexer = RunIndexer(folder, self.index)
+        self._rescues = Rescues(self.config, self.index)
+        self._texts = TaskTexts(self.config, folder)
+        self.listing = Listing(
+            index=self.index,
+            threshold=self.config.replay.threshold,
+            instruction=self._texts.instruction,
+            replayed_in=self._rescues.batches_of,
+            replayed=self._rescues.replayed,
+            text_of=self._text_of,
+        )
+        self._groups = GroupReader(
+            config=self.config, index=self.index, rescues=self._rescues, listing=self.listing
+        )
+
+    def read_logs(self) -> None:
+        """Read new lines of the small files. The first page needs no more."""
+        for log in (self._metrics, self._timing, self._evaluations):
+            log.poll()
+        try:
+            summary = self.folder.read_json(SUMMARY)
+            with damage(self.folder.path(SUMMARY)):
+                check_summary(summary or {})
+            self._summary = summary or {}
+        except UserError:
+            self._summary = {}
+
+    def _refresh(self, deadline: float) -> bool:
+        self.read_logs()
+        now = time.monotonic()
+        episodes = self._indexer.refresh(now + (deadline - now) / 2)
+        complete = self._pack.refresh(deadline) and episodes
+        if complete:
+            self._rescues.refresh()
+        return complete
+
+    def stamp(self) -> str:
+        states = [self.folder.stat(name) for name in (*LOGS, PACK, SUMMARY)]
+        return " ".join(f"{state.st_size}/{state.st_mtime_ns}" if state else "-" for state in states)
+
+    def facts(self) -> Json:
+        logs = (self._metrics, self._timing, self._evaluations)
+        steps = [row["step"] for row in self._metrics.rows]
+        return {
+            "subtitle": self._subtitle(),
+            "live": self.identity.kind == "run" and not self._summary and self._is_locked(),
+            "finished": bool(self._summary),
+            "seed": self.config.run.seed if self.identity.seed is None else self.identity.seed,
+            "batches": max(steps, default=0),
+            "success": self._success(),
+            "share": self._indexer.share,
+            "errors": [text for text in (self._config_error,) if text]
+            + [text for log in logs for text in log.problems],
+        }
+
+    def _subtitle(self) -> str:
+        config = self.config
+        online = "GRPO with replay" if config.replay.enabled else "GRPO without replay"
+        method = online if config.train.method == "online" else config.train.method.upper()
+        if self.identity.kind == "collected":
+            method = "collected episodes"
+        return f"{method}, {config.tasks.train}, model {config.model.path}, seed {config.run.seed}"
+
+    def _is_locked(self) -> bool:
+        """Whether a process writes this run: it has locked the file .lock. Takes no lock itself."""
+        state = self.folder.stat(".lock")
+        if state is None:
+            return False
+        held = f":{state.st_ino} "
+        device = f"{os.major(state.st_dev):02x}:{os.minor(state.st_dev):02x}"
+        try:
+            locks = Path("/proc/locks").read_text("ascii")
+        except (OSError, ValueError):
+            return True
+        return f"{device}{held}" in locks
+
+    def _success(self) -> Json:
+        found = [read_evaluation(row) for row in self._evaluations.rows]
+        if not found:
+            return {}
+        rates = {"base": _rates(found[0])}
+        return rates | ({"final": _rates(found[-1])} if len(found) > 1 else {})
+
+    def metrics(self, start: int) -> Json:
+        rows = self._metrics.rows
+        explained = {
+            name: {"title": EXPLAINED[name].title, "explanation": EXPLAINED[name].explanation,
+                   "percent": EXPLAINED[name].percent}
+            for name in dict.fromkeys(name for row in rows for name in row)
+            if name in EXPLAINED
+        }  # fmt: skip
+        return {**_from(rows, start), "explained": explained}
+
+    def timeline(self, start: int) -> Json:
+        return {**_from(self._timing.rows, start), "environments": dict(ENVIRONMENTS), "stages": dict(STAGES)}
+
+    def recipe(self) -> Json:
+        if self._config_error:
+            raise UserError(self._config_error)
+        return recipe_json(self.config, self.recipe_text)
+
+    def batches(self) -> Json:
+        return {"batches": self._groups.batches(self._metrics.rows), "complete": self.complete}
+
+    def batch(self, number: int) -> Json:
+        rows = reversed(self._metrics.rows)
+        metrics: Json = next((row for row in rows if row["step"] == number), {})
+        return {**self._groups.batch(number), "metrics": metrics}
+
+    def group(self, name: str) -> Json:
+        group = self._groups.group(name)
+        dots = group.pop("dots")
+        if not dots:
+            raise UserError(f"{name!r}: no such group, or it is not indexed yet")
+        return {**group, **self._groups.neighbours(name), "members": [self._member(dot) for dot in dots]}
+
+    def _member(self, dot: Json) -> Json:
+        steps = [] if dot["kind"] == "error" else self._steps(find_episode(self.index, dot["episode"]))
+        replaced = self._groups.replaced_dot(dot["replaced"]) if dot["replaced"] else None
+        return {**dot, "steps_list": steps, "replaced_dot": replaced}
+
+    def episode_details(self, row: sqlite3.Row) -> Json:
+        record = self._record(row)
+        stored = StoredEpisode(
+            episode_id=row["id"], task_id=row["task"], score=row["score"], malformed=bool(row["malformed"]),
+            stop=StopReason(row["stop"]), steps=row["steps"], policy_version=row["version"],
+            error=row["error"], has_tokens=row["tokens"] > 0, screenshots=(),
+        )  # fmt: skip
+        end, detail = describe_end(
+            stored,
+            solved=row["score"] >= self.listing.threshold,
+            infeasible=self._texts.is_infeasible(row["task"]),
+            limits=self.config.rollout,
+        )
+        return {
+            **self._groups.episode_credit(row),
+            "end": end,
+            "end_detail": detail,
+            "task_set": self._task_sets().get(row["task"]),
+            "final": self._shot(str(record.get("final"))),
+            "steps_list": run_steps(record, self._shot),
+        }
+
+    def _steps(self, row: sqlite3.Row) -> list[Json]:
+        return run_steps(self._record(row), self._shot)
+
+    def _record(self, row: sqlite3.Row) -> Json:
+        """The line of an episode. If another one is there, the index is made again."""
+        size = min(int(row["size"]), MAX_LINE + 1)
+        with self.folder.open(TRAJECTORIES) as descriptor:
+            line = os.pread(descriptor, size, int(row["at"]))
+        try:
+            record = parse_line(line, self.folder.path(TRAJECTORIES))
+        except UserError:
+            record = {}
+        if storable(str(record.get("episode_id"))) != row["id"] or not isinstance(record.get("turns"), list):
+            self.index.rebuild()
+            raise UserError("the index did not fit the episodes and is made again: try again in a moment")
+        return record
+
+    def _text_of(self, row: sqlite3.Row) -> str:
+        return "\n".join(step["answer"] for step in run_steps(self._record(row), lambda _: {}))
+
+    def _shot(self, name: str) -> Json:
+        shot: Json = {"shot": name, "width": None, "height": None, "url": None, "error": ""}
+        try:
+            shot["width"], shot["height"] = self._pack.size(checked_sha256(name))
+        except (OSError, UserError) as error:
+            return {**shot, "error": str(error)}
+        return {**shot, "url": shot_url(self.identity.id, name)}
+
+    def picture(self, shot: str) -> Picture:
+        return self._pack.picture(checked_sha256(shot))
+
+    def pixels(self, shot: str) -> np.ndarray:
+        return self._pack.pixels(checked_sha256(shot))
+
+    def tokens(self, name: str, step: int) -> Json:
+        turns = self._record(find_episode(self.index, name))["turns"]
+        if not 1 <= step <= len(turns):
+            raise UserError(f"step {step}: the episode has {len(turns)} steps")
+        with damage(f"{name}: step {step}"):
+            rows = token_rows(turns[step - 1]["completion"])
+        if self._tokenizer is not None:
+            texts = token_texts(self._tokenizer, [row["id"] for row in rows])
+            rows = [{**row, "text": text} for row, text in zip(rows, texts, strict=True)]
+        return {
+            "step": step,
+            "stored": {**NOT_STORED, "logprob": bool(rows)},
+            "note": TOKEN_NOTE,
+            "tokenizer": self._tokenizer is not None,
+            "tokens": rows,
+        }
+
+    @cached_property
+    def _tokenizer(self) -> Any | None:
+        """The tokenizer of the trained model, or of the model of the recipe."""
+        shipped = Path(str(files("arpo"))) / "envs" / "desk" / "base_model" / "weights"
+        named = shipped if self.config.model.path == BASE else Path(self.config.model.path)
+        return load_tokenizer([self.folder.root / MODEL, named])
+
+    def tasks(self) -> Json:
+        found = [read_evaluation(row) for row in self._evaluations.rows]
+        rescued = self._rescued_by_task()
+        evaluated: dict[str, Json] = {task: {"rescued": count} for task, count in rescued.items()}
+        for row in task_rows(found):
+            evaluated.setdefault(row.task, {}).update(
+                task_set=row.task_set, before=mean(row.before), after=mean(row.after), change=row.change
+            )
+        return {
+            "evaluations": [{"step": one.step, "landmark": one.landmark} for one in found],
+            "complete": self.complete,
+            "tasks": self._task_rows(evaluated),
+        }
+
+    def _rescued_by_task(self) -> Mapping[str, int]:
+        names = json.dumps(sorted(self._rescues.rescued_groups()))
+        rows = self.index.rows(
+            "SELECT DISTINCT group_id, task FROM episodes WHERE group_id IN (SELECT value FROM json_each(?))",
+            (names,),
+        )
+        return Counter(row["task"] for row in rows)
+
+    def _task_sets(self) -> dict[str, str]:
+        sets = {
+            task: name
+            for row in reversed(self._evaluations.rows)
+            for name in row["sets"]
+            for task in row["sets"][name]
+        }
+        return {task: LABELS.get(name, name) for task, name in sets.items()}
+
+    def task(self, name: str) -> Json:
+        curve = self.index.rows(
+            "SELECT batch, count(*) AS episodes, sum(score >= ?) AS solved FROM episodes "
+            "WHERE task = ? AND batch IS NOT NULL GROUP BY batch ORDER BY batch",
+            (self.listing.threshold, name),
+        )
+        evaluations = [(row["step"], row["sets"]) for row in self._evaluations.rows]
+        scores = [
+            {"step": step, "scores": [score for tasks in sets.values() for score in tasks.get(name, ())]}
+            for step, sets in evaluations
+        ]
+        before, after = self._before_and_after(name)
+        return {
+            **super().task(name),
+            "curve": [{key: row[key] for key in ("batch", "solved", "episodes")} for row in curve],
+            "evaluations": [entry for entry in scores if entry["scores"]],
+            "before_episode": before,
+            "after_episode": after,
+        }
+
+    def _before_and_after(self, task: str) -> tuple[Json | None, Json | None]:
+        """The first and the last evaluation episode of a task, or else of all its episodes."""
+        for kinds in ("kind = ?", "? IS NOT NULL"):
+            rows = [
+                self.index.row(
+                    f"SELECT {COLUMNS} FROM episodes WHERE task = ? AND {kinds} ORDER BY n {order} LIMIT 1",
+                    (task, EVALUATED),
+                )
+                for order in ("ASC", "DESC")
+            ]
+            first, last = rows
+            if first is not None and last is not None and first["id"] != last["id"]:
+                return row_json(self.listing, first), row_json(self.listing, last)
+        return None, None
+
+
+def encode_part(text: str) -> str:
+    """A part of a path as encodeURIComponent of JavaScript writes it."""
+    return quote(text, safe="!'()*~-_.")
+
+
+def shot_url(source: str, name: str) -> str:
+    return f"/api/s/{encode_part(source)}/shots/{encode_part(name)}"
+
+
+def _rates(evaluation: Evaluation) -> dict[str, float | None]:
+    return {name: as_number(score.rate) for name, score in evaluation.by_set.items()}
+
+
+def _from(rows: list[Json], start: int) -> Json:
+    """The rows from `start` on. If the log has become shorter, all rows, with reset."""
+    reset = start > len(rows)
+    return {
+        "from": 0 if reset else start,
+        "next": len(rows),
+        "reset": reset,
+        "rows": rows[0 if reset else start :],
+    }

@@ -1,0 +1,202 @@
+"""The web server of `arpo view`: loopback only, for one user who has its token.
+
+The first address has the token. It becomes a cookie that scripts cannot read, and a redirect removes it from
+the address. Requests with another Host header are refused, so no name of a web page can be pointed at this
+server (DNS rebinding). The pages may load nothing from elsewhere, and run no script but their own files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from arpo.errors import UserError
+from arpo.viewer.app.library import Library, NotFound, finite
+from arpo.viewer.app.pictures import Picture
+
+HOST = "127.0.0.1"
+COOKIE, TOKEN = "arpo_view", "token"
+STATIC = Path(str(files("arpo"))) / "viewer" / "app" / "static"
+PAGE, EXPORT = "index.html", "export.js"  # the latter has data only in an export
+REFRESH_SECONDS = 1.0  # between two looks at the files
+DISCOVER_EVERY = 5  # refreshes
+MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".json": "application/json",
+    ".txt": "text/plain; charset=utf-8",
+    ".woff2": "font/woff2",
+}
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+        "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_UNCACHED = {"Cache-Control": "no-store"}
+_FOREVER = {"Cache-Control": "private, max-age=86400, immutable"}  # a screenshot is named by its content
+
+_T = TypeVar("_T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ViewServer:
+    """Serves a library. Work with files is done by a few threads, so no request blocks another."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.token = secrets.token_urlsafe(32)
+        self.port = 0
+        self._threads = ThreadPoolExecutor(4, "view")
+        self._indexing = ThreadPoolExecutor(1, "view-index")
+
+    @asynccontextmanager
+    async def started(self, port: int) -> AsyncIterator[None]:
+        """Listen on a port of loopback; 0: any free one. Raises UserError if it is taken."""
+        app = web.Application(middlewares=[self._guard])
+        app.router.add_get("/{path:.*}", self._serve)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, HOST, port)
+            try:
+                await site.start()
+            except OSError as error:
+                raise UserError(f"--port {port}: {error.strerror or error}: choose another port") from None
+            self.port = runner.addresses[0][1]
+            following = asyncio.create_task(self._follow())
+            try:
+                yield
+            finally:
+                following.cancel()
+                with suppress(asyncio.CancelledError):
+                    await following
+        finally:
+            await runner.cleanup()
+            self._indexing.shutdown(cancel_futures=True)
+            self._threads.shutdown(cancel_futures=True)
+
+    def url(self, at: str = "") -> str:
+        """The address with the token, for the first request. `at`: the part after #."""
+        return f"http://{HOST}:{self.port}/?{TOKEN}={self.token}" + (f"#{at}" if at else "")
+
+    async def _follow(self) -> None:
+        """Index new content until cancelled. Nothing waits for it, and it takes no lock of a run."""
+        loop = asyncio.get_running_loop()
+        turn = 0
+        while True:
+            if turn % DISCOVER_EVERY == DISCOVER_EVERY - 1:
+                with suppress(UserError, OSError):
+                    await loop.run_in_executor(self._indexing, self.library.discover)
+            complete = False
+            with suppress(UserError, OSError):
+                complete = await loop.run_in_executor(self._indexing, self.library.refresh, REFRESH_SECONDS)
+            turn += 1
+            await asyncio.sleep(REFRESH_SECONDS if complete else 0)
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Check Host, method and cookie; add the safety headers to every answer."""
+        try:
+            response = await self._checked(request, handler)
+        except web.HTTPException as error:
+            response = _error(error.status, error.reason)
+        except NotFound as error:
+            response = _error(404, str(error))
+        except FileNotFoundError:
+            response = _error(404, "the file was removed")
+        except (UserError, OSError) as error:
+            response = _error(422, str(error))
+        response.headers.update(HEADERS)
+        return response
+
+    async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.headers.getall("Host", []) not in ([f"{HOST}:{self.port}"], [f"localhost:{self.port}"]):
+            return _error(421, "wrong Host header")
+        if request.method not in ("GET", "HEAD"):
+            return _error(405, "only GET")
+        if request.query.get(TOKEN) is not None:
+            return self._welcome(request)
+        if not _equal(request.cookies.get(COOKIE, ""), self.token):
+            return _error(403, "open the address that `arpo view` has printed, with its token")
+        return await handler(request)
+
+    def _welcome(self, request: web.Request) -> web.StreamResponse:
+        """Turn the token of the address into a cookie."""
+        if not _equal(request.query[TOKEN], self.token):
+            return _error(403, "wrong token: open the address that `arpo view` has printed")
+        response = web.Response(status=303, headers={"Location": "/", **_UNCACHED})
+        response.set_cookie(COOKIE, self.token, httponly=True, samesite="Strict", path="/")
+        return response
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        parts = [unquote(part) for part in request.rel_url.raw_path.split("/")[1:]]
+        match parts:
+            case ["api", "s", name, "shots", shot]:
+                return await self._picture(name, shot, request.query.get("w", ""))
+            case ["api", *rest]:
+                answer = await self._in_thread(partial(self.library.answer, rest, dict(request.query)))
+                return _json(answer)
+            case ["static", *rest]:
+                return _static("/".join(rest))
+        return _static(PAGE)
+
+    async def _picture(self, name: str, shot: str, width: str) -> web.StreamResponse:
+        source = self.library.source(name)
+        if width and not (width.isascii() and width.isdigit() and len(width) <= 5):
+            raise UserError("w: must be a width in pixels")
+        make: Callable[[], Picture] = partial(source.picture, shot)
+        if width:
+            make = partial(source.small_picture, shot, int(width))
+        picture = await self._in_thread(make)
+        return web.Response(body=picture.content, content_type=picture.media_type, headers=_FOREVER)
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _json(answer: object) -> web.Response:
+    text = json.dumps(finite(answer), allow_nan=False, separators=(",", ":"))
+    return web.Response(text=text, content_type="application/json", headers=_UNCACHED)
+
+
+def _error(status: int, message: str) -> web.Response:
+    response = _json({"error": message})
+    response.set_status(status)
+    return response
+
+
+def _static(name: str) -> web.Response:
+    """A file of the front end. Its names are a fixed list: no path of the request reaches the disk."""
+    if name == EXPORT:
+        return web.Response(text="window.ARPO_EXPORT = null;\n", content_type="text/javascript")
+    known = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
+    if name not in known or known[name].suffix not in MEDIA_TYPES:
+        raise NotFound("no such file")
+    path = known[name]
+    return web.Response(
+        body=path.read_bytes(),
+        headers={"Content-Type": MEDIA_TYPES[path.suffix], "Cache-Control": "no-cache"},
+    )
+
+
+def _equal(given: str, expected: str) -> bool:
+    return secrets.compare_digest(given.encode(), expected.encode())

@@ -1,0 +1,58 @@
+"""Instructions of tasks, for the pages of a run.
+
+The recipe names task files, and it may come from somebody else. So only shipped lists are read, and regular
+files of limited size outside of the viewed folder.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from functools import cached_property
+from pathlib import Path
+
+from arpo.config import Config
+from arpo.envs.task_files import is_shipped, load_tasks
+from arpo.errors import UserError
+from arpo.types import Task
+from arpo.viewer.app.folder import SafeFolder
+
+MAX_BYTES = 64 << 20
+INFEASIBLE = "infeasible"  # name of the checker
+
+
+class TaskTexts:
+    def __init__(self, config: Config, folder: SafeFolder) -> None:
+        self._config, self._folder = config, folder
+
+    def instruction(self, task_id: str) -> str:
+        """The instruction of a task, "" if it is not known."""
+        task = self._tasks.get(task_id)
+        return task.instruction if task else ""
+
+    def is_infeasible(self, task_id: str) -> bool:
+        task = self._tasks.get(task_id)
+        return task is not None and task.evaluator.get("func") == INFEASIBLE
+
+    @cached_property
+    def _tasks(self) -> dict[str, Task]:
+        settings, found = self._config.tasks, dict[str, Task]()
+        if settings.examples and not self._is_readable(settings.examples):
+            return found
+        for source in filter(None, (settings.overall, settings.heldout, settings.train)):
+            try:
+                if is_shipped(source) or self._is_readable(source):
+                    found.update((task.id, task) for task in load_tasks(source, settings.examples))
+            except (UserError, OSError, ValueError):
+                continue
+        return found
+
+    def _is_readable(self, path: str) -> bool:
+        try:
+            resolved = Path(path).resolve()
+            state = os.stat(resolved)
+        except (OSError, ValueError, RuntimeError):
+            return False
+        if resolved.is_relative_to(self._folder.root):
+            return False
+        return stat.S_ISDIR(state.st_mode) or (stat.S_ISREG(state.st_mode) and state.st_size <= MAX_BYTES)

@@ -6,8 +6,9 @@ import pytest
 from arpo.config import EnvConfig, RolloutConfig
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import UserError
+from arpo.reporting.display import describe_failure
 from arpo.rollout.episode import Agent
-from arpo.rollout.scheduler import Scheduler, describe_failure
+from arpo.rollout.scheduler import Scheduler
 from arpo.testing import FakeEnv, failing, task
 from arpo.types import Failure, Trajectory
 from env_hosts import FAKE

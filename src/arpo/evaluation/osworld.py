@@ -28,9 +28,16 @@ from arpo.evaluation.osworld_results import SUMMARY, Played, TaskKey, Trial, mod
 from arpo.evaluation.osworld_summary import summarise, table
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import parse_hub_model, pin_model
-from arpo.reporting.display import Display, PartProgress, count_noun, note_cancel, open_display
+from arpo.reporting.display import (
+    Display,
+    PartProgress,
+    count_noun,
+    describe_failure,
+    note_cancel,
+    open_display,
+)
 from arpo.rollout.player import open_player
-from arpo.rollout.scheduler import Scheduler, describe_failure
+from arpo.rollout.scheduler import Scheduler
 from arpo.storage.run_folder import write_atomically
 from arpo.types import Failure, Observation, StepResult, Task, Trajectory
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from arpo.envs.pool import Quarantined
 from arpo.errors import PromptTooLong, UserError
-from arpo.reporting.display import Display, count_noun
-from arpo.rollout.scheduler import describe_failure
+from arpo.reporting.display import Display, count_noun, describe_failure
 from arpo.types import Failure, Group
 
 

@@ -28,9 +28,9 @@ from arpo.evaluation.evaluate import evaluate, require_writable
 from arpo.evaluation.task_sets import SKIPPED, playable, refuse_desk_tasks, write_skipped
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
-from arpo.reporting.display import Display, note_cancel, open_display
+from arpo.reporting.display import Display, describe_failure, note_cancel, open_display
 from arpo.rollout.player import open_player
-from arpo.rollout.scheduler import Outcome, describe_failure
+from arpo.rollout.scheduler import Outcome
 from arpo.storage.files import naming, write_atomically
 from arpo.types import Failure, Screenshot, StopReason, Task, Trajectory
 

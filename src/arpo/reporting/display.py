@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from arpo.reporting.numbers import NO_VALUE, format_count, format_points
+from arpo.types import Failure
 
 # The displayed metrics of a batch: name, label, format.
 BATCH_METRICS = (
@@ -271,6 +272,13 @@ def format_rate(successes: float, episodes: int) -> str:
     return (
         f"{successes / episodes:.1%} ({format_count(successes)}/{episodes:,})" if episodes else "no episodes"
     )
+
+
+def describe_failure(failure: Failure) -> str:
+    """One line, for example "task pool-001, step: RuntimeError: the screen went dark (my_env.py:14)"."""
+    first_line = failure.message.partition("\n")[0]
+    place = f" ({failure.place})" if failure.place else ""
+    return f"task {failure.task_id}, {failure.where}: {first_line[:400]}{place}"
 
 
 def count_noun(number: int, noun: str) -> str:

@@ -97,13 +97,6 @@ class Scheduler:
         return await self.pool.run(task, episode_id, play)
 
 
-def describe_failure(failure: Failure) -> str:
-    """One line, for example "task pool-001, step: RuntimeError: the screen went dark (my_env.py:14)"."""
-    first_line = failure.message.partition("\n")[0]
-    place = f" ({failure.place})" if failure.place else ""
-    return f"task {failure.task_id}, {failure.where}: {first_line[:400]}{place}"
-
-
 def _group(index: int, task: Task, outcomes: Sequence[Outcome]) -> Group:
     return Group(
         index=index,

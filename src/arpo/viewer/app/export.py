@@ -19,9 +19,10 @@ from urllib.parse import parse_qsl
 from arpo.errors import UserError
 from arpo.viewer.app.library import Library, finite
 from arpo.viewer.app.run_source import RunSource, encode_part
-from arpo.viewer.app.server import EXPORT, PAGE, STATIC
+from arpo.viewer.app.server import PAGE, STATIC
 from arpo.viewer.app.source import Json, Source
 
+EXPORT = "export.js"  # of the front end: says that there is no export
 DATA_LINE = "<!-- export data -->"
 DEFAULT_EPISODES = "size=50&sort=-order"
 MAX_EPISODES = 200  # of each source

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import groupby
 
-from arpo.algorithms.replay import ReplayBuffer, replay_rng
+from arpo.algorithms.replay import ReplayBuffer, replay_rng, task_key
 from arpo.config import Config
 from arpo.storage.codec import StoredEpisode
 from arpo.types import Group, Rescue, StopReason, Trajectory
@@ -43,8 +43,9 @@ def outline_of(row: sqlite3.Row) -> Trajectory:
 class Rescues:
     """The rescues of a run by group id, and the batches of each replayed episode."""
 
-    def __init__(self, config: Config, index: Index) -> None:
-        self._config, self._index = config, index
+    def __init__(self, config: Config, index: Index, key: Callable[[str], str] = task_key) -> None:
+        """`key`: of a task's successes in the buffer, as in `ReplayBuffer`."""
+        self._config, self._index, self._key = config, index, key
         self._lock = threading.Lock()
         self._total, self._next = 0, 0  # indexed training episodes, first batch to repeat
         self._forget()
@@ -78,7 +79,7 @@ class Rescues:
 
     def _forget(self) -> None:
         self._generation, self._total, self._next = self._index.generation, 0, 0
-        self._buffer = ReplayBuffer(self._config.replay)
+        self._buffer = self._empty()
         self._final: dict[str, tuple[Rescue, ...]] = {}
         self._newest: dict[str, tuple[Rescue, ...]] = {}
         self._used: dict[str, list[int]] = {}
@@ -93,12 +94,15 @@ class Rescues:
         for batch, members in batches[:-1]:
             self._repeat(self._buffer, batch, members, self._final, self._used)
             self._next = batch + 1
-        newest, self._newest, self._newest_used = ReplayBuffer(self._config.replay), {}, {}
+        newest, self._newest, self._newest_used = self._empty(), {}, {}
         newest.restore(
             outline_of(self._row(name)) for names in self._buffer.state().values() for name in names
         )
         for batch, members in batches[-1:]:
             self._repeat(newest, batch, members, self._newest, self._newest_used)
+
+    def _empty(self) -> ReplayBuffer:
+        return ReplayBuffer(self._config.replay, key=self._key)
 
     def _row(self, episode_id: str) -> sqlite3.Row:
         row = self._index.row(f"SELECT {_COLUMNS} FROM episodes WHERE id = ?", (episode_id,))

@@ -62,8 +62,8 @@ class RunSource(Source):
         self._summary: Json = {}
         self._pack = PackReader(folder, self.index, cache)
         self._indexer = RunIndexer(folder, self.index)
-        self._rescues = Rescues(self.config, self.index)
         self._texts = TaskTexts(self.config, folder)
+        self._rescues = Rescues(self.config, self.index, self._texts.replay_key)
         self.listing = Listing(
             index=self.index,
             threshold=self.config.replay.threshold,

@@ -28,7 +28,7 @@ from arpo.viewer.app.pictures import Picture
 HOST = "127.0.0.1"
 COOKIE, TOKEN = "arpo_view", "token"
 STATIC = Path(str(files("arpo"))) / "viewer" / "app" / "static"
-PAGE, EXPORT = "index.html", "export.js"  # the latter has data only in an export
+PAGE = "index.html"
 REFRESH_SECONDS = 1.0  # between two looks at the files
 DISCOVER_EVERY = 5  # refreshes
 MEDIA_TYPES = {
@@ -186,8 +186,6 @@ def _error(status: int, message: str) -> web.Response:
 
 def _static(name: str) -> web.Response:
     """A file of the front end. Its names are a fixed list: no path of the request reaches the disk."""
-    if name == EXPORT:
-        return web.Response(text="window.ARPO_EXPORT = null;\n", content_type="text/javascript")
     known = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
     if name not in known or known[name].suffix not in MEDIA_TYPES:
         raise NotFound("no such file")

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import os
 import stat
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, lru_cache
 from pathlib import Path
 
+from arpo.algorithms.replay import task_key
 from arpo.config import Config
+from arpo.envs.desk.fresh import fresh_task
 from arpo.envs.task_files import is_shipped, load_tasks
+from arpo.envs.task_source import TaskIndex, replay_key
 from arpo.errors import UserError
 from arpo.types import Task
 from arpo.viewer.app.folder import SafeFolder
@@ -22,17 +26,36 @@ INFEASIBLE = "infeasible"  # name of the checker
 
 
 class TaskTexts:
+    """Facts about the tasks of one run. Tasks of desk:fresh are made again from their ids."""
+
     def __init__(self, config: Config, folder: SafeFolder) -> None:
         self._config, self._folder = config, folder
 
     def instruction(self, task_id: str) -> str:
         """The instruction of a task, "" if it is not known."""
-        task = self._tasks.get(task_id)
+        task = self._task(task_id)
         return task.instruction if task else ""
 
     def is_infeasible(self, task_id: str) -> bool:
-        task = self._tasks.get(task_id)
+        task = self._task(task_id)
         return task is not None and task.evaluator.get("func") == INFEASIBLE
+
+    def replay_key(self, task_id: str) -> str:
+        """The key of a task's successes in replay. An unknown task has its id."""
+        try:
+            return self._replay_key(task_id)
+        except KeyError:
+            return task_id
+
+    @cached_property
+    def _replay_key(self) -> Callable[[str], str]:
+        try:
+            return replay_key(self._config.replay, TaskIndex(tuple(self._tasks.values())))
+        except UserError:
+            return task_key
+
+    def _task(self, task_id: str) -> Task | None:
+        return self._tasks.get(task_id) or _fresh_task(task_id)
 
     @cached_property
     def _tasks(self) -> dict[str, Task]:
@@ -56,3 +79,8 @@ class TaskTexts:
         if resolved.is_relative_to(self._folder.root):
             return False
         return stat.S_ISDIR(state.st_mode) or (stat.S_ISREG(state.st_mode) and state.st_size <= MAX_BYTES)
+
+
+@lru_cache(4096)
+def _fresh_task(task_id: str) -> Task | None:
+    return fresh_task(task_id)

@@ -6,6 +6,7 @@ All types are immutable and complete when constructed. This module needs no torc
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,6 +55,11 @@ class Task:
     related_apps: tuple[str, ...] = ()
     domain: str = ""  # its key in a task list {domain: [id, …]}
     solution: tuple[str, ...] = ()
+
+    @property
+    def content(self) -> str:
+        """The instruction and the set-up as text: equal for two tasks that differ in their ids only."""
+        return json.dumps([self.instruction, self.config], sort_keys=True)
 
 
 def screen_fault(width: int, height: int) -> str:

@@ -2,6 +2,7 @@
 
 A source is one of
 - "desk:NAME" or "osworld:NAME": a shipped list of this environment ("desktop:" is an alias of "osworld:");
+- "desk:LEVEL/HALF": a generated held-out set of Desk, for example "desk:instances/validation";
 - a JSON file with a list of tasks in OSWorld's schema;
 - a selection, as screening writes it: {"source": SOURCE, "tasks": {id: {"successes": 5, "rollouts": 16}}},
   optionally with "examples"; its paths are relative to its own folder;
@@ -27,10 +28,12 @@ from arpo.algorithms.curriculum import Count
 from arpo.config import FRESH, TasksConfig
 from arpo.config_keys import LARGEST
 from arpo.envs.desk.fresh import fresh_task
+from arpo.envs.desk.heldout_sets import heldout_tasks
 from arpo.errors import UserError
 from arpo.parsing import ParseError, parse
 from arpo.recipe import canonical_task_source, nearest
 from arpo.storage.files import check_depth
+from arpo.task_set_names import GENERATED
 from arpo.types import Json, Task
 
 SHIPPED_LISTS = {"desk:": "desk", "osworld:": "osworld"}  # prefix: the folder of envs with tasks/NAME.json
@@ -48,6 +51,8 @@ def load_tasks(source: str, examples: str = "") -> tuple[Task, ...]:
 def load_counts(source: str, examples: str = "") -> dict[str, Count]:
     """Return the screening counts of a selection by task id, in its order; {} for any other source."""
     load_tasks(source, examples)  # reports defects
+    if source in GENERATED:
+        return {}
     match _read_json(_find(source, Path())):
         case {"source": str(), "tasks": dict(counts)}:
             return {
@@ -101,18 +106,14 @@ def format_selection(source: str, kept: Mapping[str, Count], examples: str = "")
 def check_disjoint(train: Sequence[Task], heldout: Sequence[Task]) -> None:
     """Raise UserError if a held-out task has the id of a training task, or its instruction and set-up."""
     train_ids = {task.id for task in train}
-    train_contents = {_content(task): task.id for task in train}
+    train_contents = {task.content: task.id for task in train}
     for task in heldout:
-        same = task.id if task.id in train_ids else train_contents.get(_content(task))
+        same = task.id if task.id in train_ids else train_contents.get(task.content)
         if same is not None:
             raise UserError(
                 f"held-out task {task.id!r} is also training task {same!r}: remove it from tasks.train or "
                 "tasks.heldout"
             )
-
-
-def _content(task: Task) -> str:
-    return json.dumps([task.instruction, task.config], sort_keys=True)
 
 
 def _names(text: str) -> list[str]:
@@ -122,6 +123,8 @@ def _names(text: str) -> list[str]:
 
 def _load(source: str, folder: Path, examples: Path | None, trail: tuple[str, ...]) -> tuple[Task, ...]:
     """`folder` is the base of relative paths; `trail` holds the selections referring to this source."""
+    if source in GENERATED:
+        return heldout_tasks(source)
     file = _find(source, folder)
     if str(file) in trail:
         raise UserError(f"{file}: this selection refers to itself: set 'source' to a task list")
@@ -174,7 +177,8 @@ def _shipped(source: str) -> Traversable:
     found = [file.name for file in lists.iterdir()] if lists.is_dir() else []
     names = sorted(name.removesuffix(".json") for name in found if name.endswith(".json"))
     if canonical.removeprefix(prefix) not in names:
-        known = ", ".join(prefix + name for name in names)
+        generated = [source for source in GENERATED if source.startswith(prefix)]
+        known = ", ".join([*(prefix + name for name in names), *generated])
         raise UserError(f"{source}: no such shipped task list; the lists are: {known or 'none'}")
     return lists / f"{canonical.removeprefix(prefix)}.json"
 

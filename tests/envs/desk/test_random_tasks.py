@@ -12,6 +12,7 @@ from arpo.envs.desk.env import set_up
 from arpo.envs.desk.goals import FAMILIES, FEASIBLE
 from arpo.envs.desk.random_tasks import SEEDS, random_task, random_windows, random_world, rng_for
 from arpo.envs.task_files import load_tasks
+from arpo.task_set_names import GENERATED
 from desks import task_of
 
 
@@ -22,7 +23,8 @@ def test_the_same_seed_gives_the_same_task() -> None:
 
 
 def test_purposes_have_seeds_of_their_own() -> None:
-    assert set(SEEDS) == {"pool", "heldout", "pretrain"} and len(set(SEEDS.values())) == 3
+    assert set(SEEDS) == {"pool", "heldout", "pretrain", *GENERATED.values()}
+    assert len(set(SEEDS.values())) == len(SEEDS)
     draws = {
         (purpose, number): rng_for(purpose, number).random() for purpose in SEEDS for number in range(2000)
     }
@@ -37,7 +39,7 @@ def test_purposes_share_no_world() -> None:
         for purpose in SEEDS
     }
     assert all(len(each) == 500 for each in worlds.values())
-    assert len(set.union(*worlds.values())) == 1500
+    assert len(set.union(*worlds.values())) == 500 * len(SEEDS)
 
 
 def test_a_world_meets_the_requirements_of_tasks() -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import Any, overload
 
 from arpo.config import FRESH
@@ -17,7 +18,7 @@ from arpo.envs.desk.generate import solution_length
 from arpo.envs.desk.goal_mix import GoalMix, Weight
 from arpo.envs.desk.goals import FAMILIES, compatible
 from arpo.envs.desk.heldout import TRAINING_APPLICATIONS
-from arpo.envs.desk.random_tasks import random_task
+from arpo.envs.desk.random_tasks import random_task, to_task
 from arpo.errors import UserError
 from arpo.types import Task
 
@@ -34,6 +35,13 @@ class FreshTasks(Sequence[Task]):
     def __init__(self, mix: GoalMix, *, seed: int, count: int, max_steps: int, endless: bool) -> None:
         self._mix, self._seed, self._count, self._max_steps = mix, seed, count, max_steps
         self.endless = endless
+        self._excluded: frozenset[str] = frozenset()
+
+    def without(self, tasks: Iterable[Task]) -> FreshTasks:
+        """The same tasks, except that candidates with the content of one of `tasks` are skipped."""
+        others = copy(self)
+        others._excluded = frozenset(task.content for task in tasks)
+        return others
 
     def __len__(self) -> int:
         return self._count
@@ -57,8 +65,8 @@ class FreshTasks(Sequence[Task]):
             label = f"{number}.{candidate}" if candidate else str(number)
             families = self._mix.draw(random.Random(f"fresh-{self._seed}-{label}-families"), weight)
             task = _raw_task(self._seed, label, families)
-            if solution_length(task) <= self._max_steps:
-                return _task(task)
+            if solution_length(task) <= self._max_steps and to_task(task).content not in self._excluded:
+                return to_task(task)
         raise UserError(
             f"{FRESH}: {_MAX_CANDIDATES} candidates for task {number} take more than rollout.max_steps = "
             f"{self._max_steps} steps: raise it, or choose other tasks.families and tasks.goals"
@@ -70,7 +78,7 @@ def fresh_task(task_id: str) -> Task | None:
     match, families = _ID.fullmatch(task_id), fresh_families(task_id)
     if match is None or not families:
         return None
-    task = _task(_raw_task(int(match[1]), match[2], families))
+    task = to_task(_raw_task(int(match[1]), match[2], families))
     return task if task.id == task_id else None  # "fresh-07-…" is no id
 
 
@@ -91,8 +99,3 @@ def _raw_task(seed: int, label: str, families: Sequence[str]) -> dict[str, Any]:
     return random_task(
         random.Random(name), [FAMILIES[family] for family in families], name, TRAINING_APPLICATIONS
     )
-
-
-def _task(raw: dict[str, Any]) -> Task:
-    apps = tuple(raw["related_apps"])
-    return Task(**raw | {"config": tuple(raw["config"]), "related_apps": apps, "domain": apps[0]})

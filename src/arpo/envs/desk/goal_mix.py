@@ -25,7 +25,7 @@ class GoalMix:
 
     def __init__(self, families: Sequence[str], goals: Sequence[int]) -> None:
         self._goals = tuple(goals)
-        self._combinations = {number: _combinations(families, number) for number in sorted(set(goals))}
+        self._combinations = {number: combinations_of(families, number) for number in sorted(set(goals))}
         for number, found in self._combinations.items():
             if not found:
                 raise UserError(
@@ -45,7 +45,8 @@ class GoalMix:
         return tuple(rng.sample(drawn, number))
 
 
-def _combinations(families: Sequence[str], number: int) -> list[tuple[str, ...]]:
+def combinations_of(families: Sequence[str], number: int) -> list[tuple[str, ...]]:
+    """All sets of so many families that one task may combine. An infeasible goal is always alone."""
     return [
         names
         for names in combinations(families, number)

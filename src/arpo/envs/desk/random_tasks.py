@@ -1,6 +1,6 @@
 """Random worlds, windows and tasks from a seed.
 
-The task pool, the held-out tasks and the pretraining lessons each use seeds of their own (`SEEDS`), so they
+The task pool, the held-out sets and the pretraining lessons each use seeds of their own (`SEEDS`), so they
 share no task.
 """
 
@@ -16,8 +16,14 @@ from arpo.envs.desk.apps import APPS
 from arpo.envs.desk.apps.files import ROOT
 from arpo.envs.desk.goals import INFEASIBLE, Goal, to_json
 from arpo.envs.desk.world import World
+from arpo.types import Task
 
-SEEDS = {"pool": 1, "heldout": 2, "pretrain": 3}  # first part of every seed
+# First part of every seed.
+SEEDS = {
+    "pool": 1, "heldout": 2, "pretrain": 3,
+    "instances_validation": 4, "instances_test": 5, "families_validation": 6, "families_test": 7,
+    "applications_validation": 8, "applications_test": 9,
+}  # fmt: skip
 _COLUMNS, _ROWS = (0, 2, 4, 6, 8), (0, 1, 2)
 
 
@@ -97,3 +103,9 @@ def random_task(
         "related_apps": list(dict.fromkeys(goal.app for goal in goals)),
         "evaluator": {**evaluator, "solution": to_json(goals)},
     }
+
+
+def to_task(raw: dict[str, Any]) -> Task:
+    """A task of `random_task`, typed. Its domain is the application of its first goal."""
+    apps = tuple(raw["related_apps"])
+    return Task(**raw | {"config": tuple(raw["config"]), "related_apps": apps, "domain": apps[0]})

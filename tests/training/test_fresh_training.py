@@ -1,0 +1,126 @@
+"""Training on tasks that never repeat: replay by goal family, resume, asynchronous rollouts, collection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from arpo.config import Config
+from arpo.envs.task_source import open_tasks
+from arpo.recipe import load_config
+from arpo.storage.run_folder import RunFolderReader
+from arpo.training.collect import run_collection
+from arpo.training.trainer import Trainer, run_training
+from arpo.viewer.played import read_played
+from trained import lines, train_to_end
+from verdicts import Scripted, small_config
+
+# Goals that one step can solve: an infeasible one needs error_env().
+FRESH = (
+    "--tasks.train=desk:fresh",
+    "--tasks.heldout=",
+    "--tasks.families=TurnMissingSwitch,DeleteMissingMail",
+    "--tasks.goals=1",
+    "--replay.key=family",
+)
+
+
+def fresh_config(folder: Path, count: int, *overrides: str) -> Config:
+    folder.mkdir(parents=True, exist_ok=True)
+    return small_config(folder, ["pool-001"], *FRESH, f"--train.tasks={count}", *overrides)
+
+
+def play(config: Config, scores: Sequence[tuple[float, float]]) -> list[str]:
+    """Script the scores of both episodes of each visit. Returns the task ids by visit."""
+    ids = [task.id for task in open_tasks(config.tasks.train, config)]
+    Scripted.play(dict(zip(ids, scores, strict=True)))
+    return ids
+
+
+def training_ids(config: Config) -> list[str]:
+    return [episode["task_id"] for episode in lines(config, "trajectories.jsonl")]
+
+
+def learning(config: Config) -> list[dict[str, object]]:
+    """The metrics without those of evaluations: a run of fewer tasks has another one at its end."""
+    metrics = lines(config, "metrics.jsonl")
+    return [{k: v for k, v in record.items() if not k.startswith("eval_")} for record in metrics]
+
+
+def test_a_group_of_failures_receives_a_success_of_another_task_of_its_family(tmp_path: Path) -> None:
+    config = fresh_config(tmp_path, 6, "--tasks.families=TurnMissingSwitch")
+    # Visit 1 fails in the batch in which visit 0 succeeds; visits 2 and 3 in the next one; 4 and 5 do not.
+    ids = play(config, [(1, 0), (0, 0), (0, 0), (0, 0), (1, 1), (0, 1)])
+    trainer = train_to_end(Trainer, config)
+    base, *batches = lines(config, "metrics.jsonl")
+    assert "eval_train" not in base  # endless tasks are not evaluated
+    assert [batch["rescued"] for batch in batches] == [1, 2, 0]
+    assert [batch["replay_age"] for batch in batches] == [0.0, 1.0, 0.0]
+    assert [batch["replay_size"] for batch in batches] == [1, 1, 4]
+    assert [batch["success"] for batch in batches] == [0.25, 0.0, 0.75]
+    assert training_ids(config) == [name for name in ids for _ in range(2)] and len(set(ids)) == 6
+    assert list(trainer.replay.state()) == ["TurnMissingSwitch"]
+    played = read_played(RunFolderReader(Path(config.run.dir)), config)
+    assert {one.task: one.replayed_in for one in played if one.replayed_in} == {ids[0]: (1, 2, 2)}
+
+
+def test_a_resumed_run_continues_with_the_same_tasks_and_stored_successes(tmp_path: Path) -> None:
+    more = ("--train.curriculum=adaptive", "--replay.capacity=2")
+    whole, part = (fresh_config(tmp_path / name, 6, *more) for name in ("whole", "part"))
+    for config, end in ((whole, 6), (part, 2), (part, 4), (part, 6)):
+        solve_even_visits()
+        train_to_end(Trainer, load_config(config, [f"--train.tasks={end}"]))
+    assert learning(part) == learning(whole)
+    assert lines(part, "trajectories.jsonl") == lines(whole, "trajectories.jsonl")
+    assert len(set(training_ids(whole))) == 6
+    assert sum(batch.get("rescued", 0) for batch in lines(whole, "metrics.jsonl")) >= 1
+
+
+def solve_even_visits() -> None:
+    """The goals of adaptive tasks are not known in advance, so every possible id has a script."""
+    Scripted.play(
+        {
+            f"fresh-0-{visit}-{family}": [1, 0] if visit % 2 == 0 else [0, 0]
+            for visit in range(6)
+            for family in ("TurnMissingSwitch", "DeleteMissingMail")
+        }
+    )
+
+
+def test_asynchronous_training_plays_every_visit_once_also_after_a_stop(tmp_path: Path) -> None:
+    config = fresh_config(tmp_path, 6, "--train.max_staleness=1", "--env.parallel=4")
+    ids = play(config, [(1, 0), (0, 0), (0, 1), (0, 0), (1, 1), (0, 1)])
+    train_to_end(Trainer, load_config(config, ["--train.tasks=4"]))
+    train_to_end(Trainer, config)
+    assert sorted(training_ids(config)) == sorted(name for name in ids for _ in range(2))
+    records = lines(config, "batches.jsonl")
+    assert sorted(number for record in records for number in record["groups"]) == list(range(6))
+    assert lines(config, "metrics.jsonl")[-1]["episodes"] == 12
+
+
+def test_distinct_tasks_repeat_and_may_keep_the_published_rule(tmp_path: Path) -> None:
+    config = fresh_config(tmp_path, 4, "--tasks.distinct=2", "--replay.key=task")
+    tasks = open_tasks(config.tasks.train, config)
+    Scripted.play({tasks[0].id: [1, 1, 0, 0, 0, 0], tasks[1].id: [0] * 6})  # the first: base evaluation
+    train_to_end(Trainer, config)
+    base, first, second = lines(config, "metrics.jsonl")
+    assert base["eval_train"] == 0.5  # a fixed number of tasks is evaluated
+    assert (first["rescued"], second["rescued"]) == (0, 1)
+
+
+def test_a_collection_of_fresh_tasks_trains_offline(tmp_path: Path) -> None:
+    config = fresh_config(tmp_path, 3)
+    ids = play(config, [(1, 0), (0, 0), (1, 1)])
+    assert run_collection(config) == 0
+    assert training_ids(config) == [name for name in ids for _ in range(2)]
+    offline = load_config(
+        config,
+        [
+            "--train.method=rft",
+            "--offline.passes=1",
+            f"--offline.source={config.run.dir}",
+            f"--run.dir={tmp_path / 'rft'}",
+        ],
+    )
+    assert run_training(offline) == 0
+    assert lines(offline, "metrics.jsonl")[-1]["step"] == 1

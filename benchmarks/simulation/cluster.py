@@ -1,0 +1,310 @@
+"""Runs the trainer of `arpo train` on a simulated cluster, and measures it.
+
+Trainer, batch source, admission, scheduler, pool, vLLM engine with its router, and store are the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+from unittest import mock
+
+from arpo.config import Config
+from arpo.envs.pool import EnvPool, LocalEnvs
+from arpo.models.loading import load_renderer
+from arpo.recipe import load_config
+from arpo.reporting.display import NullDisplay
+from arpo.storage.run_folder import RunFolder
+from arpo.testing import screenshot
+from arpo.training.progress import Progress
+from arpo.training.trainer import Trainer
+from simulation.clock import Clock, Meter, run_simulated
+from simulation.replica import AnswerTexts, Gpu, Server
+from simulation.roles import (
+    FIRST_PORT,
+    SimulatedEnvs,
+    SimulatedHttp,
+    SimulatedLearner,
+    SimulatedPublisher,
+)
+from simulation.service_times import DEFAULT, ServiceTimes
+
+_T = TypeVar("_T")
+Background = Callable[[], Coroutine[Any, Any, None]]
+TASKS = 64  # different ones; an epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Sizes and settings. `shared`: replicas and learner use the same GPUs in turn (lock step only)."""
+
+    environments: int
+    replicas: int
+    learner_gpus: int
+    max_staleness: int = 0
+    groups: int = 32  # per batch
+    group_size: int = 8
+    updates: int = 4  # per batch
+    batches: int = 6  # measured, after the first ones
+    shared: bool = False
+    seed: int = 0
+    coupled: bool = False  # every step waits for all environments, as in the published systems
+    compact: bool = True  # few tokens and small screenshots: less CPU time, the same simulated time
+    times: ServiceTimes = DEFAULT
+
+    @property
+    def screen(self) -> tuple[int, int]:
+        """Width and height of a screenshot."""
+        return (56, 56) if self.compact else (1920, 1080)
+
+    @property
+    def gpus(self) -> int:
+        return self.replicas if self.shared else self.replicas + self.learner_gpus
+
+    @property
+    def warm_up(self) -> int:
+        """Batches before the measured ones."""
+        return 1 + self.max_staleness
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Integrals since the start, at the end of a batch."""
+
+    seconds: float
+    episodes: float
+    environments: float  # in use, times seconds
+    engine: float  # busy GPUs of replicas, times seconds
+    requests: float  # times seconds
+    learner: float  # busy seconds
+    dropped: float  # episodes
+
+    def __sub__(self, other: Totals) -> Totals:
+        names = self.__slots__
+        return Totals(**{name: getattr(self, name) - getattr(other, name) for name in names})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Of the measured batches. Shares of time are between 0 and 1."""
+
+    cluster: Cluster
+    seconds: float
+    episodes: float
+    environments: float
+    engine: float
+    learner: float
+    queue: float  # requests per replica, running ones included
+    waiting: float  # finished groups that wait for a batch, mean at the end of a batch
+    dropped: float  # share of the played episodes
+    failures: int  # of the whole run
+    all_episodes: int  # of the whole run
+    servers_cpu: float  # CPU seconds of the simulated servers
+
+    @property
+    def per_hour(self) -> float:
+        return 3600 * self.episodes / self.seconds
+
+    @property
+    def gpu_hours(self) -> float:
+        """Per 1,000 episodes."""
+        return 1000 * self.cluster.gpus / self.per_hour
+
+    @property
+    def env_hours(self) -> float:
+        """Per 1,000 episodes."""
+        return 1000 * self.cluster.environments / self.per_hour
+
+    @property
+    def bottleneck(self) -> str:
+        """The role with the largest share of its time in use."""
+        shares = {"environments": self.environments, "engine": self.engine, "learner": self.learner}
+        return max(shares, key=shares.__getitem__)
+
+
+class _Recorder(NullDisplay):
+    """Reads the meters at the end of each batch, and stops the run after the last one."""
+
+    def __init__(self, parts: Parts, batches: int) -> None:
+        self.totals: list[Totals] = []
+        self.waiting: list[float] = []
+        self.stop = lambda: None
+        self._parts, self._batches = parts, batches
+
+    def begin(self, title: str, total_episodes: int, done: int = 0) -> None:
+        if title == "training" and not self.totals:
+            self.totals.append(self._parts.totals(0.0, 0.0))
+
+    def batch(self, step: int, metrics: Mapping[str, float]) -> None:
+        dropped = self.totals[-1].dropped + metrics.get("dropped_episodes", 0.0)
+        self.totals.append(self._parts.totals(metrics["episodes"], dropped))
+        self.waiting.append(metrics.get("waiting", 0.0))
+        if step == self._batches:
+            self.stop()
+
+
+class Parts:
+    """The simulated parts of a cluster."""
+
+    def __init__(self, cluster: Cluster, config: Config, clock: Clock, root: Path) -> None:
+        times, shot = cluster.times, screenshot(128, cluster.screen)
+        self.clock = clock
+        self.envs = SimulatedEnvs(clock, times, shot, cluster.seed, coupled=cluster.coupled)
+        self.busy, self.requests = Meter(clock), Meter(clock)
+        answers = AnswerTexts(load_renderer(config.model), shot, compact=cluster.compact)
+        gpus = [Gpu(clock, times, self.busy, self.requests) for _ in range(cluster.replicas)]
+        self.http = SimulatedHttp([Server(clock, times, answers, gpu) for gpu in gpus])
+        self.learner = SimulatedLearner(clock, times, cluster.learner_gpus)
+        self.publisher = SimulatedPublisher(self.learner, clock, times, root)
+
+    def totals(self, episodes: float, dropped: float) -> Totals:
+        return Totals(
+            seconds=self.clock.now(),
+            episodes=episodes,
+            environments=self.envs.used.total,
+            engine=self.busy.total,
+            requests=self.requests.total,
+            learner=self.learner.busy.total,
+            dropped=dropped,
+        )
+
+    def opened(self, shared: bool) -> ExitStack:
+        """Put the simulated parts in the places of the real ones."""
+
+        @contextmanager
+        def open_publisher(*_: object) -> Iterator[SimulatedPublisher]:
+            yield self.publisher
+
+        async def evaluate_nothing(*_: object) -> dict[str, Any]:
+            return {}
+
+        places = {
+            "arpo.rollout.player.open_pool": lambda config: EnvPool(
+                LocalEnvs(self.envs, config.env.parallel), config.env
+            ),
+            "arpo.rollout.player.open_servers": lambda *_, **__: SimpleNamespace(share_gpu=shared),
+            "arpo.engines.factory._load_model": lambda *_: None,
+            "arpo.engines.vllm.HttpExchange": lambda *_: self.http,
+            "arpo.training.run.open_learner": lambda *_: self.learner,
+            "arpo.training.run.open_publisher": open_publisher,
+            "arpo.training.run.evaluate_sets": evaluate_nothing,
+        }
+        stack = ExitStack()
+        for name, part in places.items():
+            stack.enter_context(mock.patch(name, part))
+        return stack
+
+
+def settings(cluster: Cluster, folder: Path, speed: float) -> Config:
+    """The recipe of a cluster."""
+    tasks = {f"pool-{number:03}": {"successes": 0, "rollouts": 0} for number in range(1, TASKS + 1)}
+    (folder / "tasks.json").write_text(json.dumps({"source": "desk:pool", "tasks": tasks}), "utf-8")
+    groups = (cluster.batches + cluster.warm_up + cluster.max_staleness + 2) * cluster.groups
+    seconds = cluster.times.step_timeout * (100 if cluster.coupled else 1) / speed
+    values = {
+        "run.dir": folder / "run",
+        "run.seed": cluster.seed,
+        "tasks.train": folder / "tasks.json",
+        "tasks.heldout": "",
+        "env.parallel": cluster.environments,
+        "env.width": cluster.screen[0],
+        "env.height": cluster.screen[1],
+        "env.step_seconds": seconds,
+        "env.start_seconds": 2 * seconds,
+        "env.evaluate_seconds": 2 * seconds,
+        "env.quarantine_after": 1000,
+        "engine.name": "vllm",
+        "engine.endpoints": f"http://127.0.0.1:{FIRST_PORT}-{FIRST_PORT + cluster.replicas - 1}",
+        "model.max_pixels": 2_700_000,
+        "rollout.group_size": cluster.group_size,
+        "rollout.max_steps": cluster.times.answers[1],
+        "rollout.max_images": cluster.times.answers[1],
+        "rollout.max_answer_tokens": 2048,
+        "rollout.max_context_tokens": 65_536,
+        "train.epochs": 1 + groups // TASKS,
+        "train.tasks_per_batch": cluster.groups,
+        "train.tasks_per_update": max(1, cluster.groups // cluster.updates),
+        "train.max_staleness": cluster.max_staleness,
+        "replay.enabled": "false",
+        "loss.kl": 0,
+        "eval.every": 0,
+        "store.tensorboard": "false",
+        "store.checkpoint_every": 1000,
+    }
+    return load_config("desk", [f"--{key}={value}" for key, value in values.items()])
+
+
+def simulate(cluster: Cluster) -> Result:
+    """With a simulated clock: hours take seconds."""
+
+    async def in_loop(work: Coroutine[Any, Any, _T]) -> _T:
+        return await work
+
+    with mock.patch("arpo.training.run.in_background", in_loop):
+        return _measure(cluster, Clock(), run_simulated)
+
+
+def run_real(cluster: Cluster, speed: float, beside: Background | None = None) -> Result:
+    """With the real clock, `speed` times faster than in reality. `beside` runs at the same time."""
+    return _measure(cluster, Clock(speed), asyncio.run, beside)
+
+
+def _measure(cluster: Cluster, clock: Clock, run: Any, beside: Background | None = None) -> Result:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "weights").mkdir()
+        config = settings(cluster, folder, clock.speed)
+        store = RunFolder(folder / "run")
+        try:
+            result: Result = run(_train(cluster, config, clock, store, beside))
+            return result
+        finally:
+            store.close()
+
+
+async def _train(
+    cluster: Cluster, config: Config, clock: Clock, store: RunFolder, beside: Background | None
+) -> Result:
+    clock.start()
+    parts = Parts(cluster, config, clock, store.folder.parent / "weights")
+    recorder = _Recorder(parts, cluster.warm_up + cluster.batches)
+    with parts.opened(cluster.shared):
+        trainer = Trainer(config, store, recorder)
+        recorder.stop = trainer.run.stop
+        engine = trainer.run.scheduler.agent.engine
+        await engine.start()
+        running = asyncio.create_task(beside()) if beside is not None else None
+        try:
+            await trainer.train()
+        finally:
+            if running is not None:
+                running.cancel()
+            await engine.close()
+            trainer.run.close()
+    return _result(cluster, recorder, trainer.run.progress, parts.http.cpu)
+
+
+def _result(cluster: Cluster, recorder: _Recorder, progress: Progress, servers_cpu: float) -> Result:
+    passed = recorder.totals[-1] - recorder.totals[cluster.warm_up]
+    waiting = recorder.waiting[cluster.warm_up :]
+    return Result(
+        cluster=cluster,
+        seconds=passed.seconds,
+        episodes=passed.episodes,
+        environments=passed.environments / (passed.seconds * cluster.environments),
+        engine=passed.engine / (passed.seconds * cluster.replicas),
+        learner=passed.learner / passed.seconds,
+        queue=passed.requests / (passed.seconds * cluster.replicas),
+        waiting=sum(waiting) / len(waiting),
+        dropped=passed.dropped / (passed.episodes + passed.dropped),
+        failures=progress.failures,
+        all_episodes=progress.episodes + progress.dropped_episodes,
+        servers_cpu=servers_cpu,
+    )

@@ -1,0 +1,205 @@
+"""Environments, HTTP, learner and publisher of a simulated cluster. They only wait."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import json
+import time
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from random import Random
+from urllib.parse import urlsplit
+
+from arpo.actions import Action
+from arpo.engines.base import Weights
+from arpo.learner.base import Batch, Metrics
+from arpo.storage.published_weights import Probe, publishing, write_probe
+from arpo.types import Observation, Sample, Screenshot, StepResult, Task
+from simulation.clock import Clock, Meter
+from simulation.replica import EPISODE, PROBE_LOGPROB, EpisodeOf, Server
+from simulation.service_times import ServiceTimes, learner_efficiency
+
+FIRST_PORT = 9000
+
+
+class Barrier:
+    """Every environment waits until all others have done as many calls, or have ended."""
+
+    def __init__(self) -> None:
+        self._members = self._arrived = 0
+        self._open = asyncio.Event()
+
+    def join(self) -> None:
+        self._members += 1
+
+    def leave(self) -> None:
+        self._members -= 1
+        self._release()
+
+    async def wait(self) -> None:
+        self._arrived += 1
+        door = self._open
+        self._release()
+        await door.wait()
+
+    def _release(self) -> None:
+        if self._arrived >= self._members:
+            self._open.set()
+            self._open, self._arrived = asyncio.Event(), 0
+
+
+class SimulatedEnvs:
+    """A factory of environments. `used` integrates the number of leased ones, without waits at a barrier."""
+
+    def __init__(
+        self, clock: Clock, times: ServiceTimes, shot: Screenshot, seed: int, *, coupled: bool
+    ) -> None:
+        self.clock, self.times, self.observation = clock, times, Observation(screenshot=shot)
+        self.used = Meter(clock)
+        self._barrier = Barrier() if coupled else None
+        self._seed, self._numbers = seed, count()
+
+    def __call__(self) -> SimulatedEnv:
+        return SimulatedEnv(self, Random(f"{self._seed}/{next(self._numbers)}"))
+
+    def begin(self) -> None:
+        self.used.add(1)
+        if self._barrier is not None:
+            self._barrier.join()
+
+    def end(self) -> None:
+        self.used.add(-1)
+        if self._barrier is not None:
+            self._barrier.leave()
+
+    async def work(self, seconds: float) -> None:
+        """One call of an environment."""
+        await self.clock.sleep(seconds)
+        if self._barrier is not None:
+            self.used.add(-1)
+            try:
+                await self._barrier.wait()
+            finally:
+                self.used.add(1)
+
+    async def hang(self) -> None:
+        """Until the timeout of the pool. At a barrier all calls take long, so the environment has its own."""
+        await self.clock.sleep(self.times.step_timeout * (10 if self._barrier is None else 1))
+        raise TimeoutError("the environment hangs")
+
+
+class SimulatedEnv:
+    def __init__(self, envs: SimulatedEnvs, random: Random) -> None:
+        self._envs, self._random = envs, random
+        self._used = False
+        self._steps, self._hangs_at = 0, 0
+
+    async def start(self, task: Task) -> Observation:
+        times, random = self._envs.times, self._random
+        self._used = True
+        self._envs.begin()
+        self._hangs_at = random.randint(1, 7) if random.random() < times.hangs else 0
+        EPISODE.set(EpisodeOf(random=random, answers=random.randint(*times.answers)))
+        await self._envs.work(random.uniform(*times.boot))
+        return self._envs.observation
+
+    async def step(self, actions: tuple[Action, ...]) -> StepResult:
+        self._steps += 1
+        times = self._envs.times
+        if self._steps == self._hangs_at:
+            await self._envs.hang()
+        await self._envs.work(times.step(self._random))
+        return StepResult(observation=self._envs.observation)
+
+    async def evaluate(self) -> float:
+        await self._envs.clock.sleep(self._envs.times.evaluation)
+        return float(self._random.random() < 0.5)
+
+    async def close(self) -> None:
+        if self._used:
+            self._used = False
+            self._envs.end()
+
+
+class SimulatedHttp:
+    """Takes the place of `HttpExchange`. `cpu` counts the CPU seconds of the servers themselves."""
+
+    def __init__(self, servers: Sequence[Server]) -> None:
+        self._servers = servers
+        self.cpu = 0.0
+
+    def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def request(
+        self, method: str, url: str, body: bytes | None, seconds: float
+    ) -> tuple[int, str, float | None]:
+        began = time.thread_time()
+        parts = urlsplit(url)
+        assert parts.port is not None
+        server = self._servers[parts.port - FIRST_PORT]
+        decoded = json.loads(body) if body else {}
+        self.cpu += time.thread_time() - began
+        answer = await server.answer(parts.path, decoded)
+        began = time.thread_time()
+        text = json.dumps(answer)
+        self.cpu += time.thread_time() - began
+        return 200, text, None
+
+
+class SimulatedLearner:
+    """`busy` integrates its work. The samples of an update are spread over the GPUs, longest first."""
+
+    def __init__(self, clock: Clock, times: ServiceTimes, gpus: int) -> None:
+        self._clock, self._times, self._gpus, self._version = clock, times, gpus, 0
+        self.busy = Meter(clock)
+
+    async def train(self, batch: Batch) -> Metrics:
+        with self.busy:
+            for samples in batch.updates:
+                await self._clock.sleep(self._seconds(samples))
+        self._version += 1
+        return {"skipped": 0.0, "updates": float(len(batch.updates))}
+
+    def _seconds(self, samples: Sequence[Sample]) -> float:
+        loads = [0.0] * self._gpus
+        for seconds in sorted((self._times.learn(len(sample.images)) for sample in samples), reverse=True):
+            heapq.heapreplace(loads, loads[0] + seconds)
+        return max(loads) / learner_efficiency(self._gpus)
+
+    async def logprobs(
+        self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
+    ) -> list[float]:
+        return [PROBE_LOGPROB for _ in samples]
+
+    def weights(self) -> Weights:
+        return Weights(version=self._version, handle=None)
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+
+    def publish(self, folder: Path) -> None: ...
+
+    def load(self, folder: Path) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class SimulatedPublisher:
+    """Writes a folder with a probe and without weights, after the time that writing them takes."""
+
+    def __init__(self, learner: SimulatedLearner, clock: Clock, times: ServiceTimes, root: Path) -> None:
+        self._learner, self._clock, self._times, self._root = learner, clock, times, root
+        self.folder: Path | None = None
+
+    async def publish(self) -> Weights:
+        await self._clock.sleep(self._times.load)
+        version = self._learner.weights().version
+        with publishing(self._root, version) as folder:
+            probe = Probe(token_ids=(1, 2), images=(), answer=(3,), logprobs=(PROBE_LOGPROB,))
+            write_probe(folder, probe)
+        self.folder = folder
+        return Weights(version=version, handle=folder)

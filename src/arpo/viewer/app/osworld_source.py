@@ -28,7 +28,7 @@ from arpo.viewer.app.pictures import MAX_PICTURE_BYTES, Picture, PixelCache, che
 from arpo.viewer.app.run_source import shot_url
 from arpo.viewer.app.source import Identity, Json, Source
 from arpo.viewer.app.steps import MAX_STEPS, answer_json, empty_step
-from arpo.viewer.app.tail import parse_line
+from arpo.viewer.app.tail import parse_shallow
 
 KIND = "osworld"
 MAX_DEPTH = 4  # folders between a source and its episodes
@@ -164,7 +164,7 @@ class OSWorldSource(Source):
         for number, line in enumerate(content.splitlines()[:MAX_STEPS], 1):
             if line.strip():
                 try:
-                    yield parse_line(line, f"{self.folder.path(f'{name}/{STEPS}')}: line {number}")
+                    yield parse_shallow(line, f"{self.folder.path(f'{name}/{STEPS}')}: line {number}")
                 except UserError as error:
                     problems.append(str(error))
 

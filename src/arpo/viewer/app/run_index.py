@@ -96,13 +96,14 @@ class RunIndexer:
 
     def _read(self, descriptor: int, name: str, end: int, add: Adder, deadline: float) -> bool:
         lines, generation = complete_lines(descriptor, end), self._index.generation
+        path = self._folder.path(name)
         while True:
             batch: list[tuple[int, int, dict[str, Any] | str]] = []
             pause = time.monotonic() + _SECONDS
             for start, stop, line in lines:
                 end = stop
                 try:
-                    batch.append((start, stop, parse_line(line, f"{self._folder.path(name)}: byte {start}")))
+                    batch.append((start, stop, parse_line(line, f"{path}: byte {start}")))
                 except UserError as error:
                     batch.append((start, stop, str(error)))
                 if time.monotonic() > pause:
@@ -126,13 +127,13 @@ class RunIndexer:
         add: Adder,
         descriptor: int,
     ) -> None:
-        problems = []
+        problems, path = [], self._folder.path(name)
         for start, stop, record in batch:
             if isinstance(record, str):
                 problems.append(record)
                 continue
             try:
-                with damage(f"{self._folder.path(name)}: byte {start}"):
+                with damage(f"{path}: byte {start}"):
                     add(connection, record, start, stop - start)
             except UserError as error:
                 problems.append(str(error))
@@ -204,12 +205,10 @@ def count_tokens(encoded: Any) -> int:
     >>> count_tokens([5, [7, 4], 9])
     6
     """
-    total = 0
-    for entry in encoded:
-        count = 1 if isinstance(entry, int) else entry[1]
-        if type(count) is not int or count < 0:
-            raise ValueError("a run length is not a number")
-        total += count
+    lengths = [entry[1] for entry in encoded if type(entry) is not int]
+    if not all(type(length) is int and length >= 0 for length in lengths):
+        raise ValueError("a run length is not a number")
+    total = len(encoded) - len(lengths) + sum(lengths)
     if total > MAX_TOKENS:
         raise ValueError(f"more than {MAX_TOKENS:,} tokens")
     return total

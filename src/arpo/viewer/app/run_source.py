@@ -34,7 +34,7 @@ from arpo.viewer.app.rescues import Rescues
 from arpo.viewer.app.run_index import RunIndexer, as_number
 from arpo.viewer.app.source import NOT_STORED, Identity, Json, Source, checked_sha256
 from arpo.viewer.app.steps import run_steps, token_rows
-from arpo.viewer.app.tail import Log, parse_line
+from arpo.viewer.app.tail import Log, parse_shallow
 from arpo.viewer.app.task_texts import TaskTexts
 from arpo.viewer.app.tokens import load_tokenizer, token_texts
 from arpo.viewer.outcomes import describe_end
@@ -213,7 +213,7 @@ class RunSource(Source):
         with self.folder.open(TRAJECTORIES) as descriptor:
             line = os.pread(descriptor, size, int(row["at"]))
         try:
-            record = parse_line(line, self.folder.path(TRAJECTORIES))
+            record = parse_shallow(line, self.folder.path(TRAJECTORIES))
         except UserError:
             record = {}
         if storable(str(record.get("episode_id"))) != row["id"] or not isinstance(record.get("turns"), list):

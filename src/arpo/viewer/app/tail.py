@@ -70,6 +70,13 @@ def parse_line(line: bytes | None, location: str) -> dict[str, Any]:
         value = json.loads(line)
         if not isinstance(value, dict):
             raise ValueError("not a JSON object")
+    return value
+
+
+def parse_shallow(line: bytes | None, location: str) -> dict[str, Any]:
+    """The same for a value that is shown as a whole: it must not be nested deeply."""
+    value = parse_line(line, location)
+    with damage(location):
         check_depth(value)
     return value
 
@@ -118,7 +125,7 @@ class Log:
     def _add(self, line: bytes | None, start: int) -> None:
         location = f"{self._folder.path(self._name)}: byte {start}"
         try:
-            record = parse_line(line, location)
+            record = parse_shallow(line, location)
             with damage(location):
                 self._check(record)
             self.rows.append(record)

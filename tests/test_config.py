@@ -13,6 +13,8 @@ from arpo.errors import BadSetting, UserError
 from arpo.prompts.conversation import load_template
 from arpo.recipe import PROJECT, changed, describe, find_program, keys, load_config, shipped_recipes, to_toml
 
+FRESH = ("--tasks.train", "desk:fresh", "--train.tasks", "8", "--replay.key", "family")
+
 
 def refusal(recipe, *overrides):
     with pytest.raises(UserError) as caught:
@@ -223,10 +225,26 @@ def test_bytes_of_the_command_line_that_are_not_utf_8():
             ["--train.max_staleness", "1", "--train.dynamic_sampling", "true", "--replay.enabled", "false"],
             "train.dynamic_sampling",
         ),
+        (["--tasks.train", "desk:fresh"], "train.tasks"),
+        (["--tasks.train", "desk:fresh", "--train.tasks", "8"], "replay.key"),
+        (["--train.curriculum", "adaptive"], "train.curriculum"),
+        ([*FRESH, "--train.curriculum", "adaptive", "--tasks.distinct", "4"], "train.curriculum"),
+        ([*FRESH, "--train.curriculum", "middle"], "train.curriculum"),
+        ([*FRESH, "--plugins.curriculum", "mine:order"], "plugins.curriculum"),
     ],
 )
 def test_impossible_combinations(overrides, key):
     assert refusal(None, *overrides).startswith(f"command line: {key}: ")
+
+
+def test_tasks_without_end_have_a_length_and_need_a_key_of_replay_that_they_share():
+    for words in (["--replay.key", "family"], ["--replay.enabled", "false"], ["--train.method", "rft"]):
+        config = load_config(None, ["--tasks.train", "desk:fresh", "--train.tasks", "8", *words])
+        assert config.endless and config.planned_tasks(1000) == 8
+    config = load_config(
+        None, ["--tasks.train", "desk:fresh", "--tasks.distinct", "4", "--train.epochs", "3"]
+    )
+    assert not config.endless and config.planned_tasks(4) == 12
 
 
 def test_errors_of_the_command_line():

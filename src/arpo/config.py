@@ -34,6 +34,7 @@ from arpo.config_training_keys import (
     TrainConfig,
 )
 from arpo.errors import BadSetting
+from arpo.task_set_names import split_sources
 from arpo.types import screen_fault
 
 FRESH = "desk:fresh"  # task source: tasks made on demand
@@ -157,7 +158,7 @@ def _check_combinations(config: Config) -> None:
             "loss.dual_clip",
             f"is {config.loss.dual_clip}, must be 0 (off) or greater than 1 + loss.clip_high ({upper:g})",
         )
-    if tasks.train == tasks.heldout:
+    if tasks.train in split_sources(tasks.heldout):
         raise BadSetting("tasks.heldout", f"is {tasks.train!r}, must differ from tasks.train")
     _check_fresh(config)
     if train.max_staleness:
@@ -212,7 +213,8 @@ def _check_fresh(config: Config) -> None:
             "train.tasks",
             f"is 0, must be the number of tasks to play with tasks.train = {FRESH}: its tasks have no end",
         )
-    if config.endless and config.replay.enabled and config.replay.key == "task":
+    replays = config.replay.enabled and train.method == "online"
+    if config.endless and replays and config.replay.key == "task":
         raise BadSetting(
             "replay.key",
             f"is task, must be family with tasks.train = {FRESH}: no task is played twice, so none has a "

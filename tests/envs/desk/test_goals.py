@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from arpo.actions import CallUser, Fail, Finished, Wait, render
-from arpo.envs.desk.base_model.lessons import list_elements
+from arpo.envs.desk.base_model.reading import list_elements
 from arpo.envs.desk.canvas import PALETTE
 from arpo.envs.desk.desktop import Desktop
 from arpo.envs.desk.env import act, set_up

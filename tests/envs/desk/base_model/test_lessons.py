@@ -5,25 +5,31 @@ import random
 import numpy as np
 import pytest
 
-from arpo.envs.desk.base_model.lessons import READ_INSTRUCTION, Lesson, LessonGenerator, list_elements
-from arpo.envs.desk.base_model.pretrain import desk_tokenizer
+from arpo.envs.desk.base_model.ladder import LADDER, Stage
+from arpo.envs.desk.base_model.lessons import Lesson, LessonGenerator
+from arpo.envs.desk.base_model.reading import KIND_WORDS
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
+from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
 from arpo.envs.desk.goals import FAMILIES
 from arpo.envs.desk.random_tasks import random_task, rng_for
 from arpo.envs.desk.words import vocabulary
-from arpo.parsing import parse
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
-from desks import click, desk, solution, task_of
+from desks import solution, task_of
 
 TOKENIZER = desk_tokenizer()
 RENDERER = Renderer(TOKENIZER, IMAGE_SETTINGS)
-GENERATOR = LessonGenerator(RENDERER, load_template("desk"))
+GENERATOR = LessonGenerator(RENDERER, load_template("desk"), level=1.0)
+READ, ACT, CARELESS = LADDER
+
+
+def some_lessons(stage: Stage, number: int) -> list[Lesson]:
+    return GENERATOR.lessons(rng_for("pretrain", 600_000 + number), stage)
 
 
 @pytest.fixture(scope="module")
 def lessons() -> list[Lesson]:
-    return [GENERATOR.lesson(rng_for("pretrain", 600_000 + number)) for number in range(250)]
+    return [lesson for number in range(120) for lesson in some_lessons(LADDER[number % 3], number)]
 
 
 def answers(lesson: Lesson) -> list[str]:
@@ -55,37 +61,44 @@ def test_every_screen_has_one_answer(lessons: list[Lesson]) -> None:
         assert len(lesson.mask) == len(lesson.token_ids)
 
 
-def test_lessons_read_point_and_do(lessons: list[Lesson]) -> None:
-    reading = [lesson for lesson in lessons if instruction(lesson) == READ_INSTRUCTION]
-    acting = [lesson for lesson in lessons if instruction(lesson) != READ_INSTRUCTION]
-    assert 0.25 < len(reading) / len(lessons) < 0.45
-    assert all(len(lesson.frames) == 1 for lesson in reading)
-    for lesson in acting:
-        assert all(len(parse(answer).actions) == 1 for answer in answers(lesson))
-    ends = {answers(lesson)[-1].split("Action: ")[1] for lesson in acting if len(lesson.frames) > 1}
-    assert {"finished()", "error_env()"} <= ends
+def test_a_screen_has_three_questions_and_a_demonstration_its_own_screens() -> None:
+    asked = [len(found) for number in range(60) if len(found := some_lessons(READ, number)) > 1]
+    assert set(asked) <= {2, 3} and asked.count(3) > 0.8 * len(asked)
+    frames = [lesson.frames for lesson in some_lessons(READ, 0)]
+    assert all(np.array_equal(one[0], frames[0][0]) for one in frames)
 
 
-def test_a_solvers_lesson_ends_with_the_task(lessons: list[Lesson]) -> None:
-    for lesson in lessons:
+def is_demonstration(lesson: Lesson) -> bool:
+    return answers(lesson)[-1].endswith(("finished()", "error_env()")) or len(lesson.frames) > 1
+
+
+def test_shares_of_the_ladder_are_shares_of_lessons() -> None:
+    """45 of 100 lessons of the second stage are demonstrations."""
+    found = [lesson for number in range(200) for lesson in some_lessons(ACT, number)]
+    assert sum(map(is_demonstration, found)) / len(found) == pytest.approx(0.45, abs=0.08)
+
+
+def test_careful_demonstrations_end_with_the_task_and_careless_ones_often_too_early() -> None:
+    """A task without faults ends with Done after at least one step. Giving up at once is a fault."""
+    careful = [lesson for number in range(60) for lesson in some_lessons(ACT, number)]
+    careless = [lesson for number in range(60) for lesson in some_lessons(CARELESS, number)]
+    for lesson in careful:
         over = [answer.endswith(("finished()", "error_env()")) for answer in answers(lesson)]
         assert not any(over[:-1])
         assert len(over) == 1 or over[-1] or len(over) == 16
 
+    def gave_up_at_once(found: list[Lesson]) -> int:
+        first = [answers(lesson)[0] for lesson in found if is_demonstration(lesson)]
+        return sum(answer.endswith("error_env()") and "then" not in answer for answer in first)
 
-def test_the_same_seed_gives_the_same_lesson(lessons: list[Lesson]) -> None:
-    again = GENERATOR.lesson(rng_for("pretrain", 600_007))
-    assert (again.token_ids, again.mask) == (lessons[7].token_ids, lessons[7].mask)
-    assert all(map(np.array_equal, again.frames, lessons[7].frames))
+    assert gave_up_at_once(careless) > gave_up_at_once(careful)
 
 
-def test_elements_are_listed_in_reading_order_with_coordinates() -> None:
-    desktop = desk("Conf")
-    click(desktop, "Sound")
-    assert list_elements(desktop) == (
-        "Conf(63,21)Net(42,35)Look(70,35)Sound on(105,35)User(140,35)Volume(63,63)30(112,63)Volume(84,77)"
-        "Mute(84,105)"
-    )
+def test_the_same_seed_gives_the_same_lessons() -> None:
+    one, other = some_lessons(ACT, 7), some_lessons(ACT, 7)
+    assert [(each.token_ids, each.mask) for each in one] == [(each.token_ids, each.mask) for each in other]
+    for first, second in zip(one, other, strict=True):
+        assert all(map(np.array_equal, first.frames, second.frames))
 
 
 def spelled_out(text: str) -> set[str]:
@@ -110,9 +123,11 @@ def test_instructions_and_answers_are_made_of_listed_words(purpose: str) -> None
 
 
 def test_lessons_are_made_of_listed_words(lessons: list[Lesson]) -> None:
+    """Names of kinds are spelled, so is the closing mark of a window."""
+    kinds = {letter for word in KIND_WORDS.values() if word not in vocabulary() for letter in word}
     for lesson in lessons:
-        assert spelled_out(instruction(lesson)) <= {"x"}  # the closing mark of a window
-        assert set().union(*map(spelled_out, answers(lesson))) <= {"x"}
+        assert spelled_out(instruction(lesson)) <= {"x", *kinds}
+        assert set().union(*map(spelled_out, answers(lesson))) <= {"x", *kinds}
 
 
 def test_answers_come_back_from_their_tokens(lessons: list[Lesson]) -> None:

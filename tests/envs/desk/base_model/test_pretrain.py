@@ -1,8 +1,7 @@
-"""Pretraining: batches of lessons, the loss, resuming, and two steps of a tiny model."""
+"""Pretraining: the loss, the learning rate, resuming, and two steps of a tiny model."""
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +10,18 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from arpo.config import Config
-from arpo.envs.desk.base_model.pretrain import LessonBatch, Pretraining, batches, lesson_loss, run_pretraining
+from arpo.envs.desk.base_model.batches import Batches, LessonBatch
+from arpo.envs.desk.base_model.pretrain import (
+    Pretraining,
+    _load_parts,
+    _save_parts,
+    lesson_loss,
+    run_pretraining,
+)
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
 from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
 from arpo.envs.desk.canvas import PALETTE
-from arpo.envs.desk.random_tasks import rng_for
+from arpo.errors import UserError
 from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
 from arpo.recipe import load_config
@@ -32,30 +38,7 @@ def config(*more: str) -> Config:
 
 @pytest.fixture(scope="module")
 def some() -> list[LessonBatch]:
-    return list(itertools.islice(batches(rng_for("pretrain", 800_000), RENDERER, TOKENS), 4))
-
-
-def test_batches_are_full_but_not_over(some: list[LessonBatch]) -> None:
-    for batch in some:
-        lessons, width = batch.tokens_BT.shape
-        assert lessons == 1 or lessons * width <= TOKENS
-        assert batch.mask_BT.shape == batch.slots_BT.shape == (lessons, width)
-        assert batch.positions_3BT.shape == (3, lessons, width)
-        assert len(batch.frames_NHW) % 64 == 0  # few shapes occur
-        slots_a_frame = 6 * 8
-        assert int(batch.slots_BT.sum()) % slots_a_frame == 0
-        assert int(batch.slots_BT.sum()) <= slots_a_frame * len(batch.frames_NHW)
-        assert not (batch.mask_BT & batch.slots_BT).any()
-        assert not batch.mask_BT[batch.tokens_BT == RENDERER.pad_id].any()
-        assert batch.mask_BT.any(dim=1).all()
-
-
-def test_a_seed_draws_its_batches(some: list[LessonBatch]) -> None:
-    again = next(batches(rng_for("pretrain", 800_000), RENDERER, TOKENS))
-    other = next(batches(rng_for("pretrain", 800_001), RENDERER, TOKENS))
-    assert torch.equal(again.tokens_BT, some[0].tokens_BT)
-    assert torch.equal(again.frames_NHW, some[0].frames_NHW)
-    assert other.tokens_BT.tolist() != some[0].tokens_BT.tolist()
+    return Batches(config()).chunk(0)
 
 
 def test_the_loss_is_transformers_own(some: list[LessonBatch], tmp_path: Path) -> None:
@@ -102,6 +85,37 @@ def test_a_resumed_run_equals_an_uninterrupted_one(some: list[LessonBatch], tmp_
         whole.model.named_parameters(), second.model.named_parameters(), strict=True
     ):
         assert torch.equal(one, other), name
+
+
+def test_the_learning_rate_warms_up_and_falls_as_a_cosine(tmp_path: Path) -> None:
+    """Ten updates, two of them warm-up, peak 0.001: half at update 6, (1 + cos(7π/8)) / 2 at the last."""
+    paced = config("--pretrain.steps=10", "--pretrain.warmup=2", "--pretrain.lr=0.001")
+    training = Pretraining(paced, tmp_path)
+    rates = []
+    for step in (0, 1, 2, 6, 9):
+        training.step = step
+        rates.append(training.learning_rate)
+    assert rates == pytest.approx([0.0005, 0.001, 0.001, 0.0005, 0.0000381], abs=1e-7)
+
+
+def test_a_checkpoint_of_another_size_is_refused(some: list[LessonBatch], tmp_path: Path) -> None:
+    training = Pretraining(config(), tmp_path)
+    training.update(min(some, key=lambda batch: batch.tokens_BT.numel()), torch.from_numpy(PALETTE))
+    training.save()
+    with pytest.raises(UserError, match="step-000001: the checkpoint has a model of another size"):
+        Pretraining(config("--pretrain.layers=2"), tmp_path).resume()
+
+
+def test_the_files_of_a_checkpoint_are_small(tmp_path: Path) -> None:
+    """Three tensors of 4 MB need two files of at most 8 MB."""
+    tensors = {name: torch.full((1_000_000,), float(i)) for i, name in enumerate("abc")}
+    _save_parts(tensors, tmp_path / "weights")
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [
+        "0.safetensors",
+        "1.safetensors",
+    ]
+    found = _load_parts(tmp_path / "weights")
+    assert {name: float(tensor[-1]) for name, tensor in found.items()} == {"a": 0, "b": 1, "c": 2}
 
 
 def test_learning_the_same_lessons_again_lowers_the_loss(some: list[LessonBatch], tmp_path: Path) -> None:

@@ -1,40 +1,53 @@
 """The base model's card, with a fingerprint of everything its weights depend on.
 
-A changed pixel, token or prompt makes the weights worthless without raising an error. Comparing fingerprints
-detects it.
+A changed pixel, token, prompt or thought of the solver makes the weights worthless without raising an error.
+Comparing fingerprints detects it. The mix of lessons and the demonstrator's faults are not part of it: they
+change how a model is made, not what it needs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import fields
 from pathlib import Path
 
+from arpo.actions import render
 from arpo.config import Config
-from arpo.envs.desk.base_model.lessons import LessonGenerator
+from arpo.envs.desk.base_model.carelessness import Carelessness, demonstrate
+from arpo.envs.desk.base_model.ladder import LADDER
+from arpo.envs.desk.base_model.lessons import MAX_STEPS, LessonGenerator, draw
 from arpo.envs.desk.base_model.tiny import CHAT_TEMPLATE, IMAGE_SETTINGS
 from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
 from arpo.envs.desk.canvas import PALETTE
-from arpo.envs.desk.random_tasks import rng_for
+from arpo.envs.desk.env import set_up
+from arpo.envs.desk.goals import FAMILIES, from_json
+from arpo.envs.desk.random_tasks import random_task, rng_for
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
+from arpo.types import Task
 
 CARD = "README.md"
-_LESSONS = 200
+_TASKS_PER_FAMILY = 4
 _LINE = re.compile(r"^fingerprint: `([0-9a-f]{64})`$", re.MULTILINE)
 
 
 def fingerprint() -> str:
-    """SHA-256 of the tokenizer, the prompt, the image settings, and the screens and tokens of 200 lessons."""
+    """SHA-256 of the tokenizer, prompt and image settings, and of the screens and tokens of solved tasks."""
     tokenizer = desk_tokenizer()
     generator = LessonGenerator(Renderer(tokenizer, IMAGE_SETTINGS), load_template("desk"))
     digest = hashlib.sha256()
     for text in (tokenizer.to_str(), CHAT_TEMPLATE, repr(IMAGE_SETTINGS)):
         digest.update(text.encode())
     digest.update(PALETTE.tobytes())
-    rng = rng_for("pretrain", 0)
-    for _ in range(_LESSONS):
-        lesson = generator.lesson(rng)
+    for number in range(_TASKS_PER_FAMILY * len(FAMILIES)):
+        rng = rng_for("pretrain", number)
+        raw = random_task(rng, [list(FAMILIES.values())[number % len(FAMILIES)]], str(number))
+        task = Task(**raw | {"config": tuple(raw["config"]), "related_apps": ()})
+        goals = from_json(task.evaluator["solution"])
+        turns = demonstrate(rng, set_up(task), goals, Carelessness.of(0), look=draw, max_steps=MAX_STEPS)
+        answers = [(frame, render([step.action], step.thought)) for frame, step in turns]
+        lesson = generator.sequence(task.instruction, answers)
         digest.update(repr((lesson.token_ids, lesson.mask)).encode())
         for frame in lesson.frames:
             digest.update(frame.tobytes())
@@ -59,13 +72,43 @@ pipeline_tag: image-text-to-text
 
 A tiny Qwen2.5-VL ({parameters:,} parameters, half precision) that reads the screens of ARPO's built-in
 desktop and answers in the UI-TARS action language. It is a starting point for training on that desktop and
-useless elsewhere.
+useless elsewhere. It reads well and acts carelessly, as its demonstrator did.
 
 - Made by `arpo pretrain --out FOLDER --pretrain.steps {settings.steps}`, seed {config.run.seed}, {step} of
   {settings.steps} steps of {settings.tokens_per_step:,} tokens, AdamW {settings.lr:g}, {arithmetic}.
-- Lessons: read every label with its coordinates, click one element, follow a solver's episode with short
-  thoughts. Their desktops share no seed with any shipped task.
+- Lessons: read the elements of a screen, of a window or of one kind; tell the element at a point, or the
+  state of an element; point at an element; follow a demonstration with short thoughts. Their desktops share
+  no seed with any shipped task.
 - Limits: it knows only Desk's words, Desk's prompt, and screens of 224x168 pixels.
+
+Share of lessons by stage (percent):
+
+{_ladder_table()}
+
+Faults of the demonstrator in the last stage (level {settings.carelessness:g}):
+
+{_faults_table(settings.carelessness)}
 
 fingerprint: `{fingerprint()}`
 """
+
+
+def _ladder_table() -> str:
+    kinds = list(LADDER[0].lessons)
+    rows = [
+        f"| {stage.name} | {stage.until:.0%} | "
+        + " | ".join(f"{100 * stage.lessons[kind] / sum(stage.lessons.values()):.0f}" for kind in kinds)
+        + f" | {':'.join(f'{share:g}' for share in stage.goals)} |"
+        for stage in LADDER
+    ]
+    head = f"| stage | until | {' | '.join(kinds)} | tasks with 1:2:3 goals |"
+    return "\n".join([head, "| --- " * (len(kinds) + 3) + "|", *rows])
+
+
+def _faults_table(level: float) -> str:
+    faults = Carelessness.of(level)
+    rows = [
+        f"| {each.name.replace('_', ' ')} | {getattr(faults, each.name):g} | {each.metadata['description']} |"
+        for each in fields(faults)
+    ]
+    return "\n".join(["| fault | probability | description |", "| --- | --- | --- |", *rows])

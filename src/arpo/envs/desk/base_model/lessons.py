@@ -1,4 +1,4 @@
-"""Lessons for pretraining the base model: read a screen, click an element, solve a task.
+"""Lessons for pretraining the base model: questions about a screen, and demonstrations of tasks.
 
 Lessons use the seeds of "pretrain", never those of the task pool or the held-out tasks. Screens stay arrays
 of palette indices; no image is encoded.
@@ -13,23 +13,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from arpo.actions import Click, Fail, Finished, Point, render
-from arpo.envs.desk.apps import APPS
+from arpo.actions import render
+from arpo.envs.desk.base_model.carelessness import Carelessness, demonstrate
+from arpo.envs.desk.base_model.ladder import ACT, QUESTIONS, Stage
+from arpo.envs.desk.base_model.screens import busy_desktop, quiet_desktop
 from arpo.envs.desk.canvas import LAYOUT_HEIGHT, LAYOUT_WIDTH, Canvas
-from arpo.envs.desk.desktop import Desktop, Element
-from arpo.envs.desk.env import act
-from arpo.envs.desk.goals import FEASIBLE, INFEASIBLE, Goal, compatible, next_step
-from arpo.envs.desk.random_tasks import random_windows, random_world
+from arpo.envs.desk.desktop import Desktop
+from arpo.envs.desk.goals import FEASIBLE, INFEASIBLE, Goal, compatible
 from arpo.prompts.conversation import PromptTemplate
 from arpo.prompts.rendering import Renderer
 from arpo.types import Message, Screenshot
 
-READ_INSTRUCTION = "Read the screen"
-_UNLISTED_KINDS = ("app", "close")  # identical on every screen
-_MAX_LISTED = 24
-_MAX_STEPS = 16
-_RANDOM_CLICKS = (0, 0, 0, 1, 2, 3, 5)  # before the lesson begins; one is drawn
-_GOAL_COUNTS = (1, 1, 1, 1, 1, 1, 2, 2, 3)
+QUESTIONS_PER_SCREEN = 3  # making a screen takes longer than asking about it
+MAX_STEPS = 16  # of a demonstration
+_BUSY = 0.7  # share of the questions about a busy desktop
+_INFEASIBLE = 0.1  # share of the demonstrations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,47 +40,43 @@ class Lesson:
 
 
 class LessonGenerator:
-    """Generates lessons in the prompt and tokens of the policy."""
+    """Generates lessons in the prompt and tokens of the policy. `level` is the level of carelessness."""
 
-    def __init__(self, renderer: Renderer, template: PromptTemplate) -> None:
+    def __init__(self, renderer: Renderer, template: PromptTemplate, level: float = 0.0) -> None:
         self._renderer = renderer
         self._system = Message(role="system", text=template.system)
         self._user = template.user
+        self._careful, self._careless = Carelessness.of(0), Carelessness.of(level)
         # All screens have one size, so a blank one renders to the right number of image slots.
         blank = Screenshot.of(Canvas(LAYOUT_WIDTH, LAYOUT_HEIGHT).png())
         self._screen = Message(role="user", screenshot=blank)
         self._next_screen_ids = renderer.continuation(self._screen).token_ids
 
-    def lesson(self, rng: random.Random) -> Lesson:
-        """35% read the screen, 20% click one element, 45% solve a task."""
-        desktop = _random_desktop(rng)
-        kind = rng.random()
-        if kind < 0.35:
-            return self._lesson(READ_INSTRUCTION, [(_draw(desktop), list_elements(desktop))])
-        if kind < 0.55:
-            return self._click_lesson(rng, desktop)
-        return self._task_lesson(rng, desktop)
+    def lessons(self, rng: random.Random, stage: Stage) -> list[Lesson]:
+        """Random lessons of the stage: one demonstration, or a few questions about one screen."""
+        questions = {kind: share for kind, share in stage.lessons.items() if kind != ACT}
+        rounds = sum(questions.values()) / QUESTIONS_PER_SCREEN
+        if rng.random() * (stage.lessons[ACT] + rounds) < stage.lessons[ACT]:
+            return [self._demonstration(rng, stage)]
+        kinds = rng.choices(list(questions), list(questions.values()), k=QUESTIONS_PER_SCREEN)
+        return self._questions(rng, kinds)
 
-    def _click_lesson(self, rng: random.Random, desktop: Desktop) -> Lesson:
-        elements = desktop.visible_elements()
-        labels = [element.label for element in elements]
-        element = rng.choice([each for each in elements if each.label and labels.count(each.label) == 1])
-        instruction = f"Click {_label_words(element)}"
-        answer = render([Click(point=Point(*element.centre))], instruction)
-        return self._lesson(instruction, [(_draw(desktop), answer)])
+    def _questions(self, rng: random.Random, kinds: Sequence[str]) -> list[Lesson]:
+        desktop = busy_desktop(rng) if rng.random() < _BUSY else quiet_desktop(rng)
+        frame = draw(desktop)
+        asked = [QUESTIONS[kind](rng, desktop) for kind in kinds]  # None if the screen has no such element
+        return [self.sequence(each.instruction, [(frame, each.answer)]) for each in asked if each is not None]
 
-    def _task_lesson(self, rng: random.Random, desktop: Desktop) -> Lesson:
-        goals = _random_goals(rng, desktop)
-        turns = []
-        for _ in range(_MAX_STEPS):
-            step = next_step(desktop, goals)
-            turns.append((_draw(desktop), render([step.action], step.thought)))
-            act(desktop, step.action)
-            if isinstance(step.action, Finished | Fail):
-                break
-        return self._lesson(", then ".join(goal.instruction for goal in goals), turns)
+    def _demonstration(self, rng: random.Random, stage: Stage) -> Lesson:
+        desktop = quiet_desktop(rng)
+        goals = _random_goals(rng, desktop, stage)
+        faults = self._careless if stage.careless else self._careful
+        turns = demonstrate(rng, desktop, goals, faults, look=draw, max_steps=MAX_STEPS)
+        answers = [(frame, render([step.action], step.thought)) for frame, step in turns]
+        return self.sequence(", then ".join(goal.instruction for goal in goals), answers)
 
-    def _lesson(self, instruction: str, turns: Sequence[tuple[Canvas, str]]) -> Lesson:
+    def sequence(self, instruction: str, turns: Sequence[tuple[NDArray[np.uint8], str]]) -> Lesson:
+        """The lesson with these screens and answers, which are learned."""
         user = Message(role="user", text=self._user.format(instruction=instruction))
         token_ids = list(self._renderer.render((self._system, user, self._screen)).token_ids)
         mask = [False] * len(token_ids)
@@ -93,50 +87,21 @@ class LessonGenerator:
             answer = (*self._renderer.encode(text), self._renderer.end_of_turn_id)
             token_ids += answer
             mask += [True] * len(answer)
-        return Lesson(
-            token_ids=tuple(token_ids), mask=tuple(mask), frames=tuple(canvas.pixels for canvas, _ in turns)
-        )
+        frames = tuple(frame for frame, _ in turns)
+        return Lesson(token_ids=tuple(token_ids), mask=tuple(mask), frames=frames)
 
 
-def _draw(desktop: Desktop) -> Canvas:
-    return desktop.draw(LAYOUT_WIDTH, LAYOUT_HEIGHT)
+def draw(desktop: Desktop) -> NDArray[np.uint8]:
+    return desktop.draw(LAYOUT_WIDTH, LAYOUT_HEIGHT).pixels
 
 
-def list_elements(desktop: Desktop) -> str:
-    """The labels in the windows with their centres, in reading order: "Conf(63,21)Net(42,35)"."""
-    elements = desktop.visible_elements()
-    listed = [element for element in elements if element.label and element.kind not in _UNLISTED_KINDS]
-    return "".join(_list_element(element) for element in listed[:_MAX_LISTED])
-
-
-def _list_element(element: Element) -> str:
-    x, y = element.centre
-    return f"{_label_words(element)}{' on' if element.on else ''}({x},{y})"
-
-
-def _label_words(element: Element) -> str:
-    return " ".join(element.label.split())
-
-
-def _random_desktop(rng: random.Random) -> Desktop:
-    """A desktop with open windows, after some random clicks."""
-    desktop = Desktop(random_world(rng), APPS)
-    for window in random_windows(rng, rng.choice(list(APPS))):
-        desktop.launch(**window)
-    for _ in range(rng.choice(_RANDOM_CLICKS)):
-        x, y = rng.choice(desktop.visible_elements()).centre
-        rng.choice((desktop.click, desktop.click, desktop.click, desktop.double_click, desktop.right_click))(
-            x, y
-        )
-    return desktop
-
-
-def _random_goals(rng: random.Random, desktop: Desktop) -> list[Goal]:
-    """One to three goals of the current desktop; in one case of ten, one infeasible goal."""
-    if rng.random() < 0.1:
+def _random_goals(rng: random.Random, desktop: Desktop, stage: Stage) -> list[Goal]:
+    """One to three goals of the current desktop, or one infeasible goal."""
+    if rng.random() < _INFEASIBLE:
         return [rng.choice(list(INFEASIBLE.values())).sample(rng, desktop.world)]
+    count = rng.choices((1, 2, 3), stage.goals)[0]
     while True:
-        families = rng.sample(list(FEASIBLE.values()), rng.choice(_GOAL_COUNTS))
+        families = rng.sample(list(FEASIBLE.values()), count)
         if compatible(families):
             try:
                 return [family.sample(rng, desktop.world) for family in families]

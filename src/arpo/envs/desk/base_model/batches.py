@@ -1,0 +1,157 @@
+"""Batches of lessons, made by worker processes.
+
+Lessons depend on the settings and the chunk number alone; a chunk makes `BATCHES_PER_CHUNK` batches. So the
+batch of an update does not depend on the number of workers, and a resumed run repeats no lesson.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+from queue import Empty
+from typing import Any
+
+import numpy as np
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from arpo.config import Config
+from arpo.envs.desk.base_model.ladder import stage_at
+from arpo.envs.desk.base_model.lessons import Lesson, LessonGenerator
+from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
+from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
+from arpo.envs.desk.canvas import LAYOUT_HEIGHT, LAYOUT_WIDTH
+from arpo.envs.desk.random_tasks import rng_for
+from arpo.prompts import vision
+from arpo.prompts.conversation import load_template
+from arpo.prompts.rendering import Renderer
+
+BATCHES_PER_CHUNK = 4  # lessons of this many batches are sorted by length, to reduce padding
+_SEEDS = 10_000_000  # chunks per run.seed
+_FRAMES_MULTIPLE = 64  # pads the screens of a batch to a multiple, to limit the number of tensor shapes
+_QUEUE_TIMEOUT = 5.0  # seconds between checks for living workers
+_QUEUED_BATCHES = 2  # per worker; they are in shared memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LessonBatch:
+    """Lessons padded to one width. `slots_BT` marks image tokens."""
+
+    tokens_BT: Tensor
+    mask_BT: Tensor
+    slots_BT: Tensor
+    positions_3BT: Tensor
+    frames_NHW: Tensor  # palette indices
+
+
+def collate(lessons: list[Lesson], renderer: Renderer) -> LessonBatch:
+    width = max(len(lesson.token_ids) for lesson in lessons)
+    tokens = np.full((len(lessons), width), renderer.pad_id, dtype=np.int32)
+    mask = np.zeros((len(lessons), width), dtype=bool)
+    slots = np.zeros((len(lessons), width), dtype=bool)
+    positions = np.zeros((3, len(lessons), width), dtype=np.int32)
+    grid = vision.grid(LAYOUT_WIDTH, LAYOUT_HEIGHT, renderer.settings)
+    for row, lesson in enumerate(lessons):
+        length, grids = len(lesson.token_ids), [grid] * len(lesson.frames)
+        tokens[row, :length] = lesson.token_ids
+        mask[row, :length] = lesson.mask
+        slots[row, :length] = renderer.image_slots(lesson.token_ids, grids)
+        positions[:, row, :length] = renderer.positions(lesson.token_ids, grids)
+    frames = [frame for lesson in lessons for frame in lesson.frames]
+    frames += [frames[0]] * (-len(frames) % _FRAMES_MULTIPLE)
+    arrays = tokens, mask, slots, positions, np.stack(frames)
+    tensors = [torch.from_numpy(array) for array in arrays]
+    return LessonBatch(
+        tokens_BT=tensors[0],
+        mask_BT=tensors[1],
+        slots_BT=tensors[2],
+        positions_3BT=tensors[3],
+        frames_NHW=tensors[4],
+    )
+
+
+class Batches:
+    """The batches of a run, by chunk."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._renderer = Renderer(desk_tokenizer(), IMAGE_SETTINGS)
+        self._generator = LessonGenerator(
+            self._renderer, load_template("desk"), level=config.pretrain.carelessness
+        )
+
+    def chunk(self, number: int) -> list[LessonBatch]:
+        """`BATCHES_PER_CHUNK` batches with lessons of similar length each, in random order."""
+        settings = self._config.pretrain
+        rng = rng_for("pretrain", self._config.run.seed * _SEEDS + number)
+        stage = stage_at(number * BATCHES_PER_CHUNK / settings.steps)
+        lessons: list[Lesson] = []
+        tokens = 0
+        while tokens < BATCHES_PER_CHUNK * settings.tokens_per_step:
+            more = self._generator.lessons(rng, stage)
+            tokens += sum(min(len(lesson.token_ids), settings.tokens_per_step) for lesson in more)
+            lessons += more
+        packed = _pack(lessons, settings.tokens_per_step)
+        rng.shuffle(packed)
+        return [collate(batch, self._renderer) for batch in packed[:BATCHES_PER_CHUNK]]
+
+
+def _pack(lessons: list[Lesson], tokens_per_batch: int) -> list[list[Lesson]]:
+    """Sorted by length and divided: a batch has at most this many tokens, padding included."""
+    batches: list[list[Lesson]] = [[]]
+    for lesson in sorted(lessons, key=lambda lesson: len(lesson.token_ids)):
+        if batches[-1] and (len(batches[-1]) + 1) * len(lesson.token_ids) > tokens_per_batch:
+            batches.append([])
+        batches[-1].append(lesson)
+    return batches
+
+
+def _run_worker(queue: Any, config: Config, first: int, step: int) -> None:
+    torch.set_num_threads(1)
+    mp.set_sharing_strategy("file_system")
+    batches = Batches(config)
+    for number in count(first, step):
+        for batch in batches.chunk(number):
+            queue.put(batch)
+
+
+class LessonLoader:
+    """The batches from update `step` on. Worker i of n makes every n-th chunk."""
+
+    def __init__(self, config: Config, step: int) -> None:
+        mp.set_sharing_strategy("file_system")
+        context = mp.get_context("spawn")
+        workers = config.pretrain.workers or max(1, (os.cpu_count() or 2) - 1)
+        self._first, self._skipped = divmod(step, BATCHES_PER_CHUNK)
+        self._queues = [context.Queue(_QUEUED_BATCHES) for _ in range(workers)]
+        self._workers = [
+            context.Process(target=_run_worker, args=(queue, config, self._first + i, workers), daemon=True)
+            for i, queue in enumerate(self._queues)
+        ]
+
+    def __enter__(self) -> Iterator[LessonBatch]:
+        for worker in self._workers:
+            worker.start()
+        return islice(self._all_batches(), self._skipped, None)
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.terminate()
+
+    def _all_batches(self) -> Iterator[LessonBatch]:
+        for number in count():
+            for _ in range(BATCHES_PER_CHUNK):
+                yield self._wait(number % len(self._workers))
+
+    def _wait(self, number: int) -> LessonBatch:
+        """The next batch of a worker; RuntimeError if it has died."""
+        while True:
+            try:
+                batch: LessonBatch = self._queues[number].get(timeout=_QUEUE_TIMEOUT)
+                return batch
+            except Empty:
+                if not self._workers[number].is_alive():
+                    raise RuntimeError("a lesson worker has died; its error is above") from None

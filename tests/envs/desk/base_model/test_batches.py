@@ -1,0 +1,76 @@
+"""Batches of lessons: full, reproducible, and never repeated after an interruption."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+import torch
+
+from arpo.config import Config
+from arpo.envs.desk.base_model.batches import BATCHES_PER_CHUNK, Batches, LessonBatch, LessonLoader
+from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
+from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
+from arpo.prompts.rendering import Renderer
+from arpo.recipe import load_config
+
+TOKENS = 1200
+PAD = Renderer(desk_tokenizer(), IMAGE_SETTINGS).pad_id
+
+
+def config(*more: str) -> Config:
+    return load_config(None, [f"--pretrain.tokens_per_step={TOKENS}", "--pretrain.workers=2", *more])
+
+
+@pytest.fixture(scope="module")
+def chunks() -> list[list[LessonBatch]]:
+    batches = Batches(config())
+    return [batches.chunk(number) for number in range(3)]
+
+
+def test_batches_are_full_but_not_over(chunks: list[list[LessonBatch]]) -> None:
+    for batch in (batch for chunk in chunks for batch in chunk):
+        lessons, width = batch.tokens_BT.shape
+        assert lessons == 1 or lessons * width <= TOKENS
+        assert batch.mask_BT.shape == batch.slots_BT.shape == (lessons, width)
+        assert batch.positions_3BT.shape == (3, lessons, width)
+        assert len(batch.frames_NHW) % 64 == 0  # few shapes occur
+        slots_a_frame = 6 * 8
+        assert int(batch.slots_BT.sum()) % slots_a_frame == 0
+        assert int(batch.slots_BT.sum()) <= slots_a_frame * len(batch.frames_NHW)
+        assert not (batch.mask_BT & batch.slots_BT).any()
+        assert not batch.mask_BT[batch.tokens_BT == PAD].any()
+        assert batch.mask_BT.any(dim=1).all()
+
+
+def test_every_chunk_has_the_same_number_of_batches(chunks: list[list[LessonBatch]]) -> None:
+    assert [len(chunk) for chunk in chunks] == [BATCHES_PER_CHUNK] * 3
+
+
+def test_a_chunk_depends_on_its_number_and_the_seed(chunks: list[list[LessonBatch]]) -> None:
+    again, other = Batches(config()).chunk(1), Batches(config("--run.seed=1")).chunk(1)
+    assert all(map(same, again, chunks[1]))
+    assert not same(chunks[0][0], chunks[1][0])
+    assert not same(other[0], chunks[1][0])
+
+
+def test_the_last_stage_of_a_run_is_careless() -> None:
+    """Chunk 8 holds updates 32 to 35: the last stage of 40 updates, the first of 4,000."""
+
+    def chunk(steps: int, level: int) -> list[LessonBatch]:
+        settings = config(f"--pretrain.steps={steps}", f"--pretrain.carelessness={level}")
+        return Batches(settings).chunk(8)
+
+    assert not all(map(same, chunk(40, 0), chunk(40, 5)))
+    assert all(map(same, chunk(4000, 0), chunk(4000, 5)))
+
+
+def test_workers_continue_with_the_next_batch(chunks: list[list[LessonBatch]]) -> None:
+    """A run that was interrupted after 6 updates continues with the third batch of the second chunk."""
+    with LessonLoader(config(), step=6) as batches:
+        found = list(islice(batches, 4))
+    assert all(map(same, found, [*chunks[1][2:], *chunks[2][:2]]))
+
+
+def same(one: LessonBatch, other: LessonBatch) -> bool:
+    return torch.equal(one.tokens_BT, other.tokens_BT) and torch.equal(one.frames_NHW, other.frames_NHW)

@@ -13,10 +13,10 @@ VLLM_VENV := .venv-vllm
 VLLM := $(VLLM_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help train compare test test-real test-vllm osworld vllm lint format clean
+.PHONY: help train compare test test-real test-vllm test-browser osworld vllm lint format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 train: $(RUNTIME) ## train the tiny model on the built-in desktop; ARGS="--run.seed 1" adds options
 	$(BIN)/arpo train desk $(ARGS)
@@ -35,6 +35,11 @@ test-real: $(DEV) osworld ## run the tests on real desktops; FULL=1 includes the
 
 test-vllm: $(DEV) $(VLLM) ## run the tests with vLLM, on the CPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/vllm $(ARGS)
+
+test-browser: $(DEV) ## run the tests of arpo view in Debian's Chromium
+	@test -x /usr/bin/chromium || \
+		{ echo "Chromium is missing. On Debian or Ubuntu, install it with: apt-get install chromium" >&2; exit 1; }
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/browser $(ARGS)
 
 osworld: ## install real desktops: Debian packages (needs root or sudo), and desktop-env in .venv-osworld
 	PYTHONPATH=src $(PYTHON) -m arpo.envs.osworld.install $(OSWORLD_VENV)

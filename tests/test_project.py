@@ -141,4 +141,4 @@ def test_every_dependency_is_pinned():
 def test_continuous_integration_runs_every_test_target():
     script = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
     goals = [line for line in script if line.startswith("make")]
-    assert goals == ["make test", "make test-real", "make test-vllm"]
+    assert goals == ["make test", "make test-real", "make test-vllm", "make test-browser"]

@@ -4,7 +4,7 @@
 arpo.app = (() => {
   const { h, replace } = arpo.dom;
   const POLL = 2000;
-  const pages = {}; // "batch" → { title, tab, render(context) → Node, keys(event, context) }
+  const pages = {}; // "batch" → { title, tab, render(context) → nodes, keys(event, context), shown() }
   const TABS = [
     ["batches", "Batches"],
     ["episodes", "Episodes"],
@@ -86,14 +86,23 @@ arpo.app = (() => {
     }
     if (mine !== turn) return;
     const focus = same ? focusKey() : null,
-      scrolled = same ? window.scrollY : 0;
+      scrolled = same ? scrolls() : [],
+      first = current === null;
     current = context;
     replace(main, content);
     main.removeAttribute("aria-busy");
     header(context, page);
-    window.scrollTo(0, scrolled);
+    if (!same) window.scrollTo(0, 0);
+    for (const [selector, top, left] of scrolled) document.querySelector(selector)?.scrollTo(left, top);
+    if (page && page.shown) page.shown();
     if (focus) restoreFocus(focus);
-    else if (!same && !quiet) main.focus({ preventScroll: true });
+    else if (!same && !first) main.focus({ preventScroll: true });
+  }
+
+  // Positions of all parts that scroll, for the same view after a redraw.
+  function scrolls() {
+    const parts = ["html", ".aligned"].map((name) => [name, document.querySelector(name)]);
+    return parts.filter(([, part]) => part).map(([name, part]) => [name, part.scrollTop, part.scrollLeft]);
   }
 
   // The focused element is found again after a redraw by its id, its data-key or its address.
@@ -153,10 +162,7 @@ arpo.app = (() => {
 
   // The command that opens this view.
   function command() {
-    const { info } = current || {};
-    const at = location.hash.slice(1) || "/runs";
-    const folders = info ? ["arpo", "view", quote(info.folder)].join(" ") : sources.command || "arpo view";
-    return `${folders} --at ${quote(at)}`;
+    return `${sources.command || "arpo view"} --at ${quote(location.hash.slice(1) || "/runs")}`;
   }
 
   async function copy(text, name) {

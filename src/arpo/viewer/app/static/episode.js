@@ -29,18 +29,12 @@ arpo.episode = (() => {
       next: episode.next,
       group: episode.group,
     });
-    const frame = frames[at - 1],
-      tokens = context.query.view === "tokens" && !frame.final;
+    const frame = frames[at - 1];
     const compared =
       context.query.difference === "1" && at > 1 && frame.shot?.url && frames[at - 2].shot?.url;
     const to = (name) => name && link(["s", context.source, "episode", name]);
     return [
-      arpo.heading(
-        episode.instruction || episode.task,
-        to(episode.previous),
-        to(episode.next),
-        "episode",
-      ),
+      arpo.heading(episode.instruction || episode.task, to(episode.previous), to(episode.next), "episode"),
       facts(context, episode),
       h(
         "div",
@@ -59,7 +53,7 @@ arpo.episode = (() => {
         h(
           "section",
           { class: "answer", "aria-label": "Answer" },
-          frame.final ? ending(episode) : await answer(context, episode, frame, tokens),
+          frame.final ? ending(episode) : await answer(context, episode, frame),
         ),
       ),
     ];
@@ -190,44 +184,59 @@ arpo.episode = (() => {
     );
   }
 
-  async function answer(context, episode, step, tokens) {
-    const tab = (value, label) =>
+  const VIEWS = { "": "Answer", raw: "Raw answer", tokens: "Tokens" };
+
+  async function answer(context, episode, step) {
+    const view = Object.hasOwn(VIEWS, context.query.view) ? context.query.view : "";
+    const tab = ([name, label]) =>
       h(
         "button",
         {
           type: "button",
-          "data-key": `view ${value}`,
-          "aria-pressed": (tokens ? "tokens" : "") === value ? "true" : "false",
-          onclick: () => context.setQuery(context, { view: value }),
+          "data-key": `view ${name}`,
+          "aria-pressed": view === name ? "true" : "false",
+          onclick: () => context.setQuery(context, { view: name }),
         },
         label,
       );
-    const calls = [
-      step.tokens ? count(step.tokens, "token") : null,
-      known(step.mean_logprob) ? `mean log-probability ${number(step.mean_logprob)}` : null,
-      known(step.seconds) ? seconds(step.seconds) : "time per call not stored",
-      step.versions?.length ? `version ${step.versions.join(", ")}` : null,
-      step.finish === "length" ? "cut by length" : null,
-    ];
+    const contents = { "": parsed, raw: raw, tokens: arpo.tokens.render };
     return [
-      h("div", { class: "controls" }, tab("", "Answer"), tab("tokens", "Tokens")),
-      step.error ? h("p", { class: "warn", role: "note" }, `Does not parse: ${step.error}`) : null,
-      tokens
-        ? await arpo.tokens.render(context, episode.episode, step)
-        : [
-            h("h2", {}, "Thought"),
-            h("p", { class: "thought" }, step.thought || "–"),
-            h("h2", {}, "Action"),
-            h("pre", {}, step.action_text || "–"),
-            h(
-              "details",
-              { open: Boolean(step.error) },
-              h("summary", {}, "Raw answer"),
-              h("pre", {}, step.answer),
-            ),
-          ],
-      h("p", { class: "dim small" }, calls.filter(Boolean).join(" · ")),
+      h("div", { class: "controls" }, Object.entries(VIEWS).map(tab)),
+      step.error && h("p", { class: "warn", role: "note" }, `Does not parse: ${step.error}`),
+      await contents[view](context, episode.episode, step),
+      h("p", { class: "dim small" }, call(step).join(" · ")),
     ];
+  }
+
+  function parsed(context, episode, step) {
+    return [
+      h("h2", {}, "Thought"),
+      h("p", { class: "thought" }, step.thought || "–"),
+      h("h2", {}, "Action"),
+      h("pre", {}, step.action_text || "–"),
+    ];
+  }
+
+  function raw(context, episode, step) {
+    return h("pre", {}, step.answer);
+  }
+
+  // Facts about one call of the model.
+  function call(step) {
+    return [
+      step.tokens && count(step.tokens, "token"),
+      known(step.mean_logprob) && `mean log-probability ${number(step.mean_logprob)}`,
+      known(step.seconds) ? seconds(step.seconds) : "time per call not stored",
+      step.versions?.length && `version ${step.versions.join(", ")}`,
+      step.finish === "length" && "cut by length",
+    ].filter(Boolean);
+  }
+
+  // The film strip scrolls to the current step.
+  function shown() {
+    const now = document.querySelector(".strip [aria-current]"),
+      strip = now?.closest(".strip");
+    if (strip) strip.scrollLeft = now.offsetLeft - strip.clientWidth / 2;
   }
 
   function ending(episode) {
@@ -260,5 +269,6 @@ arpo.episode = (() => {
     tab: "episodes",
     render,
     keys,
+    shown,
   };
 })();

@@ -1,0 +1,80 @@
+"""`arpo view` as a process of its own, and Debian's Chromium with a page that records every fault."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+CHROMIUM = "/usr/bin/chromium"
+
+
+@contextmanager
+def serving(*folders: Path) -> Iterator[str]:
+    """The address of `arpo view` on these folders, with its token."""
+    command = [sys.executable, "-m", "arpo", "view", *map(str, folders), "--port", "0", "--no-open"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout
+        first = server.stdout.readline()
+        found = re.search(r"http://\S+", first)
+        assert found, f"arpo view has printed no address, but: {first}"
+        yield found[0]
+    finally:
+        server.terminate()
+        server.wait(20)
+        server.stdout.close()
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        # Chromium's own sandbox needs rights that a container does not have.
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Visit:
+    """A page, the address of its server without token, and all faults so far."""
+
+    def __init__(self, page: Page, address: str) -> None:
+        self.page = page
+        self.address = address.split("?")[0]
+        self.faults: list[str] = []
+        page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
+        page.on("console", lambda message: message.type == "error" and self.faults.append(message.text))
+        page.on("dialog", lambda dialog: (self.faults.append("a dialog was opened"), dialog.dismiss()))
+        page.on("request", self._check)
+        page.set_default_timeout(15_000)
+        page.goto(address)
+
+    def _check(self, request: object) -> None:
+        url = getattr(request, "url", "")
+        if not url.startswith((self.address, "data:", "blob:")):
+            self.faults.append(f"request to {url}")
+
+    def open(self, fragment: str) -> Page:
+        """Open a view, such as "/s/first/batch/2", and wait until it is drawn."""
+        self.page.goto(f"{self.address}#{fragment}")
+        self.page.wait_for_selector("main:not([aria-busy]) > *")
+        return self.page
+
+
+@contextmanager
+def visiting(browser: Browser, address: str, **options: str) -> Iterator[Visit]:
+    """A fresh page; fails afterwards if a script failed, or if a request left the server."""
+    context = browser.new_context(viewport={"width": 1366, "height": 820}, **options)  # type: ignore[arg-type]
+    try:
+        visit = Visit(context.new_page(), address)
+        yield visit
+        assert visit.faults == []
+    finally:
+        context.close()

@@ -1,0 +1,164 @@
+"""A small run with known numbers for the tests of `arpo view` in a browser.
+
+Groups of two. Batch 1: pool-040 scores 1 and 0; pool-013 scores 0 and 0; pool-021 scores 1, and its second
+episode could not be played. Batch 2: pool-040 scores 0 and 0, so replay rescues it with batch0-0-0; pool-013
+scores 1, and its second answer does not parse; pool-021 scores 1 and 1.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+
+from arpo import actions as act
+from arpo.config import Config, ReplayConfig, TasksConfig
+from arpo.storage.run_folder import RunFolder
+from arpo.types import Completion, Failure, Screenshot, StopReason, Trajectory, Turn
+
+SIZE = (320, 240)
+STEPS = (
+    ("Open the settings", "click(start_box='(60,200)')", act.Click(point=act.Point(60, 200))),
+    ("Drag the window", "drag(start_box='(40,40)', end_box='(200,90)')",
+     act.Drag(start=act.Point(40, 40), end=act.Point(200, 90))),
+    ("Type the language", "type(content='Greek')", act.Type(text="Greek", submit=False)),
+    ("The task is done", "finished()", act.Finished(content="")),
+)  # fmt: skip
+
+
+def picture(name: str, step: int) -> Screenshot:
+    """A different picture for each episode and step: a window that moves."""
+    image = Image.new("RGB", SIZE, "#3d6f8e")
+    draw = ImageDraw.Draw(image)
+    left = 20 + 24 * step
+    draw.rectangle((left, 30, left + 160, 170), "#f2f2f2", "#20242e")
+    draw.rectangle((left, 30, left + 160, 50), "#2141a0")
+    draw.text((left + 6, 34), name, "white")
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return Screenshot.of(buffer.getvalue())
+
+
+def answer(thought: str, call: str, version: int) -> Completion:
+    return Completion(
+        token_ids=(21, 22, 23, 2),
+        logprobs=(-0.1, -2.3, -0.02, -0.001),
+        text=f"Thought: {thought}\nAction: {call}",
+        finish="stop",
+        versions=(version,) * 4,
+    )
+
+
+def played(name: str, task: str, score: float, version: int = 0, thought: str = "") -> Trajectory:
+    """An episode of four steps. `thought`: replaces the thought of the first step."""
+    turns = []
+    for number, (words, call, action) in enumerate(STEPS):
+        shot = picture(name, number)
+        turns.append(
+            Turn(
+                screenshot=shot,
+                context=(1, 2, 3),
+                images=(shot,),
+                restart=number == 0,
+                completion=answer(thought if thought and number == 0 else words, call, version),
+                actions=(action,),
+            )
+        )
+    return Trajectory(
+        episode_id=name,
+        task_id=task,
+        turns=tuple(turns),
+        final=picture(name, len(STEPS)),
+        score=score,
+        malformed=False,
+        stop=StopReason.FINISHED,
+    )
+
+
+def malformed(name: str, task: str) -> Trajectory:
+    """An episode whose second answer does not parse."""
+    whole = played(name, task, 0.0, 1)
+    broken = replace(
+        whole.turns[1], actions=(), error="unknown action: jump()", completion=answer("Jump", "jump()", 1)
+    )
+    return replace(
+        whole,
+        turns=(whole.turns[0], broken),
+        malformed=True,
+        stop=StopReason.PARSE_ERROR,
+        final=picture(name, 2),
+    )
+
+
+def evaluation(step: int, landmark: str, train: dict[str, list[int]], heldout: dict[str, list[int]]) -> dict:
+    return {
+        "step": step,
+        "episodes": 0,
+        "landmark": landmark,
+        "sets": {"train": train, "heldout": heldout},
+        "failures": {"train": 0, "heldout": 0},
+    }
+
+
+def timing(rollout: float, learn: float) -> dict[str, float]:
+    shares = {"env_start": 0.1, "env_step": 0.2, "env_evaluate": 0.05, "env_engine": 0.4, "env_idle": 0.25}
+    return {**shares, "rollout": rollout, "learn": learn, "engine_busy": 0.6}
+
+
+def config(*, replay: bool = True) -> Config:
+    return Config(tasks=TasksConfig(train="desk:pool"), replay=ReplayConfig(enabled=replay))
+
+
+def make_run(folder: Path, *, replay: bool = True) -> None:
+    store = RunFolder(folder)
+    store.write_recipe(config(replay=replay))
+    store.log_metrics(0, {"eval_train": 0.25, "eval_heldout": 0.5})
+    store.log_evaluation(
+        evaluation(0, "base", {"pool-040": [0, 0], "pool-013": [0, 1]}, {"heldout-006": [1, 0]})
+    )
+    store.add_trajectory(played("eval0-train-0-0", "pool-040", 0.0))
+    store.add_trajectory(played("batch0-0-0", "pool-040", 1.0))
+    store.add_trajectory(played("batch0-0-1", "pool-040", 0.0))
+    store.add_trajectory(played("batch0-1-0", "pool-013", 0.0))
+    store.add_trajectory(played("batch0-1-1", "pool-013", 0.0))
+    store.add_trajectory(played("batch0-2-0", "pool-021", 1.0))
+    store.add_failure(failure("batch0-2-1", "pool-021"))
+    store.log_metrics(1, {"success": 0.4, "reward": 0.4, "rescued": 0.0, "without_signal": 1.0, "loss": 0.1})
+    store.log_timing(1, timing(3.0, 1.0))
+    add_second_batch(store)
+    store.log_evaluation(
+        evaluation(2, "final", {"pool-040": [1, 1], "pool-013": [0, 1]}, {"heldout-006": [0, 0]})
+    )
+    store.add_trajectory(played("eval2-train-0-0", "pool-040", 1.0, 2))
+    success = {
+        "base": {"train": 0.25, "heldout": 0.5},
+        "final": {"train": 0.75, "heldout": 0.0},
+    }
+    store.write_summary({"success": success})
+    store.close()
+
+
+def failure(episode: str, task: str) -> Failure:
+    return Failure(
+        episode_id=episode,
+        task_id=task,
+        kind="EnvTimeout",
+        where="step",
+        message="no answer within 60 s",
+        attempts=3,
+    )
+
+
+def add_second_batch(store: RunFolder) -> None:
+    store.add_trajectory(played("batch1-0-0", "pool-040", 0.0, 1))
+    store.add_trajectory(played("batch1-0-1", "pool-040", 0.0, 1))
+    store.add_trajectory(played("batch1-1-0", "pool-013", 1.0, 1))
+    store.add_trajectory(malformed("batch1-1-1", "pool-013"))
+    store.add_trajectory(played("batch1-2-0", "pool-021", 1.0, 1))
+    store.add_trajectory(played("batch1-2-1", "pool-021", 1.0, 1))
+    store.log_metrics(
+        2, {"success": 0.5, "reward": 0.33, "rescued": 1.0, "without_signal": 1.0, "eval_train": 0.75}
+    )
+    store.log_timing(2, timing(2.0, 2.0))

@@ -216,6 +216,7 @@ def test_a_selection_can_name_the_examples_folder(tmp_path: Path) -> None:
 
 def test_unknown_shipped_lists_are_reported() -> None:
     assert refusal("desk:nonsense").startswith("desk:nonsense: no such shipped task list; the lists are: ")
+    assert refusal("desk:nonsense").endswith(", desk:fresh")
     assert "no such shipped" in refusal("desk:../tasks/nonsense")
     for prefix in ("osworld", "desktop"):
         assert refusal(f"{prefix}:nonsense") == (

@@ -177,7 +177,7 @@ def _shipped(source: str) -> Traversable:
     found = [file.name for file in lists.iterdir()] if lists.is_dir() else []
     names = sorted(name.removesuffix(".json") for name in found if name.endswith(".json"))
     if canonical.removeprefix(prefix) not in names:
-        generated = [source for source in GENERATED if source.startswith(prefix)]
+        generated = [source for source in (*GENERATED, FRESH) if source.startswith(prefix)]
         known = ", ".join([*(prefix + name for name in names), *generated])
         raise UserError(f"{source}: no such shipped task list; the lists are: {known or 'none'}")
     return lists / f"{canonical.removeprefix(prefix)}.json"

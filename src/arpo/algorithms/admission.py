@@ -41,10 +41,13 @@ class Admission:
     def start(self, number: int) -> None:
         self._playing[number] = None
 
-    def sampled(self, number: int, version: int) -> None:
-        """The policy of this version has sampled a token of the group."""
+    def sampled(self, number: int, version: int) -> bool:
+        """The policy of this version has sampled a token of the group. Returns whether it is the oldest."""
         oldest = self._playing[number]
-        self._playing[number] = version if oldest is None else min(oldest, version)
+        if oldest is not None and oldest <= version:
+            return False
+        self._playing[number] = version
+        return True
 
     def finish(self, number: int, oldest: int | None) -> None:
         """The group is complete. `oldest`: version of its oldest token; None if it has no episodes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from typing import Generic, TypeVar
 
@@ -20,22 +21,26 @@ class Router(Generic[Server]):
 
     def __init__(self) -> None:
         self._server_of: dict[str, Server] = {}
+        self._episodes: Counter[Server] = Counter()
 
     def choose(self, episode_id: str, working: Collection[Server]) -> Server:
         """The episode's server, or the one with the fewest episodes if it is not among the working ones."""
         chosen = self._server_of.get(episode_id)
         if chosen is None or chosen not in working:
-            self._server_of.pop(episode_id, None)
+            self.release(episode_id)
             chosen = min(working, key=self.episodes_on)
             self._server_of[episode_id] = chosen
+            self._episodes[chosen] += 1
         return chosen
 
     def release(self, episode_id: str) -> None:
-        self._server_of.pop(episode_id, None)
+        if (server := self._server_of.pop(episode_id, None)) is not None:
+            self._episodes[server] -= 1
 
     def forget_all(self) -> None:
         """Choose again for all episodes: their prefixes are not in any cache after an update of weights."""
         self._server_of.clear()
+        self._episodes.clear()
 
     def episodes_on(self, server: Server) -> int:
-        return sum(other is server for other in self._server_of.values())
+        return self._episodes[server]

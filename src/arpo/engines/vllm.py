@@ -5,9 +5,10 @@ another one, and the answer is sampled again as a whole. A task per replica chec
 back. A replica works if it has the newest weights and agrees with the learner about the log-probabilities of
 a probe. A replica that restarts or comes late loads the weights in the same way.
 
-An update is rolling: while requests run, one replica after the other loads the new weights. The version of
-each token must lie between that of the replica at the start of the request and the newest one that passed the
-probe. Otherwise the answer is discarded.
+An update is rolling: while requests run, one quarter of the replicas after the other loads the new weights.
+So its duration does not grow with their number. The version of each token must lie between that of the
+replica at the start of the request and the newest one that passed the probe. Otherwise the answer is
+discarded.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from arpo.storage.published_weights import PublishedWeights, read_published
 from arpo.types import Completion, Prompt, Sampling
 
 _ATTEMPTS = 5  # per answer
+_WAVES = 4  # of a rolling update: a quarter of the replicas is updated at a time
 _MAX_BYTES = 32 << 20  # of a response; 64,000 tokens of a prompt with log-probabilities fit
 _CHECK_SECONDS = 10.0  # between two checks of a replica
 _FIRST_PAUSE, _LONGEST_PAUSE = (
@@ -172,7 +174,7 @@ class VllmEngine:
         self._router.release(episode_id)
 
     async def load(self, weights: Weights) -> None:
-        """Load published weights into all replicas: at the same time, or one by one while requests run.
+        """Load published weights into all replicas: at the same time, or in waves while requests run.
 
         After a failure, a replica loads them later. Until then, it gets no requests.
         """
@@ -184,8 +186,8 @@ class VllmEngine:
         if not any(replica.requests for replica in self._replicas):
             await asyncio.gather(*map(self._update, self._replicas))
             return
-        for replica in self._replicas:
-            await self._update(replica)
+        for wave in range(_WAVES):
+            await asyncio.gather(*map(self._update, self._replicas[wave::_WAVES]))
         self._router.forget_all()  # the replica that was updated last has lost its episodes to the others
 
     async def sleep(self) -> None:
@@ -273,16 +275,16 @@ class VllmEngine:
 
     async def _versions(self, answer: Answer, replica: _Replica, target: _Target) -> tuple[int, ...]:
         """The version of each token. Raises TransientError if one is wrong, or was not checked."""
-        versions = tuple(self._version(label) for label in answer.labels)
-        if max(versions) > replica.newest:
+        version_of = {label: self._version(label) for label in set(answer.labels)}
+        if max(version_of.values()) > replica.newest:
             async with replica.lock:  # the replica has loaded new weights, and their probe is running
                 pass
-        if not all(target.version <= version <= replica.newest for version in versions):
+        if not all(target.version <= version <= replica.newest for version in version_of.values()):
             raise TransientError(
-                f"{replica.client.url}: answered with the weights {sorted(set(answer.labels))} instead of "
+                f"{replica.client.url}: answered with the weights {sorted(version_of)} instead of "
                 f"{target.label}"
             )
-        return versions
+        return tuple(version_of[label] for label in answer.labels)
 
     def _version(self, label: str) -> int:
         """The version of a label of this run; -1 for another label."""

@@ -62,6 +62,7 @@ class GroupStream:
         self._numbers = 0  # groups numbered so far
         self._queue: deque[tuple[int, Task]] = deque()  # to be played before the next task of the order
         self._playing: dict[int, _Playing] = {}
+        self._episodes = 0  # of the groups in play that have not ended
         self._finished: dict[int, Group] = {}
         self._closing: set[asyncio.Task[None]] = set()  # cancelled groups whose environments close
         self._dropped: list[int] = []  # numbers, since the last batch
@@ -126,14 +127,13 @@ class GroupStream:
         while self._accepts() and (following := self._next_group()) is not None:
             number, task = following
             playing = self._playing[number] = _Playing(number=number, task=task)
+            self._episodes += self._run.config.rollout.group_size
             self._admission.start(number)
             playing.job = asyncio.create_task(self._play(playing))
 
     def _accepts(self) -> bool:
-        config = self._run.config
-        episodes = sum(config.rollout.group_size - len(one.ended) for one in self._playing.values())
         playing = self._open and self._error is None and not self._run.stopping
-        return playing and episodes < config.env.parallel and self._admission.may_start
+        return playing and self._episodes < self._run.config.env.parallel and self._admission.may_start
 
     def _next_group(self) -> tuple[int, Task] | None:
         """Number and task of the next group; None if all tasks of the run are taken."""
@@ -151,12 +151,13 @@ class GroupStream:
         run = self._run
 
         def on_turn(turn: Turn) -> None:
-            if playing.number in self._playing:
-                self._admission.sampled(playing.number, turn.completion.policy_version)
+            version = turn.completion.policy_version
+            if playing.number in self._playing and self._admission.sampled(playing.number, version):
                 self._drop_stale()
 
         def on_episode(_: int, outcome: Outcome) -> None:
             playing.ended.append(outcome)
+            self._episodes -= playing.number in self._playing
             self._start_groups()
 
         try:
@@ -199,6 +200,7 @@ class GroupStream:
         self._admission.forget(number)
         if (playing := self._playing.pop(number, None)) is not None:
             task = playing.task
+            self._episodes -= self._run.config.rollout.group_size - len(playing.ended)
             for failure in (one for one in playing.ended if isinstance(one, Failure)):
                 self._run.store_failure(failure)
             self._cancel(playing)

@@ -40,13 +40,17 @@ class ListOrder:
         self, config: Config, tasks: Sequence[Task], curriculum: Curriculum | PluginCurriculum
     ) -> None:
         self._tasks, self._curriculum, self._seed = tasks, curriculum, config.run.seed
+        self._orders: dict[int, Sequence[Task]] = {}  # by epoch, of the last `take`
         self.total = config.planned_tasks(len(tasks))
 
     def take(self, start: int, count: int) -> list[Task]:
         size, end = len(self._tasks), min(start + count, self.total)
         epochs = sorted({index // size for index in range(start, end)})
-        orders = {epoch: self._curriculum.order(self._tasks, self._seed, epoch) for epoch in epochs}
-        return [orders[index // size][index % size] for index in range(start, end)]
+        self._orders = {epoch: self._orders.get(epoch) or self._order(epoch) for epoch in epochs}
+        return [self._orders[index // size][index % size] for index in range(start, end)]
+
+    def _order(self, epoch: int) -> Sequence[Task]:
+        return self._curriculum.order(self._tasks, self._seed, epoch)
 
 
 class FreshOrder:

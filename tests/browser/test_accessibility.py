@@ -4,8 +4,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from browsers import visiting
-from test_pages import PAGES
-
+from viewed_runs import VIEWS
 
 # In dark mode only colours differ.
 RULES: dict[str, dict] = {"light": {}, "dark": {"runOnly": ["color-contrast", "link-in-text-block"]}}
@@ -15,7 +14,7 @@ RULES: dict[str, dict] = {"light": {}, "dark": {"runOnly": ["color-contrast", "l
 def test_axe_finds_no_violation(browser, address, scheme):
     found = []
     with visiting(browser, address, color_scheme=scheme, bypass_csp=True) as visit:
-        for fragment in PAGES:
+        for fragment in VIEWS:
             page = visit.open(fragment)
             result = Axe().run(page, options=RULES[scheme])
             found += [
@@ -29,6 +28,6 @@ def test_axe_finds_no_violation(browser, address, scheme):
 def test_no_page_is_wider_than_a_small_window(browser, address):
     with visiting(browser, address) as visit:
         visit.page.set_viewport_size({"width": 1024, "height": 700})
-        for fragment in PAGES:
+        for fragment in VIEWS:
             page = visit.open(fragment)
             assert page.evaluate("document.documentElement.scrollWidth") <= 1024, fragment

@@ -5,22 +5,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-PAGES = {
-    "/runs": "Runs",
-    "/s/first/batches": "Batches",
-    "/s/first/batch/2": "Batch 2",
-    "/s/first/group/batch1-0": "Set the language to Greek",
-    "/s/first/episodes": "Episodes",
-    "/s/first/episode/batch0-0-0?step=2": "Set the language to Greek",
-    "/s/first/episode/batch0-0-0?step=1&view=tokens": "Set the language to Greek",
-    "/s/first/tasks": "Tasks",
-    "/s/first/task/pool-040": "Set the language to Greek",
-    "/s/first/failures": "Failures",
-    "/s/first/timeline": "Timeline",
-    "/s/first/recipe": "Recipe",
-    "/s/first/recipe?against=second": "Recipe",
-    "/search?text=Greek": "Search",
-}
+from viewed_runs import VIEWS
 
 
 def texts(page, selector):
@@ -28,7 +13,7 @@ def texts(page, selector):
 
 
 def test_every_page_opens_by_its_address(visit):
-    for fragment, heading in PAGES.items():
+    for fragment, heading in VIEWS.items():
         page = visit.open(fragment)
         expect(page.get_by_role("heading", level=1)).to_contain_text(heading)
         assert page.get_by_role("alert").count() == 0

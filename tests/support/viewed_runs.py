@@ -27,6 +27,24 @@ STEPS = (
     ("The task is done", "finished()", act.Finished(content="")),
 )  # fmt: skip
 
+# Every view of a folder with the runs "first" and "second", with its heading.
+VIEWS = {
+    "/runs": "Runs",
+    "/s/first/batches": "Batches",
+    "/s/first/batch/2": "Batch 2",
+    "/s/first/group/batch1-0": "Set the language to Greek",
+    "/s/first/episodes": "Episodes",
+    "/s/first/episode/batch0-0-0?step=2": "Set the language to Greek",
+    "/s/first/episode/batch0-0-0?step=1&view=tokens": "Set the language to Greek",
+    "/s/first/tasks": "Tasks",
+    "/s/first/task/pool-040": "Set the language to Greek",
+    "/s/first/failures": "Failures",
+    "/s/first/timeline": "Timeline",
+    "/s/first/recipe": "Recipe",
+    "/s/first/recipe?against=second": "Recipe",
+    "/search?text=Greek": "Search",
+}
+
 
 def picture(name: str, step: int) -> Screenshot:
     """A different picture for each episode and step: a window that moves."""

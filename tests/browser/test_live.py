@@ -1,0 +1,104 @@
+"""Pages that update themselves while a real run trains, and the state of a view across updates."""
+
+import json
+import re
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+from playwright.sync_api import expect
+
+from arpo.storage.run_folder import RunFolder
+from browsers import serving, visiting
+from viewed_runs import add_second_batch, config, make_run, played
+
+SMALL = """
+    --run.threads 1 --train.epochs 500 --train.tasks_per_batch 2 --train.tasks_per_update 2
+    --rollout.max_steps 2 --rollout.max_answer_tokens 24 --loss.kl 0
+    --eval.every 0 --eval.rollouts 1 --eval.heldout_rollouts 1
+"""
+TASKS = {"train": ("desk:pool", "pool-013", "pool-021"), "heldout": ("desk:heldout", "heldout-006")}
+WAIT = 90_000  # milliseconds; a run starts within some seconds
+
+
+@contextmanager
+def training(folder):
+    """A real run of many small batches in its own process."""
+    words = SMALL.split()
+    for name, (source, *ids) in TASKS.items():
+        counts = {task: {"successes": 0, "rollouts": 0} for task in ids}
+        (folder.parent / f"{name}.json").write_text(json.dumps({"source": source, "tasks": counts}), "utf-8")
+        words += [f"--tasks.{name}", str(folder.parent / f"{name}.json")]
+    command = [sys.executable, "-m", "arpo", "train", "desk", *words, "--run.dir", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_a_real_run_appears_and_grows_without_a_reload(browser, tmp_path):
+    runs = tmp_path / "runs"
+    make_run(runs / "old")
+    with serving(runs) as address, visiting(browser, address) as visit:
+        page = visit.open("/runs")
+        page.evaluate("window.kept = true")
+        with training(runs / "new") as process:
+            row = page.get_by_role("row", name=re.compile("new"))
+            expect(row).to_contain_text("live", timeout=WAIT)
+            row.get_by_role("link", name="new").click()
+            newest = page.locator("tbody tr:first-child td:first-child")
+            expect(newest).to_have_text(re.compile(r"batch \d+"), timeout=WAIT)
+            number = int(newest.inner_text().split()[1])
+            expect(page.get_by_role("link", name=f"batch {number + 2}", exact=True)).to_be_visible(
+                timeout=WAIT
+            )
+            assert process.poll() is None
+        assert page.evaluate("window.kept") is True
+
+
+@pytest.fixture
+def growing(tmp_path):
+    store = RunFolder(tmp_path / "run")
+    store.write_recipe(config())
+    for place, score in enumerate((1.0, 0.0)):
+        store.add_trajectory(played(f"batch0-0-{place}", "pool-040", score))
+    store.log_metrics(1, {"success": 0.5})
+    yield store
+    store.close()
+
+
+def test_an_update_keeps_the_focus_and_the_view(browser, growing):
+    with serving(growing.folder) as address, visiting(browser, address) as visit:
+        page = visit.open("/s/run/episodes?solved=0&sort=-score")
+        expect(page.locator("tbody tr")).to_have_count(1)
+        link = page.get_by_role("link", name="batch0-0-1")
+        link.focus()
+        add_second_batch(growing)
+        expect(page.locator("tbody tr")).to_have_count(4, timeout=20_000)
+        expect(link).to_be_focused()
+
+
+def test_an_update_does_not_interrupt_typing(browser, growing):
+    with serving(growing.folder) as address, visiting(browser, address) as visit:
+        page = visit.open("/s/run/episodes")
+        field = page.get_by_label("Text in thought or answer")
+        field.press_sequentially("ju")
+        with page.expect_response(lambda response: response.url.endswith("/api/sources")):
+            add_second_batch(growing)
+        field.press_sequentially("mp")
+        expect(field).to_have_value("jump")
+        page.keyboard.press("Enter")
+        expect(page.locator("h1 small")).to_have_text("1", timeout=20_000)
+
+
+def test_a_stopped_server_is_reported(browser, runs):
+    with serving(runs) as address:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(address)
+        expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
+    expect(page.locator("#offline")).to_be_visible(timeout=20_000)
+    context.close()

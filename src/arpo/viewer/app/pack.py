@@ -36,6 +36,7 @@ from arpo.viewer.app.tail import Mark
 
 _RECORDS = 5_000  # in one transaction
 _KEPT_SIZES = 4096
+NOT_YET = "the screenshot is not indexed yet"
 DELETED = "the screenshot was deleted (store.prune_every), or is damaged"
 
 
@@ -71,6 +72,7 @@ class PackReader:
     def __init__(self, folder: SafeFolder, index: Index, cache: PixelCache) -> None:
         self._folder, self._index, self._cache = folder, index, cache
         self._sizes: OrderedDict[str, tuple[int, int]] = OrderedDict()  # of complete pictures
+        self._complete: int | None = None  # generation of the index that has all pictures
 
     def refresh(self, deadline: float) -> bool:
         """Index new pictures until the deadline, in seconds of time.monotonic(). True: all are indexed."""
@@ -83,6 +85,7 @@ class PackReader:
                 end, total, complete = mark.end if mark else 0, os.fstat(descriptor).st_size, False
                 while not complete and time.monotonic() < deadline:
                     end, complete = self._add(descriptor, end, total, generation)
+                self._complete = generation if complete else None
                 return complete
         except FileNotFoundError:
             return True
@@ -171,7 +174,7 @@ class PackReader:
     def _find(self, descriptor: int, name: str) -> Record:
         row = self._index.row("SELECT at FROM shots WHERE key = ?", (shot_key(name),))
         if row is None:
-            raise UserError(DELETED)
+            raise UserError(DELETED if self._complete == self._index.generation else NOT_YET)
         record = read_header(descriptor, int(row["at"]))
         if record is None or record.name != name or record.kind > CHANGE:
             self._index.rebuild()

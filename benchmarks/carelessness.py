@@ -17,8 +17,7 @@ from dataclasses import fields
 from arpo.config import RolloutConfig
 from arpo.envs.desk.base_model.carelessness import Carelessness, solves
 from arpo.envs.desk.goals import FEASIBLE, INFEASIBLE, compatible
-from arpo.envs.desk.random_tasks import random_task, rng_for
-from arpo.types import Task
+from arpo.envs.desk.random_tasks import random_task, rng_for, to_task
 
 # Number of different answers of one kind of fault: its probability is divided among them.
 _ALTERNATIVES = {"early_finish": 1, "giving_up": 1, "skipped_goal": 1, "neighbour": 2, "detour": 5}
@@ -51,8 +50,7 @@ def success(faults: Carelessness, tasks: int, max_steps: int) -> dict[str, float
         for number in range(tasks):
             rng = rng_for("pretrain", 10**9 + 10_000 * goals + number)
             raw = random_task(rng, random_families(rng, goals), f"{goals}-{number}")
-            task = Task(**raw | {"config": tuple(raw["config"]), "related_apps": ()})
-            solved = solves(task, faults, rng, max_steps)
+            solved = solves(to_task(raw), faults, rng, max_steps)
             scores[str(goals)].append(solved)
             if goals == 1:
                 scores[raw["snapshot"]].append(solved)

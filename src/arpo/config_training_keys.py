@@ -231,6 +231,9 @@ class PretrainConfig:
     minutes: float = setting(
         0.0, "Time limit (minutes); the same command resumes afterwards; 0: no limit", low=0, high=LARGEST
     )
+    report_size: int = setting(
+        256, "Screens, and tasks per number of goals, of the report on the model; 0: no report", low=0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

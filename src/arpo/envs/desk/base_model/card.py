@@ -22,13 +22,13 @@ from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
 from arpo.envs.desk.canvas import PALETTE
 from arpo.envs.desk.env import set_up
 from arpo.envs.desk.goals import FAMILIES, from_json
-from arpo.envs.desk.random_tasks import random_task, rng_for
+from arpo.envs.desk.random_tasks import random_task, rng_for, to_task
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
-from arpo.types import Task
 
 CARD = "README.md"
 _TASKS_PER_FAMILY = 4
+_REPORT = "\n## Report\n"
 _LINE = re.compile(r"^fingerprint: `([0-9a-f]{64})`$", re.MULTILINE)
 
 
@@ -43,7 +43,7 @@ def fingerprint() -> str:
     for number in range(_TASKS_PER_FAMILY * len(FAMILIES)):
         rng = rng_for("pretrain", number)
         raw = random_task(rng, [list(FAMILIES.values())[number % len(FAMILIES)]], str(number))
-        task = Task(**raw | {"config": tuple(raw["config"]), "related_apps": ()})
+        task = to_task(raw)
         goals = from_json(task.evaluator["solution"])
         turns = demonstrate(rng, set_up(task), goals, Carelessness.of(0), look=draw, max_steps=MAX_STEPS)
         answers = [(frame, render([step.action], step.thought)) for frame, step in turns]
@@ -90,6 +90,16 @@ Faults of the demonstrator in the last stage (level {settings.carelessness:g}):
 {_faults_table(settings.carelessness)}
 
 fingerprint: `{fingerprint()}`
+"""
+
+
+def with_report(text: str, table: str) -> str:
+    """The card with this report in place of an older one."""
+    return f"""{text.partition(_REPORT)[0]}{_REPORT}
+Screens and tasks that no lesson contains. Elements: share of right answers at temperature 0. Tasks: success
+by temperature.
+
+{table}
 """
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from arpo.actions import render
 from arpo.envs.desk.base_model.carelessness import Carelessness, demonstrate
 from arpo.envs.desk.base_model.ladder import ACT, QUESTIONS, Stage
-from arpo.envs.desk.base_model.screens import busy_desktop, quiet_desktop
+from arpo.envs.desk.base_model.screens import quiet_desktop, random_desktop
 from arpo.envs.desk.canvas import LAYOUT_HEIGHT, LAYOUT_WIDTH, Canvas
 from arpo.envs.desk.desktop import Desktop
 from arpo.envs.desk.goals import FEASIBLE, INFEASIBLE, Goal, compatible
@@ -26,7 +26,6 @@ from arpo.types import Message, Screenshot
 
 QUESTIONS_PER_SCREEN = 3  # making a screen takes longer than asking about it
 MAX_STEPS = 16  # of a demonstration
-_BUSY = 0.7  # share of the questions about a busy desktop
 _INFEASIBLE = 0.1  # share of the demonstrations
 
 
@@ -62,7 +61,7 @@ class LessonGenerator:
         return self._questions(rng, kinds)
 
     def _questions(self, rng: random.Random, kinds: Sequence[str]) -> list[Lesson]:
-        desktop = busy_desktop(rng) if rng.random() < _BUSY else quiet_desktop(rng)
+        desktop = random_desktop(rng)
         frame = draw(desktop)
         asked = [QUESTIONS[kind](rng, desktop) for kind in kinds]  # None if the screen has no such element
         return [self.sequence(each.instruction, [(frame, each.answer)]) for each in asked if each is not None]

@@ -157,8 +157,11 @@ def _load_parts(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for path in folder.iterdir() for name, tensor in load_file(path).items()}
 
 
-def run_pretraining(config: Config, out: Path, log: Callable[[str], None] = print) -> int:
-    """Train until `pretrain.steps` or `pretrain.minutes` is reached. The same command resumes."""
+def run_pretraining(config: Config, out: Path, log: Callable[[str], None] = print) -> bool:
+    """Train until `pretrain.steps` or `pretrain.minutes` is reached. The same command resumes.
+
+    Returns whether all steps are done.
+    """
     settings = config.pretrain
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -196,4 +199,4 @@ def run_pretraining(config: Config, out: Path, log: Callable[[str], None] = prin
             if training.step > first:
                 training.save()
     log(f"{out}: step {training.step} of {settings.steps} saved")
-    return 0
+    return training.step >= settings.steps

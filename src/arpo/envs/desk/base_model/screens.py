@@ -16,6 +16,7 @@ from arpo.envs.desk.random_tasks import random_windows, random_world
 from arpo.envs.desk.words import PEOPLE, TEXTS
 
 T = TypeVar("T")
+_BUSY = 0.7  # share of busy desktops
 _QUIET_CLICKS = (0, 0, 0, 1, 2, 3, 5)  # one is drawn
 _COLUMNS, _ROWS = 9, 3  # windows begin in one of these
 _MAX_BUSY_WINDOWS, _MAX_BUSY_EVENTS = 5, 6
@@ -26,6 +27,11 @@ _RARITY = {
 }  # fmt: skip
 # Elements that open a menu or a dialog, or change the page: the last event of a busy desktop.
 _OPENERS = ("DropDown", "Button", "Item", "Tab", "Field")
+
+
+def random_desktop(rng: random.Random) -> Desktop:
+    """A desktop to ask questions about."""
+    return busy_desktop(rng) if rng.random() < _BUSY else quiet_desktop(rng)
 
 
 def quiet_desktop(rng: random.Random) -> Desktop:

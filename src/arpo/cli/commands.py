@@ -22,7 +22,7 @@ from arpo.cli import (
 from arpo.cli.command import RECIPE, RECIPE_HELP, Command, argument, count
 from arpo.errors import UserError
 from arpo.interrupts import INTERRUPTED
-from arpo.recipe import describe, load_config
+from arpo.recipe import describe, load_config, shipped_recipes
 
 
 def _train(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -48,7 +48,12 @@ def _collect(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _eval(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    config = load_config(options.recipe, overrides)
+    if Path(options.recipe).is_dir() and options.recipe not in shipped_recipes():
+        from arpo.api import open_run
+
+        config = open_run(options.recipe).measured_config(overrides)
+    else:
+        config = load_config(options.recipe, overrides)
     from arpo.evaluation.evaluate import run_evaluation
 
     return run_evaluation(config, options.out)
@@ -192,13 +197,17 @@ arpo train paper/rft --offline.source runs/collected --run.dir runs/rft""",
         run=_eval,
         purpose="measure the success rate of a model on training and held-out tasks",
         lesson="""\
-Episodes per task: eval.rollouts for tasks.train, eval.heldout_rollouts for tasks.heldout,
-eval.overall_rollouts for tasks.overall; sampling at eval.temperature.
-Writes success rates and counts as JSON.
+Episodes per task: eval.rollouts for tasks.train (0: none), eval.heldout_rollouts for tasks.heldout,
+eval.overall_rollouts for tasks.overall; sampling at eval.temperature. New tasks of desk:fresh are not played.
+Writes success rates and counts as JSON, for each set of held-out tasks.
+RECIPE may be the folder of a finished run: its recipe, with its trained model.
+Desk has three held-out sets: new instances, new goal families, new applications. Each has a half to choose
+settings with (desk:validation) and a half for the final measurement (desk:test).
 If it is interrupted, run the same command again: it plays only the missing episodes.""",
         example="""\
 arpo eval --out base.json
-arpo eval --model.path exported --eval.rollouts 16 --out after.json""",
+arpo eval --model.path exported --eval.rollouts 16 --out after.json
+arpo eval runs/mine --tasks.heldout desk:test --eval.rollouts 0 --out test.json""",
         arguments=(
             RECIPE,
             argument("--out", "output file (JSON)", type=Path, required=True, metavar="FILE"),
@@ -329,22 +338,8 @@ arpo export runs/desk --push my-name/my-agent""",
         ),
         settings=True,
     ),
-    Command(
-        name="report",
-        run=report_command.run_report,
-        purpose="write report.html for a run",
-        lesson=report_command.LESSON,
-        example=report_command.EXAMPLE,
-        arguments=report_command.ARGUMENTS,
-    ),
-    Command(
-        name="view",
-        run=view_command.run_view,
-        purpose="open runs and results in the browser",
-        lesson=view_command.LESSON,
-        example=view_command.EXAMPLE,
-        arguments=view_command.ARGUMENTS,
-    ),
+    report_command.COMMAND,
+    view_command.COMMAND,
     Command(
         name="env-host",
         run=_env_host,

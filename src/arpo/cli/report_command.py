@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from arpo.cli.command import Command
+
 LESSON = """\
 The report is one HTML file that works offline: learning curves with explanations, success by task before and
 after training, reasons for failures, and episodes step by step with screenshots. Works during training, too.
@@ -50,3 +52,13 @@ def run_report(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
     print(write_report(options.run, options.episodes))
     return 0
+
+
+COMMAND = Command(
+    name="report",
+    run=run_report,
+    purpose="write report.html for a run",
+    lesson=LESSON,
+    example=EXAMPLE,
+    arguments=ARGUMENTS,
+)

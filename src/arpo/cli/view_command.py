@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from arpo.cli.command import Command
 from arpo.errors import UserError
 from arpo.interrupts import run_interruptibly
 
@@ -97,3 +98,13 @@ async def _serve(library: Any, number: int, at: str, *, opened: bool) -> None:
         if opened:
             await asyncio.to_thread(webbrowser.open, url)
         await asyncio.Event().wait()
+
+
+COMMAND = Command(
+    name="view",
+    run=run_view,
+    purpose="open runs and results in the browser",
+    lesson=LESSON,
+    example=EXAMPLE,
+    arguments=ARGUMENTS,
+)

@@ -1,4 +1,4 @@
-"""The index file: made again when it is damaged, foreign or of another version; never written through a link."""
+"""The index file: made again when it is damaged, foreign or of another version; no link is followed."""
 
 import os
 import sqlite3

@@ -115,7 +115,7 @@ def test_a_screenshot_and_its_difference(library, get):
     names = [step["shot"]["shot"] for step in steps]
     assert library.source("desk").picture(names[0]).content.startswith(b"\x89PNG")
     difference = get("shots", names[1], "difference", names[0])
-    (left, top, right, bottom), *_ = difference["boxes"]
+    (left, top, _, bottom), *_ = difference["boxes"]
     assert (top, bottom) == (16, 176)  # the window moves from 20 to 44, and is 160 wide
     assert left <= 20 and {box[2] for box in difference["boxes"]} == {112, 208}
     with pytest.raises(UserError, match="64 hexadecimal"):

@@ -1,0 +1,75 @@
+"""The static site: chosen episodes only, no request, and text that cannot leave its script."""
+
+import json
+import re
+
+import pytest
+
+from arpo.errors import UserError
+from arpo.storage.run_folder import RunFolder
+from arpo.viewer.app.export import write_export
+from arpo.viewer.app.library import Library
+from viewed_runs import config, make_run, played
+
+
+def exported(source, folder, episodes=""):
+    """The table of an export: answers by path."""
+    library = Library([source])
+    try:
+        count = write_export(library, folder, episodes)
+    finally:
+        library.close()
+    page = (folder / "index.html").read_text()
+    scripts = re.findall(r'<script src="(data/[^"]+)"', page)
+    table = {}
+    for script in scripts:
+        for line in (folder / script).read_text().splitlines():
+            key, value = re.fullmatch(r"window\.ARPO_EXPORT\[(\".*?\")\] = (.*);", line).groups()
+            table[json.loads(key)] = json.loads(value)
+    return count, table
+
+
+def test_chosen_episodes_with_their_groups_and_pictures(tmp_path):
+    make_run(tmp_path / "desk")
+    count, table = exported(tmp_path / "desk", tmp_path / "site", "replayed=1")
+    assert count == 1
+    assert [row["episode"] for row in table["/api/s/desk/episodes"]["episodes"]] == ["batch0-0-0"]
+    assert {path for path in table if "/episodes/" in path and "tokens" not in path} == {
+        "/api/s/desk/episodes/batch0-0-0"
+    }
+    assert {"/api/s/desk/groups/batch0-0", "/api/s/desk/batches/1", "/api/s/desk/tasks/pool-040"} <= set(
+        table
+    )
+    assert table["/api/sources"]["export"] is True
+    episode = table["/api/s/desk/episodes/batch0-0-0"]
+    file = table[episode["steps_list"][0]["shot"]["url"]]["file"]
+    assert (tmp_path / "site" / file).read_bytes().startswith(b"\x89PNG")
+    before, after = (step["shot"]["shot"] for step in episode["steps_list"][:2])
+    assert table[f"/api/s/desk/shots/{after}/difference/{before}"]["boxes"]
+    assert f"/api/s/desk/episodes/batch0-0-0/tokens/{1}" in table
+
+
+def test_all_files_are_relative_and_the_front_end_is_complete(tmp_path):
+    make_run(tmp_path / "desk")
+    exported(tmp_path / "desk", tmp_path / "site", "size=1")
+    page = (tmp_path / "site" / "index.html").read_text()
+    links = re.findall(r'(?:src|href)="([^"#]+)"', page)
+    assert links and all((tmp_path / "site" / link).is_file() for link in links)
+
+
+def test_hostile_text_cannot_end_a_script(tmp_path):
+    store = RunFolder(tmp_path / "run")
+    store.write_recipe(config())
+    thought = "</script><script>alert(1)</script><!-- \u2028 \ud800"
+    store.add_trajectory(played("batch0-0-0", "pool-040", 1.0, thought=thought))
+    store.close()
+    _, table = exported(tmp_path / "run", tmp_path / "site")
+    texts = [path.read_text() for path in (tmp_path / "site" / "data").iterdir()]
+    assert not any("<" in text for text in texts) and all(text.isascii() for text in texts)
+    assert table["/api/s/run/episodes/batch0-0-0"]["steps_list"][0]["thought"] == thought
+
+
+def test_a_folder_with_content_is_not_overwritten(tmp_path):
+    make_run(tmp_path / "desk")
+    with pytest.raises(UserError, match="is not empty"):
+        exported(tmp_path / "desk", tmp_path / "desk")

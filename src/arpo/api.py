@@ -261,6 +261,11 @@ class StoredRun:
             raise UserError(f"{self.folder}: has no model yet: train to the end, or use `arpo export`")
         return self.folder / MODEL
 
+    def measured_config(self, settings: Sequence[str] | Mapping[str, Setting] = ()) -> Config:
+        """The config that measures the trained model: `model.path` is `model`, unless `settings` change it."""
+        config = load(self.config, {"model.path": self.model})
+        return load_config(config, settings)
+
     @property
     def metrics(self) -> list[dict[str, float | None]]:
         """One dict per batch, with its number as "step"; step 0 is the evaluation before training."""

@@ -88,7 +88,12 @@ class TasksConfig:
         'Training tasks: "desk:NAME" or "osworld:NAME" (shipped), a task file, a folder as in OSWorld, or '
         '"desk:fresh" (a new task for every group)',
     )
-    heldout: str = setting("desk:heldout", "Held-out tasks: evaluated, never trained on; empty: none")
+    heldout: str = setting(
+        "desk:heldout",
+        "Held-out tasks: evaluated, never trained on; several sources separated by commas, each with its own "
+        'success rate; "desk:validation" or "desk:test": new instances, goal families and applications of '
+        "Desk; empty: none",
+    )
     overall: str = setting(
         "", "Tasks evaluated before and after training; may contain training tasks; empty: none"
     )

@@ -172,7 +172,9 @@ class EvalConfig:
 
     every: int = setting(10, "Batches between evaluations; 0: only before and after training", low=0)
     temperature: float = setting(0.6, "Sampling temperature in evaluation; 0: greedy", low=0)
-    rollouts: int = setting(4, "Episodes per training task", low=1, high=10_000)
+    rollouts: int = setting(
+        4, "Episodes per training task; 0: training tasks are not evaluated", low=0, high=10_000
+    )
     heldout_rollouts: int = setting(1, "Episodes per held-out task", low=1, high=10_000)
     overall_rollouts: int = setting(1, "Episodes per task of tasks.overall", low=1, high=10_000)
     tasks: str = setting(

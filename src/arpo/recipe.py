@@ -30,6 +30,7 @@ COMMAND_LINE = "command line"
 SETTINGS = "settings"  # given to `load_config` as a dict
 MAX_EXTENDED = 20
 TASK_SOURCE_KEYS = ("tasks.train", "tasks.heldout", "tasks.overall", "eval.tasks")
+HELDOUT_KEY = "tasks.heldout"  # several sources, separated by commas
 TASK_SOURCE_ALIASES = {"desktop:": "osworld:"}
 INPUT_KEYS = (*TASK_SOURCE_KEYS, "tasks.examples", "offline.source")  # existing files and folders
 # Keys with the path of an input. Outputs (run.dir, eval.results) are relative to the current folder.
@@ -261,6 +262,8 @@ def _located(key: Key, value: Any, folder: Path) -> Any:
     """
     if key.name not in PATH_KEYS or value in NAMES or folder == Path():
         return value
+    if key.name == HELDOUT_KEY and "," in value:
+        return ",".join(_located(key, source, folder) for source in value.split(","))
     path, colon, attribute = value.partition(":")
     if colon and not path.endswith(".py"):  # for example desk:32
         return value
@@ -347,6 +350,8 @@ def _typed(key: Key, value: Any, source: str) -> Any:
         raise UserError(f"{source}: {key.name}: is {shorten(value)}, must be {expected}")
     if isinstance(value, str) and not _is_storable(value):
         raise UserError(f"{source}: {key.name}: is {shorten(value)}, must be text in UTF-8 without NUL")
+    if key.name == HELDOUT_KEY:
+        return ",".join(canonical_task_source(source.strip()) for source in value.split(","))
     return canonical_task_source(value) if key.name in TASK_SOURCE_KEYS else value
 
 

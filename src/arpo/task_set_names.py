@@ -19,6 +19,7 @@ from pathlib import PurePath
 from arpo.errors import UserError
 
 TRAIN, HELDOUT, OVERALL = "train", "heldout", "overall"
+TRAINING_EPISODES = "training_episodes"  # key of summary.json; takes the place of endless training tasks
 DESK = "desk:"  # prefix of the task lists of Desk
 # The generated held-out sets of Desk: levels, each with two halves.
 LEVELS = {"instances": "new instances", "families": "new goal families", "applications": "new applications"}

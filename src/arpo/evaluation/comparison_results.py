@@ -146,7 +146,7 @@ def compare_runs(
     found = (name for by_seed in finals.values() for sets in by_seed.values() for name in sets if sets[name])
     task_sets = in_order(found)
     evaluated = in_order(name for run in runs for one in run.evaluations for name in one.tallies)
-    curves = {name: _evaluation_curve(name) for name in evaluated if name != OVERALL} | CURVES
+    curves = {**{name: _evaluation_curve(name) for name in evaluated if name != OVERALL}, **CURVES}
     return Comparison(
         reference=baseline,
         task_sets=tuple(task_sets),

@@ -22,7 +22,7 @@ from arpo.evaluation.scoring import (
     report_without_verdict,
     without_partial_credit,
 )
-from arpo.evaluation.task_sets import SETS, evaluated, load_sets, playable, report_skipped
+from arpo.evaluation.task_sets import evaluated, load_sets, playable, report_skipped, rollouts_of
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, note_cancel, open_display
@@ -30,6 +30,7 @@ from arpo.rollout.player import Player, open_player
 from arpo.rollout.scheduler import OnEpisode, Outcome, Scheduler, WrapEnv
 from arpo.rollout.watched_env import WatchedEnv
 from arpo.storage.run_folder import write_atomically
+from arpo.task_set_names import HELDOUT, OVERALL, TRAIN, set_label
 from arpo.types import Group, Task, Trajectory
 
 
@@ -73,24 +74,22 @@ async def evaluate_sets(
             kept.add(outcome)
         display.episode_done()
 
-    settings = config.eval
     finished = kept.episodes if kept is not None else {}
-    counts = (settings.rollouts, settings.heldout_rollouts, settings.overall_rollouts)
-    rollouts = dict(zip(SETS, counts, strict=True))
     groups: dict[str, list[Group]] = {}
     scheduler.pool.quarantine.begin_evaluation()
     for set_name, tasks in sets.items():
         if not tasks:
             groups[set_name] = []
             continue
-        total = len(tasks) * rollouts[set_name]
+        rollouts, shown = rollouts_of(set_name, config.eval), shown_name(set_name)
+        total = len(tasks) * rollouts
         done = sum(episode.startswith(f"{name}-{set_name}-") for episode in finished)
-        display.begin(f"evaluating, {set_name} tasks", total, min(done, total))
+        display.begin(f"evaluating, {shown}", total, min(done, total))
         played = await evaluate(
             scheduler,
             list(enumerate(tasks)),
             name=f"{name}-{set_name}",
-            rollouts=rollouts[set_name],
+            rollouts=rollouts,
             temperature=config.eval.temperature,
             on_episode=on_episode,
             finished=finished,
@@ -98,10 +97,15 @@ async def evaluate_sets(
         )
         groups[set_name] = [without_partial_credit(group, config.env.partial) for group in played]
         score = Score.of(groups[set_name])
-        display.evaluation(f"{name}, {set_name} tasks", score.successes, score.episodes)
+        display.evaluation(f"{name}, {shown}", score.successes, score.episodes)
         report_failures(groups[set_name], display)
-        report_without_verdict(f"{name}, {set_name} tasks", score, display)
+        report_without_verdict(f"{name}, {shown}", score, display)
     return groups
+
+
+def shown_name(set_name: str) -> str:
+    """The name of a set in messages: "train tasks", "new instances (test)"."""
+    return f"{set_name} tasks" if set_name in (TRAIN, HELDOUT, OVERALL) else set_label(set_name)
 
 
 def run_evaluation(config: Config, out: Path) -> int:
@@ -119,7 +123,7 @@ def measure(config: Config, display: Display, out: Path | None = None) -> dict[s
     """
     kept = None
     try:
-        sets, skipped = playable(config, evaluated(load_sets(config)))
+        sets, skipped = playable(config, evaluated(load_sets(config), config.eval))
         if out is not None:
             require_writable(out)
         config = pin_model(config)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from arpo.envs.pool import Quarantined
@@ -84,6 +85,34 @@ def over_same_tasks(
         left_out = tasks - (verdicts[0] & verdicts[1])
         first[name], second[name] = (replace(one, left_out=left_out) for one in pair)
     return first, second
+
+
+def training_episodes(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Successes and episodes in the first and in the last tenth of the batches, at least one of each.
+
+    It shows the progress of a run whose tasks never repeat: there is no list to evaluate before and after.
+    `metrics` are lines of metrics.jsonl. Returns {} for fewer than two batches.
+
+    >>> lines = [{"step": 1, "episodes": 8, "success": 0.25}, {"step": 2, "episodes": 16, "success": 0.5}]
+    >>> training_episodes(lines)
+    {'batches': 1, 'first': [2, 8], 'last': [4, 8]}
+    """
+    lines = [
+        {"episodes": 0},
+        *(line for line in metrics if line["step"] and line.get("episodes") is not None),
+    ]
+    counts = [
+        (round((line.get("success") or 0.0) * played), played)
+        for before, line in pairwise(lines)
+        if (played := line["episodes"] - before["episodes"]) > 0
+    ]
+    if len(counts) < 2:
+        return {}
+    window = max(1, len(counts) // 10)
+    parts = {"first": counts[:window], "last": counts[-window:]}
+    return {"batches": window} | {
+        name: [sum(column) for column in zip(*part, strict=True)] for name, part in parts.items()
+    }
 
 
 def report_without_verdict(name: str, score: Score, display: Display) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from arpo.config import Config
 from arpo.config_keys import TasksConfig
+from arpo.config_training_keys import EvalConfig
 from arpo.envs.desk.fresh import FreshTasks
 from arpo.envs.factory import plays_desk
 from arpo.envs.osworld.runnable import split_runnable
@@ -16,11 +17,9 @@ from arpo.envs.task_source import is_endless, open_tasks
 from arpo.errors import UserError
 from arpo.reporting.display import Display, count_noun
 from arpo.storage.files import read_json, write_atomically
+from arpo.task_set_names import DESK, GENERATED, HELDOUT, OVERALL, TRAIN, heldout_sets, split_sources
 from arpo.types import Task
 
-OVERALL = "overall"  # may overlap with the other sets; played only before and after training
-SETS = ("train", "heldout", OVERALL)
-DESK = "desk:"  # prefix of the shipped task lists of Desk
 SKIPPED = "skipped.json"  # in the run folder
 _SHOWN = 3  # skipped tasks on the screen; the file lists all
 
@@ -28,28 +27,32 @@ _SHOWN = 3  # skipped tasks on the screen; the file lists all
 def load_sets(config: Config) -> dict[str, Sequence[Task]]:
     """Load the tasks of each set and apply tasks.domains and tasks.ids. Those of desk:fresh stay unmade.
 
-    The held-out set may be empty. The overall set is absent if tasks.overall is empty. Raises UserError if a
-    held-out task is also a training task, or if no training task is left.
+    A single held-out set may be empty. The overall set may overlap with the others; it is absent if
+    tasks.overall is empty. Generated held-out sets are complete, whatever tasks.domains and tasks.ids are.
+    Raises UserError if a held-out task is also a training task, or if no training task is left.
     """
     settings = config.tasks
-    sources = dict(zip(SETS, (settings.train, settings.heldout, settings.overall), strict=True))
-    refuse_desk_tasks(config, sources)
+    refuse_desk_tasks(config, {TRAIN: settings.train, HELDOUT: settings.heldout, OVERALL: settings.overall})
     train = open_tasks(settings.train, config)
-    named: dict[str, Sequence[Task]] = {} if isinstance(train, FreshTasks) else {"train": train}
-    named |= {
-        name: load_tasks(source, settings.examples) if source else ()
-        for name, source in sources.items()
-        if name != "train"
+    sources = heldout_sets(settings.heldout)
+    heldout = {
+        name: load_tasks(source, settings.examples) if source else () for name, source in sources.items()
     }
-    check_disjoint(named.get("train", ()), named["heldout"])
-    chosen = _chosen([task for tasks in named.values() for task in tasks], settings)
-    sets: dict[str, Sequence[Task]] = {
-        name: tuple(task for task in tasks if task.id in chosen) for name, tasks in named.items()
-    }
-    sets = {"train": train} | sets
-    if not sets["train"]:
+    overall = {OVERALL: load_tasks(settings.overall, settings.examples)} if settings.overall else {}
+    held_out = [task for tasks in heldout.values() for task in tasks]
+    if isinstance(train, FreshTasks):
+        train, listed = train.without(held_out), {}
+    else:
+        check_disjoint(train, held_out)
+        listed = {TRAIN: train}
+    generated = {name: heldout[name] for name, source in sources.items() if source in GENERATED}
+    listed |= {name: tasks for name, tasks in (heldout | overall).items() if name not in generated}
+    chosen = _chosen([task for tasks in listed.values() for task in tasks], settings)
+    kept = {name: tuple(task for task in tasks if task.id in chosen) for name, tasks in listed.items()}
+    if kept.get(TRAIN) == ():
         raise UserError("tasks.domains, tasks.ids: only held-out tasks are left. Choose training tasks too")
-    return sets if sets[OVERALL] else {name: tasks for name, tasks in sets.items() if name != OVERALL}
+    sets: dict[str, Sequence[Task]] = {TRAIN: train} | heldout | overall | kept
+    return {name: tasks for name, tasks in sets.items() if tasks or name != OVERALL}
 
 
 def _chosen(tasks: Sequence[Task], settings: TasksConfig) -> set[str]:
@@ -58,7 +61,9 @@ def _chosen(tasks: Sequence[Task], settings: TasksConfig) -> set[str]:
 
 def refuse_desk_tasks(config: Config, sources: Mapping[str, str]) -> None:
     """Refuse the shipped tasks of Desk, which are the defaults, for another environment."""
-    wrong = [name for name, source in sources.items() if source.startswith(DESK)]
+    wrong = [
+        name for name, text in sources.items() if any(one.startswith(DESK) for one in split_sources(text))
+    ]
     if not wrong or plays_desk(config):
         return
     listed = ", ".join(f"tasks.{name} = {sources[name]!r}" for name in wrong)
@@ -73,9 +78,19 @@ def refuse_desk_tasks(config: Config, sources: Mapping[str, str]) -> None:
     )
 
 
-def evaluated(sets: Mapping[str, Sequence[Task]]) -> dict[str, Sequence[Task]]:
-    """The sets that an evaluation plays. Endless training tasks are no fixed list, so they are left out."""
-    return {name: tasks for name, tasks in sets.items() if not is_endless(tasks)}
+def rollouts_of(name: str, settings: EvalConfig) -> int:
+    """Episodes per task of a set in an evaluation."""
+    return {TRAIN: settings.rollouts, OVERALL: settings.overall_rollouts}.get(name, settings.heldout_rollouts)
+
+
+def evaluated(sets: Mapping[str, Sequence[Task]], settings: EvalConfig) -> dict[str, Sequence[Task]]:
+    """The sets that an evaluation plays.
+
+    Endless training tasks are no fixed list, so they are left out. So are those with eval.rollouts = 0.
+    """
+    return {
+        name: tasks for name, tasks in sets.items() if rollouts_of(name, settings) and not is_endless(tasks)
+    }
 
 
 def playable(

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from arpo.reporting.numbers import NO_VALUE, format_count, format_points
+from arpo.task_set_names import HELDOUT, TRAIN, TRAINING_EPISODES, in_order, set_label
 from arpo.types import Failure
 
 # The displayed metrics of a batch: name, label, format.
@@ -304,20 +305,31 @@ def success_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     """One row per task set: label, success before and after training, change.
 
     For example ("training tasks", "25.0% (128/512)", "61.3% (314/512)", "+36.3 points").
-    summary["success"][when][tasks] is a fraction; `when` is base or final; `tasks` is train, heldout or the
-    optional overall. The optional summary["counts"] has the same keys and holds [successes, episodes].
+    summary["success"][when][tasks] is a fraction; `when` is base or final; `tasks` is the name of a task set.
+    The optional summary["counts"] has the same keys and holds [successes, episodes]. If the training tasks
+    never repeat, the first row has the training episodes of the first and the last batches.
     """
-    rows = []
-    labels = {"train": "training tasks", "heldout": "held-out tasks", "overall": "all tasks"}
-    if "overall" not in summary.get("success", {}).get("base", {}):
-        del labels["overall"]
-    for tasks, label in labels.items():
-        before, after = (summary.get("success", {}).get(when, {}).get(tasks) for when in ("base", "final"))
+    success = summary.get("success", {})
+    found = in_order(name for when in ("base", "final") for name in success.get(when, {}))
+    rows = _training_row(summary.get(TRAINING_EPISODES, {}))
+    for tasks in found or ([] if rows else [TRAIN, HELDOUT]):
+        before, after = (success.get(when, {}).get(tasks) for when in ("base", "final"))
         texts = [_rate_of(summary, when, tasks) for when in ("base", "final")]
         known = all(rate is not None and not math.isnan(rate) for rate in (before, after))
         change = f"{format_points(after - before)} points" if known else ""
-        rows.append((label, texts[0], texts[1], change))
+        rows.append((set_label(tasks), texts[0], texts[1], change))
     return rows
+
+
+def _training_row(counted: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """The row of the training episodes; none if they are not counted."""
+    if not counted:
+        return []
+    first, last = counted["first"], counted["last"]
+    batches = "batch" if counted["batches"] == 1 else f"{counted['batches']} batches"
+    change = last[0] / last[1] - first[0] / first[1]
+    label = f"training episodes, first and last {batches}"
+    return [(label, format_rate(*first), format_rate(*last), f"{format_points(change)} points")]
 
 
 def _rate_of(summary: Mapping[str, Any], when: str, tasks: str) -> str:

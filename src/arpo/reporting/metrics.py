@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from arpo.task_set_names import HALVES, LEVELS, set_label
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
@@ -20,6 +22,16 @@ class Metric:
     percent: bool = False  # the value is a fraction
 
 
+EVALUATION = "eval_"  # before the name of a task set
+LEVEL_NOTES = {
+    "instances": "new tasks with the goal families and applications of training.",
+    "families": "tasks with goal families that training does not have.",
+    "applications": "tasks in an application that training does not have.",
+}
+HALF_NOTES = {
+    "validation": "Higher is better: use it to choose settings.",
+    "test": "Use it once, after all choices.",
+}
 METRICS: Mapping[str, Metric] = {
     # Evaluations
     "eval_train": Metric(
@@ -38,6 +50,15 @@ METRICS: Mapping[str, Metric] = {
             "training tasks improve, the model forgets: lower optim.lr or raise loss.kl."
         ),
     ),
+    **{
+        f"eval_{level}_{half}": Metric(
+            title=f"Success rate on {label} ({half})",
+            percent=True,
+            explanation=f"Mean score on {LEVEL_NOTES[level]} Never trained on. {HALF_NOTES[half]}",
+        )
+        for level, label in LEVELS.items()
+        for half in HALVES
+    },
     "eval_overall": Metric(
         title="Success rate on all tasks",
         percent=True,
@@ -301,6 +322,16 @@ METRICS: Mapping[str, Metric] = {
         explanation="KTO: estimated KL divergence from the base model. If it grows fast, lower optim.lr.",
     ),
 }
+
+
+def find_metric(name: str) -> Metric | None:
+    """The entry of a metric, also of the success rate on a held-out set with a name of the user's."""
+    if name not in METRICS and name.startswith(EVALUATION):
+        label = set_label(name.removeprefix(EVALUATION))
+        return Metric(
+            title=f"Success rate on {label}", percent=True, explanation=METRICS["eval_heldout"].explanation
+        )
+    return METRICS.get(name)
 
 
 def describe_metrics() -> str:

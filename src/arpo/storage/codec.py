@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from arpo.actions import Action, Direction, Hotkey, Point, Scroll
+from arpo.task_set_names import TRAINING_EPISODES
 from arpo.types import Completion, Failure, Sample, Screenshot, StopReason, Trajectory, Turn
 
 # An episode id begins with one of these: batch3-0-1 (lock step), group-17-1 (asynchronous training),
@@ -157,6 +158,11 @@ def check_summary(record: Mapping[str, Any]) -> None:
             raise ValueError("a success rate is not a number")
         if not all(len(pair) == 2 and _is_number(pair[0]) and type(pair[1]) is int for pair in counts):
             raise ValueError("counts are not pairs of numbers")
+    if counted := record.get(TRAINING_EPISODES):
+        first, last = counted["first"], counted["last"]
+        numbers = (counted["batches"], *first, *last)
+        if len(first) != 2 or len(last) != 2 or not all(map(_is_number, numbers)) or not first[1] * last[1]:
+            raise ValueError("the counts of training episodes are not pairs of numbers")
     left_out = [task for tasks in record.get("left_out", {}).values() for task in tasks]
     if not all(isinstance(task, str) for task in left_out):
         raise ValueError("a task that was left out has no name")

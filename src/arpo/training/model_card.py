@@ -15,6 +15,7 @@ from arpo import __version__
 from arpo.config import INCIDENTAL, Config
 from arpo.models.hub import HubModel, parse_hub_model
 from arpo.recipe import changed, value
+from arpo.task_set_names import GENERATED, HELDOUT, OVERALL, TRAIN, heldout_sets, set_label
 
 CARD = "README.md"
 PRIVATE = (*INCIDENTAL, "server.", "osworld.", "pretrain.", "screen.", "model.path", "model.device")
@@ -88,8 +89,9 @@ def model_card(
 
 
 def _last_part(text: str) -> str:
-    """The name of a file or folder without its path. Other text stays: "desk:128"."""
-    return Path(text).name if "/" in text else text
+    """The names of files or folders without their paths. Other text stays: "desk:128"."""
+    parts = text.split(",")
+    return ",".join(Path(one).name if "/" in one and one not in GENERATED else one for one in parts)
 
 
 def _link(model: HubModel) -> str:
@@ -108,8 +110,13 @@ def _method(config: Config) -> str:
 def _scores(config: Config, summary: Mapping[str, Any]) -> list[str]:
     """A table of success rates before and after training. Empty without the summary of a finished run."""
     counts = summary.get("counts", {})
+    named = {name: f"{name}: {_last_part(str(value(config, f'tasks.{name}')))}" for name in (TRAIN, OVERALL)}
+    named |= {
+        name: f"{name}: {_last_part(source)}" if name == HELDOUT else set_label(name)
+        for name, source in heldout_sets(config.tasks.heldout).items()
+    }
     rows = [
-        f"| {task_set}: {_last_part(str(value(config, f'tasks.{task_set}')))} "
+        f"| {named.get(task_set, task_set)} "
         f"| {_rate(counts['base'].get(task_set, (0, 0)))} | {_rate(final)} |"
         for task_set, final in counts.get("final", {}).items()
         if final[1]

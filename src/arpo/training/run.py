@@ -22,8 +22,8 @@ from arpo.engines.base import Weights
 from arpo.errors import Outage, UserError
 from arpo.evaluation.evaluate import evaluate_sets
 from arpo.evaluation.finished_episodes import FinishedEpisodes, evaluation_key
-from arpo.evaluation.scoring import AllFailed, Score, over_same_tasks, read_scores
-from arpo.evaluation.task_sets import OVERALL, evaluated, sets_of_run
+from arpo.evaluation.scoring import AllFailed, Score, over_same_tasks, read_scores, training_episodes
+from arpo.evaluation.task_sets import evaluated, sets_of_run
 from arpo.learner.background import in_background
 from arpo.learner.base import Batch, Metrics
 from arpo.learner.publish import Publisher, open_publisher
@@ -36,6 +36,7 @@ from arpo.storage import checkpoint
 from arpo.storage.codec import EVALUATED
 from arpo.storage.files import RESTORE_OR_LEAVE, damage, parse_object
 from arpo.storage.run_folder import EVALUATIONS, METRICS, RunFolder
+from arpo.task_set_names import OVERALL, TRAIN, TRAINING_EPISODES
 from arpo.training.build import open_learner
 from arpo.training.progress import Progress
 from arpo.training.stop_note import describe_stop
@@ -236,7 +237,8 @@ class Run:
     async def _evaluate(self, landmark: str) -> dict[str, float]:
         """Evaluate the task sets and store one episode per task. A landmark enters the summary."""
         name = f"{EVALUATED}{self.progress.batch}"
-        sets = evaluated({which: self.sets[which] for which in self.sets if landmark or which != OVERALL})
+        due = {which: tasks for which, tasks in self.sets.items() if landmark or which != OVERALL}
+        sets = evaluated(due, self.config.eval)
         with self.timing.stage("evaluate"):
             try:
                 groups = await self._play(sets, name)
@@ -390,6 +392,12 @@ class Run:
         with self._opened:
             self.tracker.close()
 
+    def _training_episodes(self) -> dict[str, Any]:
+        """Progress on the training tasks if no evaluation plays them."""
+        if TRAIN in self.progress.success.get("base", {}):
+            return {}
+        return {TRAINING_EPISODES: training_episodes(self.store.read_log(METRICS))}
+
     def summary(self) -> dict[str, Any]:
         progress = self.progress
         return {
@@ -399,6 +407,7 @@ class Run:
             "success": progress.success,
             "counts": progress.counts,
             "left_out": progress.left_out,
+            **self._training_episodes(),
             "groups": progress.groups,
             "failures": progress.failures,
             **({"dropped_groups": progress.dropped_groups} if self.asynchronous else {}),

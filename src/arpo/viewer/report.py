@@ -16,12 +16,12 @@ from arpo.config import Config
 from arpo.envs.desk.fresh import fresh_task
 from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
-from arpo.evaluation.scoring import over_same_tasks
+from arpo.evaluation.scoring import over_same_tasks, training_episodes
 from arpo.recipe import load_config
 from arpo.reporting.display import success_rows, total_rows
-from arpo.reporting.metrics import METRICS as EXPLAINED
-from arpo.reporting.metrics import Metric
+from arpo.reporting.metrics import EVALUATION, find_metric
 from arpo.storage.run_folder import EVALUATIONS, METRICS, RECIPE, TIMING, RunFolderReader, write_atomically
+from arpo.task_set_names import TRAIN, TRAINING_EPISODES, in_order, set_label, split_sources
 from arpo.types import Failure, Task
 from arpo.viewer.answer_checks import answer_warnings
 from arpo.viewer.charts import Series, line_chart
@@ -38,10 +38,6 @@ REPORT = "report.html"
 
 # (title, labels by metric)
 CHARTS: tuple[tuple[str, Mapping[str, str]], ...] = (
-    (
-        "Success rate in evaluations",
-        {"eval_train": "training tasks", "eval_heldout": "held-out tasks", "eval_overall": "all tasks"},
-    ),
     ("Success rate of training episodes", {"success": "success rate"}),
     ("Reward", {"reward": "mean"}),
     ("Groups", {"rescued": "rescued by replay", "without_signal": "without signal"}),
@@ -102,7 +98,7 @@ def write_report(run_folder: Path, episodes: str = "") -> Path:
             warnings=_warnings(data, store),
             tables=_success_tables(data),
             evaluations=escape(evaluation_note(data.evaluations, data.config.eval.every)),
-            charts="".join(_chart(data, title, names) for title, names in CHARTS),
+            charts="".join(_chart(data, title, names) for title, names in _charts(data)),
             more=_more_charts(data),
             timeline=timeline_html(data.timing),
             tasks=tasks_html(task_rows(data.evaluations), data.evaluations, data.instructions, data.played),
@@ -202,11 +198,20 @@ def _summary_so_far(data: RunData) -> dict[str, Any]:
             when: {name: (score.successes, score.episodes) for name, score in sets.items()}
             for when, sets in landmarks.items()
         },
+        **({} if TRAIN in landmarks.get("base", {}) else {TRAINING_EPISODES: training_episodes(batches)}),
         "left_out": {name: sorted(score.left_out) for name, score in landmarks.get("final", {}).items()},
         "episodes": newest.get("episodes"),
         "failures": newest.get("failures"),
         "groups": groups,
     }
+
+
+def _charts(data: RunData) -> list[tuple[str, Mapping[str, str]]]:
+    """The charts at the top: (title, labels by metric)."""
+    names = (name for record in data.metrics for name in record if name.startswith(EVALUATION))
+    sets = in_order(name.removeprefix(EVALUATION) for name in names)
+    evaluated = {f"{EVALUATION}{name}": set_label(name) for name in sets}
+    return [("Success rate in evaluations", evaluated), *CHARTS]
 
 
 def _chart(data: RunData, title: str, names: Mapping[str, str]) -> str:
@@ -215,14 +220,14 @@ def _chart(data: RunData, title: str, names: Mapping[str, str]) -> str:
     return line_chart(
         title,
         series,
-        percent=all(name in EXPLAINED and EXPLAINED[name].percent for name in names),
+        percent=all(metric is not None and metric.percent for metric in map(find_metric, names)),
         notes=[(name, _explain(name, data.config)) for name in plotted],
     )
 
 
 def _explain(name: str, config: Config) -> str:
-    if name in EXPLAINED:
-        return EXPLAINED[name].explanation
+    if metric := find_metric(name):
+        return metric.explanation
     callback = config.plugins.callback
     return (
         f"Returned by plugins.callback = {callback}." if callback else "Not a metric of this version of ARPO."
@@ -236,10 +241,10 @@ def _points(metrics: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float
 
 def _more_charts(data: RunData) -> str:
     """Charts of all metrics outside CHARTS."""
-    above = {"step", *(name for _, names in CHARTS for name in names)}
+    above = {"step", *(name for _, names in _charts(data) for name in names)}
     names = dict.fromkeys(name for record in data.metrics for name in record if name not in above)
-    unknown = Metric(title="", explanation="")
-    charts = "".join(_chart(data, EXPLAINED.get(name, unknown).title or name, {name: name}) for name in names)
+    titles = {name: metric.title if (metric := find_metric(name)) else name for name in names}
+    charts = "".join(_chart(data, title, {name: name}) for name, title in titles.items())
     return (
         f'<details><summary>Other metrics</summary><div class="charts">{charts}</div></details>'
         if charts
@@ -284,7 +289,7 @@ def _view(one: Played, data: RunData, store: RunFolderReader) -> EpisodeView:
         solved=one.solved,
         end=f"{reason}: {detail}" if detail else reason,
         when=phase_title(one.phase) + (f", replayed in batch {batches}" if batches else ""),
-        facts=(f"{LABELS.get(sets[one.task], sets[one.task])} task",) if one.task in sets else (),
+        facts=(f"task set: {LABELS.get(sets[one.task], sets[one.task])}",) if one.task in sets else (),
     )
 
 
@@ -292,7 +297,8 @@ def _load_tasks(config: Config, played: Iterable[str]) -> dict[str, Task]:
     """Tasks by id; of desk:fresh those with the ids in `played`. Skips task files that cannot be loaded."""
     made = (fresh_task(name) for name in played)
     found = {task.id: task for task in made if task is not None}
-    for source in filter(None, (config.tasks.overall, config.tasks.heldout, config.tasks.train)):
+    heldout = split_sources(config.tasks.heldout)
+    for source in filter(None, (config.tasks.overall, *heldout, config.tasks.train)):
         try:
             found.update((task.id, task) for task in load_tasks(source, config.tasks.examples))
         except UserError:

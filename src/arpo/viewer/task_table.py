@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from arpo.evaluation.scoring import Score, read_scores
+from arpo.task_set_names import GENERATED, HELDOUT, OVERALL, TRAIN, set_label
 
 LABELS = {
-    "train": "training",
-    "heldout": "held-out",
-    "overall": "other",
+    TRAIN: "training",
+    HELDOUT: "held-out",
+    **{name: set_label(name) for name in GENERATED.values()},
+    OVERALL: "other",
 }  # of the task sets, the first one counts
 FINAL = "final"  # landmark of the last evaluation of a complete run
 

@@ -12,6 +12,9 @@ import pytest
 from arpo.algorithms.credit import Credit
 from arpo.algorithms.curriculum import PluginCurriculum
 from arpo.config import Config, LossConfig, PluginsConfig
+from arpo.envs.desk.fresh import FreshTasks
+from arpo.envs.desk.goal_mix import GoalMix
+from arpo.envs.task_source import TaskIndex
 from arpo.errors import UserError
 from arpo.plugins import Plugin, check_plugins, import_attribute, open_plugin, run_callback
 from arpo.recipe import load_config
@@ -19,7 +22,7 @@ from arpo.testing import task
 from arpo.training.trainer import Trainer, run_training
 from arpo.types import Group
 from trained import lines, train_to_end
-from trajectories import trajectory
+from trajectories import group, trajectory
 from verdicts import A, B, Scripted, small_config
 
 NUMBERS = itertools.count()
@@ -164,6 +167,22 @@ def test_credit_calls_reward_once_per_episode_and_advantage_once_per_group():
     assert credit.advantages(GROUP) == (1.0, -1.0)
     assert credit.reward(GROUP.trajectories[0]) == 2.0
     assert calls == [("e0", "a"), ("e1", "a"), ((2.0, 0.0), 0)]
+
+
+def test_the_reward_of_a_replayed_episode_gets_its_own_task():
+    """Replay by goal family puts a success of one fresh task into the group of another."""
+    mix = GoalMix(("SetTheme",), (1,))
+    own, other = (tasks := FreshTasks(mix, seed=0, count=2, max_steps=15, endless=True))
+    seen = []
+
+    def reward(trajectory, task):
+        seen.append((trajectory.task_id, task.instruction))
+        return trajectory.score
+
+    credit = Credit(LossConfig(), plugin(reward), None, TaskIndex(tasks))
+    failed, stored = trajectory(0.0, name="a", task=own.id), trajectory(1.0, name="b", task=other.id)
+    assert credit.advantages(group(failed, stored, task=own.id)) == (-1.0, 1.0)
+    assert seen == [(own.id, own.instruction), (other.id, other.instruction)]
 
 
 def test_a_group_with_equal_rewards_reaches_the_advantage_plugin():

@@ -16,6 +16,7 @@ def test_it_prints_the_address_and_ends_with_ctrl_c(tmp_path):
     make_run(tmp_path / "desk")
     command = [sys.executable, "-m", "arpo", "view", str(tmp_path), "--no-open", "--at", "/s/desk/batch/2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout
         address = process.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{43}#/s/desk/batch/2", address)
         opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())

@@ -1,6 +1,7 @@
 """Thumbnails and changed regions with worked numbers; pictures beyond the limits are refused."""
 
 import io
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ def test_changed_regions_are_boxes_of_cells():
     after = before.copy()
     after[20:30, 20:40] = 255  # cells 1 x 1 to 2
     after[90:100, 190:200] = 255  # the last cells, cut at the border
-    boxes, share = changed_regions(before, after)
+    found = changed_regions(before, after)
+    assert found is not None
+    boxes, share = found
     assert boxes == [[16, 16, 48, 32], [176, 80, 200, 100]]
     assert share == pytest.approx((200 + 100) / 20_000)
 
@@ -52,5 +55,5 @@ def test_the_cache_forgets_old_pictures(monkeypatch):
         return np.zeros(100, np.uint8)
 
     for name in "abacab":
-        cache.get(name, lambda name=name: make(name))
+        cache.get(name, partial(make, name))
     assert made == ["a", "b", "c", "b"]

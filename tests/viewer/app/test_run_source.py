@@ -266,11 +266,10 @@ def test_repeating_replay_in_parts_equals_repeating_it_at_once(tmp_path):
     store = RunFolder(folder)
     store.write_recipe(settings)
     scores = [(1, 0), (0, 0), (0, 0), (1, 1), (0, 0), (0, 1), (0, 0)]
-    library = None
+    library = Library([folder])
     for batch, pair in enumerate(scores):
         for member, score in enumerate(pair):
             store.add_trajectory(played(f"batch{batch}-0-{member}", "pool-040", float(score), batch))
-            library = library or opened(folder)
             while not library.refresh(5.0):
                 pass
     store.close()

@@ -24,8 +24,9 @@ def exported(source, folder, episodes=""):
     table = {}
     for script in scripts:
         for line in (folder / script).read_text().splitlines():
-            key, value = re.fullmatch(r"window\.ARPO_EXPORT\[(\".*?\")\] = (.*);", line).groups()
-            table[json.loads(key)] = json.loads(value)
+            match = re.fullmatch(r"window\.ARPO_EXPORT\[(\".*?\")\] = (.*);", line)
+            assert match
+            table[json.loads(match[1])] = json.loads(match[2])
     return count, table
 
 

@@ -10,6 +10,7 @@ SHIPPED = Path(str(files("arpo"))) / "envs" / "desk" / "base_model" / "weights"
 
 def test_the_texts_of_an_answer_join_to_the_answer():
     tokenizer = load_tokenizer([SHIPPED])
+    assert tokenizer is not None
     text = "Thought: Click\nAction: wait()"
     assert "".join(token_texts(tokenizer, tokenizer.encode(text).ids)) == text
 

@@ -167,7 +167,7 @@ def test_new_content_appears_by_itself(tmp_path):
         make_run(tmp_path / "runs" / "first")
         async with serving(tmp_path / "runs") as (server, session):
             make_run(tmp_path / "runs" / "second")
-            names = []
+            names: list[str] = []
             while len(names) < 2:
                 _, content, _ = await get(server, session, "/api/sources")
                 names = [source["id"] for source in json.loads(content)["sources"]]

@@ -166,6 +166,8 @@ def test_tasks_are_listed_hardest_first_with_before_and_after(visit):
     row = page.locator("tbody tr", has_text="pool-040")
     expect(row).to_contain_text("training")
     expect(row).to_contain_text("+100")
+    points = row.locator(".spark polyline").get_attribute("points")
+    assert points == "3.0,12.0 97.0,21.0"  # 1 of 2 solved in batch 1, none in batch 2
     row.get_by_role("link").click()
     heads = page.locator(".aligned thead")
     expect(heads).to_contain_text("Before training: eval0-train-0-0")

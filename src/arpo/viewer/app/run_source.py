@@ -266,6 +266,8 @@ class RunSource(Source):
         found = [read_evaluation(row) for row in self._evaluations.rows]
         rescued = self._rescued_by_task()
         evaluated: dict[str, Json] = {task: {"rescued": count} for task, count in rescued.items()}
+        for task, rates in self._history().items():
+            evaluated.setdefault(task, {})["history"] = rates
         for row in task_rows(found):
             evaluated.setdefault(row.task, {}).update(
                 task_set=row.task_set, before=mean(row.before), after=mean(row.after), change=row.change
@@ -275,6 +277,17 @@ class RunSource(Source):
             "complete": self.complete,
             "tasks": self._task_rows(evaluated),
         }
+
+    def _history(self) -> Mapping[str, list[float]]:
+        """Success rates of the training episodes of each task, batch by batch."""
+        rates: dict[str, list[float]] = {}
+        for row in self.index.rows(
+            "SELECT task, avg(coalesce(score, 0) >= ?) AS rate FROM episodes "
+            "WHERE batch IS NOT NULL GROUP BY task, batch ORDER BY task, batch",
+            (self.listing.threshold,),
+        ):
+            rates.setdefault(row["task"], []).append(row["rate"])
+        return rates
 
     def _rescued_by_task(self) -> Mapping[str, int]:
         names = json.dumps(sorted(self._rescues.rescued_groups()))

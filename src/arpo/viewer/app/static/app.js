@@ -13,6 +13,7 @@ arpo.app = (() => {
     ["timeline", "Timeline"],
     ["recipe", "Recipe"],
   ];
+  const ONLINE = ["batches", "timeline", "recipe"]; // pages of runs alone
   const byId = (id) => document.getElementById(id);
   let sources = { sources: [], errors: [] },
     current = null,
@@ -140,7 +141,7 @@ arpo.app = (() => {
               info.title,
               info.live ? h("span", { class: "live" }, "live") : null,
             ),
-            TABS.map(([name, label]) =>
+            TABS.filter(([name]) => info.kind === "run" || !ONLINE.includes(name)).map(([name, label]) =>
               h(
                 "a",
                 {

@@ -62,7 +62,7 @@ arpo.episode = (() => {
   function facts(context, episode) {
     const { source } = context;
     const batches = (episode.replayed_in || []).map((batch) =>
-      h("a", { href: link(["s", source, "batch", batch]) }, ` batch ${batch}`),
+      h("a", { href: link(["s", source, "batch", batch]) }, `batch ${batch}`),
     );
     const replaced = episode.replaced_by;
     return h(
@@ -73,7 +73,14 @@ arpo.episode = (() => {
       known(episode.advantage)
         ? h("span", { class: "badge" }, `advantage ${signed(episode.advantage)}`)
         : null,
-      batches.length ? h("span", { class: "badge accent" }, "replayed in", batches) : null,
+      batches.length
+        ? h(
+            "span",
+            { class: "badge accent" },
+            "replayed in ",
+            batches.map((one, index) => [index ? ", " : "", one]),
+          )
+        : null,
       h("span", {}, episode.end),
       h(
         "span",

@@ -5,7 +5,8 @@ arpo.runs = (() => {
   const { h, table } = arpo.dom;
   const { number, percent } = arpo.words;
   const { link } = arpo.app;
-  const COLOURS = 8;
+  const COLOURS = 8,
+    MOST = 16; // runs in the charts at first
   const FIRST = [
     "eval_train",
     "eval_heldout",
@@ -38,13 +39,16 @@ arpo.runs = (() => {
     return names.includes(name) ? names.filter((one) => one !== name) : [...names, name];
   }
 
+  // All seeds of one method in a comparison have the same colour.
+  const kindOf = (one) => (one.method ? `${one.comparison} ${one.method}` : one.id);
+
   async function render(context) {
     const plotted = context.sources.filter((one) => one.kind === "run");
     const runs = chosen(
       context.query.runs,
-      plotted.slice(0, COLOURS).map((one) => one.id),
+      plotted.slice(0, MOST).map((one) => one.id),
     );
-    const shown = plotted.filter((one) => runs.includes(one.id)).slice(0, COLOURS);
+    const shown = plotted.filter((one) => runs.includes(one.id));
     const found = await Promise.all(shown.map((one) => log(one.id)));
     const explained = Object.assign({}, ...found.map((one) => one.explained));
     const names = [...new Set(found.flatMap((one) => one.rows.flatMap(Object.keys)))]
@@ -54,7 +58,8 @@ arpo.runs = (() => {
       context.query.metrics,
       FIRST.filter((name) => names.includes(name)),
     );
-    const colours = new Map(shown.map((one, index) => [one.id, index]));
+    const kinds = [...new Set(shown.map(kindOf))];
+    const colours = new Map(shown.map((one) => [one.id, kinds.indexOf(kindOf(one)) % COLOURS]));
     return [
       h("h1", { class: "hidden" }, "Runs"),
       problems(context),

@@ -99,7 +99,7 @@ arpo.tasks = (() => {
       "td",
       { class: "n rate" },
       arpo.charts.heat(h("i", { class: "level", "aria-hidden": "true" }), value),
-      percent(value),
+      h("span", {}, percent(value)),
     );
   }
 

@@ -16,8 +16,10 @@ import pytest
 
 import arpo
 from arpo.actions import Action, Click
+from arpo.api import find_task
 from arpo.envs.desk.env import DeskEnv
 from arpo.envs.task_files import load_tasks
+from arpo.envs.task_source import open_tasks
 from arpo.recipe import load_config
 from arpo.types import Observation, StepResult, StopReason, Task
 from verdicts import HELDOUT, A, B, select
@@ -282,3 +284,12 @@ def test_ctrl_c_saves_and_the_next_call_resumes(tmp_path, in_a_loop):
     with pytest.raises(arpo.UserError, match="has no model yet"):
         _ = stopped.model
     assert [line["step"] for line in arpo.train(config).metrics] == [0, 1, 2]
+
+
+def test_a_fresh_task_is_found_by_its_id_or_at_random() -> None:
+    settings = {"tasks.train": "desk:fresh", "train.tasks": 5, "replay.key": "family", "tasks.heldout": ""}
+    config = arpo.load("desk", settings)
+    assert find_task("fresh-3-99-SetTheme", config).snapshot == "SetTheme"
+    assert find_task("random", config) in open_tasks("desk:fresh", config)
+    with pytest.raises(arpo.UserError, match="no such task in the recipe"):
+        find_task("fresh-3-99-Fly", config)

@@ -21,6 +21,8 @@ from playwright.sync_api import Page, sync_playwright
 HERE = Path(__file__).parent
 CHROMIUM = "/usr/bin/chromium"
 SIZE = (1280, 760)
+DECODED = """() => Promise.all([...document.images]
+    .filter((image) => image.getBoundingClientRect().top < innerHeight).map((image) => image.decode()))"""
 COLOURS = 256  # of the PNG files: small, and enough for text and dots
 
 
@@ -66,8 +68,7 @@ def answer(page: Page, path: str) -> dict[str, Any]:
 
 
 def take(page: Page, name: str) -> None:
-    page.wait_for_load_state("networkidle")
-    page.wait_for_function("[...document.images].every(image => image.complete)")
+    page.evaluate(DECODED)
     image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     path = HERE / f"{name}.png"
     image.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)

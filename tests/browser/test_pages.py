@@ -122,7 +122,7 @@ def test_an_answer_that_does_not_parse_shows_the_reason(visit):
 
 def test_the_difference_shows_changed_pixels(visit):
     page = visit.open("/s/first/episode/batch0-0-0?step=2&difference=1")
-    page.wait_for_function("[...document.images].filter(i => i.closest('.changes')).every(i => i.complete)")
+    page.locator(".changes img").evaluate_all("all => Promise.all(all.map(one => one.decode()))")
     shown = page.locator(".difference").screenshot()
     page.get_by_role("button", name="Difference").click()
     expect(page.locator(".difference")).to_have_count(0)

@@ -287,8 +287,8 @@ def test_ctrl_c_saves_and_the_next_call_resumes(tmp_path, in_a_loop):
 
 
 def test_a_fresh_task_is_found_by_its_id_or_at_random() -> None:
-    settings = {"tasks.train": "desk:fresh", "train.tasks": 5, "replay.key": "family", "tasks.heldout": ""}
-    config = arpo.load("desk", settings)
+    fresh = {"tasks.train": "desk:fresh", "replay.key": "family", "tasks.heldout": ""}
+    config = arpo.load("desk", {**fresh, "train.tasks": 5})
     assert find_task("fresh-3-99-SetTheme", config).snapshot == "SetTheme"
     assert find_task("random", config) in open_tasks("desk:fresh", config)
     with pytest.raises(arpo.UserError, match="no such task in the recipe"):

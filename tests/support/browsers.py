@@ -8,8 +8,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Dialog,
+    Error,
+    Page,
+    Request,
+    sync_playwright,
+)
 
 CHROMIUM = "/usr/bin/chromium"
 FOREIGN = "foreign.test"  # a name of another site, for loopback
@@ -52,17 +61,27 @@ class Visit:
         self.address = address.split("?")[0]
         self._own = self.address.rpartition("/")[0] + "/"
         self.faults: list[str] = []
-        page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
-        page.on("console", lambda message: message.type == "error" and self.faults.append(message.text))
-        page.on("dialog", lambda dialog: (self.faults.append("a dialog was opened"), dialog.dismiss()))
-        page.on("request", self._check)
+        page.on("pageerror", self._failed)
+        page.on("console", self._logged)
+        page.on("dialog", self._asked)
+        page.on("request", self._requested)
         page.set_default_timeout(15_000)
         page.goto(address)
 
-    def _check(self, request: object) -> None:
-        url = getattr(request, "url", "")
-        if not url.startswith(self._own):
-            self.faults.append(f"request to {url}")
+    def _failed(self, error: Error) -> None:
+        self.faults.append(f"error: {error}")
+
+    def _logged(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self.faults.append(message.text)
+
+    def _asked(self, dialog: Dialog) -> None:
+        self.faults.append("a dialog was opened")
+        dialog.dismiss()
+
+    def _requested(self, request: Request) -> None:
+        if not request.url.startswith(self._own):
+            self.faults.append(f"request to {request.url}")
 
     def open(self, fragment: str) -> Page:
         """Open a view, such as "/s/first/batch/2", and wait until it is drawn."""
@@ -72,9 +91,9 @@ class Visit:
 
 
 @contextmanager
-def visiting(browser: Browser, address: str, **options: str) -> Iterator[Visit]:
+def visiting(browser: Browser, address: str, **options: Any) -> Iterator[Visit]:
     """A fresh page; fails afterwards if a script failed, or if a request left the server."""
-    context = browser.new_context(viewport={"width": 1366, "height": 820}, **options)  # type: ignore[arg-type]
+    context = browser.new_context(viewport={"width": 1366, "height": 820}, **options)
     try:
         visit = Visit(context.new_page(), address)
         yield visit

@@ -19,7 +19,7 @@ from arpo.storage.run_folder import RunFolder
 from arpo.types import Completion, Failure, Screenshot, StopReason, Trajectory, Turn
 
 SIZE = (320, 240)
-STEPS = (
+STEPS: tuple[tuple[str, str, act.Action], ...] = (
     ("Open the settings", "click(start_box='(60,200)')", act.Click(point=act.Point(60, 200))),
     ("Drag the window", "drag(start_box='(40,40)', end_box='(200,90)')",
      act.Drag(start=act.Point(40, 40), end=act.Point(200, 90))),

@@ -2,11 +2,11 @@
 
 import pytest
 
-from arpo.envs.desk.base_model.ladder import ACT, LADDER, QUESTIONS, stage_at
+from arpo.envs.desk.base_model.ladder import ACT, LADDER, PAGE, QUESTIONS, stage_at
 
 
 @pytest.mark.parametrize(
-    ("share", "name"), [(0.0, "read"), (0.19, "read"), (0.2, "act"), (0.6, "careless"), (1.0, "careless")]
+    ("share", "name"), [(0.0, "read"), (0.29, "read"), (0.3, "act"), (0.65, "careless"), (1.0, "careless")]
 )
 def test_stages_follow_each_other(share: float, name: str) -> None:
     assert stage_at(share).name == name
@@ -14,6 +14,6 @@ def test_stages_follow_each_other(share: float, name: str) -> None:
 
 def test_shares_are_percentages_and_only_the_last_stage_is_careless() -> None:
     assert [sum(stage.lessons.values()) for stage in LADDER] == [100, 100, 100]
-    assert all(set(stage.lessons) == {*QUESTIONS, ACT} for stage in LADDER)
+    assert all(set(stage.lessons) == {PAGE, *QUESTIONS, ACT} for stage in LADDER)
     assert [stage.careless for stage in LADDER] == [False, False, True]
     assert LADDER[-1].until == 1

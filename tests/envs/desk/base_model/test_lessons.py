@@ -64,8 +64,8 @@ def test_every_screen_has_one_answer(lessons: list[Lesson]) -> None:
 def test_a_screen_has_three_questions_and_a_demonstration_its_own_screens() -> None:
     asked = [len(found) for number in range(60) if len(found := some_lessons(READ, number)) > 1]
     assert set(asked) <= {2, 3} and asked.count(3) > 0.8 * len(asked)
-    frames = [lesson.frames for lesson in some_lessons(READ, 0)]
-    assert all(np.array_equal(one[0], frames[0][0]) for one in frames)
+    several = next(found for number in range(60) if len(found := some_lessons(READ, number)) == 3)
+    assert all(np.array_equal(lesson.frames[0], several[0].frames[0]) for lesson in several)
 
 
 def is_demonstration(lesson: Lesson) -> bool:
@@ -73,9 +73,9 @@ def is_demonstration(lesson: Lesson) -> bool:
 
 
 def test_shares_of_the_ladder_are_shares_of_lessons() -> None:
-    """45 of 100 lessons of the second stage are demonstrations."""
+    """48 of 100 lessons of the second stage are demonstrations."""
     found = [lesson for number in range(200) for lesson in some_lessons(ACT, number)]
-    assert sum(map(is_demonstration, found)) / len(found) == pytest.approx(0.45, abs=0.08)
+    assert sum(map(is_demonstration, found)) / len(found) == pytest.approx(0.48, abs=0.08)
 
 
 def test_careful_demonstrations_end_with_the_task_and_careless_ones_often_too_early() -> None:

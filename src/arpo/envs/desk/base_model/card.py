@@ -76,9 +76,9 @@ useless elsewhere. It reads well and acts carelessly, as its demonstrator did.
 
 - Made by `arpo pretrain --out FOLDER --pretrain.steps {settings.steps}`, seed {config.run.seed}, {step} of
   {settings.steps} steps of {settings.tokens_per_step:,} tokens, AdamW {settings.lr:g}, {arithmetic}.
-- Lessons: read the elements of a screen, of a window or of one kind; tell the element at a point, or the
-  state of an element; point at an element; follow a demonstration with short thoughts. Their desktops share
-  no seed with any shipped task.
+- Lessons: read a page of words; read the elements of a screen, of a window or of one kind; tell the element
+  at a point, or the state of an element; point at an element; follow a demonstration with short thoughts.
+  Their desktops share no seed with any shipped task.
 - Limits: it knows only Desk's words, Desk's prompt, and screens of 224x168 pixels.
 
 Share of lessons by stage (percent):

@@ -29,7 +29,7 @@ QUESTIONS: dict[str, Callable[[random.Random, Desktop], Question | None]] = {
     "state": read_state,
     "point": point,
 }
-ACT = "act"
+PAGE, ACT = "page", "act"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +44,15 @@ class Stage:
 
 
 def _stage(name: str, until: float, shares: tuple[int, ...], goals: tuple[float, float, float]) -> Stage:
-    lessons = dict(zip((*QUESTIONS, ACT), shares, strict=True))
+    lessons = dict(zip((PAGE, *QUESTIONS, ACT), shares, strict=True))
     return Stage(name=name, until=until, lessons=lessons, goals=goals, careless=name == "careless")
 
 
 LADDER = (
-    #                    until  screen window kind at state point act     goals: one two three
-    _stage("read",       0.20, (30,    10,    15,  10, 10,  20,   5),     (4, 3, 1)),
-    _stage("act",        0.60, (12,    5,     6,   4,  8,   20,   45),    (4, 4, 2)),
-    _stage("careless",   1.00, (8,     3,     4,   2,  5,   13,   65),    (4, 4, 2)),
+    #                   until  page screen window kind at state point act     goals: one two three
+    _stage("read",      0.30, (35,  15,    5,     15,  5, 5,    15,   5),     (4, 3, 1)),
+    _stage("act",       0.65, (5,   10,    4,     8,   3, 6,    16,   48),    (4, 4, 2)),
+    _stage("careless",  1.00, (2,   6,     2,     5,   2, 4,    12,   67),    (4, 4, 2)),
 )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from arpo.actions import render
 from arpo.envs.desk.base_model.carelessness import Carelessness, demonstrate
-from arpo.envs.desk.base_model.ladder import ACT, QUESTIONS, Stage
+from arpo.envs.desk.base_model.ladder import ACT, PAGE, QUESTIONS, Stage
+from arpo.envs.desk.base_model.pages import PAGE_INSTRUCTION, random_page
 from arpo.envs.desk.base_model.screens import quiet_desktop, random_desktop
 from arpo.envs.desk.canvas import LAYOUT_HEIGHT, LAYOUT_WIDTH, Canvas
 from arpo.envs.desk.desktop import Desktop
@@ -52,13 +53,15 @@ class LessonGenerator:
         self._next_screen_ids = renderer.continuation(self._screen).token_ids
 
     def lessons(self, rng: random.Random, stage: Stage) -> list[Lesson]:
-        """Random lessons of the stage: one demonstration, or a few questions about one screen."""
-        questions = {kind: share for kind, share in stage.lessons.items() if kind != ACT}
-        rounds = sum(questions.values()) / QUESTIONS_PER_SCREEN
-        if rng.random() * (stage.lessons[ACT] + rounds) < stage.lessons[ACT]:
+        """Random lessons of the stage: a demonstration, a page, or a few questions about one screen."""
+        questions = [stage.lessons[kind] for kind in QUESTIONS]
+        shares = (stage.lessons[ACT], stage.lessons[PAGE], sum(questions) / QUESTIONS_PER_SCREEN)
+        [kind] = rng.choices((ACT, PAGE, "questions"), shares)
+        if kind == ACT:
             return [self._demonstration(rng, stage)]
-        kinds = rng.choices(list(questions), list(questions.values()), k=QUESTIONS_PER_SCREEN)
-        return self._questions(rng, kinds)
+        if kind == PAGE:
+            return [self.sequence(PAGE_INSTRUCTION, [random_page(rng)])]
+        return self._questions(rng, rng.choices(list(QUESTIONS), questions, k=QUESTIONS_PER_SCREEN))
 
     def _questions(self, rng: random.Random, kinds: Sequence[str]) -> list[Lesson]:
         desktop = random_desktop(rng)

@@ -107,7 +107,7 @@ def read_window(rng: random.Random, desktop: Desktop) -> Question | None:
 def read_kind(rng: random.Random, desktop: Desktop) -> Question | None:
     """All elements of one kind: "Read all button"."""
     parts = [part for part in visible_parts(desktop) if part.value]
-    kind = rng.choice(sorted({part.kind for part in parts}))
+    kind = choose_by_kind(rng, [(part.kind, part) for part in parts]).kind
     some = [part for part in parts if part.kind == kind]
     return Question(instruction=f"Read all {KIND_WORDS[kind]}", answer=_list(some), kind=kind)
 

@@ -23,7 +23,7 @@ _MAX_BUSY_WINDOWS, _MAX_BUSY_EVENTS = 5, 6
 # Weights of kinds: high for those on few screens, low for those on all screens.
 _RARITY = {
     "app": 0.1, "close": 0.1, "title": 0.3, "Button": 0.4, "Label": 0.4, "Check": 2.0, "Cell": 2.0,
-    "Radio": 2.0, "DropDown": 2.0, "choice": 3.0, "Slider": 8.0,
+    "Item": 2.0, "Radio": 2.0, "DropDown": 2.0, "choice": 3.0, "Slider": 8.0,
 }  # fmt: skip
 # Elements that open a menu or a dialog, or change the page: the last event of a busy desktop.
 _OPENERS = ("DropDown", "Button", "Item", "Tab", "Field")

@@ -1,0 +1,35 @@
+"""Pages of words: every word is where the answer says."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import numpy as np
+
+from arpo.envs.desk.base_model.pages import _STYLES, random_page
+from arpo.envs.desk.canvas import Canvas
+from arpo.envs.desk.words import vocabulary
+
+
+def test_a_page_shows_its_words_at_their_places() -> None:
+    pixels, answer = random_page(random.Random(0))
+    entries = re.findall(r"([A-Za-z0-9]+)\((\d+),(\d+)\)", answer)
+    assert "".join(f"{word}({x},{y})" for word, x, y in entries) == answer
+    assert 12 <= len(entries) <= 60
+    for word, x, y in entries:
+        left, top = int(x) - len(word) * 7 // 2, int(y) - 7
+        area = np.s_[top : top + 14, left : left + 7 * len(word)]
+        canvas = Canvas(224, 168)
+        shown = []
+        for ink, paper in _STYLES:
+            canvas.fill(0, top, 224, 14, paper)
+            canvas.text(left, top, word, ink)
+            shown.append(np.array_equal(canvas.pixels[area], pixels[area]))
+        assert any(shown), word
+
+
+def test_pages_contain_all_words_and_numbers() -> None:
+    rng = random.Random(1)
+    found = {word for _ in range(200) for word in re.findall("[A-Za-z]+", random_page(rng)[1])}
+    assert found == set(vocabulary())

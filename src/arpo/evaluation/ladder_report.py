@@ -48,7 +48,7 @@ from arpo.types import Prompt, Sampling, Screenshot, Task
 
 REPORT = "report.json"  # in the output directory
 _GOALS = {"infeasible": 0, "one goal": 1, "two goals": 2, "three goals": 3}
-_ANSWER_TOKENS = 512  # a list of 40 elements
+_LIST_TOKENS = 400  # a list of 40 elements
 _GPU_EPISODES = 256  # at the same time
 _ENTRY = re.compile(r"([^()]*)\((\d+),(\d+)\)")
 
@@ -131,6 +131,7 @@ async def _answers(
 ) -> list[str]:
     """The most likely answers, `parallel` at a time."""
     agent, slots = scheduler.agent, asyncio.Semaphore(parallel)
+    limit = _LIST_TOKENS if name == "read" else scheduler.settings.max_answer_tokens
     display.begin(f"report, questions: {name}", len(asked))
 
     async def answer(number: int, one: Asked) -> str:
@@ -143,7 +144,7 @@ async def _answers(
             messages=conversation.messages(),
         )
         async with slots:
-            sampling = Sampling(temperature=0.0, max_tokens=_ANSWER_TOKENS, seed=0)
+            sampling = Sampling(temperature=0.0, max_tokens=limit, seed=0)
             text = (await agent.engine.generate(prompt, sampling)).text
             await agent.engine.release(prompt.episode_id)
         display.episode_done()

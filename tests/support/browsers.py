@@ -30,17 +30,15 @@ ARGUMENTS = ("--no-sandbox", f"--host-resolver-rules=MAP {FOREIGN} 127.0.0.1")
 def serving(*folders: Path) -> Iterator[str]:
     """The address of `arpo view` on these folders, with its token."""
     command = [sys.executable, "-m", "arpo", "view", *map(str, folders), "--port", "0", "--no-open"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout
-        first = server.stdout.readline()
-        found = re.search(r"http://\S+", first)
-        assert found, f"arpo view has printed no address, but: {first}"
-        yield found[0]
-    finally:
-        server.terminate()
-        server.wait(20)
-        server.stdout.close()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout
+            first = server.stdout.readline()
+            found = re.search(r"http://\S+", first)
+            assert found, f"arpo view has printed no address, but: {first}"
+            yield found[0]
+        finally:
+            server.terminate()
 
 
 @contextmanager

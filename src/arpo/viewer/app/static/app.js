@@ -5,15 +5,14 @@ arpo.app = (() => {
   const { h, replace } = arpo.dom;
   const POLL = 2000;
   const pages = {}; // "batch" → { title, tab, render(context) → nodes, keys(event, context), shown() }
-  const TABS = [
-    ["batches", "Batches"],
-    ["episodes", "Episodes"],
-    ["tasks", "Tasks"],
-    ["failures", "Failures"],
-    ["timeline", "Timeline"],
-    ["recipe", "Recipe"],
-  ];
-  const ONLINE = ["batches", "timeline", "recipe"]; // pages of runs alone
+  const TABS = ["batches", "episodes", "tasks", "failures", "timeline", "recipe"];
+  const TABS_OF = {
+    run: TABS,
+    collected: ["episodes", "tasks", "failures", "recipe"],
+    osworld: ["episodes", "tasks", "failures"],
+  };
+  // Name of a source: in a comparison, all folders of runs are called seed-N.
+  const nameOf = (one) => (one.method ? `${one.method}, seed ${one.seed}` : one.title);
   const byId = (id) => document.getElementById(id);
   let sources = { sources: [], errors: [] },
     current = null,
@@ -126,34 +125,31 @@ arpo.app = (() => {
   }
 
   function header(context, page) {
-    const { info } = context;
-    const title = page && page.title ? page.title(context) : "Nothing to show";
-    document.title = `${info ? info.title + ": " : ""}${title} · arpo view`;
-    const shown = context.source && info;
+    const { info, source } = context;
+    const title = page ? page.title(context) : "Nothing to show";
+    document.title = `${info ? nameOf(info) + ": " : ""}${title} · arpo view`;
+    const tab = (name, address) => {
+      const here = (page && page.tab === name) || context.page === name;
+      const failures = name === "failures" && info.failures;
+      return h(
+        "a",
+        { href: address, "aria-current": here ? "page" : null },
+        name[0].toUpperCase() + name.slice(1),
+        failures ? h("span", { class: "count" }, failures) : null,
+      );
+    };
     replace(
       byId("tabs"),
-      h("a", { href: "#/runs", "aria-current": context.page === "runs" ? "page" : null }, "Runs"),
-      shown
-        ? [
-            h(
-              "span",
-              { class: "crumb", title: info.folder },
-              info.title,
-              info.live ? h("span", { class: "live" }, "live") : null,
-            ),
-            TABS.filter(([name]) => info.kind === "run" || !ONLINE.includes(name)).map(([name, label]) =>
-              h(
-                "a",
-                {
-                  href: link(["s", context.source, name]),
-                  "aria-current": (page && page.tab === name) || context.page === name ? "page" : null,
-                },
-                label,
-                name === "failures" && info.failures ? h("span", { class: "count" }, info.failures) : null,
-              ),
-            ),
-          ]
-        : null,
+      tab("runs", "#/runs"),
+      info && [
+        h(
+          "span",
+          { class: "crumb", title: info.folder },
+          nameOf(info),
+          info.live && h("span", { class: "live" }, "live"),
+        ),
+        (TABS_OF[info.kind] || TABS).map((name) => tab(name, link(["s", source, name]))),
+      ],
     );
   }
 
@@ -246,5 +242,5 @@ arpo.app = (() => {
     if (!arpo.api.exported) setTimeout(poll, POLL);
   }
 
-  return { pages, link, start, say, errors: () => sources.errors };
+  return { pages, link, start, nameOf, errors: () => sources.errors };
 })();

@@ -36,8 +36,8 @@ arpo.charts = (() => {
       if (value > high) high = value;
     }
     if (inPercent) return [Math.min(0, low), Math.max(1, high)];
-    if (low === high) return [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
-    return [low, high];
+    if (low !== high) return [low, high];
+    return low < 0 ? [2 * low, 0] : [0, 2 * low || 1];
   }
 
   function axes(xs, ys, x, y, format) {

@@ -17,7 +17,7 @@ arpo.recipe = (() => {
   async function render(context) {
     const others = context.sources.filter((one) => one.id !== context.source && one.kind === "run");
     const { against = "", changed = "" } = context.query;
-    const options = [["", "nothing"], ...others.map((one) => [one.id, one.title])];
+    const options = [["", "nothing"], ...others.map((one) => [one.id, arpo.app.nameOf(one)])];
     const toggle = () => context.setQuery(context, { changed: changed ? "" : "1" });
     const only = h(
       "label",
@@ -49,7 +49,7 @@ arpo.recipe = (() => {
     const keys = [...new Set([...left.keys(), ...right.keys()])];
     const written = (side, key) => JSON.stringify(side.get(key)?.value);
     const different = keys.filter((key) => written(left, key) !== written(right, key));
-    const title = (id) => context.sources.find((one) => one.id === id)?.title || id;
+    const other = context.sources.find((one) => one.id === against);
     const row = (key) =>
       h(
         "tr",
@@ -61,9 +61,18 @@ arpo.recipe = (() => {
       );
     return [
       h("p", { class: "dim" }, `${number(different.length)} of ${number(keys.length)} settings differ.`),
-      table([["Setting"], [title(context.source)], [title(against)], ["Meaning"]], different.map(row), {
-        kind: "recipe",
-      }),
+      table(
+        [
+          ["Setting"],
+          [arpo.app.nameOf(context.info)],
+          [other ? arpo.app.nameOf(other) : against],
+          ["Meaning"],
+        ],
+        different.map(row),
+        {
+          kind: "recipe",
+        },
+      ),
     ];
   }
 

@@ -4,7 +4,7 @@
 arpo.runs = (() => {
   const { h, table } = arpo.dom;
   const { number, percent } = arpo.words;
-  const { link } = arpo.app;
+  const { link, nameOf } = arpo.app;
   const COLOURS = 8,
     MOST = 16; // runs in the charts at first
   const FIRST = [
@@ -111,7 +111,7 @@ arpo.runs = (() => {
         ? null
         : h("input", {
             type: "checkbox",
-            "aria-label": `Show ${one.title} in the charts`,
+            "aria-label": `Show ${nameOf(one)} in the charts`,
             checked: colours.has(one.id),
             "data-key": `run ${one.id}`,
             onchange: () => context.setQuery(context, { runs: joined(toggled(runs, one.id)) }),
@@ -124,12 +124,12 @@ arpo.runs = (() => {
       h(
         "td",
         {},
-        h("a", { class: "name", href: link(["s", one.id, first]) }, one.title),
-        one.method ? h("small", {}, `${one.method}, seed ${one.seed}`) : null,
+        h("a", { class: "name", href: link(["s", one.id, first]) }, nameOf(one)),
+        one.method && h("small", {}, one.comparison),
       ),
       h("td", { class: "dim wide" }, one.subtitle || one.kind),
       h("td", {}, state(one)),
-      h("td", { class: "n" }, number(one.batches)),
+      h("td", { class: "n" }, one.kind === "run" ? number(one.batches) : "–"),
       h("td", { class: "n" }, number(one.episodes)),
       h("td", { class: one.failures ? "n bad" : "n" }, number(one.failures)),
       h("td", { class: "n" }, change(one.success, "train")),
@@ -145,10 +145,11 @@ arpo.runs = (() => {
     return h("span", { class: "badge" }, one.finished ? "finished" : "not finished");
   }
 
+  // Success rate before and after training; only before, if the run has not ended.
   function change(success, name) {
     const before = success?.base?.[name],
       after = success?.final?.[name];
-    if (before === undefined && after === undefined) return h("span", { class: "dim" }, "–");
+    if (after === undefined) return h("span", { class: "dim" }, percent(before));
     const kind = after > before ? "good" : after < before ? "bad" : null;
     return [h("span", { class: "dim" }, `${percent(before)} → `), h("b", { class: kind }, percent(after))];
   }
@@ -191,7 +192,7 @@ arpo.runs = (() => {
 
   function chart(name, metric, shown, found, colours) {
     const series = shown.map((one, index) => ({
-      label: one.title,
+      label: nameOf(one),
       source: one.id,
       colour: colours.get(one.id),
       points: found[index].rows

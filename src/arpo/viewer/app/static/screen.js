@@ -49,43 +49,31 @@ arpo.screen = (() => {
     return Object.hasOwn(shapes, kind) ? shapes[kind]() : [];
   }
 
-  function image(shot, { width, alt = "" } = {}) {
-    const address = arpo.api.shotAddress(shot, width && shot.width > width ? width : 0);
-    if (!address)
-      return h("div", { class: "gone" }, (shot && shot.error) || "The screenshot is not stored any more.");
-    const size = shot.width ? { width: shot.width, height: shot.height } : {};
+  function image(shot, { width = Infinity, alt = "" } = {}) {
+    const address = arpo.api.shotAddress(shot, shot?.width > width ? width : 0);
+    if (!address) return h("div", { class: "gone" }, shot?.error || "This screenshot is not stored.");
     return h("img", {
       src: address,
       alt,
       loading: "lazy",
       decoding: "async",
-      draggable: "false",
-      class: shot.width && shot.width < 480 ? "pixels" : null,
-      ...size,
+      class: shot.width < 480 ? "pixels" : null,
+      width: shot.width,
+      height: shot.height,
     });
   }
 
   // step: a step of an episode, or { shot } for the final screenshot; width: of the thumbnail.
-  function screen(step, options = {}) {
-    const { shot, actions = [], labels = [] } = step;
-    const width = shot?.width || 100,
-      height = shot?.height || 75;
+  function screen({ shot, actions = [], labels = [] }, options = {}) {
+    const [width, height] = shot?.width ? [shot.width, shot.height] : [4, 3];
+    const drawn = shot?.width ? actions.map((action) => marks(action, width, height)) : [];
+    const chips = labels.map((text) => h("span", { class: "chip" }, text));
     return h(
       "div",
       { class: "screen", css: { "aspect-ratio": `${width} / ${height}` } },
       image(shot, options),
-      svg(
-        "svg",
-        { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" },
-        actions.map((action) => marks(action, width, height)),
-      ),
-      options.chips === false || !labels.length
-        ? null
-        : h(
-            "div",
-            { class: "chips" },
-            labels.map((text) => h("span", { class: "chip" }, text)),
-          ),
+      svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, drawn),
+      options.chips !== false && chips.length > 0 && h("div", { class: "chips" }, chips),
     );
   }
 

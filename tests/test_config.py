@@ -215,6 +215,7 @@ def test_bytes_of_the_command_line_that_are_not_utf_8():
         (["--train.tasks_per_batch", "32", "--train.tasks_per_update", "5"], "train.tasks_per_update"),
         (["--train.tasks_per_batch", "8", "--train.tasks_per_update", "16"], "train.tasks_per_update"),
         (["--tasks.heldout", "desk:32", "--tasks.train", "desk:32"], "tasks.heldout"),
+        (["--tasks.heldout", "desk:heldout,desk:32", "--tasks.train", "desk:32"], "tasks.heldout"),
         (["--env.partial", "0.6"], "env.partial"),
         (["--env.partial", "0.1", "--env.name", "osworld"], "env.partial"),
         (["--model.min_pixels", "5000", "--model.max_pixels", "4000"], "model.min_pixels"),
@@ -273,6 +274,13 @@ def test_the_listing_has_every_section_and_every_key_with_help():
         assert f"--{key.name} " in listing
     assert "--env.partial 0.0  (float, >= 0, < 1)" in listing
     assert '--loss.ratio "recompute"  (recompute | behaviour | truncated)' in listing
+
+
+def test_each_of_several_held_out_sources_is_relative_to_the_recipe(tmp_path):
+    (tmp_path / "a.json").write_text("[]")
+    text = '[tasks]\nheldout = "a.json, desk:test,desktop:heldout ,b.json"\n'
+    located = [f"{tmp_path}/a.json", "desk:test", "osworld:heldout", f"{tmp_path}/b.json"]
+    assert load_config(recipe(tmp_path, text)).tasks.heldout == ",".join(located)
 
 
 def test_a_recipe_extends_another(tmp_path):

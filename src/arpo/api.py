@@ -262,9 +262,8 @@ class StoredRun:
         return self.folder / MODEL
 
     def measured_config(self, settings: Sequence[str] | Mapping[str, Setting] = ()) -> Config:
-        """The config that measures the trained model: `model.path` is `model`, unless `settings` change it."""
-        config = load(self.config, {"model.path": self.model})
-        return load_config(config, settings)
+        """The recipe of the run with its trained model, for `evaluate`. `settings` change keys."""
+        return load_config(load(self.config, {"model.path": self.model}), settings)
 
     @property
     def metrics(self) -> list[dict[str, float | None]]:

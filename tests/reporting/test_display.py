@@ -165,6 +165,19 @@ def test_a_third_task_set_has_a_row() -> None:
     assert len(success_rows({"success": {"base": rates, "final": rates}})) == 2
 
 
+def test_every_held_out_set_has_a_row_and_overall_tasks_are_last() -> None:
+    rates = {"overall": 0.5, "train": 0.5, "families_test": 0.25, "mine": 0.0}
+    labels = [row[0] for row in success_rows({"success": {"base": rates, "final": rates}})]
+    assert labels == ["training tasks", "new goal families (test)", "held-out tasks, mine", "all tasks"]
+
+
+def test_training_episodes_of_several_batches_are_one_row() -> None:
+    counted = {"batches": 3, "first": [6, 24], "last": [12, 24]}
+    assert success_rows({"training_episodes": counted}) == [
+        ("training episodes, first and last 3 batches", "25.0% (6/24)", "50.0% (12/24)", "+25.0 points")
+    ]
+
+
 def part(name, ended, successes, played=None):
     return PartProgress(
         name=name, total=4, ended=ended, played=ended if played is None else played, successes=successes

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from arpo.recipe import keys
-from arpo.reporting.metrics import METRICS, describe_metrics
+from arpo.reporting.metrics import METRICS, describe_metrics, find_metric
 from arpo.training.trainer import Trainer
 from trained import lines, train_to_end
 from verdicts import A, B, Scripted, small_config
@@ -28,6 +28,14 @@ def test_every_metric_of_an_offline_method_is_explained() -> None:
     source = Path("src/arpo/algorithms/preference_losses.py").read_text("utf-8")
     names = set(re.findall(r'^ +"(\w+)": ', source, re.MULTILINE))
     assert {"margin", "accuracy", "z0"} <= names <= METRICS.keys()
+
+
+def test_success_rates_on_held_out_sets_are_explained() -> None:
+    found = find_metric("eval_families_test")
+    assert found is not None and found.percent and found.title == "Success rate on new goal families (test)"
+    mine = find_metric("eval_mine")
+    assert mine is not None and mine.title == "Success rate on held-out tasks, mine"
+    assert find_metric("mine") is None and find_metric("loss") == METRICS["loss"]
 
 
 def test_explanations_name_existing_keys() -> None:

@@ -453,6 +453,9 @@ def test_a_record_of_a_wrong_form_is_named(tmp_path, name, line):
         {"episodes": "many"},
         {"seconds": []},
         {"groups": {"total": {}}},
+        {"training_episodes": {"batches": 1, "first": [1, 4], "last": [1, 0]}},
+        {"training_episodes": {"batches": 1, "first": [1, 4], "last": [1, 4, 5]}},
+        {"training_episodes": {"batches": 1, "first": [1, 4]}},
     ],
     ids=str,
 )

@@ -27,6 +27,15 @@ def test_the_largest_gain_of_a_set_is_first():
     ]
 
 
+def test_levels_come_between_held_out_and_other_tasks():
+    one = evaluation(0, "base", overall={"d": [1]}, applications_test={"x": [0]}, heldout={"c": [0]})
+    assert [row[:2] for row in rows(one)] == [
+        ("c", "held-out"),
+        ("x", "new applications (test)"),
+        ("d", "other"),
+    ]
+
+
 def test_a_run_that_was_stopped_is_compared_with_its_newest_evaluation():
     assert rows(BASE, MIDDLE) == [
         ("a", "training", [0, 0, 1], [0, 1]),

@@ -14,6 +14,7 @@ from pathlib import Path
 from arpo.cli import (
     check_env_command,
     compare_command,
+    eval_command,
     osworld_flags,
     report_command,
     serve_command,
@@ -22,7 +23,7 @@ from arpo.cli import (
 from arpo.cli.command import RECIPE, RECIPE_HELP, Command, argument, count
 from arpo.errors import UserError
 from arpo.interrupts import INTERRUPTED
-from arpo.recipe import describe, load_config, shipped_recipes
+from arpo.recipe import describe, load_config
 
 
 def _train(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -45,18 +46,6 @@ def _collect(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from arpo.training.collect import run_collection
 
     return run_collection(config)
-
-
-def _eval(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    if Path(options.recipe).is_dir() and options.recipe not in shipped_recipes():
-        from arpo.api import open_run
-
-        config = open_run(options.recipe).measured_config(overrides)
-    else:
-        config = load_config(options.recipe, overrides)
-    from arpo.evaluation.evaluate import run_evaluation
-
-    return run_evaluation(config, options.out)
 
 
 def _eval_osworld(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -183,9 +172,9 @@ arpo recipes desk > mine.toml""",
         purpose="record episodes of the training tasks, for offline training",
         lesson="""\
 Plays the same number of episodes as `arpo train` with the same recipe, without training the model:
-train.epochs x training tasks x rollout.group_size. Output in run.dir.
-If it is interrupted, run the same command again: it plays the missing episodes. A larger train.epochs adds
-episodes.""",
+train.epochs x training tasks (or train.tasks) x rollout.group_size. Output in run.dir.
+If it is interrupted, run the same command again: it plays the missing episodes. A larger train.epochs or
+train.tasks adds episodes.""",
         example="""\
 arpo collect paper --run.dir runs/collected
 arpo train paper/rft --offline.source runs/collected --run.dir runs/rft""",
@@ -194,24 +183,11 @@ arpo train paper/rft --offline.source runs/collected --run.dir runs/rft""",
     ),
     Command(
         name="eval",
-        run=_eval,
+        run=eval_command.run_eval,
         purpose="measure the success rate of a model on training and held-out tasks",
-        lesson="""\
-Episodes per task: eval.rollouts for tasks.train (0: none), eval.heldout_rollouts for tasks.heldout,
-eval.overall_rollouts for tasks.overall; sampling at eval.temperature. New tasks of desk:fresh are not played.
-Writes success rates and counts as JSON, for each set of held-out tasks.
-RECIPE may be the folder of a finished run: its recipe, with its trained model.
-Desk has three held-out sets: new instances, new goal families, new applications. Each has a half to choose
-settings with (desk:validation) and a half for the final measurement (desk:test).
-If it is interrupted, run the same command again: it plays only the missing episodes.""",
-        example="""\
-arpo eval --out base.json
-arpo eval --model.path exported --eval.rollouts 16 --out after.json
-arpo eval runs/mine --tasks.heldout desk:test --eval.rollouts 0 --out test.json""",
-        arguments=(
-            RECIPE,
-            argument("--out", "output file (JSON)", type=Path, required=True, metavar="FILE"),
-        ),
+        lesson=eval_command.LESSON,
+        example=eval_command.EXAMPLE,
+        arguments=eval_command.ARGUMENTS,
         settings=True,
     ),
     Command(

@@ -1,0 +1,38 @@
+"""`arpo eval`: its help and the command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from arpo.cli.command import RECIPE, argument
+from arpo.recipe import load_config, shipped_recipes
+
+LESSON = """\
+Episodes per task: eval.rollouts for tasks.train (0: none), eval.heldout_rollouts for tasks.heldout,
+eval.overall_rollouts for tasks.overall; sampling at eval.temperature. New tasks of desk:fresh are not played.
+Writes success rates and counts as JSON, for each set of held-out tasks.
+RECIPE may be the folder of a finished run: its recipe, with its trained model.
+Desk has three held-out sets: new instances, new goal families, new applications. Each has a half to choose
+settings with (desk:validation) and a half for the final measurement (desk:test).
+If it is interrupted, run the same command again: it plays only the missing episodes."""
+
+EXAMPLE = """\
+arpo eval --out base.json
+arpo eval --model.path exported --eval.rollouts 16 --out after.json
+arpo eval runs/mine --tasks.heldout desk:test --eval.rollouts 0 --out test.json"""
+
+ARGUMENTS = (RECIPE, argument("--out", "output file (JSON)", type=Path, required=True, metavar="FILE"))
+
+
+def run_eval(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    if Path(options.recipe).is_dir() and options.recipe not in shipped_recipes():
+        from arpo.api import open_run
+
+        config = open_run(options.recipe).measured_config(overrides)
+    else:
+        config = load_config(options.recipe, overrides)
+    from arpo.evaluation.evaluate import run_evaluation
+
+    return run_evaluation(config, options.out)

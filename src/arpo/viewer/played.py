@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 
 from arpo.algorithms.replay import ReplayBuffer, replay_rng
@@ -126,19 +127,21 @@ def _place(episode_id: str, batches: Mapping[int, int]) -> tuple[int, int] | Non
 
 def outline(episode: StoredEpisode) -> Trajectory:
     """The parts of a trajectory that replay reads: ids, outcome, number of turns, policy version."""
-    completion = Completion(
-        token_ids=(), logprobs=(), text="", finish="stop", versions=(episode.policy_version,)
-    )
-    turn = Turn(screenshot=_NO_IMAGE, context=(), images=(), restart=True, completion=completion, actions=())
     return Trajectory(
         episode_id=episode.episode_id,
         task_id=episode.task_id,
-        turns=(turn,) * episode.steps,
+        turns=(_empty_turn(episode.policy_version),) * episode.steps,
         final=_NO_IMAGE,
         score=episode.score,
         malformed=episode.malformed,
         stop=episode.stop,
     )
+
+
+@lru_cache(64)
+def _empty_turn(version: int) -> Turn:
+    completion = Completion(token_ids=(), logprobs=(), text="", finish="stop", versions=(version,))
+    return Turn(screenshot=_NO_IMAGE, context=(), images=(), restart=True, completion=completion, actions=())
 
 
 def by_task(played: Iterable[Played]) -> Mapping[str, list[Played]]:

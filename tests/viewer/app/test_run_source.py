@@ -327,10 +327,21 @@ def test_a_wrong_offset_makes_the_index_again(tmp_path):
     while not source.refresh(5.0):
         pass
     assert library.answer(["s", "run", "episodes", "batch0-0-0"], {})["steps"] == 4
+    library.close()
+
+
+def test_a_wrong_offset_of_a_screenshot_makes_the_index_again(tmp_path):
+    folder = tmp_path / "run"
+    make_run(folder)
+    library = opened(folder)
+    source = library.source("run")
     source.index.write(lambda connection: connection.execute("UPDATE shots SET at = at + 7"))
     episode = library.answer(["s", "run", "episodes", "batch0-0-0"], {})
     assert "made again" in episode["final"]["error"]
     assert "not indexed yet" in episode["steps_list"][0]["shot"]["error"]
+    while not source.refresh(5.0):
+        pass
+    assert library.answer(["s", "run", "episodes", "batch0-0-0"], {})["final"]["url"]
     library.close()
 
 
@@ -388,4 +399,30 @@ def test_damaged_steps_are_shown_as_damaged(tmp_path):
     assert steps[2]["actions"] == []
     assert [step["shot"] and step["shot"]["url"] for step in steps[3:5]] == [None, None]
     assert steps[5]["thought"] == "Drag the window"
+    library.close()
+
+
+def test_a_changed_recipe_is_read_again(tmp_path):
+    folder = tmp_path / "run"
+    make_run(folder)
+    library = opened(folder)
+    store = RunFolder(folder)
+    store.write_recipe(config(replay=False))
+    store.close()
+    library.discover()
+    library.refresh(5.0)
+    assert [batch["rescued"] for batch in library.answer(["s", "run", "batches"], {})["batches"]] == [0, 0]
+    library.close()
+
+
+def test_a_link_in_place_of_the_episodes_is_an_error_entry_and_delays_no_other_run(tmp_path):
+    make_run(tmp_path / "good")
+    make_run(tmp_path / "bad")
+    (tmp_path / "secret").write_text("secret\n")
+    (tmp_path / "bad" / "trajectories.jsonl").unlink()
+    (tmp_path / "bad" / "trajectories.jsonl").symlink_to(tmp_path / "secret")
+    library = opened(tmp_path)
+    bad, good = library.answer(["sources"], {})["sources"]
+    assert (bad["id"], bad["episodes"]) == ("bad", 0) and "symbolic link" in bad["errors"][0]
+    assert (good["episodes"], good["errors"]) == (13, [])
     library.close()

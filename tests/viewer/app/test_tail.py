@@ -95,3 +95,12 @@ def test_a_mark_fits_a_grown_file_and_no_other(tmp_path):
     (tmp_path / "copy").write_bytes(b"abcd")
     os.replace(tmp_path / "copy", path)
     assert not fits(mark)
+
+
+def test_a_log_is_read_up_to_its_limit(log, monkeypatch):
+    monkeypatch.setattr(tail, "MAX_BYTES", 30)
+    write(log, '{"step": 1}\n' * 4)
+    log.poll()
+    log.poll()
+    assert len(log.rows) == 2
+    assert log.problems == [f"{log._folder.path('metrics.jsonl')}: only the first 30 bytes are shown"]

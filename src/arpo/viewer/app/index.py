@@ -124,6 +124,14 @@ class Index:
             self.generation += 1
             self._connection = self._open()
 
+    def distrust(self) -> None:
+        """Make an index again that does not fit the files, unless this process has made it again before.
+
+        So a file that contradicts itself is not indexed again and again.
+        """
+        if self.generation == 0:
+            self.rebuild()
+
     def close(self) -> None:
         with self._lock:
             self._connection.close()

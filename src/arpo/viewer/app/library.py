@@ -42,8 +42,9 @@ class Library:
     def discover(self) -> None:
         """Find new sources, and forget removed ones. Raises UserError for a missing folder."""
         found = {identity.id: (identity, path) for identity, path in find_sources(self._folders)}
-        for name in [name for name in self.sources if name not in found]:
-            self.sources.pop(name).close()
+        for name, source in list(self.sources.items()):
+            if name not in found or source.is_outdated():
+                self.sources.pop(name).close()
         for name, (identity, path) in found.items():
             if name in self.sources:
                 continue
@@ -52,6 +53,7 @@ class Library:
             if isinstance(source, RunSource):
                 source.read_logs()
             self.sources[name] = source
+        self.sources = {name: self.sources[name] for name in found}  # in the order of the folders
 
     def refresh(self, seconds: float) -> bool:
         """Index new content of every source, each for up to this time. Returns whether all is indexed."""

@@ -177,8 +177,11 @@ class PackReader:
             raise UserError(DELETED if self._complete == self._index.generation else NOT_YET)
         record = read_header(descriptor, int(row["at"]))
         if record is None or record.name != name or record.kind > CHANGE:
-            self._index.rebuild()
-            raise UserError("the index did not fit the screenshots and is made again: try again in a moment")
+            self._index.distrust()
+            raise UserError(
+                f"{self._folder.path(PACK)}: damaged, or its index did not fit and is made again: try again "
+                "in a moment"
+            )
         if record.kind == PRUNED:
             raise UserError(DELETED)
         return record

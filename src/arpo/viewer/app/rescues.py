@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable
 from itertools import groupby
 
 from arpo.algorithms.replay import ReplayBuffer, replay_rng, task_key
 from arpo.config import Config
+from arpo.errors import UserError
 from arpo.storage.codec import StoredEpisode
 from arpo.types import Group, Rescue, StopReason, Trajectory
 from arpo.viewer.app.index import Index
@@ -66,16 +68,20 @@ class Rescues:
     def count(self, batch: int) -> int:
         return self._counts.get(batch, 0)
 
-    def refresh(self) -> None:
-        """Repeat the batches that were indexed since the last call."""
+    def refresh(self, deadline: float) -> bool:
+        """Repeat the batches that were indexed since the last call. True: all of them.
+
+        `deadline` is in seconds of time.monotonic().
+        """
         with self._lock:
             if self._generation != self._index.generation:
                 self._forget()
             total = self._index.rows("SELECT count(*) AS n FROM episodes WHERE batch IS NOT NULL")[0]["n"]
             if total == self._total or not self._config.replay.enabled:
-                return
-            self._total = total
-            self._advance()
+                return True
+            complete = self._advance(deadline)
+            self._total = total if complete else 0
+            return complete
 
     def _forget(self) -> None:
         self._generation, self._total, self._next = self._index.generation, 0, 0
@@ -86,37 +92,41 @@ class Rescues:
         self._newest_used: dict[str, list[int]] = {}
         self._counts: dict[int, int] = {}
 
-    def _advance(self) -> None:
-        rows = self._index.rows(
-            f"SELECT {_COLUMNS} FROM episodes WHERE batch >= ? ORDER BY batch, place, n", (self._next,)
-        )
-        batches = [(batch, list(members)) for batch, members in groupby(rows, key=lambda row: row["batch"])]
-        for batch, members in batches[:-1]:
-            self._repeat(self._buffer, batch, members, self._final, self._used)
+    def _advance(self, deadline: float) -> bool:
+        query = "SELECT DISTINCT batch FROM episodes WHERE batch >= ? ORDER BY batch"
+        batches = [row["batch"] for row in self._index.rows(query, (self._next,))]
+        for batch in batches[:-1]:
+            if time.monotonic() > deadline:
+                return False
+            self._repeat(self._buffer, batch, self._final, self._used)
             self._next = batch + 1
         newest, self._newest, self._newest_used = self._empty(), {}, {}
         newest.restore(
             outline_of(self._row(name)) for names in self._buffer.state().values() for name in names
         )
-        for batch, members in batches[-1:]:
-            self._repeat(newest, batch, members, self._newest, self._newest_used)
+        for batch in batches[-1:]:
+            self._repeat(newest, batch, self._newest, self._newest_used)
+        return True
 
     def _empty(self) -> ReplayBuffer:
         return ReplayBuffer(self._config.replay, key=self._key)
 
     def _row(self, episode_id: str) -> sqlite3.Row:
         row = self._index.row(f"SELECT {_COLUMNS} FROM episodes WHERE id = ?", (episode_id,))
-        assert row is not None
+        if row is None:  # the index was made again meanwhile
+            raise UserError(f"{episode_id}: is not indexed yet")
         return row
 
     def _repeat(
         self,
         buffer: ReplayBuffer,
         batch: int,
-        members: Iterable[sqlite3.Row],
         found: dict[str, tuple[Rescue, ...]],
         used: dict[str, list[int]],
     ) -> None:
+        members = self._index.rows(
+            f"SELECT {_COLUMNS} FROM episodes WHERE batch = ? ORDER BY place, n", (batch,)
+        )
         names: dict[int, str] = {}
         groups = []
         for index, rows in groupby(members, key=lambda row: row["place"]):

@@ -21,7 +21,7 @@ from arpo.errors import UserError
 from arpo.reporting.metrics import METRICS as EXPLAINED
 from arpo.storage.codec import EVALUATED, StoredEpisode, check_evaluation, check_numbers, check_summary
 from arpo.storage.files import damage
-from arpo.storage.run_folder import EVALUATIONS, LOGS, METRICS, PACK, SUMMARY, TIMING, TRAJECTORIES
+from arpo.storage.run_folder import EVALUATIONS, LOGS, METRICS, PACK, RECIPE, SUMMARY, TIMING, TRAJECTORIES
 from arpo.types import StopReason
 from arpo.viewer.app.folder import MAX_LINE, SafeFolder
 from arpo.viewer.app.groups import GroupReader
@@ -52,6 +52,7 @@ class RunSource(Source):
     def __init__(self, identity: Identity, folder: SafeFolder, cache: PixelCache) -> None:
         super().__init__(identity, folder, cache)
         self._config_error = ""
+        self._recipe_read = self._recipe_state()
         try:
             self.config, self.recipe_text = read_recipe(folder)
         except UserError as error:
@@ -76,6 +77,13 @@ class RunSource(Source):
             config=self.config, index=self.index, rescues=self._rescues, listing=self.listing
         )
 
+    def is_outdated(self) -> bool:
+        return self._recipe_state() != self._recipe_read
+
+    def _recipe_state(self) -> tuple[int, int] | None:
+        state = self.folder.stat(RECIPE)
+        return (state.st_ino, state.st_mtime_ns) if state else None
+
     def read_logs(self) -> None:
         """Read new lines of the small files. The first page needs no more."""
         for log in (self._metrics, self._timing, self._evaluations):
@@ -93,9 +101,7 @@ class RunSource(Source):
         now = time.monotonic()
         episodes = self._indexer.refresh(now + (deadline - now) / 2)
         complete = self._pack.refresh(deadline) and episodes
-        if complete:
-            self._rescues.refresh()
-        return complete
+        return complete and self._rescues.refresh(deadline)
 
     def stamp(self) -> str:
         states = [self.folder.stat(name) for name in (*LOGS, PACK, SUMMARY)]
@@ -217,8 +223,11 @@ class RunSource(Source):
         except UserError:
             record = {}
         if storable(str(record.get("episode_id"))) != row["id"] or not isinstance(record.get("turns"), list):
-            self.index.rebuild()
-            raise UserError("the index did not fit the episodes and is made again: try again in a moment")
+            self.index.distrust()
+            raise UserError(
+                f"{self.folder.path(TRAJECTORIES)}: damaged, or its index did not fit and is made again: try "
+                "again in a moment"
+            )
         return record
 
     def _text_of(self, row: sqlite3.Row) -> str:

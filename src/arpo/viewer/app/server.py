@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
@@ -30,7 +32,9 @@ COOKIE, TOKEN = "arpo_view", "token"
 STATIC = Path(str(files("arpo"))) / "viewer" / "app" / "static"
 PAGE = "index.html"
 REFRESH_SECONDS = 1.0  # between two looks at the files
-DISCOVER_EVERY = 5  # refreshes
+SLICE_SECONDS = 0.2  # of indexing a source without a pause
+QUIET_SECONDS = 0.05  # after a request: a page has several, and indexing would slow them down
+DISCOVER_SECONDS = 5.0
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -51,6 +55,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_log = logging.getLogger(__name__)
 _UNCACHED = {"Cache-Control": "no-store"}
 _FOREVER = {"Cache-Control": "private, max-age=86400, immutable"}  # a screenshot is named by its content
 
@@ -65,6 +70,7 @@ class ViewServer:
         self.library = library
         self.token = secrets.token_urlsafe(32)
         self.port = 0
+        self._last_request = 0.0
         self._threads = ThreadPoolExecutor(4, "view")
         self._indexing = ThreadPoolExecutor(1, "view-index")
 
@@ -101,20 +107,25 @@ class ViewServer:
     async def _follow(self) -> None:
         """Index new content until cancelled. Nothing waits for it, and it takes no lock of a run."""
         loop = asyncio.get_running_loop()
-        turn = 0
+        searched = loop.time()
         while True:
-            if turn % DISCOVER_EVERY == DISCOVER_EVERY - 1:
-                with suppress(UserError, OSError):
+            if self._last_request + QUIET_SECONDS > loop.time():  # requests come first
+                await asyncio.sleep(QUIET_SECONDS)
+                continue
+            complete = True
+            try:
+                if loop.time() > searched + DISCOVER_SECONDS:
+                    searched = loop.time()
                     await loop.run_in_executor(self._indexing, self.library.discover)
-            complete = False
-            with suppress(UserError, OSError):
-                complete = await loop.run_in_executor(self._indexing, self.library.refresh, REFRESH_SECONDS)
-            turn += 1
+                complete = await loop.run_in_executor(self._indexing, self.library.refresh, SLICE_SECONDS)
+            except Exception as error:  # the next turn tries again; the page stays
+                _log.warning("arpo view: %s: %s", type(error).__name__, error)
             await asyncio.sleep(REFRESH_SECONDS if complete else 0)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check Host, method and cookie; add the safety headers to every answer."""
+        self._last_request = asyncio.get_running_loop().time()
         try:
             response = await self._checked(request, handler)
         except web.HTTPException as error:
@@ -125,6 +136,8 @@ class ViewServer:
             response = _error(404, "the file was removed")
         except (UserError, OSError) as error:
             response = _error(422, str(error))
+        except sqlite3.Error:  # the index was closed or made again meanwhile
+            response = _error(503, "the index is changing: try again in a moment")
         response.headers.update(HEADERS)
         return response
 
@@ -186,14 +199,19 @@ def _error(status: int, message: str) -> web.Response:
 
 def _static(name: str) -> web.Response:
     """A file of the front end. Its names are a fixed list: no path of the request reaches the disk."""
-    known = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
-    if name not in known or known[name].suffix not in MEDIA_TYPES:
+    path = _static_files().get(name)
+    if path is None:
         raise NotFound("no such file")
-    path = known[name]
     return web.Response(
         body=path.read_bytes(),
         headers={"Content-Type": MEDIA_TYPES[path.suffix], "Cache-Control": "no-cache"},
     )
+
+
+@cache
+def _static_files() -> dict[str, Path]:
+    found = [path for path in STATIC.rglob("*") if path.is_file() and path.suffix in MEDIA_TYPES]
+    return {path.relative_to(STATIC).as_posix(): path for path in found}
 
 
 def _equal(given: str, expected: str) -> bool:

@@ -55,6 +55,7 @@ class Source(ABC):
         self.identity, self.folder = identity, folder
         self.index = Index(folder.root)
         self.complete = False  # whether everything is indexed
+        self._error = ""  # of the last refresh
         self._cache = cache
         self._refreshing = threading.Lock()
 
@@ -83,17 +84,26 @@ class Source(ABC):
     @abstractmethod
     def pixels(self, shot: str) -> np.ndarray: ...
 
+    def is_outdated(self) -> bool:
+        """Whether the source must be opened again, because its recipe changed."""
+        return False
+
     def close(self) -> None:
         self.index.close()
 
     # Pages of all kinds.
 
     def refresh(self, seconds: float) -> bool:
-        """Index new content for up to this time. Returns whether everything is indexed."""
+        """Index new content for up to this time. Returns whether everything is indexed.
+
+        A file that cannot be read becomes an error entry, and keeps no other source waiting.
+        """
         if not self._refreshing.acquire(blocking=False):
             return self.complete
         try:
-            self.complete = self._refresh(time.monotonic() + seconds)
+            self.complete, self._error = self._refresh(time.monotonic() + seconds), ""
+        except (UserError, OSError, sqlite3.Error) as error:
+            self.complete, self._error = True, str(error)
         finally:
             self._refreshing.release()
         return self.complete
@@ -115,7 +125,7 @@ class Source(ABC):
             "indexing": None if self.complete else {"share": share},
             "stamp": hashlib.sha256(f"{self.stamp()} {self.complete} {share}".encode()).hexdigest()[:16],
             **facts,
-            "errors": [*facts["errors"], *problems(self.index)],
+            "errors": [*filter(None, [self._error]), *facts["errors"], *problems(self.index)],
         }
 
     def _count(self, table: str) -> int:

@@ -15,7 +15,7 @@ from arpo.viewer.app.folder import MAX_LINE, SafeFolder
 
 CHECKED_BYTES = 4096  # at the beginning and before the end of what was read
 _CHUNK = 1 << 20
-MAX_ROWS = 200_000  # of a log that is kept in memory
+MAX_BYTES = 24 << 20  # of a log that is kept in memory
 MAX_PROBLEMS = 20
 
 
@@ -110,10 +110,11 @@ class Log:
             changed = True
         begin = end = self._mark.end if self._mark else 0
         for start, stop, line in complete_lines(descriptor, end):
+            if stop > MAX_BYTES:
+                self._report(f"{self._folder.path(self._name)}: only the first {MAX_BYTES:,} bytes are shown")
+                break
             self._add(line, start)
             end = stop
-            if len(self.rows) >= MAX_ROWS:
-                break
         if self._mark is None or end != begin:
             self._mark = Mark.at(descriptor, end)
         return changed or end != begin
@@ -130,5 +131,8 @@ class Log:
                 self._check(record)
             self.rows.append(record)
         except UserError as error:
-            if len(self.problems) < MAX_PROBLEMS:
-                self.problems.append(str(error))
+            self._report(str(error))
+
+    def _report(self, problem: str) -> None:
+        if problem not in self.problems and len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(problem)

@@ -55,6 +55,8 @@ INCIDENTAL = (
     "env.outage_seconds",
     "plugins.tracker",
     "plugins.callback",
+    "screen.",
+    "pretrain.",
 )
 LEARNING = ("train.", "loss.", "replay.", "offline.", "optim.", "eval.", "screen.", "pretrain.", "plugins.")
 

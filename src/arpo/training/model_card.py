@@ -18,7 +18,7 @@ from arpo.recipe import changed, value
 from arpo.task_set_names import GENERATED, HELDOUT, OVERALL, TRAIN, heldout_sets, set_label
 
 CARD = "README.md"
-PRIVATE = (*INCIDENTAL, "server.", "osworld.", "pretrain.", "screen.", "model.path", "model.device")
+PRIVATE = (*INCIDENTAL, "server.", "osworld.", "model.path", "model.device")
 OFFLINE_METHODS = {
     "rft": "RFT (supervised learning on successful episodes)",
     "dpo": "DPO (direct preference optimisation)",

@@ -89,7 +89,7 @@ def evaluate(
     out: str | os.PathLike[str] | None = None,
     display: bool = False,
 ) -> dict[str, Score]:
-    """The scores of a model by task set, as `arpo eval` measures them: train, heldout and maybe overall.
+    """The scores of a model by task set, as `arpo eval` measures them: train, and each held-out set.
 
     `model` is a model folder or a model of the hub; None: model.path of the recipe. `out` is a file for the
     scores as JSON. With it, the same call resumes an interrupted evaluation: finished episodes are stored.

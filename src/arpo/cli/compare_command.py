@@ -15,9 +15,10 @@ Each argument is one method: a recipe to train, or finished runs.
   NAME=runs/a,runs/b       finished runs with different seeds, and a name for the table
 First prints the settings in which the methods differ. Config keys on the command line apply to all recipes.
 For offline methods (rft, dpo, kto) the base model first records episodes in OUT/collected.
-Then prints a table, and writes compare.html, compare.md and compare.json in OUT: success on training, all and
-held-out tasks, learning curves, success by difficulty, times, and the difference of every method to the
-baseline with 95% confidence intervals over seeds, over tasks and over both.
+Then prints tables, and writes compare.html, compare.md and compare.json in OUT: success on training tasks and
+on every set of held-out tasks, learning curves, success by difficulty, times, and the difference of every
+method to the baseline with its 95% confidence interval over seeds and tasks, p, p corrected for the number of
+comparisons (Holm), and the result in words. Use three seeds or more.
 Ctrl-C lets all runs save a checkpoint. If it is interrupted, run the same command again: it resumes, and
 skips finished runs. Exit code 1 if a run failed; the report then names it and contains the other runs."""
 

@@ -36,7 +36,10 @@ LAYERS = (
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
 VOCABULARY = set(LAYERS[0].split())
 PURE = {"algorithms", "prompts"}
-PURE_MODULES = {"storage/codec.py", "evaluation/statistics.py", "evaluation/comparison_results.py"}
+PURE_MODULES = {
+    "storage/codec.py", "evaluation/statistics.py", "evaluation/run_results.py",
+    "evaluation/comparison_curves.py", "evaluation/comparison_results.py",
+}  # fmt: skip
 
 HEAVY = ("torch", "transformers", "numpy", "PIL", "ray", "vllm")
 PURE_LIBRARIES = {"numpy", "torch", "PIL", "tokenizers"}

@@ -89,7 +89,7 @@ def test_desk_sets_are_refused_for_another_environment() -> None:
 
 
 def test_the_first_and_the_last_tenth_of_the_batches() -> None:
-    lines = [{"step": 0, "eval_heldout": 0.5}]
+    lines: list[dict[str, float | None]] = [{"step": 0, "eval_heldout": 0.5}]
     lines += [{"step": step, "episodes": 8 * step, "success": step / 32} for step in range(1, 21)]
     # Batches 1 and 2: 0.25 + 0.5 successes of 8, rounded; 19 and 20: 4.75 + 5.
     assert training_episodes(lines) == {"batches": 2, "first": [0, 16], "last": [10, 16]}

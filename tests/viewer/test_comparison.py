@@ -12,18 +12,16 @@ import pytest
 from arpo.algorithms.curriculum import Count
 from arpo.config import Config
 from arpo.errors import UserError
+from arpo.evaluation.comparison_curves import CurvePoint, average_curves
 from arpo.evaluation.comparison_results import (
     Comparison,
-    CurvePoint,
     Difference,
     MethodResult,
-    RunResult,
-    average_curves,
     bin_by_difficulty,
     compare_runs,
     paired_difference,
-    success_rate,
 )
+from arpo.evaluation.run_results import RunResult, success_rate
 from arpo.evaluation.statistics import holm, student_p, student_quantile
 from arpo.viewer.comparison import load_comparison, read_run_result, write_comparison
 from arpo.viewer.comparison_terminal import render_terminal

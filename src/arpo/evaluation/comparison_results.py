@@ -11,52 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import Any
 
 from arpo.algorithms.curriculum import Count
-from arpo.config import Config
 from arpo.evaluation.compare import BASE
+from arpo.evaluation.comparison_curves import CurvePoint, learning_curves
+from arpo.evaluation.run_results import (
+    RunResult,
+    Tallies,
+    TalliesBySeed,
+    Tally,
+    mean_score,
+    success_rate,
+)
 from arpo.evaluation.statistics import holm, mean_over_seeds_and_tasks
-from arpo.task_set_names import OVERALL, TRAIN, in_order
+from arpo.task_set_names import TRAIN, in_order
 
 STAGES = ("rollout", "learn", "evaluate")
-SMOOTHING_WINDOW = 5  # batches
 # (maximum number of successes in 16 rollouts, label)
 DIFFICULTY_BINS = ((0, "never"), (3, "1–3"), (8, "4–8"), (13, "9–13"), (16, "14–16"))
-
-Tally = tuple[float, int]  # (sum of scores, number of rollouts)
-Tallies = Mapping[str, Tally]  # by task
-TalliesBySet = Mapping[str, Tallies]  # by task set, as in evaluations.jsonl
-TalliesBySeed = Mapping[int, TalliesBySet]
-Curve = Sequence[tuple[float, float]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    step: int
-    episodes: int  # training episodes played before this evaluation
-    landmark: str  # "base", "final", or "" in between
-    tallies: TalliesBySet
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
-    """Contents of one run folder. The run may still be in progress."""
-
-    method: str
-    seed: int
-    config: Config
-    episodes: int
-    seconds: float  # includes the collection of its episodes, if the method is offline
-    ended: bool
-    batches: tuple[Mapping[str, Any], ...]  # lines of metrics.jsonl with a training batch
-    stages: Mapping[str, float]  # seconds by stage
-    evaluations: tuple[Evaluation, ...]
-
-    def tallies_at(self, landmark: str) -> TalliesBySet:
-        """Tallies of the last evaluation with this landmark; {} if there is none."""
-        found = [one.tallies for one in self.evaluations if one.landmark == landmark]
-        return found[-1] if found else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +38,6 @@ class SeedStats:
     mean: float
     sd: float | None  # None for one seed
     seeds: Mapping[int, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurvePoint:
-    """Mean, minimum and maximum over seeds at one x."""
-
-    x: float
-    mean: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +92,9 @@ def compare_runs(
     methods = list(wanted)
     ended = [run for run in runs if run.ended]
     finals: dict[str, TalliesBySeed] = {BASE: base_model_tallies(runs)}
-    finals |= {name: {run.seed: run.tallies_at("final") for run in _runs_of(ended, name)} for name in methods}
+    finals |= {
+        name: {run.seed: run.tallies_at("final") for run in _select_runs(ended, name)} for name in methods
+    }
     left_out = _without_verdict(finals)
     finals = {name: _leave_out(by_seed, left_out) for name, by_seed in finals.items()}
     screened = any(count.rollouts for count in counts.values())
@@ -145,17 +109,15 @@ def compare_runs(
     pairs = [(name, seed) for name, seeds in wanted.items() for seed in seeds]
     found = (name for by_seed in finals.values() for sets in by_seed.values() for name in sets if sets[name])
     task_sets = in_order(found)
-    evaluated = in_order(name for run in runs for one in run.evaluations for name in one.tallies)
-    curves = {**{name: _evaluation_curve(name) for name in evaluated if name != OVERALL}, **CURVES}
     return Comparison(
         reference=baseline,
         task_sets=tuple(task_sets),
         rows=tuple(
-            _method_result(name, finals[name], _runs_of(ended, name), task_sets, bins)
+            _method_result(name, finals[name], _select_runs(ended, name), task_sets, bins)
             for name in (BASE, *methods)
         ),
         differences=_corrected(_differences(finals, task_sets, baseline)),
-        curves={key: _curves_by_method(runs, methods, curve_of) for key, curve_of in curves.items()},
+        curves=learning_curves(runs, methods),
         bins=bins,
         screened=screened,
         missing=tuple(pair for pair in pairs if pair[1] not in finals[pair[0]]),
@@ -183,12 +145,6 @@ def _leave_out(by_seed: TalliesBySeed, left_out: Mapping[str, set[str]]) -> Tall
         }
         for seed, sets in by_seed.items()
     }
-
-
-def success_rate(tallies: Tallies) -> float | None:
-    """Mean over tasks of the mean score; None without rollouts. {"a": (1, 2), "b": (4, 4)} -> 0.75"""
-    means = [_mean(tally) for tally in tallies.values() if tally[1]]
-    return fmean(means) if means else None
 
 
 def base_model_tallies(runs: Sequence[RunResult]) -> dict[int, dict[str, dict[str, Tally]]]:
@@ -228,12 +184,12 @@ def bin_by_difficulty(tasks: Iterable[str], solved: Tallies) -> dict[str, tuple[
     for task in sorted(tasks):
         tally = solved.get(task, (0, 0))
         if tally[1]:
-            index = next(i for i, (limit, _) in enumerate(DIFFICULTY_BINS) if 16 * _mean(tally) <= limit)
+            index = next(i for i, (limit, _) in enumerate(DIFFICULTY_BINS) if 16 * mean_score(tally) <= limit)
             bins[labels[index]].append(task)
     return {label: tuple(found) for label, found in bins.items() if found}
 
 
-def _runs_of(runs: Iterable[RunResult], method: str) -> list[RunResult]:
+def _select_runs(runs: Iterable[RunResult], method: str) -> list[RunResult]:
     return [run for run in runs if run.method == method]
 
 
@@ -326,7 +282,8 @@ def paired_difference(
     if not tasks:
         return None
     differences_ST = [
-        [_mean(one[task]) - _mean(other[task]) for task in tasks] for one, other in zip(*sides, strict=True)
+        [mean_score(one[task]) - mean_score(other[task]) for task in tasks]
+        for one, other in zip(*sides, strict=True)
     ]
     by_seed = {seed: fmean(row) for seed, row in zip(seeds, differences_ST, strict=True)}
     tested = mean_over_seeds_and_tasks(differences_ST)
@@ -340,84 +297,3 @@ def paired_difference(
         p=tested.p,
         corrected_p=tested.p,
     )
-
-
-def _mean(tally: Tally) -> float:
-    return tally[0] / tally[1]
-
-
-def _evaluation_curve(task_set: str) -> Callable[[RunResult], Curve]:
-    def curve(run: RunResult) -> Curve:
-        """Offline methods have all episodes from the start, so two points: before and after training."""
-        offline = run.config.train.method != "online"
-        shown = [one for one in run.evaluations if one.landmark or not offline]
-        rates = [
-            (0 if one.landmark == BASE else one.episodes, success_rate(one.tallies.get(task_set, {})))
-            for one in shown
-        ]
-        return [(x, y) for x, y in rates if y is not None]
-
-    return curve
-
-
-def _smoothed_ratio(numerator: str, denominator: str, weight: str = "") -> Callable[[RunResult], Curve]:
-    """Ratio of two metrics, each summed over a window of batches. `weight` multiplies the numerator."""
-
-    def curve(run: RunResult) -> Curve:
-        lines = [b for b in run.batches if b.get(numerator) is not None and b.get(denominator) is not None]
-        half_window = SMOOTHING_WINDOW // 2
-        points = []
-        for index, line in enumerate(lines):
-            window = lines[max(0, index - half_window) : index + half_window + 1]
-            total = sum(one[denominator] for one in window)
-            if total:
-                weighted = sum(one[numerator] * (one[weight] if weight else 1) for one in window)
-                points.append((float(line["episodes"]), weighted / total))
-        return points
-
-    return curve
-
-
-CURVES: Mapping[str, Callable[[RunResult], Curve]] = {
-    "sampled": _smoothed_ratio("success", "groups", weight="groups"),
-    "without_signal": _smoothed_ratio("without_signal", "groups"),
-    "rescued": _smoothed_ratio("rescued", "groups"),
-    "replay_age": _smoothed_ratio("replay_age", "rescued", weight="rescued"),
-}
-
-
-def _curves_by_method(
-    runs: Sequence[RunResult], methods: Sequence[str], curve_of: Callable[[RunResult], Curve]
-) -> dict[str, tuple[CurvePoint, ...]]:
-    """Average curve of each method over its finished runs, or over its unfinished ones if none finished."""
-    averages = {}
-    for name in methods:
-        own = _runs_of(runs, name)
-        ended = [curve_of(run) for run in own if run.ended]
-        averages[name] = average_curves(ended or [curve_of(run) for run in own])
-    return {name: points for name, points in averages.items() if points}
-
-
-def average_curves(curves: Sequence[Curve]) -> tuple[CurvePoint, ...]:
-    """Mean and range of several curves over their common x range, with linear interpolation.
-
-    >>> average_curves([[(0, 0.0), (10, 1.0)], [(0, 0.2), (5, 0.4), (10, 0.8)]])[1]
-    CurvePoint(x=5, mean=0.45, low=0.4, high=0.5)
-    """
-    curves = [curve for curve in curves if curve]
-    if not curves:
-        return ()
-    first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
-    common_xs = sorted({x for curve in curves for x, _ in curve if first <= x <= last})
-    points = []
-    for x in common_xs:
-        values = [_interpolate(curve, x) for curve in curves]
-        points.append(CurvePoint(x=x, mean=fmean(values), low=min(values), high=max(values)))
-    return tuple(points)
-
-
-def _interpolate(curve: Curve, x: float) -> float:
-    """Value of a curve at x, which must lie within it."""
-    after = next(index for index, (right, _) in enumerate(curve) if right >= x)
-    (right, high), (left, low) = curve[after], curve[max(0, after - 1)]
-    return high if right == left else low + (high - low) * (x - left) / (right - left)

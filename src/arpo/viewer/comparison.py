@@ -19,9 +19,10 @@ from arpo.algorithms.curriculum import Count
 from arpo.envs.task_files import load_counts
 from arpo.errors import UserError
 from arpo.evaluation.compare import BASE, COLLECTED, choose_baseline, method_names
-from arpo.evaluation.comparison_results import STAGES, Comparison, Evaluation, RunResult, compare_runs
+from arpo.evaluation.comparison_results import STAGES, Comparison, compare_runs
 from arpo.evaluation.job_runner import collection_seconds
 from arpo.evaluation.run_groups import split_words
+from arpo.evaluation.run_results import Evaluation, RunResult
 from arpo.recipe import load_config
 from arpo.storage.run_folder import (
     EVALUATIONS,

@@ -40,7 +40,7 @@ VIEWS = {
     "/s/first/task/pool-040": "Set the language to Greek",
     "/s/first/failures": "Failures",
     "/s/first/timeline": "Timeline",
-    "/s/first/recipe": "Recipe",
+    "/s/first/recipe?changed=1": "Recipe",
     "/s/first/recipe?against=second": "Recipe",
     "/search?text=Greek": "Search",
 }

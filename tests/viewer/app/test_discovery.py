@@ -6,6 +6,7 @@ from arpo.config import Config
 from arpo.errors import UserError
 from arpo.recipe import to_toml
 from arpo.viewer.app.discovery import find_sources
+from arpo.viewer.app.library import Library
 
 
 def run(folder, first=""):
@@ -46,6 +47,17 @@ def test_folders_of_the_same_name_have_different_ids_and_no_folder_appears_twice
         "desk",
         "desk~2",
     ]
+
+
+def test_too_many_runs_are_reported(tmp_path, monkeypatch):
+    for module in ("discovery", "library"):
+        monkeypatch.setattr(f"arpo.viewer.app.{module}.MAX_SOURCES", 2)
+    for name in "abc":
+        run(tmp_path / name)
+    library = Library([tmp_path])
+    assert list(library.sources) == ["a", "b"]
+    assert "only the first 2 runs" in library.answer(["sources"], {})["errors"][0]
+    library.close()
 
 
 def test_a_missing_folder_is_an_error(tmp_path):

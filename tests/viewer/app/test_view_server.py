@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import threading
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -175,6 +177,30 @@ def test_new_content_appears_by_itself(tmp_path):
             assert names == ["first", "second"]
 
     asyncio.run(asyncio.wait_for(check(), 60))
+
+
+def test_a_fault_of_ours_is_one_answer_with_safety_headers(folder, monkeypatch, caplog):
+    monkeypatch.setattr(Library, "_all", lambda self: {}["missing"])
+    (status, content, headers), (other, _, _) = served(folder, "/api/sources", "/api/s/desk/tasks")
+    assert (status, other) == (500, 200)
+    assert b"missing" not in content and HEADERS.items() <= headers.items()
+    assert "KeyError" in caplog.text
+
+
+def test_indexing_has_a_low_priority_and_requests_do_not(folder):
+    async def priority(threads):
+        def own():
+            return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+        return await asyncio.get_running_loop().run_in_executor(threads, own)
+
+    async def check():
+        async with serving(folder) as (server, _):
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            assert await priority(server._indexing) == max(own, 10)
+            assert await priority(server._threads) == own
+
+    asyncio.run(check())
 
 
 def test_a_taken_port_is_one_error(folder):

@@ -14,7 +14,7 @@ from arpo.viewer.app.folder import SafeFolder
 from arpo.viewer.app.source import Identity
 
 MAX_FOLDERS = 20_000  # visited in one search
-MAX_SOURCES = 1_000
+MAX_SOURCES = 300  # each has open files
 MAX_DEPTH = 8
 _SKIPPED = {"checkpoints", "model", "tensorboard", "evaluating", "node_modules", "__pycache__"}
 _SEED = re.compile(r"seed-(\d{1,4})")

@@ -124,6 +124,11 @@ class Index:
             self.generation += 1
             self._connection = self._open()
 
+    def shrink(self) -> None:
+        """Give back the memory that indexing needed."""
+        with self._lock:
+            self._connection.execute("PRAGMA shrink_memory")
+
     def distrust(self) -> None:
         """Make an index again that does not fit the files, unless this process has made it again before.
 

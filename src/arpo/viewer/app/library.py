@@ -13,7 +13,7 @@ from typing import Any
 from arpo import __version__
 from arpo.errors import UserError
 from arpo.storage.files import damage
-from arpo.viewer.app.discovery import find_sources
+from arpo.viewer.app.discovery import MAX_SOURCES, find_sources
 from arpo.viewer.app.folder import SafeFolder
 from arpo.viewer.app.listings import PAGE
 from arpo.viewer.app.osworld_source import KIND as OSWORLD
@@ -42,6 +42,8 @@ class Library:
     def discover(self) -> None:
         """Find new sources, and forget removed ones. Raises UserError for a missing folder."""
         found = {identity.id: (identity, path) for identity, path in find_sources(self._folders)}
+        limit = f"only the first {MAX_SOURCES} runs are shown: give the folders of fewer runs"
+        self._errors = [limit] if len(found) == MAX_SOURCES else []
         for name, source in list(self.sources.items()):
             if name not in found or source.is_outdated():
                 self.sources.pop(name).close()
@@ -87,19 +89,19 @@ class Library:
         raise NotFound("no such address")
 
     def _all(self) -> Json:
-        entries = []
+        entries, errors = [], list(self._errors)
         for source in list(self.sources.values()):
             try:
                 with damage(source.identity.shown):
                     entries.append(source.entry())
             except UserError as error:
-                self._errors = [str(error)]
+                errors.append(str(error))
         return {
             "version": __version__,
             "export": False,
             "command": self._command,
             "sources": entries,
-            "errors": self._errors,
+            "errors": errors,
         }
 
     def _recipes(self, query: Mapping[str, str]) -> Json:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import secrets
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -35,6 +37,7 @@ REFRESH_SECONDS = 1.0  # between two looks at the files
 SLICE_SECONDS = 0.2  # of indexing a source without a pause
 QUIET_SECONDS = 0.05  # after a request: a page has several, and indexing would slow them down
 DISCOVER_SECONDS = 5.0
+INDEXING_PRIORITY = 10  # as of the command nice
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -72,7 +75,7 @@ class ViewServer:
         self.port = 0
         self._last_request = 0.0
         self._threads = ThreadPoolExecutor(4, "view")
-        self._indexing = ThreadPoolExecutor(1, "view-index")
+        self._indexing = ThreadPoolExecutor(1, "view-index", initializer=_lower_priority)
 
     @asynccontextmanager
     async def started(self, port: int) -> AsyncIterator[None]:
@@ -138,6 +141,9 @@ class ViewServer:
             response = _error(422, str(error))
         except sqlite3.Error:  # the index was closed or made again meanwhile
             response = _error(503, "the index is changing: try again in a moment")
+        except Exception:  # a fault of ours: the other pages stay
+            _log.exception("arpo view: %s", request.path)
+            response = _error(500, "internal error: the terminal of `arpo view` has the details")
         response.headers.update(HEADERS)
         return response
 
@@ -184,6 +190,12 @@ class ViewServer:
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _lower_priority() -> None:
+    """Let runs on the same machine go before this thread."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), max(own, INDEXING_PRIORITY))
 
 
 def _json(answer: object) -> web.Response:

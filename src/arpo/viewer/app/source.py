@@ -101,7 +101,10 @@ class Source(ABC):
         if not self._refreshing.acquire(blocking=False):
             return self.complete
         try:
-            self.complete, self._error = self._refresh(time.monotonic() + seconds), ""
+            before, self._error = self.complete, ""
+            self.complete = self._refresh(time.monotonic() + seconds)
+            if self.complete and not before:
+                self.index.shrink()
         except (UserError, OSError, sqlite3.Error) as error:
             self.complete, self._error = True, str(error)
         finally:

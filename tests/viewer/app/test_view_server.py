@@ -180,7 +180,7 @@ def test_new_content_appears_by_itself(tmp_path):
 
 
 def test_a_fault_of_ours_is_one_answer_with_safety_headers(folder, monkeypatch, caplog):
-    monkeypatch.setattr(Library, "_all", lambda self: {}["missing"])
+    monkeypatch.setattr(Library, "_all", lambda self: {"a": 1}["missing"])
     (status, content, headers), (other, _, _) = served(folder, "/api/sources", "/api/s/desk/tasks")
     assert (status, other) == (500, 200)
     assert b"missing" not in content and HEADERS.items() <= headers.items()

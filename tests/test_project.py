@@ -19,6 +19,7 @@ PAGES = (
     "docs/first-real-run.md",
     "docs/design.md",
     "docs/tutorial.md",
+    "docs/viewer.md",
     "docs/recipes.md",
     "docs/differences.md",
     "docs/python.md",

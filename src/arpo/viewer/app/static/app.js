@@ -147,6 +147,7 @@ arpo.app = (() => {
           { class: "crumb", title: info.folder },
           nameOf(info),
           info.live && h("span", { class: "live" }, "live"),
+          info.indexing && h("span", { class: "dim" }, `reading ${arpo.words.percent(info.indexing.share)}`),
         ),
         (TABS_OF[info.kind] || TABS).map((name) => tab(name, link(["s", source, name]))),
       ],

@@ -32,6 +32,7 @@ arpo.episode = (() => {
     const frame = frames[at - 1];
     const compared =
       context.query.difference === "1" && at > 1 && frame.shot?.url && frames[at - 2].shot?.url;
+    if (at < last) arpo.screen.prefetch(frames[at].shot);
     const to = (name) => name && link(["s", context.source, "episode", name]);
     return [
       arpo.heading(episode.instruction || episode.task, to(episode.previous), to(episode.next), "episode"),
@@ -46,6 +47,7 @@ arpo.episode = (() => {
             ? arpo.screen.difference(frames[at - 2].shot, frame.shot)
             : arpo.screen.screen(frame, {
                 alt: frame.final ? "Final screenshot" : `Screenshot of step ${at}`,
+                decoding: "sync",
               }),
           controls(context, frame, compared),
           strip(context, frames),

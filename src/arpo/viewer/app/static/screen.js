@@ -49,14 +49,14 @@ arpo.screen = (() => {
     return Object.hasOwn(shapes, kind) ? shapes[kind]() : [];
   }
 
-  function image(shot, { width = Infinity, alt = "" } = {}) {
+  function image(shot, { width = Infinity, alt = "", decoding = "async" } = {}) {
     const address = arpo.api.shotAddress(shot, shot?.width > width ? width : 0);
     if (!address) return h("div", { class: "gone" }, shot?.error || "This screenshot is not stored.");
     return h("img", {
       src: address,
       alt,
       loading: "lazy",
-      decoding: "async",
+      decoding,
       class: shot.width < 480 ? "pixels" : null,
       width: shot.width,
       height: shot.height,
@@ -91,5 +91,11 @@ arpo.screen = (() => {
     );
   }
 
-  return { screen, difference };
+  // Loads a screenshot before it is shown, so that arrow keys do not wait for it.
+  function prefetch(shot) {
+    const address = arpo.api.shotAddress(shot);
+    if (address) new Image().src = address;
+  }
+
+  return { screen, difference, prefetch };
 })();

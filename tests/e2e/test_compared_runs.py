@@ -73,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code, output = compared(folder, "arpo.toml", "rft.toml", "--seeds", "1", "--jobs", "2", "--out", "out")
     assert code == 0, output
     assert output.startswith("rft differs from arpo in 3 settings\n")
-    assert "rft is " in output and output.endswith("\nout/compare.html\n")
+    assert "\nDifference from arpo in percentage points" in output and output.endswith("\nout/compare.html\n")
     for title in ("collected", "arpo", "rft"):
         assert f"{title}, seed 0: started\n" in output and f"{title}, seed 0: finished, " in output
     return folder

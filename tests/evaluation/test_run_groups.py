@@ -73,7 +73,8 @@ def test_finished_runs_are_compared_without_training(
     assert ["base", "model", "25.0", "–", "–", "–", "–"] in lines
     assert ["plain", "25.0", "10", "1:40", "25%", "50%"] in lines
     assert ["arpo", "75.0", "10", "1:40", "25%", "50%"] in lines
-    assert "arpo is 50.0 points above plain on the training tasks" in printed
+    assert "\nDifference from plain in percentage points, with its 95% interval:\n" in printed
+    assert ["arpo", "training", "tasks", "(2)", "+50.0"] in [line[:5] for line in lines]
     assert printed.endswith(f"\n{out}/compare.html\n")
     assert main(["compare", "--report", *words]) == 0
     assert "75.0" in capsys.readouterr().out

@@ -12,7 +12,13 @@ from arpo.envs.desk.base_model.card import CARD, with_report
 from arpo.envs.desk.base_model.reading import Question
 from arpo.envs.desk.desktop import Element
 from arpo.errors import UserError
-from arpo.evaluation.ladder_report import points_at, pretrain_and_report, reading_accuracy, report_table
+from arpo.evaluation.ladder_report import (
+    _tasks,
+    points_at,
+    pretrain_and_report,
+    reading_accuracy,
+    report_table,
+)
 from arpo.models.loading import resolve_model
 from arpo.recipe import load_config
 
@@ -86,6 +92,13 @@ def test_the_table_has_a_line_per_kind_and_temperature() -> None:
     lines = report_table(report).splitlines()
     assert lines[2:4] == ["| Button | 100.0% | 75.0% | 50.0% |  |", "| close |  |  | 100.0% |  |"]
     assert lines[-1] == "| 1 | 100.0% | 50.0% | 25.0% | 12.5% |"
+
+
+def test_tasks_are_solvable_within_the_limit() -> None:
+    """No task with three goals has a solution of two steps and finished()."""
+    assert [len(task.snapshot.split("+")) for task in _tasks(3, 2, max_steps=15)] == [3, 3]
+    with pytest.raises(UserError, match="rollout.max_steps = 3: too few for the report's tasks with 3 goals"):
+        next(_tasks(3, 1, max_steps=3))
 
 
 def test_a_report_of_the_shipped_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from arpo.actions import Click, DoubleClick, RightClick
-from arpo.config import Config
+from arpo.config import Config, RolloutConfig
 from arpo.envs.desk.base_model.card import CARD, with_report
 from arpo.envs.desk.base_model.pretrain import MODEL, run_pretraining
 from arpo.envs.desk.base_model.reading import (
@@ -49,6 +49,7 @@ from arpo.types import Prompt, Sampling, Screenshot, Task
 REPORT = "report.json"  # in the output directory
 _GOALS = {"infeasible": 0, "one goal": 1, "two goals": 2, "three goals": 3}
 _LIST_TOKENS = 400  # a list of 40 elements
+_ATTEMPTS = 100  # per task
 _GPU_EPISODES = 256  # at the same time
 _ENTRY = re.compile(r"([^()]*)\((\d+),(\d+)\)")
 
@@ -182,6 +183,11 @@ def _tasks(goals: int, count: int, max_steps: int) -> Iterator[Task]:
     number = made = 0
     while made < count:
         number += 1
+        if number > _ATTEMPTS * count:
+            raise UserError(
+                f"rollout.max_steps = {max_steps}: too few for the report's tasks with {goals} goals; use "
+                f"{RolloutConfig().max_steps}"
+            )
         rng = rng_for("pretrain", -(10_000_000 * (goals + 1) + number))
         raw = random_task(rng, _families(rng, goals, made), f"report-{goals}-{made}")
         if solution_length(raw) <= max_steps:

@@ -76,8 +76,9 @@ def test_groups_are_sorted_by_task_success_and_signal(visit):
     page = visit.open("/s/first/batch/2")
     first = page.locator("tbody tr .task small").nth(0)
     for name, tops in (("Task", ("pool-013", "pool-040")), ("Solved", ("pool-040", "pool-021"))):
-        for top in tops:
+        for top, arrow in zip(tops, "↑↓", strict=True):
             page.get_by_role("button", name=name, exact=False).click()
+            expect(page.locator("th[aria-sort]")).to_have_text(f"{name} {arrow}")
             expect(first).to_have_text(top)
     page.get_by_role("button", name="Signal").click()
     expect(first).to_have_text("pool-013")  # rewards 1 and -1

@@ -52,9 +52,9 @@ arpo.app = (() => {
     return link(parts, { ...context.query, ...changes });
   }
 
-  // Changes the query without a new entry in the history.
+  // Changes the newest query, which may not be drawn yet, without a new entry in the history.
   function setQuery(context, changes) {
-    location.replace(withQuery(context, changes));
+    location.replace(withQuery({ ...context, query: parse(location.hash).query }, changes));
   }
 
   async function show({ quiet = false } = {}) {
@@ -218,7 +218,7 @@ arpo.app = (() => {
       byId("help").showModal();
     } else if (!typing && current && !byId("help").open) {
       const page = Object.hasOwn(pages, current.page) ? pages[current.page] : null;
-      if (page && page.keys) page.keys(event, current);
+      if (page && page.keys) page.keys(event, { ...current, query: parse(location.hash).query });
     }
   }
 

@@ -17,11 +17,13 @@ arpo.episode = (() => {
     return kept.value;
   }
 
+  const stepOf = (query, last) => Math.max(1, Math.min(last, Number.parseInt(query.step, 10) || 1));
+
   async function render(context) {
     const episode = await load(context);
     const frames = [...episode.steps_list, { shot: episode.final, final: true }];
     const last = frames.length;
-    const at = Math.max(1, Math.min(last, Number.parseInt(context.query.step, 10) || 1));
+    const at = stepOf(context.query, last);
     Object.assign(context, {
       at,
       last,
@@ -258,7 +260,8 @@ arpo.episode = (() => {
 
   function keys(event, context) {
     if (!context.last || event.target.type === "range") return;
-    const moves = { ArrowLeft: context.at - 1, ArrowRight: context.at + 1, Home: 1, End: context.last };
+    const at = stepOf(context.query, context.last);
+    const moves = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 1, End: context.last };
     const views = {
       "[": ["episode", context.previous],
       "]": ["episode", context.next],

@@ -198,8 +198,12 @@ def _masked_span_attention(
 
 
 def dot_product_attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    """torch's attention with the fastest kernel. Shapes: see `folded_attention`, without shared heads."""
-    if query.is_cuda and key.shape[2] >= LONG_KEYS and query.shape[2] >= LONG_KEYS:
+    """torch's attention with the fastest kernel. Shapes: see `folded_attention`, without shared heads.
+
+    cuDNN plans each new shape, which takes about 0.2 s. Without cuDNN (`enable_cudnn_sdp`), torch chooses.
+    """
+    is_long = key.shape[2] >= LONG_KEYS and query.shape[2] >= LONG_KEYS
+    if query.is_cuda and is_long and torch.backends.cuda.cudnn_sdp_enabled():
         with sdpa_kernel(_FASTEST_FIRST, set_priority=True):
             return scaled_dot_product_attention(query, key, value, **options)
     return scaled_dot_product_attention(query, key, value, **options)

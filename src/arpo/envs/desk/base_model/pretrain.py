@@ -172,6 +172,7 @@ def run_pretraining(config: Config, out: Path, log: Callable[[str], None] = prin
     device = training.model.device
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
+        torch.backends.cuda.enable_cudnn_sdp(False)  # almost every batch has a new shape
     palette = torch.from_numpy(PALETTE).to(device)
     start, first, waited = time.monotonic(), training.step, 0.0
     losses: list[Tensor] = []

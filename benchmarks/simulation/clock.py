@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 
-class _JumpingSelector(selectors.DefaultSelector):
+class JumpingSelector(selectors.DefaultSelector):
     """Counts the time that the loop wanted to wait, and does not wait."""
 
     now = 0.0
@@ -35,17 +35,17 @@ class _JumpingSelector(selectors.DefaultSelector):
 class SimulatedLoop(asyncio.SelectorEventLoop):
     """`time()` starts at 0 and jumps from timer to timer."""
 
-    def __init__(self) -> None:
-        self._jumping = _JumpingSelector()
+    def __init__(self, selector: JumpingSelector | None = None) -> None:
+        self._jumping = selector or JumpingSelector()
         super().__init__(self._jumping)
 
     def time(self) -> float:
         return self._jumping.now
 
 
-def run_simulated(main: Coroutine[Any, Any, _T]) -> _T:
+def run_simulated(main: Coroutine[Any, Any, _T], selector: JumpingSelector | None = None) -> _T:
     """Like asyncio.run, with a simulated clock. Raises RuntimeError if nothing can happen any more."""
-    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+    with asyncio.Runner(loop_factory=lambda: SimulatedLoop(selector)) as runner:
         return runner.run(main)
 
 

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ from arpo.storage.run_folder import RunFolder
 from arpo.testing import screenshot
 from arpo.training.progress import Progress
 from arpo.training.trainer import Trainer
-from simulation.clock import Clock, Meter, run_simulated
+from simulation.clock import Clock, JumpingSelector, Meter, run_simulated
 from simulation.replica import AnswerTexts, Gpu, Server
 from simulation.roles import (
     FIRST_PORT,
@@ -106,7 +107,6 @@ class Result:
     dropped: float  # share of the played episodes
     failures: int  # of the whole run
     all_episodes: int  # of the whole run
-    servers_cpu: float  # CPU seconds of the simulated servers
 
     @property
     def per_hour(self) -> float:
@@ -158,7 +158,8 @@ class Parts:
         self.clock = clock
         self.envs = SimulatedEnvs(clock, times, shot, cluster.seed, coupled=cluster.coupled)
         self.busy, self.requests = Meter(clock), Meter(clock)
-        answers = AnswerTexts(load_renderer(config.model), shot, compact=cluster.compact)
+        self.renderer = load_renderer(config.model)
+        answers = AnswerTexts(self.renderer, shot, compact=cluster.compact)
         gpus = [Gpu(clock, times, self.busy, self.requests) for _ in range(cluster.replicas)]
         self.http = SimulatedHttp([Server(clock, times, answers, gpu) for gpu in gpus])
         self.learner = SimulatedLearner(clock, times, cluster.learner_gpus)
@@ -241,14 +242,14 @@ def settings(cluster: Cluster, folder: Path, speed: float) -> Config:
     return load_config("desk", [f"--{key}={value}" for key, value in values.items()])
 
 
-def simulate(cluster: Cluster) -> Result:
-    """With a simulated clock: hours take seconds."""
+def simulate(cluster: Cluster, selector: JumpingSelector | None = None) -> Result:
+    """With a simulated clock: hours take seconds. `selector` may watch the event loop."""
 
     async def in_loop(work: Coroutine[Any, Any, _T]) -> _T:
         return await work
 
     with mock.patch("arpo.training.run.in_background", in_loop):
-        return _measure(cluster, Clock(), run_simulated)
+        return _measure(cluster, Clock(), partial(run_simulated, selector=selector))
 
 
 def run_real(cluster: Cluster, speed: float, beside: Background | None = None) -> Result:
@@ -288,10 +289,10 @@ async def _train(
                 running.cancel()
             await engine.close()
             trainer.run.close()
-    return _result(cluster, recorder, trainer.run.progress, parts.http.cpu)
+    return _result(cluster, recorder, trainer.run.progress)
 
 
-def _result(cluster: Cluster, recorder: _Recorder, progress: Progress, servers_cpu: float) -> Result:
+def _result(cluster: Cluster, recorder: _Recorder, progress: Progress) -> Result:
     passed = recorder.totals[-1] - recorder.totals[cluster.warm_up]
     waiting = recorder.waiting[cluster.warm_up :]
     return Result(
@@ -306,5 +307,4 @@ def _result(cluster: Cluster, recorder: _Recorder, progress: Progress, servers_c
         dropped=passed.dropped / (passed.episodes + passed.dropped),
         failures=progress.failures,
         all_episodes=progress.episodes + progress.dropped_episodes,
-        servers_cpu=servers_cpu,
     )

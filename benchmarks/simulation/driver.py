@@ -1,56 +1,74 @@
-"""The cost of the driver: CPU time, memory and lag of its event loop, with the real clock.
+"""The cost of the driver: CPU time and memory per episode, and how long its event loop is blocked.
 
-Prompts have real sizes: screenshots of 1920x1080 (one, which is the same every time), answers of 150 tokens.
+Prompts have real sizes: screenshots of 1920x1080 (the same one every time), answers of 150 tokens. The work
+of the simulated servers is not counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import resource
+import selectors
 import time
 from dataclasses import dataclass
 
-from simulation.cluster import Cluster, Result, run_real
+from simulation.clock import JumpingSelector
+from simulation.cluster import Cluster, Result, run_real, simulate
+from simulation.roles import SimulatedHttp
 
 BEAT = 0.01  # seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverCost:
+    """Seconds. `blocks` are the CPU times between two waits of the event loop, in ascending order."""
+
     result: Result
-    cpu: float  # seconds per episode, without the simulated servers
-    share: float  # of a core
-    lag_median: float  # seconds
-    lag_p99: float
-    lag_max: float
-    memory: float  # GiB, the largest resident size of the process
+    cpu: float  # per episode
+    blocks: list[float]
+    memory: float  # GiB, the largest resident size of the process so far
 
 
-class Heart:
-    """Measures how late the event loop calls a timer."""
-
+class _Watch(JumpingSelector):
     def __init__(self) -> None:
-        self.lags: list[float] = []
+        super().__init__()
+        self.blocks: list[float] = []
+        self._began = _own_cpu()
 
-    async def beat(self) -> None:
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.blocks.append(_own_cpu() - self._began)
+        try:
+            return super().select(timeout)
+        finally:
+            self._began = _own_cpu()
+
+
+def _own_cpu() -> float:
+    return time.thread_time() - SimulatedHttp.cpu
+
+
+def measure_cost(cluster: Cluster) -> DriverCost:
+    """With the simulated clock."""
+    watch, began = _Watch(), _own_cpu()
+    result = simulate(cluster, watch)
+    return DriverCost(
+        result=result,
+        cpu=(_own_cpu() - began) / result.all_episodes,
+        blocks=sorted(watch.blocks),
+        memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    )
+
+
+def measure_lag(cluster: Cluster, speed: float) -> list[float]:
+    """Seconds by which timers come late, in ascending order. With the real clock."""
+    lags: list[float] = []
+
+    async def beat() -> None:
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + BEAT
             await asyncio.sleep(BEAT)
-            self.lags.append(max(0.0, loop.time() - due))
+            lags.append(max(0.0, loop.time() - due))
 
-
-def measure_driver(cluster: Cluster, speed: float) -> DriverCost:
-    heart, began, cpu = Heart(), time.monotonic(), time.process_time()
-    result = run_real(cluster, speed, beside=heart.beat)
-    passed, used = time.monotonic() - began, time.process_time() - cpu - result.servers_cpu
-    lags = sorted(heart.lags)
-    return DriverCost(
-        result=result,
-        cpu=used / result.all_episodes,
-        share=used / passed,
-        lag_median=lags[len(lags) // 2],
-        lag_p99=lags[int(0.99 * len(lags))],
-        lag_max=lags[-1],
-        memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-    )
+    run_real(cluster, speed, beside=beat)
+    return sorted(lags)

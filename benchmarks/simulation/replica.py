@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from random import Random
 from typing import Any
@@ -43,7 +44,9 @@ EPISODE: ContextVar[EpisodeOf] = ContextVar("EPISODE")  # of the current task; t
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class Request:
+    """An answer in progress. The prompt is prefilled first."""
+
     prompt: int  # tokens
     prefill: float  # seconds left
     tokens: float  # left to decode
@@ -57,14 +60,14 @@ class Gpu:
 
     def __init__(self, clock: Clock, times: ServiceTimes, busy: Meter, requests: Meter) -> None:
         self._clock, self._times, self._busy, self._requests = clock, times, busy, requests
-        self._waiting: deque[_Request] = deque()  # the first one is prefilled
-        self._decoding: list[tuple[float, int, _Request]] = []  # a heap
+        self._waiting: deque[Request] = deque()  # the first one is prefilled
+        self._decoding: list[tuple[float, int, Request]] = []  # a heap
         self._order = count()
         self._progress = 0.0  # tokens that a sequence would have decoded since the start
         self._last, self._paused, self._works = clock.now(), False, False
         self._timer: asyncio.TimerHandle | None = None
 
-    async def run(self, request: _Request) -> None:
+    async def run(self, request: Request) -> None:
         """Returns when the last token is decoded."""
         self._advance()
         self._waiting.append(request)
@@ -93,7 +96,7 @@ class Gpu:
         self._decoding = []
         self._plan()
 
-    def _remove(self, request: _Request) -> None:
+    def _remove(self, request: Request) -> None:
         self._advance()
         self._waiting = deque(one for one in self._waiting if one is not request)
         self._decoding = [entry for entry in self._decoding if entry[2] is not request]
@@ -202,6 +205,7 @@ class Server:
         self._cached = 0
 
     async def answer(self, route: str, body: Mapping[str, Any]) -> Any:
+        """The response, or a function that makes it."""
         match route.partition("?")[0]:
             case "/inference/v1/generate" if "prompt_logprobs" in body["sampling_params"]:
                 return self._answers.probe(body["token_ids"])
@@ -230,12 +234,12 @@ class Server:
                 await self._clock.sleep(self._times.sleep)
         return None
 
-    async def _generate(self, token_ids: Sequence[int], images: int) -> dict[str, Any]:
+    async def _generate(self, token_ids: Sequence[int], images: int) -> Callable[[], dict[str, Any]]:
         episode, times = EPISODE.get(), self._times
         prompt = images * times.screenshot_tokens + episode.sampled
         tokens = times.answer_tokens(episode.random)
         new = prompt - self._cache.get(episode, 0)
-        request = _Request(
+        request = Request(
             prompt=prompt,
             prefill=new * times.prefill_token,
             tokens=float(tokens),
@@ -246,7 +250,8 @@ class Server:
         episode.answered += 1
         episode.sampled += tokens
         spans = [*request.spans, (self._weights, request.tokens)]
-        return self._answers.answer(token_ids, tokens, spans, last=episode.answered >= episode.answers)
+        last = episode.answered >= episode.answers
+        return partial(self._answers.answer, token_ids, tokens, spans, last=last)
 
     def _keep(self, episode: EpisodeOf, tokens: int) -> None:
         """Cache the prompt and the answer. Episodes that were not used for long make space."""

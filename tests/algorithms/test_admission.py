@@ -49,6 +49,11 @@ def test_a_group_is_stale_when_its_oldest_token_is_more_than_the_limit_behind() 
     assert admission.stale() == []
 
 
+def test_a_group_can_become_stale_only_by_an_older_token() -> None:
+    admission = playing(0, version=5)
+    assert [admission.sampled(0, version) for version in (5, 6, 5, 4, 5)] == [True, False, False, True, False]
+
+
 def test_a_group_without_tokens_is_never_stale() -> None:
     admission = playing(0, version=9)
     assert admission.stale() == []

@@ -24,3 +24,13 @@ def test_episodes_of_a_lost_server_move_and_stay() -> None:
     assert router.choose("two", ["a", "c"]) == "a"
     assert router.choose("one", ["b", "c"]) == "b"
     assert router.choose("two", ["a", "b", "c"]) == "a"
+
+
+def test_after_an_update_of_weights_episodes_are_counted_anew() -> None:
+    router = Router[str]()
+    for name in ("one", "two", "three"):
+        router.choose(name, ["a"])
+    router.forget_all()
+    router.release("one")  # it ended during the update
+    assert (router.episodes_on("a"), router.episodes_on("b")) == (0, 0)
+    assert [router.choose(name, ["a", "b"]) for name in ("two", "three")] == ["a", "b"]

@@ -79,3 +79,18 @@ def test_an_adaptive_order_prefers_families_with_signal() -> None:
     share = [sum("FlagMail" in fresh_families(task.id) for task in part) / 200 for part in (before, after)]
     assert share[0] < 0.12 and share[1] > 0.25
     assert len({task.snapshot for task in after}) > 10  # no family disappears
+
+
+def test_the_order_of_an_epoch_is_computed_once() -> None:
+    class Counting(Curriculum):
+        def order(self, tasks: Any, seed: int, epoch: int) -> tuple[Task, ...]:
+            epochs.append(epoch)
+            return epoch_order(tasks, seed, epoch)
+
+    epochs: list[int] = []
+    tasks = load_tasks("desk:32")
+    settings = Config(run=RunConfig(seed=5), train=TrainConfig(epochs=2))
+    order = open_order(settings, tasks, Counting(kind="none", passes=2, counts={}))
+    one_by_one = [task for start in range(64) for task in order.take(start, 1)]
+    assert epochs == [0, 1]
+    assert one_by_one == [*epoch_order(tasks, 5, 0), *epoch_order(tasks, 5, 1)] == order.take(0, 64)

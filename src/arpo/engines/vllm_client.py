@@ -220,9 +220,10 @@ class VllmClient:
 
     def _one_token_per_image(self, token_ids: Sequence[int], images: Sequence[Screenshot]) -> list[int]:
         """vLLM expands each image token to as many as the image has."""
-        slots = self._renderer.image_slots(token_ids, [self._renderer.grid(image) for image in images])
+        tokens = np.asarray(token_ids)  # once: a prompt has ten thousands of tokens
+        slots = self._renderer.image_slots(tokens, [self._renderer.grid(image) for image in images])
         repeated = slots & np.concatenate(([False], slots[:-1]))
-        return np.asarray(token_ids)[~repeated].tolist()
+        return tokens[~repeated].tolist()
 
     def _answer(self, response: dict[str, Any], sampling: Sampling, label: str) -> Answer:
         """Raises ValueError or the like if something is missing or contradicts itself."""

@@ -148,7 +148,9 @@ class Renderer:
     def grid(self, screenshot: Screenshot) -> Grid:
         return vision.grid(*screenshot.size, self.settings)
 
-    def image_slots(self, token_ids: Sequence[int], grids: Sequence[Grid]) -> NDArray[np.bool_]:
+    def image_slots(
+        self, token_ids: Sequence[int] | NDArray[np.int64], grids: Sequence[Grid]
+    ) -> NDArray[np.bool_]:
         """True at the image tokens of `grids`. The template writes the tokens of an image as one run.
 
         Runs of other lengths were sampled: they are text.

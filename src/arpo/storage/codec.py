@@ -229,7 +229,7 @@ def ids_to_json(token_ids: Sequence[int]) -> list[int | list[int]]:
     """Run-length encode: (5, 7, 7, 7, 7, 9) becomes [5, [7, 4], 9]."""
     encoded: list[int | list[int]] = []
     for token, run in groupby(token_ids):
-        count = sum(1 for _ in run)
+        count = len(list(run))
         encoded += [[token, count]] if count >= MIN_RUN_LENGTH else [token] * count
     return encoded
 

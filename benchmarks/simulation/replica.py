@@ -104,29 +104,20 @@ class Gpu:
         self._plan()
 
     def _advance(self) -> None:
-        """Account for the time since the last change."""
+        """Do the work of the time since the last change. A timer may be late: no time is lost by it."""
         now = self._clock.now()
-        passed, self._last = now - self._last, now
+        left, self._last = now - self._last, now
         if self._paused:
             return
-        if self._waiting:
-            self._waiting[0].prefill -= passed
-        elif self._decoding:
-            self._progress += passed / self._times.decode(len(self._decoding))
-
-    def _plan(self) -> None:
-        """Finish what is done, and set the timer for the next change."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if not self._paused:
+        self._finish()
+        while left > 0 and (self._waiting or self._decoding):
+            passed = min(left, max(_EPSILON, self._next()))
+            if self._waiting:
+                self._waiting[0].prefill -= passed
+            else:
+                self._progress += passed / self._times.decode(len(self._decoding))
+            left -= passed
             self._finish()
-        works = not self._paused and bool(self._waiting or self._decoding)
-        if works != self._works:
-            self._works = works
-            self._busy.add(1 if works else -1)
-        if works:
-            self._timer = self._clock.call_later(self._next(), self._fire)
 
     def _finish(self) -> None:
         while self._waiting and self._waiting[0].prefill <= _EPSILON:
@@ -139,10 +130,25 @@ class Gpu:
                 request.done.set_result(None)
 
     def _next(self) -> float:
+        """Seconds until a prompt is prefilled or an answer is decoded."""
         if self._waiting:
             return self._waiting[0].prefill
         left = self._decoding[0][0] - self._progress
         return left * self._times.decode(len(self._decoding))
+
+    def _plan(self) -> None:
+        """Set the timer for the next change."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._paused:
+            self._finish()
+        works = not self._paused and bool(self._waiting or self._decoding)
+        if works != self._works:
+            self._works = works
+            self._busy.add(1 if works else -1)
+        if works:
+            self._timer = self._clock.call_later(self._next(), self._fire)
 
     def _fire(self) -> None:
         self._timer = None

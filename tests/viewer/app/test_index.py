@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import struct
 
 import pytest
 
@@ -42,6 +43,7 @@ def test_a_file_that_is_no_database_is_replaced(tmp_path):
         "CREATE TABLE other (a)",
         "CREATE VIEW other AS SELECT 1",
         "CREATE TRIGGER other AFTER INSERT ON problems BEGIN DELETE FROM state; END",
+        "CREATE TRIGGER words_other AFTER INSERT ON problems BEGIN DELETE FROM state; END",
         "DROP TABLE shots",
         "UPDATE state SET value = '0' WHERE name = 'version'",
     ],
@@ -80,6 +82,41 @@ def test_a_link_is_not_written_through(tmp_path):
     index.close()
     assert target.read_text() == "mine"
     assert not place.exists()
+
+
+def forged_journal(target, pages):
+    """A journal that is left of a crash, and names `target` as its super-journal."""
+    magic, page = bytes.fromhex("d9d505f920a163d7"), 4096
+    name = os.fsencode(target)
+    header = (magic + struct.pack(">5I", 0, 0, pages, 512, page)).ljust(512, b"\0")
+    return (
+        header
+        + struct.pack(">I", 2**30 // page + 1)
+        + name
+        + struct.pack(">2I", len(name), sum(name))
+        + magic
+    )
+
+
+def test_a_journal_deletes_no_other_file(tmp_path):
+    target = tmp_path / "precious"
+    target.write_text("mine")
+    (tmp_path / "run").mkdir()
+    fill(tmp_path / "run")
+    pages = (tmp_path / "run" / NAME).stat().st_size // 4096
+    (tmp_path / "run" / f"{NAME}-journal").write_bytes(forged_journal(target, pages))
+    assert problems_after(tmp_path / "run") == ([], tmp_path / "run")
+    assert target.read_text() == "mine"
+
+
+def test_a_journal_that_is_a_link_is_not_written_through(tmp_path):
+    target = tmp_path / "precious"
+    target.write_text("mine")
+    (tmp_path / "run").mkdir()
+    fill(tmp_path / "run")
+    (tmp_path / "run" / f"{NAME}-journal").symlink_to(target)
+    fill(tmp_path / "run")
+    assert target.read_text() == "mine"
 
 
 def test_a_second_viewer_has_its_own_index(tmp_path):

@@ -5,7 +5,8 @@ it is missing, damaged, of another version, or does not fit the files any more. 
 another process uses it, it is in a temporary folder.
 
 The file may come from a stranger, together with the run. So it must have exactly our tables, and a reader of
-an offset compares what is there with what it expects.
+an offset compares what is there with what it expects. SQLite deletes the file that a journal beside it names
+as its super-journal. Ours never name one, so such a journal is removed before SQLite reads it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ NAME = ".view-index.sqlite"
 VERSION = "1"
 MAX_PROBLEMS = 100
 _CACHE_KIB = 32 << 10
+_JOURNAL = "-journal"
+_SIDE_FILES = (_JOURNAL, "-wal", "-shm")  # that SQLite writes beside an index
+_SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # at the end of a journal that names one
 
 TABLES = (
     "CREATE TABLE state (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -119,8 +123,7 @@ class Index:
         """Delete the content: the next refresh reads all files again."""
         with self._lock:
             self._connection.close()
-            with suppress(OSError):
-                self.path.unlink()
+            _remove(self.path)
             self.generation += 1
             self._connection = self._open()
 
@@ -149,8 +152,7 @@ class Index:
                 try:
                     return self._connect()
                 except _Foreign:
-                    with suppress(OSError):
-                        self.path.unlink()
+                    _remove(self.path)
                 except (sqlite3.OperationalError, OSError):  # read-only, or in use by another process
                     break
             self._temporary = tempfile.mkdtemp(prefix="arpo-view-")
@@ -158,6 +160,8 @@ class Index:
 
     def _connect(self) -> sqlite3.Connection:
         _refuse_link(self.path)
+        if _names_super_journal(self.path):
+            raise _Foreign
         connection = sqlite3.connect(self.path, timeout=0.1, check_same_thread=False)
         try:
             connection.row_factory = sqlite3.Row
@@ -179,13 +183,8 @@ class Index:
     def _check(self, connection: sqlite3.Connection) -> None:
         """Create the tables of a new file. Raises _Foreign if a file has other tables than ours."""
         connection.execute("BEGIN EXCLUSIVE")
-        found = [
-            row[0]
-            for row in connection.execute(
-                "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND substr(name, 1, 6) != 'words_'"
-            )
-        ]
         expected = [*TABLES, _FULL_TEXT if self.full_text else _PLAIN_TEXT]
+        found = _schema(connection)
         if not found:
             for table in expected:
                 connection.execute(table)
@@ -193,7 +192,7 @@ class Index:
         else:
             version = (
                 connection.execute("SELECT value FROM state WHERE name = 'version'").fetchone()
-                if sorted(found) == sorted(expected)
+                if found == _schema_of(expected)
                 else None
             )
             if version is None or version[0] != VERSION:
@@ -240,6 +239,40 @@ def _refuse_link(path: Path) -> None:
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(os.lstat(path).st_mode):
             raise OSError(f"{path}: is not a file")
+
+
+def _names_super_journal(path: Path) -> bool:
+    """Whether the journal of an index names a super-journal. Raises OSError for a link."""
+    try:
+        descriptor = os.open(f"{path}{_JOURNAL}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    with open(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
+        file.seek(max(0, size - len(_SUPER_JOURNAL)))
+        return file.read(len(_SUPER_JOURNAL)) == _SUPER_JOURNAL
+
+
+def _remove(path: Path) -> None:
+    for name in ("", *_SIDE_FILES):
+        with suppress(OSError):
+            os.unlink(f"{path}{name}")
+
+
+def _schema(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
+    """All tables, indices, views and triggers, also those that full-text search makes itself."""
+    query = "SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_master ORDER BY type, name"
+    return [tuple(row) for row in connection.execute(query)]
+
+
+def _schema_of(tables: Sequence[str]) -> list[tuple[str, ...]]:
+    connection = sqlite3.connect(":memory:")
+    try:
+        for table in tables:
+            connection.execute(table)
+        return _schema(connection)
+    finally:
+        connection.close()
 
 
 def _has_full_text() -> bool:

@@ -124,7 +124,12 @@ class Result:
 
     @property
     def bottleneck(self) -> str:
-        """The role with the largest share of its time in use."""
+        """The role with the largest share of its time in use.
+
+        If a whole batch of groups waits, the cycle of the learner: learn, write weights, update the servers.
+        """
+        if self.waiting >= self.cluster.groups:
+            return "learner cycle"
         shares = {"environments": self.environments, "engine": self.engine, "learner": self.learner}
         return max(shares, key=shares.__getitem__)
 

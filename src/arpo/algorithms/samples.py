@@ -203,7 +203,8 @@ def trajectory_samples(
         if turn.restart:
             sequences.append(_Sequence())
         sequence, sampled = sequences[-1], turn.completion.token_ids
-        sequence.token_ids += [*turn.context, *sampled]
+        sequence.token_ids += turn.context
+        sequence.token_ids += sampled
         sequence.mask += [False] * len(turn.context) + [True] * len(sampled)
         sequence.images += turn.images
         sequence.logprobs += turn.completion.logprobs

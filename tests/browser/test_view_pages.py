@@ -171,8 +171,8 @@ def test_tasks_are_listed_hardest_first_with_before_and_after(visit):
     assert points == "3.0,12.0 97.0,21.0"  # 1 of 2 solved in batch 1, none in batch 2
     row.get_by_role("link").click()
     heads = page.locator(".aligned thead")
-    expect(heads).to_contain_text("Before training: eval0-train-0-0")
-    expect(heads).to_contain_text("After training: eval2-train-0-0")
+    expect(heads).to_contain_text("evaluation before training: eval0-train-0-0")
+    expect(heads).to_contain_text("evaluation after batch 2: eval2-train-0-0")
 
 
 def test_failures_are_counted_by_kind_and_host(visit):

@@ -28,6 +28,24 @@ def test_a_huge_line_is_skipped_and_the_next_one_is_read(tmp_path, monkeypatch):
     assert lines(tmp_path / "f") == [(0, 36, None), (36, 47, b"y" * 10), (47, 59, None), (59, 62, b"ok")]
 
 
+def test_a_file_without_line_ends_comes_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(tail, "MAX_LINE", 10)
+    monkeypatch.setattr(tail, "_CHUNK", 4)
+    monkeypatch.setattr(tail, "_PIECE", 20)
+    (tmp_path / "f").write_bytes(b"x" * 47)
+    assert lines(tmp_path / "f") == [(0, 20, None), (20, 40, None)]
+    (tmp_path / "f").write_bytes(b"x" * 47 + b"\nok\n")
+    assert lines(tmp_path / "f") == [(0, 20, None), (20, 40, None), (40, 48, None), (48, 51, b"ok")]
+
+
+def test_a_log_of_a_terabyte_without_a_line_is_a_problem(log):
+    write(log, "")
+    os.truncate(log._folder.root / "metrics.jsonl", 1 << 40)
+    log.poll()
+    assert log.rows == []
+    assert log.problems[0].endswith("only the first 25,165,824 bytes are shown")
+
+
 @pytest.fixture
 def log(tmp_path):
     return Log(SafeFolder(tmp_path), "metrics.jsonl", check_numbers)

@@ -12,7 +12,7 @@ from yarl import URL
 
 from arpo.errors import UserError
 from arpo.viewer.app.library import Library
-from arpo.viewer.app.server import COOKIE, HEADERS, ViewServer
+from arpo.viewer.app.server import HEADERS, ViewServer
 from viewed_runs import make_run
 
 
@@ -68,7 +68,7 @@ def test_the_token_becomes_a_cookie_and_leaves_the_address(folder):
             async with stranger.get(url, allow_redirects=False) as answer:
                 assert (answer.status, answer.headers["Location"]) == (303, "/")
                 cookie = answer.headers["Set-Cookie"]
-            assert cookie.startswith(f"{COOKIE}={server.token}")
+            assert cookie.startswith(f"arpo_view_{server.port}={server.token}")
             assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
             assert server.url("/s/desk").endswith("#/s/desk")
 
@@ -84,8 +84,22 @@ def test_nothing_without_the_token(folder):
                 assert HEADERS.items() <= headers.items()
             for token in ("", "x", server.token[:-1]):
                 assert (await get(server, stranger, f"/?token={token}"))[0] == 403
-            wrong = {"Cookie": f"{COOKIE}=wrong"}
-            assert (await get(server, stranger, "/api/sources", headers=wrong))[0] == 403
+            for value in ("wrong", "\udcff"):  # the second one is the byte FF
+                wrong = {"Cookie": f"{server.cookie}={value}"}
+                assert (await get(server, stranger, "/api/sources", headers=wrong))[0] == 403
+
+    asyncio.run(check())
+
+
+def test_two_viewers_in_one_browser(folder, tmp_path):
+    make_run(tmp_path / "other")
+
+    async def check():
+        async with serving(folder) as (first, session), serving(tmp_path / "other") as (second, _):
+            async with session.get(second.url()) as answer:
+                assert answer.status == 200
+            for server in (first, second):
+                assert (await get(server, session, "/api/sources"))[0] == 200
 
     asyncio.run(check())
 

@@ -49,6 +49,7 @@ TABLES = (
     "called TEXT NOT NULL, host TEXT NOT NULL, message TEXT NOT NULL, attempts INTEGER NOT NULL, "
     "place TEXT NOT NULL, group_id TEXT NOT NULL, batch INTEGER)",
     "CREATE INDEX failures_by_group ON failures (group_id)",
+    "CREATE INDEX unplaced_failures ON failures (group_id) WHERE batch IS NULL",
     "CREATE TABLE placed (number INTEGER PRIMARY KEY, batch INTEGER NOT NULL, dropped INTEGER NOT NULL)",
     "CREATE TABLE shots (key INTEGER PRIMARY KEY, at INTEGER NOT NULL)",
     "CREATE TABLE problems (n INTEGER PRIMARY KEY, text TEXT NOT NULL)",

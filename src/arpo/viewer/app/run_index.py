@@ -142,6 +142,12 @@ class RunIndexer:
             "UPDATE episodes SET batch = (SELECT batch FROM placed WHERE placed.number = episodes.number AND "
             "NOT dropped) WHERE kind = 'group' AND batch IS NULL"
         )
+        connection.execute(
+            "UPDATE failures SET batch = (SELECT batch FROM placed WHERE "
+            "number = CAST(substr(group_id, length(?1) + 1) AS INTEGER) AND NOT dropped) "
+            "WHERE batch IS NULL AND group_id > ?1 AND group_id < ?1 || ':'",  # ':' follows '9'
+            (f"{GROUP}-",),
+        )
         set_mark(connection, name, Mark.at(descriptor, batch[-1][1]))
 
     def _add_episode(

@@ -26,7 +26,7 @@ from arpo.types import StopReason
 from arpo.viewer.app.folder import MAX_LINE, SafeFolder
 from arpo.viewer.app.groups import GroupReader
 from arpo.viewer.app.index import storable
-from arpo.viewer.app.listings import COLUMNS, Listing, find_episode, row_json
+from arpo.viewer.app.listings import COLUMNS, Listing, find_episode, phase_of, row_json
 from arpo.viewer.app.pack import PackReader
 from arpo.viewer.app.pictures import Picture, PixelCache
 from arpo.viewer.app.recipes import read_recipe, recipe_json
@@ -336,7 +336,10 @@ class RunSource(Source):
         }
 
     def _before_and_after(self, task: str) -> tuple[Json | None, Json | None]:
-        """The first and the last evaluation episode of a task, or else of all its episodes."""
+        """The first and the last evaluation episode of a task, or else of all its episodes.
+
+        None if both are from the same evaluation or batch.
+        """
         for kinds in ("kind = ?", "? IS NOT NULL"):
             rows = [
                 self.index.row(
@@ -346,7 +349,7 @@ class RunSource(Source):
                 for order in ("ASC", "DESC")
             ]
             first, last = rows
-            if first is not None and last is not None and first["id"] != last["id"]:
+            if first is not None and last is not None and phase_of(first) != phase_of(last):
                 return row_json(self.listing, first), row_json(self.listing, last)
         return None, None
 

@@ -103,6 +103,11 @@ class ViewServer:
             self._indexing.shutdown(cancel_futures=True)
             self._threads.shutdown(cancel_futures=True)
 
+    @property
+    def cookie(self) -> str:
+        """Name of the cookie. Browsers send cookies to all ports of a host, so each server has its own."""
+        return f"{COOKIE}_{self.port}"
+
     def url(self, at: str = "") -> str:
         """The address with the token, for the first request. `at`: the part after #."""
         return f"http://{HOST}:{self.port}/?{TOKEN}={self.token}" + (f"#{at}" if at else "")
@@ -154,7 +159,7 @@ class ViewServer:
             return _error(405, "only GET")
         if request.query.get(TOKEN) is not None:
             return self._welcome(request)
-        if not _equal(request.cookies.get(COOKIE, ""), self.token):
+        if not _equal(request.cookies.get(self.cookie, ""), self.token):
             return _error(403, "open the address that `arpo view` has printed, with its token")
         return await handler(request)
 
@@ -163,7 +168,7 @@ class ViewServer:
         if not _equal(request.query[TOKEN], self.token):
             return _error(403, "wrong token: open the address that `arpo view` has printed")
         response = web.Response(status=303, headers={"Location": "/", **_UNCACHED})
-        response.set_cookie(COOKIE, self.token, httponly=True, samesite="Strict", path="/")
+        response.set_cookie(self.cookie, self.token, httponly=True, samesite="Strict", path="/")
         return response
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
@@ -227,4 +232,4 @@ def _static_files() -> dict[str, Path]:
 
 
 def _equal(given: str, expected: str) -> bool:
-    return secrets.compare_digest(given.encode(), expected.encode())
+    return secrets.compare_digest(given.encode("utf-8", "replace"), expected.encode())

@@ -15,6 +15,7 @@ from arpo.viewer.app.folder import MAX_LINE, SafeFolder
 
 CHECKED_BYTES = 4096  # at the beginning and before the end of what was read
 _CHUNK = 1 << 20
+_PIECE = 4 * MAX_LINE  # of a line that is too long
 MAX_BYTES = 24 << 20  # of a log that is kept in memory
 MAX_PROBLEMS = 20
 
@@ -44,7 +45,10 @@ def _hash(descriptor: int, end: int) -> str:
 
 
 def complete_lines(descriptor: int, at: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """Yield (start, end, line) of each complete line from byte `at` on; None for one over MAX_LINE bytes."""
+    """Yield (start, end, line) of each complete line from byte `at` on; None for one over MAX_LINE bytes.
+
+    A far longer line is several of these, so the caller of a file without line ends is not kept waiting.
+    """
     start, pending, too_long = at, bytearray(), False
     while chunk := os.pread(descriptor, _CHUNK, at):
         at += len(chunk)
@@ -58,6 +62,9 @@ def complete_lines(descriptor: int, at: int) -> Iterator[tuple[int, int, bytes |
         too_long = too_long or len(pending) + len(chunk) - position > MAX_LINE
         if too_long:
             pending.clear()
+            if at - start >= _PIECE:
+                yield start, at, None
+                start = at
         else:
             pending += chunk[position:]
 

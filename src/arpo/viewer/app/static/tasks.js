@@ -122,18 +122,15 @@ arpo.tasks = (() => {
     ];
     const pair = (
       await Promise.all(
-        [
-          ["Before training", task.before_episode],
-          ["After training", task.after_episode],
-        ]
-          .filter(([, row]) => row)
-          .map(async ([label, row]) => {
+        [task.before_episode, task.after_episode]
+          .filter((row) => row)
+          .map(async (row) => {
             const episode = await arpo.api
               .get(["s", context.source, "episodes", row.episode])
               .catch(() => null);
             return (
               episode && {
-                head: side(context, label, episode),
+                head: side(context, episode),
                 steps: episode.steps_list,
                 episode: episode.episode,
               }
@@ -172,7 +169,7 @@ arpo.tasks = (() => {
       ),
       pair.length
         ? [
-            h("h2", {}, pair.length > 1 ? "Before and after training" : "A stored evaluation episode"),
+            h("h2", {}, pair.length > 1 ? "Before and after training" : "A stored episode"),
             arpo.groups.sideBySide(context, pair),
           ]
         : null,
@@ -181,12 +178,12 @@ arpo.tasks = (() => {
     ];
   }
 
-  function side(context, label, episode) {
+  function side(context, episode) {
     return [
       h(
         "div",
         {},
-        `${label}: `,
+        `${episode.phase_title}: `,
         h(
           "a",
           { class: "name", href: link(["s", context.source, "episode", episode.episode]) },

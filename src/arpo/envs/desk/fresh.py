@@ -22,7 +22,8 @@ from arpo.envs.desk.random_tasks import random_task, to_task
 from arpo.errors import UserError
 from arpo.types import Task
 
-_ID = re.compile(r"fresh-(\d{1,10})-(\d{1,10}(?:\.\d{1,3})?)-([A-Za-z+]{1,200})")
+_NUMBER = "(?:0|[1-9][0-9]{0,9})"  # as `str` writes it: 07 is none
+_ID = re.compile(rf"fresh-({_NUMBER})-({_NUMBER}(?:\.[1-9][0-9]?)?)-([A-Za-z+]{{1,200}})")
 _MAX_CANDIDATES = 100
 
 
@@ -78,8 +79,7 @@ def fresh_task(task_id: str) -> Task | None:
     match, families = _ID.fullmatch(task_id), fresh_families(task_id)
     if match is None or not families:
         return None
-    task = to_task(_raw_task(int(match[1]), match[2], families))
-    return task if task.id == task_id else None  # "fresh-07-…" is no id
+    return to_task(_raw_task(int(match[1]), match[2], families))
 
 
 def fresh_families(task_id: str) -> tuple[str, ...]:

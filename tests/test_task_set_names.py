@@ -38,6 +38,13 @@ def test_two_sets_cannot_have_the_same_name(text: str) -> None:
         heldout_sets(text)
 
 
+@pytest.mark.parametrize("name", ["model", "temperature", "skipped"])
+def test_a_set_does_not_replace_another_result_of_an_evaluation(name: str) -> None:
+    with pytest.raises(UserError, match=rf"tasks.heldout: {name}.json: the name '{name}' is reserved"):
+        heldout_sets(f"a.json,{name}.json")
+    assert heldout_sets(f"{name}.json") == {"heldout": f"{name}.json"}
+
+
 def test_labels() -> None:
     names = ["overall", "families_test", "train", "mine", "train"]
     assert in_order(names) == ["train", "families_test", "mine", "overall"]

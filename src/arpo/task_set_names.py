@@ -25,6 +25,7 @@ DESK = "desk:"  # prefix of the task lists of Desk
 LEVELS = {"instances": "new instances", "families": "new goal families", "applications": "new applications"}
 HALVES = ("validation", "test")  # to choose with; untouched by any choice
 GENERATED = {f"{DESK}{level}/{half}": f"{level}_{half}" for level in LEVELS for half in HALVES}
+_RESERVED = ("model", "temperature", "skipped")  # keys beside the sets, in the files of `arpo eval`
 _LABELS = {TRAIN: "training tasks", HELDOUT: "held-out tasks", OVERALL: "all tasks"}
 _LABELS |= {f"{level}_{half}": f"{label} ({half})" for level, label in LEVELS.items() for half in HALVES}
 
@@ -46,7 +47,7 @@ def split_sources(text: str) -> list[str]:
 def heldout_sets(text: str) -> dict[str, str]:
     """The sources of tasks.heldout by the name of their set. A single list of tasks is "heldout".
 
-    Raises UserError if two sets have the same name.
+    Raises UserError if two sets have the same name, or one has a reserved name.
     """
     sources = split_sources(text)
     if not sources or (len(sources) == 1 and sources[0] not in GENERATED):
@@ -54,6 +55,10 @@ def heldout_sets(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for source in sources:
         name = GENERATED.get(source) or re.sub(r"\W+", "_", PurePath(source.rpartition(":")[2]).stem)
+        if name in _RESERVED:
+            raise UserError(
+                f"tasks.heldout: {source}: the name {name!r} is reserved for other results: rename the file"
+            )
         if name in (*found, TRAIN, OVERALL):
             raise UserError(
                 f"tasks.heldout: {source}: there is another task set with the name {name!r}: remove it, or "

@@ -109,6 +109,13 @@ def test_easy_tasks_come_first() -> None:
     assert set(order[:4]) == set(order[4:]) == set("dbge")
 
 
+def test_easy_tasks_come_first_in_a_run_of_a_number_of_tasks() -> None:
+    """13 tasks of 4 are four epochs: two of the easier half, one of three quarters, one of all."""
+    easy = Curriculum(kind="easy_first", passes=30, counts=counted(a=1, b=2, c=3, d=4), total=13)
+    passes = [set(names(easy.order(tasks(*"abcd"), 0, epoch))) for epoch in range(4)]
+    assert passes == [{*"cd"}, {*"cd"}, {*"bcd"}, {*"abcd"}]
+
+
 def test_an_odd_number_of_tasks_and_a_single_pass() -> None:
     easy = Curriculum(kind="easy_first", passes=1, counts=counted(a=1, b=2, c=3))
     assert Counter(names(easy.order(tasks(*"abc"), 0, 0))).keys() == {"b", "c"}

@@ -87,14 +87,17 @@ class Curriculum:
         successes weigh 0.079. So no task occurs more than four times.
     easy_first: the easier half of the tasks in the first third of the epochs, the easier three quarters in
         the second third, then all. The tasks are shuffled and repeated until the epoch is full.
+
+    The run has `passes` epochs; if `total` is not 0, it has so many tasks in all instead.
     """
 
     kind: Literal["none", "middle", "easy_first"]
     passes: int
     counts: Mapping[str, Count]
+    total: int = 0
 
     def order(self, tasks: Sequence[Task], seed: int, epoch: int) -> tuple[Task, ...]:
-        """The tasks of one epoch, decided by (seed, epoch), for easy_first also by `passes`."""
+        """The tasks of one epoch, decided by (seed, epoch), for easy_first also by the number of epochs."""
         match self.kind:
             case "none":
                 return epoch_order(tasks, seed, epoch)
@@ -124,7 +127,8 @@ class Curriculum:
 
     def _easy_first(self, tasks: Sequence[Task], rng: Random, epoch: int) -> tuple[Task, ...]:
         by_ease = sorted(tasks, key=lambda task: -self.counts[task.id].rate)
-        share = (0.5, 0.75, 1.0)[min(2, 3 * epoch // self.passes)]
+        passes = math.ceil(self.total / len(tasks)) or self.passes
+        share = (0.5, 0.75, 1.0)[min(2, 3 * epoch // passes)]
         part = by_ease[: math.ceil(share * len(by_ease))]
         dealt: list[Task] = []
         while len(dealt) < len(tasks):

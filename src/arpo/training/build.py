@@ -52,4 +52,4 @@ def open_curriculum(config: Config) -> Curriculum | PluginCurriculum | FamilySig
             f"train.curriculum = {kind!r}: {source} has no screening counts. Create a list with counts: "
             f"`arpo screen --tasks {source} --out kept.json`, then set tasks.train to it"
         )
-    return Curriculum(kind=kind, passes=config.train.epochs, counts=counts)
+    return Curriculum(kind=kind, passes=config.train.epochs, counts=counts, total=config.train.tasks)

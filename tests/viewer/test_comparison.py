@@ -146,6 +146,8 @@ def test_the_difference_leaves_out_tasks_without_rollouts_on_one_side() -> None:
     assert found is not None and (found.task_count, found.mean) == (1, 0.5)
     assert paired_difference("m", "heldout", one, other) is None
     assert paired_difference("m", "train", one, {1: other[0]}) is None
+    older = {1: {"heldout": {"z": (1, 1)}}}  # a run that was not evaluated on this set
+    assert paired_difference("m", "train", one | older, other | older) == found
     assert success_rate({"a": (1, 2), "b": (0, 0)}) == 0.5 and success_rate({"b": (0, 0)}) is None
 
 

@@ -273,10 +273,11 @@ def paired_difference(
 ) -> Difference | None:
     """Difference paired by seed and task; None if the two have no seed or no task in common.
 
-    Its p-value is not corrected yet.
+    A seed without this task set on one side is left out. The p-value is not corrected yet.
     """
-    seeds = sorted(method.keys() & baseline.keys())
-    sides = [[side[seed].get(task_set, {}) for seed in seeds] for side in (method, baseline)]
+    common = sorted(method.keys() & baseline.keys())
+    seeds = [seed for seed in common if method[seed].get(task_set) and baseline[seed].get(task_set)]
+    sides = [[side[seed][task_set] for seed in seeds] for side in (method, baseline)]
     played = [{task for task, tally in tallies.items() if tally[1]} for side in sides for tallies in side]
     tasks = sorted(set.intersection(*played)) if played else []
     if not tasks:

@@ -445,6 +445,10 @@ def test_a_folder_belongs_to_one_recipe_once_it_has_a_checkpoint(tmp_path: Path)
     check_folder(store, small_config(tmp_path, [A], *may_change, *others))
     with pytest.raises(UserError, match=r"has a different loss\.kl, optim\.lr\. Choose another --run\.dir"):
         check_folder(store, small_config(tmp_path, [A], "--optim.lr=1", "--loss.kl=1"))
+    with pytest.raises(UserError, match=r"has a different train\.tasks_per_batch, train\.tasks_per_update\."):
+        check_folder(
+            store, small_config(tmp_path, [A], "--train.tasks_per_batch=12", "--train.tasks_per_update=6")
+        )
     store.close()
 
 

@@ -12,8 +12,7 @@ from arpo.storage import checkpoint
 from arpo.storage.codec import COLLECTED
 from arpo.storage.run_folder import RECIPE, RunFolder
 
-LENGTH = ("train.epochs", "train.tasks", "offline.passes")
-MAY_CHANGE = (*INCIDENTAL, *LENGTH)  # settings that a resumed run may change
+LENGTH = ("train.epochs", "train.tasks", "offline.passes")  # whole keys, not prefixes: train.tasks_per_batch
 
 
 def collected_episodes(store: RunFolder) -> list[str]:
@@ -51,6 +50,4 @@ def _may_change(config: Config, key: str) -> bool:
     learning rate that decays reaches 0 at the end.
     """
     length_matters = config.train.curriculum == "easy_first" or config.optim.schedule != "constant"
-    if length_matters and key in LENGTH:
-        return False
-    return key.startswith(MAY_CHANGE)
+    return not length_matters if key in LENGTH else key.startswith(INCIDENTAL)

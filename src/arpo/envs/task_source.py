@@ -88,11 +88,13 @@ def goal_families(task: Task) -> tuple[str, ...]:
 def replay_key(config: ReplayConfig, tasks: TaskIndex) -> Callable[[str], str]:
     """The function from a task id to the key of its stored successes: the id itself, or its sorted families.
 
+    A task that is not in `tasks` any more shares no successes.
     Raises UserError for replay.key = "family" if a listed task has no families.
     """
 
     def families(task_id: str) -> str:
-        return "+".join(sorted(fresh_families(task_id) or goal_families(tasks[task_id])))
+        task = None if (found := fresh_families(task_id)) else tasks.get(task_id)
+        return "+".join(sorted(goal_families(task) if task else found)) or task_id
 
     if config.key == "task":
         return task_key

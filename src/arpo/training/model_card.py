@@ -104,7 +104,10 @@ def _method(config: Config) -> str:
         return OFFLINE_METHODS[config.train.method]
     if config.train.dynamic_sampling:
         return "GRPO with dynamic sampling"
-    return "ARPO (GRPO with a replay buffer of each task's successes)" if config.replay.enabled else "GRPO"
+    owner = {"task": "task", "family": "goal family"}[config.replay.key]
+    return (
+        f"ARPO (GRPO with a replay buffer of each {owner}'s successes)" if config.replay.enabled else "GRPO"
+    )
 
 
 def _scores(config: Config, summary: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,20 @@
+"""The model card names the method of its run."""
+
+from __future__ import annotations
+
+from arpo.recipe import load_config
+from arpo.training.model_card import model_card
+
+
+def method(*settings: str) -> str:
+    card = model_card(
+        "agent", load_config("desk", settings), step=1, summary={}, dtype="float32", adapters=False
+    )
+    return next(line for line in card.splitlines() if line.startswith("- Method: "))
+
+
+def test_the_card_says_whose_successes_are_replayed() -> None:
+    assert method() == "- Method: ARPO (GRPO with a replay buffer of each task's successes)"
+    shared = method("--replay.key=family")
+    assert shared == "- Method: ARPO (GRPO with a replay buffer of each goal family's successes)"
+    assert method("--replay.enabled=false", "--replay.key=family") == "- Method: GRPO"

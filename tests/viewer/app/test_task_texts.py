@@ -19,6 +19,13 @@ def test_shipped_tasks_and_fresh_ones(tmp_path):
     assert texts(tmp_path, "desk:pool").instruction("fresh-7-123-SetTheme+DeleteMail")
 
 
+def test_every_held_out_set_has_instructions(tmp_path):
+    (tmp_path / "more.json").write_text(TASK)
+    tasks = TasksConfig(heldout=f"desk:validation,{tmp_path / 'more.json'}")
+    found = TaskTexts(Config(tasks=tasks), SafeFolder(tmp_path / "run"))
+    assert found.instruction("families_validation-000") and found.instruction("mine") == "Do it"
+
+
 def test_a_file_outside_of_the_folder_is_read_and_one_inside_is_not(tmp_path):
     (tmp_path / "run").mkdir()
     for path in (tmp_path / "tasks.json", tmp_path / "run" / "tasks.json"):

@@ -18,6 +18,7 @@ from arpo.envs.desk.fresh import fresh_task
 from arpo.envs.task_files import is_shipped, load_tasks
 from arpo.envs.task_source import TaskIndex, replay_key
 from arpo.errors import UserError
+from arpo.task_set_names import split_sources
 from arpo.types import Task
 from arpo.viewer.app.folder import SafeFolder
 
@@ -62,7 +63,7 @@ class TaskTexts:
         settings, found = self._config.tasks, dict[str, Task]()
         if settings.examples and not self._is_readable(settings.examples):
             return found
-        for source in filter(None, (settings.overall, settings.heldout, settings.train)):
+        for source in filter(None, (settings.overall, *split_sources(settings.heldout), settings.train)):
             try:
                 if is_shipped(source) or self._is_readable(source):
                     found.update((task.id, task) for task in load_tasks(source, settings.examples))

@@ -151,6 +151,17 @@ def test_the_difference_leaves_out_tasks_without_rollouts_on_one_side() -> None:
     assert success_rate({"a": (1, 2), "b": (0, 0)}) == 0.5 and success_rate({"b": (0, 0)}) is None
 
 
+def test_seeds_with_tasks_of_their_own_are_compared_by_their_means() -> None:
+    """Differences 0.2, 0.4 and 0.6: standard error 0.2 / √3, t = 3.464 with 2 degrees of freedom."""
+    after = {0: {"a": (0.2, 1), "b": (0.2, 1)}, 1: {"c": (0.1, 1), "d": (0.7, 1)}, 2: {"e": (0.6, 1)}}
+    one = {seed: {"train": tallies} for seed, tallies in after.items()}
+    other = {seed: {"train": dict.fromkeys(tallies, (0, 1))} for seed, tallies in after.items()}
+    found = paired_difference("m", "train", one, other)
+    assert found is not None and found.task_count == 5
+    assert found.by_seed == pytest.approx({0: 0.2, 1: 0.4, 2: 0.6})
+    assert found.mean == pytest.approx(0.4) and found.p == pytest.approx(0.0742, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("mean", "seeds", "p", "corrected_p", "result"),
     [

@@ -273,20 +273,21 @@ def paired_difference(
 ) -> Difference | None:
     """Difference paired by seed and task; None if the two have no seed or no task in common.
 
-    A seed without this task set on one side is left out. The p-value is not corrected yet.
+    It is over the tasks of all seeds. If no task is in all seeds (tasks.distinct: every seed has its own), it
+    is over the tasks of each seed, and the means of the seeds are tested: they vary with their tasks too. A
+    seed without this task set on one side is left out. The p-value is not corrected yet.
     """
-    common = sorted(method.keys() & baseline.keys())
-    seeds = [seed for seed in common if method[seed].get(task_set) and baseline[seed].get(task_set)]
-    sides = [[side[seed][task_set] for seed in seeds] for side in (method, baseline)]
-    played = [{task for task, tally in tallies.items() if tally[1]} for side in sides for tallies in side]
-    tasks = sorted(set.intersection(*played)) if played else []
-    if not tasks:
+    rows = {
+        seed: _differences_by_task(method[seed].get(task_set, {}), baseline[seed].get(task_set, {}))
+        for seed in sorted(method.keys() & baseline.keys())
+    }
+    rows = {seed: row for seed, row in rows.items() if row}
+    if not rows:
         return None
-    differences_ST = [
-        [mean_score(one[task]) - mean_score(other[task]) for task in tasks]
-        for one, other in zip(*sides, strict=True)
-    ]
-    by_seed = {seed: fmean(row) for seed, row in zip(seeds, differences_ST, strict=True)}
+    shared = sorted(set.intersection(*map(set, rows.values())))
+    tasks = shared or {task for row in rows.values() for task in row}
+    by_seed = {seed: fmean(row[task] for task in shared or row) for seed, row in rows.items()}
+    differences_ST = [[row[task] for task in shared] or [by_seed[seed]] for seed, row in rows.items()]
     tested = mean_over_seeds_and_tasks(differences_ST)
     return Difference(
         method=name,
@@ -298,3 +299,12 @@ def paired_difference(
         p=tested.p,
         corrected_p=tested.p,
     )
+
+
+def _differences_by_task(method: Tallies, baseline: Tallies) -> dict[str, float]:
+    """The differences on the tasks that both have played."""
+    return {
+        task: mean_score(tally) - mean_score(baseline[task])
+        for task, tally in method.items()
+        if tally[1] and baseline.get(task, (0, 0))[1]
+    }

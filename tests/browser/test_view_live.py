@@ -94,6 +94,41 @@ def test_an_update_does_not_interrupt_typing(browser, growing):
         expect(page.locator("h1 small")).to_have_text("1", timeout=20_000)
 
 
+def wait_until(page, promise):
+    while not page.evaluate(promise):
+        page.wait_for_timeout(100)
+
+
+INDEXED = "fetch('api/sources').then((a) => a.json()).then((a) => a.sources[0].episodes === 8)"
+
+
+def test_an_update_during_typing_is_shown_afterwards(browser, growing):
+    with serving(growing.folder) as address, visiting(browser, address) as visit:
+        page = visit.open("/s/run/episodes")
+        expect(page.locator("tbody tr")).to_have_count(2)
+        page.get_by_label("Text in thought or answer").focus()
+        add_second_batch(growing)
+        wait_until(page, INDEXED)
+        for _ in range(3):  # when the third answer comes, the page has used a new one
+            page.wait_for_event("response", lambda response: response.url.endswith("/api/sources"))
+        expect(page.locator("tbody tr")).to_have_count(2)
+        page.evaluate("document.activeElement.blur()")
+        expect(page.locator("tbody tr")).to_have_count(8, timeout=20_000)
+
+
+def test_replaced_metrics_replace_the_curve(browser, growing):
+    with serving(growing.folder) as address, visiting(browser, address) as visit:
+        page = visit.open("/runs?metrics=success")
+        expect(page.locator(".charts")).to_contain_text("50%")
+        page.get_by_role("link", name="run", exact=True).click()
+        metrics = growing.folder / "metrics.jsonl"
+        metrics.write_text('{"step": 1, "success": 0.25}\n{"step": 2, "success": 0.75}\n', "utf-8")
+        wait_until(page, "fetch('api/s/run/metrics').then((a) => a.json()).then((a) => a.rows.length === 2)")
+        visit.open("/runs?metrics=success")
+        values = page.evaluate("arpo.runs.log('run').then((log) => log.rows.map((row) => row.success))")
+        assert values == [0.25, 0.75]
+
+
 def test_a_stopped_server_is_reported(browser, runs):
     with serving(runs) as address:
         context = browser.new_context()

@@ -1,4 +1,4 @@
-"""Places of failed episodes, and which episodes of a task are compared."""
+"""Places of failed episodes, compared episodes of a task, and the stamp of a run."""
 
 import pytest
 
@@ -50,3 +50,36 @@ def test_episodes_of_one_batch_are_not_before_and_after(tmp_path, store):
     other = answer(tmp_path, "tasks", "pool-041")
     assert other["before_episode"]["phase_title"] == "training batch 1"
     assert other["after_episode"]["phase_title"] == "training batch 4"
+
+
+def test_the_stamp_changes_when_new_episodes_are_indexed_not_before(tmp_path, store):
+    store.add_trajectory(played("batch0-0-0", "pool-040", 0.0))
+    library = Library([tmp_path / "run"])
+    while not library.refresh(5.0):
+        pass
+
+    def state():
+        source = library.answer(["sources"], {})["sources"][0]
+        return source["stamp"], source["episodes"]
+
+    first, episodes = state()
+    store.add_trajectory(played("batch0-0-1", "pool-040", 1.0))
+    assert (episodes, state()) == (1, (first, 1))
+    while not library.refresh(5.0):
+        pass
+    second, episodes = state()
+    assert (second != first, episodes) == (True, 2)
+    library.close()
+
+
+def test_replaced_metrics_have_another_generation(tmp_path, store):
+    store.log_metrics(1, {"success": 0.5})
+    library = Library([tmp_path / "run"])
+    library.refresh(5.0)
+    first = library.answer(["s", "run", "metrics"], {})
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "success": 0.25}\n' * 2)
+    library.refresh(5.0)
+    second = library.answer(["s", "run", "metrics"], {"from": "1"})
+    assert (second["from"], second["next"], second["reset"]) == (1, 2, False)
+    assert second["generation"] != first["generation"]
+    library.close()

@@ -51,7 +51,8 @@ class RunSource(Source):
 
     def __init__(self, identity: Identity, folder: SafeFolder, cache: PixelCache) -> None:
         super().__init__(identity, folder, cache)
-        self._config_error = ""
+        self._config_error, self._opened = "", time.time_ns()
+        self._indexed = ""  # state of the files before the last refresh
         self._recipe_read = self._recipe_state()
         try:
             self.config, self.recipe_text = read_recipe(folder)
@@ -97,13 +98,19 @@ class RunSource(Source):
             self._summary = {}
 
     def _refresh(self, deadline: float) -> bool:
+        found = self._file_states()
         self.read_logs()
         now = time.monotonic()
         episodes = self._indexer.refresh(now + (deadline - now) / 2)
         complete = self._pack.refresh(deadline) and episodes
-        return complete and self._rescues.refresh(deadline)
+        complete = complete and self._rescues.refresh(deadline)
+        self._indexed = found
+        return complete
 
     def stamp(self) -> str:
+        return self._indexed  # not the present state: the pages cannot show it yet
+
+    def _file_states(self) -> str:
         states = [self.folder.stat(name) for name in (*LOGS, PACK, SUMMARY)]
         return " ".join(f"{state.st_size}/{state.st_mtime_ns}" if state else "-" for state in states)
 
@@ -158,7 +165,8 @@ class RunSource(Source):
             for name in dict.fromkeys(name for row in rows for name in row)
             if name in EXPLAINED
         }  # fmt: skip
-        return {**_from(rows, start), "explained": explained}
+        generation = f"{self._opened}-{self._metrics.generation}"  # if it changes, so may the earlier rows
+        return {**_from(rows, start), "generation": generation, "explained": explained}
 
     def timeline(self, start: int) -> Json:
         return {**_from(self._timing.rows, start), "environments": dict(ENVIRONMENTS), "stages": dict(STAGES)}

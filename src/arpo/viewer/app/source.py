@@ -68,7 +68,7 @@ class Source(ABC):
 
     @abstractmethod
     def stamp(self) -> str:
-        """A text that changes with the files."""
+        """A text that changes when the pages can show a change of the files."""
 
     @abstractmethod
     def facts(self) -> Json:
@@ -126,7 +126,7 @@ class Source(ABC):
             "episodes": self._count("episodes"),
             "failures": self._count("failures"),
             "indexing": None if self.complete else {"share": share},
-            "stamp": hashlib.sha256(f"{self.stamp()} {self.complete} {share}".encode()).hexdigest()[:16],
+            "stamp": _hash(f"{self.stamp()} {self.complete} {share} {self._error}"),
             **facts,
             "errors": [*filter(None, [self._error]), *facts["errors"], *problems(self.index)],
         }
@@ -215,6 +215,10 @@ class Source(ABC):
                 }
             )
         return sorted(tasks, key=_difficulty)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def _difficulty(task: Mapping[str, Any]) -> tuple[float, str]:

@@ -16,6 +16,7 @@ arpo.app = (() => {
   const byId = (id) => document.getElementById(id);
   let sources = { sources: [], errors: [] },
     current = null,
+    drawn = "", // stamps of the view on the screen
     turn = 0;
 
   function link(parts, query) {
@@ -60,6 +61,7 @@ arpo.app = (() => {
   async function show({ quiet = false } = {}) {
     const mine = ++turn;
     const place = parse(location.hash);
+    const state = stamps(place.source);
     const page = Object.hasOwn(pages, place.page) ? pages[place.page] : null;
     const source = sources.sources.find((one) => one.id === place.source) || null;
     const context = { ...place, info: source, sources: sources.sources, link, withQuery, setQuery };
@@ -89,6 +91,7 @@ arpo.app = (() => {
       scrolled = same ? scrolls() : [],
       first = current === null;
     current = context;
+    drawn = state;
     replace(main, content);
     main.removeAttribute("aria-busy");
     header(context, page);
@@ -182,21 +185,18 @@ arpo.app = (() => {
 
   async function poll() {
     try {
-      const before = stamps();
       sources = await arpo.api.get(["sources"]);
       byId("offline").hidden = true;
-      if (stamps() !== before && !document.hidden && !editing()) await show({ quiet: true });
+      if (stamps(parse(location.hash).source) !== drawn && !document.hidden && !editing()) await show({ quiet: true });
     } catch {
       byId("offline").hidden = false;
     }
     setTimeout(poll, POLL);
   }
 
-  function stamps() {
-    const relevant =
-      current && current.source
-        ? sources.sources.filter((one) => one.id === current.source)
-        : sources.sources;
+  // The state of the files behind a view: of one run, or of all.
+  function stamps(source) {
+    const relevant = source ? sources.sources.filter((one) => one.id === source) : sources.sources;
     return JSON.stringify(relevant.map((one) => [one.id, one.stamp, one.live, one.indexing]));
   }
 

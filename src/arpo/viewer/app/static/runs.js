@@ -17,13 +17,19 @@ arpo.runs = (() => {
     "entropy",
     "loss",
   ];
-  const logs = new Map(); // source id → { rows, next, explained }
+  const logs = new Map(); // source id → { rows, next, explained, generation }
+  const UNREAD = { rows: [], next: 0, explained: {} };
 
   async function log(source) {
-    const known = logs.get(source) || { rows: [], next: 0, explained: {} };
-    const answer = await arpo.api.get(["s", source, "metrics"], { from: known.next });
+    let known = logs.get(source) || UNREAD;
+    let answer = await arpo.api.get(["s", source, "metrics"], { from: known.next });
+    if (known.next && answer.generation !== known.generation) {
+      known = UNREAD; // the file was truncated, or replaced by a longer one
+      answer = await arpo.api.get(["s", source, "metrics"]);
+    }
     const rows = answer.reset || arpo.api.exported ? answer.rows : [...known.rows, ...answer.rows];
-    const found = { rows, next: answer.next, explained: { ...known.explained, ...answer.explained } };
+    const { next, generation } = answer;
+    const found = { rows, next, generation, explained: { ...known.explained, ...answer.explained } };
     logs.set(source, found);
     return found;
   }

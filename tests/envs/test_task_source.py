@@ -73,7 +73,13 @@ def test_an_index_finds_listed_tasks_and_makes_fresh_ones() -> None:
     assert index.get("pool-001") is None and tasks[42].id not in TaskIndex(heldout)
     with pytest.raises(KeyError):
         index["pool-001"]
-    for other in ("fresh-07-1-SetTheme", "fresh-7-01-SetTheme", "fresh-7-1.0-SetTheme", "fresh-7-٣-SetTheme"):
+    for other in (
+        "fresh-07-1-SetTheme",
+        "fresh-7-01-SetTheme",
+        "fresh-7-1.0-SetTheme",
+        "fresh-7-٣-SetTheme",
+        "fresh-7-1-RenameFile",
+    ):
         assert index.get(other) is None and other not in index
 
 

@@ -17,7 +17,7 @@ from arpo.config import FRESH
 from arpo.envs.desk.generate import solution_length
 from arpo.envs.desk.goal_mix import GoalMix, Weight
 from arpo.envs.desk.goals import FAMILIES, compatible
-from arpo.envs.desk.heldout import TRAINING_APPLICATIONS
+from arpo.envs.desk.heldout import TRAINING_APPLICATIONS, TRAINING_FAMILIES
 from arpo.envs.desk.random_tasks import random_task, to_task
 from arpo.errors import UserError
 from arpo.types import Task
@@ -90,7 +90,7 @@ def fresh_families(task_id: str) -> tuple[str, ...]:
     """
     match = _ID.fullmatch(task_id)
     families = tuple(match[3].split("+")) if match else ()
-    known = FAMILIES.keys() >= set(families)
+    known = set(families) <= set(TRAINING_FAMILIES)  # an id with a held-out family is not of desk:fresh
     return families if known and compatible([FAMILIES[family] for family in families]) else ()
 
 

@@ -140,7 +140,7 @@ def find_task(task: str | Task, config: Config) -> Task:
         sets = load_sets(config)
         index = TaskIndex(*sets.values())
         if task not in index and task != RANDOM:
-            names = [one.id for one in index.listed]
+            names = [one.id for one in index.listed] or [sets["train"][0].id]
             some = f" (there are {len(names)}: {', '.join(names[:3])}, …)"
             raise UserError(f"{task!r}: no such task in the recipe{nearest(task, names) or some}")
         found = [index[task]] if task != RANDOM else index.listed or [random.choice(sets["train"])]

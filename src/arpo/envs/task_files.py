@@ -27,7 +27,6 @@ from arpo.actions import Action
 from arpo.algorithms.curriculum import Count
 from arpo.config import FRESH, TasksConfig
 from arpo.config_keys import LARGEST
-from arpo.envs.desk.fresh import fresh_task
 from arpo.envs.desk.heldout_sets import heldout_tasks
 from arpo.errors import UserError
 from arpo.parsing import ParseError, parse
@@ -155,6 +154,8 @@ def _load(source: str, folder: Path, examples: Path | None, trail: tuple[str, ..
 
 
 def _made(ids: Iterable[str], location: str) -> list[Task]:
+    from arpo.envs.desk.fresh import fresh_task  # here: it loads numpy
+
     found = {name: fresh_task(name) for name in ids}
     for name, task in found.items():
         if task is None:

@@ -128,7 +128,7 @@ def test_split_runnable(tmp_path: Path) -> None:
     assert kept == (plain,)
     assert [(left.id, reason.split()[0]) for left, reason in skipped] == [("b", "file"), ("c", "needs")]
     elsewhere = load_config(None, ["--env.name=desk", f"--osworld.cache={tmp_path}"])
-    assert split_runnable([wanting, plain, live], elsewhere) == ((wanting, plain, live), [])
+    assert split_runnable((wanting, plain, live), elsewhere) == ((wanting, plain, live), [])
 
 
 @pytest.mark.parametrize("provider", ["local", "docker"])

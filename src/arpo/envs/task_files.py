@@ -27,7 +27,6 @@ from arpo.actions import Action
 from arpo.algorithms.curriculum import Count
 from arpo.config import FRESH, TasksConfig
 from arpo.config_keys import LARGEST
-from arpo.envs.desk.heldout_sets import heldout_tasks
 from arpo.errors import UserError
 from arpo.parsing import ParseError, parse
 from arpo.recipe import canonical_task_source, nearest
@@ -123,6 +122,8 @@ def _names(text: str) -> list[str]:
 def _load(source: str, folder: Path, examples: Path | None, trail: tuple[str, ...]) -> tuple[Task, ...]:
     """`folder` is the base of relative paths; `trail` holds the selections referring to this source."""
     if source in GENERATED:
+        from arpo.envs.desk.heldout_sets import heldout_tasks  # here: it loads numpy
+
         return heldout_tasks(source)
     file = _find(source, folder)
     if str(file) in trail:

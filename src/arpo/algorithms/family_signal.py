@@ -13,8 +13,8 @@ from typing import Any
 from arpo.algorithms.curriculum import Outcome
 
 DECAY = 0.9  # weight of the previous groups of a family, at each new group
-PRIOR = 0.25  # signal of one imagined group: the largest p(1 − p), so that every family is tried
-FLOOR = 0.05  # so that no family disappears
+PRIOR = 0.25  # signal of one imagined group: the largest p(1 − p): every family is tried
+FLOOR = 0.05  # no family disappears
 
 
 class FamilySignal:

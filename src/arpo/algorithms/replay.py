@@ -43,7 +43,7 @@ class ReplayBuffer:
     """At most `capacity` successes per key, first in, first out. If disabled, it changes nothing.
 
     `load(episode_id)` returns a stored trajectory. Without it, the buffer keeps the trajectories.
-    `key(task_id)` is equal for tasks that share their successes.
+    `key(task_id)` is equal for tasks with shared successes.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Tasks by source and by id: task lists, and the tasks that desk:fresh makes on demand."""
+"""Tasks by source and by id: task lists, and the tasks of desk:fresh, made on demand."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def chosen_tasks(source: str, config: Config) -> Sequence[Task]:
 
 
 def is_endless(tasks: Sequence[Task]) -> bool:
-    """Whether every visit is a new task, so that there is no fixed list to evaluate."""
+    """Whether every visit is a new task: there is no fixed list to evaluate."""
     return isinstance(tasks, FreshTasks) and tasks.endless
 
 
@@ -88,7 +88,7 @@ def goal_families(task: Task) -> tuple[str, ...]:
 def replay_key(config: ReplayConfig, tasks: TaskIndex) -> Callable[[str], str]:
     """The function from a task id to the key of its stored successes: the id itself, or its sorted families.
 
-    A task that is not in `tasks` any more shares no successes.
+    A task missing in `tasks` shares no successes.
     Raises UserError for replay.key = "family" if a listed task has no families.
     """
 

@@ -302,7 +302,7 @@ def paired_difference(
 
 
 def _differences_by_task(method: Tallies, baseline: Tallies) -> dict[str, float]:
-    """The differences on the tasks that both have played."""
+    """The differences on the tasks of both."""
     return {
         task: mean_score(tally) - mean_score(baseline[task])
         for task, tally in method.items()

@@ -1,6 +1,6 @@
 """The report on the base model of Desk: reading, pointing, then acting (`arpo pretrain`).
 
-All screens and tasks come from seeds that no lesson uses. Questions are answered at temperature 0, tasks are
+All screens and tasks come from seeds of their own. Questions are answered at temperature 0, tasks are
 played at the temperatures of training and evaluation.
 """
 
@@ -56,7 +56,7 @@ _ENTRY = re.compile(r"([^()]*)\((\d+),(\d+)\)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A question about a screen, and the elements that the screen lists."""
+    """A question about a screen, and the elements of the screen."""
 
     question: Question
     screenshot: Screenshot

@@ -62,7 +62,7 @@ class GroupStream:
         self._numbers = 0  # groups numbered so far
         self._queue: deque[tuple[int, Task]] = deque()  # to be played before the next task of the order
         self._playing: dict[int, _Playing] = {}
-        self._episodes = 0  # of the groups in play that have not ended
+        self._episodes = 0  # unfinished ones of the groups in play
         self._finished: dict[int, Group] = {}
         self._closing: set[asyncio.Task[None]] = set()  # cancelled groups whose environments close
         self._dropped: list[int] = []  # numbers, since the last batch

@@ -39,7 +39,7 @@ class FreshTasks(Sequence[Task]):
         self._excluded: frozenset[str] = frozenset()
 
     def without(self, tasks: Iterable[Task]) -> FreshTasks:
-        """The same tasks, except that candidates with the content of one of `tasks` are skipped."""
+        """The same tasks without candidates with the content of one of `tasks`."""
         others = copy(self)
         others._excluded = frozenset(task.content for task in tasks)
         return others

@@ -1,4 +1,4 @@
-"""Goal families and applications that no generated training task contains.
+"""Goal families and applications outside of all generated training tasks.
 
 Evaluation on them shows what training on other tasks has taught. The shipped lists desk:32, desk:128 and
 desk:pool contain them.

@@ -23,7 +23,7 @@ _SEED = re.compile(r"seed-(\d{1,4})")
 def find_sources(folders: Sequence[Path]) -> Iterator[tuple[Identity, Path]]:
     """All sources in the folders, each with its path, in the order of the folders and of their names.
 
-    Raises UserError for a folder that does not exist.
+    Raises UserError for a missing folder.
     """
     taken: set[str] = set()
     seen: set[Path] = set()

@@ -58,7 +58,7 @@ class GroupReader:
         return {row["batch"]: row["count"] for row in self.index.rows(query)}
 
     def batch(self, number: int) -> dict[str, Any]:
-        """The groups of a batch, in its order; then those that were dropped before it."""
+        """The groups of a batch, in its order; then those dropped before it."""
         rows = self.index.rows(f"SELECT {COLUMNS} FROM episodes WHERE batch = ? ORDER BY place, n", (number,))
         dropped = self.index.rows("SELECT number FROM placed WHERE batch = ? AND dropped", (number,))
         names = list(dict.fromkeys(row["group_id"] for row in rows))

@@ -31,7 +31,7 @@ VERSION = "1"
 MAX_PROBLEMS = 100
 _CACHE_KIB = 32 << 10
 _JOURNAL = "-journal"
-_SIDE_FILES = (_JOURNAL, "-wal", "-shm")  # that SQLite writes beside an index
+_SIDE_FILES = (_JOURNAL, "-wal", "-shm")  # SQLite writes them beside an index
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # at the end of a journal that names one
 
 TABLES = (
@@ -129,7 +129,7 @@ class Index:
             self._connection = self._open()
 
     def shrink(self) -> None:
-        """Give back the memory that indexing needed."""
+        """Give back the memory of indexing."""
         with self._lock:
             self._connection.execute("PRAGMA shrink_memory")
 
@@ -227,7 +227,7 @@ def storable(text: str) -> str:
 
 
 def shot_key(sha256: str) -> int:
-    """The first 8 bytes of a hash as the signed number that SQLite stores."""
+    """The first 8 bytes of a hash as a signed number for SQLite."""
     return int.from_bytes(bytes.fromhex(sha256[:16]), "big", signed=True)
 
 
@@ -261,7 +261,7 @@ def _remove(path: Path) -> None:
 
 
 def _schema(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
-    """All tables, indices, views and triggers, also those that full-text search makes itself."""
+    """All tables, indices, views and triggers, also those of full-text search."""
     query = "SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_master ORDER BY type, name"
     return [tuple(row) for row in connection.execute(query)]
 

@@ -54,7 +54,7 @@ class _Where:
 
 
 def list_episodes(listing: Listing, filters: Mapping[str, str]) -> dict[str, Any]:
-    """One page of the episodes that match all filters, with the total."""
+    """One page of the matching episodes, with the total."""
     where = _where(listing, filters)
     size = min(_number(filters, "size", PAGE), MAX_PAGE)
     page = _number(filters, "page", 0)

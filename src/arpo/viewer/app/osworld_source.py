@@ -153,7 +153,7 @@ class OSWorldSource(Source):
             return None
 
     def _lines(self, name: str, problems: list[str]) -> Iterator[Json]:
-        """The records of traj.jsonl, or of the JSON list that some agents write."""
+        """The records of traj.jsonl, or of the JSON list of some agents."""
         try:
             content = self.folder.read(f"{name}/{STEPS}", MAX_LINE)
         except FileNotFoundError:
@@ -257,7 +257,7 @@ class OSWorldSource(Source):
 
 
 def _answer(record: Mapping[str, Any]) -> str:
-    """The text of the model, under the names that agents use."""
+    """The text of the model, under the names of several agents."""
     for name in ("response", "thought", "raw_response", "model_response"):
         found = record.get(name)
         if isinstance(found, str) and found:

@@ -25,7 +25,7 @@ _COLUMNS = "id, task, score, malformed, stop, steps, version, batch, place, grou
 
 
 def outline_of(row: sqlite3.Row) -> Trajectory:
-    """The parts of an episode that replay and rewards read."""
+    """The parts of an episode for replay and rewards."""
     return outline(
         StoredEpisode(
             episode_id=row["id"],
@@ -69,7 +69,7 @@ class Rescues:
         return self._counts.get(batch, 0)
 
     def refresh(self, deadline: float) -> bool:
-        """Repeat the batches that were indexed since the last call. True: all of them.
+        """Repeat the batches indexed since the last call. True: all of them.
 
         `deadline` is in seconds of time.monotonic().
         """

@@ -1,6 +1,6 @@
 """One run, collection or folder of OSWorld results, as the pages of the browser see it.
 
-Each page is a function from the index and the files to JSON. `Source` has the pages that all kinds share.
+Each page is a function from the index and the files to JSON. `Source` has the pages of all kinds.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Source(ABC):
 
     @abstractmethod
     def stamp(self) -> str:
-        """A text that changes when the pages can show a change of the files."""
+        """Another text after each visible change of the files."""
 
     @abstractmethod
     def facts(self) -> Json:

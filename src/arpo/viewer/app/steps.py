@@ -49,7 +49,7 @@ def empty_step(number: int) -> dict[str, Any]:
 
 
 def answer_json(answer: str, actions: Sequence[Action]) -> dict[str, Any]:
-    """The fields that every kind of source has: the answer, its parts, and its actions."""
+    """The fields of every kind of source: the answer, its parts, and its actions."""
     thought, action_text = split_answer(answer)
     drawn = [action for action in actions if _is_finite(action)]
     return {
@@ -99,7 +99,7 @@ def token_rows(completion: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _is_finite(action: Action) -> bool:
-    """Whether the positions of an action are numbers that can be drawn."""
+    """Whether the positions of an action are numbers and can be drawn."""
     points = [value for value in _values(action) if isinstance(value, Point)]
     return all(as_number(coordinate) is not None for point in points for coordinate in (point.x, point.y))
 

@@ -15,8 +15,8 @@ from arpo.viewer.app.folder import MAX_LINE, SafeFolder
 
 CHECKED_BYTES = 4096  # at the beginning and before the end of what was read
 _CHUNK = 1 << 20
-_PIECE = 4 * MAX_LINE  # of a line that is too long
-MAX_BYTES = 24 << 20  # of a log that is kept in memory
+_PIECE = 4 * MAX_LINE  # of an overlong line
+MAX_BYTES = 24 << 20  # of a log in memory
 MAX_PROBLEMS = 20
 
 
@@ -81,7 +81,7 @@ def parse_line(line: bytes | None, location: str) -> dict[str, Any]:
 
 
 def parse_shallow(line: bytes | None, location: str) -> dict[str, Any]:
-    """The same for a value that is shown as a whole: it must not be nested deeply."""
+    """The same for a value shown as a whole: it must not be nested deeply."""
     value = parse_line(line, location)
     with damage(location):
         check_depth(value)

@@ -16,7 +16,7 @@ _MAX_PARTS = 4  # tokens of one character
 
 
 def load_tokenizer(folders: Sequence[Path]) -> Any | None:
-    """The tokenizer of the first folder that has one. None without a readable one."""
+    """The tokenizer of the first folder with one. None without a readable one."""
     import tokenizers
 
     for folder in folders:

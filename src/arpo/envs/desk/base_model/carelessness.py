@@ -4,7 +4,7 @@ A fault is drawn at random, independent of the screen and of the task. So no mod
 when a fault is right, and to remove one kind of fault on some tasks is to remove it on all tasks.
 
 A lower sampling temperature makes rare answers rarer: at 0.6, a fault of probability 0.06 keeps 0.01, one of
-0.4 keeps 0.34. So the faults that matter most are frequent at few decisions, not rare at every step.
+0.4 keeps 0.34. So the most important faults are frequent at few decisions, not rare at every step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from arpo.types import Task
 
 Seen = TypeVar("Seen")
 _BESIDE = 2  # a slip hits one of this many nearest elements
-_MENU_DETOURS = 0.25  # share of the detours that open a menu, if the front window has one
+_MENU_DETOURS = 0.25  # share of the detours to a menu, if the front window has one
 _NOT_CLICKED = ("Label", "title", "ScrollBar", "close")
 
 

@@ -43,7 +43,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A visible element with its window. `name` is its caption, `value` the text that it shows."""
+    """A visible element with its window. `name` is its caption, `value` the shown text."""
 
     element: Element
     window: Window | None
@@ -56,7 +56,7 @@ class Part:
 
 
 def visible_parts(desktop: Desktop) -> list[Part]:
-    """All visible elements that have a name, in reading order. Scroll bars have none."""
+    """All visible elements with a name, in reading order. Scroll bars have none."""
     elements = [element for element in desktop.visible_elements() if element.kind in KIND_WORDS]
     widgets = {
         (window.column + widget.column, window.row + 1 + widget.row, widget.label, i): widget

@@ -25,7 +25,7 @@ _RARITY = {
     "app": 0.1, "close": 0.1, "title": 0.3, "Button": 0.4, "Label": 0.4, "Check": 2.0, "Cell": 2.0,
     "Item": 2.0, "Radio": 2.0, "DropDown": 2.0, "choice": 3.0, "Slider": 8.0,
 }  # fmt: skip
-# Elements that open a menu or a dialog, or change the page: the last event of a busy desktop.
+# Elements which open a menu or a dialog, or change the page: the last event of a busy desktop.
 _OPENERS = ("DropDown", "Button", "Item", "Tab", "Field")
 
 

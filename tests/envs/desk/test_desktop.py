@@ -35,6 +35,25 @@ def test_a_click_goes_to_the_window_on_top_and_raises_the_one_below() -> None:
     assert titles(desktop) == ["Conf", "Web Order"]
 
 
+def test_double_and_right_clicks_raise_a_window_too() -> None:
+    for event in (Desktop.double_click, Desktop.right_click):
+        desktop = desk()
+        desktop.launch("File", 0, 0)
+        desktop.launch("Calc", 8, 3)
+        event(desktop, 20, 35)  # the row of the folder Work, left of Calc
+        assert titles(desktop)[-1].startswith("File")
+
+
+def test_a_double_click_in_a_text_sets_the_caret() -> None:
+    desktop = desk()
+    desktop.open_file("", "report")
+    notes = desktop.front
+    assert isinstance(notes, Notes)
+    x, y = find(desktop, "Text", "Field").column * 7, find(desktop, "Text", "Field").row * 14
+    desktop.double_click(x + 2 * 7 + 3, y + 3)
+    assert notes.edit.caret == 2
+
+
 def test_a_covered_widget_receives_no_click() -> None:
     desktop = two_windows()
     wifi = (3 * 7, 3 * 14 + 7)  # left of Web

@@ -139,18 +139,20 @@ class Desktop:
             widget.click_at(column - window.column - widget.column, row - window.row - 1 - widget.row)
 
     def double_click(self, x: int, y: int) -> None:
-        if self.popup is None and (widget := self._widget_at(*_cell_at(x, y))):
-            widget.click()
+        widget = self._widget_at(*_cell_at(x, y)) if self.popup is None else None
+        self.click(x, y)
+        if widget is not None:
             widget.double_click()
-        else:
-            self.click(x, y)
 
     def right_click(self, x: int, y: int) -> None:
         self.popup = None
         column, row = _cell_at(x, y)
+        window = self._window_at(column, row)
+        if window is not None:
+            self.bring_to_front(window)
         widget = self._widget_at(column, row)
         if widget is not None and widget.menu:
-            widget.click()
+            self.click(x, y)
             self.open_menu(column // 2 * 2, row, widget.menu)
 
     def drag(self, start: tuple[int, int], end: tuple[int, int]) -> None:

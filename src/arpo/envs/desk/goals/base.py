@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from arpo.actions import Action, Click, DoubleClick, Drag, Hotkey, Point, RightClick, Scroll, Type
+from arpo.actions import Action, Click, DoubleClick, Drag, Fail, Hotkey, Point, RightClick, Scroll, Type
 from arpo.actions import Direction as ScrollDirection
 from arpo.envs.desk.desktop import Desktop, Element
 from arpo.envs.desk.widgets import Field, ScrollBar, TextEdit
@@ -85,6 +85,11 @@ def right_click(element: Element, thought: str) -> Step:
 
 def drag(element: Element, target: Element, thought: str) -> Step:
     return Step(thought, Drag(start=_point(element), end=_point(target)))
+
+
+def give_up(name: str) -> Step:
+    """The last step if the goal's target does not exist."""
+    return Step(f"no {name}", Fail())
 
 
 def open_app(desktop: Desktop, app: str) -> Step | None:

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import ClassVar
 
-from arpo.actions import Click, Fail, Point
+from arpo.actions import Click, Point
 from arpo.envs.desk.apps.conf import Conf
 from arpo.envs.desk.canvas import CELL_WIDTH
 from arpo.envs.desk.desktop import Desktop
@@ -18,6 +18,7 @@ from arpo.envs.desk.goals.base import (
     close_menu,
     fill_field,
     find_element,
+    give_up,
     open_app,
 )
 from arpo.envs.desk.words import LANGUAGES, MISSING_SWITCHES, PEOPLE, SIZES, SWITCHES, THEMES
@@ -209,4 +210,4 @@ class TurnMissingSwitch:
         """Infeasible: nothing changes."""
 
     def next_step(self, desktop: Desktop) -> Step | None:
-        return close_menu(desktop) or show_tab(desktop, "Net") or Step(f"no {self.name}", Fail())
+        return close_menu(desktop) or show_tab(desktop, "Net") or give_up(self.name)

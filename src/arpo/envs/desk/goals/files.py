@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import ClassVar
 
-from arpo.actions import Fail, Hotkey, Type
+from arpo.actions import Hotkey, Type
 from arpo.envs.desk.apps.files import ROOT, VISIBLE_ROWS, Files
 from arpo.envs.desk.apps.notes import Notes
 from arpo.envs.desk.desktop import Desktop, Element
@@ -20,9 +20,11 @@ from arpo.envs.desk.goals.base import (
     double_click,
     drag,
     find_item,
+    give_up,
     open_app,
     right_click,
 )
+from arpo.envs.desk.window import Window
 from arpo.envs.desk.words import FILES, FOLDERS, TEXTS
 from arpo.envs.desk.world import World
 
@@ -103,8 +105,11 @@ class MoveFile:
         world["files"][self.folder][self.file] = world["files"][ROOT].pop(self.file)
 
     def next_step(self, desktop: Desktop) -> Step | None:
-        if self.file not in desktop.world["files"][ROOT]:
-            return None
+        files = desktop.world["files"]
+        if self.file not in files[ROOT]:
+            return None if self.file in files.get(self.folder, {}) else give_up(self.file)
+        if self.folder not in files or self.file in files[self.folder]:  # no folder, or the name is taken
+            return give_up(self.folder)
         row = find_row(desktop, self.file)
         if isinstance(row, Step):
             return row
@@ -130,8 +135,11 @@ class RenameFile:
         world["files"][ROOT][self.name] = world["files"][ROOT].pop(self.file)
 
     def next_step(self, desktop: Desktop) -> Step | None:
-        if self.file not in desktop.world["files"][ROOT]:
-            return None
+        files = desktop.world["files"][ROOT]
+        if self.file not in files:
+            return None if self.name in files else give_up(self.file)
+        if self.name in files:  # the name is taken
+            return give_up(self.name)
         if step := answer_name(desktop, f"Rename {self.file}", self.name):
             return step
         front = desktop.front
@@ -187,7 +195,7 @@ class DeleteMissingFile:
         """Infeasible: nothing changes."""
 
     def next_step(self, desktop: Desktop) -> Step | None:
-        return close_menu(desktop) or show_root(desktop) or Step(f"no {self.file}", Fail())
+        return close_menu(desktop) or show_root(desktop) or give_up(self.file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,13 +216,16 @@ class WriteNote:
         world["files"][ROOT][self.file] = self.text
 
     def next_step(self, desktop: Desktop) -> Step | None:
-        if self.file in desktop.world["files"][ROOT]:
-            return None
-        if (
-            step := answer_name(desktop, "Save as", self.file)
-            or close_menu(desktop)
-            or open_app(desktop, "Note")
-        ):
+        saved = desktop.world["files"][ROOT].get(self.file)
+        if saved is not None:  # if it has another text, a fault of this user
+            return None if saved == self.text else replace_text(desktop, self.file, self.text)
+        written = any(
+            isinstance(window, Notes) and not window.name and window.edit.text == self.text
+            for window in desktop.windows
+        )
+        if written and (step := answer_name(desktop, "Save as", self.file)):
+            return step
+        if step := close_menu(desktop) or open_app(desktop, "Note"):
             return step
         front = desktop.front
         assert isinstance(front, Notes)
@@ -252,21 +263,31 @@ class ReplaceText:
         world["files"][ROOT][self.file] = self.text
 
     def next_step(self, desktop: Desktop) -> Step | None:
-        if desktop.world["files"][ROOT].get(self.file) == self.text:
-            return None
-        if step := show_file(desktop, self.file):
-            return step
-        front = desktop.front
-        assert isinstance(front, Notes)
-        return fill_note(front, self.text) or click_on(desktop, "Save")
+        saved = desktop.world["files"][ROOT].get(self.file)
+        if saved is None:
+            return give_up(self.file)
+        return None if saved == self.text else replace_text(desktop, self.file, self.text)
+
+
+def replace_text(desktop: Desktop, file: str, text: str) -> Step:
+    """Open a file and save it with another text."""
+    if step := show_file(desktop, file):
+        return step
+    front = desktop.front
+    assert isinstance(front, Notes)
+    return fill_note(front, text) or click_on(desktop, "Save")
+
+
+def shows_file(window: Window | None, file: str) -> bool:
+    """Whether this is the editor with a file of the root folder."""
+    return isinstance(window, Notes) and (window.folder, window.name) == (ROOT, file)
 
 
 def show_file(desktop: Desktop, file: str) -> Step | None:
     """Open a file in the editor."""
     if step := close_menu(desktop):
         return step
-    front = desktop.front
-    if isinstance(front, Notes) and front.name == file:
+    if shows_file(desktop.front, file):
         return None
     row = find_row(desktop, file)
     return row if isinstance(row, Step) else double_click(row, f"Open {file}")

@@ -6,12 +6,11 @@ import random
 from dataclasses import dataclass
 from typing import ClassVar
 
-from arpo.actions import Fail
 from arpo.envs.desk.apps.files import ROOT
 from arpo.envs.desk.apps.mail import ComposeWindow, Mail
 from arpo.envs.desk.desktop import Desktop
-from arpo.envs.desk.goals.base import Step, click_on, close_menu, fill_field, find_item, open_app
-from arpo.envs.desk.goals.files import show_file
+from arpo.envs.desk.goals.base import Step, click_on, close_menu, fill_field, find_item, give_up, open_app
+from arpo.envs.desk.goals.files import show_file, shows_file
 from arpo.envs.desk.words import PEOPLE, SUBJECTS, TEXTS
 from arpo.envs.desk.world import World
 
@@ -112,6 +111,8 @@ class AnswerMail:
             return None
         if isinstance(desktop.front, ComposeWindow):
             return write_mail(desktop, self.sender, self.subject, self.body)
+        if _index(desktop.world, self.sender) < 0:
+            return give_up(self.sender)
         return select_mail(desktop, self.sender) or click_on(desktop, "Reply")
 
 
@@ -155,7 +156,10 @@ class FlagMail:
         world["mail"]["In"][_index(world, self.sender)]["flag"] = True
 
     def next_step(self, desktop: Desktop) -> Step | None:
-        if desktop.world["mail"]["In"][_index(desktop.world, self.sender)]["flag"]:
+        index = _index(desktop.world, self.sender)
+        if index < 0:
+            return give_up(self.sender)
+        if desktop.world["mail"]["In"][index]["flag"]:
             return None
         return select_mail(desktop, self.sender) or click_on(desktop, "Flag")
 
@@ -179,7 +183,7 @@ class DeleteMissingMail:
         """Infeasible: nothing changes."""
 
     def next_step(self, desktop: Desktop) -> Step | None:
-        return close_menu(desktop) or open_app(desktop, "Mail") or Step(f"no {self.sender}", Fail())
+        return close_menu(desktop) or open_app(desktop, "Mail") or give_up(self.sender)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,12 +211,9 @@ class SendFileText:
     def next_step(self, desktop: Desktop) -> Step | None:
         if _sent_mail(self.to, self.subject, self.body) in desktop.world["mail"]["Sent"]:
             return None
+        if not any(shows_file(window, self.file) for window in desktop.windows):  # not read yet
+            known = desktop.world["files"][ROOT].get(self.file) == self.body
+            return show_file(desktop, self.file) if known else give_up(self.file)
         if isinstance(desktop.front, ComposeWindow):
             return write_mail(desktop, self.to, self.subject, self.body)
-        if step := close_menu(desktop):
-            return step
-        if isinstance(desktop.front, Mail):
-            return click_on(desktop, "New")
-        if step := show_file(desktop, self.file):
-            return step
-        return open_app(desktop, "Mail")
+        return close_menu(desktop) or open_app(desktop, "Mail") or click_on(desktop, "New")

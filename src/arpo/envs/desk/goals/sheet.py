@@ -30,6 +30,8 @@ def select_cell(desktop: Desktop, cell: str) -> Step | None:
     assert isinstance(front, Calc)
     if front.cell == cell:
         return None
+    if front.cell and front.entry.text != str(front.cells.get(front.cell, "")):
+        return Step("Press esc", Hotkey(keys=("esc",)))  # a click on another cell would store this text
     x = (front.column + 2 + 4 * COLUMN_NAMES.index(cell[0]) + 2) * CELL_WIDTH
     y = (front.row + 2 + int(cell[1:])) * CELL_HEIGHT + CELL_HEIGHT // 2
     return Step(f"Click {cell}", Click(point=Point(x, y)))

@@ -11,9 +11,10 @@ DEV := $(VENV)/.installed-dev
 OSWORLD_VENV := .venv-osworld
 VLLM_VENV := .venv-vllm
 VLLM := $(VLLM_VENV)/.installed
+RAY := $(VENV)/.installed-ray
 
 .DEFAULT_GOAL := help
-.PHONY: help train compare test test-real test-vllm test-browser osworld vllm lint format clean
+.PHONY: help train compare test test-real test-vllm test-browser test-cluster osworld vllm lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +41,9 @@ test-browser: $(DEV) ## run the tests of arpo view in Debian's Chromium
 	@test -x /usr/bin/chromium || \
 		{ echo "Chromium is missing. On Debian or Ubuntu, install it with: apt-get install chromium" >&2; exit 1; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/browser $(ARGS)
+
+test-cluster: $(RAY) $(VLLM) ## run the tests on a Ray cluster of four nodes on this machine
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 tests/ray_cluster $(ARGS)
 
 osworld: ## install real desktops: Debian packages (needs root or sudo), and desktop-env in .venv-osworld
 	PYTHONPATH=src $(PYTHON) -m arpo.envs.osworld.install $(OSWORLD_VENV)
@@ -73,6 +77,10 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/pip
 
 $(DEV): $(RUNTIME)
 	$(PIP) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+$(RAY): $(DEV)
+	$(PIP) --no-build-isolation --editable '.[dev,ray]'
 	@touch $@
 
 # vLLM needs libnuma, which no wheel contains. Without it, vLLM fails late with an unclear message.

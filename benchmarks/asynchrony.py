@@ -28,11 +28,13 @@ from statistics import fmean
 from typing import Any
 from unittest import mock
 
+from simulation.waiting_learner import WaitingLearner
+
 from arpo.actions import Action
 from arpo.config import Config
 from arpo.engines.base import Weights
 from arpo.engines.factory import OpenedEngine
-from arpo.learner.base import Batch, Metrics
+from arpo.learner.base import Batch
 from arpo.models.loading import load_renderer
 from arpo.prompts.rendering import Renderer
 from arpo.recipe import load_config
@@ -40,7 +42,7 @@ from arpo.reporting.display import NullDisplay
 from arpo.storage.run_folder import TIMING, RunFolder
 from arpo.testing import screenshot
 from arpo.training.trainer import Trainer
-from arpo.types import Completion, Observation, Prompt, Sample, Sampling, StepResult, Task
+from arpo.types import Completion, Observation, Prompt, Sampling, StepResult, Task
 
 SCALE = 60.0  # times shorter than in reality
 SERVERS = 4
@@ -125,33 +127,15 @@ class WaitingEngine:
         self._version = weights.version
 
 
-class WaitingLearner:
-    """A learner that only waits: all episodes of a batch cost time, also those without signal."""
+class SlowLearner(WaitingLearner):
+    """All episodes of a batch cost time, also those without signal."""
 
     def __init__(self, episodes: int) -> None:
-        self._episodes, self._version = episodes, 0
+        super().__init__(logprob=0.0)
+        self._episodes = episodes
 
-    async def train(self, batch: Batch) -> Metrics:
+    async def work(self, batch: Batch) -> None:
         await wait(SECONDS_PER_EPISODE * self._episodes)
-        self._version += 1
-        return {"skipped": 0.0, "updates": 1.0}
-
-    async def logprobs(
-        self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
-    ) -> list[float]:
-        return [0.0 for _ in samples]
-
-    def weights(self) -> Weights:
-        return Weights(version=self._version, handle=None)
-
-    def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True)
-
-    def publish(self, folder: Path) -> None: ...
-
-    def load(self, folder: Path) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def settings(folder: Path, max_staleness: int, batches: int) -> Config:
@@ -189,7 +173,7 @@ def measure(max_staleness: int, batches: int) -> dict[str, float]:
         config = settings(Path(name), max_staleness, batches)
         renderer = load_renderer(config.model)
         opened = OpenedEngine(engine=WaitingEngine(renderer), renderer=renderer, model=None)
-        learner = WaitingLearner(TASKS * config.rollout.group_size)
+        learner = SlowLearner(TASKS * config.rollout.group_size)
         store = RunFolder(Path(config.run.dir))
         with (
             mock.patch("arpo.rollout.player.open_engine", lambda *_, **__: opened),

@@ -27,6 +27,7 @@ LAYERS = (
     "envs",
     "testing",
     "serving",
+    "cluster",
     "rollout",
     "evaluation",
     "training",

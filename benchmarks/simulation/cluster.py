@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest import mock
 
+from arpo.cluster.service_times import DEFAULT, ServiceTimes
 from arpo.config import Config
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.models.loading import load_renderer
@@ -35,7 +36,6 @@ from simulation.roles import (
     SimulatedLearner,
     SimulatedPublisher,
 )
-from simulation.service_times import DEFAULT, ServiceTimes
 
 _T = TypeVar("_T")
 Background = Callable[[], Coroutine[Any, Any, None]]

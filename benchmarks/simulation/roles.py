@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 import json
 import time
 from collections.abc import Sequence
@@ -13,13 +12,14 @@ from random import Random
 from urllib.parse import urlsplit
 
 from arpo.actions import Action
+from arpo.cluster.service_times import ServiceTimes
 from arpo.engines.base import Weights
-from arpo.learner.base import Batch, Metrics
+from arpo.learner.base import Batch
 from arpo.storage.published_weights import Probe, publishing, write_probe
-from arpo.types import Observation, Sample, Screenshot, StepResult, Task
+from arpo.types import Observation, Screenshot, StepResult, Task
 from simulation.clock import Clock, Meter
 from simulation.replica import EPISODE, PROBE_LOGPROB, EpisodeOf, Server
-from simulation.service_times import ServiceTimes, learner_efficiency
+from simulation.waiting_learner import WaitingLearner
 
 FIRST_PORT = 9000
 
@@ -151,42 +151,19 @@ class SimulatedHttp:
         return 200, text, None
 
 
-class SimulatedLearner:
-    """`busy` integrates its work. The samples of an update are spread over the GPUs, longest first."""
+class SimulatedLearner(WaitingLearner):
+    """`busy` integrates its work."""
 
     def __init__(self, clock: Clock, times: ServiceTimes, gpus: int) -> None:
-        self._clock, self._times, self._gpus, self._version = clock, times, gpus, 0
+        super().__init__(logprob=PROBE_LOGPROB)
+        self._clock, self._times, self._gpus = clock, times, gpus
         self.busy = Meter(clock)
 
-    async def train(self, batch: Batch) -> Metrics:
+    async def work(self, batch: Batch) -> None:
         with self.busy:
             for samples in batch.updates:
-                await self._clock.sleep(self._seconds(samples))
-        self._version += 1
-        return {"skipped": 0.0, "updates": float(len(batch.updates))}
-
-    def _seconds(self, samples: Sequence[Sample]) -> float:
-        loads = [0.0] * self._gpus
-        for seconds in sorted((self._times.learn(len(sample.images)) for sample in samples), reverse=True):
-            heapq.heapreplace(loads, loads[0] + seconds)
-        return max(loads) / learner_efficiency(self._gpus)
-
-    async def logprobs(
-        self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
-    ) -> list[float]:
-        return [PROBE_LOGPROB for _ in samples]
-
-    def weights(self) -> Weights:
-        return Weights(version=self._version, handle=None)
-
-    def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True)
-
-    def publish(self, folder: Path) -> None: ...
-
-    def load(self, folder: Path) -> None: ...
-
-    def close(self) -> None: ...
+                screenshots = [len(sample.images) for sample in samples]
+                await self._clock.sleep(self._times.update(screenshots, self._gpus))
 
 
 class SimulatedPublisher:

@@ -272,6 +272,11 @@ def _check_offline(config: Config) -> None:
             f"is {config.loss.kl}, must be 0 {method}: the KL term needs answers of the current policy, and "
             "stored answers are older",
         )
+    for name, neutral in (("state_weight", 0), ("negative", 1)):
+        if (value := getattr(config.loss, name)) != neutral:
+            raise BadSetting(
+                f"loss.{name}", f"is {value}, must be {neutral} {method}: this method has no advantages"
+            )
     if config.train.curriculum != "none":
         raise BadSetting(
             "train.curriculum",

@@ -293,3 +293,36 @@ class ServerConfig:
     attempts: int = setting(
         8, "Attempts per request, over all servers, with growing pauses", low=1, high=1000
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Ray cluster: placement of vLLM servers, environment hosts and learner ranks."""
+
+    ray: str = setting(
+        "",
+        "Ray cluster: auto (the one of this machine, or of RAY_ADDRESS) or an address such as 10.0.0.1:6379; "
+        "empty: everything runs on this machine",
+    )
+    hosts: int = setting(
+        0,
+        "Number of environment hosts on the cluster, each with an equal share of env.parallel; 0: the "
+        "environments run as without a cluster",
+        low=0,
+        high=4096,
+    )
+    host_cpus: float = setting(1.0, "CPUs reserved for each environment host", above=0, high=4096)
+    host_nodes: str = setting(
+        "", "Custom resource of the nodes for environment hosts, such as desktops; empty: all nodes"
+    )
+    replica_cpus: float = setting(1.0, "CPUs reserved for each vLLM server", above=0, high=4096)
+    replica_nodes: str = setting("", "Custom resource of the nodes for vLLM servers; empty: all nodes")
+    rank_cpus: float = setting(1.0, "CPUs reserved for each learner rank", above=0, high=4096)
+    rank_nodes: str = setting("", "Custom resource of the nodes for learner ranks; empty: all nodes")
+    wait_seconds: float = setting(
+        60.0,
+        "Timeout (seconds) of the wait for free resources at the start; longer if the cluster adds nodes on "
+        "demand",
+        low=0,
+        high=LARGEST,
+    )

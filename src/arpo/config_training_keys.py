@@ -65,13 +65,28 @@ class LossConfig:
         "tokens of the update, DAPO), constant (the maximum number of tokens, Dr. GRPO)",
     )
     denominator: Literal["all", "live"] = setting(
-        "all", "Groups in the mean of an update: all, live (only groups whose rewards differ)"
+        "all", "Groups in the mean of an update: all, live (only groups with signal)"
     )
     dual_clip: float = setting(0.0, "Maximum ratio at negative advantages (dual clip); 0: no limit", low=0)
     advantage: Literal["grpo", "grpo_sample", "mean", "rloo"] = setting(
         "grpo",
         "Advantage: grpo (reward - group mean, divided by the standard deviation; grpo_sample: the sample "
         "deviation), mean (reward - group mean, Dr. GRPO), rloo (reward - mean of the other episodes)",
+    )
+    state_weight: float = setting(
+        0.0,
+        "Weight of state advantages (GiGPO), which compare the steps of a group from equal screenshots; "
+        "0: off",
+        low=0,
+    )
+    state_discount: float = setting(
+        0.95,
+        "Discount of the reward per later step of the episode, for loss.state_weight",
+        above=0,
+        high=1,
+    )
+    negative: float = setting(
+        1.0, "Factor on negative advantages; below 1, failures change the policy less", low=0
     )
     ratio: Literal["recompute", "behaviour", "truncated"] = setting(
         "recompute",

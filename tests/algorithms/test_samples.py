@@ -8,7 +8,7 @@ from arpo.algorithms.replay import ReplayBuffer
 from arpo.algorithms.samples import GroupStats, Updates, build_updates, count_groups, split_by_signal
 from arpo.config import LossConfig, ReplayConfig
 from arpo.errors import UserError
-from arpo.types import Group, Rescue, Screenshot
+from arpo.types import Group, Rescue, Screenshot, Turn
 from trajectories import SCREEN, group, scored, trajectory, turn
 
 
@@ -241,3 +241,65 @@ def test_a_replayed_episode_has_no_staleness() -> None:
     rescued = replace(group(trajectory(1.0, version=0), trajectory(0.0, version=7)), rescues=(rescue,))
     (samples_U,) = build_updates([rescued], LossConfig(), tasks_per_update=1, token_budget=9, version=7)
     assert [(sample.replayed, sample.staleness) for sample in samples_U] == [(True, ()), (False, ())]
+
+
+def at(screen: bytes, sampled: list[int], restart: bool = False) -> Turn:
+    return replace(turn([1], sampled, restart=restart), screenshot=Screenshot.of(screen))
+
+
+def test_each_token_has_the_advantage_of_its_turn() -> None:
+    """From A, the returns are 0.5 and 0: +1 and -1 as states. The second sequence has one turn."""
+    success = trajectory(1.0, at(b"A", [10], restart=True), at(b"B", [11, 12, 13]))
+    failure = trajectory(0.0, at(b"A", [10], restart=True), at(b"C", [11, 12], restart=True))
+    (update,), _ = samples([group(success, failure)], state_weight=0.4, state_discount=0.5)
+    assert [sample.token_advantages for sample in update] == [(1.4, 1.0, 1.0, 1.0), (), ()]
+    assert [sample.advantage for sample in update] == [pytest.approx(1.1), -1.4, -1.0]
+    assert [sample.weight for sample in update] == [1 / (1 * 2 * 4), 1 / (1 * 2 * 3), 1 / (1 * 2 * 3)]
+
+
+QUICK, SLOW = (
+    trajectory(1.0, at(b"A", [10], restart=True), name="quick"),
+    trajectory(1.0, at(b"A", [10], restart=True), at(b"B", [11]), name="slow"),
+)
+
+
+def test_successes_of_different_length_have_signal_in_their_common_state() -> None:
+    equal, lone = group(QUICK, SLOW), group(trajectory(1.0, *QUICK.turns * 2), index=1, failures=1)
+    failed = scored(0, 0, index=2)
+    (update,), stats = samples([equal, lone, failed], state_weight=0.5, denominator="live")
+    assert [sample.token_advantages or sample.advantage for sample in update] == [0.5, (-0.5, 0.0)]
+    assert [sample.weight for sample in update] == [1 / (1 * 2 * 1), 1 / (1 * 2 * 2)]
+    assert (stats.without_signal, stats.too_small) == (1, 1)
+    assert split_by_signal([equal, lone, failed], LossConfig(state_weight=0.5)) == ([equal], [lone, failed])
+
+    (update,), stats = samples([equal, lone, failed])
+    assert (update, stats.without_signal) == ((), 2)
+    assert split_by_signal([equal, lone, failed], LossConfig()) == ([], [equal, lone, failed])
+
+
+def test_state_advantages_and_damping_leave_the_kl_term_as_it_is() -> None:
+    groups = [group(QUICK, replace(SLOW, score=0.0)), scored(0, 0, index=1)]
+    (plain,), _ = samples(groups, kl=0.1)
+    (other,), _ = samples(groups, kl=0.1, state_weight=0.5, negative=0.5)
+    assert [sample.advantage for sample in plain] == [1.0, -1.0, 0.0, 0.0]
+    assert [sample.token_advantages or sample.advantage for sample in other] == [1.5, (-0.75, -0.5), 0.0, 0.0]
+    assert [(a.weight, a.kl_weight) for a in plain] == [(a.weight, a.kl_weight) for a in other]
+
+
+def test_a_replayed_success_is_compared_in_the_states_of_its_group() -> None:
+    """From A, the returns are 0.95 (replayed), 0 and 0: (0.95 - 0.3167) / 0.4478 = √2, and -1/√2 twice."""
+    failed = replace(QUICK, score=0.0)
+    rescued = replace(group(SLOW, failed, failed), rescues=(rescue(0),))
+    (update,), stats = samples([rescued], state_weight=1.0, kl=0.1)
+    assert update[0].token_advantages == pytest.approx((2 * 2**0.5, 2**0.5))
+    assert [sample.advantage for sample in update[1:]] == pytest.approx([-(2**0.5)] * 2)
+    assert [(sample.replayed, sample.kl_weight > 0) for sample in update] == [(True, False)] + [
+        (False, True)
+    ] * 2
+    assert (stats.rescued, stats.without_signal) == (1, 0)
+
+
+def test_a_group_keeps_its_signal_if_negative_advantages_count_nothing() -> None:
+    (update,), stats = samples([scored(1, 0)], negative=0.0)
+    assert [sample.advantage for sample in update] == [1.0, 0.0]
+    assert stats.without_signal == 0

@@ -14,8 +14,8 @@ from simulation.clock import Clock, run_simulated
 from simulation.cluster import Cluster, Parts, run_real, settings, simulate
 from simulation.replica import EPISODE, EpisodeOf
 from simulation.roles import Barrier, SimulatedLearner
-from simulation.service_times import ServiceTimes
 
+from arpo.cluster.service_times import ServiceTimes
 from arpo.engines.vllm import VllmEngine
 from arpo.learner.base import Batch
 from arpo.testing import screenshot

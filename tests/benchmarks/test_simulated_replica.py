@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from simulation.clock import Clock, Meter, run_simulated
 from simulation.replica import EPISODE, AnswerTexts, EpisodeOf, Gpu, Request, Server
-from simulation.service_times import ServiceTimes, learner_efficiency
 
+from arpo.cluster.service_times import ServiceTimes, learner_efficiency
 from arpo.models.loading import load_renderer
 from arpo.recipe import load_config
 from arpo.testing import screenshot

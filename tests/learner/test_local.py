@@ -272,6 +272,19 @@ def test_good_answers_become_likelier_and_bad_ones_less(update: Update) -> None:
     assert gain_T[good_T].mean() > 0.05 > -0.05 > gain_T[~good_T].mean()
 
 
+def test_each_token_is_trained_with_its_own_advantage(update: Update) -> None:
+    """Before the first step all ratios are 1, so the loss is minus the sum of weight times advantage."""
+    sample = update[0]
+    count = len(sample.behaviour_logprobs)
+    one, other = learner(), learner()
+    apart = replace(sample, advantage=0.5, token_advantages=(3.0, -1.0) + (0.0,) * (count - 2))
+    assert train(one, (apart,))["loss"] == pytest.approx(-2 * sample.weight)
+    equal = replace(sample, advantage=math.nan, token_advantages=(sample.advantage,) * count)
+    one = learner()
+    assert train(one, (equal,)) == train(other, (sample,))
+    assert all(torch.equal(p, weights_of(other)[name]) for name, p in weights_of(one).items())
+
+
 def test_warm_up_is_linear_then_constant(update: Update) -> None:
     one = learner(warmup_updates=4)
     rates = [train(one, update)["lr"] for _ in range(6)]

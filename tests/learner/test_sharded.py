@@ -29,12 +29,13 @@ from arpo.errors import UserError
 from arpo.learner.background import in_background
 from arpo.learner.base import Batch, Learner
 from arpo.learner.local import LocalLearner
-from arpo.learner.ranks import (
+from arpo.learner.rank_commands import (
     Command,
     LoadCommand,
     LogprobsCommand,
     PublishCommand,
     SaveCommand,
+    StartCommand,
     StopCommand,
     TrainCommand,
     encode_command,
@@ -293,7 +294,7 @@ def test_a_lost_rank_is_an_error_that_names_it(
 
 
 def number_of(process: int) -> int:
-    """The command line of a rank ends with the recipe, its number and a port."""
+    """The command line of a rank ends with its number and the address of the store."""
     return int(Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[-3])
 
 
@@ -344,6 +345,7 @@ def test_commands_survive_encoding() -> None:
     same = sample(rng, renderer)
     twice = (same, replace(same, advantage=math.inf, replayed=True, kl_weight=0.0))
     commands: list[Command] = [
+        StartCommand(recipe="[optim]\nranks = 2\n"),
         TrainCommand(updates=[[twice, ()], [(), (sample(rng, renderer),)]], lr_scales=[1.0, 0.1]),
         LogprobsCommand(updates=[[twice]], base=True, temperature=None, first=2, count=4),
         SaveCommand(folder="/somewhere/ü"),
@@ -352,11 +354,11 @@ def test_commands_survive_encoding() -> None:
         StopCommand(),
     ]
     sent = [b"".join(encode_command(command)) for command in commands]
-    assert sent[0].count(same.images[0].png) == 1
+    assert sent[1].count(same.images[0].png) == 1
     stream = io.BytesIO(b"".join(sent))
     assert [read_command(stream) for _ in commands] == commands
     assert read_command(stream) is None
-    assert json.loads(sent[2][8:])["do"] == "SaveCommand"
+    assert json.loads(sent[3][8:])["do"] == "SaveCommand"
 
 
 def test_the_filler_has_one_small_image_and_one_token() -> None:

@@ -2,7 +2,14 @@ import json
 
 import pytest
 
-from arpo.storage.codec import stored_episode, trajectory_from_json, trajectory_to_json
+from arpo.storage.codec import (
+    sample_from_json,
+    sample_to_json,
+    stored_episode,
+    trajectory_from_json,
+    trajectory_to_json,
+)
+from arpo.types import Sample
 from stored_episodes import episode, small
 
 
@@ -46,3 +53,20 @@ def test_wrong_versions_are_damage(versions):
     value, shots = written(versions)
     with pytest.raises((ValueError, TypeError)):
         trajectory_from_json(value, shots)
+
+
+def test_a_sample_is_read_as_it_was_written():
+    shot = small(1)
+    sample = Sample(
+        token_ids=(1, 5, 6),
+        mask=(False, True, True),
+        images=(shot,),
+        behaviour_logprobs=(-0.1, -0.7),
+        advantage=0.75,
+        weight=0.25,
+        replayed=False,
+        kl_weight=0.125,
+        staleness=(0, 1),
+        token_advantages=(1.5, 0.0),
+    )
+    assert sample_from_json(json.loads(json.dumps(sample_to_json(sample))), {shot.sha256: shot}) == sample

@@ -274,6 +274,8 @@ def test_a_source_with_nothing_to_learn_is_refused(source: Path, tmp_path: Path)
     ("setting", "refused"),
     [
         ("--loss.ratio=behaviour", "loss.ratio: is behaviour, must be recompute with train.method = dpo"),
+        ("--loss.state_weight=0.5", "loss.state_weight: is 0.5, must be 0 with train.method = dpo"),
+        ("--loss.negative=0.5", "loss.negative: is 0.5, must be 1 with train.method = dpo"),
         ("--loss.kl=0.1", "loss.kl: is 0.1, must be 0 with train.method = dpo"),
         ("--train.curriculum=middle", "train.curriculum: is middle, must be none with train.method = dpo"),
         (

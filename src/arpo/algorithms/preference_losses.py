@@ -151,7 +151,8 @@ def samples_for(
     """The samples of one update. The gradient of its objective is −Σ coefficient · ∂Δ."""
     for trajectory, coefficient in zip(trajectories, coefficients, strict=True):
         weight = 1.0 / trajectory.sampled_tokens if length == "mean" else 1.0
-        yield from trajectory_samples(trajectory, -coefficient, weight, replayed=False)
+        advantages = [-coefficient] * len(trajectory.turns)
+        yield from trajectory_samples(trajectory, advantages, weight, replayed=False)
 
 
 def _sigmoid(x: float) -> float:

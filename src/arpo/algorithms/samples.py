@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from arpo.algorithms.credit import Credit
 from arpo.config import LossConfig
@@ -25,7 +26,7 @@ class GroupStats:
 
     total: int
     too_small: int  # fewer than two episodes were played: not trained
-    without_signal: int  # all advantages are 0: with the built-in ones, all rewards are equal
+    without_signal: int  # all advantages are 0, as with equal rewards
     rescued: int  # received a stored success
     all_success: int
     all_fail: int
@@ -34,11 +35,11 @@ class GroupStats:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scored:
     group: Group
-    advantages_G: tuple[float, ...]
+    advantages_GT: tuple[tuple[float, ...], ...]  # of each turn of each episode
 
     @property
     def live(self) -> bool:
-        return any(self.advantages_G)
+        return any(map(any, self.advantages_GT))
 
     @property
     def injected(self) -> set[int]:
@@ -115,7 +116,7 @@ def _scored(groups: Sequence[Group], credit: Credit) -> list[_Scored]:
     """Groups of two or more episodes, in the order of their index."""
     in_order = sorted(groups, key=lambda group: group.index)
     return [
-        _Scored(group=group, advantages_G=credit.advantages(group))
+        _Scored(group=group, advantages_GT=credit.turn_advantages(group))
         for group in in_order
         if len(group.trajectories) >= 2
     ]
@@ -136,8 +137,10 @@ def split_by_signal(
 ) -> tuple[list[Group], list[Group]]:
     """(groups with signal, groups without). Dynamic sampling drops the latter and plays others."""
     credit = credit or Credit(loss)
-    live = [group for group in groups if any(credit.advantages(group))]
-    dropped = [group for group in groups if not any(credit.advantages(group))]
+    live: list[Group] = []
+    dropped: list[Group] = []
+    for group in groups:
+        (live if any(map(any, credit.turn_advantages(group))) else dropped).append(group)
     return live, dropped
 
 
@@ -161,12 +164,12 @@ def _update_samples(
     )
     for one in scored:
         trajectories, injected, own = one.group.trajectories, one.injected, len(one.own)
-        for index, (trajectory, advantage) in enumerate(zip(trajectories, one.advantages_G, strict=True)):
+        for index, (trajectory, advantages) in enumerate(zip(trajectories, one.advantages_GT, strict=True)):
             replayed = index in injected
             if one.live or (loss.kl and not replayed):
                 yield from trajectory_samples(
                     trajectory,
-                    advantage,
+                    advantages,
                     objective.weight(trajectory, len(trajectories)) if one.live else 0.0,
                     replayed,
                     kl_weight=0.0 if replayed else kl.weight(trajectory, own),
@@ -181,11 +184,12 @@ class _Sequence:
     images: list[Screenshot] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)  # the oldest so far, for each sampled token
+    advantages: list[float] = field(default_factory=list)  # of each sampled token
 
 
 def trajectory_samples(
     trajectory: Trajectory,
-    advantage: float,
+    advantages: Sequence[float],
     weight: float,
     replayed: bool,
     kl_weight: float = 0.0,
@@ -193,13 +197,13 @@ def trajectory_samples(
 ) -> Iterator[Sample]:
     """Yield one sample per token sequence. A new sequence starts at each turn with `restart`.
 
-    `version` is the policy version that learns. A token is as stale as the oldest token of its episode so
-    far: an engine may have sampled it with cached keys and values of that version. Replayed samples have no
-    staleness: they have an age of their own, and a ratio mode of their own.
+    `advantages` has one value per turn. `version` is the policy version that learns. A token is as stale as
+    the oldest token of its episode so far: an engine may have sampled it with cached keys and values of that
+    version. Replayed samples have no staleness: they have an age of their own, and a ratio mode of their own.
     """
     sequences: list[_Sequence] = []
     oldest = version
-    for turn in trajectory.turns:
+    for turn, advantage in zip(trajectory.turns, advantages, strict=True):
         if turn.restart:
             sequences.append(_Sequence())
         sequence, sampled = sequences[-1], turn.completion.token_ids
@@ -208,16 +212,19 @@ def trajectory_samples(
         sequence.mask += [False] * len(turn.context) + [True] * len(sampled)
         sequence.images += turn.images
         sequence.logprobs += turn.completion.logprobs
+        sequence.advantages += [advantage] * len(sampled)
         for sampled_by in turn.completion.versions:
             oldest = min(oldest, sampled_by)
             sequence.versions.append(oldest)
     for sequence in sequences:
+        equal = len(set(sequence.advantages)) == 1
         yield Sample(
             token_ids=tuple(sequence.token_ids),
             mask=tuple(sequence.mask),
             images=tuple(sequence.images),
             behaviour_logprobs=tuple(sequence.logprobs),
-            advantage=advantage,
+            advantage=sequence.advantages[0] if equal else fmean(sequence.advantages),
+            token_advantages=() if equal else tuple(sequence.advantages),
             weight=weight,
             replayed=replayed,
             kl_weight=kl_weight,

@@ -32,7 +32,7 @@ from arpo.storage.published_weights import PublishedWeights, read_published
 from arpo.types import Completion, Prompt, Sampling
 
 _ATTEMPTS = 5  # per answer
-_WAVES = 4  # of a rolling update: a quarter of the replicas is updated at a time
+WAVES = 4  # of a rolling update: a quarter of the replicas is updated at a time
 _MAX_BYTES = 32 << 20  # of a response; 64,000 tokens of a prompt with log-probabilities fit
 _CHECK_SECONDS = 10.0  # between two checks of a replica
 _FIRST_PAUSE, _LONGEST_PAUSE = (
@@ -186,8 +186,8 @@ class VllmEngine:
         if not any(replica.requests for replica in self._replicas):
             await asyncio.gather(*map(self._update, self._replicas))
             return
-        for wave in range(_WAVES):
-            await asyncio.gather(*map(self._update, self._replicas[wave::_WAVES]))
+        for wave in range(WAVES):
+            await asyncio.gather(*map(self._update, self._replicas[wave::WAVES]))
         self._router.forget_all()  # the replica that was updated last has lost its episodes to the others
 
     async def sleep(self) -> None:

@@ -1,7 +1,7 @@
 """An environment host as a child process, for environments with their own Python interpreter.
 
-The host listens on a free loopback port and requires a random token. It is restarted when it dies. It exits
-when its stdin closes, which also happens when this process is killed.
+The host listens on a free port, on loopback by default, and requires a token. It is restarted when it dies.
+It exits when its stdin closes, which also happens when this process is killed.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def start_child_host(config: Config) -> Hosts:
 
 
 class ChildHost:
-    """Runs the host process and restarts it when it has died."""
+    """Runs the host process and restarts it when it has died. Without a `token` it makes a random one."""
 
-    def __init__(self, config: Config) -> None:
-        self.token = secrets.token_urlsafe(24)
+    def __init__(self, config: Config, listen: str = "127.0.0.1", token: str = "") -> None:
+        self.token = token or secrets.token_urlsafe(24)
         self._python = _interpreter(config)
-        env = replace(config.env, hosts="", listen="127.0.0.1:0")
+        env = replace(config.env, hosts="", listen=f"{listen}:0")
         self._recipe = to_toml(replace(config, env=env))
         self._grace_seconds = config.env.step_seconds
         self._variables = PROVIDER_VARIABLES.get(config.osworld.provider, ())

@@ -372,6 +372,11 @@ def _loss_tokens(microbatch: Microbatch, logp_T: Tensor, entropy_T: Tensor, old_
         return logp_T.new_tensor(values).repeat_interleave(counts)
 
     behaviour = [logprob for sample in microbatch for logprob in sample.behaviour_logprobs]
+    advantages = [
+        advantage
+        for sample, length in zip(microbatch, lengths, strict=True)
+        for advantage in sample.token_advantages or (sample.advantage,) * length
+    ]
     stale = [
         age > 0
         for sample, length in zip(microbatch, lengths, strict=True)
@@ -382,7 +387,7 @@ def _loss_tokens(microbatch: Microbatch, logp_T: Tensor, entropy_T: Tensor, old_
         entropy_T=entropy_T,
         old_logp_T=old_logp_T,
         behaviour_logp_T=logp_T.new_tensor(behaviour),
-        advantage_T=repeat([sample.advantage for sample in microbatch]),
+        advantage_T=logp_T.new_tensor(advantages),
         weight_T=repeat([sample.weight for sample in microbatch]),
         kl_weight_T=repeat([sample.kl_weight for sample in microbatch]),
         replayed_T=repeat([sample.replayed for sample in microbatch]).bool(),

@@ -16,11 +16,11 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -37,17 +37,16 @@ from arpo.engines.base import Weights
 from arpo.learner.base import Batch, Metrics
 from arpo.learner.local import LocalLearner, TrainedParameters, restore_order, trained_parameters
 from arpo.learner.publish import write_shards
-from arpo.learner.ranks import (
+from arpo.learner.rank_commands import (
     Command,
     LoadCommand,
     LogprobsCommand,
     PublishCommand,
-    RankGroup,
     SaveCommand,
     TrainCommand,
-    rank_device,
-    serve_rank,
 )
+from arpo.learner.rank_processes import RankLauncher
+from arpo.learner.ranks import RankGroup, rank_device, serve_rank
 from arpo.learner.saved_state import (
     ADAM_KEYS,
     OPTIMISER_FILE,
@@ -60,10 +59,9 @@ from arpo.learner.saved_state import (
 from arpo.models.families import VisionLanguageModel
 from arpo.models.forward import sampled_logprobs
 from arpo.models.image_loader import ImageLoader
-from arpo.models.loading import DTYPES, load_renderer, meta_model
-from arpo.models.trainable import set_trainable
+from arpo.models.loading import DTYPES, load_model, load_renderer, meta_model
+from arpo.models.trainable import load_trained, set_trainable
 from arpo.prompts.rendering import Renderer
-from arpo.recipe import load_config
 from arpo.types import Message, Sample, Screenshot
 
 STEP, *MOMENTS = ADAM_KEYS
@@ -76,17 +74,37 @@ class ShardedLearner:
         metrics = await learner.train(batch)
     """
 
-    def __init__(self, model: VisionLanguageModel, renderer: Renderer, config: Config) -> None:
-        self._model = model.eval()
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        renderer: Renderer,
+        config: Config,
+        launcher: RankLauncher | None = None,
+    ) -> None:
+        self._model, self._renderer, self._launcher = model.eval(), renderer, launcher
         self._sampling_weights = trained_parameters(model) if config.samples_in_process else {}
         self._config = config
-        self._ranks = RankGroup(config, __name__)
+        self._open(model)
+
+    def _open(self, model: VisionLanguageModel) -> None:
+        """Start the ranks with the values of `model`."""
+        self._ranks = RankGroup(self._config, self._launcher)
         try:
             with self._ranks.collective():
-                self._learner = RankLearner(renderer, config, 0, full_model=model)
+                self._learner = RankLearner(self._renderer, self._config, 0, full_model=model)
         except BaseException:
             self.close()
             raise
+
+    def restart(self) -> None:
+        """Replace all other ranks by new ones, with the initial weights of the run."""
+        self._ranks.close()
+        del self._learner  # frees its memory before the next one
+        settings, seed = replace(self._config.model, device="cpu"), self._config.run.seed
+        initial = load_model(settings, seed)
+        set_trainable(initial, settings, seed)
+        load_trained(self._model, initial)
+        self._open(initial)
 
     def close(self) -> None:
         """Stop the other ranks. Without this call they exit with this object or process."""
@@ -96,6 +114,9 @@ class ShardedLearner:
         return Weights(version=self._learner.weights().version, handle=self._model)
 
     async def train(self, batch: Batch) -> Metrics:
+        return self.train_now(batch)
+
+    def train_now(self, batch: Batch) -> Metrics:
         optim = self._config.optim
         assigned = [
             assign_to_ranks(update, optim.ranks, optim.tokens_per_microbatch) for update in batch.updates
@@ -113,6 +134,11 @@ class ShardedLearner:
 
     async def logprobs(
         self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
+    ) -> list[float]:
+        return self.logprobs_now(samples, base=base, temperature=temperature)
+
+    def logprobs_now(
+        self, samples: Sequence[Sample], *, base: bool, temperature: float | None
     ) -> list[float]:
         optim = self._config.optim
         shares = assign_to_ranks(samples, optim.ranks, optim.tokens_per_microbatch)
@@ -407,7 +433,7 @@ def _shard_offset(shard: DTensor, rank: int) -> int:
     return first * (shard.numel() // rows)
 
 
-def _run_commands(config: Config, rank: int, commands: Iterator[Command]) -> None:
+def _run_commands(rank: int, config: Config, commands: Iterator[Command]) -> None:
     """Main loop of every rank but 0."""
     threads = config.run.threads or os.cpu_count() or 1
     torch.set_num_threads(max(1, threads // config.optim.ranks))
@@ -427,7 +453,10 @@ def _run_commands(config: Config, rank: int, commands: Iterator[Command]) -> Non
                 learner.restore(command, None, None)
 
 
+def main(rank: int, store: str) -> NoReturn:
+    """Be a rank. The recipe comes from rank 0."""
+    serve_rank(rank, store, partial(_run_commands, rank))
+
+
 if __name__ == "__main__":
-    recipe, rank, port = sys.argv[1:]
-    config = load_config(Path(recipe))
-    serve_rank(config, int(rank), int(port), partial(_run_commands, config, int(rank)))
+    main(int(sys.argv[1]), sys.argv[2])

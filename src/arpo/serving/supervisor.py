@@ -83,6 +83,9 @@ class Server:
     restarts: int = 0
     was_healthy: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def address(self) -> str:
+        return self.place.url
+
 
 @asynccontextmanager
 async def supervised(

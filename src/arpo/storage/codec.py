@@ -190,6 +190,7 @@ def sample_to_json(sample: Sample) -> dict[str, Any]:
         "replayed": sample.replayed,
         "kl_weight": sample.kl_weight,
         "staleness": ids_to_json(sample.staleness),
+        "token_advantages": list(sample.token_advantages),
     }
 
 
@@ -204,6 +205,7 @@ def sample_from_json(value: Mapping[str, Any], screenshots: Mapping[str, Screens
         replayed=value["replayed"],
         kl_weight=value["kl_weight"],
         staleness=ids_from_json(value["staleness"]),
+        token_advantages=tuple(value["token_advantages"]),
     )
 
 

@@ -141,7 +141,9 @@ async def _logps(
     learner: Learner, trajectories: Sequence[Trajectory], length: str, *, base: bool
 ) -> list[float]:
     """log π of the sampled tokens of each trajectory: their sum or their mean."""
-    samples = [list(trajectory_samples(each, 0.0, 0.0, replayed=False)) for each in trajectories]
+    samples = [
+        list(trajectory_samples(each, [0.0] * len(each.turns), 0.0, replayed=False)) for each in trajectories
+    ]
     logps = iter(await learner.logprobs(list(chain(*samples)), base=base))
     sums = [sum(next(logps) for _ in own) for own in samples]
     if length == "sum":

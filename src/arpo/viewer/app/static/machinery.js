@@ -15,7 +15,7 @@ arpo.machinery = (() => {
       h("h1", {}, "Failures ", h("small", {}, number(answer.total))),
       h("p", { class: "dim" }, "Episodes that could not be played. They never count as a reward of 0."),
       h("h2", {}, "By kind and host"),
-      table(KIND_HEADS, answer.by_kind.map(kindRow)),
+      kinds(answer),
       h("h2", {}, "Newest"),
       table(
         NEWEST_HEADS,
@@ -25,6 +25,8 @@ arpo.machinery = (() => {
   }
 
   const KIND_HEADS = [["Kind"], ["In"], ["Host"], ["Count", "n"], ["Tasks", "n"], ["Message", "wide"]];
+
+  const kinds = (answer) => table(KIND_HEADS, answer.by_kind.map(kindRow));
 
   function kindRow(one) {
     return h(
@@ -66,13 +68,27 @@ arpo.machinery = (() => {
     );
   }
 
+  const stagesOf = ({ rows, stages }) => Object.keys(stages).filter((name) => rows.some((row) => row[name]));
+
+  const secondsOf = (row, stages) => stages.reduce((sum, name) => sum + (row[name] || 0), 0);
+
   async function renderTimeline(context) {
-    const { rows, environments, stages } = await arpo.api.get(["s", context.source, "timeline"]);
+    const answer = await arpo.api.get(["s", context.source, "timeline"]);
+    const { rows } = answer;
     if (!rows.length)
       return [h("h1", {}, "Timeline"), h("p", { class: "notice" }, "No batch was timed yet.")];
+    const total = rows.reduce((sum, row) => sum + secondsOf(row, stagesOf(answer)), 0);
+    return [
+      h("h1", {}, "Timeline ", h("small", {}, `${number(rows.length)} batches, ${seconds(total)}`)),
+      timeCharts(context, answer),
+    ];
+  }
+
+  // Shares of time by batch, of the environments and of the training loop.
+  function timeCharts(context, answer) {
+    const { rows, environments, stages } = answer;
     const columns = (names) => rows.map((row) => [row.step, names.map((name) => row[name] || 0)]);
-    const used = Object.keys(stages).filter((name) => rows.some((row) => row[name]));
-    const total = (row) => used.reduce((sum, name) => sum + (row[name] || 0), 0);
+    const used = stagesOf(answer);
     const busy = (label, colour, value) => ({
       label,
       colour,
@@ -81,50 +97,39 @@ arpo.machinery = (() => {
     const open = (_, step) => {
       location.hash = link(["s", context.source, "batch", Math.max(1, step)]);
     };
-    return [
-      h(
-        "h1",
-        {},
-        "Timeline ",
-        h(
-          "small",
-          {},
-          `${number(rows.length)} batches, ${seconds(rows.reduce((sum, row) => sum + total(row), 0))}`,
-        ),
-      ),
-      h(
-        "div",
-        { class: "charts large" },
-        stackedChart({
-          title: "Time of the environments",
-          labels: Object.values(environments),
-          columns: columns(Object.keys(environments)),
-          note: "Environments without an episode are idle. Low is good: raise train.max_staleness if it is high.",
-        }),
-        stackedChart({
-          title: "Time of the training loop",
-          labels: used.map((name) => stages[name]),
-          columns: columns(used),
-          note: "In asynchronous training, the learner waits for groups. In lock step, it waits for rollouts.",
-        }),
-        lineChart({
-          title: "Busy",
-          inPercent: true,
-          open,
-          series: [
-            busy("engine", 0, (row) => row.engine_busy),
-            busy("learner", 1, (row) => (total(row) ? (row.learn || 0) / total(row) : NaN)),
-          ],
-        }),
-        lineChart({
-          title: "Seconds per batch",
-          open,
-          series: used.map((name, index) => busy(stages[name], index, (row) => row[name])),
-        }),
-      ),
-    ];
+    return h(
+      "div",
+      { class: "charts large" },
+      stackedChart({
+        title: "Time of the environments",
+        labels: Object.values(environments),
+        columns: columns(Object.keys(environments)),
+        note: "Environments without an episode are idle. Low is good: raise train.max_staleness if it is high.",
+      }),
+      stackedChart({
+        title: "Time of the training loop",
+        labels: used.map((name) => stages[name]),
+        columns: columns(used),
+        note: "In asynchronous training, the learner waits for groups. In lock step, it waits for rollouts.",
+      }),
+      lineChart({
+        title: "Busy",
+        inPercent: true,
+        open,
+        series: [
+          busy("engine", 0, (row) => row.engine_busy),
+          busy("learner", 1, (row) => (row.learn || 0) / (secondsOf(row, used) || NaN)),
+        ],
+      }),
+      lineChart({
+        title: "Seconds per batch",
+        open,
+        series: used.map((name, index) => busy(stages[name], index, (row) => row[name])),
+      }),
+    );
   }
 
   arpo.app.pages.failures = { title: () => "Failures", tab: "failures", render: renderFailures };
   arpo.app.pages.timeline = { title: () => "Timeline", tab: "timeline", render: renderTimeline };
+  return { kinds, timeCharts };
 })();

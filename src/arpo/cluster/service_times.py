@@ -1,5 +1,6 @@
-"""How long environments, vLLM replicas and the learner take: the numbers of the simulation.
+"""How long environments, vLLM servers and the learner take: the numbers of the plan and of the simulation.
 
+`plan.py` estimates the time of a batch from them; `benchmarks/cluster_simulation.py` simulates whole runs.
 Sources: M measured (docs/performance.md, one H200, a 7B model), A assumed,
 B assumed, as in benchmarks/asynchrony.py.
 
@@ -14,25 +15,29 @@ B assumed, as in benchmarks/asynchrony.py.
 | encoding and prefill | 0.145 s per screenshot and answer | M: 35 s for 240, 69 s for 480 |
 | decoding step | 11 ms + 0.31 ms per sequence | M: 16 ms with 16 sequences, 21 ms with 32 |
 | cache of keys and values | 1.9 million tokens | 105 GiB, 57,344 bytes per token |
-| learning, one GPU | 0.8, 2.3, 8.1 s per episode of 1, 5, 15 screenshots | M |
+| learning, one GPU | 0.8, 2.3, 8.1 s per episode of 1, 5, 15 screenshots; LoRA 0.6, 1.7, 6.7 s | M |
 | learning, several GPUs | efficiency 0.95 in a node of 8, 0.90 beyond | A |
 | weights | 15.4 GiB in bfloat16 | M |
 | writing and reading weights | 1.8 GiB/s | M: a checkpoint of 46 GiB in 26 s, memory disk |
 | sleep, wake | 3 s each, if servers and learner share GPUs | A |
+| CPU time of the driver | 0.066 s per episode, 0.15 s per screenshot in threads and worker processes | M |
 
-vLLM itself was not measured on a GPU: the replicas answer as fast as the in-process engine.
+vLLM itself was not measured on a GPU: the servers answer as fast as the in-process engine.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 
-LEARNING = ((1, 0.8), (5, 2.3), (15, 8.1))  # (screenshots, seconds on one H200)
+ALL_WEIGHTS = ((1, 0.8), (5, 2.3), (15, 8.1))  # (screenshots, seconds on one H200)
+LORA = ((1, 0.6), (5, 1.7), (15, 6.7))
 NODE = 8  # GPUs
-WEIGHTS_GIB = 15.4
+DRIVER_EPISODE, DRIVER_SCREENSHOT = 0.066, 0.15  # CPU seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +58,10 @@ class ServiceTimes:
     decode_step: float = 0.011
     decode_sequence: float = 0.00031
     cache_tokens: int = 1_900_000
+    weights_gib: float = 15.4
     transfer: float = 1.8  # GiB per second
     sleep: float = 3.0
+    learning: tuple[tuple[int, float], ...] = ALL_WEIGHTS
     learning_scale: float = 1.0  # factor of the learner's time
 
     def step(self, random: Random) -> float:
@@ -65,14 +72,18 @@ class ServiceTimes:
         drawn = random.lognormvariate(math.log(self.answer_median), self.answer_sigma)
         return max(20, 10 * round(drawn / 10))
 
-    def decode(self, sequences: int) -> float:
+    @property
+    def mean_answer_tokens(self) -> float:
+        return self.answer_median * math.exp(self.answer_sigma**2 / 2)
+
+    def decode(self, sequences: float) -> float:
         """Seconds for one token of each of so many sequences."""
         return self.decode_step + self.decode_sequence * sequences
 
     @property
     def load(self) -> float:
         """Seconds to write or to read the weights."""
-        return WEIGHTS_GIB / self.transfer
+        return self.weights_gib / self.transfer
 
     def learn(self, screenshots: int) -> float:
         """Seconds for one episode on one GPU, interpolated between the measured ones.
@@ -80,11 +91,18 @@ class ServiceTimes:
         >>> ServiceTimes().learn(10)  # halfway between 5 and 15 screenshots
         5.2
         """
-        for (low, fast), (high, slow) in pairwise(LEARNING):
-            if screenshots <= high or high == LEARNING[-1][0]:
+        for (low, fast), (high, slow) in pairwise(self.learning):
+            if screenshots <= high or high == self.learning[-1][0]:
                 found = fast + (slow - fast) * (screenshots - low) / (high - low)
                 return self.learning_scale * round(found, 6)
-        raise AssertionError("LEARNING has two rows or more")
+        raise AssertionError("at least two sizes are measured")
+
+    def update(self, screenshots: Sequence[int], gpus: int) -> float:
+        """Seconds for an update with episodes of so many screenshots, spread over GPUs, longest first."""
+        loads = [0.0] * gpus
+        for seconds in sorted(map(self.learn, screenshots), reverse=True):
+            heapq.heapreplace(loads, loads[0] + seconds)
+        return max(loads) / learner_efficiency(gpus)
 
 
 DEFAULT = ServiceTimes()

@@ -1,0 +1,42 @@
+"""A learner that only waits. Each batch makes a new version without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from arpo.engines.base import Weights
+from arpo.learner.base import Batch, Metrics
+from arpo.types import Sample
+
+
+class WaitingLearner:
+    """Subclasses wait in `work`. Every sample has the log-probability `logprob`."""
+
+    def __init__(self, *, logprob: float) -> None:
+        self._logprob, self._version = logprob, 0
+
+    async def work(self, batch: Batch) -> None:
+        raise NotImplementedError
+
+    async def train(self, batch: Batch) -> Metrics:
+        await self.work(batch)
+        self._version += 1
+        return {"skipped": 0.0, "updates": float(len(batch.updates))}
+
+    async def logprobs(
+        self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
+    ) -> list[float]:
+        return [self._logprob for _ in samples]
+
+    def weights(self) -> Weights:
+        return Weights(version=self._version, handle=None)
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+
+    def publish(self, folder: Path) -> None: ...
+
+    def load(self, folder: Path) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""Clusters: the plan of a run, and the placement of its servers, hosts and learner ranks by Ray."""

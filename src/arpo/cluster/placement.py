@@ -1,0 +1,109 @@
+"""Resources of each role on a Ray cluster, and their reservation in placement groups.
+
+    group = reserve(host_role(config), seconds=60)  # waits until all resources are free
+
+A role has one group, so all of its processes find a place or none does. If a node is lost, Ray reserves the
+lost places on other nodes as soon as these have free resources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from arpo.cluster.connection import Node, living_nodes
+from arpo.config import Config
+from arpo.errors import UserError
+
+_TRACE = 0.001  # of a custom resource: it selects nodes and is never used up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """`count` processes of one kind, each with the resources `each`.
+
+    `strategy`: SPREAD over as many nodes as possible, or PACK on few.
+    """
+
+    name: str
+    count: int
+    each: Mapping[str, float]
+    strategy: Literal["SPREAD", "PACK"] = "SPREAD"
+
+
+def replica_role(config: Config, *, on_gpus: bool) -> Role:
+    """The vLLM servers of engine.replicas. Each has a GPU if the cluster has GPUs."""
+    wanted = {"CPU": config.cluster.replica_cpus, "GPU": float(on_gpus)}
+    return Role(
+        name="vLLM server", count=config.engine.replicas, each=_selected(wanted, config.cluster.replica_nodes)
+    )
+
+
+def host_role(config: Config) -> Role:
+    wanted = {"CPU": config.cluster.host_cpus}
+    return Role(
+        name="environment host", count=config.cluster.hosts, each=_selected(wanted, config.cluster.host_nodes)
+    )
+
+
+def rank_role(config: Config, count: int, *, on_gpus: bool) -> Role:
+    """`count` learner ranks, close to each other."""
+    wanted = {"CPU": config.cluster.rank_cpus, "GPU": float(on_gpus)}
+    each = _selected(wanted, config.cluster.rank_nodes)
+    return Role(name="learner rank", count=count, each=each, strategy="PACK")
+
+
+def slots_of_hosts(environments: int, hosts: int) -> list[int]:
+    """Environments of each host.
+
+    >>> slots_of_hosts(10, 4)
+    [3, 3, 2, 2]
+    """
+    return [environments // hosts + (number < environments % hosts) for number in range(hosts)]
+
+
+def has_gpus(nodes: Sequence[Node]) -> bool:
+    return any(node.resources.get("GPU") for node in nodes)
+
+
+def reserve(role: Role, seconds: float) -> Any:
+    """A placement group with one bundle per process of the role.
+
+    Raises UserError if the resources are not free within `seconds`.
+    """
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    group = placement_group([dict(role.each)] * role.count, strategy=role.strategy)
+    if not group.wait(max(seconds, 1.0)):
+        remove_placement_group(group)
+        raise UserError(describe_shortage(role, living_nodes(), ray.available_resources(), seconds))
+    return group
+
+
+def describe_shortage(role: Role, nodes: Sequence[Node], free: Mapping[str, float], seconds: float) -> str:
+    """The message for a cluster that is too small or in use: needed, present and free resources."""
+    needed = f"{role.count} x {_text(role.each)}"
+    present = "; ".join(f"{node.address}: {_text(_known(node.resources, role))}" for node in nodes) or "none"
+    return (
+        f"the Ray cluster has no place for {role.count} {role.name}{'' if role.count == 1 else 's'} within "
+        f"{seconds:g} s (cluster.wait_seconds). Needed: {needed}. Nodes: {present}. Free in all: "
+        f"{_text(_known(free, role))}. Add nodes, lower the number, or raise cluster.wait_seconds"
+    )
+
+
+def _selected(wanted: Mapping[str, float], nodes: str) -> dict[str, float]:
+    """Positive resources only, and a trace of the custom resource of the nodes."""
+    chosen = {name: amount for name, amount in wanted.items() if amount}
+    return chosen | ({nodes: _TRACE} if nodes else {})
+
+
+def _known(resources: Mapping[str, float], role: Role) -> dict[str, float]:
+    """The resources that the role uses; 0 if there are none."""
+    return {name: resources.get(name, 0.0) for name in role.each}
+
+
+def _text(resources: Mapping[str, float]) -> str:
+    """Example: "CPU 2, GPU 1". A trace of a custom resource is written as its name."""
+    return ", ".join(name if amount == _TRACE else f"{name} {amount:g}" for name, amount in resources.items())

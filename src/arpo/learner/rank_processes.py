@@ -1,0 +1,149 @@
+"""The processes of ranks 1, 2, … as seen from rank 0: how they start, receive commands, and exit.
+
+`LocalRanks` starts them on this machine. `cluster/ranks.py` starts them on the nodes of a cluster. In both
+cases a rank reads commands from its stdin and exits when it closes, and so with rank 0 in any case.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Protocol
+
+LOOPBACK = "127.0.0.1"
+RANK_MODULE = "arpo.learner.sharded"  # `python -m RANK_MODULE NUMBER STORE` is a rank
+OUTPUT_LINES_KEPT = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExit:
+    """How a rank ended. Example of a reason: "was killed by SIGKILL"."""
+
+    reason: str
+    at: float  # time.monotonic()
+    external: bool  # the cause is outside: a rank without its peers exits with code 1
+
+    @classmethod
+    def of(cls, code: int) -> RankExit:
+        """From the return code of a process that has just ended, as in `subprocess`."""
+        killed = code < 0
+        reason = f"was killed by {signal.Signals(-code).name}" if killed else f"exited with code {code}"
+        return cls(reason=reason, at=time.monotonic(), external=code == -signal.SIGKILL)
+
+
+class Rank(Protocol):
+    """A started rank."""
+
+    number: int
+    exited: threading.Event  # set after `exit`
+
+    @property
+    def exit(self) -> RankExit | None:
+        """None while the rank runs."""
+        ...
+
+    @property
+    def output(self) -> Sequence[str]:
+        """The last lines of stderr, if known."""
+        ...
+
+    def write(self, data: bytes, seconds: float) -> None:
+        """Send bytes of a command. Raises `TimeoutError` if the rank accepts none for `seconds`."""
+        ...
+
+    def stop(self, seconds: float) -> None:
+        """Wait for the exit after a `StopCommand`; kill the process after `seconds`."""
+        ...
+
+
+class RankLauncher(Protocol):
+    """Starts ranks."""
+
+    @property
+    def address(self) -> str:
+        """The IP address of this machine at which the other ranks reach rank 0."""
+        ...
+
+    def start(self, numbers: Iterable[int], store: str) -> list[Rank]:
+        """Start the ranks of these numbers. They meet at the store, for example "10.0.0.1:4711"."""
+        ...
+
+
+class LocalRanks:
+    """Ranks on this machine. All connections are on loopback."""
+
+    address = LOOPBACK
+
+    def start(self, numbers: Iterable[int], store: str) -> list[Rank]:
+        return [_RankProcess(number, store) for number in numbers]
+
+
+class _RankProcess:
+    def __init__(self, number: int, store: str) -> None:
+        self.number = number
+        self.exit: RankExit | None = None
+        self.exited = threading.Event()
+        self.output: deque[str] = deque(maxlen=OUTPUT_LINES_KEPT)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", RANK_MODULE, str(number), store],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches only rank 0, which stops between two batches
+        )
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def write(self, data: bytes, seconds: float) -> None:
+        assert self._process.stdin is not None
+        write_all(self._process.stdin.fileno(), data, seconds)
+
+    def stop(self, seconds: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def _watch(self) -> None:
+        code = wait_for_exit(self._process, self.output)
+        self.exit = RankExit.of(code)
+        self.exited.set()
+
+
+def wait_for_exit(process: subprocess.Popen[bytes], lines: deque[str]) -> int:
+    """Wait until the process ends, and collect its stderr in `lines`. Returns its return code."""
+    assert process.stderr is not None
+    reader = threading.Thread(target=_read_lines, args=(process.stderr, lines), daemon=True)
+    reader.start()
+    code = process.wait()
+    reader.join(1.0)  # a grandchild may keep stderr open
+    return code
+
+
+def _read_lines(stream: IO[bytes], lines: deque[str]) -> None:
+    with stream:
+        for line in stream:
+            if text := line.decode("utf-8", "replace").rstrip()[:500]:
+                lines.append(text)
+
+
+def write_all(descriptor: int, data: bytes, seconds: float) -> None:
+    """Write to a pipe or socket. Raises `TimeoutError` if the reader accepts nothing for `seconds`."""
+    os.set_blocking(descriptor, False)
+    remaining = memoryview(data)
+    poller = select.poll()
+    poller.register(descriptor, select.POLLOUT)
+    while remaining:
+        if not poller.poll(seconds * 1000):
+            raise TimeoutError("timed out: a rank reads no commands")
+        remaining = remaining[os.write(descriptor, remaining) :]

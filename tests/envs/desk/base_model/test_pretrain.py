@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,19 +11,24 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from arpo.config import Config
-from arpo.envs.desk.base_model.batches import Batches, LessonBatch
+from arpo.envs.desk.base_model.batches import Batches, LessonBatch, collate
+from arpo.envs.desk.base_model.lessons import LessonGenerator
+from arpo.envs.desk.base_model.pages import NO_WORD, readable_words
 from arpo.envs.desk.base_model.pretrain import (
     Pretraining,
     _load_parts,
     _save_parts,
-    lesson_loss,
+    answer_loss,
     run_pretraining,
+    screen_features,
+    word_loss,
 )
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
 from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
 from arpo.envs.desk.canvas import PALETTE
 from arpo.errors import UserError
 from arpo.prompts import vision
+from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
 from arpo.recipe import load_config
 
@@ -46,7 +52,7 @@ def test_the_loss_is_transformers_own(some: list[LessonBatch], tmp_path: Path) -
     training = Pretraining(config(), tmp_path)
     palette = torch.from_numpy(PALETTE)
     batch = min(some, key=lambda batch: batch.tokens_BT.numel())
-    loss = lesson_loss(training.model, batch, palette)
+    loss = answer_loss(training.model, batch, screen_features(training.model, batch, palette))
     training.model.save_pretrained(tmp_path / "plain")
     stock = AutoModelForImageTextToText.from_pretrained(tmp_path / "plain", dtype=torch.float32)
     frames = iter(batch.frames_NHW)
@@ -69,21 +75,41 @@ def test_the_loss_is_transformers_own(some: list[LessonBatch], tmp_path: Path) -
     assert loss.item() == pytest.approx(np.mean(losses), abs=1e-4)
 
 
+def test_words_are_told_from_the_image_token_of_their_first_cell() -> None:
+    """Two words: row 0, column 5 is cell 1 of token 1; row 3, column 30 is cell 6 of token 15."""
+    words_RC = np.full((12, 32), NO_WORD, dtype=np.int16)
+    words_RC[0, 5], words_RC[3, 30] = 7, 11
+    generator = LessonGenerator(RENDERER, load_template("desk"))
+    screen = np.zeros((168, 224), dtype=np.uint8)
+    lesson = generator.sequence("Read", [(screen, "milk")])
+    batch = collate([lesson, replace(lesson, words_RC=words_RC)], RENDERER)
+    assert [tuple(found) for found in (batch.words_NIC >= 0).nonzero().tolist()] == [(1, 1, 1), (1, 15, 6)]
+    count = len(readable_words())
+    head = torch.nn.Linear(4, 8 * count)
+    features = torch.randn(len(batch.frames_NHW) * 48, 4)
+    expected = [
+        -head(features[48 + token])[cell * count : (cell + 1) * count].log_softmax(0)[word]
+        for token, cell, word in ((1, 1, 7), (15, 6, 11))
+    ]
+    assert word_loss(head, batch, features).item() == pytest.approx(
+        torch.stack(expected).mean().item(), abs=1e-5
+    )
+    assert word_loss(head, collate([lesson], RENDERER), features[: 64 * 48]).item() == 0
+
+
 def test_a_resumed_run_equals_an_uninterrupted_one(some: list[LessonBatch], tmp_path: Path) -> None:
     palette = torch.from_numpy(PALETTE)
     whole = Pretraining(config(), tmp_path / "whole")
-    losses = [float(whole.update(batch, palette)) for batch in some[:2]]
+    losses = [whole.update(batch, palette).tolist() for batch in some[:2]]
 
     first = Pretraining(config(), tmp_path / "parts")
-    assert float(first.update(some[0], palette)) == losses[0]
+    assert first.update(some[0], palette).tolist() == losses[0]
     first.save()
     second = Pretraining(config("--run.seed=9"), tmp_path / "parts")
     second.resume()
     assert second.step == 1
-    assert float(second.update(some[1], palette)) == losses[1]
-    for (name, one), (_, other) in zip(
-        whole.model.named_parameters(), second.model.named_parameters(), strict=True
-    ):
+    assert second.update(some[1], palette).tolist() == losses[1]
+    for (name, one), other in zip(whole._parameters().items(), second._parameters().values(), strict=True):
         assert torch.equal(one, other), name
 
 
@@ -121,7 +147,7 @@ def test_the_files_of_a_checkpoint_are_small(tmp_path: Path) -> None:
 def test_learning_the_same_lessons_again_lowers_the_loss(some: list[LessonBatch], tmp_path: Path) -> None:
     training = Pretraining(config("--pretrain.steps=50", "--pretrain.lr=0.003"), tmp_path)
     palette = torch.from_numpy(PALETTE)
-    losses = [float(training.update(some[0], palette)) for _ in range(3)]
+    losses = [float(training.update(some[0], palette)[0]) for _ in range(3)]
     assert losses[2] < losses[0] - 0.2
 
 

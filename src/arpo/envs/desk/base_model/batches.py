@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import count, islice
 from queue import Empty
 from typing import Any
@@ -16,19 +16,22 @@ from typing import Any
 import numpy as np
 import torch
 import torch.multiprocessing as mp
+from numpy.typing import NDArray
 from torch import Tensor
 
 from arpo.config import Config
 from arpo.envs.desk.base_model.ladder import stage_at
 from arpo.envs.desk.base_model.lessons import Lesson, LessonGenerator
+from arpo.envs.desk.base_model.pages import NO_WORD
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
 from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
-from arpo.envs.desk.canvas import LAYOUT_HEIGHT, LAYOUT_WIDTH
+from arpo.envs.desk.canvas import COLUMNS, LAYOUT_HEIGHT, LAYOUT_WIDTH, ROWS
 from arpo.envs.desk.random_tasks import rng_for
 from arpo.prompts import vision
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
 
+CELLS_PER_TOKEN = 8
 BATCHES_PER_CHUNK = 4  # lessons of this many batches are sorted by length, to reduce padding
 _SEEDS = 10_000_000  # chunks per run.seed
 _FRAMES_MULTIPLE = 64  # pads the screens of a batch to a multiple, to limit the number of tensor shapes
@@ -45,6 +48,10 @@ class LessonBatch:
     slots_BT: Tensor
     positions_3BT: Tensor
     frames_NHW: Tensor  # palette indices
+    words_NIC: Tensor  # words by frame, image token and cell of the token (`pages.Page`)
+
+    def to(self, device: torch.device) -> LessonBatch:
+        return LessonBatch(**{each.name: getattr(self, each.name).to(device) for each in fields(self)})
 
 
 def collate(lessons: list[Lesson], renderer: Renderer) -> LessonBatch:
@@ -62,7 +69,9 @@ def collate(lessons: list[Lesson], renderer: Renderer) -> LessonBatch:
         positions[:, row, :length] = renderer.positions(lesson.token_ids, grids)
     frames = [frame for lesson in lessons for frame in lesson.frames]
     frames += [frames[0]] * (-len(frames) % _FRAMES_MULTIPLE)
-    arrays = tokens, mask, slots, positions, np.stack(frames)
+    words = np.stack([_words_by_token(lesson) for lesson in lessons for _ in lesson.frames])
+    words = np.pad(words, ((0, len(frames) - len(words)), (0, 0), (0, 0)), constant_values=NO_WORD)
+    arrays = tokens, mask, slots, positions, np.stack(frames), words
     tensors = [torch.from_numpy(array) for array in arrays]
     return LessonBatch(
         tokens_BT=tensors[0],
@@ -70,7 +79,16 @@ def collate(lessons: list[Lesson], renderer: Renderer) -> LessonBatch:
         slots_BT=tensors[2],
         positions_3BT=tensors[3],
         frames_NHW=tensors[4],
+        words_NIC=tensors[5],
     )
+
+
+def _words_by_token(lesson: Lesson) -> NDArray[np.int16]:
+    """The words of a page by image token; an image token covers two rows of four cells."""
+    if lesson.words_RC is None:
+        return np.full((ROWS * COLUMNS // CELLS_PER_TOKEN, CELLS_PER_TOKEN), NO_WORD, dtype=np.int16)
+    blocks = lesson.words_RC.reshape(ROWS // 2, 2, COLUMNS // 4, 4)
+    return blocks.transpose(0, 2, 1, 3).reshape(-1, CELLS_PER_TOKEN)
 
 
 class Batches:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +32,15 @@ _INFEASIBLE = 0.1  # share of the demonstrations
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """One training sequence. `mask` marks the learned tokens; `frames` fill the image slots in order."""
+    """One training sequence. `mask` marks the learned tokens; `frames` fill the image slots in order.
+
+    `words_RC`: the words of a page, which is the only frame (`pages.Page`).
+    """
 
     token_ids: tuple[int, ...]
     mask: tuple[bool, ...]
     frames: tuple[NDArray[np.uint8], ...]
+    words_RC: NDArray[np.int16] | None = None
 
 
 class LessonGenerator:
@@ -60,7 +64,9 @@ class LessonGenerator:
         if kind == ACT:
             return [self._demonstration(rng, stage)]
         if kind == PAGE:
-            return [self.sequence(PAGE_INSTRUCTION, [random_page(rng)])]
+            page = random_page(rng)
+            lesson = self.sequence(PAGE_INSTRUCTION, [(page.frame, page.answer)])
+            return [replace(lesson, words_RC=page.words_RC)]
         return self._questions(rng, rng.choices(list(QUESTIONS), questions, k=QUESTIONS_PER_SCREEN))
 
     def _questions(self, rng: random.Random, kinds: Sequence[str]) -> list[Lesson]:

@@ -6,7 +6,9 @@ The output is a Hugging Face model folder with a card (`card`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ from torch.nn.functional import cross_entropy
 
 from arpo.algorithms.schedules import decay
 from arpo.config import Config
-from arpo.envs.desk.base_model.batches import LessonBatch, LessonLoader
+from arpo.envs.desk.base_model.batches import CELLS_PER_TOKEN, LessonBatch, LessonLoader
 from arpo.envs.desk.base_model.card import CARD, card
 from arpo.envs.desk.base_model.ladder import stage_at
+from arpo.envs.desk.base_model.pages import NO_WORD, readable_words
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
 from arpo.envs.desk.base_model.tokenizer import desk_tokenizer, special_ids
 from arpo.envs.desk.canvas import LAYOUT_HEIGHT, LAYOUT_WIDTH, PALETTE
@@ -31,25 +34,38 @@ from arpo.storage import checkpoint
 
 MODEL = "model"  # folder of the model in the output directory
 WEIGHTS, MOMENTS = "weights", ("exp_avg", "exp_avg_sq")  # parts of a checkpoint
+_WORD_HEAD = "word_head."
 _MAX_FILE_BYTES = 8_000_000
 _REPORT_EVERY, _SAVE_EVERY = 100, 500
 
 
-def lesson_loss(model: Any, batch: LessonBatch, palette: Tensor) -> Tensor:
-    """Mean cross-entropy over the tokens of the answers."""
-    device = model.device
-    tokens, slots = batch.tokens_BT.to(device).long(), batch.slots_BT.to(device)
-    mask = batch.mask_BT.to(device)
-    pixels = palette[batch.frames_NHW.to(device).long()]
+def screen_features(model: Any, batch: LessonBatch, palette: Tensor) -> Tensor:
+    """The image tokens of all screens."""
+    pixels = palette[batch.frames_NHW.long()]
     patches = vision.patchify_pixels(pixels, IMAGE_SETTINGS)
     grid = vision.grid(LAYOUT_WIDTH, LAYOUT_HEIGHT, IMAGE_SETTINGS)
-    grids = torch.tensor([grid] * len(pixels), device=device)
-    features = model.model.visual(patches.flatten(0, 1), grid_thw=grids).pooler_output
+    grids = torch.tensor([grid] * len(pixels), device=model.device)
+    features: Tensor = model.model.visual(patches.flatten(0, 1), grid_thw=grids).pooler_output
+    return features
+
+
+def answer_loss(model: Any, batch: LessonBatch, features: Tensor) -> Tensor:
+    """Mean cross-entropy over the tokens of the answers."""
+    tokens, slots, mask = batch.tokens_BT.long(), batch.slots_BT, batch.mask_BT
     words = model.model.language_model.embed_tokens(tokens)
-    embeds = words.masked_scatter(slots[..., None], features[: int(batch.slots_BT.sum())].to(words.dtype))
-    hidden = hidden_states(model, embeds, batch.positions_3BT.to(device).long())
+    embeds = words.masked_scatter(slots[..., None], features[: int(slots.sum())].to(words.dtype))
+    hidden = hidden_states(model, embeds, batch.positions_3BT.long())
     logits = model.lm_head(hidden[:, :-1][mask[:, 1:]])
     return cross_entropy(logits.float(), tokens[mask])
+
+
+def word_loss(head: torch.nn.Linear, batch: LessonBatch, features: Tensor) -> Tensor:
+    """Mean cross-entropy over the words of all pages, each told from the image token of its first cell."""
+    words = batch.words_NIC.flatten(0, 1).long()
+    tokens, cells = (words != NO_WORD).nonzero(as_tuple=True)
+    logits = head(features[tokens]).unflatten(-1, (CELLS_PER_TOKEN, -1))
+    logits = logits[torch.arange(len(tokens), device=tokens.device), cells]
+    return cross_entropy(logits.float(), words[tokens, cells], reduction="sum") / max(1, len(tokens))
 
 
 class Pretraining:
@@ -65,12 +81,24 @@ class Pretraining:
         )  # fmt: skip
         self.model = new_tiny_model(shape, config.run.seed).to(resolve_device(config.model.device))
         prepare(self.model)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.run.seed)
+            outputs = CELLS_PER_TOKEN * len(readable_words())
+            self.word_head = torch.nn.Linear(config.pretrain.hidden, outputs).to(self.model.device)
         on_gpu = self.model.device.type == "cuda"
         self.optimiser = torch.optim.AdamW(
-            self.model.parameters(), lr=config.pretrain.lr, weight_decay=0.01, betas=(0.9, 0.98), fused=on_gpu
+            self._parameters().values(),
+            lr=config.pretrain.lr,
+            weight_decay=0.01,
+            betas=(0.9, 0.98),
+            fused=on_gpu,
         )
         self.step = 0
-        self._parameter_names = [name for name, _ in self.model.named_parameters()]
+
+    def _parameters(self) -> dict[str, Tensor]:
+        """All trained weights. The model's folder has no word head."""
+        head = {f"{_WORD_HEAD}{name}": weight for name, weight in self.word_head.named_parameters()}
+        return dict(self.model.named_parameters()) | head
 
     @property
     def stage(self) -> str:
@@ -85,25 +113,29 @@ class Pretraining:
         return settings.lr * factor * min(1.0, (self.step + 1) / settings.warmup)
 
     def update(self, batch: LessonBatch, palette: Tensor) -> Tensor:
+        """Returns the losses of answers and of words."""
         for group in self.optimiser.param_groups:
             group["lr"] = self.learning_rate
         # Many CPUs emulate bfloat16, which is far slower than float32.
         on_gpu = self.model.device.type == "cuda"
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=on_gpu):
-            loss = lesson_loss(self.model, batch, palette)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            features = screen_features(self.model, batch, palette)
+            losses = torch.stack(
+                (answer_loss(self.model, batch, features), word_loss(self.word_head, batch, features))
+            )
+        losses.sum().backward()
+        torch.nn.utils.clip_grad_norm_(self._parameters().values(), 1.0)
         self.optimiser.step()
         self.optimiser.zero_grad()
         self.step += 1
-        return loss.detach()
+        return losses.detach()
 
     def save(self) -> None:
         """Write a checkpoint to resume from, and the current model with its card."""
         moments = self.optimiser.state_dict()["state"]
-        parts = {WEIGHTS: dict(self.model.named_parameters())}
+        parts = {WEIGHTS: self._parameters()}
         for key in MOMENTS:
-            parts[key] = {name: moments[i][key] for i, name in enumerate(self._parameter_names)}
+            parts[key] = {name: moments[i][key] for i, name in enumerate(parts[WEIGHTS])}
 
         def write(folder: Path) -> None:
             for part, tensors in parts.items():
@@ -122,17 +154,19 @@ class Pretraining:
         if found is None:
             return
         parts = {part: _load_parts(found.path / part) for part in (WEIGHTS, *MOMENTS)}
-        own = {name: weight.shape for name, weight in self.model.named_parameters()}
+        own = {name: weight.shape for name, weight in self._parameters().items()}
         if own != {name: weight.shape for name, weight in parts[WEIGHTS].items()}:
             raise UserError(
                 f"{found.path}: the checkpoint has a model of another size. Use the same pretrain.hidden, "
                 "pretrain.layers, pretrain.vision_hidden and pretrain.vision_layers, or another --out"
             )
-        self.model.load_state_dict(parts[WEIGHTS], strict=False)
+        with torch.no_grad():
+            for name, weight in self._parameters().items():
+                weight.copy_(parts[WEIGHTS][name])
         self.step = found.step
         moments = {
             i: {"step": torch.tensor(float(self.step)), **{key: parts[key][name] for key in MOMENTS}}
-            for i, name in enumerate(self._parameter_names)
+            for i, name in enumerate(own)
         }
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": moments, "param_groups": groups})
@@ -157,6 +191,19 @@ def _load_parts(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for path in folder.iterdir() for name, tensor in load_file(path).items()}
 
 
+def _moved(batches: Iterator[LessonBatch], device: torch.device) -> Generator[LessonBatch]:
+    """The batches on the device. A thread copies the next one during an update."""
+    copier = ThreadPoolExecutor(max_workers=1)
+    following = copier.submit(lambda: next(batches).to(device))
+    try:
+        while True:
+            batch = following.result()
+            following = copier.submit(lambda: next(batches).to(device))
+            yield batch
+    finally:
+        copier.shutdown(wait=False, cancel_futures=True)
+
+
 def run_pretraining(config: Config, out: Path, log: Callable[[str], None] = print) -> bool:
     """Train until `pretrain.steps` or `pretrain.minutes` is reached. The same command resumes.
 
@@ -176,7 +223,7 @@ def run_pretraining(config: Config, out: Path, log: Callable[[str], None] = prin
     palette = torch.from_numpy(PALETTE).to(device)
     start, first, waited = time.monotonic(), training.step, 0.0
     losses: list[Tensor] = []
-    with LessonLoader(config, training.step) as batches:
+    with LessonLoader(config, training.step) as lessons, closing(_moved(lessons, device)) as batches:
         try:
             while training.step < settings.steps:
                 before = time.monotonic()
@@ -185,12 +232,12 @@ def run_pretraining(config: Config, out: Path, log: Callable[[str], None] = prin
                 losses.append(training.update(batch, palette))
                 seconds = time.monotonic() - start
                 if training.step % _REPORT_EVERY == 0:
-                    mean = torch.stack(losses).mean().item()
+                    loss, words = torch.stack(losses).mean(0).tolist()
                     losses.clear()
                     rate = (training.step - first) / seconds
                     log(
-                        f"step {training.step}/{settings.steps} ({training.stage}) loss {mean:.4f} "
-                        f"{rate:.1f} steps/s {seconds:.0f} s, {waited:.0f} s waiting for lessons"
+                        f"step {training.step}/{settings.steps} ({training.stage}) loss {loss:.4f}, words "
+                        f"{words:.4f}, {rate:.1f} steps/s {seconds:.0f} s, {waited:.0f} s waiting for lessons"
                     )
                 if training.step % _SAVE_EVERY == 0:
                     training.save()

@@ -22,7 +22,8 @@ def test_a_page_shows_its_words_at_their_places() -> None:
         (readable_words()[page.words_RC[row, column]], int(column), int(row))
         for row, column in zip(*np.nonzero(page.words_RC != NO_WORD), strict=True)
     ]
-    assert words == [(word, (int(x) - len(word) * 7 // 2) // 7, int(y) // 14) for word, x, y in entries]
+    first = [(word, (int(x) - len(word) * 7 // 2) // 7, int(y) // 14) for word, x, y in entries]
+    assert words == [(word, column + i, row) for word, column, row in first for i in range(len(word))]
     for word, x, y in entries:
         left, top = int(x) - len(word) * 7 // 2, int(y) - 7
         area = np.s_[top : top + 14, left : left + 7 * len(word)]

@@ -21,7 +21,6 @@ from arpo.envs.desk.base_model.pretrain import (
     answer_loss,
     run_pretraining,
     screen_features,
-    word_loss,
 )
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
 from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
@@ -75,26 +74,34 @@ def test_the_loss_is_transformers_own(some: list[LessonBatch], tmp_path: Path) -
     assert loss.item() == pytest.approx(np.mean(losses), abs=1e-4)
 
 
-def test_words_are_told_from_the_image_token_of_their_first_cell() -> None:
-    """Two words: row 0, column 5 is cell 1 of token 1; row 3, column 30 is cell 6 of token 15."""
+def test_image_tokens_tell_the_words_in_their_cells(tmp_path: Path) -> None:
+    """Row 0, column 5 is cell 1 of image token 1; row 3, column 30 is cell 6 of token 15."""
     words_RC = np.full((12, 32), NO_WORD, dtype=np.int16)
-    words_RC[0, 5], words_RC[3, 30] = 7, 11
-    generator = LessonGenerator(RENDERER, load_template("desk"))
-    screen = np.zeros((168, 224), dtype=np.uint8)
-    lesson = generator.sequence("Read", [(screen, "milk")])
-    batch = collate([lesson, replace(lesson, words_RC=words_RC)], RENDERER)
-    assert [tuple(found) for found in (batch.words_NIC >= 0).nonzero().tolist()] == [(1, 1, 1), (1, 15, 6)]
-    count = len(readable_words())
-    head = torch.nn.Linear(4, 8 * count)
-    features = torch.randn(len(batch.frames_NHW) * 48, 4)
-    expected = [
-        -head(features[48 + token])[cell * count : (cell + 1) * count].log_softmax(0)[word]
-        for token, cell, word in ((1, 1, 7), (15, 6, 11))
-    ]
-    assert word_loss(head, batch, features).item() == pytest.approx(
-        torch.stack(expected).mean().item(), abs=1e-5
+    words_RC[0, 5] = words_RC[0, 6] = 7
+    words_RC[3, 30] = 11
+    lesson = LessonGenerator(RENDERER, load_template("desk")).sequence(
+        "Read", [(np.zeros((168, 224), dtype=np.uint8), "milk")]
     )
-    assert word_loss(head, collate([lesson], RENDERER), features[: 64 * 48]).item() == 0
+    batch = collate([lesson, replace(lesson, words_RC=words_RC)], RENDERER)
+    places = [(1, 1, 1), (1, 1, 2), (1, 15, 6)]
+    assert [tuple(found) for found in (batch.words_NIC >= 0).nonzero().tolist()] == places
+    training = Pretraining(config(), tmp_path)
+    head, words = training.word_head, readable_words()
+    features = torch.randn(len(batch.frames_NHW) * 48, 64)
+    with torch.no_grad():
+        head.scale.weight.copy_(torch.rand(64) + 0.5)
+        loss = head.loss(training.model, batch, features).item()
+        expected = []
+        for (_, token, cell), word in zip(places, (7, 7, 11), strict=True):
+            feature = features[48 + token]
+            in_cell = head.cells(feature).view(8, len(words))[cell].log_softmax(0)[word]
+            scaled = feature / feature.square().mean().add(torch.finfo(torch.float32).eps).sqrt()
+            similar = training.model.lm_head(scaled * head.scale.weight).log_softmax(0)
+            with_space, without = (RENDERER.encode(f"{space}{words[word]}") for space in (" ", ""))
+            assert len(with_space) == len(without) == 1
+            expected.append(-in_cell - (similar[with_space[0]] + similar[without[0]]) / 2)
+        assert loss == pytest.approx(float(sum(expected)) / 3, abs=1e-4)
+        assert head.loss(training.model, collate([lesson], RENDERER), features[: 64 * 48]).item() == 0
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(some: list[LessonBatch], tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Pages of words: a screen full of text in the fonts and colours of Desk, to learn to read any word anywhere.
 
 On a desktop most text repeats: names of buttons and tabs. A page has about 25 random words of the vocabulary.
-Word by word, they train the vision tower directly (`pretrain.word_loss`). Answers alone teach reading slowly:
+Word by word, they train the vision tower directly (`pretrain.WordHead`). Answers alone teach reading slowly:
 the model then has to learn at once which word comes next, where it is, and how it looks.
 """
 
@@ -46,7 +46,7 @@ def readable_words() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """`words_RC`: at the first cell of each word its index in `readable_words`, elsewhere `NO_WORD`."""
+    """`words_RC`: in each cell the index of its word in `readable_words`, or `NO_WORD`."""
 
     frame: NDArray[np.uint8]
     answer: str  # the words with their centres, in reading order: "milk(28,7)Anna(98,7)"
@@ -71,7 +71,7 @@ def random_page(rng: random.Random) -> Page:
             if column + len(word) > COLUMNS:
                 break
             canvas.text(column * CELL_WIDTH, row * CELL_HEIGHT, word, ink)
-            words_RC[row, column] = index
+            words_RC[row, column : column + len(word)] = index
             x = column * CELL_WIDTH + len(word) * CELL_WIDTH // 2
             entries.append(f"{word}({x},{row * CELL_HEIGHT + CELL_HEIGHT // 2})")
             column += len(word) + rng.randint(1, 6)

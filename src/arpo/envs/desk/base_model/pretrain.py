@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -59,13 +60,35 @@ def answer_loss(model: Any, batch: LessonBatch, features: Tensor) -> Tensor:
     return cross_entropy(logits.float(), tokens[mask])
 
 
-def word_loss(head: torch.nn.Linear, batch: LessonBatch, features: Tensor) -> Tensor:
-    """Mean cross-entropy over the words of all pages, each told from the image token of its first cell."""
-    words = batch.words_NIC.flatten(0, 1).long()
-    tokens, cells = (words != NO_WORD).nonzero(as_tuple=True)
-    logits = head(features[tokens]).unflatten(-1, (CELLS_PER_TOKEN, -1))
-    logits = logits[torch.arange(len(tokens), device=tokens.device), cells]
-    return cross_entropy(logits.float(), words[tokens, cells], reduction="sum") / max(1, len(tokens))
+class WordHead(torch.nn.Module):
+    """Trains the vision tower to read pages; it is not part of the model.
+
+    `cells` tells the word in each cell of an image token. `scale` makes an image token similar to the
+    embeddings of its words, so that the text model finds and copies a word on the screen like one in a text.
+    """
+
+    token_ids: Tensor
+
+    def __init__(self, hidden: int, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        words = readable_words()
+        self.cells = torch.nn.Linear(hidden, CELLS_PER_TOKEN * len(words))
+        self.scale = torch.nn.RMSNorm(hidden)
+        # A word has two tokens: with and without a space before it. The last piece of " 40" is "40".
+        ids = [[tokenizer.encode(f"{space}{word}").ids[-1] for space in ("", " ")] for word in words]
+        self.register_buffer("token_ids", torch.tensor(ids), persistent=False)
+
+    def loss(self, model: Any, batch: LessonBatch, features: Tensor) -> Tensor:
+        """Mean over all cells with a word: cross-entropy of the cell's word, and of the word's tokens."""
+        words = batch.words_NIC.flatten(0, 1).long()
+        used = (words != NO_WORD).any(-1)
+        words, features = words[used], features[used]
+        tokens, cells = (words != NO_WORD).nonzero(as_tuple=True)
+        target = words[tokens, cells]
+        in_cells = self.cells(features).unflatten(-1, (CELLS_PER_TOKEN, -1)).float()[tokens, cells]
+        similar = model.lm_head(self.scale(features)).float().log_softmax(-1)
+        two_tokens = similar[tokens[:, None], self.token_ids[target]].mean(-1)
+        return (cross_entropy(in_cells, target, reduction="sum") - two_tokens.sum()) / max(1, len(tokens))
 
 
 class Pretraining:
@@ -83,8 +106,7 @@ class Pretraining:
         prepare(self.model)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.run.seed)
-            outputs = CELLS_PER_TOKEN * len(readable_words())
-            self.word_head = torch.nn.Linear(config.pretrain.hidden, outputs).to(self.model.device)
+            self.word_head = WordHead(config.pretrain.hidden, self.tokenizer).to(self.model.device)
         on_gpu = self.model.device.type == "cuda"
         self.optimiser = torch.optim.AdamW(
             self._parameters().values(),
@@ -121,7 +143,7 @@ class Pretraining:
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=on_gpu):
             features = screen_features(self.model, batch, palette)
             losses = torch.stack(
-                (answer_loss(self.model, batch, features), word_loss(self.word_head, batch, features))
+                (answer_loss(self.model, batch, features), self.word_head.loss(self.model, batch, features))
             )
         losses.sum().backward()
         torch.nn.utils.clip_grad_norm_(self._parameters().values(), 1.0)

@@ -86,11 +86,11 @@ def test_image_tokens_tell_the_words_in_their_cells(tmp_path: Path) -> None:
     places = [(1, 1, 1), (1, 1, 2), (1, 15, 6)]
     assert [tuple(found) for found in (batch.words_NIC >= 0).nonzero().tolist()] == places
     training = Pretraining(config(), tmp_path)
-    head, words = training.word_head, readable_words()
+    head, words = training.head, readable_words()
     features = torch.randn(len(batch.frames_NHW) * 48, 64)
     with torch.no_grad():
         head.scale.weight.copy_(torch.rand(64) + 0.5)
-        loss = head.loss(training.model, batch, features).item()
+        loss = head.word_loss(training.model, batch, features).item()
         expected = []
         for (_, token, cell), word in zip(places, (7, 7, 11), strict=True):
             feature = features[48 + token]
@@ -101,7 +101,15 @@ def test_image_tokens_tell_the_words_in_their_cells(tmp_path: Path) -> None:
             assert len(with_space) == len(without) == 1
             expected.append(-in_cell - (similar[with_space[0]] + similar[without[0]]) / 2)
         assert loss == pytest.approx(float(sum(expected)) / 3, abs=1e-4)
-        assert head.loss(training.model, collate([lesson], RENDERER), features[: 64 * 48]).item() == 0
+        assert head.word_loss(training.model, collate([lesson], RENDERER), features[: 64 * 48]).item() == 0
+
+
+def test_image_tokens_tell_their_places(tmp_path: Path) -> None:
+    head = Pretraining(config(), tmp_path).head
+    features = torch.randn(2 * 48, 64)
+    logp = head.places(features).log_softmax(-1)
+    expected = -torch.stack([logp[48 * screen + place, place] for screen in (0, 1) for place in range(48)])
+    assert head.place_loss(features).item() == pytest.approx(expected.mean().item(), abs=1e-5)
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(some: list[LessonBatch], tmp_path: Path) -> None:

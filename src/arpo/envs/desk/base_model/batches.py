@@ -32,6 +32,7 @@ from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
 
 CELLS_PER_TOKEN = 8
+TOKENS_PER_SCREEN = ROWS * COLUMNS // CELLS_PER_TOKEN
 BATCHES_PER_CHUNK = 4  # lessons of this many batches are sorted by length, to reduce padding
 _SEEDS = 10_000_000  # chunks per run.seed
 _FRAMES_MULTIPLE = 64  # pads the screens of a batch to a multiple, to limit the number of tensor shapes
@@ -86,7 +87,7 @@ def collate(lessons: list[Lesson], renderer: Renderer) -> LessonBatch:
 def _words_by_token(lesson: Lesson) -> NDArray[np.int16]:
     """The words of a page by image token; an image token covers two rows of four cells."""
     if lesson.words_RC is None:
-        return np.full((ROWS * COLUMNS // CELLS_PER_TOKEN, CELLS_PER_TOKEN), NO_WORD, dtype=np.int16)
+        return np.full((TOKENS_PER_SCREEN, CELLS_PER_TOKEN), NO_WORD, dtype=np.int16)
     blocks = lesson.words_RC.reshape(ROWS // 2, 2, COLUMNS // 4, 4)
     return blocks.transpose(0, 2, 1, 3).reshape(-1, CELLS_PER_TOKEN)
 

@@ -1,8 +1,8 @@
 """Pages of words: a screen full of text in the fonts and colours of Desk, to learn to read any word anywhere.
 
 On a desktop most text repeats: names of buttons and tabs. A page has about 25 random words of the vocabulary.
-Word by word, they train the vision tower directly (`pretrain.WordHead`). Answers alone teach reading slowly:
-the model then has to learn at once which word comes next, where it is, and how it looks.
+They train the vision tower word by word (`pretrain.ReadingHead`). Answers alone teach reading slowly: the
+model then has to learn at once which word comes next, where it is, and how it looks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from arpo.envs.desk.apps import APPS
 from arpo.envs.desk.canvas import (
     CELL_HEIGHT,
     CELL_WIDTH,
@@ -20,9 +21,9 @@ from arpo.envs.desk.canvas import (
     LAYOUT_HEIGHT,
     LAYOUT_WIDTH,
     ROWS,
-    Canvas,
     Colour,
 )
+from arpo.envs.desk.desktop import Desktop
 from arpo.envs.desk.words import vocabulary
 
 PAGE_INSTRUCTION = "Read the text"
@@ -54,11 +55,11 @@ class Page:
 
 
 def random_page(rng: random.Random) -> Page:
-    canvas = Canvas(LAYOUT_WIDTH, LAYOUT_HEIGHT)
+    canvas = Desktop({}, APPS).draw(LAYOUT_WIDTH, LAYOUT_HEIGHT)  # the task bar shows where a word is
     words = vocabulary()
     words_RC = np.full((ROWS, COLUMNS), NO_WORD, dtype=np.int16)
     entries = []
-    for row in range(ROWS):
+    for row in range(ROWS - 1):
         if rng.random() < _EMPTY_ROWS:
             continue
         ink, paper = rng.choice(_STYLES)

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from arpo.algorithms.schedules import decay
 from arpo.config import Config
-from arpo.envs.desk.base_model.batches import CELLS_PER_TOKEN, LessonBatch, LessonLoader
+from arpo.envs.desk.base_model.batches import CELLS_PER_TOKEN, TOKENS_PER_SCREEN, LessonBatch, LessonLoader
 from arpo.envs.desk.base_model.card import CARD, card
 from arpo.envs.desk.base_model.ladder import stage_at
 from arpo.envs.desk.base_model.pages import NO_WORD, readable_words
@@ -35,7 +35,7 @@ from arpo.storage import checkpoint
 
 MODEL = "model"  # folder of the model in the output directory
 WEIGHTS, MOMENTS = "weights", ("exp_avg", "exp_avg_sq")  # parts of a checkpoint
-_WORD_HEAD = "word_head."
+_HEAD = "head."
 _MAX_FILE_BYTES = 8_000_000
 _REPORT_EVERY, _SAVE_EVERY = 100, 500
 
@@ -60,9 +60,10 @@ def answer_loss(model: Any, batch: LessonBatch, features: Tensor) -> Tensor:
     return cross_entropy(logits.float(), tokens[mask])
 
 
-class WordHead(torch.nn.Module):
-    """Trains the vision tower to read pages; it is not part of the model.
+class ReadingHead(torch.nn.Module):
+    """Trains the vision tower to read; it is not part of the model.
 
+    `places` tells the place of an image token on the screen: the tower itself knows relative places only.
     `cells` tells the word in each cell of an image token. `scale` makes an image token similar to the
     embeddings of its words, so that the text model finds and copies a word on the screen like one in a text.
     """
@@ -72,13 +73,19 @@ class WordHead(torch.nn.Module):
     def __init__(self, hidden: int, tokenizer: Tokenizer) -> None:
         super().__init__()
         words = readable_words()
+        self.places = torch.nn.Linear(hidden, TOKENS_PER_SCREEN)
         self.cells = torch.nn.Linear(hidden, CELLS_PER_TOKEN * len(words))
         self.scale = torch.nn.RMSNorm(hidden)
         # A word has two tokens: with and without a space before it. The last piece of " 40" is "40".
         ids = [[tokenizer.encode(f"{space}{word}").ids[-1] for space in ("", " ")] for word in words]
         self.register_buffer("token_ids", torch.tensor(ids), persistent=False)
 
-    def loss(self, model: Any, batch: LessonBatch, features: Tensor) -> Tensor:
+    def place_loss(self, features: Tensor) -> Tensor:
+        """Mean cross-entropy of the places of all image tokens."""
+        places = torch.arange(len(features), device=features.device) % TOKENS_PER_SCREEN
+        return cross_entropy(self.places(features).float(), places)
+
+    def word_loss(self, model: Any, batch: LessonBatch, features: Tensor) -> Tensor:
         """Mean over all cells with a word: cross-entropy of the cell's word, and of the word's tokens."""
         words = batch.words_NIC.flatten(0, 1).long()
         used = (words != NO_WORD).any(-1)
@@ -106,7 +113,7 @@ class Pretraining:
         prepare(self.model)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.run.seed)
-            self.word_head = WordHead(config.pretrain.hidden, self.tokenizer).to(self.model.device)
+            self.head = ReadingHead(config.pretrain.hidden, self.tokenizer).to(self.model.device)
         on_gpu = self.model.device.type == "cuda"
         self.optimiser = torch.optim.AdamW(
             self._parameters().values(),
@@ -118,8 +125,8 @@ class Pretraining:
         self.step = 0
 
     def _parameters(self) -> dict[str, Tensor]:
-        """All trained weights. The model's folder has no word head."""
-        head = {f"{_WORD_HEAD}{name}": weight for name, weight in self.word_head.named_parameters()}
+        """All trained weights. The model's folder does not contain the head."""
+        head = {f"{_HEAD}{name}": weight for name, weight in self.head.named_parameters()}
         return dict(self.model.named_parameters()) | head
 
     @property
@@ -135,7 +142,7 @@ class Pretraining:
         return settings.lr * factor * min(1.0, (self.step + 1) / settings.warmup)
 
     def update(self, batch: LessonBatch, palette: Tensor) -> Tensor:
-        """Returns the losses of answers and of words."""
+        """Returns the losses of answers, words and places."""
         for group in self.optimiser.param_groups:
             group["lr"] = self.learning_rate
         # Many CPUs emulate bfloat16, which is far slower than float32.
@@ -143,7 +150,11 @@ class Pretraining:
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=on_gpu):
             features = screen_features(self.model, batch, palette)
             losses = torch.stack(
-                (answer_loss(self.model, batch, features), self.word_head.loss(self.model, batch, features))
+                (
+                    answer_loss(self.model, batch, features),
+                    self.head.word_loss(self.model, batch, features),
+                    self.head.place_loss(features),
+                )
             )
         losses.sum().backward()
         torch.nn.utils.clip_grad_norm_(self._parameters().values(), 1.0)
@@ -254,12 +265,13 @@ def run_pretraining(config: Config, out: Path, log: Callable[[str], None] = prin
                 losses.append(training.update(batch, palette))
                 seconds = time.monotonic() - start
                 if training.step % _REPORT_EVERY == 0:
-                    loss, words = torch.stack(losses).mean(0).tolist()
+                    loss, words, places = torch.stack(losses).mean(0).tolist()
                     losses.clear()
                     rate = (training.step - first) / seconds
                     log(
                         f"step {training.step}/{settings.steps} ({training.stage}) loss {loss:.4f}, words "
-                        f"{words:.4f}, {rate:.1f} steps/s {seconds:.0f} s, {waited:.0f} s waiting for lessons"
+                        f"{words:.4f}, places {places:.4f}, {rate:.1f} steps/s {seconds:.0f} s, "
+                        f"{waited:.0f} s waiting for lessons"
                     )
                 if training.step % _SAVE_EVERY == 0:
                     training.save()

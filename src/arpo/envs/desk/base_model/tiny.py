@@ -26,9 +26,7 @@ IMAGE_SETTINGS = ImageSettings(
 )
 
 EMBEDDING_STD = 0.06
-# The columns of a screen use the lowest frequencies. With the usual 10,000 they turn by 0.003 radians per image
-# token, so the model cannot tell columns apart; with 30 by 0.1.
-ROPE_THETA = 30.0
+ROPE_THETA = 10_000.0
 
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"

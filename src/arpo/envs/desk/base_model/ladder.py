@@ -1,4 +1,4 @@
-"""The ladder of pretraining: first reading, then acting with care, then acting carelessly.
+"""The ladder of pretraining: first words, then screens, then acting with care, then acting carelessly.
 
 Each stage has its own mix of lessons. Carelessness comes last: the model first learns to solve tasks, and
 then which faults the demonstrator makes.
@@ -50,8 +50,9 @@ def _stage(name: str, until: float, shares: tuple[int, ...], goals: tuple[float,
 
 LADDER = (
     #                   until  page screen window kind at state point act     goals: one two three
-    _stage("read",      0.30, (35,  15,    5,     15,  5, 5,    15,   5),     (4, 3, 1)),
-    _stage("act",       0.65, (5,   10,    4,     8,   3, 6,    16,   48),    (4, 4, 2)),
+    _stage("words",     0.20, (80,  5,     0,     5,   0, 0,    10,   0),     (4, 3, 1)),
+    _stage("read",      0.40, (35,  15,    5,     15,  5, 5,    15,   5),     (4, 3, 1)),
+    _stage("act",       0.70, (5,   10,    4,     8,   3, 6,    16,   48),    (4, 4, 2)),
     _stage("careless",  1.00, (2,   6,     2,     5,   2, 4,    12,   67),    (4, 4, 2)),
 )  # fmt: skip
 

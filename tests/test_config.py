@@ -101,7 +101,7 @@ def test_the_published_optimiser_and_intervals():
     assert subset.screen.count == 32
 
 
-@pytest.mark.parametrize("name", ["osworld_full", "osworld_subset32", "osworld_eval"])
+@pytest.mark.parametrize("name", ["osworld_full", "osworld_node", "osworld_subset32", "osworld_eval"])
 def test_the_published_prompt_offers_finished_with_content_and_no_call_user(name):
     spec = load_config(name).model.prompt
     assert spec.endswith(

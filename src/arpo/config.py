@@ -293,3 +293,7 @@ def _check_offline(config: Config) -> None:
             "train.dynamic_sampling",
             f"is true, must be false {method}: offline training plays no training tasks",
         )
+    if config.store.token_stats:
+        raise BadSetting(
+            "store.token_stats", f"is true, must be false {method}: this method has no ratio and no clipping"
+        )

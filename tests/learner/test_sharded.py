@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +24,19 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from arpo.config import Config, LossConfig, ModelConfig, OptimConfig, ReplayConfig, RunConfig, TrainConfig
+from arpo.config import (
+    Config,
+    LossConfig,
+    ModelConfig,
+    OptimConfig,
+    ReplayConfig,
+    RunConfig,
+    StoreConfig,
+    TrainConfig,
+)
 from arpo.errors import UserError
 from arpo.learner.background import in_background
-from arpo.learner.base import Batch, Learner
+from arpo.learner.base import Batch, Learner, TokenStats
 from arpo.learner.local import LocalLearner
 from arpo.learner.rank_commands import (
     Command,
@@ -50,6 +59,7 @@ from processes import descendants, wait_until
 from tiny_vlm import QWEN2_5, QWEN3, save_folder, screenshot, tiny_model, tiny_qwen3, tiny_renderer
 
 Update = tuple[Sample, ...]
+Stats = Sequence[Sequence[TokenStats]]
 
 
 def sample(rng: Random, renderer: Renderer, tokens: int = 0) -> Sample:
@@ -100,6 +110,7 @@ def config(
             ranks=ranks,
             rank_seconds=seconds,
         ),
+        store=StoreConfig(token_stats=True),
     )
 
 
@@ -143,6 +154,15 @@ def disagreeing(batch: Batch) -> Batch:
     return Batch(updates=((broken, *first[1:]), *rest))
 
 
+def assert_close_stats(ours: Stats, theirs: Stats) -> None:
+    for update, expected in zip(ours, theirs, strict=True):
+        for one, other in zip(update, expected, strict=True):
+            assert one.entropy == pytest.approx(other.entropy, rel=1e-4)
+            assert one.ratio == pytest.approx(other.ratio, rel=1e-4)
+            assert one.clipped == other.clipped
+    assert [len(update) for update in ours] == [4, 1]
+
+
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
@@ -171,6 +191,8 @@ def test_ranks_learn_what_one_process_learns(family: str, settings: dict[str, An
         for base in (False, True)[: 1 + recipe.compares_with_base]:
             found, right = (asyncio.run(each.logprobs(judged, base=base)) for each in (several, one))
             assert found == pytest.approx(right, rel=1e-4)
+        train(several, second), train(one, second)
+        assert_close_stats(several.token_stats(), one.token_stats())
     for ours, theirs in zip(measured, wanted, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
     assert [line["skipped"] for line in measured] == [0, 1, 0, 0]

@@ -88,6 +88,10 @@ def test_a_group_that_others_overtake_is_dropped_and_its_task_played_again(tmp_p
     assert metrics[-1]["episodes"] == 16 and metrics[-1]["failures"] == 0
     stored = {episode["episode_id"] for episode in lines(config, "trajectories.jsonl")}
     assert f"group-{first}-0" not in stored
+    cancelled = [
+        line["fault"] for line in lines(config, "calls.jsonl") if line.get("episode") == f"group-{first}-0"
+    ]
+    assert cancelled == ["CancelledError"]
 
 
 def test_failures_leave_a_smaller_group_as_in_lock_step(tmp_path: Path) -> None:

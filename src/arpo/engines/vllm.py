@@ -168,7 +168,7 @@ class VllmEngine:
             except TransientError as error:
                 fault = str(error)
                 self._fail(replica, fault)
-        raise EngineError("generate", f"{fault} (tried {_ATTEMPTS} times)")
+        raise EngineError("generate", f"{fault} (tried {_ATTEMPTS} times)", host=replica.client.url)
 
     async def release(self, episode_id: str) -> None:
         self._router.release(episode_id)

@@ -34,7 +34,7 @@ from arpo.algorithms.losses import TokenSums
 from arpo.algorithms.microbatches import Microbatch, assign_to_ranks, balance_sizes
 from arpo.config import Config
 from arpo.engines.base import Weights
-from arpo.learner.base import Batch, Metrics
+from arpo.learner.base import Batch, Metrics, TokenStats
 from arpo.learner.local import LocalLearner, TrainedParameters, restore_order, trained_parameters
 from arpo.learner.publish import write_shards
 from arpo.learner.rank_commands import (
@@ -84,6 +84,7 @@ class ShardedLearner:
         self._model, self._renderer, self._launcher = model.eval(), renderer, launcher
         self._sampling_weights = trained_parameters(model) if config.samples_in_process else {}
         self._config = config
+        self._token_stats: Sequence[Sequence[TokenStats]] = ()
         self._open(model)
 
     def _open(self, model: VisionLanguageModel) -> None:
@@ -130,7 +131,12 @@ class ShardedLearner:
             with _memory_freed(self._sampling_weights.values()):
                 metrics = self._learner.train_on(commands[0])
             self._learner.gather_into(self._sampling_weights)
+        shares = [command.updates for command in commands]
+        self._token_stats = self._learner.recorder.by_sample(batch.updates, shares)
         return {**metrics, "samples": float(sum(map(len, batch.updates)))}
+
+    def token_stats(self) -> Sequence[Sequence[TokenStats]]:
+        return self._token_stats
 
     async def logprobs(
         self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
@@ -205,7 +211,9 @@ class RankLearner(LocalLearner):
         super().__init__(model, renderer, config, base, self._local_shards())
 
     def train_on(self, command: TrainCommand) -> Metrics:
-        return self._train_microbatches(command.updates, command.lr_scales)
+        metrics = self._train_microbatches(command.updates, command.lr_scales)
+        self.recorder.gather()
+        return metrics
 
     def gather_logprobs(self, command: LogprobsCommand) -> list[float]:
         """Log-probabilities of the samples of all ranks, in rank order."""

@@ -38,9 +38,11 @@ from arpo.storage.files import RESTORE_OR_LEAVE, damage, parse_object
 from arpo.storage.run_folder import EVALUATIONS, METRICS, RunFolder
 from arpo.task_set_names import OVERALL, TRAIN, TRAINING_EPISODES
 from arpo.training.build import open_learner
+from arpo.training.call_log import CallLog
 from arpo.training.progress import Progress
 from arpo.training.stop_note import describe_stop
 from arpo.training.timing import Timing, last_durations
+from arpo.training.token_stats import store_token_stats
 from arpo.training.unfinished_batch import UnfinishedBatch
 from arpo.types import Failure, Group, Task
 
@@ -108,6 +110,8 @@ class Run:
         self._resumed = found is not None
         self.restored = self._load(found)
         self._began = time.monotonic() - self.progress.seconds
+        self._calls = CallLog(store, self.progress.seconds)
+        self.scheduler.activity.report = self._calls.add_episode
 
     @property
     def evaluating(self) -> bool:
@@ -133,6 +137,7 @@ class Run:
                 self.tracker.log(0, await self._evaluate("base"))
             except EvaluationStopped:
                 return
+            self._store_stages()
             await self.save(loop)
         elif self.unfinished is not None:
             self.timing.add(self.unfinished.seconds)
@@ -158,6 +163,8 @@ class Run:
                 metrics = await self._work(self.learner.train(batch))
                 weights = await self._new_weights()
             await self.scheduler.agent.engine.load(weights)
+        if self.config.store.token_stats:
+            store_token_stats(self.store, self.progress.batch + 1, batch, self.learner.token_stats())
         if skipped := int(metrics["skipped"]):
             self.progress.skipped += skipped
             self.display.note(
@@ -213,6 +220,7 @@ class Run:
                 measured = await self._evaluate("final" if loop.done else "")
             except (EvaluationStopped, Outage) as error:
                 self.unfinished = replace(batch, seconds=self.timing.pause())
+                self._store_stages()
                 await self.save(loop)
                 if isinstance(error, Outage):
                     raise
@@ -228,8 +236,12 @@ class Run:
             self.timing.add({"outage": paused})
         shares = self._take_shares() if batch.played else {}
         self.store.log_timing(progress.batch, self.timing.take(batch.played) | shares)
+        self._store_stages()
         if loop.done or self.stopping or progress.batch % self.config.store.checkpoint_every == 0:
             await self.save(loop)
+
+    def _store_stages(self) -> None:
+        self._calls.add_stages(self.progress.batch, self.timing.take_stages())
 
     def _take_shares(self) -> dict[str, float]:
         return self.scheduler.activity.shares(self.config.env.parallel)

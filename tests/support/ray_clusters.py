@@ -19,6 +19,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 SUPPORT = str(Path(__file__).parent)
 SECONDS = 240.0  # for anything on a busy machine
+_STARTED: list[subprocess.Popen[bytes]] = []  # drivers, which a failed test leaves
 _COMMON: dict[str, Any] = {"node_ip_address": "127.0.0.1", "object_store_memory": 80 << 20}
 
 
@@ -63,6 +64,9 @@ def ray_nodes(*resources: Mapping[str, float]) -> Iterator[Nodes]:
             ray.init(address=nodes.address, namespace="arpo", log_to_driver=False, logging_level="ERROR")
             yield nodes
         finally:
+            for process in _STARTED:
+                process.kill()
+                process.wait()
             ray.shutdown()
             nodes.close()
             os.environ.clear()
@@ -93,6 +97,7 @@ class TrainCommand:
                 stdout=log,
                 stderr=log,
             )
+        _STARTED.append(self.process)
 
     @property
     def output(self) -> str:

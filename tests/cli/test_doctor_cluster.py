@@ -11,18 +11,23 @@ from arpo.recipe import load_config
 
 def test_the_plan_of_the_published_run() -> None:
     lines = describe_cluster(load_config("osworld_full"), nodes=8, gpus=8)
-    assert lines[:5] == [
+    assert lines[:6] == [
         "plan for 8 x 8 GPUs:",
         "    GPUs: 32 for vLLM servers, 32 for the learner",
-        "    new weights: 46 GiB of shared memory or of the folder engine.weights",
+        "    new weights: 46 GiB in the run folder, which all nodes must share",
         "    256 virtual machines: 1,024 GiB and up to 1,024 cores, on hosts with KVM",
+        "    several nodes need Ray: --cluster.ray auto --cluster.hosts N",
         "a batch of 256 episodes takes 5.1 minutes, 2,990 episodes an hour. Its parts, one after the other:",
     ]
-    assert [line.split()[-2] for line in lines[5:8]] == ["4.1", "0.7", "0.3"]
-    assert lines[8] == "    the driver needs 1.2 CPU cores for this"  # 0.83 per second x (0.066 + 9 x 0.15)
-    assert lines[9:11] == ["bottleneck: environments", "faster would be, one of:"]
-    assert lines[11].split() == ["--train.max_staleness", "1", "2.5", "minutes"]
+    assert [line.split()[-2] for line in lines[6:9]] == ["4.1", "0.7", "0.3"]
+    assert lines[9] == "    the driver needs 1.2 CPU cores for this"  # 0.83 per second x (0.066 + 9 x 0.15)
+    assert lines[10:12] == ["bottleneck: environments", "faster would be, one of:"]
+    assert lines[12].split() == ["--train.max_staleness", "1", "2.5", "minutes"]
     assert lines[-1] == SOURCE
+    words = ["--cluster.ray", "auto", "--engine.weights", "/shared/weights"]
+    lines = describe_cluster(load_config("osworld_full", words), nodes=8, gpus=8)
+    assert "    new weights: 46 GiB in /shared/weights" in lines
+    assert not any("need Ray" in line for line in lines)
 
 
 def test_shared_gpus_and_gpus_without_a_role() -> None:

@@ -158,6 +158,11 @@ def test_times_of_light_desktops_and_adapters() -> None:
             "engine.name: is 'in_process', must be vllm for 4 nodes: the in-process engine uses one GPU",
         ),
         (
+            "--optim.ranks 16 --engine.replicas 16",
+            4,
+            "engine.replicas: is 16, must be at most 0: on a Ray cluster, servers and learner",
+        ),
+        (
             "--optim.ranks 4 --engine.replicas 4 --train.max_staleness 1",
             1,
             "train.max_staleness: is 1, must be 0 if servers and learner share a GPU",

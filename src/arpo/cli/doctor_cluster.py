@@ -17,7 +17,9 @@ SOURCE = (
 def describe_cluster(config: Config, nodes: int, gpus: int) -> list[str]:
     """Lines for the user. Raises BadSetting if the nodes have too few GPUs for the recipe."""
     load = load_of(config, nodes, gpus)
-    lines = [f"plan for {nodes} x {gpus} GPUs:", *_roles(config, load, nodes * gpus)]
+    lines = [f"plan for {nodes} x {gpus} GPUs:", *_roles(config, load, nodes, nodes * gpus)]
+    if nodes > 1 and not config.cluster.ray:
+        lines.append("    several nodes need Ray: --cluster.ray auto --cluster.hosts N")
     if config.env.name != "osworld" or config.train.method != "online":
         return [*lines, "no expected time: it is known for online training on OSWorld only"]
     if config.trains_a_copy:
@@ -25,7 +27,7 @@ def describe_cluster(config: Config, nodes: int, gpus: int) -> list[str]:
     return [*lines, *_times(load, estimate(load))]
 
 
-def _roles(config: Config, load: Load, total: int) -> list[str]:
+def _roles(config: Config, load: Load, nodes: int, total: int) -> list[str]:
     placed = config.engine.replicas if load.servers else 0
     if load.shared:
         who = "vLLM servers take turns" if load.servers else "the engine takes turns"
@@ -39,8 +41,14 @@ def _roles(config: Config, load: Load, total: int) -> list[str]:
         roles.append(f"GPUs without a role: {total - used}; raise engine.replicas or optim.ranks")
     if load.servers:
         memory = (KEPT_VERSIONS + 1) * load.times.weights_gib
-        roles.append(f"new weights: {memory:.0f} GiB of shared memory or of the folder engine.weights")
+        roles.append(f"new weights: {memory:.0f} GiB in {_weights_folder(config, nodes)}")
     return [f"    {role}" for role in [*roles, *_environments(config)]]
+
+
+def _weights_folder(config: Config, nodes: int) -> str:
+    if config.engine.weights:
+        return config.engine.weights
+    return "shared memory or the run folder" if nodes == 1 else "the run folder, which all nodes must share"
 
 
 def _environments(config: Config) -> list[str]:

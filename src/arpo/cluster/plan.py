@@ -103,6 +103,12 @@ def load_of(config: Config, nodes: int, gpus: int) -> Load:
     if engine.replicas and not config.samples_in_process:
         placement = place_on_gpus(config, engine.replicas, total, learning=True, environ={})
         replicas, shared = engine.replicas, placement.shared
+        if shared and (nodes > 1 or config.cluster.ray):
+            raise BadSetting(
+                "engine.replicas",
+                f"is {replicas}, must be at most {total - config.optim.ranks}: on a Ray cluster, servers and "
+                "learner ranks do not share GPUs. Lower optim.ranks, or use more nodes",
+            )
     elif not config.samples_in_process:
         replicas, shared = len(endpoints(engine.endpoints, "engine.endpoints", "")), False
     return Load(

@@ -100,7 +100,7 @@ class ShardedLearner:
     def restart(self) -> None:
         """Replace all other ranks by new ones, with the initial weights of the run."""
         self._ranks.close()
-        del self._learner  # frees its memory before the next one
+        self.__dict__.pop("_learner", None)  # frees its memory before the next one
         settings, seed = replace(self._config.model, device="cpu"), self._config.run.seed
         initial = load_model(settings, seed)
         set_trainable(initial, settings, seed)

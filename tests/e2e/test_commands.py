@@ -65,7 +65,7 @@ def test_report_writes_the_same_page_again(run: Path, capsys: pytest.CaptureFixt
     assert main(["report", str(run)]) == 0
     assert capsys.readouterr().out == f"{page}\n"
     assert page.read_text("utf-8") == made_by_train
-    assert "training tasks" in made_by_train and "://" not in made_by_train.replace("http://127.0.0.1", "")
+    assert "training tasks" in made_by_train
 
 
 def logprobs(

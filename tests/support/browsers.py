@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import (
     Browser,
     ConsoleMessage,
@@ -98,3 +99,13 @@ def visiting(browser: Browser, address: str, **options: Any) -> Iterator[Visit]:
         assert visit.faults == []
     finally:
         context.close()
+
+
+def violations(page: Page, *rules: str) -> list[tuple[str, str, str]]:
+    """The violations that axe finds on a page: rule, element, summary. `rules`: only these; none: all."""
+    options = {"resultTypes": ["violations"], **({"runOnly": list(rules)} if rules else {})}
+    return [
+        (violation["id"], node["html"][:200], node["failureSummary"])
+        for violation in Axe().run(page, options=options).response["violations"]
+        for node in violation["nodes"]
+    ]

@@ -9,6 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 from arpo.actions import (
     Action,
     Click,
+    Direction,
     DoubleClick,
     Drag,
     Hover,
@@ -20,9 +21,14 @@ from arpo.actions import (
 )
 from arpo.png import rgb
 from arpo.types import Turn
-from arpo.viewer.episodes import DIRECTIONS
 
 MARK, HALO, PAPER, INK = "#f0442e", "#ffffff", "#ffffff", "#1c2030"
+DIRECTIONS = {
+    Direction.UP: (0, -1),
+    Direction.DOWN: (0, 1),
+    Direction.LEFT: (-1, 0),
+    Direction.RIGHT: (1, 0),
+}
 WIDTH = 640  # pixels; smaller screenshots are enlarged to about this width
 
 

@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import cache, partial
-from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote
@@ -28,11 +27,10 @@ from aiohttp import web
 from arpo.errors import UserError
 from arpo.viewer.app.library import Library, NotFound, finite
 from arpo.viewer.app.pictures import Picture
+from arpo.viewer.app.site import PAGE, STATIC
 
 HOST = "127.0.0.1"
 COOKIE, TOKEN = "arpo_view", "token"
-STATIC = Path(str(files("arpo"))) / "viewer" / "app" / "static"
-PAGE = "index.html"
 REFRESH_SECONDS = 1.0  # between two looks at the files
 SLICE_SECONDS = 0.2  # of indexing a source without a pause
 QUIET_SECONDS = 0.05  # after a request: a page has several, and indexing would slow them down

@@ -29,7 +29,7 @@ from arpo.viewer.app.listings import (
     neighbours,
     row_json,
 )
-from arpo.viewer.app.pictures import Picture, PixelCache, changed_regions, thumbnail
+from arpo.viewer.app.pictures import Picture, PixelCache, thumbnail
 from arpo.viewer.app.run_index import problems
 
 Json = dict[str, Any]
@@ -158,10 +158,6 @@ class Source(ABC):
 
     def small_picture(self, shot: str, width: int) -> Picture:
         return thumbnail(self.pixels(shot), width)
-
-    def difference(self, shot: str, before: str) -> Json:
-        found = changed_regions(self.pixels(before), self.pixels(shot))
-        return {"boxes": found[0] if found else None, "changed": found[1] if found else None}
 
     def tasks(self) -> Json:
         return {"evaluations": [], "complete": self.complete, "tasks": self._task_rows({})}

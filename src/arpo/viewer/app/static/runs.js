@@ -68,7 +68,7 @@ arpo.runs = (() => {
     const colours = new Map(shown.map((one) => [one.id, kinds.indexOf(kindOf(one)) % COLOURS]));
     return [
       h("h1", { class: "hidden" }, "Runs"),
-      problems(context),
+      problems([...(arpo.app.errors() || []), ...context.sources.flatMap((one) => one.errors || [])]),
       context.sources.length
         ? table(
             HEADS,
@@ -88,8 +88,7 @@ arpo.runs = (() => {
     ];
   }
 
-  function problems(context) {
-    const errors = [...(arpo.app.errors() || []), ...context.sources.flatMap((one) => one.errors || [])];
+  function problems(errors) {
     return errors.length
       ? h(
           "ul",
@@ -190,7 +189,7 @@ arpo.runs = (() => {
         },
         h("option", { value: "" }, "Add a metric…"),
         rest.map((name) =>
-          h("option", { value: name }, explained[name] ? `${name}: ${explained[name].title}` : name),
+          h("option", { value: name }, explained[name] && explained[name].title !== name ? `${name}: ${explained[name].title}` : name),
         ),
       ),
     );
@@ -211,11 +210,11 @@ arpo.runs = (() => {
       series,
       inPercent: Boolean(metric && metric.percent),
       open: (one, step) => {
-        location.hash = link(["s", one.source, "batch", Math.max(1, step)]);
+        location.hash = arpo.app.stepLink(one.source, step);
       },
     });
   }
 
   arpo.app.pages.runs = { title: () => "Runs", render };
-  return { log };
+  return { log, problems };
 })();

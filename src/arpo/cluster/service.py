@@ -236,6 +236,7 @@ class HostProgram:
             try:
                 url = child.address()
             except HostLost:
+                self.url = ""
                 self.restarts += not died
                 died = True
                 await asyncio.sleep(_POLL_SECONDS)

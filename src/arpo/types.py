@@ -347,6 +347,7 @@ class Sample:
     ...     weight=1 / 12,  # 1 group in the update, 2 trajectories in the group, 6 sampled tokens
     ...     replayed=False,
     ...     kl_weight=1 / 12,
+    ...     answers=tuple(Answer(episode_id="batch2-0-1", turn=turn, tokens=3) for turn in (1, 2)),
     ... )
     """
 

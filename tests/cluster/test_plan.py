@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from simulation.cluster import Cluster, simulate
@@ -111,7 +112,13 @@ def test_shared_gpus_are_split_for_asynchronous_training() -> None:
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_the_plan_agrees_with_the_simulation(staleness: int) -> None:
     """Without hanging machines: in few batches their number is luck."""
-    sizes = {"environments": 16, "replicas": 2, "groups": 4, "group_size": 4, "max_staleness": staleness}
+    sizes: dict[str, Any] = {
+        "environments": 16,
+        "replicas": 2,
+        "groups": 4,
+        "group_size": 4,
+        "max_staleness": staleness,
+    }
     times = ServiceTimes(hangs=0.0)
     load = Load(**sizes, ranks=2, groups_per_update=4, times=times)
     cluster = Cluster(**sizes, learner_gpus=2, updates=1, batches=4, times=times)

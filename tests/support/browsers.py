@@ -18,6 +18,7 @@ from playwright.sync_api import (
     Error,
     Page,
     Request,
+    expect,
     sync_playwright,
 )
 
@@ -109,3 +110,14 @@ def violations(page: Page, *rules: str) -> list[tuple[str, str, str]]:
         for violation in Axe().run(page, options=options).response["violations"]
         for node in violation["nodes"]
     ]
+
+
+def choose_replayed_success(page: Page) -> None:
+    """Filter the 13 episodes of the run "first": 6 are solved, and replay used one of these."""
+    total = page.locator("h1 small")
+    expect(total).to_have_text("13")
+    page.get_by_label("Solved").select_option("1")
+    expect(total).to_have_text("6")
+    page.get_by_label("Replayed").select_option("1")
+    expect(total).to_have_text("1")
+    expect(page.locator("tbody tr")).to_contain_text("batch0-0-0")

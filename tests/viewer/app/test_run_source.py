@@ -269,9 +269,12 @@ def test_dropped_and_waiting_groups_have_their_reason(tmp_path):
     groups = library.answer(["s", "run", "batches", "1"], {})["groups"]
     assert [(group["group"], group["dropped"]) for group in groups] == [
         ("group-4", None),
-        ("group-5", "stale: no batch could take it within train.max_staleness = 0; played again"),
+        (
+            "group-5",
+            "stale: no batch could take it within train.max_staleness = 0; its task was played again",
+        ),
     ]
-    assert library.answer(["s", "run", "groups", "group-6"], {})["dropped"] == "in no batch yet"
+    assert library.answer(["s", "run", "groups", "group-6"], {})["dropped"] == "no batch has taken it yet"
     assert library.answer(["s", "run", "episodes"], {"phase": "group"})["total"] == 4
     library.close()
 

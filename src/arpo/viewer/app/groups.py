@@ -200,10 +200,11 @@ class GroupReader:
             number = name.removeprefix(f"{GROUP}-")
             placed = self.index.row("SELECT dropped FROM placed WHERE number = ?", (number,))
             if placed is None:
-                return "in no batch yet"
+                return "no batch has taken it yet"
             if placed["dropped"]:
                 limit = self.config.train.max_staleness
-                return f"stale: no batch could take it within train.max_staleness = {limit}; played again"
+                stale = f"no batch could take it within train.max_staleness = {limit}"
+                return f"stale: {stale}; its task was played again"
         if (
             len(rows) < 2
             and self.config.rollout.group_size > 1

@@ -50,6 +50,8 @@ class Library:
             if name not in self.sources:
                 self.add(identity, path)
         self.sources = {name: self.sources[name] for name in found}  # in the order of the folders
+        for source in self.sources.values():
+            source.index.share_cache(len(self.sources))
 
     def add(self, identity: Identity, path: Path) -> Source:
         kind = OSWorldSource if identity.kind == OSWORLD else RunSource

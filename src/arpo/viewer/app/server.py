@@ -1,8 +1,8 @@
 """The web server of `arpo view`: loopback only, for one user who has its token.
 
-The first address has the token. It becomes a cookie that scripts cannot read, and a redirect removes it from
-the address. Requests with another Host header are refused, so no name of a web page can be pointed at this
-server (DNS rebinding). The pages may load nothing from elsewhere, and run no script but their own files.
+The first address has the token. It becomes a cookie that scripts cannot read, and the first page removes it
+from the address. Requests with another Host header are refused, so no name of a web page can be pointed at
+this server (DNS rebinding). The pages may load nothing from elsewhere, and run no script but their own files.
 """
 
 from __future__ import annotations
@@ -56,6 +56,10 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+WELCOME = (
+    '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>arpo view</title>'
+    '<script src="static/welcome.js"></script></head></html>'
+)
 _log = logging.getLogger(__name__)
 _UNCACHED = {"Cache-Control": "no-store"}
 _FOREVER = {"Cache-Control": "private, max-age=86400, immutable"}  # a screenshot is named by its content
@@ -165,7 +169,7 @@ class ViewServer:
         """Turn the token of the address into a cookie."""
         if not _equal(request.query[TOKEN], self.token):
             return _error(403, "wrong token: open the address that `arpo view` has printed")
-        response = web.Response(status=303, headers={"Location": "/", **_UNCACHED})
+        response = web.Response(text=WELCOME, content_type="text/html", headers=_UNCACHED)
         response.set_cookie(self.cookie, self.token, httponly=True, samesite="Strict", path="/")
         return response
 

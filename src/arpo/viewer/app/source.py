@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from arpo.errors import UserError
+from arpo.task_set_names import set_label
 from arpo.viewer.app.folder import SafeFolder
 from arpo.viewer.app.index import Index
 from arpo.viewer.app.listings import (
@@ -126,6 +127,7 @@ class Source(ABC):
             "episodes": self._count("episodes"),
             "failures": self._count("failures"),
             "indexing": None if self.complete else {"share": share},
+            "sets": {name: set_label(name) for rates in facts["success"].values() for name in rates},
             "stamp": _hash(f"{self.stamp()} {self.complete} {share} {self._error}"),
             **facts,
             "errors": [*filter(None, [self._error]), *facts["errors"], *problems(self.index)],

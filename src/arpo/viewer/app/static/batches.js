@@ -146,7 +146,7 @@ arpo.batches = (() => {
       h(
         "td",
         { class: "note" },
-        group.dropped && h("div", { class: "bad" }, `dropped: ${group.dropped}`),
+        group.dropped && h("div", { class: "bad" }, `not trained on: ${group.dropped}`),
         rescued && h("div", { class: "accent" }, "rescued by replay"),
       ),
     );

@@ -18,7 +18,7 @@ arpo.groups = (() => {
     return [
       arpo.heading(group.instruction || group.task, to(group.previous), to(group.next), "group"),
       facts(context, group),
-      group.dropped && h("p", { class: "warn" }, `Dropped: ${group.dropped}`),
+      group.dropped && h("p", { class: "warn" }, `Not trained on: ${group.dropped}`),
       group.advantage_note && h("p", { class: "dim" }, group.advantage_note),
       sideBySide(context, columns),
     ];

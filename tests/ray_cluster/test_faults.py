@@ -22,8 +22,8 @@ from arpo.envs.task_files import load_tasks
 from arpo.storage.checkpoint import CHECKPOINTS, latest
 from arpo.storage.codec import action_from_json
 from arpo.types import Task
-from processes import parents, wait_until
-from ray_clusters import SECONDS, Nodes, TrainCommand, places, ray_nodes
+from processes import wait_until
+from ray_clusters import SECONDS, Nodes, TrainCommand, places, processes_with, ray_nodes
 from real_vllm import PYTHON
 
 TASKS = {task.id: task for task in load_tasks("desk:32")}
@@ -84,23 +84,11 @@ def lock_step_episodes(batches: int) -> set[str]:
     return {f"batch{b}-{g}-{e}" for b in range(batches) for g in range(32) for e in range(2)}
 
 
-def processes_with(word: bytes) -> set[int]:
-    found = set()
-    for process in parents():
-        try:
-            command = Path(f"/proc/{process}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if word in command:
-            found.add(process)
-    return found
-
-
 def kill_driver(command: TrainCommand) -> None:
     """End the driver at once. Ray ends all services of its run."""
     command.process.send_signal(signal.SIGKILL)
     command.process.wait()
-    assert wait_until(lambda: not processes_with(b"\0env-host\0"), SECONDS)
+    assert wait_until(lambda: not processes_with("env-host"), SECONDS)
 
 
 def test_a_run_survives_the_loss_of_hosts_and_of_its_driver(nodes: Nodes, tmp_path: Path) -> None:
@@ -109,7 +97,7 @@ def test_a_run_survives_the_loss_of_hosts_and_of_its_driver(nodes: Nodes, tmp_pa
     arguments = words(nodes, "--cluster.hosts=2", "--train.epochs=8")
     command = TrainCommand(run, *arguments)
     command.until_batch(1)
-    os.kill(min(processes_with(b"\0env-host\0")), signal.SIGKILL)
+    os.kill(min(processes_with("env-host")), signal.SIGKILL)
     command.until_batch(2)
     nodes.remove(places("desktops")[0])
     command.until(lambda: "starts again on" in command.output)
@@ -158,7 +146,7 @@ def test_an_asynchronous_run_survives_the_loss_of_a_server_and_of_its_driver(
     more = (*engine, "--cluster.hosts=2", "--train.max_staleness=1", "--train.epochs=4")
     command = TrainCommand(run, *words(nodes, *more, "--train.tasks_per_batch=16"))
     command.until_batch(2)
-    os.kill(min(processes_with(b"\0--served-model-name\0")), signal.SIGKILL)
+    os.kill(min(processes_with("--served-model-name")), signal.SIGKILL)
     command.until_batch(4)
     kill_driver(command)
     command = TrainCommand(run, *words(nodes, *more, "--train.tasks_per_batch=16"))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from processes import wait_until
+from processes import parents, wait_until
 
 # Ray reads these when it is imported. The second one keeps it on loopback: the name is Ray's.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -43,6 +43,13 @@ class Nodes:
     def remove(self, node_id: str) -> None:
         """End a node at once, as a power failure does."""
         self._cluster.remove_node(self._nodes.pop(node_id), allow_graceful=False)
+
+    @property
+    def logs(self) -> Path:
+        """Folder of all logs of Ray."""
+        import ray
+
+        return Path(ray.nodes()[0]["RayletSocketName"]).parents[1] / "logs"
 
     def close(self) -> None:
         self._cluster.shutdown()
@@ -81,6 +88,25 @@ def places(resource: str) -> dict[int, str]:
         if group["state"] != "REMOVED" and resource in group["bundles"][0]:
             return dict(group["bundles_to_node_id"])
     return {}
+
+
+def command_line(process: int) -> bytes:
+    """Words with a zero byte after each; empty if the process has ended."""
+    return _read(process, "cmdline")
+
+
+def processes_with(word: str) -> set[int]:
+    """Processes of this cluster with this word in their command line."""
+    home = f"HOME={os.environ['HOME']}".encode()
+    found = {one for one in parents() if word.encode() in command_line(one).split(b"\0")}
+    return {one for one in found if home in _read(one, "environ").split(b"\0")}
+
+
+def _read(process: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{process}/{name}").read_bytes()
+    except OSError:
+        return b""
 
 
 class TrainCommand:

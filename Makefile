@@ -43,7 +43,7 @@ test-browser: $(DEV) ## run the tests of arpo view in Debian's Chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/browser $(ARGS)
 
 test-cluster: $(RAY) $(VLLM) ## run the tests on a Ray cluster of four nodes on this machine
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 tests/ray_cluster $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/ray_cluster $(ARGS)
 
 osworld: ## install real desktops: Debian packages (needs root or sudo), and desktop-env in .venv-osworld
 	PYTHONPATH=src $(PYTHON) -m arpo.envs.osworld.install $(OSWORLD_VENV)

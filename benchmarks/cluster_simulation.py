@@ -5,7 +5,7 @@ Environments, servers and learner only wait, as long as `simulation/service_time
 simulated: it jumps to the next event. No model is loaded.
 
     python benchmarks/cluster_simulation.py             # lock step against asynchronous training
-    python benchmarks/cluster_simulation.py sweep       # more environments; other splits of the GPUs
+    python benchmarks/cluster_simulation.py sweep       # more environments; other splits of the GPUs; batches
     python benchmarks/cluster_simulation.py validate    # against a run with the real clock; published figures
     python benchmarks/cluster_simulation.py driver      # CPU, memory and event-loop lag of the driver
 
@@ -20,21 +20,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from simulation.cluster import Cluster, Result, simulate
 
+from arpo.cluster.plan import Load, estimate
+
 COLUMNS = (
-    f"{'':<26}{'episodes/h':>11}{'envs':>7}{'engine':>8}{'learner':>9}{'requests':>10}{'groups':>8}"
+    f"{'':<26}{'episodes/h':>11}{'plan':>8}{'envs':>7}{'engine':>8}{'learner':>9}{'requests':>10}{'groups':>8}"
     f"{'dropped':>9}{'GPU-h':>8}{'env-h':>8}{'cost':>8}  bottleneck"
 )
 EXPLAINED = (
-    "envs, engine, learner: share of time in use. requests: per replica. groups: finished, waiting for a "
-    "batch. GPU-h, env-h, cost: per 1,000 episodes"
+    "plan: episodes/h by the estimate of `arpo doctor`. envs, engine, learner: share of time in use. "
+    "requests: per replica. groups: finished, waiting for a batch. GPU-h, env-h, cost: per 1,000 episodes"
 )
 VALIDATION_SPEED = 10.0  # of the run with the real clock
 Table = Callable[[str, Cluster], Result]
@@ -72,7 +75,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def sweep(options: argparse.Namespace) -> dict[str, Any]:
-    """The number of environments, then the split of the GPUs. Names the bottleneck of each cluster."""
+    """The number of environments, the split of the GPUs, the size of a batch. Names the bottlenecks."""
     staleness, half = max(options.staleness), options.gpus // 2
     base = _cluster(options, replicas=half, learner_gpus=half, max_staleness=staleness)
     most = options.environments or 1024
@@ -83,16 +86,47 @@ def sweep(options: argparse.Namespace) -> dict[str, Any]:
     }
     table = _table(options)
     by_split = {}
-    for share in (2, 3, 4, 5, 6):
+    for share in (1, 2, 3, 5, 6):
         replicas = options.gpus * share // 8
         split = replace(base, environments=most // 2, replicas=replicas, learner_gpus=options.gpus - replicas)
         by_split[replicas] = table(f"{replicas} replicas + {options.gpus - replicas}", split)
+    table = _table(options)
+    by_batch = {}
+    for factor in (2, 4):
+        large = replace(base, environments=most, groups=factor * options.groups, max_staleness=2)
+        by_batch[large.groups] = table(f"{most} environments, {large.groups} groups", large)
     rates = [result.per_hour for result in by_envs.values()]
     return {
         "ratio": round(max(rates) / min(rates), 2),
+        "bottlenecks_begin": begins(by_envs),
         "environments": {count: _record(result, options) for count, result in by_envs.items()},
         "replicas": {count: _record(result, options) for count, result in by_split.items()},
+        "groups": {count: _record(result, options) for count, result in by_batch.items()},
     }
+
+
+def begins(results: Mapping[int, Result]) -> dict[str, int]:
+    """The smallest size at which each bottleneck appears: {"environments": 64, "learner cycle": 512}."""
+    found: dict[str, int] = {}
+    for size, result in sorted(results.items()):
+        found.setdefault(result.bottleneck, size)
+    return found
+
+
+def planned(cluster: Cluster) -> float:
+    """Episodes per hour, as `arpo doctor` estimates them. It does not know coupled environments."""
+    load = Load(
+        environments=cluster.environments,
+        replicas=cluster.replicas,
+        ranks=cluster.learner_gpus,
+        groups=cluster.groups,
+        group_size=cluster.group_size,
+        groups_per_update=max(1, cluster.groups // cluster.updates),
+        max_staleness=cluster.max_staleness,
+        shared=cluster.shared,
+        times=cluster.times,
+    )
+    return math.nan if cluster.coupled else estimate(load).per_hour(load)
 
 
 def validate(options: argparse.Namespace) -> dict[str, Any]:
@@ -207,7 +241,8 @@ def _table(options: argparse.Namespace, run: Callable[[Cluster], Result] = simul
         costs = f"{result.gpu_hours:>8.1f}{result.env_hours:>8.1f}{_cost(result, options):>8.0f}"
         took = f"({time.monotonic() - began:.0f} s)"
         print(
-            f"{name:<26}{result.per_hour:>11,.0f}{shares}{queues}{costs}  {result.bottleneck} {took}",
+            f"{name:<26}{result.per_hour:>11,.0f}{planned(cluster):>8,.0f}{shares}{queues}{costs}  "
+            f"{result.bottleneck} {took}",
             file=sys.stderr,
             flush=True,
         )
@@ -223,6 +258,7 @@ def _cost(result: Result, options: argparse.Namespace) -> float:
 def _record(result: Result, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "episodes_per_hour": round(result.per_hour),
+        "planned_per_hour": round(planned(result.cluster)),
         "environments": round(result.environments, 3),
         "engine": round(result.engine, 3),
         "learner": round(result.learner, 3),

@@ -291,5 +291,7 @@ def test_a_fresh_task_is_found_by_its_id_or_at_random() -> None:
     config = arpo.load("desk", {**fresh, "train.tasks": 5})
     assert find_task("fresh-3-99-SetTheme", config).snapshot == "SetTheme"
     assert find_task("random", config) in open_tasks("desk:fresh", config)
+    listed = load_config(config, ["--tasks.heldout=desk:instances/validation"])
+    assert find_task("random", listed).id.startswith("fresh-")
     with pytest.raises(arpo.UserError, match=r"no such task in the recipe \(.*fresh-0-0-"):
         find_task("fresh-3-99-Fly", config)

@@ -101,7 +101,7 @@ def test_the_published_optimiser_and_intervals():
     assert subset.screen.count == 32
 
 
-@pytest.mark.parametrize("name", ["osworld_full", "osworld_subset32", "osworld_eval"])
+@pytest.mark.parametrize("name", ["osworld_full", "osworld_node", "osworld_subset32", "osworld_eval"])
 def test_the_published_prompt_offers_finished_with_content_and_no_call_user(name):
     spec = load_config(name).model.prompt
     assert spec.endswith(
@@ -479,3 +479,10 @@ def test_two_paths_of_one_file_are_no_change(tmp_path, monkeypatch):
     one = load_config("desk", ["--tasks.train", "../mine/tasks/train.json", "--model.path", "a"])
     other = load_config("desk", ["--tasks.train", f"{tmp_path}/mine/tasks/train.json", "--model.path", "b"])
     assert changed(one, other) == ["model.path"]
+
+
+def test_token_statistics_belong_to_online_training():
+    with pytest.raises(
+        UserError, match=r"store\.token_stats: is true, must be false with train\.method = rft"
+    ):
+        load_config("desk", ["--store.token_stats=true", "--train.method=rft", "--loss.kl=0"])

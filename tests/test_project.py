@@ -27,6 +27,7 @@ PAGES = (
     "docs/results.md",
     "docs/osworld.md",
     "docs/performance.md",
+    "docs/cluster.md",
 )
 BINARY_SUFFIXES = (".png", ".safetensors", ".xlsx", ".docx", ".odp", ".gz")
 MOST_LINES = 450

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import json
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -166,6 +167,7 @@ class AnswerTexts:
         self._part = 10 if compact else 1
         self._image = renderer.image_token_id
         self._image_tokens = image_tokens(renderer.grid(shot), renderer.settings)
+        self._image_text = ", ".join([str(self._image)] * self._image_tokens)
         self._filler = renderer.encode("ok")[:1]
         self._ends = {
             last: (*renderer.encode(f"\nAction: {call}()"), renderer.end_of_turn_id)
@@ -174,20 +176,18 @@ class AnswerTexts:
 
     def answer(
         self, token_ids: Sequence[int], tokens: int, spans: Sequence[tuple[str, float]], *, last: bool
-    ) -> dict[str, Any]:
+    ) -> str:
+        """JSON. The tokens of a screenshot are a ready text: the servers take little of the measured time."""
         end = self._ends[last]
         sampled = [*self._filler * max(1, tokens // self._part - len(end)), *end]
-        return {
-            "prompt_token_ids": self._expanded(token_ids),
-            "choices": [
-                {
-                    "token_ids": sampled,
-                    "finish_reason": "stop",
-                    "logprobs": {"content": [{"token_id": one, "logprob": -0.5} for one in sampled]},
-                    "weight_versions": _whole_tokens(spans, len(sampled)),
-                }
-            ],
+        choice = {
+            "token_ids": sampled,
+            "finish_reason": "stop",
+            "logprobs": {"content": [{"token_id": one, "logprob": -0.5} for one in sampled]},
+            "weight_versions": _whole_tokens(spans, len(sampled)),
         }
+        prompt = ", ".join(self._image_text if one == self._image else str(one) for one in token_ids)
+        return f'{{"prompt_token_ids": [{prompt}], "choices": [{json.dumps(choice)}]}}'
 
     def probe(self, token_ids: Sequence[int]) -> dict[str, Any]:
         prompt = self._expanded(token_ids)
@@ -211,7 +211,7 @@ class Server:
         self._cached = 0
 
     async def answer(self, route: str, body: Mapping[str, Any]) -> Any:
-        """The response, or a function that makes it."""
+        """The response, or a function that makes it as JSON."""
         match route.partition("?")[0]:
             case "/inference/v1/generate" if "prompt_logprobs" in body["sampling_params"]:
                 return self._answers.probe(body["token_ids"])
@@ -240,7 +240,7 @@ class Server:
                 await self._clock.sleep(self._times.sleep)
         return None
 
-    async def _generate(self, token_ids: Sequence[int], images: int) -> Callable[[], dict[str, Any]]:
+    async def _generate(self, token_ids: Sequence[int], images: int) -> Callable[[], str]:
         episode, times = EPISODE.get(), self._times
         prompt = images * times.screenshot_tokens + episode.sampled
         tokens = times.answer_tokens(episode.random)

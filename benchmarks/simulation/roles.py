@@ -146,7 +146,7 @@ class SimulatedHttp:
         SimulatedHttp.cpu += time.thread_time() - began
         answer = await server.answer(parts.path, decoded)
         began = time.thread_time()
-        text = json.dumps(answer() if callable(answer) else answer)
+        text = answer() if callable(answer) else json.dumps(answer)
         SimulatedHttp.cpu += time.thread_time() - began
         return 200, text, None
 

@@ -129,7 +129,11 @@ def open_run(folder: str | os.PathLike[str]) -> StoredRun:
 
 
 def find_task(task: str | Task, config: Config) -> Task:
-    """A task of the recipe's task sets that can run on this machine; "random" chooses one."""
+    """A task of the recipe's task sets that can run on this machine; "random" chooses one.
+
+    Of tasks made on demand, it is a training task.
+    """
+    from arpo.envs.desk.fresh import FreshTasks
     from arpo.envs.osworld.runnable import split_runnable
     from arpo.envs.task_source import TaskIndex
     from arpo.evaluation.task_sets import load_sets
@@ -143,7 +147,9 @@ def find_task(task: str | Task, config: Config) -> Task:
             names = [one.id for one in index.listed] or [sets["train"][0].id]
             some = f" (there are {len(names)}: {', '.join(names[:3])}, …)"
             raise UserError(f"{task!r}: no such task in the recipe{nearest(task, names) or some}")
-        found = [index[task]] if task != RANDOM else index.listed or [random.choice(sets["train"])]
+        made = isinstance(sets["train"], FreshTasks)
+        anything = [random.choice(sets["train"])] if made else index.listed
+        found = anything if task == RANDOM else [index[task]]
     runnable, others = split_runnable(found, config)
     if not runnable:
         raise UserError(f"task {others[0][0].id}: cannot run here: {others[0][1]}")

@@ -12,6 +12,7 @@ from typing import Any
 
 from arpo.config_keys import (
     LARGEST,
+    ClusterConfig,
     EngineConfig,
     EnvConfig,
     ModelConfig,
@@ -51,6 +52,7 @@ INCIDENTAL = (
     "optim.rank",
     "env.hosts",
     "engine.",
+    "cluster.",
     "env.listen",
     "env.outage_seconds",
     "plugins.tracker",
@@ -81,6 +83,7 @@ class Config:
     store: StoreConfig = field(default_factory=StoreConfig)
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     plugins: PluginsConfig = field(default_factory=PluginsConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
         for section in fields(self):
@@ -163,6 +166,7 @@ def _check_combinations(config: Config) -> None:
     if tasks.train in split_sources(tasks.heldout):
         raise BadSetting("tasks.heldout", f"is {tasks.train!r}, must differ from tasks.train")
     _check_fresh(config)
+    _check_cluster(config)
     if train.max_staleness:
         _check_asynchronous(config)
     if train.method != "online":
@@ -242,6 +246,20 @@ def _check_fresh(config: Config) -> None:
         )
 
 
+def _check_cluster(config: Config) -> None:
+    """Raise BadSetting for environment hosts without a cluster, or without environments."""
+    hosts = config.cluster.hosts
+    if hosts and not config.cluster.ray:
+        raise BadSetting("cluster.hosts", f"is {hosts}, must be 0 without a cluster: set cluster.ray = auto")
+    if hosts and config.env.hosts:
+        raise BadSetting("cluster.hosts", f"is {hosts}, must be 0 with env.hosts: leave one of them empty")
+    if hosts > config.env.parallel:
+        raise BadSetting(
+            "cluster.hosts",
+            f"is {hosts}, must be <= env.parallel ({config.env.parallel}): each host needs an environment",
+        )
+
+
 def _check_asynchronous(config: Config) -> None:
     """Raise BadSetting for settings incompatible with asynchronous training."""
     train = config.train
@@ -292,4 +310,8 @@ def _check_offline(config: Config) -> None:
         raise BadSetting(
             "train.dynamic_sampling",
             f"is true, must be false {method}: offline training plays no training tasks",
+        )
+    if config.store.token_stats:
+        raise BadSetting(
+            "store.token_stats", f"is true, must be false {method}: this method has no ratio and no clipping"
         )

@@ -227,7 +227,7 @@ class EngineConfig:
     weights: str = setting(
         "",
         "Folder for new weights, readable by all servers; empty: shared memory (/dev/shm) if it has space, "
-        "otherwise the run folder",
+        "otherwise, and on a cluster, the run folder",
     )
     start_seconds: float = setting(900.0, "Timeout (seconds) for starting a server", above=0, high=LARGEST)
     seconds: float = setting(600.0, "Timeout (seconds) for one answer", above=0, high=LARGEST)

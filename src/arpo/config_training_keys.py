@@ -219,6 +219,11 @@ class StoreConfig:
     prune_every: int = setting(
         0, "Batches between deletions of screenshots that replay does not need; 0: keep all", low=0
     )
+    token_stats: bool = setting(
+        False,
+        "Entropy, ratio and clipping of each trained token in token_stats.jsonl, for `arpo view`; about 16 "
+        "bytes a token",
+    )
     tensorboard: bool = setting(True, "TensorBoard files in the run folder")
     wandb_project: str = setting("", "Weights & Biases project; empty: off")
     wandb_entity: str = setting("", "Weights & Biases user or team; empty: your default one")

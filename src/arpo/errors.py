@@ -43,12 +43,14 @@ class ArpoFault(Exception):
     """An external component failed. `where` names the call, for example "step". A long message is cut.
 
     `place` is the file and line in the user's code, for example "my_env.py:14"; "" if there is none.
+    `host` is the address of the environment host or server, "" for this process.
     """
 
-    def __init__(self, where: str, message: str, place: str = "") -> None:
+    def __init__(self, where: str, message: str, place: str = "", host: str = "") -> None:
         self.where = printable(where[:_MAX_MESSAGE])
         self.message = printable(message[:_MAX_MESSAGE])
         self.place = printable(place[:_MAX_MESSAGE])
+        self.host = host
         super().__init__(f"{self.where}: {self.message}")
 
 

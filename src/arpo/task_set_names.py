@@ -25,7 +25,8 @@ DESK = "desk:"  # prefix of the task lists of Desk
 LEVELS = {"instances": "new instances", "families": "new goal families", "applications": "new applications"}
 HALVES = ("validation", "test")  # to choose with; untouched by any choice
 GENERATED = {f"{DESK}{level}/{half}": f"{level}_{half}" for level in LEVELS for half in HALVES}
-_RESERVED = ("model", "temperature", "skipped")  # keys beside the sets, in the files of `arpo eval`
+# Keys beside the sets: in the files of `arpo eval`, and among the curves of a comparison.
+RESERVED = ("model", "temperature", "skipped", "sampled", "without_signal", "rescued", "replay_age")
 _LABELS = {TRAIN: "training tasks", HELDOUT: "held-out tasks", OVERALL: "all tasks"}
 _LABELS |= {f"{level}_{half}": f"{label} ({half})" for level, label in LEVELS.items() for half in HALVES}
 
@@ -55,7 +56,7 @@ def heldout_sets(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for source in sources:
         name = GENERATED.get(source) or re.sub(r"\W+", "_", PurePath(source.rpartition(":")[2]).stem)
-        if name in _RESERVED:
+        if name in RESERVED:
             raise UserError(
                 f"tasks.heldout: {source}: the name {name!r} is reserved for other results: rename the file"
             )

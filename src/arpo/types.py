@@ -268,6 +268,7 @@ class Failure:
     ...     message="no answer within 60 s",
     ...     attempts=3,
     ...     place="my_env.py:14",
+    ...     host="http://10.0.0.7:8700",
     ... )
     """
 
@@ -278,6 +279,7 @@ class Failure:
     message: str
     attempts: int
     place: str = ""  # file and line in the user's code
+    host: str = ""  # address of the environment host or server; "": this machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,6 +324,15 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Position of sampled tokens: which answer of which episode, and how many tokens it has."""
+
+    episode_id: str
+    turn: int  # counted from 1
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One training sequence. `mask` is true at sampled tokens; `behaviour_logprobs` has one value for each.
 
@@ -336,6 +347,7 @@ class Sample:
     ...     weight=1 / 12,  # 1 group in the update, 2 trajectories in the group, 6 sampled tokens
     ...     replayed=False,
     ...     kl_weight=1 / 12,
+    ...     answers=tuple(Answer(episode_id="batch2-0-1", turn=turn, tokens=3) for turn in (1, 2)),
     ... )
     """
 
@@ -349,3 +361,4 @@ class Sample:
     kl_weight: float = 0.0  # the same in the KL term; 0 if replayed
     staleness: tuple[int, ...] = ()  # learner's version minus the oldest up to each sampled token; (): all 0
     token_advantages: tuple[float, ...] = ()  # of each sampled token; (): all have `advantage`
+    answers: tuple[Answer, ...] = ()  # of the sampled tokens, in order; the learner does not need them

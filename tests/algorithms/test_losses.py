@@ -44,7 +44,7 @@ def tokens(
 def loss_and_gradient(
     batch: Tokens, replay_ratio: str = "recompute", **settings: Any
 ) -> tuple[float, list[float], TokenSums]:
-    loss, sums = policy_loss(batch, LossConfig(**settings), replay_ratio)
+    loss, sums, _ = policy_loss(batch, LossConfig(**settings), replay_ratio)
     (gradient,) = torch.autograd.grad(loss, batch.logp_T)
     return loss.item(), gradient.tolist(), sums
 
@@ -376,3 +376,14 @@ def test_the_batch_under_comparison_has_every_kind_of_group_and_clipped_tokens()
     assert (stats.total, stats.too_small, stats.without_signal, stats.rescued) == (5, 1, 1, 1)
     ratio_T = (table_logprobs(theta, update) - table_logprobs(old, update)).exp()
     assert (ratio_T > 1.3).any() and (ratio_T < 0.8).any()
+
+
+def test_each_token_has_its_ratio_and_whether_the_clip_bounds_it() -> None:
+    _, sums, terms = policy_loss(tokens([1.0, 1.5, 0.5], advantage=2.0), LossConfig(), "recompute")
+    assert terms.ratio_T.tolist() == pytest.approx([1.0, 1.5, 0.5])
+    assert not terms.ratio_T.requires_grad
+    assert terms.clipped_T.tolist() == [False, True, False]
+    assert sums.clipped == 1
+    bad = tokens([0.5, 2.0, 4.0], advantage=-1.0)
+    _, _, terms = policy_loss(bad, LossConfig(dual_clip=3.0), "recompute")
+    assert terms.clipped_T.tolist() == [True, False, True]

@@ -303,3 +303,21 @@ def test_a_group_keeps_its_signal_if_negative_advantages_count_nothing() -> None
     (update,), stats = samples([scored(1, 0)], negative=0.0)
     assert [sample.advantage for sample in update] == [1.0, 0.0]
     assert stats.without_signal == 0
+
+
+def test_each_sample_names_the_answers_of_its_tokens() -> None:
+    """Three turns of 2, 1 and 3 tokens; the third starts a new sequence."""
+    played = trajectory(
+        1,
+        turn([1], [3, 4], restart=True),
+        turn([2], [5]),
+        turn([1, 2], [6, 7, 8], restart=True),
+        name="batch0-0-1",
+    )
+    groups = [group(played, trajectory(0))]
+    first, second, _ = build_updates(groups, LossConfig(), tasks_per_update=1, token_budget=9)[0]
+    assert [(one.episode_id, one.turn, one.tokens) for one in first.answers] == [
+        ("batch0-0-1", 1, 2),
+        ("batch0-0-1", 2, 1),
+    ]
+    assert [(one.turn, one.tokens) for one in second.answers] == [(3, 3)]

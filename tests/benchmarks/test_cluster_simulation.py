@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
-from cluster_simulation import compare
+from cluster_simulation import begins, compare, planned
 from simulation.clock import Clock, run_simulated
 from simulation.cluster import Cluster, Parts, run_real, settings, simulate
 from simulation.replica import EPISODE, EpisodeOf
@@ -75,9 +76,11 @@ def test_the_simulation_repeats_itself() -> None:
     assert simulate(cluster) == simulate(cluster)
 
 
-def test_a_run_with_the_real_clock_agrees() -> None:
-    real = run_real(replace(SMALL, batches=1), speed=25.0)  # a second per batch
-    assert real.seconds == pytest.approx(25, rel=0.15)
+def test_a_run_with_the_real_clock_takes_at_least_its_service_times() -> None:
+    """A second per batch; longer on a busy machine."""
+    real = run_real(replace(SMALL, batches=1), speed=25.0)
+    assert real.seconds >= 25 * 0.99
+    assert (real.episodes, real.failures) == (4, 0)
 
 
 def test_coupled_environments_wait_for_the_slowest_at_every_call() -> None:
@@ -171,6 +174,19 @@ def test_the_command_compares_lock_step_with_asynchronous_training(
     lock_step, asynchronous = found["lock step"], found["S = 1"]
     ratio = asynchronous["episodes_per_hour"] / lock_step["episodes_per_hour"]
     assert found["ratio"] == pytest.approx(ratio, rel=0.02)
+    assert lock_step["planned_per_hour"] > 0
     expected = 2.0 * lock_step["gpu_hours"] + 0.5 * lock_step["environment_hours"]
     assert lock_step["cost"] == pytest.approx(expected, abs=0.02)
     assert "S = 1, 1 + 1 GPUs" in capsys.readouterr().err
+
+
+def test_the_plan_of_a_simulated_cluster() -> None:
+    """23 s for the episodes, 1 s to write and 1 s to read the weights, four episodes."""
+    assert planned(SMALL) == pytest.approx(4 * 3600 / 25)
+    assert math.isnan(planned(replace(SMALL, coupled=True)))
+
+
+def test_a_bottleneck_begins_at_its_smallest_size() -> None:
+    few = simulate(SMALL)
+    slow = replace(few, waiting=2.0)  # a whole batch of two groups waits
+    assert begins({8: slow, 2: few, 4: few, 16: slow}) == {"environments": 2, "learner cycle": 8}

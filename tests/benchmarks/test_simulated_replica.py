@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Coroutine
 from random import Random
 from typing import Any
@@ -111,7 +112,7 @@ def test_only_the_new_tokens_of_an_episode_are_prefilled_until_the_weights_chang
         seconds = []
         for screenshots in (1, 2):
             began, before = clock.now(), episode.sampled
-            answer = (await server.answer("/inference/v1/generate", prompt_of(screenshots)))()
+            answer = json.loads((await server.answer("/inference/v1/generate", prompt_of(screenshots)))())
             seconds.append(round(clock.now() - began - (episode.sampled - before), 6))
         await server.answer("/reset_prefix_cache", {})
         began, before = clock.now(), episode.sampled

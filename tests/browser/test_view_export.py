@@ -7,7 +7,7 @@ import sys
 import pytest
 from playwright.sync_api import expect
 
-from browsers import visiting
+from browsers import choose_replayed_success, visiting
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +57,7 @@ def test_an_exported_episode_has_screenshots_tokens_and_difference(visit):
 
 
 def test_filters_of_an_export_work_in_the_browser(visit):
-    page = visit.open("/s/first/episodes")
-    total = page.locator("h1 small")
-    expect(total).to_have_text("13")
-    page.get_by_label("Solved").select_option("1")
-    expect(total).to_have_text("6")
-    page.get_by_label("Replayed").select_option("1")
-    expect(total).to_have_text("1")
+    choose_replayed_success(visit.open("/s/first/episodes"))
     page = visit.open("/s/first/episodes?max_score=0.5&stop=parse_error")
     expect(page.locator("tbody tr")).to_contain_text("batch1-1-1")
 

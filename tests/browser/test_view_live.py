@@ -106,12 +106,13 @@ def test_an_update_during_typing_is_shown_afterwards(browser, growing):
     with serving(growing.folder) as address, visiting(browser, address) as visit:
         page = visit.open("/s/run/episodes")
         expect(page.locator("tbody tr")).to_have_count(2)
-        page.get_by_label("Text in thought or answer").focus()
+        page.get_by_label("Text in thought or answer").press_sequentially("ju")
         add_second_batch(growing)
         wait_until(page, INDEXED)
         for _ in range(3):  # when the third answer comes, the page has used a new one
             page.wait_for_event("response", lambda response: response.url.endswith("/api/sources"))
         expect(page.locator("tbody tr")).to_have_count(2)
+        page.get_by_label("Text in thought or answer").fill("")
         page.evaluate("document.activeElement.blur()")
         expect(page.locator("tbody tr")).to_have_count(8, timeout=20_000)
 

@@ -5,6 +5,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from browsers import choose_replayed_success
 from viewed_runs import VIEWS
 
 
@@ -25,6 +26,8 @@ def test_runs_show_success_before_and_after(visit):
     expect(row).to_contain_text("25% → 75%")
     expect(row).to_contain_text("50% → 0%")
     expect(row).to_contain_text("finished")
+    heads = texts(page, "thead th")
+    assert heads[-2:] == ["Training tasks", "Held-out tasks"]
 
 
 def test_curves_of_two_runs_share_a_chart_and_a_point_opens_its_batch(visit):
@@ -37,6 +40,15 @@ def test_curves_of_two_runs_share_a_chart_and_a_point_opens_its_batch(visit):
     box = chart.locator("svg").bounding_box()
     page.mouse.click(box["x"] + box["width"] * 0.96, box["y"] + box["height"] / 2)
     expect(page.get_by_role("heading", level=1)).to_have_text("Batch 2")
+
+
+def test_the_evaluation_before_training_opens_its_episodes(visit):
+    page = visit.open("/runs?metrics=eval_train&runs=first")
+    page.get_by_role("slider").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("Episodes 1")
+    expect(page.locator("tbody tr")).to_contain_text("evaluation before training")
 
 
 def test_metrics_are_added_and_removed(visit):
@@ -68,7 +80,7 @@ def test_a_batch_shows_groups_as_dots_with_advantages(visit):
 def test_a_group_with_an_episode_that_was_not_played_says_why_it_is_dropped(visit):
     page = visit.open("/s/first/batch/1")
     row = page.locator("tbody tr", has_text="pool-021")
-    expect(row).to_contain_text("dropped:")
+    expect(row).to_contain_text("not trained on: fewer than two episodes")
     expect(row.get_by_role("img")).to_have_attribute("aria-label", re.compile("no answer within 60 s"))
 
 
@@ -145,17 +157,11 @@ def test_tokens_are_coloured_by_their_probability(visit):
 
 def test_episodes_are_filtered_sorted_and_found_by_text(visit):
     page = visit.open("/s/first/episodes")
-    total = page.locator("h1 small")
-    expect(total).to_have_text("13")
-    page.get_by_label("Solved").select_option("1")
-    expect(total).to_have_text("6")
-    page.get_by_label("Replayed").select_option("1")
-    expect(total).to_have_text("1")
-    expect(page.locator("tbody tr")).to_contain_text("batch0-0-0")
+    choose_replayed_success(page)
     page.get_by_role("link", name="Clear").click()
     page.get_by_label("Text in thought or answer").fill("jump")
     page.keyboard.press("Enter")
-    expect(total).to_have_text("1")
+    expect(page.locator("h1 small")).to_have_text("1")
     expect(page.locator("tbody tr")).to_contain_text("batch1-1-1")
     assert "text=jump" in page.url
 

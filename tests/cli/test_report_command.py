@@ -5,6 +5,7 @@ import pytest
 from arpo.cli.entry_point import main
 from arpo.config import Config
 from arpo.storage.run_folder import RunFolder
+from markup import report_of
 from stored_episodes import episode, small
 
 
@@ -20,8 +21,7 @@ def test_episodes_are_chosen(capsys, tmp_path):
     make_run(tmp_path)
     assert main(["report", str(tmp_path), "--episodes", "batch0-0-1"]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
-    page = (tmp_path / "report.html").read_text("utf-8")
-    assert "episode batch0-0-1<" in page and "episode batch0-0-0<" not in page
+    assert report_of(tmp_path / "report.html")["episodes"]["shown"] == [["batch0-0-1"]]
 
 
 def test_a_choice_without_episodes_exits_with_2_and_writes_nothing(capsys, tmp_path):

@@ -13,6 +13,7 @@ import pytest
 from arpo.config import Config
 from arpo.engines import vllm
 from arpo.engines.base import Weights
+from arpo.engines.http_exchange import TransientError
 from arpo.engines.vllm import VllmEngine
 from arpo.errors import ContextTooLong, EngineError, Outage, UserError
 from arpo.recipe import load_config
@@ -472,5 +473,35 @@ def test_replicas_sleep_while_the_learner_uses_the_gpu(pair: list[ScriptedVllm],
         await engine.wake()
         await engine.load(weights(tmp_path, 2, pair))
         assert (await ask(engine, pair)).versions == (2, 2)
+
+    notes_of(pair, test)
+
+
+def test_a_server_that_returns_at_another_address_gets_the_newest_weights(
+    pair: list[ScriptedVllm], tmp_path: Path
+) -> None:
+    """The only replica is at the first server, then nowhere, then at the second one."""
+    places = [pair[0].url]
+    old, new = pair
+
+    def address() -> str:
+        if not places:
+            raise TransientError("is starting on another node")
+        return places[0]
+
+    async def test(engine: VllmEngine) -> None:
+        await engine.close()
+        engine.use_servers([address], "")
+        await engine.start()
+        await engine.load(weights(tmp_path, 7, pair))
+        assert (await ask(engine, pair)).versions == (7, 7)
+        places.clear()
+        old.faults[GENERATE] = answering(503, "gone")
+        asked = asyncio.ensure_future(ask(engine, pair))
+        await until(lambda: any("another node" in one.fault for one in engine._replicas))
+        assert not asked.done()
+        places.append(new.url)
+        assert (await asked).versions == (7, 7)
+        assert answered(pair) == [1, 1]
 
     notes_of(pair, test)

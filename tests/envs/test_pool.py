@@ -549,3 +549,21 @@ def test_a_stop_does_not_wait_for_a_slow_probe():
             await asyncio.wait_for(pool.run(TASK, "e", episode), 60)
 
     asyncio.run(main())
+
+
+def test_a_failure_has_the_host_of_its_environment():
+    class Remote(FakeEnv):
+        host = "http://10.0.0.7:8700"
+
+        async def step(self, actions):
+            raise OSError("the screen went dark")
+
+    def of_the_engine(env):
+        raise EngineError("generate", "gone", host="http://10.0.0.9:8000")
+
+    async def play(factory, episode):
+        return await pool_of(factory, config()).run(TASK, "e", episode)
+
+    assert asyncio.run(play(Remote, episode)).host == "http://10.0.0.7:8700"
+    assert asyncio.run(play(failing(FakeEnv, "step", 9), episode)).host == ""
+    assert asyncio.run(play(Remote, of_the_engine)).host == "http://10.0.0.9:8000"

@@ -218,6 +218,9 @@ def test_unknown_shipped_lists_are_reported() -> None:
     assert refusal("desk:nonsense").startswith("desk:nonsense: no such shipped task list; the lists are: ")
     assert refusal("desk:nonsense").endswith(", desk:fresh")
     assert "no such shipped" in refusal("desk:../tasks/nonsense")
+    assert refusal("desk:Fresh").startswith(
+        "desk:Fresh: no such shipped task list (did you mean desk:fresh?); "
+    )
     for prefix in ("osworld", "desktop"):
         assert refusal(f"{prefix}:nonsense") == (
             f"{prefix}:nonsense: no such shipped task list; the lists are: osworld:heldout, "

@@ -10,10 +10,12 @@ import pytest
 from arpo.config import Config
 from arpo.envs.desk.fresh import FreshTasks
 from arpo.errors import UserError
+from arpo.evaluation.comparison_curves import CURVES
 from arpo.evaluation.evaluate import run_evaluation
 from arpo.evaluation.scoring import training_episodes
-from arpo.evaluation.task_sets import evaluated, load_sets, rollouts_of
+from arpo.evaluation.task_sets import evaluated, known_families, load_sets, rollouts_of
 from arpo.recipe import load_config
+from arpo.task_set_names import RESERVED
 from verdicts import HELDOUT, A, B, Scripted, select, small_config
 
 OTHER = "heldout-007"
@@ -100,3 +102,19 @@ def test_the_first_and_the_last_tenth_of_the_batches() -> None:
         "first": [2, 4],
         "last": [2, 8],
     }
+
+
+def test_a_set_cannot_take_the_name_of_another_curve_of_a_comparison(tmp_path: Path) -> None:
+    assert set(CURVES) <= set(RESERVED)
+    config = small_config(tmp_path, [A], f"--tasks.heldout={tmp_path}/rescued.json,{tmp_path}/b.json")
+    with pytest.raises(UserError, match=r"the name 'rescued' is reserved for other results: rename the file"):
+        load_sets(config)
+
+
+def test_held_out_families_that_the_training_tasks_have_are_noted() -> None:
+    config = load_config("desk", ["--tasks.heldout=desk:validation"])
+    first, *_ = known_families(load_sets(config))
+    assert first.startswith("new goal families (validation): training tasks have goals of these families")
+    fresh = load_config("desk", ["--tasks.heldout=desk:validation", *FRESH])
+    assert known_families(load_sets(fresh)) == []
+    assert known_families(load_sets(load_config("desk"))) == []

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -15,7 +16,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from arpo.config import Config, EngineConfig, ModelConfig, OptimConfig, RolloutConfig, RunConfig
+from arpo.config import (
+    ClusterConfig,
+    Config,
+    EngineConfig,
+    ModelConfig,
+    OptimConfig,
+    RolloutConfig,
+    RunConfig,
+)
 from arpo.learner.base import Batch, Learner
 from arpo.learner.local import LocalLearner
 from arpo.learner.publish import Publisher, open_publisher, published_bytes
@@ -177,3 +186,13 @@ def test_the_publisher_of_a_run_removes_its_folder(folder: Path) -> None:
             assert weights.handle.parents[1] == folder / "published"
             assert newest_published(weights.handle.parent) is not None
         assert not any((folder / "published").iterdir())
+
+
+def test_weights_for_the_servers_of_a_cluster_are_in_the_run_folder(folder: Path) -> None:
+    """Shared memory is on one node only."""
+    settings = replace(
+        config(folder), engine=EngineConfig(name="vllm"), cluster=ClusterConfig(ray="127.0.0.1:6379")
+    )
+    run = Path(settings.run.dir)
+    with trained(settings) as learner, open_publisher(settings, learner, RENDERER, run) as publisher:
+        assert asyncio.run(publisher.publish()).handle.parents[1] == run.resolve()

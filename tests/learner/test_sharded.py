@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -21,14 +21,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from arpo.config import Config, LossConfig, ModelConfig, OptimConfig, ReplayConfig, RunConfig, TrainConfig
 from arpo.errors import UserError
 from arpo.learner.background import in_background
-from arpo.learner.base import Batch, Learner
-from arpo.learner.local import LocalLearner
+from arpo.learner.base import Batch, TokenStats
 from arpo.learner.rank_commands import (
     Command,
     LoadCommand,
@@ -41,93 +38,26 @@ from arpo.learner.rank_commands import (
     encode_command,
     read_command,
 )
-from arpo.learner.sharded import RankLearner, ShardedLearner, filler_sample
+from arpo.learner.sharded import RankLearner, ShardedLearner
+from arpo.learner.sharded_model import filler_sample
 from arpo.models.loading import load_model
-from arpo.models.trainable import base_model_of, copy_trained, load_trained, set_trainable
-from arpo.prompts.rendering import Renderer
-from arpo.types import Message, Sample
+from arpo.models.trainable import copy_trained, load_trained, set_trainable
 from processes import descendants, wait_until
-from tiny_vlm import QWEN2_5, QWEN3, save_folder, screenshot, tiny_model, tiny_qwen3, tiny_renderer
+from rank_learners import (
+    all_close,
+    alone,
+    batches,
+    config,
+    on_ranks,
+    renderer_of,
+    sample,
+    tensors,
+    train,
+    weights,
+)
+from tiny_vlm import QWEN2_5, QWEN3, save_folder, tiny_model, tiny_qwen3, tiny_renderer
 
-Update = tuple[Sample, ...]
-
-
-def sample(rng: Random, renderer: Renderer, tokens: int = 0) -> Sample:
-    """One or two images of several sizes, then the sampled tokens."""
-    shots = [screenshot(rng.randrange(999), 56 + 28 * rng.randrange(3)) for _ in range(rng.randint(1, 2))]
-    rendered = renderer.render(
-        [Message(role="user", text="open the file", screenshot=shot) for shot in shots]
-    )
-    sampled = [rng.randrange(4, 30) for _ in range(tokens or rng.randint(2, 30))]
-    return Sample(
-        token_ids=(*rendered.token_ids, *sampled),
-        mask=(False,) * len(rendered.token_ids) + (True,) * len(sampled),
-        images=rendered.images,
-        behaviour_logprobs=tuple(-rng.uniform(4, 7) for _ in sampled),
-        advantage=rng.uniform(-2, 2),
-        weight=0.02,
-        replayed=rng.random() < 0.3,
-        kl_weight=0.03,
-    )
-
-
-def batches(renderer: Renderer) -> list[Batch]:
-    """Two batches with several updates; in the last update of the second, most ranks have no samples."""
-    rng = Random(1)
-
-    def update(count: int) -> Update:
-        return tuple(sample(rng, renderer) for _ in range(count))
-
-    scaled = Batch(updates=(update(5), (), update(3)), lr_scales=(0.9, 0.7, 0.5))
-    return [scaled, Batch(updates=(update(4), update(1)))]
-
-
-def config(
-    folder: Path, *, ranks: int = 2, kl: float = 0.0, seconds: float = 120.0, skip: bool = False, **model: Any
-) -> Config:
-    dtype = model.get("dtype", "float32")
-    return Config(
-        run=RunConfig(threads=1),
-        model=ModelConfig(path=str(folder), device="cpu", lora_rank=4, **model),
-        train=TrainConfig(engine_kl_skip=skip, engine_kl_alarm=1e6),
-        loss=LossConfig(kl=kl),
-        replay=ReplayConfig(ratio="truncated"),
-        optim=OptimConfig(
-            lr=1e-3,
-            warmup_updates=3,
-            moments=dtype,
-            tokens_per_microbatch=150,
-            ranks=ranks,
-            rank_seconds=seconds,
-        ),
-    )
-
-
-def renderer_of(config: Config) -> Renderer:
-    return Renderer.from_folder(Path(config.model.path), config.model.min_pixels, config.model.max_pixels)
-
-
-def alone(config: Config) -> LocalLearner:
-    model = load_model(config.model, config.run.seed)
-    set_trainable(model, config.model, config.run.seed)
-    base = base_model_of(model) if config.compares_with_base else None
-    return LocalLearner(model, renderer_of(config), config, base)
-
-
-@contextmanager
-def on_ranks(config: Config) -> Iterator[ShardedLearner]:
-    model = load_model(config.model, config.run.seed)
-    set_trainable(model, config.model, config.run.seed)
-    with closing(ShardedLearner(model, renderer_of(config), config)) as learner:
-        yield learner
-
-
-def train(learner: Learner, *batches: Batch) -> list[Mapping[str, float]]:
-    return [asyncio.run(learner.train(batch)) for batch in batches]
-
-
-def weights(learner: Learner) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in learner.weights().handle.named_parameters()}
+Stats = Sequence[Sequence[TokenStats]]
 
 
 def poisoned(batch: Batch) -> Batch:
@@ -141,6 +71,15 @@ def disagreeing(batch: Batch) -> Batch:
     first, *rest = batch.updates
     broken = replace(first[0], behaviour_logprobs=(-50.0,) * len(first[0].behaviour_logprobs), replayed=False)
     return Batch(updates=((broken, *first[1:]), *rest))
+
+
+def assert_close_stats(ours: Stats, theirs: Stats) -> None:
+    for update, expected in zip(ours, theirs, strict=True):
+        for one, other in zip(update, expected, strict=True):
+            assert one.entropy == pytest.approx(other.entropy, rel=1e-4)
+            assert one.ratio == pytest.approx(other.ratio, rel=1e-4)
+            assert one.clipped == other.clipped
+    assert [len(update) for update in ours] == [4, 1]
 
 
 @pytest.mark.parametrize(
@@ -171,6 +110,8 @@ def test_ranks_learn_what_one_process_learns(family: str, settings: dict[str, An
         for base in (False, True)[: 1 + recipe.compares_with_base]:
             found, right = (asyncio.run(each.logprobs(judged, base=base)) for each in (several, one))
             assert found == pytest.approx(right, rel=1e-4)
+        train(several, second), train(one, second)
+        assert_close_stats(several.token_stats(), one.token_stats())
     for ours, theirs in zip(measured, wanted, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
     assert [line["skipped"] for line in measured] == [0, 1, 0, 0]
@@ -255,20 +196,6 @@ def test_a_checkpoint_passes_from_two_ranks_to_one_and_back(tmp_path: Path) -> N
         assert all_close(weights(two), weights(straight))
 
 
-def tensors(folder: Path) -> dict[str, bytes]:
-    """Everything in the files, by name, as bytes: weights, moments and steps."""
-    found: dict[str, bytes] = {}
-    for path in folder.glob("*.safetensors"):
-        for name, tensor in load_file(path).items():
-            assert name not in found
-            found[name] = tensor.numpy().tobytes()
-    return found
-
-
-def all_close(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
-    return all(torch.allclose(ours[name], theirs[name], rtol=1e-4, atol=1e-5) for name in theirs)
-
-
 @pytest.mark.parametrize(
     ("how", "ranks", "seconds", "message"),
     [
@@ -312,7 +239,7 @@ STUCK = """
 import os, sys, time
 from pathlib import Path
 from arpo.learner import ranks
-from test_sharded import config, on_ranks
+from rank_learners import config, on_ranks
 
 if __name__ == "__main__":
     ranks._DETECTION_SECONDS = 0.5
@@ -329,7 +256,7 @@ def test_a_stuck_call_ends_after_a_rank_is_lost(tmp_path: Path) -> None:
         [sys.executable, tmp_path / "stuck.py", tmp_path / "model"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         text=True,
     )
     assert process.stdout is not None and process.stdout.readline() == "collective\n"

@@ -63,7 +63,7 @@ PARAMETERS = 676_550_144 + 7_615_616_512
 OUTSIDE = 2 * 152064 * 3584 + 3584  # embeddings, head and the last norm
 INFO = ModelInfo(dims=SEVEN_B, images=IMAGE_SETTINGS)
 SETTINGS = ["--rollout.max_answer_tokens", "150", "--optim.moments", "bfloat16"]
-FULL = load_config("osworld_full", SETTINGS)
+FULL = load_config("osworld_128", SETTINGS)
 SEQUENCE = 1024 + 15 * (2691 + 150)  # text, and 15 screenshots of 1932x1092 with their answers
 GRADIENTS = 2 * PARAMETERS
 GPU_SIZES = (24, 32, 48, 80, 141, 2000)
@@ -110,7 +110,7 @@ def seven_b(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def info(seven_b: Path) -> ModelInfo:
-    return read_model_info(load_config("osworld_full", ["--model.path", str(seven_b)]))
+    return read_model_info(load_config("osworld_128", ["--model.path", str(seven_b)]))
 
 
 def test_parameters_are_counted_without_weights() -> None:
@@ -189,7 +189,7 @@ def test_the_size_of_the_cache_must_hold_an_episode_and_fit_into_the_gpu() -> No
 
     def fit(gigabytes: str, parallel: int = 16) -> Config:
         words = [*SETTINGS, "--engine.cache_gigabytes", gigabytes, "--env.parallel", str(parallel)]
-        return fit_into(INFO, load_config("osworld_full", words), 48 * GIB, learning=False)
+        return fit_into(INFO, load_config("osworld_128", words), 48 * GIB, learning=False)
 
     for gigabytes in ("0", "3.52", "25.8"):
         assert fit(gigabytes).engine.cache_gigabytes == float(gigabytes)
@@ -234,7 +234,7 @@ def test_sampling_and_learning_take_turns() -> None:
 
 def test_the_published_recipes_fit_into_one_gpu_with_141_gibibytes() -> None:
     """An H200 has 139.8 GiB."""
-    for recipe in ("osworld_full", "osworld_subset32"):
+    for recipe in ("osworld_128", "osworld_subset32"):
         assert plan_memory(INFO, load_config(recipe)).total <= 139 * GIB
 
 
@@ -246,12 +246,12 @@ def test_smaller_microbatches_are_chosen_and_anything_else_is_refused() -> None:
     assert fitted.optim.tokens_per_microbatch == 8192
     assert replace(fitted, optim=config.optim) == config
     with pytest.raises(UserError) as refused:
-        fit_into(INFO, load_config("osworld_full"), 101 * GIB, learning=True)
+        fit_into(INFO, load_config("osworld_128"), 101 * GIB, learning=True)
     lines = str(refused.value).splitlines()
     assert lines[0] == "GPU memory:"
     assert "does not fit into a GPU of 101 GiB" in lines[-2]
     assert lines[-1] == "    --optim.ranks 2"
-    assert fit_into(INFO, load_config("osworld_full"), 80 * GIB, learning=False)
+    assert fit_into(INFO, load_config("osworld_128"), 80 * GIB, learning=False)
 
 
 def test_only_the_logits_computed_at_once_are_planned() -> None:
@@ -266,7 +266,7 @@ def test_only_the_logits_computed_at_once_are_planned() -> None:
 
 
 @pytest.mark.parametrize("room", GPU_SIZES)
-@pytest.mark.parametrize("recipe", ["osworld_full", "osworld_subset32"])
+@pytest.mark.parametrize("recipe", ["osworld_128", "osworld_subset32"])
 @pytest.mark.parametrize("more", ["", "--model.train lora", "--model.dtype float32 --optim.ranks 4"])
 def test_advised_settings_fit_or_a_larger_gpu_is_requested(
     recipe: str, room: int, more: str, info: ModelInfo
@@ -284,18 +284,18 @@ def test_advised_settings_fit_or_a_larger_gpu_is_requested(
 
 
 def test_each_advised_setting_is_needed(info: ModelInfo) -> None:
-    config = load_config("osworld_full", ["--model.dtype", "float32"])
+    config = load_config("osworld_128", ["--model.dtype", "float32"])
     words = advise(info, config, 48 * GIB)[1].split()
     settings = list(zip(words[::2], words[1::2], strict=True))
     assert len(settings) > 4
     for left_out in settings:
         rest = [word for setting in settings if setting != left_out for word in setting]
-        need = plan_memory(info, load_config("osworld_full", ["--model.dtype", "float32", *rest])).total
+        need = plan_memory(info, load_config("osworld_128", ["--model.dtype", "float32", *rest])).total
         assert need > 48 * GIB or left_out[0] == "--optim.lr"
 
 
 def test_more_gpus_are_advised_before_changes_of_training() -> None:
-    full = load_config("osworld_full")
+    full = load_config("osworld_128")
     assert advise(INFO, full, 101 * GIB)[1:] == ["    --optim.ranks 2"]
     assert advise(INFO, full, 80 * GIB)[1:] == ["    --optim.ranks 8"]
     lines = advise(INFO, full, 48 * GIB)

@@ -1,11 +1,13 @@
 """Shares of time with a clock that the test sets."""
 
 import asyncio
+from contextlib import suppress
 
 from arpo.actions import Action
 from arpo.config import EnvConfig, RolloutConfig
 from arpo.envs.pool import EnvPool, LocalEnvs
-from arpo.rollout.activity import Activity
+from arpo.errors import EnvTimeout
+from arpo.rollout.activity import Activity, EpisodeCalls
 from arpo.rollout.episode import Agent
 from arpo.rollout.scheduler import Scheduler
 from arpo.testing import FakeEnv, task
@@ -105,3 +107,32 @@ def test_the_scheduler_measures_every_call_of_an_episode() -> None:
         "env_idle": 0,
         "engine_busy": 4,
     }
+
+
+def test_the_calls_of_an_attempt_are_reported_with_their_times() -> None:
+    """Two episodes overlap; the second one fails in its step."""
+    clock = Clock()
+    activity = Activity(clock)
+    reported: list[EpisodeCalls] = []
+    activity.report = reported.append
+    with activity.episode("one", "") as measure:
+        with measure("start"):
+            clock.now = 3
+        with suppress(EnvTimeout), activity.episode("two", "http://a:8700") as other:
+            with other("engine"):
+                clock.now = 5
+            with other("step"):
+                clock.now = 9
+                raise EnvTimeout("step", "no answer within 4 s")
+        with measure("evaluate"):
+            clock.now = 10
+    assert reported == [
+        EpisodeCalls(
+            episode_id="two",
+            host="http://a:8700",
+            fault="EnvTimeout",
+            calls=(("engine", 3, 2), ("step", 5, 4)),
+        ),
+        EpisodeCalls(episode_id="one", host="", fault="", calls=(("start", 0, 3), ("evaluate", 9, 1))),
+    ]
+    assert activity.shares(1)["env_step"] == 0.4

@@ -18,6 +18,7 @@ from arpo.learner.local import LocalLearner
 from arpo.prompts.conversation import load_template
 from arpo.reporting.display import NullDisplay
 from arpo.rollout.player import open_player
+from arpo.serving.own_servers import OwnServers
 from arpo.types import Trajectory
 from processes import descendants, wait_until
 from scripted_vllm import answering, scripted_vllm
@@ -106,7 +107,7 @@ def test_servers_sleep_while_a_learner_uses_their_gpu(tmp_path: Path, shared: bo
         tmp_path, [A], "--engine.name=vllm", "--engine.replicas=1", f"--engine.python={python}"
     )
     player = open_player(config)
-    assert player.servers is not None
+    assert isinstance(player.servers, OwnServers)
     engine = Recorded(config, player.token_renderer, "", learning=True)
     agent = replace(player.scheduler.agent, engine=engine)
     scheduler = replace(player.scheduler, agent=agent)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import (
     Browser,
     ConsoleMessage,
@@ -17,6 +18,7 @@ from playwright.sync_api import (
     Error,
     Page,
     Request,
+    expect,
     sync_playwright,
 )
 
@@ -98,3 +100,24 @@ def visiting(browser: Browser, address: str, **options: Any) -> Iterator[Visit]:
         assert visit.faults == []
     finally:
         context.close()
+
+
+def violations(page: Page, *rules: str) -> list[tuple[str, str, str]]:
+    """The violations that axe finds on a page: rule, element, summary. `rules`: only these; none: all."""
+    options = {"resultTypes": ["violations"], **({"runOnly": list(rules)} if rules else {})}
+    return [
+        (violation["id"], node["html"][:200], node["failureSummary"])
+        for violation in Axe().run(page, options=options).response["violations"]
+        for node in violation["nodes"]
+    ]
+
+
+def choose_replayed_success(page: Page) -> None:
+    """Filter the 13 episodes of the run "first": 6 are solved, and replay used one of these."""
+    total = page.locator("h1 small")
+    expect(total).to_have_text("13")
+    page.get_by_label("Solved").select_option("1")
+    expect(total).to_have_text("6")
+    page.get_by_label("Replayed").select_option("1")
+    expect(total).to_have_text("1")
+    expect(page.locator("tbody tr")).to_contain_text("batch0-0-0")

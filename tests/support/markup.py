@@ -1,5 +1,7 @@
-"""Parses HTML pages as a browser does."""
+"""Parses HTML pages as a browser does, and the data of reports and exports."""
 
+import json
+import re
 from html.parser import HTMLParser
 
 
@@ -14,7 +16,7 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.seen.append((tag, dict(attrs)))
-        if tag not in {"meta", "img", "line", "circle", "polyline", "path"}:
+        if tag not in {"meta", "link", "input", "img", "line", "circle", "polyline", "path"}:
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -35,3 +37,14 @@ def parsed(path):
     tags.close()
     assert tags.open == []
     return tags
+
+
+def answers(path):
+    """The answers of the server, by path, that a report or a data file of an export contains."""
+    lines = re.findall(r'^window\.ARPO_EXPORT\[(".*?")\] = (.*);$', path.read_text("utf-8"), re.MULTILINE)
+    return {json.loads(name): json.loads(value) for name, value in lines}
+
+
+def report_of(path):
+    """The page "Report" of report.html, as JSON."""
+    return next(value for name, value in answers(path).items() if name.endswith("/report"))

@@ -15,8 +15,11 @@ from PIL import Image, ImageDraw
 
 from arpo import actions as act
 from arpo.config import Config, ReplayConfig, TasksConfig
+from arpo.recipe import to_toml
 from arpo.storage.run_folder import RunFolder
 from arpo.types import Completion, Failure, Screenshot, StopReason, Trajectory, Turn
+from arpo.viewer.app.library import Library
+from arpo.viewer.app.site import index_all
 
 SIZE = (320, 240)
 STEPS: tuple[tuple[str, str, act.Action], ...] = (
@@ -30,6 +33,7 @@ STEPS: tuple[tuple[str, str, act.Action], ...] = (
 # Every view of a folder with the runs "first" and "second", with its heading.
 VIEWS = {
     "/runs": "Runs",
+    "/s/first/report": "first",
     "/s/first/batches": "Batches",
     "/s/first/batch/2": "Batch 2",
     "/s/first/group/batch1-0": "Set the language to Greek",
@@ -154,8 +158,21 @@ def make_run(folder: Path, *, replay: bool = True) -> None:
         "base": {"train": 0.25, "heldout": 0.5},
         "final": {"train": 0.75, "heldout": 0.0},
     }
-    store.write_summary({"success": success})
+    store.write_summary({"success": success, "episodes": 12})
     store.close()
+
+
+def answer_of(config: Config, *parts: str) -> dict:
+    """The answer of `arpo view` about a run, completely indexed. Writes its recipe, as `arpo train` does."""
+    folder = Path(config.run.dir)
+    (folder / "recipe.toml").write_text(to_toml(config), "utf-8")
+    library = Library([folder])
+    try:
+        index_all(library)
+        (name,) = library.sources
+        return library.answer(["s", name, *parts], {})
+    finally:
+        library.close()
 
 
 def failure(episode: str, task: str) -> Failure:

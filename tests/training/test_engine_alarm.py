@@ -15,6 +15,7 @@ from arpo.storage.run_folder import RunFolder
 from arpo.training.trainer import Trainer
 from arpo.types import Completion
 from arpo.viewer.report import write_report
+from markup import report_of
 from trained import lines
 from verdicts import A, B, Scripted, small_config
 
@@ -67,8 +68,8 @@ def test_a_batch_whose_engine_disagrees_is_reported(tmp_path: Path) -> None:
     assert second["engine_alarm"] == 1 and second["updates"] == 1 and "untrained" not in second
     assert "engine_alarm" not in first and "engine_alarm" not in third
     assert first["engine_kl"] < 1e-6
-    page = write_report(Path(config.run.dir)).read_text("utf-8")
-    assert "engine_kl exceeded train.engine_kl_alarm (0.02) in batch 2. Not trained on: 0 of 1." in page
+    (warning,) = report_of(write_report(Path(config.run.dir)))["warnings"]
+    assert "engine_kl exceeded train.engine_kl_alarm (0.02) in batch 2. Not trained on: 0 of 1." in warning
     assert trainer.run.summary()["untrained_batches"] == 0
 
 
@@ -89,8 +90,8 @@ def test_by_option_the_batch_is_stored_and_not_trained_on_also_after_a_stop(tmp_
     summary = trainer.run.summary()
     assert summary["untrained_batches"] == 1
     assert ("batches not trained on", "1") in total_rows(summary)
-    page = write_report(Path(whole.run.dir)).read_text("utf-8")
-    assert "in batch 2. Not trained on: 1 of 1." in page
+    (warning,) = report_of(write_report(Path(whole.run.dir)))["warnings"]
+    assert "in batch 2. Not trained on: 1 of 1." in warning
 
     script()
     train(parts, stop_after=2)

@@ -8,12 +8,11 @@ from pathlib import Path
 from arpo.config import Config
 from arpo.envs.task_source import open_tasks
 from arpo.recipe import load_config
-from arpo.storage.run_folder import RunFolderReader
 from arpo.training.collect import run_collection
 from arpo.training.trainer import Trainer, run_training
-from arpo.viewer.played import read_played
 from trained import lines, train_to_end
 from verdicts import Scripted, small_config
+from viewed_runs import answer_of
 
 # Goals that one step can solve: an infeasible one needs error_env().
 FRESH = (
@@ -60,8 +59,8 @@ def test_a_group_of_failures_receives_a_success_of_another_task_of_its_family(tm
     assert [batch["success"] for batch in batches] == [0.25, 0.0, 0.75]
     assert training_ids(config) == [name for name in ids for _ in range(2)] and len(set(ids)) == 6
     assert list(trainer.replay.state()) == ["TurnMissingSwitch"]
-    played = read_played(RunFolderReader(Path(config.run.dir)), config)
-    assert {one.task: one.replayed_in for one in played if one.replayed_in} == {ids[0]: (1, 2, 2)}
+    rows = answer_of(config, "episodes")["episodes"]
+    assert {row["task"]: row["replayed_in"] for row in rows if row["replayed_in"]} == {ids[0]: [1, 2, 2]}
 
 
 def test_a_resumed_run_continues_with_the_same_tasks_and_stored_successes(tmp_path: Path) -> None:

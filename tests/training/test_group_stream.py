@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import math
 from collections import Counter
@@ -87,6 +88,10 @@ def test_a_group_that_others_overtake_is_dropped_and_its_task_played_again(tmp_p
     assert metrics[-1]["episodes"] == 16 and metrics[-1]["failures"] == 0
     stored = {episode["episode_id"] for episode in lines(config, "trajectories.jsonl")}
     assert f"group-{first}-0" not in stored
+    cancelled = [
+        line["fault"] for line in lines(config, "calls.jsonl") if line.get("episode") == f"group-{first}-0"
+    ]
+    assert cancelled == ["CancelledError"]
 
 
 def test_failures_leave_a_smaller_group_as_in_lock_step(tmp_path: Path) -> None:
@@ -267,3 +272,20 @@ def test_lock_step_does_not_continue_an_asynchronous_run(tmp_path: Path) -> None
     other = small_config(tmp_path, [A, B], "--env.parallel=4")
     with pytest.raises(UserError, match=r"the run in this folder has a different train\.max_staleness"):
         run_training(other, NullDisplay())
+
+
+@pytest.mark.parametrize(("settings", "thread"), [(ASYNC, "learner_0"), ((), "MainThread")])
+def test_samples_are_built_in_a_thread_if_rollouts_continue(
+    settings: tuple[str, ...], thread: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer asks for advantages while it builds samples."""
+    (tmp_path / f"{thread}_seen.py").write_text(
+        "import threading\nseen = set()\n"
+        "def advantage(rewards, group):\n"
+        "    seen.add(threading.current_thread().name)\n"
+        "    return [value - sum(rewards) / len(rewards) for value in rewards]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    Scripted.play({A: [0, 1] * 9, B: [1, 0] * 9})
+    train(small_config(tmp_path, [A, B], *settings, f"--plugins.advantage={thread}_seen:advantage"))
+    assert importlib.import_module(f"{thread}_seen").seen == {thread}

@@ -16,7 +16,7 @@ from arpo.reporting.display import success_rows
 from arpo.storage.run_folder import RunFolder
 from arpo.training.trainer import run_training
 from arpo.viewer.report import write_report
-from markup import parsed
+from markup import report_of
 from trained import lines
 from verdicts import HELDOUT, Scripted, select, small_config
 
@@ -57,10 +57,13 @@ def test_the_summary_has_every_set_and_the_training_episodes(trained: Config) ->
 
 
 def test_the_report_and_the_card_have_every_set(trained: Config) -> None:
-    text = " ".join(parsed(write_report(Path(trained.run.dir))).text)
-    assert "training episodes, first and last batch" in text
-    assert "held-out tasks, easy" in text and "held-out tasks, hard" in text
-    assert "Not a metric of this version" not in text
+    page = write_report(Path(trained.run.dir))
+    assert [row[0] for row in report_of(page)["success"]["rows"]] == [
+        "training episodes, first and last batch",
+        "held-out tasks, easy",
+        "held-out tasks, hard",
+    ]
+    assert "Not a metric of this version" not in page.read_text("utf-8")
     card = (Path(trained.run.dir) / "model" / "README.md").read_text("utf-8")
     assert "| held-out tasks, easy | 0.0% (0 of 1) | 100.0% (1 of 1) |" in card
     assert 'tasks.heldout = "easy.json,hard.json"' in card

@@ -62,3 +62,12 @@ def test_the_rate_of_asynchronous_training_is_over_waiting_and_learning() -> Non
     with timing.stage("learn"):
         pass
     assert timing.take(8) == {"wait": 1.0, "learn": 3.0, "episodes_per_second": 2.0}
+
+
+def test_stages_have_the_moment_of_their_begin() -> None:
+    timing = timed(1.0, 3.0, 4.0, 9.0)
+    for stage in ("rollout", "learn"):
+        with timing.stage(stage):
+            pass
+    assert timing.take_stages() == [("rollout", 1.0, 2.0), ("learn", 4.0, 5.0)]
+    assert timing.take_stages() == []

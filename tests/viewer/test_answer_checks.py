@@ -18,7 +18,7 @@ def warnings(*by_phase, solved=False, instructions=INSTRUCTIONS):
         for batch, of_batch in enumerate(by_phase)
         for index, answers in enumerate(of_batch)
     }
-    return answer_warnings(run, instructions, texts.__getitem__)
+    return answer_warnings(run, lambda task: instructions.get(task, ""), texts.__getitem__)
 
 
 VARIED = [

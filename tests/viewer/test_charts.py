@@ -13,7 +13,6 @@ from arpo.viewer.charts import (
     interval_chart,
     line_chart,
     share_chart,
-    stacked_chart,
 )
 
 
@@ -87,24 +86,15 @@ def test_charts_escape_their_texts() -> None:
         bar_chart(evil, [evil], [BarSeries(label=evil, values=[(1.0, 1.0, 1.0)])]),
         interval_chart(evil, [Estimate(label=evil, mean=0.1, interval=(0.0, 0.2), colour=0)]),
         share_chart(evil, [evil], [(evil, [1.0])]),
-        stacked_chart(evil, [evil], [(1, [1.0])], x_name=evil),
     ]
     for chart in charts:
         assert "<script" not in chart and "&lt;script&gt;&amp;" in chart
 
 
-def test_columns_are_stacked_by_share() -> None:
-    """Two batches: a quarter and three quarters; all of the second part. A batch without time is left out."""
-    chart = stacked_chart("t", ["a", "b"], [(1, [1.0, 3.0]), (2, [0.0, 0.0]), (3, [0.0, 5.0])])
-    bars = re.findall(
-        r'<rect class="(p\d)" x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)"', chart
-    )
-    whole, width = LARGE.height - 36, (LARGE.width - 54 - 12) / 2
-    assert bars == [
-        ("p0", "54.00", f"{12 + 0.75 * whole:.1f}", f"{width:.2f}", f"{0.25 * whole:.1f}"),
-        ("p1", "54.00", "12.0", f"{width:.2f}", f"{0.75 * whole:.1f}"),
-        ("p0", f"{54 + width:.2f}", f"{12 + whole:.1f}", f"{width:.2f}", "0.0"),
-        ("p1", f"{54 + width:.2f}", "12.0", f"{width:.2f}", f"{whole:.1f}"),
-    ]
-    assert "step 1, a: 25%" in chart
-    assert stacked_chart("t", ["a"], [(1, [0.0])]) == ""
+def test_a_line_chart_maps_points_to_pixels() -> None:
+    chart = line_chart("t", [Series(label="a", points=[(0, 0.0), (10, 1.0)])], percent=True)
+    points = re.search(r'polyline points="([^"]*)"', chart)
+    assert points is not None and points[1] == "54.0,166.0 348.0,12.0"
+    assert "100%" in chart
+    assert line_chart("t", [Series(label="a", points=[])]) == ""
+    assert "polyline" in line_chart("t", [Series(label="a", points=[(3, 0.0)])])

@@ -56,7 +56,15 @@ class TokenSums:
         return TokenSums(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
 
-def policy_loss(tokens: Tokens, loss: LossConfig, replay_ratio: str) -> tuple[Tensor, TokenSums]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTerms:
+    """The parts of the objective at each token, without gradient."""
+
+    ratio_T: Tensor
+    clipped_T: Tensor  # bool: the clip replaced ρ Â, and the token has no gradient
+
+
+def policy_loss(tokens: Tokens, loss: LossConfig, replay_ratio: str) -> tuple[Tensor, TokenSums, TokenTerms]:
     """−Σ weight · correction · min(ρ Â, clip(ρ) Â).
 
     Each kind of token has its ratio mode: new ones loss.ratio, stale ones loss.stale_ratio, replayed ones
@@ -82,7 +90,8 @@ def policy_loss(tokens: Tokens, loss: LossConfig, replay_ratio: str) -> tuple[Te
         floored_T = (tokens.advantage_T < 0) & (surrogate_T < floor_T)
         surrogate_T, is_clipped_T = torch.where(floored_T, floor_T, surrogate_T), is_clipped_T | floored_T
     objective_T = correction_T * surrogate_T
-    return -(tokens.weight_T * objective_T).sum(), _sums(tokens, ratio_T, is_clipped_T)
+    terms = TokenTerms(ratio_T=ratio_T.detach(), clipped_T=is_clipped_T)
+    return -(tokens.weight_T * objective_T).sum(), _sums(tokens, terms), terms
 
 
 def kl_loss(tokens: Tokens, base_logp_T: Tensor) -> tuple[Tensor, TokenSums]:
@@ -112,11 +121,11 @@ def _anchor(mode: str, old_logp_T: Tensor, behaviour_logp_T: Tensor) -> tuple[Te
 
 
 @torch.no_grad()
-def _sums(tokens: Tokens, ratio_T: Tensor, clipped_T: Tensor) -> TokenSums:
+def _sums(tokens: Tokens, terms: TokenTerms) -> TokenSums:
     return engine_sums(tokens) + TokenSums(
-        tokens=ratio_T.numel(),
-        clipped=clipped_T.sum().item(),
-        ratio=ratio_T.sum().item(),
+        tokens=terms.ratio_T.numel(),
+        clipped=terms.clipped_T.sum().item(),
+        ratio=terms.ratio_T.sum().item(),
         entropy=tokens.entropy_T.sum().item(),
         kl=k3(tokens.old_logp_T, tokens.logp_T).sum().item(),
     )

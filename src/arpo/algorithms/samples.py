@@ -15,7 +15,7 @@ from statistics import fmean
 from arpo.algorithms.credit import Credit
 from arpo.config import LossConfig
 from arpo.errors import UserError
-from arpo.types import Group, Sample, Screenshot, Trajectory
+from arpo.types import Answer, Group, Sample, Screenshot, Trajectory
 
 Updates = tuple[tuple[Sample, ...], ...]
 
@@ -185,6 +185,7 @@ class _Sequence:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)  # the oldest so far, for each sampled token
     advantages: list[float] = field(default_factory=list)  # of each sampled token
+    answers: list[Answer] = field(default_factory=list)
 
 
 def trajectory_samples(
@@ -203,7 +204,7 @@ def trajectory_samples(
     """
     sequences: list[_Sequence] = []
     oldest = version
-    for turn, advantage in zip(trajectory.turns, advantages, strict=True):
+    for number, (turn, advantage) in enumerate(zip(trajectory.turns, advantages, strict=True), 1):
         if turn.restart:
             sequences.append(_Sequence())
         sequence, sampled = sequences[-1], turn.completion.token_ids
@@ -213,6 +214,7 @@ def trajectory_samples(
         sequence.images += turn.images
         sequence.logprobs += turn.completion.logprobs
         sequence.advantages += [advantage] * len(sampled)
+        sequence.answers.append(Answer(episode_id=trajectory.episode_id, turn=number, tokens=len(sampled)))
         for sampled_by in turn.completion.versions:
             oldest = min(oldest, sampled_by)
             sequence.versions.append(oldest)
@@ -229,6 +231,7 @@ def trajectory_samples(
             replayed=replayed,
             kl_weight=kl_weight,
             staleness=() if replayed else _staleness(version, sequence.versions),
+            answers=tuple(sequence.answers),
         )
 
 

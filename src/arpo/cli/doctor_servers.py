@@ -17,7 +17,7 @@ def share_gpu(config: Config, gpus: int | None) -> bool:
     """Whether servers share a GPU with the learner. `gpus`: None plans for a machine with enough of them."""
     enough = config.optim.ranks + config.engine.replicas
     count = max(enough, *parse_gpus(config.engine.gpus), 0) + 1 if gpus is None else gpus
-    return place_on_gpus(config, config.engine.replicas, count, learning=True).shared
+    return place_on_gpus(config, config.engine.replicas, count, learning=True, environ={}).shared
 
 
 def plan_servers(config: Config, gpus: int | None, gpu_bytes: int | None) -> tuple[list[str], bool]:

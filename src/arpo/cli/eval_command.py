@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from arpo.cli.command import RECIPE, argument
+from arpo.cli.command import RECIPE, RECIPE_HELP, argument
 from arpo.recipe import load_config, shipped_recipes
 
 LESSON = """\
@@ -23,7 +23,13 @@ arpo eval --out base.json
 arpo eval --model.path exported --eval.rollouts 16 --out after.json
 arpo eval runs/mine --tasks.heldout desk:test --eval.rollouts 0 --out test.json"""
 
-ARGUMENTS = (RECIPE, argument("--out", "output file (JSON)", type=Path, required=True, metavar="FILE"))
+ARGUMENTS = (
+    (
+        RECIPE[0],
+        RECIPE[1] | {"help": RECIPE[1]["help"].replace(RECIPE_HELP, f"{RECIPE_HELP}, or run folder")},
+    ),
+    argument("--out", "output file (JSON)", type=Path, required=True, metavar="FILE"),
+)
 
 
 def run_eval(options: argparse.Namespace, overrides: Sequence[str]) -> int:

@@ -22,8 +22,8 @@ ARPO_ENGINE_KEY to the same secret (at least 16 characters) for the servers and 
 Install vLLM with pip install 'arpo[vllm]', or in an environment of its own (engine.python)."""
 EXAMPLE = """\
 arpo serve base
-arpo serve /models/UI-TARS-1.5-7B --recipe osworld_full --gpus 0-7
-arpo train osworld_full --engine.name vllm --engine.endpoints http://127.0.0.1:9000-9007
+arpo serve /models/UI-TARS-1.5-7B --recipe osworld_128 --gpus 0-7
+arpo train osworld_128 --engine.name vllm --engine.endpoints http://127.0.0.1:9000-9007
 ARPO_ENGINE_KEY=SECRET arpo serve ORG/NAME --gpus 0-3 --host 0.0.0.0"""
 ARGUMENTS = (
     argument("model", "model to serve; sets model.path", metavar="MODEL"),

@@ -7,7 +7,9 @@ import asyncio
 import re
 import shlex
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +92,29 @@ def _export(library: Any, folder: Path, episodes: str) -> int:
 async def _serve(library: Any, number: int, at: str, *, opened: bool) -> None:
     """Serve until cancelled by Ctrl-C."""
     from arpo.viewer.app.server import ViewServer
+    from arpo.viewer.app.temporary import remove_stale
 
     server = ViewServer(library)
     async with server.started(number):
         url = server.url(at)
         print(f"{url}\nCtrl-C ends the server", flush=True)
-        if opened:
-            await asyncio.to_thread(webbrowser.open, url)
-        await asyncio.Event().wait()
+        remove_stale()
+        with _redirect(url) if opened else nullcontext() as file:
+            if file:
+                await asyncio.to_thread(webbrowser.open, file.as_uri())
+            await asyncio.Event().wait()
+
+
+@contextmanager
+def _redirect(url: str) -> Iterator[Path]:
+    """A file that leads to an address. Other users see the arguments of the browser, and not this file."""
+    from arpo.viewer.app.temporary import TemporaryFolder
+
+    with closing(TemporaryFolder()) as folder:
+        file = folder.path / "open.html"
+        file.touch(0o600)
+        file.write_text(f'<meta http-equiv="refresh" content="0; url={escape(url)}">\n', "utf-8")
+        yield file
 
 
 COMMAND = Command(

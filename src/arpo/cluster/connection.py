@@ -20,6 +20,7 @@ NAMESPACE = "arpo"  # of all actors. Each has a name "RUN/ROLE-NUMBER" and a met
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 INSTALL = "install it on all nodes: pip install 'arpo[ray]'"
 _CONNECT_SECONDS = 10.0
+_AUTO_CONNECT = "RAY_ENABLE_AUTO_CONNECT"  # else a late call would start a cluster of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ def connect(address: str) -> Any:
 
     Raises UserError if Ray is not installed, if no cluster answers, or if it has another version.
     """
+    os.environ.setdefault(_AUTO_CONNECT, "0")
     try:
         import ray
     except ImportError as error:

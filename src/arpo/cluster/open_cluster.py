@@ -38,24 +38,32 @@ def open_cluster(config: Config) -> Cluster | None:
     return Cluster(config)
 
 
+def uses_servers(config: Config) -> bool:
+    return config.engine.name == "vllm" and config.engine.replicas > 0
+
+
 class Cluster:
-    """A connected cluster. `notes.report` receives messages for the user."""
+    """A connected cluster. `notes.report` receives messages for the user.
+
+    `run` is the first part of the names of all actors. `token` protects servers and hosts.
+    """
 
     def __init__(self, config: Config) -> None:
         self.notes = Notes()
-        self._config, self._token = config, new_token()
-        self._run = f"{Path(config.run.dir).name}-{secrets.token_hex(3)}"
-        self._hosts: Services | None = None
-        self.servers = ClusterServers(self, self._token) if config.engine.replicas else None
+        self.run = f"{Path(config.run.dir).name}-{secrets.token_hex(3)}"
+        self.token = new_token()
+        self.hosts: Services | None = None
+        self.servers = ClusterServers(self) if uses_servers(config) else None
+        self._config = config
 
     def open_hosts(self) -> Hosts:
         """Start the hosts of cluster.hosts and wait until they listen. Raises UserError if one does not."""
         config, role = self._config, host_role(self._config)
         shares = slots_of_hosts(config.env.parallel, role.count)
         configs = [replace(config, env=replace(config.env, parallel=slots)) for slots in shares]
-        self._hosts = self.start(role, configs, "host", Path())
-        self._hosts.wait(config.env.start_seconds + _ACTOR_SECONDS)
-        return Hosts([_remote_host(one, self._token) for one in self._hosts], config.env)
+        self.hosts = self.start(role, configs, "host", Path())
+        self.hosts.wait(config.env.start_seconds + _ACTOR_SECONDS)
+        return Hosts([_remote_host(one, self.token) for one in self.hosts], config.env)
 
     def start_servers(self, logs: Path) -> Services:
         config = self._config
@@ -67,7 +75,7 @@ class Cluster:
             Order.of(_of_service(config), kind, f"{role.name} {number}", logs)
             for number, config in enumerate(configs)
         ]
-        return Services(role, orders, self._token, self._run, self._config.cluster.wait_seconds, self.notes)
+        return Services(role, orders, self.token, self.run, self._config.cluster.wait_seconds, self.notes)
 
     @property
     def server_seconds(self) -> float:
@@ -80,8 +88,8 @@ class ClusterServers:
 
     share_gpu = False
 
-    def __init__(self, cluster: Cluster, key: str) -> None:
-        self._cluster, self.key = cluster, key
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self.key = cluster, cluster.token
 
     @asynccontextmanager
     async def running(

@@ -134,12 +134,13 @@ class Service:
 
     def _report(self) -> Report:
         program = self._program
+        url = program.url if program is not None else ""
         return Report(
             incarnation=self._incarnation,
             node=self._address,
-            url=program.url if program is not None else "",
+            url=url,
             restarts=program.restarts if program is not None else 0,
-            fault=self._fault,
+            fault="" if url else self._fault,
         )
 
     async def _keep(self, program: Program) -> None:
@@ -236,6 +237,7 @@ class HostProgram:
             try:
                 url = child.address()
             except HostLost:
+                self.url = ""
                 self.restarts += not died
                 died = True
                 await asyncio.sleep(_POLL_SECONDS)

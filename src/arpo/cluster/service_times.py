@@ -7,6 +7,7 @@ B assumed, as in benchmarks/asynchrony.py.
 | number | value | source |
 | --- | --- | --- |
 | start of a virtual machine | 30 to 60 s | B |
+| start of a light desktop | 1 to 2 s | M; the set-up of a task comes on top |
 | step, evaluation | log-normal with median 3 s and sigma 0.5; 5 s | B |
 | hanging step | in 2% of the episodes, until a timeout of 60 s | B |
 | answers per episode | 3 to 15, uniform: 9 in the mean | B |
@@ -17,7 +18,7 @@ B assumed, as in benchmarks/asynchrony.py.
 | cache of keys and values | 1.9 million tokens | 105 GiB, 57,344 bytes per token |
 | learning, one GPU | 0.8, 2.3, 8.1 s per episode of 1, 5, 15 screenshots; LoRA 0.6, 1.7, 6.7 s | M |
 | learning, several GPUs | efficiency 0.95 in a node of 8, 0.90 beyond | A |
-| weights | 15.4 GiB in bfloat16 | M |
+| weights | 15.4 GiB in bfloat16; adapters 0.3 GiB | M; computed, rank 32 |
 | writing and reading weights | 1.8 GiB/s | M: a checkpoint of 46 GiB in 26 s, memory disk |
 | sleep, wake | 3 s each, if servers and learner share GPUs | A |
 | CPU time of the driver | 0.066 s per episode, 0.15 s per screenshot in threads and worker processes | M |
@@ -36,6 +37,8 @@ from random import Random
 
 ALL_WEIGHTS = ((1, 0.8), (5, 2.3), (15, 8.1))  # (screenshots, seconds on one H200)
 LORA = ((1, 0.6), (5, 1.7), (15, 6.7))
+LIGHT_BOOT = (1.0, 2.0)
+LORA_GIB = 0.3
 NODE = 8  # GPUs
 DRIVER_EPISODE, DRIVER_SCREENSHOT = 0.066, 0.15  # CPU seconds
 

@@ -144,12 +144,15 @@ def _start(role: Role, order: Order, group: Any, index: int, name: str) -> Any:
 
 
 def _poll(placed: Sequence[PlacedService], token: str, ended: threading.Event) -> None:
-    """Ask all services for their state until `ended`. A service has at most one open question."""
+    """Ask all services for their state until `ended`, or until this process leaves the cluster.
+
+    A service has at most one open question.
+    """
     import ray
     from ray.exceptions import ActorDiedError, RayError
 
     asked: dict[Any, PlacedService] = {}
-    while not ended.is_set():
+    while not ended.is_set() and ray.is_initialized():
         busy = set(map(id, asked.values()))
         for one in placed:
             if id(one) not in busy and not one.is_dead:

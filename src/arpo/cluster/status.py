@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Group
 from rich.table import Table
@@ -29,7 +30,7 @@ class ActorStatus:
     restarts: int = 0
 
     @classmethod
-    def of(cls, name: str, found: Mapping[str, str | int]) -> ActorStatus:
+    def of(cls, name: str, found: Mapping[str, Any]) -> ActorStatus:
         """From the name "RUN/ROLE" of an actor and the result of its method `status`."""
         texts = {key: printable(str(found[key])) for key in ("role", "node", "state", "load")}
         return cls(run=name.rpartition("/")[0], restarts=int(found["restarts"]), **texts)
@@ -71,7 +72,7 @@ def describe_status(nodes: Sequence[Node], actors: Sequence[ActorStatus]) -> Gro
     for address, members in _by_address(nodes).items():
         total = Counter[str]()
         for node in members:
-            total.update({kind: node.resources.get(kind, 0.0) for kind in ("CPU", "GPU")})  # type: ignore[arg-type]
+            total.update({kind: node.resources.get(kind, 0.0) for kind in ("CPU", "GPU")})
         here = Counter(kind_of(actor.role) for actor in actors if actor.node == address)
         listed = ", ".join(f"{count} x {kind}" for kind, count in sorted(here.items()))
         shown.add_row(address, f"{total['CPU']:g}", f"{total['GPU']:g}", listed)

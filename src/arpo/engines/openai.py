@@ -123,7 +123,8 @@ class OpenAIEngine:
             else:
                 server.failed = 0
                 return completion
-        raise EngineError("generate", f"{fault} (tried {self._config.attempts} times)")
+        message = f"{fault} (tried {self._config.attempts} times)"
+        raise EngineError("generate", message, host=server.url)
 
     async def release(self, episode_id: str) -> None:
         self._images.pop(episode_id, None)
@@ -190,7 +191,7 @@ class OpenAIEngine:
             )
         if "skip_special_tokens" in text:
             detail += "; set --server.special_tokens false for this server"
-        raise EngineError("generate", detail)
+        raise EngineError("generate", detail, host=server.url)
 
     async def _models(self, server: _Server) -> list[str] | str:
         """The model names of a server, [] if it does not list them, or the error if it does not answer."""

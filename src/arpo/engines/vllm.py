@@ -17,6 +17,7 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -43,6 +44,9 @@ _FOREIGN = "has the weights of a training run, or is paused. Start this server a
 _REPORT_SECONDS = 10.0  # without any replica before the user is told
 
 
+Address = Callable[[], str]  # the URL of a server; raises TransientError while it has none
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Target:
     """The current weights of all replicas. `published` is None for those that the servers started with."""
@@ -60,6 +64,7 @@ class _RequestEnded(TransientError):
 class _Replica:
     """A server. It works if `target` is not None: these weights passed the probe."""
 
+    address: Address  # the current one: a server may return at another address
     client: VllmClient
     target: _Target | None = None
     newest: int = -1  # version of the last weights with a passed probe
@@ -100,7 +105,7 @@ class VllmEngine:
         self.report: Callable[[str], None] = lambda text: None
         self.check_seconds = _CHECK_SECONDS
         self._config, self._settings, self._renderer = config, config.engine, renderer
-        self._urls: Sequence[str] = ()
+        self._addresses: Sequence[Address] = ()
         self.use_servers((), key)
         self._learning = learning
         self._run = uuid.uuid4().hex[:12]  # two runs must not take each other's weights for their own
@@ -113,16 +118,17 @@ class VllmEngine:
         self._outage_began: float | None = None  # when the user was told
         self._stopping = self._asleep = False
 
-    def use_servers(self, urls: Sequence[str], key: str) -> None:
+    def use_servers(self, addresses: Sequence[Address], key: str) -> None:
         """Use these servers from the next `start` on; none means those of engine.endpoints."""
-        self._urls = urls
+        self._addresses = addresses
         self._http = HttpExchange(key, _MAX_BYTES, lambda url, target: "correct engine.endpoints")
 
     async def start(self) -> Sequence[str]:
         """Connect. Raises UserError if no server answers, or if one has another model or other weights."""
         self._http.open()
-        urls = self._urls or endpoints(self._settings.endpoints, "engine.endpoints", "")
-        self._replicas = [_Replica(self._client(url)) for url in urls]
+        self._replicas = [
+            _Replica(address=address, client=self._client(address())) for address in self._known_addresses()
+        ]
         answers = await asyncio.gather(*map(self._meet, self._replicas), return_exceptions=True)
         for replica, answer in zip(self._replicas, answers, strict=True):
             replica.failed.set()  # until its watcher has checked it
@@ -168,7 +174,7 @@ class VllmEngine:
             except TransientError as error:
                 fault = str(error)
                 self._fail(replica, fault)
-        raise EngineError("generate", f"{fault} (tried {_ATTEMPTS} times)")
+        raise EngineError("generate", f"{fault} (tried {_ATTEMPTS} times)", host=replica.client.url)
 
     async def release(self, episode_id: str) -> None:
         self._router.release(episode_id)
@@ -205,6 +211,10 @@ class VllmEngine:
                 await change()
             except TransientError as error:
                 self._fail(replica, str(error))
+
+    def _known_addresses(self) -> Sequence[Address]:
+        urls = endpoints(self._settings.endpoints, "engine.endpoints", "")
+        return self._addresses or [partial(str, url) for url in urls]
 
     def _client(self, url: str) -> VllmClient:
         train = self._config.model.train
@@ -345,6 +355,9 @@ class VllmEngine:
         assert target is not None
         replica.target = None
         try:
+            if (url := replica.address()) != client.url:
+                replica.client = client = self._client(url)
+                replica.known = False
             if not replica.known:
                 await self._meet(replica)
             if not await client.has_weights(target.label):

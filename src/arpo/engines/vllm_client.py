@@ -186,7 +186,7 @@ class VllmClient:
             detail = f"{self.url}: status {status}: {first_line(text)}"
             if status in _BUSY or status >= 500:
                 raise TransientError(detail)
-            raise EngineError("generate", detail)
+            raise EngineError("generate", detail, host=self.url)
         if len(self._known_images) > _MAX_KNOWN_IMAGES:
             self._known_images.clear()
         self._known_images.update(image.sha256 for image in images)
@@ -198,6 +198,7 @@ class VllmClient:
                 "generate",
                 f"{self.url}: the server reads the prompt as other tokens. Start it with the same model, "
                 "model.min_pixels and model.max_pixels, or with `arpo serve`",
+                host=self.url,
             )
         return response
 

@@ -61,6 +61,11 @@ class Env(Protocol):
 EnvFactory = Callable[[], Env]
 
 
+def host_of(env: Env) -> str:
+    """The address of the host of an environment: its attribute `host`, if it has one. "": this process."""
+    return str(getattr(env, "host", ""))
+
+
 class EnvSource(Protocol):
     """Leases environments, a limited number at a time: `async with source.lease() as env: ...`."""
 

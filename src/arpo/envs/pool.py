@@ -17,7 +17,7 @@ from typing import Any
 from arpo.actions import Action
 from arpo.config import EnvConfig
 from arpo.envs import wire
-from arpo.envs.base import Env, EnvFactory, EnvSource
+from arpo.envs.base import Env, EnvFactory, EnvSource, host_of
 from arpo.envs.outage import OutageWatch
 from arpo.envs.quarantine import Quarantine
 from arpo.envs.return_values import (
@@ -46,6 +46,7 @@ class GuardedEnv:
     """Wraps an environment: each call returns a valid value within its timeout, or raises EnvError."""
 
     def __init__(self, env: Env, config: EnvConfig, *, threads: bool = True) -> None:
+        self.host = host_of(env)
         self._env = env
         self._config = config
         self._threads = threads
@@ -78,6 +79,7 @@ class GuardedEnv:
                 yield
         except EnvError as fault:
             fault.place = fault.place or definition(self._env, where)
+            fault.host = self.host
             raise
 
     async def _checked(self, where: str, value: Observation) -> Observation:
@@ -213,6 +215,7 @@ def _failure(task: Task, episode_id: str, fault: ArpoFault, attempts: int) -> Fa
         message=fault.message,
         attempts=attempts,
         place=fault.place,
+        host=fault.host,
     )
 
 

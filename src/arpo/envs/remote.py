@@ -188,6 +188,7 @@ class RemoteEnv:
     def __init__(
         self, host: RemoteHost, session: aiohttp.ClientSession, episode: str, config: EnvConfig
     ) -> None:
+        self.host = host.name
         self._host = host
         self._session = session
         self._path = f"/episodes/{episode}"

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -180,9 +181,16 @@ def _shipped(source: str) -> Traversable:
     names = sorted(name.removesuffix(".json") for name in found if name.endswith(".json"))
     if canonical.removeprefix(prefix) not in names:
         generated = [source for source in (*GENERATED, FRESH) if source.startswith(prefix)]
-        known = ", ".join([*(prefix + name for name in names), *generated])
-        raise UserError(f"{source}: no such shipped task list; the lists are: {known or 'none'}")
+        known = [*(prefix + name for name in names), *generated]
+        close = get_close_matches(canonical.lower().removeprefix(prefix), _without(prefix, known), 1, 0.75)
+        meant = f" (did you mean {prefix}{close[0]}?)" if close else ""
+        listed = ", ".join(known) or "none"
+        raise UserError(f"{source}: no such shipped task list{meant}; the lists are: {listed}")
     return lists / f"{canonical.removeprefix(prefix)}.json"
+
+
+def _without(prefix: str, names: Sequence[str]) -> list[str]:
+    return [name.removeprefix(prefix) for name in names]
 
 
 def _on_disk(path: Path) -> Path:

@@ -105,11 +105,3 @@ def replay_key(config: ReplayConfig, tasks: TaskIndex) -> Callable[[str], str]:
                 'have: set replay.key = "task"'
             )
     return families
-
-
-def replay_key_of_run(config: Config) -> Callable[[str], str]:
-    """`replay_key` for the report on a run. If its tasks cannot be loaded any more, each is alone."""
-    try:
-        return replay_key(config.replay, TaskIndex(open_tasks(config.tasks.train, config)))
-    except UserError:
-        return task_key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,17 +11,34 @@ from arpo.config import Config
 from arpo.config_keys import TasksConfig
 from arpo.config_training_keys import EvalConfig
 from arpo.envs.desk.fresh import FreshTasks
+from arpo.envs.desk.heldout import APPLICATION_FAMILIES, HELDOUT_FAMILIES
 from arpo.envs.factory import plays_desk
 from arpo.envs.osworld.runnable import split_runnable
 from arpo.envs.task_files import check_disjoint, load_tasks, select_tasks
-from arpo.envs.task_source import is_endless, open_tasks
+from arpo.envs.task_source import goal_families, is_endless, open_tasks
 from arpo.errors import UserError
 from arpo.reporting.display import Display, count_noun
 from arpo.storage.files import read_json, write_atomically
-from arpo.task_set_names import DESK, GENERATED, HELDOUT, OVERALL, TRAIN, heldout_sets, split_sources
+from arpo.task_set_names import (
+    DESK,
+    GENERATED,
+    HALVES,
+    HELDOUT,
+    OVERALL,
+    TRAIN,
+    heldout_sets,
+    set_label,
+    split_sources,
+)
 from arpo.types import Task
 
 SKIPPED = "skipped.json"  # in the run folder
+# Goal families that only a generated set has, by its name.
+HELDOUT_LEVELS = {
+    name: families
+    for level, families in (("families", HELDOUT_FAMILIES), ("applications", APPLICATION_FAMILIES))
+    for name in (f"{level}_{half}" for half in HALVES)
+}
 _SHOWN = 3  # skipped tasks on the screen; the file lists all
 
 
@@ -123,7 +141,27 @@ def sets_of_run(config: Config, folder: Path, resumed: bool, display: Display) -
             "Restore the earlier state (osworld.cache, osworld.network), or choose another --run.dir"
         )
     write_skipped(path, skipped, display)
+    for text in known_families(sets):
+        display.note(text)
     return sets
+
+
+def known_families(sets: Mapping[str, Sequence[Task]]) -> list[str]:
+    """Notes on generated held-out sets whose goal families occur in the training tasks: they are not new."""
+    if isinstance(sets[TRAIN], FreshTasks):  # they have none of these families
+        return []
+    notes = []
+    for name, families in HELDOUT_LEVELS.items():
+        counts = Counter(
+            family for task in sets[TRAIN] for family in goal_families(task) if family in families
+        )
+        if name in sets and counts:
+            some = ", ".join(f"{family} ({count})" for family, count in counts.most_common(_SHOWN))
+            notes.append(
+                f"{set_label(name)}: training tasks have goals of these families, so they are not new to the "
+                f"model: {some}. tasks.train = desk:fresh has none of them"
+            )
+    return notes
 
 
 def write_skipped(path: Path, reasons: Mapping[str, str], display: Display) -> None:

@@ -40,6 +40,15 @@ class Batch:
         assert len(self.lr_scales) in (0, len(self.updates)), "one factor per update"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenStats:
+    """Values at the sampled tokens of one sample, in one update, before its optimiser step."""
+
+    entropy: tuple[float, ...]
+    ratio: tuple[float, ...]
+    clipped: tuple[bool, ...]
+
+
 class Learner(Protocol):
     """Trains a policy and provides its weights. The module docstring has an example."""
 
@@ -49,6 +58,13 @@ class Learner(Protocol):
         An update is skipped and counted (`metrics["skipped"]`) if its loss or gradient is not finite. With
         train.engine_kl_skip, no update runs if `metrics["engine_kl"]` exceeds the threshold; the metrics then
         have the key "untrained".
+        """
+        ...
+
+    def token_stats(self) -> Sequence[Sequence[TokenStats]]:
+        """Token statistics of the last batch: for each update, those of its samples, in their order.
+
+        Empty without store.token_stats, and if no update ran. Skipped updates are included.
         """
         ...
 

@@ -24,7 +24,7 @@ from arpo.algorithms.microbatches import Microbatch, split_microbatches
 from arpo.config import Config, OptimConfig
 from arpo.engines.base import Weights
 from arpo.learner.adamw import RoundingAdamW, clip_gradients
-from arpo.learner.base import Batch, Metrics
+from arpo.learner.base import Batch, Metrics, TokenStats
 from arpo.learner.publish import write_weights
 from arpo.learner.saved_state import (
     ADAM_KEYS,
@@ -34,6 +34,7 @@ from arpo.learner.saved_state import (
     save_tensors,
     write_counters,
 )
+from arpo.learner.token_recorder import TokenRecorder
 from arpo.models.forward import sampled_logprobs
 from arpo.models.image_loader import ImageLoader
 from arpo.models.loading import DTYPES
@@ -71,6 +72,8 @@ class LocalLearner:
         self._optimiser = _adamw(self._parameters.values(), config.optim, config.run.seed, offsets)
         self._loader = ImageLoader(renderer.settings) if _on_gpu(model) else None
         self._engine_bytes = engine_pass_bytes(model) if config.trains_a_copy else 0
+        self.recorder = TokenRecorder(config.store.token_stats, next(model.parameters()).device)
+        self._token_stats: Sequence[Sequence[TokenStats]] = ()
         self._version = 0
         self._steps = 0
         self._skipped = 0
@@ -83,9 +86,13 @@ class LocalLearner:
 
     async def train(self, batch: Batch) -> Metrics:
         max_tokens = self._config.optim.tokens_per_microbatch
-        return self._train_microbatches(
-            [split_microbatches(update, max_tokens) for update in batch.updates], batch.lr_scales
-        )
+        split = [split_microbatches(update, max_tokens) for update in batch.updates]
+        metrics = self._train_microbatches(split, batch.lr_scales)
+        self._token_stats = self.recorder.by_sample(batch.updates, [split])
+        return metrics
+
+    def token_stats(self) -> Sequence[Sequence[TokenStats]]:
+        return self._token_stats
 
     async def logprobs(
         self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
@@ -117,6 +124,7 @@ class LocalLearner:
 
         With train.engine_kl_skip, no update runs if engine and learner disagree too much.
         """
+        self.recorder.begin()
         scales = list(lr_scales) or [1.0] * len(updates)
         live = [(update, scale) for update, scale in zip(updates, scales, strict=True) if update]
         checked = self._config.train.engine_kl_skip and self._config.train.method == "online"
@@ -185,7 +193,8 @@ class LocalLearner:
         tokens = _loss_tokens(
             microbatch, logp_T, entropy_T, logp_T.detach() if old_logp_T is None else old_logp_T
         )
-        loss, sums = policy_loss(tokens, self._config.loss, self._config.replay.ratio)
+        loss, sums, terms = policy_loss(tokens, self._config.loss, self._config.replay.ratio)
+        self.recorder.add(tokens, terms)
         if base_logp_T is None:
             return loss, sums
         kl, kl_sums = kl_loss(tokens, base_logp_T)

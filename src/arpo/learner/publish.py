@@ -147,7 +147,11 @@ def published_bytes(model: nn.Module) -> int:
 
 @contextmanager
 def open_publisher(config: Config, learner: Learner, renderer: Renderer, run: Path) -> Iterator[Publisher]:
-    """A publisher with the root folder of the run (`weights_root`), which is removed at the end."""
+    """A publisher with the root folder of the run (`weights_root`), which is removed at the end.
+
+    Servers on a cluster cannot read the shared memory of this node: they read the run folder, by default.
+    """
     size = published_bytes(learner.weights().handle)
-    with weights_root(config.engine.weights, run, size) as root:
+    chosen = config.engine.weights or (str(run.resolve()) if config.cluster.ray else "")
+    with weights_root(chosen, run, size) as root:
         yield Publisher(learner, renderer, root)

@@ -77,6 +77,10 @@ class RankLauncher(Protocol):
         """Start the ranks of these numbers. They meet at the store, for example "10.0.0.1:4711"."""
         ...
 
+    def close(self) -> None:
+        """Release what was reserved for ranks."""
+        ...
+
 
 class LocalRanks:
     """Ranks on this machine. All connections are on loopback."""
@@ -85,6 +89,9 @@ class LocalRanks:
 
     def start(self, numbers: Iterable[int], store: str) -> list[Rank]:
         return [_RankProcess(number, store) for number in numbers]
+
+    def close(self) -> None:
+        """Nothing is reserved."""
 
 
 class _RankProcess:

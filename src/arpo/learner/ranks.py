@@ -54,6 +54,8 @@ def rank_device(rank: int, config: Config) -> torch.device:
     kind = resolve_device(config.model.device)
     if kind == "cpu":
         return torch.device("cpu")
+    if config.cluster.ray:  # each process sees only its own GPU
+        return torch.device("cuda", 0)
     if (found := torch.cuda.device_count()) < config.optim.ranks:
         raise UserError(f"optim.ranks = {config.optim.ranks}: each rank needs a GPU, torch finds {found}")
     return torch.device("cuda", rank)

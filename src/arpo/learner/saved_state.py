@@ -156,6 +156,11 @@ def write_counters(folder: Path, model: nn.Module, **counters: int) -> None:
     (folder / COUNTERS_FILE).write_text(json.dumps(written) + "\n", encoding="utf-8")
 
 
+def saved_version(folder: Path) -> int:
+    """The version of the weights in a learner's folder."""
+    return int(_read_counters(folder)["version"])
+
+
 def _read_counters(folder: Path) -> dict[str, Any]:
     counters = json.loads((folder / COUNTERS_FILE).read_text(encoding="utf-8"))
     if not isinstance(counters, dict):

@@ -11,7 +11,6 @@ runs only on a cache miss, at different times on each rank.
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,17 +23,14 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from PIL import Image
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from arpo.algorithms.losses import TokenSums
 from arpo.algorithms.microbatches import Microbatch, assign_to_ranks, balance_sizes
 from arpo.config import Config
 from arpo.engines.base import Weights
-from arpo.learner.base import Batch, Metrics
+from arpo.learner.base import Batch, Metrics, TokenStats
 from arpo.learner.local import LocalLearner, TrainedParameters, restore_order, trained_parameters
 from arpo.learner.publish import write_shards
 from arpo.learner.rank_commands import (
@@ -56,13 +52,12 @@ from arpo.learner.saved_state import (
     save_tensors,
     write_counters,
 )
+from arpo.learner.sharded_model import copy_from_rank_0, fill_from_rank_0, sharded_model
 from arpo.models.families import VisionLanguageModel
-from arpo.models.forward import sampled_logprobs
-from arpo.models.image_loader import ImageLoader
-from arpo.models.loading import DTYPES, load_model, load_renderer, meta_model
+from arpo.models.loading import DTYPES, load_model, load_renderer
 from arpo.models.trainable import load_trained, set_trainable
 from arpo.prompts.rendering import Renderer
-from arpo.types import Message, Sample, Screenshot
+from arpo.types import Sample
 
 STEP, *MOMENTS = ADAM_KEYS
 
@@ -84,6 +79,7 @@ class ShardedLearner:
         self._model, self._renderer, self._launcher = model.eval(), renderer, launcher
         self._sampling_weights = trained_parameters(model) if config.samples_in_process else {}
         self._config = config
+        self._token_stats: Sequence[Sequence[TokenStats]] = ()
         self._open(model)
 
     def _open(self, model: VisionLanguageModel) -> None:
@@ -99,11 +95,13 @@ class ShardedLearner:
     def restart(self) -> None:
         """Replace all other ranks by new ones, with the initial weights of the run."""
         self._ranks.close()
-        del self._learner  # frees its memory before the next one
-        settings, seed = replace(self._config.model, device="cpu"), self._config.run.seed
-        initial = load_model(settings, seed)
+        self.__dict__.pop("_learner", None)  # frees its memory before the next one
+        settings, seed = self._config.model, self._config.run.seed
+        initial: Any = load_model(replace(settings, device=self._model.device.type), seed)
         set_trainable(initial, settings, seed)
         load_trained(self._model, initial)
+        if hasattr(self._model.model.visual, "feature_cache"):
+            initial.model.visual.feature_cache = self._model.model.visual.feature_cache
         self._open(initial)
 
     def close(self) -> None:
@@ -130,7 +128,12 @@ class ShardedLearner:
             with _memory_freed(self._sampling_weights.values()):
                 metrics = self._learner.train_on(commands[0])
             self._learner.gather_into(self._sampling_weights)
+        shares = [command.updates for command in commands]
+        self._token_stats = self._learner.recorder.by_sample(batch.updates, shares)
         return {**metrics, "samples": float(sum(map(len, batch.updates)))}
+
+    def token_stats(self) -> Sequence[Sequence[TokenStats]]:
+        return self._token_stats
 
     async def logprobs(
         self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
@@ -205,7 +208,9 @@ class RankLearner(LocalLearner):
         super().__init__(model, renderer, config, base, self._local_shards())
 
     def train_on(self, command: TrainCommand) -> Metrics:
-        return self._train_microbatches(command.updates, command.lr_scales)
+        metrics = self._train_microbatches(command.updates, command.lr_scales)
+        self.recorder.gather()
+        return metrics
 
     def gather_logprobs(self, command: LogprobsCommand) -> list[float]:
         """Log-probabilities of the samples of all ranks, in rank order."""
@@ -253,7 +258,7 @@ class RankLearner(LocalLearner):
         self, command: LoadCommand, full_model: VisionLanguageModel | None, saved: SavedState | None
     ) -> None:
         """Copy the weights from rank 0's full model and the moments from its saved state."""
-        _fill_from_rank_0(self._shards, None if full_model is None else dict(full_model.named_parameters()))
+        fill_from_rank_0(self._shards, None if full_model is None else dict(full_model.named_parameters()))
         self._optimiser.state.clear()
         dtype = DTYPES[self._config.optim.moments]
         for name, step in command.parameter_steps.items():
@@ -261,7 +266,7 @@ class RankLearner(LocalLearner):
             for moment in MOMENTS:
                 state[moment] = torch.empty_like(self._parameters[name], dtype=dtype)
                 shard = _dtensor_like(self._shards[name], state[moment])
-                _copy_from_rank_0(shard, None if saved is None else saved.optimiser_state[f"{name}/{moment}"])
+                copy_from_rank_0(shard, None if saved is None else saved.optimiser_state[f"{name}/{moment}"])
             self._optimiser.state[self._parameters[name]] = state
         self._version, self._steps, self._skipped = command.version, command.steps, command.skipped
 
@@ -304,71 +309,6 @@ class RankLearner(LocalLearner):
         return norm.item()
 
 
-def sharded_model(
-    config: Config,
-    device: torch.device,
-    full_model: VisionLanguageModel | None,
-    cache_owner: VisionLanguageModel | None,
-) -> Any:
-    """The recipe's model with this rank's shards; rank 0's `full_model` supplies the values.
-
-    Calling the model on samples runs `sampled_logprobs`: FSDP gathers only in the forward call of a module. A
-    frozen tower shares the feature cache of `cache_owner`, which has the same tower.
-    """
-    model: Any = meta_model(config.model)
-    set_trainable(model, config.model, config.run.seed)
-    visual, layers = model.model.visual, model.model.language_model.layers
-    frozen_tower = hasattr(visual, "feature_cache")
-    if frozen_tower and cache_owner is not None:
-        visual.feature_cache = cache_owner.model.visual.feature_cache
-    model.forward = partial(_forward, model)
-    shard = partial(
-        fully_shard,
-        mesh=init_device_mesh(device.type, (config.optim.ranks,)),
-        mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32),
-    )
-    for unit in layers if frozen_tower else [*visual.blocks, visual, *layers]:
-        _materialise(unit, device)
-        shard(unit)
-    _materialise(model, device)
-    model.tie_weights()
-    shard(model, ignored_params={p for p in visual.parameters() if frozen_tower and not p.requires_grad})
-    _fill_from_rank_0(_tensors(model), None if full_model is None else _tensors(full_model))
-    return model
-
-
-def _forward(
-    model: VisionLanguageModel,
-    microbatch: Microbatch,
-    renderer: Renderer,
-    temperature: float,
-    loader: ImageLoader | None,
-) -> tuple[Tensor, Tensor]:
-    """Add a filler if no sample has an image: both towers run on all ranks or on none."""
-    logprobs = partial(sampled_logprobs, model, renderer=renderer, temperature=temperature, loader=loader)
-    if any(sample.images for sample in microbatch):
-        logp_T, entropy_T = logprobs(microbatch)
-        return logp_T.clone(), entropy_T  # FSDP does not accept views
-    logp_T, entropy_T = logprobs([*microbatch, filler_sample(renderer)])
-    return logp_T[:-1] + 0 * logp_T[-1], entropy_T[:-1].clone()
-
-
-def filler_sample(renderer: Renderer) -> Sample:
-    """A sample with one small image and one token."""
-    file = io.BytesIO()
-    Image.new("RGB", (56, 56)).save(file, "PNG")
-    rendered = renderer.render([Message(role="user", screenshot=Screenshot.of(file.getvalue()))])
-    return Sample(
-        token_ids=(*rendered.token_ids, renderer.end_of_turn_id),
-        mask=(False,) * len(rendered.token_ids) + (True,),
-        images=rendered.images,
-        behaviour_logprobs=(0.0,),
-        advantage=0.0,
-        weight=0.0,
-        replayed=False,
-    )
-
-
 @contextmanager
 def _memory_freed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Free the memory of these parameters. Afterwards they have memory again, and any values."""
@@ -380,38 +320,6 @@ def _memory_freed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     finally:
         for parameter, shape in freed:
             parameter.data = parameter.new_empty(shape)
-
-
-def _materialise(module: nn.Module, device: torch.device) -> None:
-    """Allocate meta tensors unit by unit: no rank ever holds the whole model."""
-    for part in module.modules():
-        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
-        if any(tensor.is_meta for tensor in own):
-            part.to_empty(device=device, recurse=False)
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return dict(chain(model.named_parameters(), model.named_buffers()))
-
-
-def _fill_from_rank_0(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor] | None) -> None:
-    for name, target in targets.items():
-        _copy_from_rank_0(target, None if sources is None else sources[name])
-
-
-@torch.no_grad()
-def _copy_from_rank_0(target: Tensor, source: Tensor | None) -> None:
-    """Fill a shard, or a replicated tensor, from the full tensor of rank 0."""
-    if source is None:
-        full_model = torch.empty(target.shape, dtype=target.dtype, device=target.device)
-    else:
-        full_model = source.detach().to(target.device, target.dtype).contiguous()
-    if isinstance(target, DTensor):
-        shard = distribute_tensor(full_model, target.device_mesh, target.placements)
-        target.to_local().copy_(shard.to_local())
-    else:
-        dist.broadcast(full_model, 0)
-        target.copy_(full_model)
 
 
 def _as_dtensor(tensor: Tensor) -> DTensor:

@@ -1,14 +1,31 @@
-"""Where the time of environments goes: seconds of each activity, summed over episodes."""
+"""Where the time of environments goes: the calls of each episode, and seconds summed over episodes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 Name = Literal["start", "step", "evaluate", "engine"]
 NAMES: tuple[Name, ...] = get_args(Name)
+Call = tuple[str, float, float]  # name, begin, duration: in seconds of the clock
+Measure = Callable[[Name], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeCalls:
+    """All calls of one attempt at an episode, in order.
+
+    `host` is that of the environment. `fault` is the class of the error that ended the attempt, "" if it was
+    played to its end.
+    """
+
+    episode_id: str
+    host: str
+    fault: str
+    calls: tuple[Call, ...]
 
 
 class Activity:
@@ -20,9 +37,12 @@ class Activity:
     >>> activity = Activity()
     >>> with activity("engine"):
     ...     completion = await engine.generate(prompt, sampling)
+
+    `report` receives the calls of each attempt at an episode when it ends.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.report: Callable[[EpisodeCalls], None] = lambda calls: None
         self._clock = clock
         self._now: dict[Name, int] = dict.fromkeys(NAMES, 0)
         self._seconds: dict[Name, float] = dict.fromkeys(NAMES, 0.0)
@@ -38,6 +58,29 @@ class Activity:
         finally:
             self._advance()
             self._now[name] -= 1
+
+    @contextmanager
+    def episode(self, episode_id: str, host: str) -> Iterator[Measure]:
+        """Yields a function like this object, for the calls of one attempt at an episode."""
+        calls: list[Call] = []
+        fault = ""
+
+        @contextmanager
+        def measure(name: Name) -> Iterator[None]:
+            began = self._clock()
+            try:
+                with self(name):
+                    yield
+            finally:
+                calls.append((name, began, self._clock() - began))
+
+        try:
+            yield measure
+        except BaseException as error:
+            fault = type(error).__name__
+            raise
+        finally:
+            self.report(EpisodeCalls(episode_id=episode_id, host=host, fault=fault, calls=tuple(calls)))
 
     def shares(self, environments: int) -> dict[str, float]:
         """Shares since the last call, and resets the counters.

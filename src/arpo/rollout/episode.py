@@ -14,12 +14,12 @@ from typing import Literal
 from arpo.actions import Action, CallUser, Fail, Finished, scale, up_to_terminal
 from arpo.config import RolloutConfig
 from arpo.engines.base import Engine
-from arpo.envs.base import Env
+from arpo.envs.base import Env, host_of
 from arpo.errors import ContextTooLong, EngineError, PromptTooLong, boundary
 from arpo.parsing import ParseError, parse
 from arpo.prompts.conversation import Conversation, PromptTemplate
 from arpo.prompts.rendering import PromptRenderer, Rendered
-from arpo.rollout.activity import Activity
+from arpo.rollout.activity import Activity, Measure
 from arpo.types import Completion, Prompt, Sampling, Screenshot, StopReason, Task, Trajectory, Turn
 
 OnTurn = Callable[[Turn], None]
@@ -57,16 +57,8 @@ async def run_episode(
     Raises PromptTooLong if the task and its first screenshot leave no space for an answer.
     """
     try:
-        return await _play(
-            task,
-            env,
-            agent,
-            episode_id,
-            settings,
-            seed,
-            on_turn,
-            Activity() if activity is None else activity,
-        )
+        with (activity or Activity()).episode(episode_id, host_of(env)) as measure:
+            return await _play(task, env, agent, episode_id, settings, seed, on_turn, measure)
     finally:
         async with boundary(EngineError, "release"):
             await agent.engine.release(episode_id)
@@ -80,13 +72,13 @@ async def _play(
     settings: RolloutConfig,
     seed: int,
     on_turn: OnTurn,
-    activity: Activity,
+    measure: Measure,
 ) -> Trajectory:
     conversation = Conversation.begin(agent.template, task.instruction, settings.max_images)
     sequence = Rendered(token_ids=(), images=())
     turns: list[Turn] = []
     stop: StopReason | None = None
-    with activity("start"):
+    with measure("start"):
         screenshot = (await env.start(task)).screenshot
     while stop is None:
         conversation = conversation.look(screenshot)
@@ -105,7 +97,7 @@ async def _play(
             seed=draw_seed(seed, task.id, episode_id, len(turns)),
         )
         try:
-            with activity("engine"):
+            with measure("engine"):
                 completion = await _answer(agent, prompt, sampling, settings)
         except ContextTooLong as limit:
             if not turns:
@@ -131,12 +123,12 @@ async def _play(
         if error:
             stop = StopReason.LENGTH if completion.finish == "length" else StopReason.PARSE_ERROR
         else:
-            with activity("step"):
+            with measure("step"):
                 result = await env.step(actions)
             screenshot = result.observation.screenshot
             stop = _stop(actions, result.terminated, last=len(turns) == settings.max_steps)
 
-    with activity("evaluate"):
+    with measure("evaluate"):
         score = await env.evaluate()
     return Trajectory(
         episode_id=episode_id,

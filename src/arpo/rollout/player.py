@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from arpo.cluster.open_cluster import Cluster, ClusterServers, open_cluster
 from arpo.config import Config
 from arpo.engines.factory import open_engine
 from arpo.engines.vllm import VllmEngine
 from arpo.envs.factory import open_pool
+from arpo.envs.pool import EnvPool
+from arpo.envs.remote import add_timeout_slack
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import PromptRenderer, Renderer
 from arpo.reporting.display import Display
@@ -22,19 +25,30 @@ from arpo.serving.own_servers import OwnServers, open_servers
 SERVER_LOGS = "servers"  # folder in the run folder
 
 
+class _Addressed(Protocol):
+    """A server that may move."""
+
+    def address(self) -> str: ...
+
+
+_Running = AbstractAsyncContextManager[Sequence[_Addressed]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Player:
     """The scheduler of episodes, and the model behind it.
 
     `model` is the module that the engine samples from, or that a learner trains. It is None if only servers
     have the weights. `servers` are those that the player starts and ends itself, with logs in `server_logs`.
+    `cluster` is the Ray cluster of the recipe.
     """
 
     scheduler: Scheduler
     renderer: PromptRenderer
     model: Any
-    servers: OwnServers | None = None
+    servers: OwnServers | ClusterServers | None = None
     server_logs: Path | None = None
+    cluster: Cluster | None = None
 
     @property
     def token_renderer(self) -> Renderer:
@@ -54,13 +68,15 @@ class Player:
         """The scheduler with a connected engine, which is closed at the end, and with its servers."""
         engine = self.scheduler.agent.engine
         self.scheduler.pool.outage.report = display.note
+        if self.cluster is not None:
+            self.cluster.notes.report = display.note
         async with AsyncExitStack() as opened:
             if isinstance(engine, VllmEngine):
                 engine.report = display.note
                 if self.servers is not None:
-                    running = self.servers.running(self.server_logs, display.note)
+                    running: _Running = self.servers.running(self.server_logs, display.note)
                     started = await opened.enter_async_context(running)
-                    engine.use_servers([server.place.url for server in started], self.servers.key)
+                    engine.use_servers([server.address for server in started], self.servers.key)
             opened.push_async_callback(engine.close)
             for message in await engine.start():
                 display.note(message)
@@ -86,8 +102,9 @@ def open_player(config: Config, *, learning: bool = False) -> Player:
     `learning`: a learner will train the player's model.
     """
     template = load_template(config.model.prompt)
-    pool = open_pool(config)
-    servers = open_servers(config, learning=learning)
+    cluster = open_cluster(config)
+    pool = _open_pool(config, cluster)
+    servers = open_servers(config, learning=learning) if cluster is None else cluster.servers
     opened = open_engine(config, learning=learning)
     agent = Agent(
         engine=opened.engine,
@@ -103,7 +120,14 @@ def open_player(config: Config, *, learning: bool = False) -> Player:
         model=opened.model,
         servers=servers,
         server_logs=Path(config.run.dir) / SERVER_LOGS if learning else None,
+        cluster=cluster,
     )
+
+
+def _open_pool(config: Config, cluster: Cluster | None) -> EnvPool:
+    if cluster is None or not config.cluster.hosts:
+        return open_pool(config)
+    return EnvPool(cluster.open_hosts(), add_timeout_slack(config.env))
 
 
 def _positions(model: Any) -> int | None:

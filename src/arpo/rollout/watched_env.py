@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from arpo.actions import Action
-from arpo.envs.base import Env
+from arpo.envs.base import Env, host_of
 from arpo.types import Observation, Screenshot, StepResult, Task
 
 OnScreenshot = Callable[[Screenshot, Screenshot | None], None]
@@ -20,6 +20,7 @@ class WatchedEnv:
     """
 
     def __init__(self, env: Env, on_screenshot: OnScreenshot) -> None:
+        self.host = host_of(env)
         self._env = env
         self._on_screenshot = on_screenshot
         self._seen: set[str] = set()

@@ -5,6 +5,8 @@
     evaluations.jsonl   every evaluation, with the score of each task
     timing.jsonl        times and rates
     batches.jsonl       asynchronous training: numbers of the groups of each batch, and of those dropped
+    calls.jsonl         when each call of an episode, and each stage of a batch, began and how long it took
+    token_stats.jsonl   with store.token_stats: entropy, ratio and clipping of each trained token
     failures.jsonl      failed episodes
     trajectories.jsonl  episodes, screenshots by sha256; one episode per task of an evaluation
     screenshots.pack    the screenshots
@@ -72,7 +74,8 @@ METRICS, EVALUATIONS, TIMING, BATCHES, FAILURES, TRAJECTORIES = (
     "failures.jsonl",
     "trajectories.jsonl",
 )
-LOGS = (METRICS, EVALUATIONS, TIMING, BATCHES, FAILURES, TRAJECTORIES)
+CALLS, TOKEN_STATS = "calls.jsonl", "token_stats.jsonl"
+LOGS = (METRICS, EVALUATIONS, TIMING, BATCHES, CALLS, TOKEN_STATS, FAILURES, TRAJECTORIES)
 PACK, RECIPE, SUMMARY = "screenshots.pack", "recipe.toml", "summary.json"
 _CHECKS = {
     METRICS: check_numbers,
@@ -219,6 +222,17 @@ class RunFolder(RunFolderReader):
     def log_batch(self, step: int, groups: Sequence[int], dropped: Sequence[int]) -> None:
         """The numbers of the groups in batch `step`, and of those dropped since the batch before."""
         self._append(BATCHES, {"step": step, "groups": list(groups), "dropped": list(dropped)})
+
+    def log_calls(self, owner: Mapping[str, Any], calls: Sequence[tuple[str, float, float]]) -> None:
+        """Times of calls: name, begin in seconds since the start of the run, and duration.
+
+        `owner` is {"episode": id, …} or {"step": batch}.
+        """
+        timed = [[name, round(began, 4), round(seconds, 4)] for name, began, seconds in calls]
+        self._append(CALLS, {**owner, "calls": timed})
+
+    def log_token_stats(self, line: Mapping[str, Any]) -> None:
+        self._append(TOKEN_STATS, line)
 
     def add_failure(self, failure: Failure) -> None:
         self._append(FAILURES, asdict(failure))

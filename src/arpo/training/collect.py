@@ -27,6 +27,7 @@ from arpo.storage import checkpoint
 from arpo.storage.codec import COLLECTED
 from arpo.storage.files import RESTORE_OR_LEAVE
 from arpo.storage.run_folder import PACK, RunFolder
+from arpo.training.call_log import CallLog, logged_seconds
 from arpo.training.failed_episodes import report_failed_episodes
 from arpo.training.folder_check import check_recipe
 from arpo.training.timing import Timing
@@ -96,6 +97,7 @@ async def _collect(
 ) -> None:
     """Play the episodes with these numbers. Consecutive ones have the same task, group_size each."""
     player = open_player(config)
+    player.scheduler.activity.report = CallLog(store, logged_seconds(store)).add_episode
     display.begin("collecting", total, total - len(left))
 
     def index_of(number: int) -> int:

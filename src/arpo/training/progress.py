@@ -17,6 +17,7 @@ class Progress:
     untrained: int = 0  # batches without training, because engine and learner disagreed
     dropped_groups: int = 0  # too old to train on, in asynchronous training; their tasks were played again
     dropped_episodes: int = 0  # of these groups, finished or not
+    learner_restarts: int = 0  # after the loss of a rank, on a cluster
     groups: dict[str, int] = field(default_factory=dict)
     success: dict[str, dict[str, float]] = field(
         default_factory=dict

@@ -37,10 +37,12 @@ from arpo.storage.codec import EVALUATED
 from arpo.storage.files import RESTORE_OR_LEAVE, damage, parse_object
 from arpo.storage.run_folder import EVALUATIONS, METRICS, RunFolder
 from arpo.task_set_names import OVERALL, TRAIN, TRAINING_EPISODES
-from arpo.training.build import open_learner
+from arpo.training.build import open_learner, open_recovery
+from arpo.training.call_log import CallLog
 from arpo.training.progress import Progress
 from arpo.training.stop_note import describe_stop
 from arpo.training.timing import Timing, last_durations
+from arpo.training.token_stats import store_token_stats
 from arpo.training.unfinished_batch import UnfinishedBatch
 from arpo.types import Failure, Group, Task
 
@@ -84,16 +86,18 @@ class Run:
         self._checkpoints = store.folder / checkpoint.CHECKPOINTS
         found = self._find_checkpoint()  # reports damaged files before the model is loaded
         self.sets = sets_of_run(config, store.folder, self._checkpoints.is_dir(), display)
+        self._saved = found  # the newest checkpoint
+        recovery = open_recovery(config, self._newest_learner, self._report_restart)
         fitted = fit_memory(config, learning=True)
         if fitted.optim != config.optim:
             tokens = fitted.optim.tokens_per_microbatch
             display.note(f"optim.tokens_per_microbatch = {tokens}: larger ones do not fit into the GPU")
         self.player = open_player(fitted, learning=True)
         self.scheduler = self.player.scheduler
-        self.learner = open_learner(self.player, fitted)
+        self.progress = progress
+        self.learner = open_learner(self.player, fitted, recovery)
         self._opened = ExitStack()
         self._opened.callback(self.learner.close)
-        self.progress = progress
         self.timing = Timing(last_durations(store))
         self.stopping = False
         self.on_stop: Callable[[], None] = lambda: None  # called in the event loop, to end a wait
@@ -104,14 +108,22 @@ class Run:
         self._callback = open_plugin(config, "callback")
         self._publisher = self._open_publisher()
         self.tracker: EpisodeTracker = NullTracker()  # until `begin`: a loop may still refuse to resume
-        self._saved = found  # the newest checkpoint
         self._resumed = found is not None
         self.restored = self._load(found)
         self._began = time.monotonic() - self.progress.seconds
+        self._calls = CallLog(store, self.progress.seconds)
+        self.scheduler.activity.report = self._calls.add_episode
 
     @property
     def evaluating(self) -> bool:
         return self._evaluation is not None
+
+    def _newest_learner(self) -> Path | None:
+        return None if self._saved is None else self._saved.path / checkpoint.LEARNER
+
+    def _report_restart(self, reason: str) -> None:
+        self.progress.learner_restarts += 1
+        self.display.note(f"{reason}. The learner restarts from the last checkpoint")
 
     def _open_publisher(self) -> Publisher | None:
         """None if the engine samples from a module in this process."""
@@ -133,6 +145,7 @@ class Run:
                 self.tracker.log(0, await self._evaluate("base"))
             except EvaluationStopped:
                 return
+            self._store_stages()
             await self.save(loop)
         elif self.unfinished is not None:
             self.timing.add(self.unfinished.seconds)
@@ -158,6 +171,8 @@ class Run:
                 metrics = await self._work(self.learner.train(batch))
                 weights = await self._new_weights()
             await self.scheduler.agent.engine.load(weights)
+        if self.config.store.token_stats:
+            store_token_stats(self.store, self.progress.batch + 1, batch, self.learner.token_stats())
         if skipped := int(metrics["skipped"]):
             self.progress.skipped += skipped
             self.display.note(
@@ -213,6 +228,7 @@ class Run:
                 measured = await self._evaluate("final" if loop.done else "")
             except (EvaluationStopped, Outage) as error:
                 self.unfinished = replace(batch, seconds=self.timing.pause())
+                self._store_stages()
                 await self.save(loop)
                 if isinstance(error, Outage):
                     raise
@@ -228,8 +244,12 @@ class Run:
             self.timing.add({"outage": paused})
         shares = self._take_shares() if batch.played else {}
         self.store.log_timing(progress.batch, self.timing.take(batch.played) | shares)
+        self._store_stages()
         if loop.done or self.stopping or progress.batch % self.config.store.checkpoint_every == 0:
             await self.save(loop)
+
+    def _store_stages(self) -> None:
+        self._calls.add_stages(self.progress.batch, self.timing.take_stages())
 
     def _take_shares(self) -> dict[str, float]:
         return self.scheduler.activity.shares(self.config.env.parallel)
@@ -413,6 +433,7 @@ class Run:
             **({"dropped_groups": progress.dropped_groups} if self.asynchronous else {}),
             **({"dropped_episodes": progress.dropped_episodes} if self.asynchronous else {}),
             "skipped_updates": progress.skipped,
+            **({"learner_restarts": progress.learner_restarts} if self.config.cluster.ray else {}),
             "untrained_batches": progress.untrained,
             "seconds": progress.seconds,
         }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from arpo.reporting.display import format_seconds
+from arpo.rollout.activity import Call
 from arpo.storage.run_folder import TIMING, RunFolderReader
 
 
@@ -27,6 +28,7 @@ class Timing:
         self._began = clock()
         self._last = dict(known or {})
         self._seconds: dict[str, float] = {}
+        self._stages: list[Call] = []
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -35,6 +37,7 @@ class Timing:
             yield
         finally:
             self._last[name] = self._clock() - self._began
+            self._stages.append((name, self._began, self._last[name]))
             self.add({name: self._last[name]})
 
     def add(self, seconds: Mapping[str, float]) -> None:
@@ -56,6 +59,11 @@ class Timing:
         """Seconds by stage, for `add` after a resume. Resets the counters."""
         seconds, self._seconds = self._seconds, {}
         return seconds
+
+    def take_stages(self) -> list[Call]:
+        """The stages since the last call, in seconds of the clock."""
+        stages, self._stages = self._stages, []
+        return stages
 
     def about(self, stages: Sequence[str]) -> str:
         """The remaining time as text: "about 20 s" or "duration unknown"."""

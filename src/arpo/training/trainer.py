@@ -22,6 +22,7 @@ from arpo.engines.factory import require_tokens
 from arpo.envs.task_source import TaskIndex, replay_key
 from arpo.errors import UserError
 from arpo.interrupts import INTERRUPTED, run_interruptibly
+from arpo.learner.background import in_background
 from arpo.learner.base import Batch, Metrics
 from arpo.models.hub import pin_model
 from arpo.plugins import check_plugins
@@ -83,7 +84,7 @@ class Trainer:
                 if played is None:
                     break
                 groups = self.replay.rescue(played, self._rng(), version)
-                metrics = await self.run.learn(self._batch(groups, began, version))
+                metrics = await self.run.learn(await self._build(groups, began, version))
                 source.trained()
                 await self._end_batch(played, groups, self._check_engine(metrics))
         return self.done and self.run.unfinished is None
@@ -107,6 +108,14 @@ class Trainer:
         """The groups in the mean of an update. Dynamic sampling drops groups without signal."""
         dynamic = self.config.train.dynamic_sampling
         return split_by_signal(groups, self.config.loss, self.credit)[0] if dynamic else groups
+
+    async def _build(self, groups: Sequence[Group], began: int, version: int) -> Batch:
+        """`_batch`, in a thread if rollouts continue meanwhile: it takes some milliseconds per episode."""
+
+        async def build() -> Batch:
+            return self._batch(groups, began, version)
+
+        return await (in_background(build()) if self.run.asynchronous else build())
 
     def _batch(self, groups: Sequence[Group], began: int, version: int) -> Batch:
         """The updates of the batch whose first task is number `began` of the run, for this policy version."""

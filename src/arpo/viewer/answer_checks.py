@@ -7,7 +7,7 @@ only if most of these episodes failed: if few different answers solve the tasks,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from arpo.config import shorten
@@ -23,6 +23,7 @@ COMMON_ACTION = 0.8  # share of answers with the same action
 MOSTLY_SOLVED = 0.5
 
 ReadAnswers = Callable[[str], Sequence[str]]  # from an episode id
+Instruction = Callable[[str], str]  # from a task id; "" if it is not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +57,10 @@ class AnswerStats:
 
 
 def answer_stats(
-    phase: str, played: Sequence[Played], instructions: Mapping[str, str], read: ReadAnswers
+    phase: str, played: Sequence[Played], instruction: Instruction, read: ReadAnswers
 ) -> AnswerStats:
     """Statistics of the first episode of each instruction: tasks with the same one count once."""
-    episodes = {instructions.get(one.task, one.task): one for one in reversed(played)}
+    episodes = {instruction(one.task) or one.task: one for one in reversed(played)}
     actions = [[_action(answer) for answer in read(one.id)] for one in episodes.values()]
     openings = Counter(tuple(sequence[:OPENING]) for sequence in actions)
     common = Counter(action for sequence in actions for action in sequence).most_common(1)
@@ -75,15 +76,13 @@ def answer_stats(
     )
 
 
-def answer_warnings(
-    played: Sequence[Played], instructions: Mapping[str, str], read: ReadAnswers
-) -> list[str]:
+def answer_warnings(played: Sequence[Played], instruction: Instruction, read: ReadAnswers) -> list[str]:
     """Warnings about the newest phase. Their advice depends on the first phase: was it so before training?"""
     found = list(phases(played, "").items())
     if not found:
         return []
     first, last = (
-        answer_stats(phase, of_phase, instructions, read) for phase, of_phase in (found[0], found[-1])
+        answer_stats(phase, of_phase, instruction, read) for phase, of_phase in (found[0], found[-1])
     )
     phase = f"({phase_title(last.phase)})"
     if last.collapsed:

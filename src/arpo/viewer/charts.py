@@ -1,4 +1,4 @@
-"""Charts as inline SVG without scripts: line, bar, interval and share charts.
+"""Charts of a comparison as inline SVG without scripts: lines, bars, intervals and shares.
 
 The index of a series sets its colour class (s0, s1, …). A series without points keeps its index, so each
 series has the same colour in all charts of a page.
@@ -7,7 +7,6 @@ series has the same colour in all charts of a page.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -66,12 +65,8 @@ def line_chart(
     x_name: str = "step",
     size: Size = SMALL,
     from_zero: bool = True,
-    notes: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Figure with one line per series. The legend shows the last value. Empty string without points.
-
-    `notes` are (name, explanation) of the plotted metrics, shown below the legend.
-    """
+    """Figure with one line per series. The legend shows the last value. Empty string without points."""
     drawn = [(index, one) for index, one in enumerate(series) if one.points]
     if not drawn:
         return ""
@@ -98,7 +93,7 @@ def line_chart(
     radius = 2.5 if sum(len(one.points) for _, one in drawn) < 60 else 1.2
     parts += [_line(index, one, to_pixels, percent, x_name, radius) for index, one in drawn]
     legend = [(f"s{index}", one.label, format_number(one.points[-1][1], percent)) for index, one in drawn]
-    return _figure(title, parts, size, legend, notes)
+    return _figure(title, parts, size, legend)
 
 
 def bar_chart(title: str, groups: Sequence[str], bars: Sequence[BarSeries], *, size: Size = LARGE) -> str:
@@ -194,43 +189,6 @@ def share_chart(
     return _figure(title, parts, size, [(f"p{index}", part, "") for index, part in enumerate(part_names)])
 
 
-def stacked_chart(
-    title: str,
-    part_names: Sequence[str],
-    columns: Sequence[tuple[float, Sequence[float]]],
-    *,
-    x_name: str = "step",
-    size: Size = LARGE,
-) -> str:
-    """Figure with one column per (x, values), divided by the share of each part: a timeline."""
-    columns = [(x, values) for x, values in columns if sum(values) > 0]
-    if not columns:
-        return ""
-    width = (size.width - LEFT - RIGHT) / len(columns)
-    height = size.height - TOP - BOTTOM
-
-    def to_pixels(x: float, y: float) -> tuple[float, float]:
-        return LEFT + x * width, size.height - BOTTOM - y * height
-
-    parts = _grid((0.0, 0.5, 1.0), to_pixels, 0.0, size, percent=True)
-    for position, (x, values) in enumerate(columns):
-        done = 0.0
-        for index, (part, value) in enumerate(zip(part_names, values, strict=True)):
-            share = value / sum(values)
-            left, top = to_pixels(position, done + share)
-            tooltip = escape(f"{x_name} {format_number(x)}, {part}: {format_number(share, True)}")
-            parts.append(
-                f'<rect class="p{index}" x="{left:.2f}" y="{top:.1f}" width="{width:.2f}" '
-                f'height="{share * height:.1f}"><title>{tooltip}</title></rect>'
-            )
-            done += share
-    for position, anchor in ((0, "start"), (-1, "end")):
-        x = LEFT if anchor == "start" else size.width - RIGHT
-        text = format_number(columns[position][0])
-        parts.append(f'<text x="{x}" y="{size.height - 6}" text-anchor="{anchor}">{text}</text>')
-    return _figure(title, parts, size, [(f"p{index}", part, "") for index, part in enumerate(part_names)])
-
-
 def _signed_points(value: float) -> str:
     """A fraction in percentage points: 0.05 -> +5, -0.125 -> −12.5"""
     points = round(100 * value, 6)
@@ -253,13 +211,7 @@ def _row_label(name: str, width: int, middle: float) -> str:
     )
 
 
-def _figure(
-    title: str,
-    parts: Sequence[str],
-    size: Size,
-    legend: Sequence[tuple[str, str, str]],
-    notes: Sequence[tuple[str, str]] = (),
-) -> str:
+def _figure(title: str, parts: Sequence[str], size: Size, legend: Sequence[tuple[str, str, str]]) -> str:
     """`legend` has (CSS class, label, value) per entry."""
     keys = "".join(
         f'<span class="key {kind}">{escape(label)}{f" <b>{value}</b>" if value else ""}</span>'
@@ -269,16 +221,8 @@ def _figure(
         f'<svg viewBox="0 0 {size.width} {size.height}" role="img" aria-label="{escape(title)}">'
         f"{''.join(parts)}</svg>"
     )
-    explained = "".join(
-        f'<p class="note"><code>{escape(name)}</code> {_with_code(text)}</p>' for name, text in notes
-    )
     caption = f"<figcaption>{escape(title)}</figcaption>"
-    return f'<figure class="chart">{caption}{svg}<p>{keys}</p>{explained}</figure>'
-
-
-def _with_code(text: str) -> str:
-    """Escaped text. Words between backticks become code."""
-    return re.sub("`([^`]*)`", r"<code>\1</code>", escape(text))
+    return f'<figure class="chart">{caption}{svg}<p>{keys}</p></figure>'
 
 
 def _grid(ticks: Sequence[float], to_pixels: ToPixels, x_low: float, size: Size, percent: bool) -> list[str]:

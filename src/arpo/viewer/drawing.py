@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import atan2, cos, pi, sin
 
 from PIL import Image, ImageDraw, ImageFont
@@ -9,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from arpo.actions import (
     Action,
     Click,
+    Direction,
     DoubleClick,
     Drag,
     Hover,
@@ -20,9 +22,15 @@ from arpo.actions import (
 )
 from arpo.png import rgb
 from arpo.types import Turn
-from arpo.viewer.episodes import DIRECTIONS
 
 MARK, HALO, PAPER, INK = "#f0442e", "#ffffff", "#ffffff", "#1c2030"
+DIRECTIONS = {
+    Direction.UP: (0, -1),
+    Direction.DOWN: (0, 1),
+    Direction.LEFT: (-1, 0),
+    Direction.RIGHT: (1, 0),
+}
+SUPERSAMPLING = 4  # marks are drawn at this scale and reduced, for smooth edges
 WIDTH = 640  # pixels; smaller screenshots are enlarged to about this width
 
 
@@ -31,13 +39,22 @@ def draw_turn(turn: Turn) -> Image.Image:
     screen = rgb(turn.screenshot)
     factor = max(1, round(WIDTH / screen.width))
     screen = screen.resize((screen.width * factor, screen.height * factor), Image.Resampling.NEAREST)
-    unit = screen.width / 60
-    draw = ImageDraw.Draw(screen)
-    for action in turn.actions:
-        for colour, width in ((HALO, unit / 2), (MARK, unit / 4)):
-            _Pen(draw, factor, unit, colour, max(1, round(width))).action(action, screen.size)
     calls = [render([action]).removeprefix("Action: ") for action in turn.actions] or [turn.error]
-    return _with_caption(screen, calls, round(1.4 * unit))
+    return _with_caption(draw_actions(screen, turn.actions, factor), calls, round(screen.width / 43))
+
+
+def draw_actions(screen: Image.Image, actions: Sequence[Action], scale: float) -> Image.Image:
+    """The picture with marks of mouse actions. `scale`: its pixels per unit of the actions' positions."""
+    overlay = Image.new("RGBA", (screen.width * SUPERSAMPLING, screen.height * SUPERSAMPLING))
+    draw, unit = ImageDraw.Draw(overlay), overlay.width / 60
+    for action in actions:
+        for colour, width in ((HALO, 0.7 * unit), (MARK, 0.4 * unit)):
+            pen = _Pen(draw, scale * SUPERSAMPLING, unit, colour, max(1, round(width)))
+            pen.action(action, overlay.size)
+    marks = overlay.resize(screen.size, Image.Resampling.LANCZOS)
+    drawn = screen.copy()
+    drawn.paste(marks, (0, 0), marks)
+    return drawn
 
 
 def _with_caption(screen: Image.Image, lines: list[str], size: int) -> Image.Image:
@@ -53,7 +70,9 @@ def _with_caption(screen: Image.Image, lines: list[str], size: int) -> Image.Ima
 class _Pen:
     """Draws in one colour. Points are in pixels of the original screenshot."""
 
-    def __init__(self, draw: ImageDraw.ImageDraw, factor: int, unit: float, colour: str, width: int) -> None:
+    def __init__(
+        self, draw: ImageDraw.ImageDraw, factor: float, unit: float, colour: str, width: int
+    ) -> None:
         self._draw, self._factor, self._unit = draw, factor, unit
         self._colour, self._width = colour, width
 

@@ -8,21 +8,14 @@ group 17, by batches.jsonl.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
 
-from arpo.algorithms.replay import ReplayBuffer, replay_rng
-from arpo.config import Config
-from arpo.envs.task_source import replay_key_of_run
 from arpo.storage.codec import BATCH, EVALUATED, GROUP, StoredEpisode
-from arpo.storage.run_folder import BATCHES, RunFolderReader
-from arpo.types import Completion, Group, Screenshot, Trajectory, Turn
+from arpo.types import Completion, Screenshot, Trajectory, Turn
 
 _PHASE = re.compile(rf"({BATCH}|{EVALUATED})(\d+)")
-_BATCH_ID = re.compile(rf"{BATCH}(\d+)-(\d+)-\d+")
-_GROUP_ID = re.compile(rf"{GROUP}-(\d+)-\d+")
 _NO_IMAGE = Screenshot(b"", "")
 
 
@@ -34,7 +27,7 @@ class Played:
     solved: bool
     shown: bool
     replayed_in: tuple[int, ...] = ()  # batches, counted from 1
-    trained_in: int | None = None  # batch of an asynchronous run, counted from 0; None: dropped or waiting
+    trained_in: int | None = None  # batch, counted from 0; None: an evaluation, or in no batch
 
     @property
     def id(self) -> str:
@@ -48,25 +41,6 @@ class Played:
     def phase(self) -> str:
         first = self.id.partition("-")[0]
         return f"{BATCH}{self.trained_in}" if first == GROUP and self.trained_in is not None else first
-
-
-def read_played(store: RunFolderReader, config: Config) -> list[Played]:
-    """All stored episodes, in the order of the run."""
-    stored = list(store.episodes())
-    batches = {
-        number: record["step"] - 1 for record in store.read_log(BATCHES) for number in record["groups"]
-    }
-    replays = find_replays(stored, config, batches)
-    return [
-        Played(
-            stored=episode,
-            solved=episode.score >= config.replay.threshold,
-            shown=store.has_screenshots(episode),
-            replayed_in=tuple(replays.get(episode.episode_id, ())),
-            trained_in=(_place(episode.episode_id, batches) or (None,))[0],
-        )
-        for episode in stored
-    ]
 
 
 def phase_title(phase: str) -> str:
@@ -89,40 +63,6 @@ def phases(played: Iterable[Played], kind: str) -> dict[str, list[Played]]:
         if one.phase.startswith(kind):
             found.setdefault(one.phase, []).append(one)
     return found
-
-
-def find_replays(
-    episodes: Sequence[StoredEpisode], config: Config, batches: Mapping[int, int]
-) -> dict[str, list[int]]:
-    """For each replayed success: its batches, counted from 1.
-
-    The run folder does not record them. Replay is deterministic, so the same buffer with the same random
-    numbers repeats its choices. `batches`: the batch of each group of an asynchronous run, counted from 0.
-    """
-    buffer = ReplayBuffer(config.replay, key=replay_key_of_run(config))
-    used: dict[str, list[int]] = {}
-    placed = [(place, one) for one in episodes if (place := _place(one.episode_id, batches))]
-    placed.sort(key=lambda pair: pair[0])
-    for batch, members in groupby(placed, key=lambda pair: pair[0][0]):
-        groups: dict[int, list[Trajectory]] = {}
-        for (_, index), one in members:
-            groups.setdefault(index, []).append(outline(one))
-        played = [
-            Group(index=index, task_id=episodes[0].task_id, trajectories=tuple(episodes))
-            for index, episodes in groups.items()
-        ]
-        for group in buffer.rescue(played, replay_rng(config.run.seed, batch), batch):
-            for rescue in group.rescues:
-                used.setdefault(rescue.stored_episode, []).append(batch + 1)
-    return used
-
-
-def _place(episode_id: str, batches: Mapping[int, int]) -> tuple[int, int] | None:
-    """Batch, counted from 0, and index of the group of a training episode; None for all other episodes."""
-    if match := _BATCH_ID.fullmatch(episode_id):
-        return int(match[1]), int(match[2])
-    match = _GROUP_ID.fullmatch(episode_id)
-    return (batches[int(match[1])], int(match[1])) if match and int(match[1]) in batches else None
 
 
 def outline(episode: StoredEpisode) -> Trajectory:

@@ -147,3 +147,16 @@ def test_a_write_for_an_earlier_generation_does_nothing(tmp_path):
 def test_the_key_of_a_screenshot_is_a_signed_number():
     assert shot_key("00000000000000ff" + "0" * 48) == 255
     assert shot_key("f" * 64) == -1
+
+
+def test_all_caches_together_are_bounded(tmp_path):
+    index = Index(tmp_path)
+    sizes = []
+    for count in (1, 3, 300):
+        index.share_cache(count)
+        sizes.append(-index.rows("PRAGMA cache_size")[0][0] // 1024 * count)
+    assert sizes[:2] == [32, 96]  # MiB
+    assert sizes[2] <= 96
+    index.rebuild()
+    assert index.rows("PRAGMA cache_size")[0][0] == -327  # KiB: 96 MiB / 300
+    index.close()

@@ -63,6 +63,11 @@ def test_search(library, found):
     assert library.answer(["search"], {"text": "  "})["results"] == []
 
 
+def test_a_text_with_a_nul_or_half_a_character_is_searched_without_it(found):
+    assert found(text="ju\0mp") == found(text="ju mp") and found(text="jump\0") == found(text="jump")
+    assert found(text="\ud800") == [] and found(task="\ud800") == []
+
+
 def test_phases_without_batches(library):
     answer = library.answer(["s", "desk", "episodes"], {})
     assert [(one["phase"], one["episodes"]) for one in answer["phases"]] == [("eval0", 1), ("eval2", 1)]

@@ -67,7 +67,8 @@ NAME = "pyautogui/screenshot/agent"
 def test_the_source_is_the_folder_of_the_model(library):
     (entry,) = library.answer(["sources"], {})["sources"]
     assert (entry["id"], entry["kind"], entry["episodes"]) == (NAME, "osworld", 2)
-    assert entry["success"] == {"final": {"all": 1.0}}
+    assert entry["success"] == {"final": {"overall": 1.0}}
+    assert entry["sets"] == {"overall": "all tasks"}
     assert len(entry["errors"]) == 2 and "is not a score" in entry["errors"][0]
 
 
@@ -112,6 +113,23 @@ def test_a_new_result_appears(folder, library):
     while not source.refresh(5.0):
         pass
     assert library.answer(["s", NAME, "episodes"], {})["total"] == 3
+
+
+def test_a_growing_episode_is_replaced_and_the_others_stay(folder, library):
+    before = {row["episode"] for row in library.answer(["s", NAME, "episodes"], {})["episodes"]}
+    steps = folder / NAME / "chrome" / TASK / "traj.jsonl"
+    count = len(steps.read_text().splitlines())
+    with steps.open("a") as file:
+        file.write('{"response": "a walrus appears", "action": "WAIT"}\n')
+    source = library.source(NAME)
+    generation, source._next_scan = source.index.generation, 0.0
+    while not library.refresh(5.0):
+        pass
+    assert source.index.generation == generation  # the list was never empty
+    rows = {row["episode"]: row for row in library.answer(["s", NAME, "episodes"], {})["episodes"]}
+    assert rows.keys() == before and rows[f"chrome/{TASK}"]["steps"] == count + 1
+    found = library.answer(["s", NAME, "episodes"], {"text": "walrus"})["episodes"]
+    assert [row["episode"] for row in found] == [f"chrome/{TASK}"]
 
 
 def test_only_pictures_of_episodes_are_served(folder, library):

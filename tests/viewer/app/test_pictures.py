@@ -1,4 +1,4 @@
-"""Thumbnails and changed regions with worked numbers; pictures beyond the limits are refused."""
+"""Thumbnails and compact pictures with worked numbers; pictures beyond the limits are refused."""
 
 import io
 from functools import partial
@@ -8,27 +8,9 @@ import pytest
 from PIL import Image
 
 from arpo.errors import UserError
-from arpo.viewer.app.pictures import PixelCache, changed_regions, checked_png, thumbnail
+from arpo.viewer.app.pictures import Picture, PixelCache, checked_png, compact, thumbnail
 from pngs import header
 from pngs import png as chunks
-
-
-def test_changed_regions_are_boxes_of_cells():
-    before = np.zeros((100, 200, 3), np.uint8)
-    after = before.copy()
-    after[20:30, 20:40] = 255  # cells 1 x 1 to 2
-    after[90:100, 190:200] = 255  # the last cells, cut at the border
-    found = changed_regions(before, after)
-    assert found is not None
-    boxes, share = found
-    assert boxes == [[16, 16, 48, 32], [176, 80, 200, 100]]
-    assert share == pytest.approx((200 + 100) / 20_000)
-
-
-def test_equal_pictures_have_no_regions_and_other_sizes_cannot_be_compared():
-    picture = np.zeros((32, 32, 3), np.uint8)
-    assert changed_regions(picture, picture) == ([], 0.0)
-    assert changed_regions(picture, np.zeros((32, 16, 3), np.uint8)) is None
 
 
 def test_a_thumbnail_is_a_small_jpeg_and_never_larger_than_the_picture():
@@ -37,6 +19,17 @@ def test_a_thumbnail_is_a_small_jpeg_and_never_larger_than_the_picture():
         picture = thumbnail(pixels, wanted)
         assert picture.media_type == "image/jpeg"
         assert Image.open(io.BytesIO(picture.content)).size == size
+
+
+def test_a_wide_picture_is_scaled_down_to_webp_and_others_stay_as_they_are():
+    for width, kind, size in ((960, "image/png", (960, 100)), (1920, "image/webp", (960, 50))):
+        pixels = np.full((100, width, 3), 90, np.uint8)
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "PNG")
+        original = Picture(content=buffer.getvalue(), media_type="image/png")
+        found = compact(original, partial(np.asarray, pixels))
+        assert found.media_type == kind and (found is original) == (width == 960)
+        assert Image.open(io.BytesIO(found.content)).size == size
 
 
 def test_an_absurd_size_is_refused_by_its_header():

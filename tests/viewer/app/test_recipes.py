@@ -1,4 +1,4 @@
-"""Recipes in the browser: values, defaults, differences; a hostile recipe reads no other file."""
+"""Recipes in the browser: values and defaults; a hostile recipe reads no other file."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from arpo.config import Config, ReplayConfig
 from arpo.errors import UserError
 from arpo.recipe import to_toml
 from arpo.viewer.app.folder import SafeFolder
-from arpo.viewer.app.recipes import compare_recipes, read_recipe, recipe_json
+from arpo.viewer.app.recipes import read_recipe, recipe_json
 
 
 def test_a_recipe_with_its_defaults(tmp_path):
@@ -16,14 +16,6 @@ def test_a_recipe_with_its_defaults(tmp_path):
     enabled = next(key for key in sections["replay"] if key["key"] == "replay.enabled")
     assert (enabled["value"], enabled["default"], enabled["changed"]) == (False, True, True)
     assert [key["key"] for key in sections["replay"] if key["changed"]] == ["replay.enabled"]
-
-
-def test_the_difference_of_two_recipes():
-    found = compare_recipes(Config(), Config(replay=ReplayConfig(enabled=False)))
-    assert [(one["key"], one["a"], one["b"]) for one in found["different"]] == [
-        ("replay.enabled", True, False)
-    ]
-    assert found["same"] > 100
 
 
 def test_no_other_recipe_is_read_and_keys_of_other_versions_are_left_out(tmp_path):

@@ -35,3 +35,8 @@ def test_a_damaged_or_missing_tokenizer_is_none(tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "Nonsense"}}')
     assert load_tokenizer([tmp_path, tmp_path / "missing"]) is None
     assert load_tokenizer([tmp_path, SHIPPED]) is not None
+
+
+def test_a_folder_that_is_a_link_to_itself_has_no_tokenizer(tmp_path):
+    (tmp_path / "model").symlink_to(tmp_path / "model")
+    assert load_tokenizer([tmp_path / "model"]) is None

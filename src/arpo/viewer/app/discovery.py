@@ -63,6 +63,11 @@ def _kind(files: set[str]) -> str:
     return "run" if METRICS in files and RECIPE in files else ""
 
 
+def identify(path: Path) -> Identity:
+    """The source of one run folder."""
+    return _identity("run", path, path, set())
+
+
 def _identity(kind: str, path: Path, root: Path, taken: set[str]) -> Identity:
     base = root.resolve().name or "root"
     relative = os.path.relpath(path, root)

@@ -24,6 +24,7 @@ from arpo.viewer.app.listings import COLUMNS, Listing
 from arpo.viewer.app.rescues import Rescues, outline_of
 
 PLUGIN_NOTE = "not computed: the recipe has a plug-in for rewards or advantages"
+STATE_NOTE = "advantages of episodes: loss.state_weight adds those of steps, also if all rewards are equal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,7 @@ class GroupReader:
             "mean": fmean(rewards) if rewards else None,
             "sigma": pstdev(rewards) if rewards else None,
             "dropped": self._dropped(name, rows, signal),
-            "advantage_note": PLUGIN_NOTE if self._has_plugin else "",
+            "advantage_note": self._advantage_note,
             "dots": [
                 self._dot(row, rescues.get(place), reward, advantage)
                 for place, (row, reward, advantage) in enumerate(zip_longest(members, rewards, advantages))
@@ -108,6 +109,12 @@ class GroupReader:
     @property
     def _has_plugin(self) -> bool:
         return bool(self.config.plugins.reward or self.config.plugins.advantage)
+
+    @property
+    def _advantage_note(self) -> str:
+        if self._has_plugin:
+            return PLUGIN_NOTE
+        return STATE_NOTE if self.config.loss.state_weight else ""
 
     def _after_replay(
         self, rows: Sequence[sqlite3.Row], rescues: Sequence[Rescue]
@@ -193,17 +200,19 @@ class GroupReader:
             number = name.removeprefix(f"{GROUP}-")
             placed = self.index.row("SELECT dropped FROM placed WHERE number = ?", (number,))
             if placed is None:
-                return "in no batch yet"
+                return "no batch has taken it yet"
             if placed["dropped"]:
                 limit = self.config.train.max_staleness
-                return f"stale: no batch could take it within train.max_staleness = {limit}; played again"
+                stale = f"no batch could take it within train.max_staleness = {limit}"
+                return f"stale: {stale}; its task was played again"
         if (
             len(rows) < 2
             and self.config.rollout.group_size > 1
             and (not rows or rows[0]["batch"] is not None)
         ):
             return "fewer than two episodes were played: there is nothing to compare"
-        if self.config.train.dynamic_sampling and rows and not signal and rows[0]["batch"] is not None:
+        replaced = self.config.train.dynamic_sampling and not self.config.loss.state_weight and not signal
+        if replaced and rows and rows[0]["batch"] is not None:
             return "no signal: dynamic sampling played another group instead"
         return None
 

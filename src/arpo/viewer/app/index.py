@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sqlite3
 import stat
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -25,11 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from arpo.viewer.app.tail import Mark
+from arpo.viewer.app.temporary import TemporaryFolder
 
 NAME = ".view-index.sqlite"
 VERSION = "1"
 MAX_PROBLEMS = 100
-_CACHE_KIB = 32 << 10
+CACHE_KIB, ALL_CACHES_KIB = 32 << 10, 96 << 10  # of one index, and of all together
 _JOURNAL = "-journal"
 _SIDE_FILES = (_JOURNAL, "-wal", "-shm")  # SQLite writes them beside an index
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # at the end of a journal that names one
@@ -64,15 +63,16 @@ class Index:
     def __init__(self, folder: Path, full_text: bool | None = None) -> None:
         """`full_text` False: without SQLite's full-text search; None: with it if SQLite has it."""
         self._folder = folder
-        self._temporary: str | None = None
+        self._temporary: TemporaryFolder | None = None
         self._lock = threading.RLock()
         self.full_text = _has_full_text() if full_text is None else full_text
+        self._cache_kib = CACHE_KIB
         self.generation = 0  # counts how often the index was made again
         self._connection = self._open()
 
     @property
     def path(self) -> Path:
-        return Path(self._temporary or self._folder) / NAME
+        return (self._temporary.path if self._temporary else self._folder) / NAME
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
         """All rows of a query. A damaged index is made again: the result is empty then."""
@@ -133,6 +133,12 @@ class Index:
         with self._lock:
             self._connection.execute("PRAGMA shrink_memory")
 
+    def share_cache(self, count: int) -> None:
+        """Use the memory of one of `count` indices."""
+        with self._lock:
+            self._cache_kib = min(CACHE_KIB, ALL_CACHES_KIB // count)
+            self._connection.execute(f"PRAGMA cache_size = -{self._cache_kib}")
+
     def distrust(self) -> None:
         """Make an index again that does not fit the files, unless this process has made it again before.
 
@@ -145,7 +151,7 @@ class Index:
         with self._lock:
             self._connection.close()
             if self._temporary:
-                shutil.rmtree(self._temporary, ignore_errors=True)
+                self._temporary.close()
 
     def _open(self) -> sqlite3.Connection:
         if self._temporary is None:
@@ -156,7 +162,7 @@ class Index:
                     _remove(self.path)
                 except (sqlite3.OperationalError, OSError):  # read-only, or in use by another process
                     break
-            self._temporary = tempfile.mkdtemp(prefix="arpo-view-")
+            self._temporary = TemporaryFolder()
         return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
@@ -170,7 +176,7 @@ class Index:
                 "trusted_schema = OFF",
                 "locking_mode = EXCLUSIVE",
                 "synchronous = OFF",
-                f"cache_size = -{_CACHE_KIB}",
+                f"cache_size = -{self._cache_kib}",
             ):
                 connection.execute(f"PRAGMA {pragma}")
             self._check(connection)

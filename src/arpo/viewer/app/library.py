@@ -19,9 +19,8 @@ from arpo.viewer.app.listings import PAGE
 from arpo.viewer.app.osworld_source import KIND as OSWORLD
 from arpo.viewer.app.osworld_source import OSWorldSource
 from arpo.viewer.app.pictures import PixelCache
-from arpo.viewer.app.recipes import compare_recipes
 from arpo.viewer.app.run_source import RunSource
-from arpo.viewer.app.source import Json, Source
+from arpo.viewer.app.source import Identity, Json, Source
 
 MAX_RESULTS = 50
 STEP_SECONDS = 0.3  # of indexing within one request, if the index is not complete
@@ -48,14 +47,18 @@ class Library:
             if name not in found or source.is_outdated():
                 self.sources.pop(name).close()
         for name, (identity, path) in found.items():
-            if name in self.sources:
-                continue
-            kind = OSWorldSource if identity.kind == OSWORLD else RunSource
-            source = kind(identity, SafeFolder(path), self._cache)
-            if isinstance(source, RunSource):
-                source.read_logs()
-            self.sources[name] = source
+            if name not in self.sources:
+                self.add(identity, path)
         self.sources = {name: self.sources[name] for name in found}  # in the order of the folders
+        for source in self.sources.values():
+            source.index.share_cache(len(self.sources))
+
+    def add(self, identity: Identity, path: Path) -> Source:
+        kind = OSWorldSource if identity.kind == OSWORLD else RunSource
+        source = self.sources[identity.id] = kind(identity, SafeFolder(path), self._cache)
+        if isinstance(source, RunSource):
+            source.read_logs()
+        return source
 
     def refresh(self, seconds: float) -> bool:
         """Index new content of every source, each for up to this time. Returns whether all is indexed."""
@@ -76,8 +79,6 @@ class Library:
         match parts:
             case ["sources"]:
                 return self._all()
-            case ["recipes"]:
-                return self._recipes(query)
             case ["search"]:
                 return self._search(query)
             case ["s", name, *rest]:
@@ -103,16 +104,6 @@ class Library:
             "sources": entries,
             "errors": errors,
         }
-
-    def _recipes(self, query: Mapping[str, str]) -> Json:
-        configs = []
-        for side in ("a", "b"):
-            source = self.source(query.get(side, ""))
-            if not isinstance(source, RunSource):
-                raise UserError(f"{query.get(side)}: has no recipe")
-            source.recipe()  # raises UserError if it cannot be read
-            configs.append(source.config)
-        return {"a": query["a"], "b": query["b"], **compare_recipes(*configs)}
 
     def _search(self, query: Mapping[str, str]) -> Json:
         text = query.get("text", "")
@@ -140,11 +131,13 @@ def _page(source: Source, rest: Sequence[str], query: Mapping[str, str]) -> Json
             return source.task(name)
         case ["failures"]:
             return source.failures()
-        case ["shots", shot, "difference", before]:
-            return source.difference(shot, before)
     if not isinstance(source, RunSource):
         raise NotFound("no such page: these are episodes without training")
-    simple: dict[str, Callable[[], Json]] = {"batches": source.batches, "recipe": source.recipe}
+    simple: dict[str, Callable[[], Json]] = {
+        "batches": source.batches,
+        "recipe": source.recipe,
+        "report": source.report,
+    }
     match rest:
         case [name] if name in simple:
             return simple[name]()

@@ -11,7 +11,7 @@ from typing import Any
 
 from arpo.errors import UserError
 from arpo.storage.codec import BATCH, COLLECTED, EVALUATED, GROUP
-from arpo.viewer.app.index import Index
+from arpo.viewer.app.index import Index, storable
 from arpo.viewer.played import phase_title
 
 PAGE, MAX_PAGE = 50, 200
@@ -145,6 +145,7 @@ def _phases(index: Index) -> list[dict[str, Any]]:
 
 def _where(listing: Listing, filters: Mapping[str, str]) -> _Where:
     where = _Where()
+    filters = {name: storable(value) for name, value in filters.items()}
     for name, column in (("task", "task"), ("stop", "stop"), ("group", "group_id")):
         if filters.get(name):
             where.add(f"{column} = ?", filters[name])
@@ -184,7 +185,7 @@ def _add_phase(where: _Where, phase: str) -> None:
 
 def _add_text(where: _Where, text: str, full_text: bool) -> None:
     """Every word must occur; the last one may be the beginning of a word. Ids match as a whole."""
-    words = text[:MAX_TEXT].split()[:MAX_WORDS]
+    words = text[:MAX_TEXT].replace("\0", " ").split()[:MAX_WORDS]
     if not words:
         return
     if full_text:

@@ -21,6 +21,7 @@ from arpo.config import Config
 from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
 from arpo.evaluation.osworld_results import RESULT, STEPS
+from arpo.task_set_names import OVERALL
 from arpo.viewer.app.folder import MAX_LINE, SafeFolder
 from arpo.viewer.app.index import add_problems, storable
 from arpo.viewer.app.listings import Listing
@@ -79,11 +80,11 @@ class OSWorldSource(Source):
             for row in self.index.rows("SELECT id, at, size FROM episodes")
         }
         found = dict(self._scan())
-        if any(found.get(name) != state for name, state in known.items()):
+        if not found.keys() >= known.keys():
             self.index.rebuild()
             known = {}
         for name, state in found.items():
-            if name not in known:
+            if known.get(name) != state:
                 self._add(name, state)
             if time.monotonic() > deadline:
                 return False
@@ -117,10 +118,15 @@ class OSWorldSource(Source):
         stop = stop or ("finished" if done else "max_steps" if steps else "unknown")
 
         def change(connection: sqlite3.Connection) -> None:
-            cursor = connection.execute(
-                "INSERT OR IGNORE INTO episodes (id, task, kind, group_id, score, malformed, stop, steps, "
-                "tokens, version, error, at, size) VALUES (?, ?, ?, ?, ?, 0, ?, ?, 0, 0, ?, ?, ?)",
+            # A changed episode becomes the newest one: full-text search cannot replace the text of a number.
+            (number,) = connection.execute("SELECT coalesce(max(n), 0) + 1 FROM episodes").fetchone()
+            connection.execute("DELETE FROM episodes WHERE id = ?", (storable(name),))
+            connection.execute("DELETE FROM problems WHERE instr(text, ?)", (storable(f"{name}/"),))
+            connection.execute(
+                "INSERT INTO episodes (n, id, task, kind, group_id, score, malformed, stop, steps, "
+                "tokens, version, error, at, size) VALUES (?, ?, ?, ?, ?, ?, 0, ?, ?, 0, 0, ?, ?, ?)",
                 [
+                    number,
                     *map(storable, (name, name.rpartition("/")[2], KIND, name)),
                     score,
                     storable(stop),
@@ -130,7 +136,7 @@ class OSWorldSource(Source):
                 ],
             )
             text = storable("\n".join(map(_answer, steps)))
-            connection.execute("INSERT INTO words (rowid, body) VALUES (?, ?)", (cursor.lastrowid, text))
+            connection.execute("INSERT INTO words (rowid, body) VALUES (?, ?)", (number, text))
             add_problems(connection, problems)
 
         self.index.write(change)
@@ -180,7 +186,7 @@ class OSWorldSource(Source):
             "live": False,
             "finished": True,
             "batches": 0,
-            "success": {} if rate is None else {"final": {"all": rate}},
+            "success": {} if rate is None else {"final": {OVERALL: rate}},
             "share": 0.0,
             "errors": [],
         }

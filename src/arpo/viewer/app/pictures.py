@@ -1,4 +1,4 @@
-"""Pictures for the browser: bytes, sizes, thumbnails, and the changed regions between two screenshots.
+"""Pictures for the browser: bytes, sizes and thumbnails.
 
 Sizes are checked before pixels are decoded, so a decompression bomb is refused by its header. One picture is
 decoded at a time, and the newest ones stay in memory: the next screenshot of an episode is one small change.
@@ -22,7 +22,7 @@ from arpo.types import screen_fault
 MAX_PICTURE_BYTES = 64 << 20
 MAX_CACHED_BYTES = 96 << 20  # 15 pictures of 1920x1080
 MIN_WIDTH, MAX_WIDTH = 32, 1280  # of a thumbnail
-CELL = 16  # pixels: side of the cells of `changed_regions`
+COMPACT_WIDTH = 960
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,41 +79,13 @@ def thumbnail(pixels: np.ndarray, width: int) -> Picture:
     return Picture(content=buffer.getvalue(), media_type="image/jpeg")
 
 
-def changed_regions(before: np.ndarray, after: np.ndarray) -> tuple[list[list[int]], float] | None:
-    """Boxes [left, top, right, bottom] around the changed regions, and the share of changed pixels.
-
-    Regions are connected cells of CELL pixels, the largest box first. None for pictures of different sizes.
-    """
-    if before.shape != after.shape:
-        return None
-    changed = (before != after).any(axis=2)
-    height, width = changed.shape
-    rows, columns = -(-height // CELL), -(-width // CELL)
-    padded = np.zeros((rows * CELL, columns * CELL), bool)
-    padded[:height, :width] = changed
-    cells = np.asarray(padded.reshape(rows, CELL, columns, CELL).any(axis=(1, 3)))
-    boxes = [
-        [left * CELL, top * CELL, min(width, (right + 1) * CELL), min(height, (bottom + 1) * CELL)]
-        for left, top, right, bottom in _components(cells)
-    ]
-    boxes.sort(key=lambda box: -(box[2] - box[0]) * (box[3] - box[1]))
-    return boxes, float(changed.mean())
-
-
-def _components(cells: np.ndarray) -> list[tuple[int, int, int, int]]:
-    """Bounding boxes (left, top, right, bottom) of the connected true cells, corners included."""
-    left_over = {(int(row), int(column)) for row, column in np.argwhere(cells)}
-    found = []
-    while left_over:
-        stack = [left_over.pop()]
-        rows, columns = set[int](), set[int]()
-        while stack:
-            row, column = stack.pop()
-            rows.add(row)
-            columns.add(column)
-            near = [(row + down, column + right) for down in (-1, 0, 1) for right in (-1, 0, 1)]
-            reached = [cell for cell in near if cell in left_over]
-            left_over.difference_update(reached)
-            stack += reached
-        found.append((min(columns), min(rows), max(columns), max(rows)))
-    return found
+def compact(picture: Picture, pixels: Callable[[], np.ndarray]) -> Picture:
+    """The picture, scaled down to COMPACT_WIDTH pixels if it is wider. Decodes it only then."""
+    with Image.open(io.BytesIO(picture.content)) as header:
+        width, height = header.size
+    if width <= COMPACT_WIDTH:
+        return picture
+    size = COMPACT_WIDTH, max(1, round(height * COMPACT_WIDTH / width))
+    buffer = io.BytesIO()
+    Image.fromarray(pixels()).resize(size).save(buffer, "WEBP", quality=80)
+    return Picture(content=buffer.getvalue(), media_type="image/webp")

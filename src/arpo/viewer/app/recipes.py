@@ -1,4 +1,4 @@
-"""The recipe of a run as JSON, and the difference between two. Follows no path in a recipe."""
+"""The recipe of a run as JSON. Follows no path in a recipe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.recipe import changed, keys, load_config, value
+from arpo.recipe import keys, load_config, value
 from arpo.storage.run_folder import RECIPE
 from arpo.viewer.app.folder import SafeFolder
 
@@ -52,16 +52,3 @@ def recipe_json(config: Config, text: str) -> dict[str, Any]:
             }
         )
     return {"sections": [{"section": name, "keys": found} for name, found in sections.items()], "text": text}
-
-
-def compare_recipes(one: Config, other: Config) -> dict[str, Any]:
-    """The keys with different values."""
-    helps = {key.name: key.help for key in keys()}
-    different = changed(one, other)
-    return {
-        "different": [
-            {"key": name, "a": value(one, name), "b": value(other, name), "help": helps[name]}
-            for name in different
-        ],
-        "same": len(helps) - len(different),
-    }

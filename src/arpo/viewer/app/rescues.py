@@ -21,25 +21,28 @@ from arpo.types import Group, Rescue, StopReason, Trajectory
 from arpo.viewer.app.index import Index
 from arpo.viewer.played import outline
 
-_COLUMNS = "id, task, score, malformed, stop, steps, version, batch, place, group_id"
+_COLUMNS = "id, task, score, malformed, stop, steps, tokens, version, error, batch, place, group_id"
+
+
+def stored_of(row: sqlite3.Row) -> StoredEpisode:
+    """An episode of the index, without the names of its screenshots."""
+    return StoredEpisode(
+        episode_id=row["id"],
+        task_id=row["task"],
+        score=row["score"],
+        malformed=bool(row["malformed"]),
+        stop=StopReason(row["stop"]),
+        steps=row["steps"],
+        policy_version=row["version"],
+        error=row["error"],
+        has_tokens=row["tokens"] > 0,
+        screenshots=(),
+    )
 
 
 def outline_of(row: sqlite3.Row) -> Trajectory:
     """The parts of an episode for replay and rewards."""
-    return outline(
-        StoredEpisode(
-            episode_id=row["id"],
-            task_id=row["task"],
-            score=row["score"],
-            malformed=bool(row["malformed"]),
-            stop=StopReason(row["stop"]),
-            steps=row["steps"],
-            policy_version=row["version"],
-            error="",
-            has_tokens=True,
-            screenshots=(),
-        )
-    )
+    return outline(stored_of(row))
 
 
 class Rescues:

@@ -18,11 +18,9 @@ import numpy as np
 
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.reporting.metrics import METRICS as EXPLAINED
-from arpo.storage.codec import EVALUATED, StoredEpisode, check_evaluation, check_numbers, check_summary
+from arpo.storage.codec import EVALUATED, check_evaluation, check_numbers, check_summary
 from arpo.storage.files import damage
 from arpo.storage.run_folder import EVALUATIONS, LOGS, METRICS, PACK, RECIPE, SUMMARY, TIMING, TRAJECTORIES
-from arpo.types import StopReason
 from arpo.viewer.app.folder import MAX_LINE, SafeFolder
 from arpo.viewer.app.groups import GroupReader
 from arpo.viewer.app.index import storable
@@ -30,7 +28,8 @@ from arpo.viewer.app.listings import COLUMNS, Listing, find_episode, phase_of, r
 from arpo.viewer.app.pack import PackReader
 from arpo.viewer.app.pictures import Picture, PixelCache
 from arpo.viewer.app.recipes import read_recipe, recipe_json
-from arpo.viewer.app.rescues import Rescues
+from arpo.viewer.app.report_page import RunFacts, explain_metrics, report_json
+from arpo.viewer.app.rescues import Rescues, stored_of
 from arpo.viewer.app.run_index import RunIndexer, as_number
 from arpo.viewer.app.source import NOT_STORED, Identity, Json, Source, checked_sha256
 from arpo.viewer.app.steps import run_steps, token_rows
@@ -38,6 +37,7 @@ from arpo.viewer.app.tail import Log, parse_shallow
 from arpo.viewer.app.task_texts import TaskTexts
 from arpo.viewer.app.tokens import load_tokenizer, token_texts
 from arpo.viewer.outcomes import describe_end
+from arpo.viewer.played import Played
 from arpo.viewer.task_table import LABELS, Evaluation, mean, read_evaluation, task_rows
 from arpo.viewer.timeline import ENVIRONMENTS, STAGES
 
@@ -151,7 +151,7 @@ class RunSource(Source):
         return f"{device}{held}" in locks
 
     def _success(self) -> Json:
-        found = [read_evaluation(row) for row in self._evaluations.rows]
+        found = self._read_evaluations()
         if not found:
             return {}
         rates = {"base": _rates(found[0])}
@@ -159,12 +159,7 @@ class RunSource(Source):
 
     def metrics(self, start: int) -> Json:
         rows = self._metrics.rows
-        explained = {
-            name: {"title": EXPLAINED[name].title, "explanation": EXPLAINED[name].explanation,
-                   "percent": EXPLAINED[name].percent}
-            for name in dict.fromkeys(name for row in rows for name in row)
-            if name in EXPLAINED
-        }  # fmt: skip
+        explained = explain_metrics(dict.fromkeys(name for row in rows for name in row), self.config)
         generation = f"{self._opened}-{self._metrics.generation}"  # if it changes, so may the earlier rows
         return {**_from(rows, start), "generation": generation, "explained": explained}
 
@@ -175,6 +170,34 @@ class RunSource(Source):
         if self._config_error:
             raise UserError(self._config_error)
         return recipe_json(self.config, self.recipe_text)
+
+    def report(self, episodes: str = "") -> Json:
+        """The page "Report". `episodes`: as of `arpo report --episodes`."""
+        rows = self.index.rows(f"SELECT {COLUMNS} FROM episodes ORDER BY n")
+        facts = RunFacts(
+            config=self.config,
+            folder=self.identity.shown,
+            metrics=self._metrics.rows,
+            summary=self._summary,
+            evaluations=self._read_evaluations(),
+            played=[self._played(row) for row in rows],
+            instruction=self._texts.instruction,
+            is_infeasible=self._texts.is_infeasible,
+            answers=lambda name: self._answers(find_episode(self.index, name)),
+        )
+        return report_json(facts, episodes)
+
+    def _read_evaluations(self) -> list[Evaluation]:
+        return [read_evaluation(row) for row in self._evaluations.rows]
+
+    def _played(self, row: sqlite3.Row) -> Played:
+        return Played(
+            stored=stored_of(row),
+            solved=row["score"] >= self.listing.threshold,
+            shown=bool(row["shown"]),
+            replayed_in=tuple(self._rescues.batches_of(row["id"])),
+            trained_in=None if row["batch"] is None else row["batch"] - 1,
+        )
 
     def batches(self) -> Json:
         return {"batches": self._groups.batches(self._metrics.rows), "complete": self.complete}
@@ -198,13 +221,8 @@ class RunSource(Source):
 
     def episode_details(self, row: sqlite3.Row) -> Json:
         record = self._record(row)
-        stored = StoredEpisode(
-            episode_id=row["id"], task_id=row["task"], score=row["score"], malformed=bool(row["malformed"]),
-            stop=StopReason(row["stop"]), steps=row["steps"], policy_version=row["version"],
-            error=row["error"], has_tokens=row["tokens"] > 0, screenshots=(),
-        )  # fmt: skip
         end, detail = describe_end(
-            stored,
+            stored_of(row),
             solved=row["score"] >= self.listing.threshold,
             infeasible=self._texts.is_infeasible(row["task"]),
             limits=self.config.rollout,
@@ -239,7 +257,10 @@ class RunSource(Source):
         return record
 
     def _text_of(self, row: sqlite3.Row) -> str:
-        return "\n".join(step["answer"] for step in run_steps(self._record(row), lambda _: {}))
+        return "\n".join(self._answers(row))
+
+    def _answers(self, row: sqlite3.Row) -> list[str]:
+        return [step["answer"] for step in run_steps(self._record(row), lambda _: {})]
 
     def _shot(self, name: str) -> Json:
         shot: Json = {"shot": name, "width": None, "height": None, "url": None, "error": ""}
@@ -280,7 +301,7 @@ class RunSource(Source):
         return load_tokenizer([self.folder.root / MODEL, named])
 
     def tasks(self) -> Json:
-        found = [read_evaluation(row) for row in self._evaluations.rows]
+        found = self._read_evaluations()
         rescued = self._rescued_by_task()
         evaluated: dict[str, Json] = {task: {"rescued": count} for task, count in rescued.items()}
         for task, rates in self._history().items():

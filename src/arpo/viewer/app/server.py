@@ -1,8 +1,8 @@
 """The web server of `arpo view`: loopback only, for one user who has its token.
 
-The first address has the token. It becomes a cookie that scripts cannot read, and a redirect removes it from
-the address. Requests with another Host header are refused, so no name of a web page can be pointed at this
-server (DNS rebinding). The pages may load nothing from elsewhere, and run no script but their own files.
+The first address has the token. It becomes a cookie that scripts cannot read, and the first page removes it
+from the address. Requests with another Host header are refused, so no name of a web page can be pointed at
+this server (DNS rebinding). The pages may load nothing from elsewhere, and run no script but their own files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import cache, partial
-from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote
@@ -28,11 +27,10 @@ from aiohttp import web
 from arpo.errors import UserError
 from arpo.viewer.app.library import Library, NotFound, finite
 from arpo.viewer.app.pictures import Picture
+from arpo.viewer.app.site import PAGE, STATIC
 
 HOST = "127.0.0.1"
 COOKIE, TOKEN = "arpo_view", "token"
-STATIC = Path(str(files("arpo"))) / "viewer" / "app" / "static"
-PAGE = "index.html"
 REFRESH_SECONDS = 1.0  # between two looks at the files
 SLICE_SECONDS = 0.2  # of indexing a source without a pause
 QUIET_SECONDS = 0.05  # after a request: a page has several, and indexing would slow them down
@@ -58,6 +56,10 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+WELCOME = (
+    '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>arpo view</title>'
+    '<script src="static/welcome.js"></script></head></html>'
+)
 _log = logging.getLogger(__name__)
 _UNCACHED = {"Cache-Control": "no-store"}
 _FOREVER = {"Cache-Control": "private, max-age=86400, immutable"}  # a screenshot is named by its content
@@ -167,7 +169,7 @@ class ViewServer:
         """Turn the token of the address into a cookie."""
         if not _equal(request.query[TOKEN], self.token):
             return _error(403, "wrong token: open the address that `arpo view` has printed")
-        response = web.Response(status=303, headers={"Location": "/", **_UNCACHED})
+        response = web.Response(text=WELCOME, content_type="text/html", headers=_UNCACHED)
         response.set_cookie(self.cookie, self.token, httponly=True, samesite="Strict", path="/")
         return response
 

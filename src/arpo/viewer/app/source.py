@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from arpo.errors import UserError
+from arpo.task_set_names import set_label
 from arpo.viewer.app.folder import SafeFolder
 from arpo.viewer.app.index import Index
 from arpo.viewer.app.listings import (
@@ -29,7 +30,7 @@ from arpo.viewer.app.listings import (
     neighbours,
     row_json,
 )
-from arpo.viewer.app.pictures import Picture, PixelCache, changed_regions, thumbnail
+from arpo.viewer.app.pictures import Picture, PixelCache, thumbnail
 from arpo.viewer.app.run_index import problems
 
 Json = dict[str, Any]
@@ -126,6 +127,7 @@ class Source(ABC):
             "episodes": self._count("episodes"),
             "failures": self._count("failures"),
             "indexing": None if self.complete else {"share": share},
+            "sets": {name: set_label(name) for rates in facts["success"].values() for name in rates},
             "stamp": _hash(f"{self.stamp()} {self.complete} {share} {self._error}"),
             **facts,
             "errors": [*filter(None, [self._error]), *facts["errors"], *problems(self.index)],
@@ -158,10 +160,6 @@ class Source(ABC):
 
     def small_picture(self, shot: str, width: int) -> Picture:
         return thumbnail(self.pixels(shot), width)
-
-    def difference(self, shot: str, before: str) -> Json:
-        found = changed_regions(self.pixels(before), self.pixels(shot))
-        return {"boxes": found[0] if found else None, "changed": found[1] if found else None}
 
     def tasks(self) -> Json:
         return {"evaluations": [], "complete": self.complete, "tasks": self._task_rows({})}

@@ -9,8 +9,8 @@ from typing import Any
 
 from arpo.actions import Action, Point
 from arpo.storage.codec import action_from_json, action_to_json, ids_from_json
+from arpo.viewer.action_texts import action_label, split_answer
 from arpo.viewer.app.run_index import as_number, count_tokens
-from arpo.viewer.episodes import action_label, split_answer
 
 Shot = Callable[[str], dict[str, Any]]  # the JSON form of a screenshot, by sha256
 

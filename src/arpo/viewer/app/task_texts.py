@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -51,7 +51,7 @@ class TaskTexts:
     @cached_property
     def _replay_key(self) -> Callable[[str], str]:
         try:
-            return replay_key(self._config.replay, TaskIndex(tuple(self._tasks.values())))
+            return replay_key(self._config.replay, TaskIndex(self._load(self._config.tasks.train)))
         except UserError:
             return task_key
 
@@ -60,16 +60,20 @@ class TaskTexts:
 
     @cached_property
     def _tasks(self) -> dict[str, Task]:
-        settings, found = self._config.tasks, dict[str, Task]()
-        if settings.examples and not self._is_readable(settings.examples):
-            return found
-        for source in filter(None, (settings.overall, *split_sources(settings.heldout), settings.train)):
-            try:
-                if is_shipped(source) or self._is_readable(source):
-                    found.update((task.id, task) for task in load_tasks(source, settings.examples))
-            except (UserError, OSError, ValueError):
-                continue
-        return found
+        settings = self._config.tasks
+        sources = (settings.overall, *split_sources(settings.heldout), settings.train)
+        return {task.id: task for source in sources for task in self._load(source)}
+
+    def _load(self, source: str) -> Sequence[Task]:
+        """The tasks of a list that may be read; none of others."""
+        examples = self._config.tasks.examples
+        allowed = is_shipped(source) or self._is_readable(source)
+        if not source or not allowed or (examples and not self._is_readable(examples)):
+            return ()
+        try:
+            return load_tasks(source, examples)
+        except (UserError, OSError, ValueError):
+            return ()
 
     def _is_readable(self, path: str) -> bool:
         try:

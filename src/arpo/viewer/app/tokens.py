@@ -22,7 +22,7 @@ def load_tokenizer(folders: Sequence[Path]) -> Any | None:
     for folder in folders:
         try:
             content = SafeFolder(folder).read(FILE, MAX_BYTES)
-        except (OSError, UserError):
+        except (OSError, RuntimeError, UserError):  # RuntimeError: a link to itself
             continue
         try:
             return tokenizers.Tokenizer.from_buffer(content)

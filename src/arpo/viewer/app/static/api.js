@@ -73,6 +73,15 @@ arpo.api = (() => {
     return [...rows].sort((a, b) => sign * (a[name] < b[name] ? -1 : a[name] > b[name] ? 1 : 0));
   }
 
+  const ANSWERS = { batch: "batches", group: "groups", episode: "episodes", task: "tasks" };
+
+  // Whether the answer behind a view is there: #/s/desk/batch/3 needs /api/s/desk/batches/3.
+  function contains(address) {
+    const [, , source, page, name] = address.split("?")[0].split("/");
+    if (!exported || !Object.hasOwn(ANSWERS, page) || !name) return true;
+    return `/api/s/${source}/${ANSWERS[page]}/${name}` in exported;
+  }
+
   // Address of a screenshot; "" if it is not stored any more.
   function shotAddress(shot, width) {
     if (!shot || !shot.url) return "";
@@ -80,5 +89,5 @@ arpo.api = (() => {
     return "." + shot.url + (width ? `?w=${width}` : "");
   }
 
-  return { get, shotAddress, exported: exported !== null };
+  return { get, shotAddress, contains, exported: exported !== null };
 })();

@@ -5,10 +5,10 @@ arpo.app = (() => {
   const { h, replace } = arpo.dom;
   const POLL = 2000;
   const pages = {}; // "batch" → { title, tab, render(context) → nodes, keys(event, context), shown() }
-  const TABS = ["batches", "episodes", "tasks", "failures", "timeline", "recipe"];
+  const TABS = ["report", "batches", "episodes", "tasks", "failures", "timeline", "recipe"];
   const TABS_OF = {
     run: TABS,
-    collected: ["episodes", "tasks", "failures", "recipe"],
+    collected: ["report", "episodes", "tasks", "failures", "recipe"],
     osworld: ["episodes", "tasks", "failures"],
   };
   // Name of a source: in a comparison, all folders of runs are called seed-N.
@@ -28,8 +28,14 @@ arpo.app = (() => {
     return "#/" + parts.map((part) => encodeURIComponent(part)).join("/") + (words.size ? "?" + words : "");
   }
 
+  // View of a point of a curve: a batch, or the evaluation before training.
+  function stepLink(source, step) {
+    return step > 0 ? link(["s", source, "batch", step]) : link(["s", source, "episodes"], { phase: "eval0" });
+  }
+
+  // An address without a view is the first view of a report, otherwise the list of runs.
   function parse(fragment) {
-    const [path, query = ""] = fragment.replace(/^#?\/?/, "").split(/\?(.*)/s);
+    const [path, query = ""] = (fragment || sources.start || "").replace(/^#?\/?/, "").split(/\?(.*)/s);
     const parts = path.split("/").filter(Boolean).map(decode);
     const query_ = Object.fromEntries(new URLSearchParams(query));
     if (parts[0] === "s")
@@ -200,12 +206,10 @@ arpo.app = (() => {
     return JSON.stringify(relevant.map((one) => [one.id, one.stamp, one.live, one.indexing]));
   }
 
-  // A redraw would interrupt typing or an open list.
+  // A redraw would interrupt typing, until the text is part of the address, or an open list.
   function editing() {
     const element = document.activeElement;
-    return (
-      element && ["INPUT", "SELECT", "TEXTAREA"].includes(element.tagName) && element.type !== "checkbox"
-    );
+    return element?.tagName === "SELECT" || (element?.tagName === "INPUT" && element.value !== element.defaultValue);
   }
 
   function press(event) {
@@ -243,5 +247,5 @@ arpo.app = (() => {
     if (!arpo.api.exported) setTimeout(poll, POLL);
   }
 
-  return { pages, link, start, nameOf, errors: () => sources.errors };
+  return { pages, link, stepLink, start, nameOf, errors: () => sources.errors };
 })();

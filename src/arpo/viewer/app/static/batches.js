@@ -62,6 +62,8 @@ arpo.batches = (() => {
     );
   }
 
+  const HEADS_OF_GROUPS = [["Order", "n"], ["Task"], ["Episodes"], ["Solved", "n"], ["Signal", "n"], ["Note"]];
+  const numbered = (groups) => groups.map((group, place) => ({ ...group, place }));
   const share = (group) => group.solved / (group.episodes_count || 1);
   const ORDERS = {
     order: ["Order", (a, b) => a.place - b.place],
@@ -75,7 +77,7 @@ arpo.batches = (() => {
     context.neighbours = { ArrowLeft: batch.previous, ArrowRight: batch.next };
     const sort = Object.hasOwn(ORDERS, context.query.sort) ? context.query.sort : "order";
     const down = context.query.down === "1";
-    const groups = batch.groups.map((group, place) => ({ ...group, place })).sort(ORDERS[sort][1]);
+    const groups = numbered(batch.groups).sort(ORDERS[sort][1]);
     if (down) groups.reverse();
     const head = (name, kind) => sortHead(context, name, kind, sort, down);
     const heads = [
@@ -90,6 +92,13 @@ arpo.batches = (() => {
     return [
       arpo.heading(`Batch ${number(batch.batch)}`, to(batch.previous), to(batch.next), "batch"),
       facts(batch.metrics),
+      list(context, groups, heads),
+    ];
+  }
+
+  // Groups as rows of dots.
+  function list(context, groups, heads = HEADS_OF_GROUPS) {
+    return [
       legend(),
       table(
         heads,
@@ -137,7 +146,7 @@ arpo.batches = (() => {
       h(
         "td",
         { class: "note" },
-        group.dropped && h("div", { class: "bad" }, `dropped: ${group.dropped}`),
+        group.dropped && h("div", { class: "bad" }, `not trained on: ${group.dropped}`),
         rescued && h("div", { class: "accent" }, "rescued by replay"),
       ),
     );
@@ -169,4 +178,5 @@ arpo.batches = (() => {
   const title = (context) => `Batch ${context.parts[0]}`;
   arpo.app.pages.batches = { title: () => "Batches", tab: "batches", render: renderAll };
   arpo.app.pages.batch = { title, tab: "batches", render, keys };
+  return { groups: (context, batch) => list(context, numbered(batch.groups)) };
 })();

@@ -51,9 +51,15 @@ arpo.charts = (() => {
     return [lines, labels];
   }
 
+  // Name and meaning of a metric; words between backticks are code.
+  function explanation([name, text]) {
+    const words = text.split("`").map((part, index) => (index % 2 ? h("code", {}, part) : part));
+    return h("p", { class: "note" }, h("code", {}, name), " ", words);
+  }
+
   // Line chart with a cursor: mouse, or arrow keys when it has the focus. A click or Enter opens a point.
-  // series: [{ label, colour: 0…7, points: [[step, value], …] }]; open(series, step).
-  function lineChart({ title, note, series, inPercent, open }) {
+  // series: [{ label, colour: 0…7, points: [[step, value], …] }]; open(series, step); notes: [[metric, meaning]].
+  function lineChart({ title, note, notes = [], series, inPercent, open }) {
     const drawn = series
       .map((one) => ({ ...one, points: one.points.filter(([, value]) => Number.isFinite(value)) }))
       .filter((one) => one.points.length);
@@ -180,7 +186,7 @@ arpo.charts = (() => {
       picture,
     );
     show(false);
-    return h("figure", { class: "chart" }, caption, plot, readout);
+    return h("figure", { class: "chart" }, caption, plot, readout, notes.map(explanation));
   }
 
   // Columns of shares: columns [[step, [value of each label]], …].

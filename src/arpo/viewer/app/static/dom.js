@@ -20,7 +20,7 @@ arpo.dom = (() => {
     for (const [name, value] of Object.entries(properties || {})) {
       if (value === null || value === undefined || value === false) continue;
       if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-      else if (name === "href") element.setAttribute("href", localLink(value));
+      else if (name === "href") setLink(element, value);
       else if (name === "css") setCss(element, value);
       else element.setAttribute(name, value === true ? "" : String(value));
     }
@@ -28,9 +28,12 @@ arpo.dom = (() => {
     return element;
   }
 
-  // Links lead to views of this page alone: text of a model can never become another address.
-  function localLink(address) {
-    return address.startsWith("#/") ? address : "#/runs";
+  // Links lead to views of this page alone: text of a model can never become another address. A link to a view
+  // that an export does not contain leads nowhere.
+  function setLink(element, address) {
+    if (!address.startsWith("#/")) address = "#/runs";
+    if (arpo.api.contains(address)) element.setAttribute("href", address);
+    else for (const [name, value] of [["role", "link"], ["aria-disabled", "true"]]) element.setAttribute(name, value);
   }
 
   // The content policy forbids style attributes; CSSOM is allowed.

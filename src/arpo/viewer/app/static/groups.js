@@ -12,13 +12,13 @@ arpo.groups = (() => {
     const to = (name) => name && link(["s", context.source, "group", name]);
     const columns = group.members.map((member) => ({
       head: memberHead(context, member),
-      steps: member.steps_list || [],
+      steps_list: member.steps_list || [],
       episode: member.episode,
     }));
     return [
       arpo.heading(group.instruction || group.task, to(group.previous), to(group.next), "group"),
       facts(context, group),
-      group.dropped && h("p", { class: "warn" }, `Dropped: ${group.dropped}`),
+      group.dropped && h("p", { class: "warn" }, `Not trained on: ${group.dropped}`),
       group.advantage_note && h("p", { class: "dim" }, group.advantage_note),
       sideBySide(context, columns),
     ];
@@ -74,16 +74,23 @@ arpo.groups = (() => {
     ];
   }
 
-  // columns: [{ head, steps, episode }]; one row per step, so that equal steps are beside each other.
+  // columns: [{ head, steps_list, episode, final }]; one row per step, so that equal steps are beside each
+  // other, and one for the final screenshots, if they are known.
   function sideBySide(context, columns) {
-    const most = Math.max(0, ...columns.map((one) => one.steps.length));
+    const most = Math.max(0, ...columns.map((one) => one.steps_list.length));
     const row = (_, index) =>
       h(
         "tr",
         {},
         h("th", { scope: "row" }, index + 1),
-        columns.map((one) => h("td", {}, cell(context, one, one.steps[index]))),
+        columns.map((one) => h("td", {}, cell(context, one, one.steps_list[index]))),
       );
+    const lastRow = h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, "end"),
+      columns.map((one) => h("td", {}, finalCell(context, one))),
+    );
     return h(
       "div",
       { class: "aligned", tabindex: 0, role: "region", "aria-label": "Episodes side by side" },
@@ -100,7 +107,7 @@ arpo.groups = (() => {
             columns.map((one) => h("th", { scope: "col" }, one.head)),
           ),
         ),
-        h("tbody", {}, Array.from({ length: most }, row)),
+        h("tbody", {}, Array.from({ length: most }, row), columns.some((one) => one.final) && lastRow),
       ),
     );
   }
@@ -117,6 +124,16 @@ arpo.groups = (() => {
       h("p", { class: "thought" }, step.thought),
       step.action_text && h("code", {}, step.action_text),
       step.error && h("p", { class: "bad" }, step.error),
+    ];
+  }
+
+  function finalCell(context, { episode, final, steps_list }) {
+    if (!final) return null;
+    const address = link(["s", context.source, "episode", episode], { step: steps_list.length + 1 });
+    const label = `Final screenshot of ${episode}`;
+    return [
+      h("a", { href: address, "aria-label": label }, arpo.screen.screen({ shot: final }, { width: 320 })),
+      h("p", { class: "dim" }, "Final screenshot"),
     ];
   }
 

@@ -95,7 +95,7 @@ arpo.machinery = (() => {
       points: rows.map((row) => [row.step, value(row)]),
     });
     const open = (_, step) => {
-      location.hash = link(["s", context.source, "batch", Math.max(1, step)]);
+      location.hash = arpo.app.stepLink(context.source, step);
     };
     return h(
       "div",

@@ -45,6 +45,8 @@ arpo.runs = (() => {
     return names.includes(name) ? names.filter((one) => one !== name) : [...names, name];
   }
 
+  const capital = (text) => text[0].toUpperCase() + text.slice(1);
+
   // All seeds of one method in a comparison have the same colour.
   const kindOf = (one) => (one.method ? `${one.comparison} ${one.method}` : one.id);
 
@@ -64,15 +66,16 @@ arpo.runs = (() => {
       context.query.metrics,
       FIRST.filter((name) => names.includes(name)),
     );
+    const labels = Object.assign({}, ...context.sources.map((one) => one.sets)); // of all task sets
     const kinds = [...new Set(shown.map(kindOf))];
     const colours = new Map(shown.map((one) => [one.id, kinds.indexOf(kindOf(one)) % COLOURS]));
     return [
       h("h1", { class: "hidden" }, "Runs"),
-      problems(context),
+      problems([...(arpo.app.errors() || []), ...context.sources.flatMap((one) => one.errors || [])]),
       context.sources.length
         ? table(
-            HEADS,
-            context.sources.map((one) => row(context, one, colours, runs)),
+            [...HEADS, ...Object.values(labels).map((label) => [capital(label), "n"])],
+            context.sources.map((one) => row(context, one, colours, runs, Object.keys(labels))),
           )
         : h(
             "p",
@@ -88,8 +91,7 @@ arpo.runs = (() => {
     ];
   }
 
-  function problems(context) {
-    const errors = [...(arpo.app.errors() || []), ...context.sources.flatMap((one) => one.errors || [])];
+  function problems(errors) {
     return errors.length
       ? h(
           "ul",
@@ -107,11 +109,9 @@ arpo.runs = (() => {
     ["Batches", "n"],
     ["Episodes", "n"],
     ["Failures", "n"],
-    ["Training tasks", "n"],
-    ["Held-out tasks", "n"],
   ];
 
-  function row(context, one, colours, runs) {
+  function row(context, one, colours, runs, sets) {
     const box =
       one.kind !== "run"
         ? null
@@ -138,8 +138,7 @@ arpo.runs = (() => {
       h("td", { class: "n" }, one.kind === "run" ? number(one.batches) : "–"),
       h("td", { class: "n" }, number(one.episodes)),
       h("td", { class: one.failures ? "n bad" : "n" }, number(one.failures)),
-      h("td", { class: "n" }, change(one.success, "train")),
-      h("td", { class: "n" }, change(one.success, "heldout")),
+      sets.map((name) => h("td", { class: "n" }, change(one.success, name))),
     );
   }
 
@@ -155,6 +154,7 @@ arpo.runs = (() => {
   function change(success, name) {
     const before = success?.base?.[name],
       after = success?.final?.[name];
+    if (before === undefined && after !== undefined) return h("b", {}, percent(after));
     if (after === undefined) return h("span", { class: "dim" }, percent(before));
     const kind = after > before ? "good" : after < before ? "bad" : null;
     return [h("span", { class: "dim" }, `${percent(before)} → `), h("b", { class: kind }, percent(after))];
@@ -190,7 +190,7 @@ arpo.runs = (() => {
         },
         h("option", { value: "" }, "Add a metric…"),
         rest.map((name) =>
-          h("option", { value: name }, explained[name] ? `${name}: ${explained[name].title}` : name),
+          h("option", { value: name }, explained[name] && explained[name].title !== name ? `${name}: ${explained[name].title}` : name),
         ),
       ),
     );
@@ -211,11 +211,11 @@ arpo.runs = (() => {
       series,
       inPercent: Boolean(metric && metric.percent),
       open: (one, step) => {
-        location.hash = link(["s", one.source, "batch", Math.max(1, step)]);
+        location.hash = arpo.app.stepLink(one.source, step);
       },
     });
   }
 
   arpo.app.pages.runs = { title: () => "Runs", render };
-  return { log };
+  return { log, problems };
 })();

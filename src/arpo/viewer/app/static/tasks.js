@@ -55,11 +55,15 @@ arpo.tasks = (() => {
           set("sort"),
         ),
       ),
-      table(
-        HEADS,
-        tasks.map((task) => row(context, task)),
-      ),
+      list(context, tasks),
     ];
+  }
+
+  function list(context, tasks) {
+    return table(
+      HEADS,
+      tasks.map((task) => row(context, task)),
+    );
   }
 
   function row(context, task) {
@@ -129,11 +133,7 @@ arpo.tasks = (() => {
               .get(["s", context.source, "episodes", row.episode])
               .catch(() => null);
             return (
-              episode && {
-                head: side(context, episode),
-                steps: episode.steps_list,
-                episode: episode.episode,
-              }
+              episode && { ...episode, head: side(context, episode) }
             );
           }),
       )
@@ -163,7 +163,7 @@ arpo.tasks = (() => {
           series,
           inPercent: true,
           open: (one, step) => {
-            location.hash = link(["s", context.source, "batch", Math.max(1, step)]);
+            location.hash = arpo.app.stepLink(context.source, step);
           },
         }),
       ),
@@ -201,4 +201,5 @@ arpo.tasks = (() => {
 
   arpo.app.pages.tasks = { title: () => "Tasks", tab: "tasks", render };
   arpo.app.pages.task = { title: (context) => `Task ${context.parts[0]}`, tab: "tasks", render: renderTask };
+  return { list, side };
 })();

@@ -1,0 +1,250 @@
+"""Learner ranks on the nodes of a Ray cluster.
+
+    launcher = open_ranks(config)  # reserves the places of ranks 1, 2, …, and a GPU for rank 0
+    learner = ShardedLearner(model, renderer, config, launcher)
+
+Rank 0 is the process of the run. The others are processes of Ray actors (`rank_actor`).
+torch.distributed has no authentication: the nodes of learner ranks belong on a network of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from arpo.cluster.connection import NAMESPACE, Node, connect, living_nodes
+from arpo.cluster.placement import Role, has_gpus, rank_role, reserve
+from arpo.cluster.rank_actor import RankActor, RankOrder, accept_rank
+from arpo.config import Config
+from arpo.errors import UserError, printable
+from arpo.learner.rank_processes import Rank, RankExit, write_all
+from arpo.learner.ranks import RankLost
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+_START_SECONDS = 60.0  # for Ray to start the process of an actor, and for the actor to connect
+_RETRY_SECONDS = 2.0
+_RESULT_SECONDS = 10.0  # for Ray to tell how a rank has ended
+
+
+def open_ranks(config: Config) -> RayRanks | None:
+    """Reserve the places of a learner on the cluster of the recipe. None if rank 0 is the only rank.
+
+    Call it before torch uses a GPU: rank 0 gets one by the environment variable CUDA_VISIBLE_DEVICES. Raises
+    UserError if the cluster is too small.
+    """
+    ray = connect(config.cluster.ray)
+    address = str(ray.util.get_node_ip_address())
+    nodes = living_nodes()
+    on_gpus = learns_on_gpus(config, nodes, address)
+    if on_gpus and VISIBLE_GPUS not in os.environ:
+        os.environ[VISIBLE_GPUS] = _reserve_gpu(config, address)
+    if config.optim.ranks == 1:
+        return None
+    role = rank_role(config, config.optim.ranks - 1, on_gpus=on_gpus)
+    run = f"{Path(config.run.dir).name}-{secrets.token_hex(3)}"
+    return RayRanks(role, address, run, config.cluster.wait_seconds)
+
+
+def learns_on_gpus(config: Config, nodes: Sequence[Node], address: str) -> bool:
+    """Whether the ranks get GPUs. Raises UserError if the node of rank 0 has none, but others have."""
+    if config.model.device == "cpu":
+        return False
+    if has_gpus([node for node in nodes if node.address == address]):
+        return True
+    if has_gpus(nodes) or config.model.device == "cuda":
+        raise UserError(
+            f"cluster.ray = {config.cluster.ray!r}: this node ({address}) has no GPU, and the process of the "
+            "run is a rank of the learner: start it on a node with a GPU, or set model.device = cpu"
+        )
+    return False
+
+
+def _reserve_gpu(config: Config, address: str) -> str:
+    """Reserve a GPU of this node until the run ends. Returns its value of CUDA_VISIBLE_DEVICES."""
+    import ray
+
+    role = Role(name="learner rank 0 on this node", count=1, each={"GPU": 1.0, f"node:{address}": 0.001})
+    group = reserve(role, config.cluster.wait_seconds)
+    task = ray.remote(_visible_gpus).options(**_options(role, group, 0))
+    return str(ray.get(task.remote(), timeout=_START_SECONDS))
+
+
+def _visible_gpus() -> str:
+    return os.environ.get(VISIBLE_GPUS, "")
+
+
+def _options(role: Role, group: Any, index: int) -> dict[str, Any]:
+    """Options of an actor or task in bundle `index` of the group."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    return {
+        "num_cpus": role.each.get("CPU", 0),
+        "num_gpus": role.each.get("GPU", 0),
+        "resources": {name: amount for name, amount in role.each.items() if name not in ("CPU", "GPU")},
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            placement_group=group, placement_group_bundle_index=index
+        ),
+    }
+
+
+class RayRanks:
+    """A `RankLauncher`. It keeps the reserved places: Ray replaces those of a lost node by others."""
+
+    def __init__(self, role: Role, address: str, run: str, wait_seconds: float) -> None:
+        self.address = address
+        self._role, self._run, self._wait_seconds = role, run, wait_seconds
+        self._group = reserve(role, wait_seconds)
+        self._actors = 0  # made so far
+        self._restarts = -1
+
+    def close(self) -> None:
+        """Free the places."""
+        from ray.util.placement_group import remove_placement_group
+
+        with suppress(Exception):  # the cluster may be gone
+            remove_placement_group(self._group)
+
+    def start(self, numbers: Iterable[int], store: str) -> list[Rank]:
+        """Raises `RankLost` if a place is missing, or if a rank does not connect."""
+        import ray
+
+        self._restarts += 1
+        actors, nodes = self._make_actors(list(numbers))
+        token = secrets.token_bytes(32)
+        try:
+            with socket.create_server((self.address, 0)) as listener:
+                order = RankOrder(
+                    store=store,
+                    commands=(self.address, listener.getsockname()[1]),
+                    token=token,
+                    folder=os.getcwd(),
+                )
+                results = {number: actor.run.remote(order) for number, actor in actors.items()}
+                connections = _accept_all(listener, token, results)
+        except BaseException:
+            for actor in actors.values():
+                ray.kill(actor)
+            raise
+        return [
+            _RayRank(number, nodes[number], connections[number], actor, results[number])
+            for number, actor in actors.items()
+        ]
+
+    def _make_actors(self, numbers: Sequence[int]) -> tuple[dict[int, Any], dict[int, str]]:
+        """The actors and the addresses of their nodes. Ray may need seconds to notice a lost node."""
+        import ray
+        from ray.exceptions import RayError
+
+        seconds = self._wait_seconds + _START_SECONDS
+        deadline = time.monotonic() + seconds
+        while True:
+            actors = {number: self._make_actor(number) for number in numbers}
+            try:
+                calls = [actor.node.remote() for actor in actors.values()]
+                found = ray.get(calls, timeout=max(0.0, deadline - time.monotonic()))
+                return actors, dict(zip(numbers, found, strict=True))
+            except RayError as error:
+                for actor in actors.values():
+                    ray.kill(actor)
+                if time.monotonic() > deadline:
+                    reason = f"the Ray cluster did not start {len(actors)} learner ranks within {seconds:g} s"
+                    raise RankLost(f"{reason}: {_first_line(error)}", "") from error
+                time.sleep(_RETRY_SECONDS)
+
+    def _make_actor(self, number: int) -> Any:
+        import ray
+
+        self._actors += 1
+        options = {
+            **_options(self._role, self._group, number - 1),
+            "name": f"{self._run}/learner rank {number}, actor {self._actors}",
+            "namespace": NAMESPACE,
+            "max_concurrency": 3,  # `run` blocks one thread
+        }
+        return ray.remote(RankActor).options(**options).remote(number, self._restarts)
+
+
+def _accept_all(
+    listener: socket.socket, token: bytes, results: Mapping[int, Any]
+) -> dict[int, socket.socket]:
+    """The connections of all ranks. Raises `RankLost` if one ends before, or does not connect."""
+    import ray
+
+    connections: dict[int, socket.socket] = {}
+    listener.settimeout(1.0)
+    deadline = time.monotonic() + _START_SECONDS
+    while missing := results.keys() - connections.keys():
+        if (time.monotonic() > deadline) or ray.wait([results[one] for one in missing], timeout=0)[0]:
+            for connection in connections.values():
+                connection.close()
+            first = min(missing)
+            ending = _ending(results[first], "did not connect to rank 0", 0.0)
+            raise RankLost(f"rank {first} of the learner {ending[0].reason}", "")
+        with suppress(TimeoutError):
+            if (accepted := accept_rank(listener, token)) is not None:
+                number, connection = accepted
+                connections[number] = connection
+    return connections
+
+
+class _RayRank:
+    """A rank on a node. The end of its connection means that the rank has ended."""
+
+    def __init__(self, number: int, node: str, connection: socket.socket, actor: Any, result: Any) -> None:
+        self.number = number
+        self.exit: RankExit | None = None
+        self.exited = threading.Event()
+        self.output: Sequence[str] = ()
+        self._node, self._connection, self._actor, self._result = node, connection, actor, result
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def write(self, data: bytes, seconds: float) -> None:
+        write_all(self._connection.fileno(), data, seconds)
+
+    def stop(self, seconds: float) -> None:
+        import ray
+
+        if not self.exited.wait(seconds):
+            with suppress(Exception):  # the node may be gone
+                ray.get(self._actor.kill.remote(), timeout=seconds)
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self.exited.wait(_RESULT_SECONDS)
+        self._connection.close()
+        ray.kill(self._actor)
+
+    def _watch(self) -> None:
+        poller = select.poll()
+        poller.register(self._connection.fileno(), select.POLLIN)
+        poller.poll()  # a rank sends nothing: it has ended, or the connection is broken
+        self.exit, self.output = _ending(self._result, f"was lost on node {self._node}", _RESULT_SECONDS)
+        self.exited.set()
+
+
+def _ending(result: Any, otherwise: str, seconds: float) -> tuple[RankExit, Sequence[str]]:
+    """How a rank has ended, and its last output. `otherwise` is the reason if Ray does not know it."""
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+
+    at, detail = time.monotonic(), ""
+    try:
+        code, lines = ray.get(result, timeout=seconds)
+    except RayTaskError as error:
+        detail = f": {_first_line(error.cause or error)}"
+    except RayError:  # the actor or its node is gone
+        pass
+    else:
+        return RankExit.of(code), lines
+    return RankExit(reason=otherwise + detail, at=at, external=True), ()
+
+
+def _first_line(error: BaseException) -> str:
+    return printable(str(error)).strip().split("\n")[0]

@@ -1,0 +1,47 @@
+"""Errors before Ray is asked: a bad address, a silent one, a missing package."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import pytest
+
+from arpo.cluster.connection import connect, new_token
+from arpo.errors import UserError
+
+
+def test_a_missing_package_has_a_remedy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"cluster.ray = 'auto': Ray is missing: .*pip install 'arpo\[ray\]'"):
+        connect("auto")
+
+
+@pytest.mark.parametrize("address", ["here", "10.0.0.1:", "10.0.0.1:70000", "ray://10.0.0.1"])
+def test_a_bad_address_is_refused(address, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", _NotConnected)
+    with pytest.raises(UserError, match="is not an address: use HOST:PORT"):
+        connect(address)
+
+
+def test_a_silent_address_is_refused_at_once(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", _NotConnected)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    with pytest.raises(UserError, match=f"no Ray cluster answers at {address}: .*check the address"):
+        connect(address)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UserError, match=f"no Ray cluster answers at {address}"):
+        connect("auto")
+
+
+def test_every_run_has_its_own_token():
+    assert new_token() != new_token() and len(new_token()) == 32
+
+
+class _NotConnected:
+    """Ray as a module that was never initialised."""
+
+    @staticmethod
+    def is_initialized() -> bool:
+        return False

@@ -1,0 +1,75 @@
+"""Resources of each role, and the message of a cluster that is too small."""
+
+from __future__ import annotations
+
+import pytest
+
+from arpo.cluster.connection import Node
+from arpo.cluster.placement import (
+    describe_shortage,
+    has_gpus,
+    host_role,
+    rank_role,
+    replica_role,
+    slots_of_hosts,
+)
+from arpo.errors import UserError
+from arpo.recipe import load_config
+
+NODES = [
+    Node(id="a", address="10.0.0.1", resources={"CPU": 8.0, "memory": 1e9}),
+    Node(id="b", address="10.0.0.2", resources={"CPU": 16.0, "GPU": 2.0, "desktops": 1.0}),
+]
+
+
+def test_environments_are_divided_among_hosts():
+    assert slots_of_hosts(10, 4) == [3, 3, 2, 2]
+    assert slots_of_hosts(4, 4) == [1, 1, 1, 1]
+
+
+def test_servers_and_ranks_need_a_gpu_each_if_the_cluster_has_gpus():
+    assert has_gpus(NODES) and not has_gpus(NODES[:1])
+    config = load_config("desk", {"engine.replicas": 3, "cluster.replica_cpus": 2.0})
+    assert replica_role(config, on_gpus=True).each == {"CPU": 2.0, "GPU": 1.0}
+    assert replica_role(config, on_gpus=False).each == {"CPU": 2.0}
+    assert replica_role(config, on_gpus=False).count == 3
+    ranks = rank_role(config, 7, on_gpus=True)
+    assert ranks.each == {"CPU": 1.0, "GPU": 1.0} and ranks.count == 7 and ranks.strategy == "PACK"
+
+
+def test_a_custom_resource_selects_nodes_and_is_never_used_up():
+    config = load_config(
+        "desk", {"cluster.ray": "auto", "cluster.hosts": 16, "cluster.host_nodes": "desktops"}
+    )
+    role = host_role(config)
+    assert role.each == {"CPU": 1.0, "desktops": 0.001} and role.strategy == "SPREAD"
+    assert role.count * role.each["desktops"] < 1
+
+
+def test_a_shortage_names_needed_present_and_free_resources():
+    config = load_config("desk", {"engine.replicas": 4, "cluster.replica_nodes": "desktops"})
+    message = describe_shortage(replica_role(config, on_gpus=True), NODES, {"CPU": 20.0, "GPU": 1.0}, 60.0)
+    assert message == (
+        "the Ray cluster has no place for 4 vLLM servers within 60 s (cluster.wait_seconds). Needed: 4 x CPU "
+        "1, GPU 1, desktops. Nodes: 10.0.0.1: CPU 8, GPU 0, desktops 0; 10.0.0.2: CPU 16, GPU 2, desktops 1. "
+        "Free in all: CPU 20, GPU 1, desktops 0. Add nodes, lower the number, or raise cluster.wait_seconds"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cluster.hosts": 2}, "cluster.hosts: is 2, must be 0 without a cluster: set cluster.ray = auto"),
+        (
+            {"cluster.ray": "auto", "cluster.hosts": 2, "env.hosts": "http://a:1"},
+            "cluster.hosts: is 2, must be 0 with env.hosts: leave one of them empty",
+        ),
+        (
+            {"cluster.ray": "auto", "cluster.hosts": 9, "env.parallel": 8},
+            "cluster.hosts: is 9, must be <= env.parallel \\(8\\): each host needs an environment",
+        ),
+    ],
+)
+def test_hosts_need_a_cluster_and_an_environment_each(settings, message):
+    with pytest.raises(UserError, match=message):
+        load_config("desk", settings)

@@ -1,0 +1,81 @@
+"""Learner ranks on a cluster, without Ray: who gets a GPU, and who may connect to rank 0."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from arpo.cluster.connection import Node
+from arpo.cluster.rank_actor import RankOrder, accept_rank, connect_to_rank_0, interface_variables
+from arpo.cluster.ranks import learns_on_gpus
+from arpo.errors import UserError
+from arpo.learner.ranks import interface_of
+from arpo.recipe import load_config
+
+HEAD = Node(id="a", address="10.0.0.1", resources={"CPU": 8.0})
+WITH_GPUS = Node(id="b", address="10.0.0.2", resources={"CPU": 8.0, "GPU": 4.0})
+
+
+@pytest.mark.parametrize(
+    ("device", "nodes", "driver", "expected"),
+    [
+        ("auto", [HEAD, WITH_GPUS], "10.0.0.2", True),
+        ("cpu", [HEAD, WITH_GPUS], "10.0.0.2", False),
+        ("auto", [HEAD], "10.0.0.1", False),
+        ("auto", [HEAD, WITH_GPUS], "10.0.0.1", "start it on a node with a GPU, or set model.device = cpu"),
+        ("cuda", [HEAD], "10.0.0.1", r"this node \(10.0.0.1\) has no GPU"),
+    ],
+)
+def test_ranks_have_gpus_if_the_node_of_the_run_has_one(
+    device: str, nodes: list[Node], driver: str, expected: bool | str
+) -> None:
+    config = load_config("desk", {"model.device": device, "cluster.ray": "auto"})
+    if isinstance(expected, bool):
+        assert learns_on_gpus(config, nodes, driver) is expected
+    else:
+        with pytest.raises(UserError, match=expected):
+            learns_on_gpus(config, nodes, driver)
+
+
+def test_only_a_rank_with_the_token_connects_to_rank_0() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        commands = listener.getsockname()
+        accepted: list[Any] = []
+
+        def accept() -> None:
+            accepted.append(accept_rank(listener, b"right"))
+
+        for token, number in ((b"wrong", 3), (b"right", 7)):
+            order = RankOrder(store="", commands=commands, token=token, folder="")
+            thread = threading.Thread(target=accept)
+            thread.start()
+            with connect_to_rank_0(order, number) as connection:
+                thread.join()
+                if accepted[-1] is None:
+                    assert connection.recv(1) == b""
+                else:
+                    accepted[-1][1].sendall(b"command")
+                    assert connection.recv(7) == b"command"
+        thread = threading.Thread(target=accept)
+        thread.start()
+        socket.create_connection(commands).close()
+        thread.join()
+    assert accepted[0] is None and accepted[1][0] == 7 and accepted[2] is None
+    accepted[1][1].close()
+
+
+def test_torch_uses_the_interface_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    loopback = interface_of("127.0.0.1")
+    assert loopback in {name for _, name in socket.if_nameindex()}
+    assert interface_of("203.0.113.7") is None
+    assert interface_variables("127.0.0.1") == {
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": loopback,
+    }
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
+    assert interface_variables("127.0.0.1") == {"GLOO_SOCKET_IFNAME": loopback}

@@ -6,14 +6,15 @@ from arpo.envs.desk.base_model.ladder import ACT, LADDER, PAGE, QUESTIONS, stage
 
 
 @pytest.mark.parametrize(
-    ("share", "name"), [(0.0, "read"), (0.29, "read"), (0.3, "act"), (0.65, "careless"), (1.0, "careless")]
+    ("share", "name"),
+    [(0.0, "words"), (0.19, "words"), (0.2, "read"), (0.4, "act"), (0.7, "careless"), (1.0, "careless")],
 )
 def test_stages_follow_each_other(share: float, name: str) -> None:
     assert stage_at(share).name == name
 
 
 def test_shares_are_percentages_and_only_the_last_stage_is_careless() -> None:
-    assert [sum(stage.lessons.values()) for stage in LADDER] == [100, 100, 100]
+    assert [sum(stage.lessons.values()) for stage in LADDER] == [100, 100, 100, 100]
     assert all(set(stage.lessons) == {PAGE, *QUESTIONS, ACT} for stage in LADDER)
-    assert [stage.careless for stage in LADDER] == [False, False, True]
+    assert [stage.careless for stage in LADDER] == [False, False, False, True]
     assert LADDER[-1].until == 1

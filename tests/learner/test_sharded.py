@@ -275,8 +275,8 @@ def test_commands_survive_encoding() -> None:
         StartCommand(recipe="[optim]\nranks = 2\n"),
         TrainCommand(updates=[[twice, ()], [(), (sample(rng, renderer),)]], lr_scales=[1.0, 0.1]),
         LogprobsCommand(updates=[[twice]], base=True, temperature=None, first=2, count=4),
-        SaveCommand(folder="/somewhere/ü"),
-        PublishCommand(folder="/somewhere/else"),
+        SaveCommand(folder="/somewhere/ü", marker="shared-1"),
+        PublishCommand(folder="/somewhere/else", marker="shared-2"),
         LoadCommand(version=3, steps=2, skipped=1, parameter_steps={"layer.weight": 2.0}),
         StopCommand(),
     ]

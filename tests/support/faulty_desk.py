@@ -5,7 +5,6 @@ Faults follow a counter of this process: one environment in ten is faulty, in on
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 
 from arpo.actions import Action
@@ -37,14 +36,3 @@ class FaultyDesk(DeskEnv):
     def _break(self, call: str) -> None:
         if call == self._fault:
             raise RuntimeError(f"the desktop broke in {call}")
-
-
-class SlowDesk(DeskEnv):
-    """Each step takes some time, as that of a real desktop."""
-
-    def __init__(self) -> None:
-        super().__init__(224, 168, 0.0)
-
-    async def step(self, actions: tuple[Action, ...]) -> StepResult:
-        await asyncio.sleep(0.05)
-        return await super().step(actions)

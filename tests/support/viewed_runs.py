@@ -149,6 +149,8 @@ def make_run(folder: Path, *, replay: bool = True) -> None:
     store.add_failure(failure("batch0-2-1", "pool-021"))
     store.log_metrics(1, {"success": 0.4, "reward": 0.4, "rescued": 0.0, "without_signal": 1.0, "loss": 0.1})
     store.log_timing(1, timing(3.0, 1.0))
+    add_times(store)
+    add_token_stats(store)
     add_second_batch(store)
     store.log_evaluation(
         evaluation(2, "final", {"pool-040": [1, 1], "pool-013": [0, 1]}, {"heldout-006": [0, 0]})
@@ -184,6 +186,40 @@ def failure(episode: str, task: str) -> Failure:
         message="no answer within 60 s",
         attempts=3,
     )
+
+
+def calls_of(began: float, steps: int = len(STEPS), last: str = "evaluate") -> list[tuple[str, float, float]]:
+    """Start 0.5 s, answers of 0.2 s, actions of 0.1 s, evaluation 0.05 s."""
+    calls, at = [("start", began, 0.5)], began + 0.5
+    for _ in range(steps):
+        calls += [("engine", at, 0.2), ("step", at + 0.2, 0.1)]
+        at += 0.3
+    return [*calls, (last, at, 0.05)]
+
+
+def add_times(store: RunFolder) -> None:
+    """Two environments: batch 1 until second 3, learning until 4; batch 2 until 6, learning until 8."""
+    played_at = {
+        "batch0-0-0": 0.0, "batch0-0-1": 0.0, "batch0-1-0": 1.75, "batch0-1-1": 1.8,
+        "batch1-0-0": 4.0, "batch1-0-1": 4.1,
+    }  # fmt: skip
+    for name, began in played_at.items():
+        store.log_calls({"episode": name, "host": "", "fault": ""}, calls_of(began))
+    store.log_calls({"episode": "batch1-1-1", "host": "", "fault": ""}, calls_of(5.8, 2)[:4])
+    hung = {"episode": "batch0-2-1", "host": "http://10.0.0.7:8700", "fault": "EnvTimeout"}
+    store.log_calls(hung, [("start", 6.0, 0.1)])
+    for step in (1, 2):
+        rollout, learn = (3.0, 1.0) if step == 1 else (2.0, 2.0)
+        began = 4.0 * (step - 1)
+        store.log_calls({"step": step}, [("rollout", began, rollout), ("learn", began + rollout, learn)])
+
+
+def add_token_stats(store: RunFolder) -> None:
+    """The first answer of batch0-0-0: trained in batch 1, replayed in batch 2 with a clipped second token."""
+    line = {"update": 1, "episode": "batch0-0-0", "turn": 1, "entropy": [0.5, 2.0, 0.1, 0.0]}
+    store.log_token_stats({**line, "step": 1, "replayed": False, "ratio": [1.0] * 4, "clipped": [0] * 4})
+    replayed = {"ratio": [1.0, 1.5, 0.9, 1.0], "clipped": [0, 1, 0, 0]}
+    store.log_token_stats({**line, "step": 2, "replayed": True, **replayed})
 
 
 def add_second_batch(store: RunFolder) -> None:

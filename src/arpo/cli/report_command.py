@@ -12,6 +12,7 @@ from arpo.cli.command import Command
 LESSON = """\
 The report is one HTML file that works offline: learning curves with explanations, success by task before and
 after training, reasons for failures, and episodes step by step with screenshots. Works during training, too.
+It contains the pages of `arpo view` about these episodes.
 By default it shows the same tasks before and after training. --episodes shows others. Its value is a list,
 separated by commas, of:
   batch3-0-1      an episode, by id

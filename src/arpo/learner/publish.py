@@ -11,7 +11,7 @@ learner.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -117,24 +117,27 @@ def write_weights(model: nn.Module, settings: ModelConfig, folder: Path) -> None
 
 
 @torch.no_grad()
-def write_shards(model: nn.Module, settings: ModelConfig, folder: Path, rank: int) -> None:
+def write_shards(
+    model: nn.Module, settings: ModelConfig, folder: Path, rank: int, writers: Sequence[int]
+) -> None:
     """Write the weights of a sharded model together with all other ranks; returns when all are done.
 
-    Each rank writes a part of the full tensors, so that no rank gathers the model. Rank 0 writes adapters.
+    Each of the ranks `writers` writes a part of the full tensors, so that no rank gathers the model if there
+    are several. Rank 0 writes adapters.
     """
     adapters = peft_tensors(model)
     tensors = adapters or {name: p.detach() for name, p in model.named_parameters()}
-    names, writers = list(tensors), 1 if adapters else dist.get_world_size()
-    shares = balance_sizes([tensor.numel() for tensor in tensors.values()], writers)
-    mine = {names[index] for index in shares[rank]} if rank < writers else set()
+    names, writers = list(tensors), [0] if adapters else writers
+    shares = balance_sizes([tensor.numel() for tensor in tensors.values()], len(writers))
+    mine = {names[index] for index in dict(zip(writers, shares, strict=True)).get(rank, [])}
     written = {}
     for name, tensor in tensors.items():
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if name in mine:
             written[name] = full.cpu().contiguous()
-    if not adapters:
+    if not adapters and rank in writers:
         save_tensors(written, folder / rank_file(MODEL_FILE, rank))
-    elif rank == 0:
+    elif adapters and rank == 0:
         save_tensors(written, folder / ADAPTER_FILE)
         write_peft_config(folder, settings, adapters)
     dist.barrier()

@@ -40,12 +40,18 @@ class LogprobsCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCommand:
+    """Write a part of a checkpoint if this rank sees the file `marker` in the folder."""
+
     folder: str
+    marker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishCommand:
+    """As `SaveCommand`, for the weights of engines."""
+
     folder: str
+    marker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

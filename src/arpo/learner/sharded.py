@@ -53,6 +53,7 @@ from arpo.learner.saved_state import (
     write_counters,
 )
 from arpo.learner.sharded_model import copy_from_rank_0, fill_from_rank_0, sharded_model
+from arpo.learner.shared_folder import find_writers, marked
 from arpo.models.families import VisionLanguageModel
 from arpo.models.loading import DTYPES, load_model, load_renderer
 from arpo.models.trainable import load_trained, set_trainable
@@ -163,16 +164,15 @@ class ShardedLearner:
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        command = SaveCommand(folder=str(folder.resolve()))
-        with self._ranks.collective():
-            self._ranks.send_all(command)
-            self._learner.save(folder)
-        write_counters(folder, self._model, ranks=self._config.optim.ranks, **self._learner.counters())
+        with self._ranks.collective(), marked(folder) as marker:
+            self._ranks.send_all(SaveCommand(folder=str(folder.resolve()), marker=marker))
+            writers = self._learner.save_shards(folder, marker)
+        write_counters(folder, self._model, ranks=writers, **self._learner.counters())
 
     def publish(self, folder: Path) -> None:
-        with self._ranks.collective():
-            self._ranks.send_all(PublishCommand(folder=str(folder.resolve())))
-            self._learner.publish(folder)
+        with self._ranks.collective(), marked(folder) as marker:
+            self._ranks.send_all(PublishCommand(folder=str(folder.resolve()), marker=marker))
+            self._learner.publish_shards(folder, marker)
 
     def load(self, folder: Path) -> None:
         """Resume from a folder of any number of ranks. Only rank 0 reads it."""
@@ -229,11 +229,14 @@ class RankLearner(LocalLearner):
                 sampling_weights[name].copy_(gathered)
 
     @torch.no_grad()
-    def save(self, folder: Path) -> None:
-        """Write the full tensors of this rank's part of the parameters; return when all ranks are done."""
-        names = list(self._shards)
-        shares = balance_sizes([self._shards[name].numel() for name in names], dist.get_world_size())
-        mine = {names[index] for index in shares[self._rank]}
+    def save_shards(self, folder: Path, marker: str) -> int:
+        """Write the full tensors of this rank's part of the parameters; return when all ranks are done.
+
+        Returns the number of ranks that write files: those that see the marker (`shared_folder`).
+        """
+        names, writers = list(self._shards), find_writers(folder / marker, self._device)
+        shares = balance_sizes([self._shards[name].numel() for name in names], len(writers))
+        mine = {names[index] for index in dict(zip(writers, shares, strict=True)).get(self._rank, [])}
         weights: dict[str, Tensor] = {}
         optimiser_state: dict[str, Tensor] = {}
         for name, shard in self._shards.items():
@@ -247,12 +250,16 @@ class RankLearner(LocalLearner):
                 weights[name] = gathered.pop(name).cpu()
                 optimiser_state |= {key: tensor.cpu() for key, tensor in gathered.items()}
                 optimiser_state |= {f"{name}/{STEP}": state[STEP]} if state else {}
-        save_tensors(weights, folder / rank_file(WEIGHTS_FILE, self._rank))
-        save_tensors(optimiser_state, folder / rank_file(OPTIMISER_FILE, self._rank))
+        if self._rank in writers:
+            number = writers.index(self._rank)
+            save_tensors(weights, folder / rank_file(WEIGHTS_FILE, number))
+            save_tensors(optimiser_state, folder / rank_file(OPTIMISER_FILE, number))
         dist.barrier()
+        return len(writers)
 
-    def publish(self, folder: Path) -> None:
-        write_shards(self._model, self._config.model, folder, self._rank)
+    def publish_shards(self, folder: Path, marker: str) -> None:
+        writers = find_writers(folder / marker, self._device)
+        write_shards(self._model, self._config.model, folder, self._rank, writers)
 
     def restore(
         self, command: LoadCommand, full_model: VisionLanguageModel | None, saved: SavedState | None
@@ -354,9 +361,9 @@ def _run_commands(rank: int, config: Config, commands: Iterator[Command]) -> Non
             case LogprobsCommand():
                 learner.gather_logprobs(command)
             case SaveCommand():
-                learner.save(Path(command.folder))
+                learner.save_shards(Path(command.folder), command.marker)
             case PublishCommand():
-                learner.publish(Path(command.folder))
+                learner.publish_shards(Path(command.folder), command.marker)
             case LoadCommand():
                 learner.restore(command, None, None)
 

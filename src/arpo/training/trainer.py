@@ -34,6 +34,7 @@ from arpo.training.build import open_credit, open_curriculum
 from arpo.training.export import export_model
 from arpo.training.failed_episodes import report_failed_episodes
 from arpo.training.folder_check import check_folder
+from arpo.training.garbage import loaded_objects_uncollected
 from arpo.training.group_stream import GroupStream
 from arpo.training.lock_step import LockStep
 from arpo.training.offline import OfflineTrainer
@@ -264,7 +265,7 @@ def run_training(config: Config, display: Display | None = None) -> int:
         store.delete_summary()
         store.write_recipe(config)
 
-        with run.resumable(), closing(run):
+        with run.resumable(), closing(run), loaded_objects_uncollected():
             done = run_interruptibly(_train(trainer, display), run.stop)
         if not done:
             saved = "stopped" if run.saved_batch is None else f"saved after batch {run.saved_batch}"

@@ -47,9 +47,7 @@ GROUP_CURVES = (
     "rescued",
     "replay_age",
 )  # success rates differ little: no zero on their axis
-# Colours of the methods; the base model is grey. Further methods repeat them dashed, hollow and pale.
-LIGHT = ("#2563a8", "#c2571a", "#2f8f5b", "#7d4fb0", "#b83258", "#12868f", "#96780f", "#7a5a44")
-DARK = ("#6ea8e6", "#e59a5f", "#6cc492", "#b995e6", "#ec7f9f", "#5cc3cb", "#d3b54a", "#c3a58f")
+COLOURS = 8  # of colours.css; further methods repeat them dashed, hollow and pale
 PAGE_CSS = """
 .wide { grid-template-columns: repeat(auto-fill, minmax(min(30rem, 100%), 1fr)); }
 .charts { margin-bottom: 1rem; }
@@ -69,8 +67,8 @@ tr td { color: var(--ink); } .key { display: inline-block; white-space: nowrap; 
 .band { fill: currentColor; opacity: .14; stroke: none; }
 .zero { stroke: var(--dim); stroke-width: 1.2; } .thin { stroke: currentColor; stroke-width: 2; }
 rect { fill: currentColor; } .whisker { stroke: var(--ink); opacity: .55; }
-.chart text.name { font-size: 11.5px; fill: var(--ink); } .chart text.on { fill: #fff; }
-.p0 { color: #2563a8; } .p1 { color: #c2571a; } .p2 { color: #5f6b7a; }
+.chart text.name { font-size: 11.5px; fill: var(--ink); } .chart text.on { fill: var(--card); }
+.p0 { color: var(--c0); } .p1 { color: var(--c1); } .p2 { color: var(--c7); }
 dl { display: grid; grid-template-columns: max-content minmax(0, 44rem); gap: .5rem 1.5rem; }
 dt { font-weight: 600; } dd { margin: 0; } @media (max-width: 44rem) { dl { grid-template-columns: 1fr; } }
 .lead { max-width: 52rem; } ul.lead { padding-left: 1.2rem; } .lead li { margin: .25rem 0; }
@@ -113,20 +111,16 @@ def render_page(comparison: Comparison, runs: Sequence[RunResult]) -> str:
 
 
 def _colour_rules(count: int) -> str:
-    """CSS classes .s0 (the base model), .s1, … for `count` rows."""
-
-    def rules(palette: Sequence[str], grey: str) -> str:
-        chosen = [grey, *(palette[index % len(palette)] for index in range(count - 1))]
-        return "".join(f".s{index} {{ color: {colour}; }} " for index, colour in enumerate(chosen))
-
-    repeated = "".join(
+    """CSS classes .s0 (the base model, grey), .s1, … for `count` rows."""
+    rules = [".s0 { color: var(--dim); }"]
+    rules += [f".s{index} {{ color: var(--c{(index - 1) % COLOURS}); }}" for index in range(1, count)]
+    rules += [
         f".s{index} polyline {{ stroke-dasharray: 5 4; }} .s{index} rect {{ opacity: .5; }} "
         f'.wide .key.s{index}::before {{ content: "○"; }} '
-        f"td .dot.s{index} {{ background: none; border: .15rem solid; }} "
-        for index in range(len(LIGHT) + 1, count)
-    )
-    dark = f"@media (prefers-color-scheme: dark) {{ {rules(DARK, '#8b929e')} }}"
-    return f"{rules(LIGHT, '#8a909c')}\n{dark}\n{repeated}"
+        f"td .dot.s{index} {{ background: none; border: .15rem solid; }}"
+        for index in range(COLOURS + 1, count)
+    ]
+    return "\n".join(rules)
 
 
 def _table(table: Table, methods: Sequence[str], names: Sequence[str], css_class: str = "") -> str:

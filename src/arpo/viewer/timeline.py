@@ -7,6 +7,12 @@ ENVIRONMENTS = {
     "env_engine": "waiting for an answer",
     "env_idle": "idle or closing",
 }
+LANES = {
+    "start": "starting",
+    "step": "stepping",
+    "evaluate": "evaluating",
+    "engine": "waiting for an answer",
+}
 STAGES = {
     "rollout": "rollouts",
     "wait": "waiting for groups",

@@ -1,7 +1,7 @@
 """The pages of a run with worked numbers: batches, groups, episodes, tokens, tasks (see viewed_runs)."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -112,7 +112,7 @@ def test_a_screenshot(library, get):
 
 
 def test_tokens_have_log_probabilities_and_nothing_is_invented(get):
-    answer = get("episodes", "batch0-0-0", "tokens", "1")
+    answer = get("episodes", "batch0-0-1", "tokens", "1")
     assert answer["stored"] == {"logprob": True, "entropy": False, "ratio": False, "clipped": False}
     assert [token["logprob"] for token in answer["tokens"]] == [-0.1, -2.3, -0.02, -0.001]
     assert answer["tokens"][0]["ratio"] is None
@@ -144,7 +144,7 @@ def test_a_task_over_time(get):
 def test_failures_by_kind_and_host(tmp_path):
     make_run(tmp_path / "desk")
     store = RunFolder(tmp_path / "desk")
-    lost = replace(failure("batch1-9-0", "t"), message="http://10.0.0.7:8700 closed the connection")
+    lost = replace(failure("batch1-9-0", "t"), host="http://10.0.0.7:8700")
     store.add_failure(lost)
     store.add_failure(replace(lost, episode_id="batch1-9-1"))
     store.close()
@@ -155,6 +155,18 @@ def test_failures_by_kind_and_host(tmp_path):
         ("EnvTimeout", "", 1),
     ]
     assert found["newest"][0]["episode"] == "batch1-9-1"
+    library.close()
+
+
+def test_a_failure_of_an_older_version_has_no_host(tmp_path):
+    make_run(tmp_path / "desk")
+    record = asdict(failure("batch1-9-0", "t"))
+    del record["host"]
+    with (tmp_path / "desk" / "failures.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    library = opened(tmp_path)
+    newest, first = library.answer(["s", "desk", "failures"], {})["newest"]
+    assert (newest["host"], first["host"]) == ("not stored", "")
     library.close()
 
 

@@ -22,11 +22,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from arpo.viewer.app.tail import Mark
+from arpo.errors import UserError
+from arpo.viewer.app.folder import MAX_LINE, SafeFolder
+from arpo.viewer.app.tail import Mark, parse_shallow
 from arpo.viewer.app.temporary import TemporaryFolder
 
 NAME = ".view-index.sqlite"
-VERSION = "1"
+VERSION = "2"
 MAX_PROBLEMS = 100
 CACHE_KIB, ALL_CACHES_KIB = 32 << 10, 96 << 10  # of one index, and of all together
 _JOURNAL = "-journal"
@@ -51,6 +53,16 @@ TABLES = (
     "CREATE INDEX unplaced_failures ON failures (group_id) WHERE batch IS NULL",
     "CREATE TABLE placed (number INTEGER PRIMARY KEY, batch INTEGER NOT NULL, dropped INTEGER NOT NULL)",
     "CREATE TABLE shots (key INTEGER PRIMARY KEY, at INTEGER NOT NULL)",
+    # A line of calls.jsonl: an attempt at an episode, or the stages of batch `step`.
+    "CREATE TABLE calls (n INTEGER PRIMARY KEY, episode TEXT, step INTEGER, began REAL NOT NULL, "
+    "ended REAL NOT NULL, at INTEGER NOT NULL, size INTEGER NOT NULL)",
+    "CREATE INDEX calls_by_episode ON calls (episode)",
+    "CREATE INDEX calls_by_end ON calls (ended)",
+    "CREATE INDEX calls_by_step ON calls (step, began, ended) WHERE step IS NOT NULL",
+    "CREATE TABLE token_stats (n INTEGER PRIMARY KEY, episode TEXT NOT NULL, step INTEGER NOT NULL, "
+    "updated INTEGER NOT NULL, turn INTEGER NOT NULL, replayed INTEGER NOT NULL, at INTEGER NOT NULL, "
+    "size INTEGER NOT NULL)",
+    "CREATE INDEX token_stats_by_answer ON token_stats (episode, turn)",
     "CREATE TABLE problems (n INTEGER PRIMARY KEY, text TEXT NOT NULL)",
 )
 _FULL_TEXT = "CREATE VIRTUAL TABLE words USING fts5(body, content='')"
@@ -227,9 +239,33 @@ def add_problems(connection: sqlite3.Connection, problems: Iterable[str]) -> Non
     )
 
 
+def read_indexed(
+    folder: SafeFolder, index: Index, name: str, row: sqlite3.Row, fits: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
+    """The line of a file at the offset of a row. If another one is there, the index is made again."""
+    size = min(int(row["size"]), MAX_LINE + 1)
+    with folder.open(name) as descriptor:
+        line = os.pread(descriptor, size, int(row["at"]))
+    try:
+        record = parse_shallow(line, folder.path(name))
+    except UserError:
+        record = {}
+    if not record or not fits(record):
+        index.distrust()
+        raise UserError(
+            f"{folder.path(name)}: damaged, or its index did not fit and is made again: try again in a moment"
+        )
+    return record
+
+
 def storable(text: str) -> str:
     """The text without lone surrogates, which SQLite cannot store."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def as_number(value: Any) -> float | None:
+    """A finite number, otherwise None: JSON has no other numbers."""
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None
 
 
 def shot_key(sha256: str) -> int:

@@ -124,7 +124,7 @@ def _page(source: Source, rest: Sequence[str], query: Mapping[str, str]) -> Json
         case ["episodes", name]:
             return source.episode(name)
         case ["episodes", name, "tokens", step]:
-            return source.tokens(name, _count(step))
+            return source.tokens(name, _count(step), _count(query["trained"]) if "trained" in query else None)
         case ["tasks"]:
             return source.tasks()
         case ["tasks", name]:
@@ -145,6 +145,10 @@ def _page(source: Source, rest: Sequence[str], query: Mapping[str, str]) -> Json
             return source.metrics(_count(query.get("from", "0")))
         case ["timeline"]:
             return source.timeline(_count(query.get("from", "0")))
+        case ["lanes"]:
+            return source.lanes(None)
+        case ["lanes", number]:
+            return source.lanes(_count(number))
         case ["batches", number]:
             return source.batch(_count(number))
         case ["groups", name]:

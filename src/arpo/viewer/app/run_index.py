@@ -25,10 +25,12 @@ from arpo.storage.codec import (
     stored_episode,
 )
 from arpo.storage.files import damage
-from arpo.storage.run_folder import BATCHES, FAILURES, TRAJECTORIES
+from arpo.storage.run_folder import BATCHES, CALLS, FAILURES, TOKEN_STATS, TRAJECTORIES
+from arpo.viewer.app.call_times import add_calls
 from arpo.viewer.app.folder import SafeFolder
 from arpo.viewer.app.index import Index, add_problems, set_mark, shot_key, storable
 from arpo.viewer.app.tail import Mark, complete_lines, parse_line
+from arpo.viewer.app.token_values import add_token_stats
 
 MAX_TOKENS = 1 << 20  # of one episode
 MAX_ID = 200  # characters of an episode or task id
@@ -39,7 +41,7 @@ _PLACES = (
     (EVALUATED, re.compile(rf"{EVALUATED}(\d{{1,9}})-.*")),
     (COLLECTED, re.compile(rf"{COLLECTED}-(\d{{1,9}})-.*")),
 )
-_HOST = re.compile(r"https?://[\w.\-\[\]:]+")
+UNKNOWN_HOST = "not stored"  # in runs of older versions
 
 Adder = Callable[[sqlite3.Connection, dict[str, Any], int, int], None]
 
@@ -76,6 +78,8 @@ class RunIndexer:
         files: tuple[tuple[str, Adder], ...] = (
             (FAILURES, self._add_failure),
             (BATCHES, self._add_batch),
+            (CALLS, add_calls),
+            (TOKEN_STATS, add_token_stats),
             (TRAJECTORIES, self._add_episode),
         )
         complete = [self._follow(name, add, deadline) for name, add in files]
@@ -187,9 +191,9 @@ class RunIndexer:
     ) -> None:
         failure = failure_from_json(record)
         name, task = _id(failure.episode_id), _id(failure.task_id)
-        host = _HOST.search(failure.message)
+        host = failure.host[:200] if "host" in record else UNKNOWN_HOST
         values = (
-            name, task, failure.kind, failure.where, host[0] if host else "", failure.message[:4000],
+            name, task, failure.kind, failure.where, host, failure.message[:4000],
             failure.attempts, failure.place, group_of(name), place_of(name)[3],
         )  # fmt: skip
         connection.execute(
@@ -228,8 +232,3 @@ def _id(text: str) -> str:
 
 def problems(index: Index) -> list[str]:
     return [str(row["text"]) for row in index.rows("SELECT text FROM problems ORDER BY n")]
-
-
-def as_number(value: Any) -> float | None:
-    """A finite number, otherwise None: JSON has no other numbers."""
-    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None

@@ -21,27 +21,28 @@ from arpo.errors import UserError
 from arpo.storage.codec import EVALUATED, check_evaluation, check_numbers, check_summary
 from arpo.storage.files import damage
 from arpo.storage.run_folder import EVALUATIONS, LOGS, METRICS, PACK, RECIPE, SUMMARY, TIMING, TRAJECTORIES
-from arpo.viewer.app.folder import MAX_LINE, SafeFolder
+from arpo.viewer.app.call_times import CallTimes
+from arpo.viewer.app.folder import SafeFolder
 from arpo.viewer.app.groups import GroupReader
-from arpo.viewer.app.index import storable
+from arpo.viewer.app.index import as_number, read_indexed, storable
 from arpo.viewer.app.listings import COLUMNS, Listing, find_episode, phase_of, row_json
 from arpo.viewer.app.pack import PackReader
 from arpo.viewer.app.pictures import Picture, PixelCache
 from arpo.viewer.app.recipes import read_recipe, recipe_json
 from arpo.viewer.app.report_page import RunFacts, explain_metrics, report_json
 from arpo.viewer.app.rescues import Rescues, stored_of
-from arpo.viewer.app.run_index import RunIndexer, as_number
+from arpo.viewer.app.run_index import RunIndexer
 from arpo.viewer.app.source import NOT_STORED, Identity, Json, Source, checked_sha256
 from arpo.viewer.app.steps import run_steps, token_rows
-from arpo.viewer.app.tail import Log, parse_shallow
+from arpo.viewer.app.tail import Log
 from arpo.viewer.app.task_texts import TaskTexts
+from arpo.viewer.app.token_values import TokenValues
 from arpo.viewer.app.tokens import load_tokenizer, token_texts
 from arpo.viewer.outcomes import describe_end
 from arpo.viewer.played import Played
 from arpo.viewer.task_table import LABELS, Evaluation, mean, read_evaluation, task_rows
-from arpo.viewer.timeline import ENVIRONMENTS, STAGES
+from arpo.viewer.timeline import ENVIRONMENTS, LANES, STAGES
 
-TOKEN_NOTE = "entropy, ratio and clipping are not stored per token"
 MODEL = "model"  # folder of the trained model in a run
 BASE = "base"  # name of the shipped model in model.path
 
@@ -64,6 +65,8 @@ class RunSource(Source):
         self._summary: Json = {}
         self._pack = PackReader(folder, self.index, cache)
         self._indexer = RunIndexer(folder, self.index)
+        self._call_times = CallTimes(folder, self.index)
+        self._token_values = TokenValues(folder, self.index)
         self._texts = TaskTexts(self.config, folder)
         self._rescues = Rescues(self.config, self.index, self._texts.replay_key)
         self.listing = Listing(
@@ -233,28 +236,19 @@ class RunSource(Source):
             "end_detail": detail,
             "task_set": self._task_sets().get(row["task"]),
             "final": self._shot(str(record.get("final"))),
-            "steps_list": run_steps(record, self._shot),
+            **self._call_times.with_times(row["id"], run_steps(record, self._shot)),
         }
 
     def _steps(self, row: sqlite3.Row) -> list[Json]:
         return run_steps(self._record(row), self._shot)
 
     def _record(self, row: sqlite3.Row) -> Json:
-        """The line of an episode. If another one is there, the index is made again."""
-        size = min(int(row["size"]), MAX_LINE + 1)
-        with self.folder.open(TRAJECTORIES) as descriptor:
-            line = os.pread(descriptor, size, int(row["at"]))
-        try:
-            record = parse_shallow(line, self.folder.path(TRAJECTORIES))
-        except UserError:
-            record = {}
-        if storable(str(record.get("episode_id"))) != row["id"] or not isinstance(record.get("turns"), list):
-            self.index.distrust()
-            raise UserError(
-                f"{self.folder.path(TRAJECTORIES)}: damaged, or its index did not fit and is made again: try "
-                "again in a moment"
-            )
-        return record
+
+        def fits(record: Json) -> bool:
+            same = storable(str(record.get("episode_id"))) == row["id"]
+            return same and isinstance(record.get("turns"), list)
+
+        return read_indexed(self.folder, self.index, TRAJECTORIES, row, fits)
 
     def _text_of(self, row: sqlite3.Row) -> str:
         return "\n".join(self._answers(row))
@@ -276,7 +270,10 @@ class RunSource(Source):
     def pixels(self, shot: str) -> np.ndarray:
         return self._pack.pixels(checked_sha256(shot))
 
-    def tokens(self, name: str, step: int) -> Json:
+    def lanes(self, batch: int | None) -> Json:
+        return {**self._call_times.lanes(batch), "labels": LANES, "stages": dict(STAGES)}
+
+    def tokens(self, name: str, step: int, trained: int | None = None) -> Json:
         turns = self._record(find_episode(self.index, name))["turns"]
         if not 1 <= step <= len(turns):
             raise UserError(f"step {step}: the episode has {len(turns)} steps")
@@ -285,10 +282,15 @@ class RunSource(Source):
         if self._tokenizer is not None:
             texts = token_texts(self._tokenizer, [row["id"] for row in rows])
             rows = [{**row, "text": text} for row, text in zip(rows, texts, strict=True)]
+        with damage(f"{name}: step {step}"):
+            updates, values = self._token_values.of_answer(name, step, len(rows), trained)
+        if values:
+            rows = [{**row, **value} for row, value in zip(rows, values, strict=True)]
         return {
             "step": step,
-            "stored": {**NOT_STORED, "logprob": bool(rows)},
-            "note": TOKEN_NOTE,
+            "stored": {**dict.fromkeys(NOT_STORED, bool(values)), "logprob": bool(rows)},
+            "trained": updates,
+            "note": "" if values else self._token_values.note(),
             "tokenizer": self._tokenizer is not None,
             "tokens": rows,
         }

@@ -87,13 +87,14 @@ def add_source(site: Site, library: Library, source: Source, chosen: Json, *, gr
         copy(name)
     if isinstance(source, RunSource):
         copy("metrics", generation="")
-        for name in ("timeline", "recipe", "batches", "report"):
+        for name in ("timeline", "lanes", "recipe", "batches", "report"):
             copy(name)
     for task in dict.fromkeys(row["task"] for row in rows):
         copy("tasks", task)
     grouped = [row for row in rows if row["batch"] is not None]
     for batch in dict.fromkeys(str(row["batch"]) for row in grouped):
         copy("batches", batch)
+        copy("lanes", batch)
     for group in dict.fromkeys(row["group"] for row in grouped if groups):
         for member in copy("groups", group).get("members", ()):
             _add_steps(site, source, member["steps_list"])

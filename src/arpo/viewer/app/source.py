@@ -155,7 +155,7 @@ class Source(ABC):
     def failures(self) -> Json:
         return list_failures(self.index)
 
-    def tokens(self, name: str, step: int) -> Json:
+    def tokens(self, name: str, step: int, trained: int | None = None) -> Json:
         raise UserError("the tokens of these episodes are not stored")
 
     def small_picture(self, shot: str, width: int) -> Picture:

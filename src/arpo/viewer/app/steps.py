@@ -10,7 +10,8 @@ from typing import Any
 from arpo.actions import Action, Point
 from arpo.storage.codec import action_from_json, action_to_json, ids_from_json
 from arpo.viewer.action_texts import action_label, split_answer
-from arpo.viewer.app.run_index import as_number, count_tokens
+from arpo.viewer.app.index import as_number
+from arpo.viewer.app.run_index import count_tokens
 
 Shot = Callable[[str], dict[str, Any]]  # the JSON form of a screenshot, by sha256
 
@@ -43,6 +44,7 @@ def empty_step(number: int) -> dict[str, Any]:
         "tokens": 0,
         "has_tokens": False,
         "seconds": None,
+        "times": None,
         "mean_logprob": None,
         "versions": [],
     }

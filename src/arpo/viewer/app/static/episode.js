@@ -232,12 +232,23 @@ arpo.episode = (() => {
     return h("pre", {}, step.answer);
   }
 
+  // Durations of the answer and of its actions, and the moment of the run at which they began.
+  function timesOf(step) {
+    if (!step.times) return [known(step.seconds) ? seconds(step.seconds) : "time per call not stored"];
+    const { engine, step: action } = step.times;
+    return [
+      engine && `answer ${seconds(engine[1])}`,
+      action && `action ${seconds(action[1])}`,
+      engine && `began ${seconds(engine[0])} after the start of the run`,
+    ];
+  }
+
   // Facts about one call of the model.
   function call(step) {
     return [
       step.tokens && count(step.tokens, "token"),
       known(step.mean_logprob) && `mean log-probability ${number(step.mean_logprob)}`,
-      known(step.seconds) ? seconds(step.seconds) : "time per call not stored",
+      ...timesOf(step),
       step.versions?.length && `version ${step.versions.join(", ")}`,
       step.finish === "length" && "cut by length",
     ].filter(Boolean);
@@ -255,7 +266,16 @@ arpo.episode = (() => {
       h("h2", {}, "Final screenshot"),
       h("p", { class: episode.solved ? "good" : "bad" }, episode.end),
       episode.end_detail ? h("p", {}, episode.end_detail) : null,
+      h("p", { class: "dim small" }, ends(episode.times || {}).join(" · ")),
     ];
+  }
+
+  // Durations of the calls before the first and after the last step.
+  function ends({ start, evaluate }) {
+    return [
+      start && `start of the environment ${seconds(start[1])}`,
+      evaluate && `evaluation ${seconds(evaluate[1])}`,
+    ].filter(Boolean);
   }
 
   function keys(event, context) {

@@ -75,11 +75,14 @@ arpo.machinery = (() => {
   async function renderTimeline(context) {
     const answer = await arpo.api.get(["s", context.source, "timeline"]);
     const { rows } = answer;
+    const lanes = await arpo.lanes.render(context);
     if (!rows.length)
-      return [h("h1", {}, "Timeline"), h("p", { class: "notice" }, "No batch was timed yet.")];
+      return [h("h1", {}, "Timeline"), lanes, h("p", { class: "notice" }, "No batch was timed yet.")];
     const total = rows.reduce((sum, row) => sum + secondsOf(row, stagesOf(answer)), 0);
     return [
       h("h1", {}, "Timeline ", h("small", {}, `${number(rows.length)} batches, ${seconds(total)}`)),
+      lanes,
+      h("h2", {}, "By batch"),
       timeCharts(context, answer),
     ];
   }

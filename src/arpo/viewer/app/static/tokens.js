@@ -2,7 +2,7 @@
 // The tokens of an answer, coloured by one of their numbers.
 
 arpo.tokens = (() => {
-  const { h, table } = arpo.dom;
+  const { h, table, select } = arpo.dom;
   const { number, percent } = arpo.words;
   // Share of the strongest colour, between 0 and 1.
   const MEASURES = {
@@ -37,9 +37,11 @@ arpo.tokens = (() => {
   async function render(context, episode, step) {
     if (!step.has_tokens)
       return h("p", { class: "dim" }, "The tokens of this answer are not stored: the server returned text.");
-    const answer = await arpo.api.get(["s", context.source, "episodes", episode, "tokens", step.step]);
-    const name = Object.hasOwn(MEASURES, context.query.colour) ? context.query.colour : "logprob";
+    const path = ["s", context.source, "episodes", episode, "tokens", step.step];
+    const answer = await arpo.api.get(path, { trained: context.query.trained });
     const stored = answer.stored || {};
+    const wanted = Object.hasOwn(MEASURES, context.query.colour) ? context.query.colour : "logprob";
+    const name = stored[wanted] ? wanted : "logprob";
     return h(
       "div",
       { class: "tokens" },
@@ -50,7 +52,7 @@ arpo.tokens = (() => {
         Object.entries(MEASURES).map(([key, measure]) =>
           h(
             "label",
-            { class: stored[key] ? null : "off", title: stored[key] ? null : "This run does not store it." },
+            { class: stored[key] ? null : "off", title: stored[key] ? null : answer.note },
             h("input", {
               type: "radio",
               name: "colour",
@@ -65,6 +67,7 @@ arpo.tokens = (() => {
         ),
       ),
       answer.note ? h("p", { class: "dim" }, answer.note) : null,
+      trained(context, answer.trained || []),
       h(
         "p",
         { class: "scale" },
@@ -79,6 +82,17 @@ arpo.tokens = (() => {
       ),
       name === "logprob" ? rarest(answer.tokens) : null,
     );
+  }
+
+  // The update whose values are shown: replay trains an answer several times.
+  function trained(context, updates) {
+    const title = ({ batch, update, replayed }) =>
+      `batch ${number(batch)}, update ${number(update)}${replayed ? ", replayed" : ""}`;
+    const shown = updates.findIndex((one) => one.shown);
+    if (updates.length < 2) return updates.map((one) => h("p", { class: "dim" }, `Trained in ${title(one)}.`));
+    const options = updates.map((one, index) => [String(index), title(one)]);
+    const choose = (value) => context.setQuery(context, { trained: value });
+    return h("p", {}, select("trained-in", "Trained in", options, String(shown), choose));
   }
 
   function span(token, name) {

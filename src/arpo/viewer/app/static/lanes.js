@@ -1,0 +1,195 @@
+"use strict";
+// Lanes of the page "Timeline": environments, engine and learner over time, drawn on a canvas.
+
+arpo.lanes = (() => {
+  const { h, table, select, replace } = arpo.dom;
+  const { number, seconds, percent } = arpo.words;
+  const { link } = arpo.app;
+  const CELL = 4; // pixels of a column
+  const BAND = 16, // pixels of the lanes of learner and engine
+    GAP = 6,
+    HEIGHT = 384; // pixels of all environments, if there are many
+  const SLOWEST = 10;
+
+  async function render(context) {
+    const batch = context.query.batch || "";
+    const answer = await arpo.api.get(["s", context.source, "lanes", ...(batch ? [batch] : [])]);
+    if (!answer.rows)
+      return h("p", { class: "notice" }, "This run has no times of calls yet. Older versions did not store them.");
+    return h(
+      "section",
+      { class: "lanes", "aria-label": "Lanes" },
+      chooser(context, answer),
+      figure(context, answer),
+      slowest(context, answer),
+    );
+  }
+
+  function chooser(context, answer) {
+    const whole = ["", answer.batch !== null && !context.query.batch ? "Newest batch" : "Whole run"];
+    const options = answer.batches.map((one) => [
+      String(one.batch),
+      one.batch ? `Batch ${number(one.batch)}` : "Before training",
+    ]);
+    const choose = (value) => context.setQuery(context, { batch: value });
+    return h(
+      "div",
+      { class: "controls" },
+      select("lanes-batch", "Show", [whole, ...options], context.query.batch || "", choose),
+      h(
+        "span",
+        { class: "dim" },
+        `${seconds(answer.ended - answer.began)}, ${number(answer.lanes)} environments`,
+        answer.per_row > 1 ? `, ${answer.per_row} in each row` : "",
+        answer.complete ? "" : ". Only the first episodes are shown: choose one batch",
+      ),
+    );
+  }
+
+  function figure(context, answer) {
+    const height = Math.max(2, Math.min(14, Math.floor(HEIGHT / Math.max(1, answer.rows.length))));
+    const top = 2 * (BAND + GAP);
+    const canvas = h("canvas", {
+      width: answer.columns * CELL,
+      height: top + Math.max(1, answer.rows.length) * height,
+      role: "img",
+      "aria-label": summary(answer),
+    });
+    draw(canvas.getContext("2d"), answer, height, top);
+    const readout = h("p", { class: "readout" });
+    const at = (event) => find(answer, canvas, event, height, top);
+    const show = (event) => replace(readout, event ? describe(answer, at(event)) : keys(answer));
+    canvas.addEventListener("mousemove", show);
+    canvas.addEventListener("mouseleave", () => show(null));
+    canvas.addEventListener("click", (event) => open(context, answer, at(event)));
+    show(null);
+    const ticks = [0, 0.25, 0.5, 0.75, 1].map((share) => time(answer, share));
+    return h(
+      "figure",
+      { class: "chart" },
+      h("figcaption", {}, "Learner, engine and environments over time"),
+      canvas,
+      h("p", { class: "ticks", "aria-hidden": "true" }, ticks.map((text) => h("span", {}, text))),
+      readout,
+    );
+  }
+
+  const time = (answer, share) => seconds(answer.began + share * (answer.ended - answer.began));
+
+  function summary(answer) {
+    const cells = answer.rows.map((row) => row.cells).join("");
+    const share = (character) => percent((cells.split(character).length - 1) / (cells.length || 1));
+    const parts = answer.kinds.map((kind, index) => `${answer.labels[kind]} ${share(String(index))}`);
+    return `Environments: ${[...parts, `idle ${share(".")}`].join(", ")}`;
+  }
+
+  function colours() {
+    const style = getComputedStyle(document.documentElement);
+    return [0, 1, 2, 3, 4, 5, 6, 7].map((index) => style.getPropertyValue(`--c${index}`).trim());
+  }
+
+  function draw(pen, answer, height, top) {
+    const palette = colours();
+    const place = (moment) =>
+      ((moment - answer.began) / (answer.ended - answer.began)) * answer.columns * CELL;
+    const stages = Object.keys(answer.stages);
+    for (const [name, began, duration] of answer.learner) {
+      pen.fillStyle = palette[Math.max(0, stages.indexOf(name)) % palette.length];
+      pen.fillRect(place(began), 0, Math.max(1, place(began + duration) - place(began)), BAND);
+    }
+    pen.fillStyle = palette[answer.kinds.indexOf("engine")];
+    answer.engine.forEach((busy, column) => {
+      pen.globalAlpha = busy && 0.25 + 0.75 * Math.min(1, answer.requests[column] / Math.max(1, answer.lanes));
+      pen.fillRect(column * CELL, BAND + GAP + BAND * (1 - busy), CELL, BAND * busy);
+    });
+    pen.globalAlpha = 1;
+    answer.rows.forEach(({ cells }, row) => {
+      for (const [character, start, end] of runs(cells)) {
+        if (character === ".") continue;
+        pen.fillStyle = palette[Number(character)];
+        pen.fillRect(start * CELL, top + row * height, (end - start) * CELL, height - (height > 4 ? 1 : 0));
+      }
+    });
+    pen.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--bad").trim();
+    answer.rows.forEach(({ episodes }, row) => {
+      for (const [, , ended, fault] of episodes)
+        if (fault) pen.fillRect(place(ended) - 2, top + row * height, 2, height);
+    });
+    pen.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--edge").trim();
+    for (const { began } of answer.batches) pen.fillRect(place(began), 0, 1, BAND);
+  }
+
+  // "..0011" gives [".", 0, 2], ["0", 2, 4], ["1", 4, 6].
+  function runs(cells) {
+    const found = [];
+    for (const match of cells.matchAll(/(.)\1*/g))
+      found.push([match[1], match.index, match.index + match[0].length]);
+    return found;
+  }
+
+  // What is under the pointer.
+  function find(answer, canvas, event, height, top) {
+    const box = canvas.getBoundingClientRect();
+    const x = Math.max(0, Math.min(0.9999, (event.clientX - box.left) / box.width));
+    const y = ((event.clientY - box.top) / box.height) * canvas.height;
+    const moment = answer.began + x * (answer.ended - answer.began);
+    const found = { moment, column: Math.floor(x * answer.columns) };
+    if (y < BAND + GAP / 2)
+      return { ...found, stage: answer.learner.find(([, began, s]) => began <= moment && moment <= began + s) };
+    if (y < top - GAP / 2) return { ...found, engine: true };
+    const row = answer.rows[Math.floor((y - top) / height)];
+    const episode = row?.episodes.find(([, began, ended]) => began <= moment && moment <= ended);
+    return { ...found, row, episode };
+  }
+
+  function describe(answer, { moment, column, stage, engine, row, episode }) {
+    const words = [h("span", { class: "dim" }, seconds(moment))];
+    if (stage) words.push(`learner: ${answer.stages[stage[0]] || stage[0]}, ${seconds(stage[2])}`);
+    if (engine) words.push(`engine: ${number(answer.requests[column])} requests, busy ${percent(answer.engine[column])}`);
+    if (row) words.push(answer.labels[answer.kinds[Number(row.cells[column])]] || "idle");
+    if (episode)
+      words.push(h("code", {}, episode[0]), episode[3] && `failed: ${episode[3]}`, episode[4]);
+    return words.filter(Boolean).map((word) => (word instanceof Node ? word : h("span", {}, word)));
+  }
+
+  function keys(answer) {
+    const key = (label, index) => h("span", { class: `key c${index}` }, h("i", { class: "swatch" }), label);
+    const used = new Set(answer.learner.map(([name]) => name));
+    const stages = Object.entries(answer.stages).map(([name, label], index) => used.has(name) && key(label, index));
+    return [
+      h("span", { class: "dim" }, "Learner, at the top:"),
+      stages,
+      h("span", { class: "dim" }, "Environments, below the engine:"),
+      answer.kinds.map((kind, index) => key(answer.labels[kind], index)),
+    ];
+  }
+
+  function open(context, answer, { moment, stage, episode }) {
+    if (episode) location.hash = link(["s", context.source, "episode", episode[0]]);
+    else if (stage) {
+      const batch = answer.batches.find(({ began, ended }) => began <= moment && moment <= ended);
+      if (batch) context.setQuery(context, { batch: String(batch.batch) });
+    }
+  }
+
+  const HEADS = [["Episode"], ["Began", "n"], ["Took", "n"], ["Host"], ["Ended by"]];
+
+  // The slowest episodes as a table, for readers who do not see the picture.
+  function slowest(context, answer) {
+    const episodes = answer.rows.flatMap((row) => row.episodes);
+    const rows = episodes.sort((a, b) => b[2] - b[1] - (a[2] - a[1])).slice(0, SLOWEST);
+    const row = ([name, began, ended, fault, host]) =>
+      h(
+        "tr",
+        {},
+        h("td", {}, h("a", { href: link(["s", context.source, "episode", name]) }, h("code", {}, name))),
+        h("td", { class: "n" }, seconds(began)),
+        h("td", { class: "n" }, seconds(ended - began)),
+        h("td", {}, host || "this machine"),
+        h("td", { class: fault ? "bad" : "dim" }, fault || "its end"),
+      );
+    return table(HEADS, rows.map(row), { kind: "slow", caption: "Slowest episodes" });
+  }
+
+  return { render };
+})();

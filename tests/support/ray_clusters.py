@@ -34,9 +34,11 @@ class Nodes:
         self.address: str = self._cluster.address
         self._nodes: dict[str, Any] = {}
 
-    def add(self, resources: Mapping[str, float], cpus: float = 2) -> str:
+    def add(self, resources: Mapping[str, float], cpus: float = 2, gpus: float = 0) -> str:
         """Add a node; returns its id."""
-        node = self._cluster.add_node(wait=True, num_cpus=cpus, resources=dict(resources), **_COMMON)
+        node = self._cluster.add_node(
+            wait=True, num_cpus=cpus, num_gpus=gpus, resources=dict(resources), **_COMMON
+        )
         self._nodes[node.node_id] = node
         return str(node.node_id)
 

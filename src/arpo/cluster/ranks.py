@@ -71,7 +71,7 @@ def _reserve_gpu(config: Config, address: str) -> str:
     """Reserve a GPU of this node until the run ends. Returns its value of CUDA_VISIBLE_DEVICES."""
     import ray
 
-    role = Role(name="learner rank 0 on this node", count=1, each={"GPU": 1.0, f"node:{address}": 0.001})
+    role = Role(name="learner of the run on this node", count=1, each={"GPU": 1.0, f"node:{address}": 0.001})
     group = reserve(role, config.cluster.wait_seconds)
     task = ray.remote(_visible_gpus).options(**_options(role, group, 0))
     return str(ray.get(task.remote(), timeout=_START_SECONDS))

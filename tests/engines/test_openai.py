@@ -242,6 +242,7 @@ def test_after_so_many_tries_the_fault_is_told_with_server_status_and_first_line
             ask(engine(server.url, time=time, attempts=3))
         assert caught.value.where == "generate"
         assert caught.value.message == f"{server.url}: status 500: out of memory (tried 3 times)"
+        assert caught.value.host == server.url
     assert (len(server.requests), time.slept) == (3, [1, 2])
 
 

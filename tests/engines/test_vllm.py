@@ -434,8 +434,9 @@ def test_an_answer_that_fails_everywhere_is_a_fault(pair: list[ScriptedVllm]) ->
         server.faults[GENERATE] = answering(500, "this prompt kills me")
 
     async def test(engine: VllmEngine) -> None:
-        with pytest.raises(EngineError, match=r"this prompt kills me \(tried 5 times"):
+        with pytest.raises(EngineError, match=r"this prompt kills me \(tried 5 times") as caught:
             await ask(engine, pair)
+        assert caught.value.host in {server.url for server in pair}
 
     notes_of(pair, test, learning=False)
 

@@ -226,7 +226,9 @@ def test_faults_keep_their_class_and_message():
     async def outcome(factory, settings):
         async with hosted(factory, settings) as address:
             pool = EnvPool(hosts_at(settings, address), add_timeout_slack(settings))
-            return await pool.run(TASK, "e", episode), await free(address)
+            found = await pool.run(TASK, "e", episode)
+            assert found.host == address
+            return found, await free(address)
 
     short = config(step_seconds=0.5)
     late, slots = asyncio.run(outcome(hanging(FakeEnv, "step", times=1), short))

@@ -23,7 +23,10 @@ arpo.report = (() => {
         ? [section("Where time goes", "by batch"), arpo.machinery.timeCharts(context, timeline)]
         : null,
       tasks?.tasks.length
-        ? [section("Success rate by task", count(tasks.tasks.length, "task")), arpo.tasks.list(context, tasks.tasks)]
+        ? [
+            section("Success rate by task", count(tasks.tasks.length, "task")),
+            tall("Tasks", arpo.tasks.list(context, tasks.tasks)),
+          ]
         : null,
       endings(report.endings),
       await groups(context, report.batches.at(-1)),
@@ -38,6 +41,10 @@ arpo.report = (() => {
   }
 
   const section = (title, note) => h("h2", { class: "section" }, title, note && h("small", {}, ` ${note}`));
+
+  // A part of limited height, which scrolls.
+  const tall = (label, content) =>
+    h("div", { class: "tall", tabindex: 0, role: "region", "aria-label": label }, content);
 
   const faultsNote = (failures) =>
     `${count(failures.total, "episode")} ended by a fault of the environment or the engine, without a score`;
@@ -99,7 +106,10 @@ arpo.report = (() => {
   async function groups(context, number_) {
     if (!number_) return null;
     const batch = await arpo.api.get(["s", context.source, "batches", number_]);
-    return [section("Groups", `of batch ${number(number_)}`), arpo.batches.groups(context, batch)];
+    return [
+      section("Groups", `of batch ${number(number_)}`),
+      tall("Groups", arpo.batches.groups(context, batch)),
+    ];
   }
 
   function endings({ phases, rows }) {

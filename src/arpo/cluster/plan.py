@@ -20,6 +20,7 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from random import Random
 from statistics import fmean
 
@@ -38,7 +39,8 @@ from arpo.engines.vllm import WAVES
 from arpo.errors import BadSetting
 from arpo.serving.placement import place_on_gpus
 
-DRAWN_EPISODES = 4096
+DRAWN_EPISODES = 16_384
+ROUNDS = 4
 WORTHWHILE = 0.95  # a change is named if the batch takes at most this share of its time
 STALENESS = (1, 2, 4)
 
@@ -80,8 +82,12 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Episode:
-    answers: int
-    seconds: float
+    answers: int  # of the last attempt
+    turns: float  # of all attempts
+    outside: float  # seconds without the answers
+
+    def seconds(self, answer: float) -> float:
+        return self.outside + self.turns * answer
 
 
 def load_of(config: Config, nodes: int, gpus: int) -> Load:
@@ -134,25 +140,35 @@ def _times_of(config: Config) -> ServiceTimes:
 
 
 def estimate(load: Load) -> Estimate:
-    answer = answer_seconds(load)
-    batches = [_draw_batch(load, answer, seed) for seed in range(-(-DRAWN_EPISODES // load.episodes))]
+    batches = _draw_batches(load.times, load.episodes)
     learning = fmean(_learning(load, batch) for batch in batches)
+    answer = answer_seconds(load)
     if not load.max_staleness:
         return _lock_step(load, batches, learning, answer)
+    result = _asynchronous(load, batches, learning, answer)
+    for _ in range(ROUNDS):  # the more often the weights change, the longer an answer takes
+        answer = (answer + answer_seconds(load, result.seconds)) / 2
+        result = _asynchronous(load, batches, learning, answer)
+    return result
+
+
+def _asynchronous(
+    load: Load, batches: Sequence[Sequence[_Episode]], learning: float, answer: float
+) -> Estimate:
     weights = load.times.load * (1 + min(WAVES, load.replicas))
-    mean = fmean(episode.seconds for batch in batches for episode in batch)
+    drawn = [[episode.seconds(answer) for episode in batch] for batch in batches]
     slowest = fmean(
-        max(episode.seconds for episode in batch[start : start + load.group_size])
-        for batch in batches
+        max(batch[start : start + load.group_size])
+        for batch in drawn
         for start in range(0, len(batch), load.group_size)
     )
+    rollouts = load.episodes * fmean(map(fmean, drawn)) / load.environments
     periods = {
-        _sampling_bottleneck(load, answer): load.episodes * mean / load.environments,
+        _sampling_bottleneck(load, answer): rollouts,
         "learner cycle": learning + weights,
         "staleness": (slowest + learning + weights) / (load.max_staleness + 0.5),
     }
     bottleneck = max(periods, key=periods.__getitem__)
-    rollouts = load.episodes * mean / load.environments
     return Estimate(
         seconds=periods[bottleneck],
         rollouts=rollouts,
@@ -163,10 +179,9 @@ def estimate(load: Load) -> Estimate:
 
 
 def _lock_step(load: Load, batches: Sequence[Sequence[_Episode]], learning: float, answer: float) -> Estimate:
-    rollouts = fmean(makespan([one.seconds for one in batch], load.environments) for batch in batches)
-    weights = (2 * load.times.load if load.servers else 0.0) + 2 * load.times.sleep * (
-        load.shared and load.servers
-    )
+    rollouts = fmean(makespan([one.seconds(answer) for one in batch], load.environments) for batch in batches)
+    sleep = 2 * load.times.sleep if load.shared else 0.0
+    weights = 2 * load.times.load + sleep if load.servers else 0.0
     parts = {_sampling_bottleneck(load, answer): rollouts, "learner": learning, "new weights": weights}
     return Estimate(
         seconds=rollouts + learning + weights,
@@ -177,24 +192,27 @@ def _lock_step(load: Load, batches: Sequence[Sequence[_Episode]], learning: floa
     )
 
 
-def answer_seconds(load: Load) -> float:
-    """Mean seconds of an answer, if all environments are in use.
+def answer_seconds(load: Load, period: float = math.inf) -> float:
+    """Mean seconds of an answer, if all environments are in use and the weights change every `period`.
 
     A server prefills one prompt after the other, and decodes all answers together in the rest of its time.
+    New weights empty its cache: the prompts of all running episodes are prefilled again, at half of their
+    final length in the mean.
     """
     times, per_replica = load.times, min(load.environments, load.episodes) / load.replicas
     if load.max_staleness:
         per_replica = load.environments / load.replicas
     answers = sum(times.answers) / 2
-    outside = fmean(times.boot) + times.evaluation + answers * _mean_step(times)
+    idle = fmean(times.boot) + times.evaluation
     prefill = (times.screenshot_tokens + times.mean_answer_tokens) * times.prefill_token
     found = prefill + times.mean_answer_tokens * times.decode(1)
     for _ in range(100):
-        episode = outside + answers * found
-        prefilling = min(0.95, per_replica * answers * prefill / episode)  # share of the server's time
+        episode = idle + answers * (_mean_step(times) + found)
+        again = (1 - idle / episode) * answers / 2 * prefill / period
+        prefilling = min(0.95, per_replica * (answers * prefill / episode + again))  # share of its time
         running = max(1.0, per_replica * answers * found / episode)
         wanted = (prefill + times.mean_answer_tokens * times.decode(running)) / (1 - prefilling)
-        found += (wanted - found) / 2
+        found += (wanted - found) / 10
     return found
 
 
@@ -249,21 +267,24 @@ def _split_words(load: Load) -> str:
     return f"--engine.replicas {load.replicas} --optim.ranks {load.ranks}"
 
 
-def _draw_batch(load: Load, answer: float, seed: int) -> list[_Episode]:
-    random = Random(seed)
-    return [_draw_episode(load.times, answer, random) for _ in range(load.episodes)]
+@lru_cache(maxsize=8)
+def _draw_batches(times: ServiceTimes, episodes: int) -> tuple[tuple[_Episode, ...], ...]:
+    """Batches of so many episodes, always the same ones."""
+    random = Random(0)
+    batches = -(-DRAWN_EPISODES // episodes)
+    return tuple(tuple(_draw_episode(times, random) for _ in range(episodes)) for _ in range(batches))
 
 
-def _draw_episode(times: ServiceTimes, answer: float, random: Random) -> _Episode:
-    """With the time of the attempts that hang."""
-    lost = 0.0
+def _draw_episode(times: ServiceTimes, random: Random) -> _Episode:
+    """With the attempts that hang."""
+    outside, turns = times.evaluation, 0.0
     while random.random() < times.hangs:
-        turns = random.randint(*times.answers) / 2
-        lost += random.uniform(*times.boot) + turns * (answer + _mean_step(times)) + times.step_timeout
+        lost = random.randint(*times.answers) / 2
+        turns += lost
+        outside += random.uniform(*times.boot) + lost * _mean_step(times) + times.step_timeout
     answers = random.randint(*times.answers)
-    steps = sum(times.step(random) for _ in range(answers))
-    seconds = lost + random.uniform(*times.boot) + answers * answer + steps + times.evaluation
-    return _Episode(answers=answers, seconds=seconds)
+    outside += random.uniform(*times.boot) + sum(times.step(random) for _ in range(answers))
+    return _Episode(answers=answers, turns=turns + answers, outside=outside)
 
 
 def _learning(load: Load, batch: Sequence[_Episode]) -> float:

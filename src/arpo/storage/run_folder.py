@@ -144,12 +144,6 @@ class RunFolderReader:
         with damage(self._location(episode_id)):
             return trajectory_from_json(value, self._pack.outlines(screenshot_names(value)))
 
-    def answers(self, episode_id: str) -> list[str]:
-        """The texts of the model's answers, without loading screenshots."""
-        value = self._read(episode_id)
-        with damage(self._location(episode_id)):
-            return [str(turn["completion"]["text"]) for turn in value["turns"]]
-
     def has_screenshots(self, episode: StoredEpisode) -> bool:
         """Whether all screenshots of an episode are still stored: pruning deletes them and keeps the text."""
         return all(name in self._pack for name in episode.screenshots)

@@ -141,7 +141,7 @@ def test_the_plan_agrees_with_the_simulation(staleness: int) -> None:
 
 
 def test_the_published_run_on_64_gpus() -> None:
-    """A batch of 256 episodes; the simulation has 5.5 minutes in lock step, and 1.9 with S = 2."""
+    """A batch of 256 episodes. The simulation has 1.9 minutes with S = 2."""
     load = load_of(load_config("osworld_full"), nodes=8, gpus=8)
     assert (load.replicas, load.ranks, load.environments, load.episodes) == (32, 32, 256, 256)
     assert not load.shared and load.servers

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from arpo.config import Config
+from arpo.learner.background import in_background
 from arpo.learner.rank_processes import LocalRanks, Rank
 from arpo.learner.ranks import RankLost
 from arpo.learner.restarting import MAX_ATTEMPTS, Recovery, RestartingLearner
@@ -86,7 +87,8 @@ def test_every_batch_is_in_the_weights_once_whenever_a_rank_is_lost(tmp_path: Pa
         learner.save(tmp_path / "saved")
         saved.append(tmp_path / "saved")
         ranks.kill()
-        metrics += train(learner, second, first)
+        for batch in (second, first):  # in threads, as in asynchronous training
+            metrics.append(asyncio.run(in_background(learner.train(batch))))
         assert metrics == wanted
         assert learner.weights().version == 3
 

@@ -5,9 +5,11 @@ environment hosts. Both kinds of environments wait as long as a small desktop do
 a step. A faulty one raises an error in its start, in its first step or in its evaluation; the episode is
 played again. Runs alternate, so that both kinds see the same load of the machine. Needs `arpo[ray]`.
 
-Prints one JSON line. `slower` is the relative difference of the mean times of a batch of rollouts.
+Prints one JSON line. `slower` is the relative difference of the mean times of a batch. Training is
+asynchronous by default, so an episode that is played again delays no other one. In lock step (--max-staleness
+0), a batch waits for its last episode: with few episodes per environment, a late fault costs a whole episode.
 
-    python benchmarks/faulty_environments.py [--batches 4] [--repeats 2]
+    python benchmarks/faulty_environments.py [--max-staleness 1] [--batches 4] [--repeats 2]
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from arpo.types import Observation, StepResult, Task
 START_SECONDS, STEP_SECONDS = 0.5, 0.2
 FAULTS = ("start", "step", "evaluate")
 EPISODES = 64  # per batch
+STAGES = ("rollout", "wait", "learn", "save")
 SETTINGS = (
     *("--tasks.heldout=", "--train.tasks_per_batch=32", "--train.tasks_per_update=32", "--loss.kl=0"),
     *("--eval.every=0", "--eval.rollouts=1", "--rollout.max_steps=6", "--env.parallel=32"),
@@ -74,19 +77,24 @@ class FaultyDesk(HealthyDesk):
         self.fault = FAULTS[number // 10 % 3] if number % 10 == 9 else ""
 
 
-def measure(kind: type[DeskEnv], address: str, folder: Path, batches: int) -> tuple[list[float], int]:
-    """Seconds of the rollouts of each batch but the first, and the number of failed episodes."""
+def measure(
+    kind: type[DeskEnv], address: str, folder: Path, batches: int, staleness: int
+) -> tuple[list[float], int]:
+    """Seconds of each batch but the first, without evaluations, and the number of failed episodes."""
     name = f"faulty_environments:{kind.__name__}"
     command = [sys.executable, "-m", "arpo", "train", "desk", *SETTINGS, f"--env.name={name}"]
     command += [f"--cluster.ray={address}", f"--train.epochs={batches + 1}", f"--run.dir={folder}"]
+    command += [f"--train.max_staleness={staleness}"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     lines = [json.loads(line) for line in (folder / "timing.jsonl").read_text("utf-8").splitlines()]
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text("utf-8"))
-    return [line["rollout"] for line in lines[1:]], summary["failures"]
+    seconds = [sum(line.get(stage, 0.0) for stage in STAGES) for line in lines[1:]]
+    return seconds, summary["failures"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--max-staleness", type=int, default=1)
     parser.add_argument("--batches", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
@@ -110,7 +118,7 @@ def main() -> None:
                 cluster.add_node(wait=True, num_cpus=2, **common)
             for repeat, kind in itertools.product(range(options.repeats), (HealthyDesk, FaultyDesk)):
                 run = Path(folder) / f"{kind.__name__}-{repeat}"
-                found, failed = measure(kind, cluster.address, run, options.batches)
+                found, failed = measure(kind, cluster.address, run, options.batches, options.max_staleness)
                 seconds[kind.__name__] += found
                 failures += failed
         finally:

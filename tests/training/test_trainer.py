@@ -311,6 +311,7 @@ def test_failed_episodes_are_counted_and_are_no_rewards(
         "message": "RuntimeError: chaos at step",
         "attempts": 1,
         "place": "",
+        "host": "",
     }
     lost = failures[0]["task_id"]
     evaluated, final = lines(config, "evaluations.jsonl")

@@ -227,7 +227,7 @@ def test_faults_keep_their_class_and_message():
         async with hosted(factory, settings) as address:
             pool = EnvPool(hosts_at(settings, address), add_timeout_slack(settings))
             found = await pool.run(TASK, "e", episode)
-            assert found.host == address
+            assert isinstance(found, Failure) and found.host == address
             return found, await free(address)
 
     short = config(step_seconds=0.5)

@@ -27,7 +27,7 @@ from arpo.storage.run_folder import RunFolder
 from arpo.testing import FakeEnv, failing, hanging, screenshot, task
 from arpo.training.folder_check import check_folder
 from arpo.training.trainer import run_training
-from arpo.types import Observation, Screenshot, StopReason, Trajectory
+from arpo.types import Failure, Observation, Screenshot, StopReason, Trajectory
 from desks import solution
 from env_hosts import FAKE, HostCommand, hosted, hosts_at
 from players import CLICK, DONE, RENDERER, TEMPLATE, WAIT, scripted

@@ -172,6 +172,23 @@ def test_servers_of_vllm_start_on_their_nodes_with_the_key(nodes: Nodes, tmp_pat
     assert len(list((tmp_path / "logs").glob("server-*.log"))) == 2
 
 
+def test_a_server_ends_with_all_its_processes(nodes: Nodes, tmp_path: Path) -> None:
+    """The server starts a process of its own, as vLLM does. The end of the actor leaves neither of them."""
+    python, fake = tmp_path / "python", fake_vllm.install(tmp_path)
+    python.write_text(f'#!/bin/sh\n[ "$1" = -I ] || sleep 987654 &\nexec {fake} "$@"\n')
+    python.chmod(0o755)
+    engine = ("--engine.name=vllm", "--engine.replicas=1", f"--engine.python={python}")
+    servers = opened(config_of(nodes, tmp_path, *engine)).servers
+    assert servers is not None
+
+    async def scenario() -> None:
+        async with servers.running(tmp_path / "logs", lambda text: None):
+            assert processes_with("987654")
+
+    asyncio.run(scenario())
+    assert wait_until(lambda: not processes_with("987654"), 30)
+
+
 def test_a_full_disk_on_one_node_costs_its_host_until_it_has_space_again(
     nodes: Nodes, tmp_path: Path
 ) -> None:

@@ -26,6 +26,9 @@ from arpo.errors import UserError, printable
 
 _POLL_SECONDS = 1.0
 _FAILED_STARTS_SHOWN = 300  # characters of a fault
+# At the end of an actor, Ray kills its child processes, but not theirs. Guards and hosts end all of them
+# (serving/guard.py), unless Ray kills them first.
+_LEAVE_PROGRAMS = {"RAY_kill_child_processes_on_worker_exit": "false"}
 
 
 class Notes:
@@ -139,6 +142,7 @@ def _start(role: Role, order: Order, group: Any, index: int, name: str) -> Any:
         "scheduling_strategy": place,
         "max_restarts": -1,
         "max_concurrency": 16,
+        "runtime_env": {"env_vars": _LEAVE_PROGRAMS},
     }
     return ray.remote(Service).options(**options).remote(asdict(order))
 

@@ -567,3 +567,15 @@ def test_a_failure_has_the_host_of_its_environment():
     assert asyncio.run(play(Remote, episode)).host == "http://10.0.0.7:8700"
     assert asyncio.run(play(failing(FakeEnv, "step", 9), episode)).host == ""
     assert asyncio.run(play(Remote, of_the_engine)).host == "http://10.0.0.9:8000"
+
+
+@pytest.mark.parametrize("host", [None, 8700, property(lambda self: 1 / 0)])
+def test_an_attribute_host_of_the_users_class_is_not_needed(host):
+    """It may have no value before `start`, or raise."""
+
+    async def step(self, actions):
+        raise OSError("the screen went dark")
+
+    own = type("Own", (FakeEnv,), {"host": host, "step": step})
+    failure = asyncio.run(pool_of(own, config()).run(TASK, "e", episode))
+    assert isinstance(failure, Failure) and (failure.where, failure.host) == ("step", "")

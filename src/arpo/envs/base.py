@@ -62,8 +62,15 @@ EnvFactory = Callable[[], Env]
 
 
 def host_of(env: Env) -> str:
-    """The address of the host of an environment: its attribute `host`, if it has one. "": this process."""
-    return str(getattr(env, "host", ""))
+    """The address of the host of an environment: its attribute `host`, if that is a text. "": this process.
+
+    In a user's class this name may have another meaning, have no value before `start`, or raise.
+    """
+    try:
+        host = getattr(env, "host", "")
+    except Exception:
+        return ""
+    return host if isinstance(host, str) else ""
 
 
 class EnvSource(Protocol):

@@ -62,8 +62,6 @@ def _page(library: Library, source: RunSource, episodes: str) -> str:
     add_sources(site, library, start=f"/s/{encode_part(own)}/report")
     add_source(site, library, source, {**source.episodes({"size": "1"}), "episodes": rows}, groups=False)
     site.add(["s", own, "report"], report)
-    for batch in map(str, report["batches"]):
-        site.add(["s", own, "batches", batch], library.answer(["s", own, "batches", batch], {}))
     return _one_file(site)
 
 

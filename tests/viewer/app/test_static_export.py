@@ -69,3 +69,23 @@ def test_a_folder_with_content_is_not_overwritten(tmp_path):
     make_run(tmp_path / "desk")
     with pytest.raises(UserError, match="is not empty"):
         exported(tmp_path / "desk", tmp_path / "desk")
+
+
+def test_the_pages_of_an_export_ask_for_nothing_that_it_does_not_contain(tmp_path):
+    """The report of the run shows pool-040 before and after training: neither episode is exported."""
+    make_run(tmp_path / "desk")
+    _, table = exported(tmp_path / "desk", tmp_path / "site", "replayed=1")
+    report = table["/api/s/desk/report"]
+    assert report["episodes"]["shown"] == []
+    assert report["batches"] == [1, 2] and {f"/api/s/desk/batches/{batch}" for batch in (1, 2)} <= set(table)
+    assert [one["batch"] for one in table["/api/s/desk/lanes"]["batches"]] == [1]
+    assert {path for path in table if "/lanes/" in path} == {"/api/s/desk/lanes/1"}
+    tokens = table["/api/s/desk/episodes/batch0-0-0/tokens/1"]
+    assert tokens["trained"] == [{"batch": 2, "update": 1, "replayed": True, "shown": True}]
+
+
+def test_the_report_of_an_export_shows_its_episodes(tmp_path):
+    make_run(tmp_path / "desk")
+    _, table = exported(tmp_path / "desk", tmp_path / "site")
+    shown = table["/api/s/desk/report"]["episodes"]["shown"]
+    assert shown[0] == ["eval0-train-0-0", "eval2-train-0-0"]

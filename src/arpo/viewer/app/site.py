@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -74,27 +74,38 @@ def add_source(site: Site, library: Library, source: Source, chosen: Json, *, gr
     `groups`: also the other episodes of their groups.
     """
     own, rows = ["s", source.identity.id], chosen["episodes"]
+    grouped = [row for row in rows if row["batch"] is not None]
+    names, batches = {row["episode"] for row in rows}, {row["batch"]: None for row in grouped}
 
-    def copy(*parts: str, **changes: Any) -> Json:
+    def copy(*parts: str, change: Callable[[Json], Json] = lambda answer: {}) -> Json:
         with suppress(UserError, OSError):
             answer = library.answer([*own, *parts], {})
-            site.add([*own, *parts], {**answer, **changes})
+            site.add([*own, *parts], {**answer, **change(answer)})
             return answer
         return {}
+
+    def stored_lanes(lanes: Json) -> Json:
+        return {"batches": [one for one in lanes["batches"] if one["batch"] in batches]}
+
+    def stored_episodes(report: Json) -> Json:
+        shown = [pair for pair in report["episodes"]["shown"] if names.issuperset(pair)]
+        return {"episodes": {**report["episodes"], "shown": shown}}
 
     site.add([*own, "episodes"], {**chosen, "total": len(rows), "page": 0})
     for name in ("tasks", "failures"):
         copy(name)
     if isinstance(source, RunSource):
-        copy("metrics", generation="")
-        for name in ("timeline", "lanes", "recipe", "batches", "report"):
+        copy("metrics", change=lambda _: {"generation": ""})
+        for name in ("timeline", "recipe", "batches"):
             copy(name)
+        copy("lanes", change=stored_lanes)
+        for batch in copy("report", change=stored_episodes).get("batches", ()):
+            copy("batches", str(batch))
     for task in dict.fromkeys(row["task"] for row in rows):
         copy("tasks", task)
-    grouped = [row for row in rows if row["batch"] is not None]
-    for batch in dict.fromkeys(str(row["batch"]) for row in grouped):
+    for batch in map(str, batches):
         copy("batches", batch)
-        copy("lanes", batch)
+        copy("lanes", batch, change=stored_lanes)
     for group in dict.fromkeys(row["group"] for row in grouped if groups):
         for member in copy("groups", group).get("members", ()):
             _add_steps(site, source, member["steps_list"])
@@ -105,7 +116,12 @@ def add_source(site: Site, library: Library, source: Source, chosen: Json, *, gr
         site.add_picture(source, episode.get("final") or {})
         for step in steps:
             if step["has_tokens"]:
-                copy("episodes", row["episode"], "tokens", str(step["step"]))
+                copy("episodes", row["episode"], "tokens", str(step["step"]), change=_shown_update)
+
+
+def _shown_update(tokens: Json) -> Json:
+    """Only the values of one update are stored."""
+    return {"trained": [update for update in tokens["trained"] if update["shown"]]}
 
 
 def _add_steps(site: Site, source: Source, steps: Iterable[Json]) -> None:

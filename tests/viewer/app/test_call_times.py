@@ -118,3 +118,21 @@ def test_hostile_lines_become_errors_and_the_others_are_shown(tmp_path: Path) ->
     library = opened(tmp_path / "desk")
     assert len(library.answer(["sources"], {})["sources"][0]["errors"]) == 4
     assert library.answer(["s", "desk", "lanes"], {})["lanes"] == 3
+
+
+def test_the_size_of_the_lanes_is_limited(tmp_path: Path) -> None:
+    """Names of 1 MiB: the first 7 fit into 8 MiB, after 8 attempts of some hundred bytes."""
+    make_run(tmp_path / "desk")
+    with (tmp_path / "desk" / "calls.jsonl").open("a") as file:
+        for number in range(10):
+            name = f"{number}" + "x" * (1 << 20)
+            file.write(json.dumps({"episode": name, "calls": [["start", 4.0 + number, 0.5]]}) + "\n")
+    whole = opened(tmp_path / "desk").answer(["s", "desk", "lanes"], {})
+    assert (whole["batch"], whole["complete"]) == (2, True)  # 4 s to 8 s
+    with (tmp_path / "desk" / "calls.jsonl").open("a") as file:
+        for _ in range(4):
+            file.write(json.dumps({"episode": "y" * (1 << 20), "calls": [["start", 5.0, 0.5]]}) + "\n")
+    whole = opened(tmp_path / "desk").answer(["s", "desk", "lanes"], {})
+    names = [entry[0] for row in whole["rows"] for entry in row["episodes"]]
+    assert not whole["complete"] and max(map(len, names)) == 200
+    assert len([name for name in names if len(name) == 200]) == 7

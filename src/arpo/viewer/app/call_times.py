@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from arpo.errors import UserError
@@ -12,8 +13,10 @@ from arpo.viewer.app.folder import SafeFolder
 from arpo.viewer.app.index import Index, read_indexed, storable
 from arpo.viewer.app.lanes import Attempt, lane_json
 
-MAX_ATTEMPTS = 8_000  # of one window: about 0.3 s of reading
+MAX_ATTEMPTS = 8_000  # of one window
+MAX_BYTES = 8 << 20  # of the lines of one window: about 300,000 calls
 MAX_CALLS = 20_000  # of one episode
+MAX_ID = 200  # characters
 _SAME_BEGIN = 1e-9  # seconds; a window must have a length
 
 Json = dict[str, Any]
@@ -44,7 +47,7 @@ def add_calls(connection: sqlite3.Connection, record: Mapping[str, Any], at: int
     if not calls:
         return
     step = record.get("step")
-    episode = None if step is not None else storable(str(record["episode"]))[:200]
+    episode = None if step is not None else _id(record["episode"])
     if episode is None and (type(step) is not int or not 0 <= step < 1 << 31):
         raise ValueError("step is not a number of batches")
     ended = max(began + seconds for _, began, seconds in calls)
@@ -88,10 +91,12 @@ class CallTimes:
                 "GROUP BY step ORDER BY step"
             )
         ]
-        total = self._index.row("SELECT count(*) AS n, min(began) AS b, max(ended) AS e FROM calls")
+        total = self._index.row(
+            "SELECT count(*) AS n, min(began) AS b, max(ended) AS e, sum(size) AS size FROM calls"
+        )
         if total is None or not total["n"]:
             return {"batches": [], "batch": None}
-        if batch is None and total["n"] > MAX_ATTEMPTS and batches:
+        if batch is None and batches and (total["n"] > MAX_ATTEMPTS or total["size"] > MAX_BYTES):
             batch = batches[-1]["batch"]
         began, ended = total["b"], total["e"]
         if batch is not None:
@@ -100,32 +105,38 @@ class CallTimes:
                 raise UserError(f"batch {batch}: has no times yet")
             began, ended = chosen["began"], chosen["ended"]
         ended = max(ended, began + _SAME_BEGIN)
-        found = self._lines("episode", began, ended, MAX_ATTEMPTS + 1)
-        stages = self._lines("step", began, ended, 2_000)
+        found, complete = self._lines("episode", began, ended, MAX_ATTEMPTS)
+        stages, _ = self._lines("step", began, ended, 2_000)
         return {
             "batches": batches,
             "batch": batch,
             "began": began,
             "ended": ended,
-            "complete": len(found) <= MAX_ATTEMPTS,
+            "complete": complete,
             "learner": [call for line in stages for call in checked_calls(line)],
-            **lane_json([_attempt(line) for line in found[:MAX_ATTEMPTS]], began, ended),
+            **lane_json([_attempt(line) for line in found], began, ended),
         }
 
-    def _lines(self, kind: str, began: float, ended: float, limit: int) -> list[Json]:
+    def _lines(self, kind: str, began: float, ended: float, limit: int) -> tuple[list[Json], bool]:
+        """The first lines of a window of time, and whether these are all of them."""
         rows = self._index.rows(
             f"SELECT * FROM calls WHERE {kind} IS NOT NULL AND ended >= ? AND began <= ? ORDER BY n LIMIT ?",
-            (began, ended, limit),
+            (began, ended, limit + 1),
         )
-        return [self._read(row) for row in rows]
+        ends = accumulate(row["size"] for row in rows)
+        taken = [row for row, end in zip(rows[:limit], ends, strict=False) if end <= MAX_BYTES]
+        return [self._read(row) for row in taken], len(taken) == len(rows)
 
     def _read(self, row: sqlite3.Row) -> Json:
         def fits(record: Json) -> bool:
             name = record.get("episode")
-            same = None if name is None else storable(str(name))[:200]
-            return (same, record.get("step")) == (row["episode"], row["step"])
+            return (None if name is None else _id(name), record.get("step")) == (row["episode"], row["step"])
 
         return read_indexed(self._folder, self._index, CALLS, row, fits)
+
+
+def _id(name: Any) -> str:
+    return storable(str(name))[:MAX_ID]
 
 
 def _at(times: Sequence[list[float]], index: int) -> list[float] | None:
@@ -134,7 +145,7 @@ def _at(times: Sequence[list[float]], index: int) -> list[float] | None:
 
 def _attempt(record: Json) -> Attempt:
     return Attempt(
-        episode=str(record["episode"]),
+        episode=_id(record["episode"]),
         host=str(record.get("host", ""))[:200],
         fault=str(record.get("fault", ""))[:100],
         calls=checked_calls(record),

@@ -61,3 +61,16 @@ def test_values_of_another_number_of_tokens_are_an_error(tmp_path: Path) -> None
     store.close()
     with pytest.raises(UserError, match="batch0-2-0: step 1: damaged"):
         tokens(opened(tmp_path / "desk"), "batch0-2-0", "1")
+
+
+def test_the_newest_updates_of_an_answer_are_offered(tmp_path: Path) -> None:
+    """After those of batches 1 and 2, batches 3 to 301 replay the answer: batches 102 to 301 are offered."""
+    make_run(tmp_path / "desk")
+    store = RunFolder(tmp_path / "desk")
+    line = {"update": 1, "episode": "batch0-0-0", "turn": 1, "replayed": True, "entropy": [0.0] * 4}
+    for step in range(3, 302):
+        store.log_token_stats({**line, "step": step, "ratio": [float(step)] * 4, "clipped": [0] * 4})
+    store.close()
+    found = tokens(opened(tmp_path / "desk"), "batch0-0-0", "1")
+    assert [update["batch"] for update in found["trained"]] == list(range(102, 302))
+    assert found["trained"][-1]["shown"] and found["tokens"][0]["ratio"] == 301.0

@@ -15,7 +15,7 @@ HOW_TO_STORE = (
     "them."
 )
 NOT_TRAINED = "No update has trained this answer: it has no entropy, ratio and clipping."
-MAX_UPDATES = 200  # of one answer
+MAX_UPDATES = 200  # of one answer: the newest ones
 
 Json = dict[str, Any]
 
@@ -53,9 +53,9 @@ class TokenValues:
         Both are empty if no update has trained it.
         """
         rows = self._index.rows(
-            "SELECT * FROM token_stats WHERE episode = ? AND turn = ? ORDER BY n LIMIT ?",
+            "SELECT * FROM token_stats WHERE episode = ? AND turn = ? ORDER BY n DESC LIMIT ?",
             (episode, turn, MAX_UPDATES),
-        )
+        )[::-1]
         if not rows:
             return [], []
         at = len(rows) - 1 if chosen is None or chosen >= len(rows) else chosen

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -119,11 +122,22 @@ def test_a_resumed_run_has_the_lines_of_an_uninterrupted_one(tmp_path: Path) -> 
     assert parts == whole and {line["step"] for line in whole} == {1, 2}
 
 
-def test_asynchronous_training_has_the_lines_of_its_groups(tmp_path: Path) -> None:
+def test_asynchronous_training_has_the_lines_of_its_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner's thread writes them: rollouts do not wait."""
+    threads, write = set(), RunFolder.log_token_stats
+
+    def watched(store: RunFolder, line: Mapping[str, Any]) -> None:
+        threads.add(threading.current_thread().name)
+        write(store, line)
+
+    monkeypatch.setattr(RunFolder, "log_token_stats", watched)
     Scripted.play({A: [0, 1] * 9, B: [1, 0] * 9})
     settings = ("--train.max_staleness=1", "--env.parallel=4", "--train.epochs=2")
     config = small_config(tmp_path, [A, B], *settings, *ON)
     train_to_end(Trainer, config)
+    assert threads == {"learner_0"}
     batches = {record["step"]: record["groups"] for record in lines(config, "batches.jsonl")}
     trained: dict[int, set[int]] = {step: set() for step in batches}
     for line in lines(config, "token_stats.jsonl"):

@@ -42,7 +42,7 @@ from arpo.training.call_log import CallLog
 from arpo.training.progress import Progress
 from arpo.training.stop_note import describe_stop
 from arpo.training.timing import Timing, last_durations
-from arpo.training.token_stats import store_token_stats
+from arpo.training.token_stats import train_and_store
 from arpo.training.unfinished_batch import UnfinishedBatch
 from arpo.types import Failure, Group, Task
 
@@ -166,13 +166,13 @@ class Run:
 
     async def learn(self, batch: Batch) -> Metrics:
         """Train on the batch and load the new weights into the engine."""
+        store = self.store if self.config.store.token_stats else None
         with self.timing.stage("learn"):
             async with self.player.free_gpu():
-                metrics = await self._work(self.learner.train(batch))
+                training = train_and_store(self.learner, batch, store, self.progress.batch + 1)
+                metrics = await self._work(training)
                 weights = await self._new_weights()
             await self.scheduler.agent.engine.load(weights)
-        if self.config.store.token_stats:
-            store_token_stats(self.store, self.progress.batch + 1, batch, self.learner.token_stats())
         if skipped := int(metrics["skipped"]):
             self.progress.skipped += skipped
             self.display.note(

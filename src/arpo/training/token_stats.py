@@ -6,10 +6,21 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from arpo.learner.base import Batch, TokenStats
+from arpo.learner.base import Batch, Learner, Metrics, TokenStats
 from arpo.storage.run_folder import RunFolder
 
 DIGITS = 4
+
+
+async def train_and_store(learner: Learner, batch: Batch, store: RunFolder | None, step: int) -> Metrics:
+    """Train on batch number `step`, then write its lines. Without a store, it writes none.
+
+    Both block: in asynchronous training, this runs in the learner's thread.
+    """
+    metrics = await learner.train(batch)
+    if store is not None:
+        store_token_stats(store, step, batch, learner.token_stats())
+    return metrics
 
 
 def store_token_stats(

@@ -449,6 +449,35 @@ def test_an_outage_of_all_environments_pauses_and_costs_no_task_and_no_episode()
     assert factory.made < 1 + 12 + len(tasks) + 4  # episodes that wait for a slot stay out of the outage
 
 
+def test_single_faults_between_played_episodes_need_no_probe():
+    """A probe costs the start of an environment. It may fail too, and pause a run without an outage."""
+    factory = Outages()
+    pool, notes = outage_pool(factory)
+    for number in range(4):
+        factory.left, before = 1, factory.made
+        assert isinstance(asyncio.run(pool.run(TASK, str(number), episode)), Trajectory)
+        assert factory.made == before + 2  # the attempt and the next one
+    assert notes == []
+
+
+def test_a_single_fault_of_the_only_attempt_is_examined():
+    factory = Outages()
+    pool = pool_of(factory, config(attempts=1))
+    pool.outage.first_pause = 0.001
+    assert isinstance(asyncio.run(pool.run(TASK, "first", episode)), Trajectory)
+    factory.left = 3  # the attempt and two probes
+    assert isinstance(asyncio.run(pool.run(TASK, "e", episode)), Trajectory)
+
+
+def test_one_failed_probe_is_no_outage():
+    """It may meet a broken environment by chance."""
+    factory = Outages()
+    pool, notes = outage_pool(factory)
+    factory.left = 3  # two attempts and a probe
+    outcome = asyncio.run(pool.run(TASK, "e", episode))
+    assert isinstance(outcome, Failure) and (outcome.attempts, notes) == (2, [])
+
+
 def test_a_task_that_fails_while_others_work_is_no_outage():
     class OneBroken(FakeEnv):
         async def start(self, task):
@@ -516,17 +545,17 @@ def test_a_task_that_stops_working_is_no_outage_if_others_work():
     assert pool.quarantine.tasks == {"t"}
 
 
-def test_after_a_stop_a_single_failed_probe_does_not_end_the_batch():
+def test_after_a_stop_an_outage_that_has_just_begun_does_not_end_the_batch():
     factory = Outages()
     pool, notes = outage_pool(factory)
-    factory.left = 2  # the attempt and the first probe
+    factory.left = 4  # two attempts and the first two probes
     pool.outage.stop()
     assert isinstance(asyncio.run(pool.run(TASK, "e", episode)), Trajectory)
     assert notes[-1].startswith("the environments work again after")
     factory.left = 10**9
     with pytest.raises(Outage):
         asyncio.run(pool.run(TASK, "e", episode))
-    assert factory.left == 10**9 - 3  # the attempt and two probes
+    assert factory.left == 10**9 - 5  # two attempts and three probes
 
 
 def test_a_stop_does_not_wait_for_a_slow_probe():
@@ -535,7 +564,7 @@ def test_a_stop_does_not_wait_for_a_slow_probe():
 
         async def start(self, task):
             Slow.starts += 1
-            if Slow.starts == 4:  # the second probe
+            if Slow.starts == 6:  # the third probe, after two attempts
                 asyncio.get_running_loop().call_later(0.01, pool.outage.stop)
                 await asyncio.sleep(3600)
             if Slow.starts > 1:

@@ -1,7 +1,9 @@
 """Detects an outage of all environments, and waits until one works again.
 
-After a failed attempt, a probe starts an environment with an earlier, successful task. If the probe fails
-too, the fault is an outage: the task is not to blame. The run pauses, and the pauses between probes grow.
+After two faults without a played episode between them, a probe starts an environment with an earlier,
+successful task. If this fails twice, the fault is an outage: the task is not to blame. The run pauses, and
+the pauses between probes grow. A single fault needs no probe, which can take minutes: the next attempt of the
+episode shows whether environments work.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from arpo.errors import EnvError, Outage
 from arpo.types import Task
 
 FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # seconds between two probes
+_FIRST_PROBES = 2  # failed ones until the run pauses: one may meet a single broken environment
 
 Probe = Callable[[Task], Awaitable[bool]]
 
@@ -34,6 +37,7 @@ class OutageWatch:
         self.is_down = False
         self._probe, self._limit, self._clock = probe, seconds, clock
         self._working: list[Task] = []  # the last two tasks of which an episode was played
+        self._faults = 0  # since the last played episode
         self._turn = Slots(1)
         self._rounds = 0  # finished series of probes
         self._was_outage = False  # result of the last one
@@ -44,6 +48,7 @@ class OutageWatch:
 
     def worked(self, task: Task) -> None:
         """An episode of the task was played."""
+        self._faults = 0
         self._working = [*(one for one in self._working if one.id != task.id), task][-2:]
 
     async def passed(self) -> None:
@@ -52,12 +57,14 @@ class OutageWatch:
             async with self._turn():
                 pass
 
-    async def ended(self, task: Task, fault: EnvError) -> bool:
+    async def ended(self, task: Task, fault: EnvError, *, is_last: bool) -> bool:
         """After a fault of a task: wait until an environment works. Returns True if there was an outage.
 
-        One caller probes, the others wait for its result. Raises Outage after `seconds`, or after `stop`.
+        `is_last`: the episode has no further attempt, so even a single fault is examined. One caller probes,
+        the others wait for its result. Raises Outage after `seconds`, or after `stop`.
         """
-        if not self._working:
+        self._faults += 1
+        if not self._working or (self._faults == 1 and not is_last):
             return False
         seen = self._rounds
         async with self._turn():
@@ -70,7 +77,7 @@ class OutageWatch:
     def stop(self) -> None:
         """End the current outage, if there is one, with `Outage`. Call it in the loop.
 
-        A later outage ends after two failed probes: one may fail by chance, and `Outage` costs a batch.
+        A later outage ends after one more probe: the others may fail by chance, and `Outage` costs a batch.
         """
         if self._attempt is not None and not self._stopping:
             self._attempt.reschedule(0.0)
@@ -82,9 +89,10 @@ class OutageWatch:
         return seconds
 
     async def _wait(self, tasks: Iterator[Task], fault: EnvError) -> bool:
-        """Probe until an environment works. Returns False if the first probe finds one."""
-        if await self._probe(next(tasks)):
-            return False
+        """Probe until an environment works. Returns False if one of the first probes finds one."""
+        for _ in range(_FIRST_PROBES):
+            if await self._probe(next(tasks)):
+                return False
         reason = f"{fault.where}: {fault.message.partition(chr(10))[0][:300]}"
         began, pause = self._clock(), self.first_pause
         self.is_down = True

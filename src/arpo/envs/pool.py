@@ -163,7 +163,8 @@ class EnvPool:
                         trajectory = await episode(env)
             except ArpoFault as error:
                 self._count(error)
-                if isinstance(error, EnvError) and await self.outage.ended(task, error):
+                is_last = attempts + 1 == self._config.attempts
+                if isinstance(error, EnvError) and await self.outage.ended(task, error, is_last=is_last):
                     continue
                 attempts += 1
                 if attempts < self._config.attempts and not isinstance(error, PromptTooLong):

@@ -19,4 +19,5 @@ STAGES = {
     "learn": "learning",
     "evaluate": "evaluation",
     "save": "saving",
+    "judge": "log-probabilities of offline data",
 }

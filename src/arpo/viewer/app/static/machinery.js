@@ -121,7 +121,7 @@ arpo.machinery = (() => {
         open,
         series: [
           busy("engine", 0, (row) => row.engine_busy),
-          busy("learner", 1, (row) => (row.learn || 0) / (secondsOf(row, used) || NaN)),
+          busy("learner", 1, (row) => ((row.learn || 0) + (row.judge || 0)) / (secondsOf(row, used) || NaN)),
         ],
       }),
       lineChart({

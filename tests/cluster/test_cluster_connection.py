@@ -1,4 +1,4 @@
-"""Errors before Ray is asked: a bad address, a silent one, a missing package."""
+"""Errors of a connection: a bad address, a silent one, a missing package, a missing token of Ray."""
 
 from __future__ import annotations
 
@@ -35,6 +35,14 @@ def test_a_silent_address_is_refused_at_once(monkeypatch):
         connect("auto")
 
 
+def test_a_cluster_with_another_token_is_refused(monkeypatch):
+    """Ray has tokens of its own (RAY_AUTH_MODE)."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", _Refused)
+    with pytest.raises(UserError, match=r"cluster.ray = 'auto': no authentication token was found"):
+        connect("auto")
+
+
 def test_every_run_has_its_own_token():
     assert new_token() != new_token() and len(new_token()) == 32
 
@@ -45,3 +53,15 @@ class _NotConnected:
     @staticmethod
     def is_initialized() -> bool:
         return False
+
+
+class _Refused(_NotConnected):
+    """Ray of a cluster with tokens, without one."""
+
+    class exceptions:
+        class RayError(Exception):
+            pass
+
+    @staticmethod
+    def init(**options: object) -> None:
+        raise _Refused.exceptions.RayError("no authentication token was found")

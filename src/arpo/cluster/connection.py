@@ -35,7 +35,7 @@ class Node:
 def connect(address: str) -> Any:
     """Connect this process to the cluster of `cluster.ray`, once. Returns the module `ray`.
 
-    Raises UserError if Ray is not installed, if no cluster answers, or if it has another version.
+    Raises UserError if Ray is not installed, if no cluster answers, or if it has another version or token.
     """
     os.environ.setdefault(_AUTO_CONNECT, "0")
     try:
@@ -54,7 +54,7 @@ def connect(address: str) -> Any:
             f"cluster.ray = {address!r}: no Ray cluster found: start one with `ray start --head`, or set "
             f"cluster.ray to the address of one"
         ) from error
-    except (RuntimeError, ValueError) as error:  # for example another version of Ray or Python
+    except (RuntimeError, ValueError, ray.exceptions.RayError) as error:  # another version or token of Ray
         raise UserError(f"cluster.ray = {address!r}: {printable(str(error))}") from error
     return ray
 

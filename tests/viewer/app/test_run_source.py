@@ -415,3 +415,17 @@ def test_a_link_in_place_of_the_episodes_is_an_error_entry_and_delays_no_other_r
     assert (bad["id"], bad["episodes"]) == ("bad", 0) and "symbolic link" in bad["errors"][0]
     assert (good["episodes"], good["errors"]) == (13, [])
     library.close()
+
+
+def test_a_linked_file_of_times_or_tokens_hides_nothing_else(tmp_path):
+    make_run(tmp_path / "desk")
+    for name in ("calls.jsonl", "token_stats.jsonl"):
+        (tmp_path / "desk" / name).rename(tmp_path / name)
+        (tmp_path / "desk" / name).symlink_to(tmp_path / name)
+    library = opened(tmp_path / "desk")
+    (entry,) = library.answer(["sources"], {})["sources"]
+    assert entry["episodes"] == 13
+    assert [text.split(": ")[1] for text in entry["errors"]] == ["is a symbolic link"] * 2
+    episode = library.answer(["s", "desk", "episodes", "batch0-0-0"], {})
+    assert episode["times"] is None and episode["steps_list"][0]["shot"]["width"] == 320
+    library.close()

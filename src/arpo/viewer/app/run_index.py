@@ -72,17 +72,22 @@ class RunIndexer:
     def __init__(self, folder: SafeFolder, index: Index) -> None:
         self._folder, self._index = folder, index
         self.share = 0.0  # of trajectories.jsonl that is indexed
+        self.errors: dict[str, str] = {}  # of optional files that cannot be read, by name
 
     def refresh(self, deadline: float) -> bool:
         """Index new lines until the deadline, in seconds of time.monotonic(). True: all are indexed."""
         files: tuple[tuple[str, Adder], ...] = (
             (FAILURES, self._add_failure),
             (BATCHES, self._add_batch),
-            (CALLS, add_calls),
-            (TOKEN_STATS, add_token_stats),
             (TRAJECTORIES, self._add_episode),
         )
         complete = [self._follow(name, add, deadline) for name, add in files]
+        for name, add in ((CALLS, add_calls), (TOKEN_STATS, add_token_stats)):
+            try:
+                complete.append(self._follow(name, add, deadline))
+                self.errors.pop(name, None)
+            except (UserError, OSError) as error:
+                self.errors[name] = str(error)
         return all(complete)
 
     def _follow(self, name: str, add: Adder, deadline: float) -> bool:

@@ -129,7 +129,8 @@ class RunSource(Source):
             "success": self._success(),
             "share": self._indexer.share,
             "errors": [text for text in (self._config_error,) if text]
-            + [text for log in logs for text in log.problems],
+            + [text for log in logs for text in log.problems]
+            + list(self._indexer.errors.values()),
         }
 
     def _subtitle(self) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
 import pytest
 
 from arpo.cluster.connection import Node
@@ -11,8 +15,10 @@ from arpo.cluster.placement import (
     host_role,
     rank_role,
     replica_role,
+    reserve,
     slots_of_hosts,
 )
+from arpo.cluster.ranks import RayRanks
 from arpo.errors import UserError
 from arpo.recipe import load_config
 
@@ -73,3 +79,40 @@ def test_a_shortage_names_needed_present_and_free_resources():
 def test_hosts_need_a_cluster_and_an_environment_each(settings, message):
     with pytest.raises(UserError, match=message):
         load_config("desk", settings)
+
+
+class Places:
+    """Ray's placement groups, as a list of those that exist."""
+
+    def __init__(self, monkeypatch, wait):
+        self.groups: list[Any] = []
+        module: Any = ModuleType("ray.util.placement_group")
+        module.placement_group = lambda bundles, strategy: self._made(SimpleNamespace(wait=wait))
+        module.remove_placement_group = self.groups.remove
+        for name in ("ray", "ray.util"):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def _made(self, group):
+        self.groups.append(group)
+        return group
+
+
+def test_an_interrupted_wait_leaves_no_reserved_places(monkeypatch):
+    """Else the next run of this process finds them in use."""
+
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    places = Places(monkeypatch, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reserve(host_role(load_config("desk")), 60.0)
+    assert places.groups == []
+
+
+def test_places_of_ranks_are_free_if_the_learner_was_never_made(monkeypatch):
+    places = Places(monkeypatch, lambda seconds: True)
+    ranks = RayRanks(rank_role(load_config("desk"), 3, on_gpus=False), "10.0.0.1", "run", 60.0)
+    assert len(places.groups) == 1
+    del ranks
+    assert places.groups == []

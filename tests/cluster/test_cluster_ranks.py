@@ -10,9 +10,9 @@ import pytest
 
 from arpo.cluster.connection import Node
 from arpo.cluster.rank_actor import RankOrder, accept_rank, connect_to_rank_0, interface_variables
-from arpo.cluster.ranks import learns_on_gpus
+from arpo.cluster.ranks import RESULT_SECONDS, has_own_gpu, learns_on_gpus
 from arpo.errors import UserError
-from arpo.learner.ranks import interface_of
+from arpo.learner.ranks import EXIT_SECONDS, interface_of
 from arpo.recipe import load_config
 
 HEAD = Node(id="a", address="10.0.0.1", resources={"CPU": 8.0})
@@ -38,6 +38,20 @@ def test_ranks_have_gpus_if_the_node_of_the_run_has_one(
     else:
         with pytest.raises(UserError, match=expected):
             learns_on_gpus(config, nodes, driver)
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(None, False), ("0,1,2,3", False), ("2", True), ("", True), ("GPU-5f2c", True)],
+)
+def test_a_list_of_all_gpus_is_no_choice_of_one(visible: str | None, expected: bool) -> None:
+    """Schedulers of clusters set the variable to all GPUs of a node. Ray would give ours to a server too."""
+    assert has_own_gpu({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) is expected
+
+
+def test_the_loss_of_a_rank_is_known_before_the_group_gives_up_waiting_for_it() -> None:
+    """Else the error of torch.distributed ends the run, and the learner does not restart."""
+    assert RESULT_SECONDS < EXIT_SECONDS
 
 
 def test_only_a_rank_with_the_token_connects_to_rank_0() -> None:

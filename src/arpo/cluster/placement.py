@@ -76,9 +76,12 @@ def reserve(role: Role, seconds: float) -> Any:
     from ray.util.placement_group import placement_group, remove_placement_group
 
     group = placement_group([dict(role.each)] * role.count, strategy=role.strategy)
-    if not group.wait(max(seconds, 1.0)):
+    try:
+        if not group.wait(max(seconds, 1.0)):
+            raise UserError(describe_shortage(role, living_nodes(), ray.available_resources(), seconds))
+    except BaseException:  # also Ctrl-C: a later run of this process may need the places
         remove_placement_group(group)
-        raise UserError(describe_shortage(role, living_nodes(), ray.available_resources(), seconds))
+        raise
     return group
 
 

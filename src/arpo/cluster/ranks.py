@@ -15,6 +15,7 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,7 +32,7 @@ from arpo.learner.ranks import RankLost
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 _START_SECONDS = 60.0  # for Ray to start the process of an actor, and for the actor to connect
 _RETRY_SECONDS = 2.0
-_RESULT_SECONDS = 10.0  # for Ray to tell how a rank has ended
+RESULT_SECONDS = 3.0  # for Ray to tell how a rank has ended; less than EXIT_SECONDS of learner/ranks.py
 
 
 def open_ranks(config: Config) -> RayRanks | None:
@@ -44,7 +45,7 @@ def open_ranks(config: Config) -> RayRanks | None:
     address = str(ray.util.get_node_ip_address())
     nodes = living_nodes()
     on_gpus = learns_on_gpus(config, nodes, address)
-    if on_gpus and VISIBLE_GPUS not in os.environ:
+    if on_gpus and not has_own_gpu(os.environ):
         os.environ[VISIBLE_GPUS] = _reserve_gpu(config, address)
     if config.optim.ranks == 1:
         return None
@@ -65,6 +66,11 @@ def learns_on_gpus(config: Config, nodes: Sequence[Node], address: str) -> bool:
             "run is a rank of the learner: start it on a node with a GPU, or set model.device = cpu"
         )
     return False
+
+
+def has_own_gpu(environ: Mapping[str, str]) -> bool:
+    """Whether the user, or Ray for a job, has chosen the GPU of this process. Several are no choice."""
+    return "," not in environ.get(VISIBLE_GPUS, ",")
 
 
 def _reserve_gpu(config: Config, address: str) -> str:
@@ -102,15 +108,14 @@ class RayRanks:
         self.address = address
         self._role, self._run, self._wait_seconds = role, run, wait_seconds
         self._group = reserve(role, wait_seconds)
+        self._free = weakref.finalize(self, _remove, self._group)
+        self._free.atexit = False  # Ray frees the places of a process that has ended
         self._actors = 0  # made so far
         self._restarts = -1
 
     def close(self) -> None:
-        """Free the places."""
-        from ray.util.placement_group import remove_placement_group
-
-        with suppress(Exception):  # the cluster may be gone
-            remove_placement_group(self._group)
+        """Free the places. Garbage collection does the same."""
+        self._free()
 
     def start(self, numbers: Iterable[int], store: str) -> list[Rank]:
         """Raises `RankLost` if a place is missing, or if a rank does not connect."""
@@ -172,6 +177,13 @@ class RayRanks:
         return ray.remote(RankActor).options(**options).remote(number, self._restarts)
 
 
+def _remove(group: Any) -> None:
+    from ray.util.placement_group import remove_placement_group
+
+    with suppress(Exception):  # the cluster may be gone
+        remove_placement_group(group)
+
+
 def _accept_all(
     listener: socket.socket, token: bytes, results: Mapping[int, Any]
 ) -> dict[int, socket.socket]:
@@ -217,7 +229,7 @@ class _RayRank:
                 ray.get(self._actor.kill.remote(), timeout=seconds)
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
-        self.exited.wait(_RESULT_SECONDS)
+        self.exited.wait(RESULT_SECONDS)
         self._connection.close()
         ray.kill(self._actor)
 
@@ -225,7 +237,7 @@ class _RayRank:
         poller = select.poll()
         poller.register(self._connection.fileno(), select.POLLIN)
         poller.poll()  # a rank sends nothing: it has ended, or the connection is broken
-        self.exit, self.output = _ending(self._result, f"was lost on node {self._node}", _RESULT_SECONDS)
+        self.exit, self.output = _ending(self._result, f"was lost on node {self._node}", RESULT_SECONDS)
         self.exited.set()
 
 

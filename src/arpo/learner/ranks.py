@@ -37,6 +37,7 @@ from arpo.models.loading import resolve_device
 from arpo.recipe import load_config, to_toml
 
 _DETECTION_SECONDS = 30.0  # the main thread should notice a lost rank within this time
+EXIT_SECONDS = 5.0  # after an error of rank 0, for the exit of the rank that caused it
 _STARTUP_SECONDS = 300.0  # for a rank to load its libraries
 _POLL_SECONDS = 0.05
 _SIOCGIFADDR = 0x8915  # ioctl of Linux: IPv4 address of a network interface
@@ -165,7 +166,7 @@ class RankGroup:
         except RankLost:
             raise
         except Exception as error:
-            self._raise_if_lost(5.0, error)
+            self._raise_if_lost(EXIT_SECONDS, error)
             if re.search(r"timed out|timeout", str(error), re.IGNORECASE):
                 reason = (
                     f"the ranks of the learner timed out: they waited {self._seconds:g} s for each other "

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from arpo.config import Config
+from arpo.errors import UserError
 from arpo.rollout.activity import EpisodeCalls
 from arpo.storage.run_folder import RunFolder
 from arpo.training.call_log import CallLog, logged_seconds
@@ -47,6 +48,14 @@ def test_times_count_from_the_start_of_the_run(tmp_path: Path) -> None:
 def test_a_new_folder_has_no_logged_seconds(tmp_path: Path) -> None:
     store = RunFolder(tmp_path)
     assert logged_seconds(store) == 0.0
+    store.close()
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    store = RunFolder(tmp_path)
+    (tmp_path / "calls.jsonl").write_text('{"step":1,"calls":[]}\n{"step":2}\n')
+    with pytest.raises(UserError, match=r"calls\.jsonl: line 2: damaged"):
+        logged_seconds(store)
     store.close()
 
 

@@ -9,10 +9,10 @@ Times are seconds since the start of the run. Time between an interruption and t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from arpo.rollout.activity import Call, EpisodeCalls
+from arpo.storage.files import RESTORE_OR_LEAVE, damage
 from arpo.storage.run_folder import CALLS, RunFolder
 
 
@@ -37,10 +37,9 @@ class CallLog:
 
 def logged_seconds(store: RunFolder) -> float:
     """The end of the last logged call, in seconds since the start of the run."""
-    *_, last = (0.0, *_ends(store.read_log(CALLS)))
-    return last
-
-
-def _ends(records: Iterable[dict[str, Any]]) -> Iterator[float]:
-    for record in records:
-        yield from (began + seconds for _, began, seconds in record["calls"][-1:])
+    end = 0.0
+    for number, record in enumerate(store.read_log(CALLS), 1):
+        with damage(f"{store.folder / CALLS}: line {number}", RESTORE_OR_LEAVE):
+            for _, began, seconds in record["calls"][-1:]:
+                end = float(began + seconds)
+    return end

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from arpo.cluster.connection import Node
 from arpo.cluster.rank_actor import RankOrder, accept_rank, connect_to_rank_0, interface_variables
-from arpo.cluster.ranks import RESULT_SECONDS, has_own_gpu, learns_on_gpus
+from arpo.cluster.ranks import RESULT_SECONDS, RayRank, has_own_gpu, learns_on_gpus
 from arpo.errors import UserError
 from arpo.learner.ranks import EXIT_SECONDS, interface_of
 from arpo.recipe import load_config
@@ -79,6 +81,30 @@ def test_only_a_rank_with_the_token_connects_to_rank_0() -> None:
         thread.join()
     assert accepted[0] is None and accepted[1][0] == 7 and accepted[2] is None
     accepted[1][1].close()
+
+
+def test_ranks_can_be_stopped_after_the_end_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end of a process, Ray may close first. An error would keep the next ranks from being stopped."""
+
+    class RayError(Exception):
+        pass
+
+    def closed(*arguments: object, **options: object) -> None:
+        raise RayError("Ray has not been started yet")
+
+    ray: Any = ModuleType("ray")
+    ray.get = ray.kill = closed
+    ray.exceptions = exceptions = ModuleType("ray.exceptions")
+    exceptions.RayError = RayError  # type: ignore[attr-defined]
+    exceptions.RayTaskError = type("RayTaskError", (RayError,), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", exceptions)
+    here, there = socket.socketpair()
+    rank = RayRank(1, "10.0.0.2", here, None, None)
+    there.close()
+    rank.stop(5.0)
+    assert rank.exit is not None and rank.exit.reason == "was lost on node 10.0.0.2"
+    assert here.fileno() == -1
 
 
 def test_torch_uses_the_interface_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ class RayRanks:
                 ray.kill(actor)
             raise
         return [
-            _RayRank(number, nodes[number], connections[number], actor, results[number])
+            RayRank(number, nodes[number], connections[number], actor, results[number])
             for number, actor in actors.items()
         ]
 
@@ -207,7 +207,7 @@ def _accept_all(
     return connections
 
 
-class _RayRank:
+class RayRank:
     """A rank on a node. The end of its connection means that the rank has ended."""
 
     def __init__(self, number: int, node: str, connection: socket.socket, actor: Any, result: Any) -> None:
@@ -231,7 +231,8 @@ class _RayRank:
             self._connection.shutdown(socket.SHUT_RDWR)
         self.exited.wait(RESULT_SECONDS)
         self._connection.close()
-        ray.kill(self._actor)
+        with suppress(Exception):  # this process may have left the cluster
+            ray.kill(self._actor)
 
     def _watch(self) -> None:
         poller = select.poll()

@@ -102,6 +102,22 @@ def test_a_host_starts_at_the_first_check_and_again_after_a_kill(monkeypatch: py
     assert not hosts()
 
 
+def test_a_host_that_hangs_is_restarted_and_has_no_address_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arpo.cluster.service._CHECK_SECONDS", 0.2)
+    monkeypatch.setattr("arpo.cluster.service.RESTART_SECONDS", 3600.0)
+
+    async def scenario() -> None:
+        service = Service(asdict(order("--env.step_seconds=0.5")), "127.0.0.1")
+        await until(service, lambda found: bool(found["url"]))
+        [host] = hosts()
+        os.kill(host, signal.SIGSTOP)
+        found = await until(service, lambda found: found["restarts"] == 1)
+        assert found["url"] == "" and (await service.status())["state"] == "starting"
+
+    asyncio.run(scenario())
+    assert not hosts()
+
+
 def test_a_host_that_does_not_start_is_reported_with_its_reason() -> None:
     async def scenario() -> None:
         service = Service(asdict(order("--env.name=no_such_module:Env")), "127.0.0.1")

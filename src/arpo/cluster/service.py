@@ -228,6 +228,7 @@ class HostProgram:
             await asyncio.to_thread(child.wait, self._config.env.start_seconds)
             yield child
         finally:
+            self.url = ""
             await asyncio.to_thread(child.close)
 
     async def _address_of(self, child: ChildHost) -> str:

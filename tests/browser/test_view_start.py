@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -18,7 +19,11 @@ def test_the_browser_gets_a_private_file_that_leads_to_the_page(browser, runs, t
     program.chmod(0o700)
     command = [sys.executable, "-m", "arpo", "view", str(runs), "--at", "/s/first/batch/2"]
     environment = {**os.environ, "BROWSER": f"{program} %s", "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server,
+        ExitStack() as stack,
+    ):
+        stack.callback(server.kill)  # a failed check must not wait for it
         assert server.stdout
         printed = server.stdout.readline()
         arguments = (tmp_path / "arguments").read_text()

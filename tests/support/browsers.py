@@ -23,6 +23,8 @@ from playwright.sync_api import (
 )
 
 CHROMIUM = "/usr/bin/chromium"
+TIMEOUT = 60_000  # milliseconds, for a busy machine
+expect.set_options(timeout=TIMEOUT)
 FOREIGN = "foreign.test"  # a name of another site, for loopback
 # Chromium's own sandbox needs rights that a container does not have.
 ARGUMENTS = ("--no-sandbox", f"--host-resolver-rules=MAP {FOREIGN} 127.0.0.1")
@@ -65,7 +67,7 @@ class Visit:
         page.on("console", self._logged)
         page.on("dialog", self._asked)
         page.on("request", self._requested)
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(TIMEOUT)
         page.goto(address)
 
     def _failed(self, error: Error) -> None:

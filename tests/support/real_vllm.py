@@ -18,7 +18,7 @@ from arpo.config import Config
 from arpo.serving.vllm_server import find_server, link_package
 
 PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
-_START_SECONDS, _STOP_SECONDS = 240.0, 20.0
+_START_SECONDS, _STOP_SECONDS = 900.0, 20.0
 
 
 class RealServer:

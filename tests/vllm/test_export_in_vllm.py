@@ -150,7 +150,7 @@ def by_vllm(
         done = subprocess.run(
             [PYTHON, SCORE, asked, answered],
             env=SURROUNDINGS | {"PATH": os.environ["PATH"], "HOME": str(scratch.parent)},
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, timeout=300, check=False,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, timeout=900, check=False,
         )  # fmt: skip
     assert done.returncode == 0, log.read_text("utf-8", "replace")[-4000:]
     answer = json.loads(answered.read_text("utf-8"))

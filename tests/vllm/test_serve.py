@@ -25,7 +25,7 @@ from processes import descendants, parents, wait_until
 from real_vllm import PYTHON
 
 KEY = "0123456789abcdef"
-SECONDS = 240.0  # for two servers to start on two busy cores
+SECONDS = 900.0  # for two servers to start on two busy cores
 
 
 @pytest.fixture(autouse=True)

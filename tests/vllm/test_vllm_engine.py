@@ -33,7 +33,7 @@ from tiny_vlm import screenshot, stock_inputs
 
 EXACT = 1e-3  # of a log-probability in float32
 SETTINGS = ("--engine.name=vllm", f"--engine.python={PYTHON}", "--model.device=cpu", "--run.threads=1")
-_SECONDS = 400.0  # a restart takes a minute or more
+_SECONDS = 900.0  # a restart takes a minute or more
 SHORT = Sampling(temperature=1.0, max_tokens=32, seed=5)
 LONG = Sampling(temperature=2.0, max_tokens=800, seed=5)  # some seconds, if no token ends it
 

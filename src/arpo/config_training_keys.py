@@ -238,7 +238,7 @@ class StoreConfig:
 class PretrainConfig:
     """Base model of desk: `arpo pretrain`."""
 
-    steps: int = setting(9000, "Number of updates", low=1)
+    steps: int = setting(6800, "Number of updates", low=1)
     tokens_per_step: int = setting(65536, "Tokens per update, padding included", low=1024)
     lr: float = setting(1.5e-3, "Peak learning rate, after warm-up; it then falls to 0 as a cosine", above=0)
     warmup: int = setting(200, "Updates of learning-rate warm-up", low=1)

@@ -42,7 +42,7 @@ def encode_images(
     visual = model.model.visual
     grids = torch.tensor([renderer.grid(shot) for shot in screenshots])
     pixels = _patches(screenshots, renderer, visual.device, loader).to(visual.dtype)
-    return family_of(model).image_features(visual(pixels, grid_thw=grids.to(visual.device)))
+    return family_of(model).image_features(visual(pixels, grid_thw=grids))
 
 
 def _patches(

@@ -47,9 +47,11 @@ class Segments:
         for start, end in pairwise(edges):
             if end > start:
                 starts_by_length.setdefault(end - start, []).append(start)
+        counts = tuple((length, len(starts)) for length, starts in starts_by_length.items())
+        if len(counts) == 1:  # nothing to reorder
+            return cls(counts=counts, order=bounds[:0], inverse=bounds[:0])
         runs = [torch.tensor(starts)[:, None] + torch.arange(n) for n, starts in starts_by_length.items()]
         order = torch.cat([run.flatten() for run in runs]).to(bounds.device)
-        counts = tuple((length, len(starts)) for length, starts in starts_by_length.items())
         return cls(counts=counts, order=order, inverse=torch.argsort(order))
 
 
@@ -73,11 +75,12 @@ def install(model: VisionLanguageModel) -> None:
     def add_layout(
         visual: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        grid_thw = kwargs["grid_thw"] if "grid_thw" in kwargs else args[1]
-        key = (grid_thw.device, *map(tuple, grid_thw.tolist()))
+        grid_thw = kwargs["grid_thw"] if "grid_thw" in kwargs else args[1]  # on any device
+        device = next(visual.parameters()).device
+        key = (device, *map(tuple, grid_thw.tolist()))
         with lock:
             if key not in layouts:
-                layouts[key] = _layout(visual, family, grid_thw)
+                layouts[key] = _layout(visual, family, grid_thw.to(device))
             layouts.move_to_end(key)
             layout = layouts[key]
             while len(layouts) > 1 and sum(each.patches for each in layouts.values()) > _MAX_CACHED_PATCHES:
@@ -93,16 +96,44 @@ def install(model: VisionLanguageModel) -> None:
 
 
 def _layout(visual: Any, family: Family, grid_thw: Tensor) -> Layout:
-    make_rotary = type(visual.rotary_pos_emb).forward  # the forward of the instance only returns tables
-    position_ids = get_vision_position_ids(grid_thw, visual.spatial_merge_size)
-    arguments = family.tower_arguments(visual, grid_thw)
+    """The layout of these grids. If all are equal, that of the first is repeated, which is far faster."""
+    equal = len(grid_thw) > 1 and len(set(map(tuple, grid_thw.tolist()))) == 1
+    arguments = _arguments(visual, family, grid_thw[:1] if equal else grid_thw)
+    if equal:
+        arguments = _repeated(arguments, len(grid_thw))
     bounds = {name: arguments[name] for name in (IMAGE_BOUNDS, WINDOW_BOUNDS) if name in arguments}
     return Layout(
-        arguments=arguments
-        | {"position_ids": make_rotary(visual.rotary_pos_emb, position_ids, position_ids)},
+        arguments=arguments,
         segments={name: Segments.of(edges) for name, edges in bounds.items()},
-        patches=len(position_ids),
+        patches=len(arguments["position_ids"][0]),
     )
+
+
+def _arguments(visual: Any, family: Family, grid_thw: Tensor) -> dict[str, Any]:
+    make_rotary = type(visual.rotary_pos_emb).forward  # the forward of the instance only returns tables
+    position_ids = get_vision_position_ids(grid_thw, visual.spatial_merge_size)
+    tables = make_rotary(visual.rotary_pos_emb, position_ids, position_ids)
+    return {**family.tower_arguments(visual, grid_thw), "position_ids": tables}
+
+
+def _repeated(arguments: dict[str, Any], count: int) -> dict[str, Any]:
+    """The arguments of one image, for this many images of its size."""
+
+    def shifted(values: Tensor, by: int) -> Tensor:
+        numbers = torch.arange(count, dtype=values.dtype, device=values.device)
+        return (values + by * numbers[:, None]).flatten()
+
+    def repeated(name: str, values: Any) -> Any:
+        if name in (IMAGE_BOUNDS, WINDOW_BOUNDS):
+            return torch.cat([values[:1], shifted(values[1:], patches)])
+        if name == "window_index":
+            return shifted(values, len(values))
+        if name == "position_ids":
+            return tuple(table.repeat(count, 1) for table in values)
+        return values.repeat(count, *[1] * (values.dim() - 1))
+
+    patches = len(arguments["position_ids"][0])
+    return {name: repeated(name, values) for name, values in arguments.items()}
 
 
 def _embed_patches(patch_embed: Any, patches_NP: Tensor) -> Tensor:

@@ -296,6 +296,11 @@ class Desktop:
 
     def draw(self, width: int, height: int) -> Canvas:
         canvas = Canvas(width, height)
+        self.draw_on(canvas)
+        return canvas
+
+    def draw_on(self, canvas: Canvas) -> None:
+        """Draw on an empty canvas."""
         for window in self.windows:
             window.draw(canvas, active=window is self.front)
         if self.popup is not None:
@@ -305,7 +310,6 @@ class Desktop:
             for i, (label, _) in enumerate(self.popup.choices):
                 canvas.text(x, y + i * CELL_HEIGHT, label, Colour.TITLE)
         self._draw_taskbar(canvas)
-        return canvas
 
     def _draw_taskbar(self, canvas: Canvas) -> None:
         top = _TASKBAR_ROW * CELL_HEIGHT

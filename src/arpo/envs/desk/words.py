@@ -37,7 +37,7 @@ INTERFACE = _words(
     "computer Read the screen Click Set Turn on off theme text size volume language to user name file "
     "Move Make named Write in new note and save it Replace of with about saying Answer from Put cell sum "
     "column value for gift then Close menu Select all Type Drag Scroll Press right click no Done enter "
-    "esc ctrl s"
+    "esc ctrl s x app button check radio tab list slider field"
 )
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from itertools import islice
 
 import pytest
 import torch
 
 from arpo.config import Config
-from arpo.envs.desk.base_model.batches import BATCHES_PER_CHUNK, Batches, LessonBatch, LessonLoader
+from arpo.envs.desk.base_model.batches import BATCHES_PER_CHUNK, Batches, LessonBatch, LessonLoader, collate
+from arpo.envs.desk.base_model.lessons import LessonGenerator
+from arpo.envs.desk.base_model.pages import random_page
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
 from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
+from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
 from arpo.recipe import load_config
 
 TOKENS = 1200
-PAD = Renderer(desk_tokenizer(), IMAGE_SETTINGS).pad_id
+RENDERER = Renderer(desk_tokenizer(), IMAGE_SETTINGS)
 
 
 def config(*more: str) -> Config:
@@ -32,15 +36,24 @@ def test_batches_are_full_but_not_over(chunks: list[list[LessonBatch]]) -> None:
     for batch in (batch for chunk in chunks for batch in chunk):
         lessons, width = batch.tokens_BT.shape
         assert lessons == 1 or lessons * width <= TOKENS
-        assert batch.mask_BT.shape == batch.slots_BT.shape == (lessons, width)
         assert batch.positions_3BT.shape == (3, lessons, width)
-        assert len(batch.frames_NHW) % 64 == 0  # few shapes occur
-        slots_a_frame = 6 * 8
-        assert int(batch.slots_BT.sum()) % slots_a_frame == 0
-        assert int(batch.slots_BT.sum()) <= slots_a_frame * len(batch.frames_NHW)
-        assert not (batch.mask_BT & batch.slots_BT).any()
-        assert not batch.mask_BT[batch.tokens_BT == PAD].any()
-        assert batch.mask_BT.any(dim=1).all()
+        assert len(batch.slots_I) == 6 * 8 * len(batch.screens_NHW)
+        tokens, slots, answers = batch.tokens_BT.flatten(), set(batch.slots_I.tolist()), batch.answers_A
+        assert not slots & set(answers.tolist())
+        assert not (tokens[answers] == RENDERER.pad_id).any()
+        assert set((answers // width).tolist()) == set(range(lessons))
+
+
+def test_many_screens_are_padded_and_some_are_labelled() -> None:
+    """300 pages are padded to 320 screens, a multiple of 64. Every second page has labels."""
+    rng = random.Random(0)
+    generator = LessonGenerator(RENDERER, load_template("desk"))
+    page = generator.sequence("Read the text", [random_page(rng)])
+    batch = collate([page] * 300, RENDERER)
+    assert len(batch.screens_NHW) == 320
+    assert len(batch.slots_I) == 300 * 48
+    screens = (batch.readable_R // 48).unique().tolist()
+    assert screens == list(range(0, 300, 2))
 
 
 def test_every_chunk_has_the_same_number_of_batches(chunks: list[list[LessonBatch]]) -> None:
@@ -73,4 +86,4 @@ def test_workers_continue_with_the_next_batch(chunks: list[list[LessonBatch]]) -
 
 
 def same(one: LessonBatch, other: LessonBatch) -> bool:
-    return torch.equal(one.tokens_BT, other.tokens_BT) and torch.equal(one.frames_NHW, other.frames_NHW)
+    return torch.equal(one.tokens_BT, other.tokens_BT) and torch.equal(one.screens_NHW, other.screens_NHW)

@@ -55,9 +55,9 @@ def test_every_screen_has_one_answer(lessons: list[Lesson]) -> None:
     slots = GENERATOR._next_screen_ids.count(RENDERER.image_token_id)
     assert slots > 0
     for lesson in lessons:
-        assert len(answers(lesson)) == len(lesson.frames)
-        assert lesson.token_ids.count(RENDERER.image_token_id) == slots * len(lesson.frames)
-        assert all(frame.shape == (168, 224) and frame.dtype == np.uint8 for frame in lesson.frames)
+        assert len(answers(lesson)) == len(lesson.screens)
+        assert lesson.token_ids.count(RENDERER.image_token_id) == slots * len(lesson.screens)
+        assert all(screen.pixels.shape == (168, 224) for screen in lesson.screens)
         assert len(lesson.mask) == len(lesson.token_ids)
 
 
@@ -65,11 +65,11 @@ def test_a_screen_has_three_questions_and_a_demonstration_its_own_screens() -> N
     asked = [len(found) for number in range(60) if len(found := some_lessons(READ, number)) > 1]
     assert set(asked) <= {2, 3} and asked.count(3) > 0.8 * len(asked)
     several = next(found for number in range(60) if len(found := some_lessons(READ, number)) == 3)
-    assert all(np.array_equal(lesson.frames[0], several[0].frames[0]) for lesson in several)
+    assert all(lesson.screens[0] is several[0].screens[0] for lesson in several)
 
 
 def is_demonstration(lesson: Lesson) -> bool:
-    return answers(lesson)[-1].endswith(("finished()", "error_env()")) or len(lesson.frames) > 1
+    return answers(lesson)[-1].endswith(("finished()", "error_env()")) or len(lesson.screens) > 1
 
 
 def test_shares_of_the_ladder_are_shares_of_lessons() -> None:
@@ -98,7 +98,8 @@ def test_the_same_seed_gives_the_same_lessons() -> None:
     one, other = some_lessons(ACT, 7), some_lessons(ACT, 7)
     assert [(each.token_ids, each.mask) for each in one] == [(each.token_ids, each.mask) for each in other]
     for first, second in zip(one, other, strict=True):
-        assert all(map(np.array_equal, first.frames, second.frames))
+        for left, right in zip(first.screens, second.screens, strict=True):
+            assert np.array_equal(left.pixels, right.pixels)
 
 
 def spelled_out(text: str) -> set[str]:

@@ -7,20 +7,21 @@ import re
 
 import numpy as np
 
-from arpo.envs.desk.base_model.pages import _STYLES, NO_WORD, random_page, readable_words
+from arpo.envs.desk.base_model.pages import _STYLES, random_page
+from arpo.envs.desk.base_model.word_canvas import NO_WORD, readable_words
 from arpo.envs.desk.canvas import Canvas
 from arpo.envs.desk.words import vocabulary
 
 
 def test_a_page_shows_its_words_at_their_places() -> None:
-    page = random_page(random.Random(0))
-    pixels, answer = page.frame, page.answer
+    page, answer = random_page(random.Random(0))
+    pixels = page.pixels
     entries = re.findall(r"([A-Za-z0-9]+)\((\d+),(\d+)\)", answer)
     assert "".join(f"{word}({x},{y})" for word, x, y in entries) == answer
     assert 12 <= len(entries) <= 60
     words = [
         (readable_words()[page.words_RC[row, column]], int(column), int(row))
-        for row, column in zip(*np.nonzero(page.words_RC != NO_WORD), strict=True)
+        for row, column in zip(*np.nonzero(page.words_RC[:-1] != NO_WORD), strict=True)
     ]
     first = [(word, (int(x) - len(word) * 7 // 2) // 7, int(y) // 14) for word, x, y in entries]
     assert words == [(word, column + i, row) for word, column, row in first for i in range(len(word))]
@@ -38,5 +39,5 @@ def test_a_page_shows_its_words_at_their_places() -> None:
 
 def test_pages_contain_all_words_and_numbers() -> None:
     rng = random.Random(1)
-    found = {word for _ in range(200) for word in re.findall("[A-Za-z]+", random_page(rng).answer)}
+    found = {word for _ in range(200) for word in re.findall("[A-Za-z]+", random_page(rng)[1])}
     assert found == set(vocabulary())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from arpo.config import Config
 from arpo.envs.desk.base_model.batches import Batches, LessonBatch, collate
 from arpo.envs.desk.base_model.lessons import LessonGenerator
-from arpo.envs.desk.base_model.pages import NO_WORD, readable_words
 from arpo.envs.desk.base_model.pretrain import (
     Pretraining,
     _load_parts,
@@ -24,6 +22,7 @@ from arpo.envs.desk.base_model.pretrain import (
 )
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
 from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
+from arpo.envs.desk.base_model.word_canvas import WordCanvas, readable_words
 from arpo.envs.desk.canvas import PALETTE
 from arpo.errors import UserError
 from arpo.prompts import vision
@@ -54,13 +53,15 @@ def test_the_loss_is_transformers_own(some: list[LessonBatch], tmp_path: Path) -
     loss = answer_loss(training.model, batch, screen_features(training.model, batch, palette))
     training.model.save_pretrained(tmp_path / "plain")
     stock = AutoModelForImageTextToText.from_pretrained(tmp_path / "plain", dtype=torch.float32)
-    frames = iter(batch.frames_NHW)
+    screens = iter(batch.screens_NHW)
+    mask_BT = torch.zeros_like(batch.tokens_BT, dtype=torch.bool)
+    mask_BT.view(-1)[batch.answers_A] = True
     grid = vision.grid(224, 168, IMAGE_SETTINGS)
     losses = []
-    for tokens, mask in zip(batch.tokens_BT.long(), batch.mask_BT, strict=True):
+    for tokens, mask in zip(batch.tokens_BT.long(), mask_BT, strict=True):
         tokens, mask = tokens[tokens != RENDERER.pad_id], mask[tokens != RENDERER.pad_id]
         count = int((tokens == RENDERER.image_token_id).sum()) // (6 * 8)
-        pixels = palette[torch.stack([next(frames) for _ in range(count)]).long()]
+        pixels = palette[torch.stack([next(screens) for _ in range(count)]).long()]
         with torch.no_grad():
             logits = stock(
                 input_ids=tokens[None],
@@ -70,29 +71,29 @@ def test_the_loss_is_transformers_own(some: list[LessonBatch], tmp_path: Path) -
             ).logits[0]
         logp_TV = logits[:-1].log_softmax(-1)[mask[1:]]
         losses += [-float(logp_V[token]) for logp_V, token in zip(logp_TV, tokens[1:][mask[1:]], strict=True)]
-    assert len(losses) == int(batch.mask_BT.sum())
+    assert len(losses) == len(batch.answers_A)
     assert loss.item() == pytest.approx(np.mean(losses), abs=1e-4)
 
 
 def test_image_tokens_tell_the_words_in_their_cells(tmp_path: Path) -> None:
     """Row 0, column 5 is cell 1 of image token 1; row 3, column 30 is cell 6 of token 15."""
-    words_RC = np.full((12, 32), NO_WORD, dtype=np.int16)
-    words_RC[0, 5] = words_RC[0, 6] = 7
-    words_RC[3, 30] = 11
-    lesson = LessonGenerator(RENDERER, load_template("desk")).sequence(
-        "Read", [(np.zeros((168, 224), dtype=np.uint8), "milk")]
-    )
-    batch = collate([lesson, replace(lesson, words_RC=words_RC)], RENDERER)
-    places = [(1, 1, 1), (1, 1, 2), (1, 15, 6)]
-    assert [tuple(found) for found in (batch.words_NIC >= 0).nonzero().tolist()] == places
+    empty, screen = WordCanvas(), WordCanvas()
+    screen.words_RC[0, 5] = screen.words_RC[0, 6] = 7
+    screen.words_RC[3, 30] = 11
+    generator = LessonGenerator(RENDERER, load_template("desk"))
+    lesson, other = (generator.sequence("Read", [(each, "milk")]) for each in (empty, screen))
+    batch = collate([lesson, other], RENDERER)
+    assert batch.readable_R.tolist() == [48 + 1, 48 + 15]
+    assert batch.words_W3.tolist() == [[0, 1, 7], [0, 2, 7], [1, 6, 11]]
+    places = [(1, 1), (1, 2), (15, 6)]
     training = Pretraining(config(), tmp_path)
     head, words = training.head, readable_words()
-    features = torch.randn(len(batch.frames_NHW) * 48, 64)
+    features = torch.randn(len(batch.screens_NHW) * 48, 64)
     with torch.no_grad():
         head.scale.weight.copy_(torch.rand(64) + 0.5)
         loss = head.word_loss(training.model, batch, features).item()
         expected = []
-        for (_, token, cell), word in zip(places, (7, 7, 11), strict=True):
+        for (token, cell), word in zip(places, (7, 7, 11), strict=True):
             feature = features[48 + token]
             in_cell = head.cells(feature).view(8, len(words))[cell].log_softmax(0)[word]
             scaled = feature / feature.square().mean().add(torch.finfo(torch.float32).eps).sqrt()
@@ -101,7 +102,7 @@ def test_image_tokens_tell_the_words_in_their_cells(tmp_path: Path) -> None:
             assert len(with_space) == len(without) == 1
             expected.append(-in_cell - (similar[with_space[0]] + similar[without[0]]) / 2)
         assert loss == pytest.approx(float(sum(expected)) / 3, abs=1e-4)
-        assert head.word_loss(training.model, collate([lesson], RENDERER), features[: 64 * 48]).item() == 0
+        assert head.word_loss(training.model, collate([lesson], RENDERER), features).item() == 0
 
 
 def test_image_tokens_tell_their_places(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ batch of an update does not depend on the number of workers, and a resumed run r
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import count, islice
 from queue import Empty
@@ -22,9 +22,9 @@ from torch import Tensor
 from arpo.config import Config
 from arpo.envs.desk.base_model.ladder import stage_at
 from arpo.envs.desk.base_model.lessons import Lesson, LessonGenerator
-from arpo.envs.desk.base_model.pages import NO_WORD
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
 from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
+from arpo.envs.desk.base_model.word_canvas import NO_WORD, WordCanvas
 from arpo.envs.desk.canvas import COLUMNS, LAYOUT_HEIGHT, LAYOUT_WIDTH, ROWS
 from arpo.envs.desk.random_tasks import rng_for
 from arpo.prompts import vision
@@ -35,21 +35,26 @@ CELLS_PER_TOKEN = 8
 TOKENS_PER_SCREEN = ROWS * COLUMNS // CELLS_PER_TOKEN
 BATCHES_PER_CHUNK = 4  # lessons of this many batches are sorted by length, to reduce padding
 _SEEDS = 10_000_000  # chunks per run.seed
-_FRAMES_MULTIPLE = 64  # pads the screens of a batch to a multiple, to limit the number of tensor shapes
+_SCREENS_MULTIPLE = 64  # pads the screens of a batch to a multiple, to limit the number of tensor shapes
+_LABELLED_SCREENS = 256  # of a batch at most, evenly chosen
 _QUEUE_TIMEOUT = 5.0  # seconds between checks for living workers
 _QUEUED_BATCHES = 2  # per worker; they are in shared memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonBatch:
-    """Lessons padded to one width. `slots_BT` marks image tokens."""
+    """Lessons padded to one width.
+
+    Places in the batch are numbers, not masks: a mask makes the CPU wait until the GPU has counted it.
+    """
 
     tokens_BT: Tensor
-    mask_BT: Tensor
-    slots_BT: Tensor
     positions_3BT: Tensor
-    frames_NHW: Tensor  # palette indices
-    words_NIC: Tensor  # words by frame, image token and cell of the token (`pages.Page`)
+    slots_I: Tensor  # places of the image tokens in the flat `tokens_BT`
+    answers_A: Tensor  # places of the learned tokens there
+    screens_NHW: Tensor  # palette indices
+    readable_R: Tensor  # image tokens of `screens_NHW` with a word
+    words_W3: Tensor  # (index in `readable_R`, cell of the image token, word) of each cell with a word
 
     def to(self, device: torch.device) -> LessonBatch:
         return LessonBatch(**{each.name: getattr(self, each.name).to(device) for each in fields(self)})
@@ -63,33 +68,36 @@ def collate(lessons: list[Lesson], renderer: Renderer) -> LessonBatch:
     positions = np.zeros((3, len(lessons), width), dtype=np.int32)
     grid = vision.grid(LAYOUT_WIDTH, LAYOUT_HEIGHT, renderer.settings)
     for row, lesson in enumerate(lessons):
-        length, grids = len(lesson.token_ids), [grid] * len(lesson.frames)
+        length, grids = len(lesson.token_ids), [grid] * len(lesson.screens)
         tokens[row, :length] = lesson.token_ids
         mask[row, :length] = lesson.mask
         slots[row, :length] = renderer.image_slots(lesson.token_ids, grids)
         positions[:, row, :length] = renderer.positions(lesson.token_ids, grids)
-    frames = [frame for lesson in lessons for frame in lesson.frames]
-    frames += [frames[0]] * (-len(frames) % _FRAMES_MULTIPLE)
-    words = np.stack([_words_by_token(lesson) for lesson in lessons for _ in lesson.frames])
-    words = np.pad(words, ((0, len(frames) - len(words)), (0, 0), (0, 0)), constant_values=NO_WORD)
-    arrays = tokens, mask, slots, positions, np.stack(frames), words
-    tensors = [torch.from_numpy(array) for array in arrays]
+    screens = [screen for lesson in lessons for screen in lesson.screens]
+    pixels = [screen.pixels for screen in screens]
+    if len(pixels) > _SCREENS_MULTIPLE:
+        pixels += [pixels[0]] * (-len(pixels) % _SCREENS_MULTIPLE)
+    readable, words = _words(screens)
     return LessonBatch(
-        tokens_BT=tensors[0],
-        mask_BT=tensors[1],
-        slots_BT=tensors[2],
-        positions_3BT=tensors[3],
-        frames_NHW=tensors[4],
-        words_NIC=tensors[5],
+        tokens_BT=torch.from_numpy(tokens),
+        positions_3BT=torch.from_numpy(positions),
+        slots_I=torch.from_numpy(np.flatnonzero(slots)),
+        answers_A=torch.from_numpy(np.flatnonzero(mask)),
+        screens_NHW=torch.from_numpy(np.stack(pixels)),
+        readable_R=torch.from_numpy(readable),
+        words_W3=torch.from_numpy(words),
     )
 
 
-def _words_by_token(lesson: Lesson) -> NDArray[np.int16]:
-    """The words of a page by image token; an image token covers two rows of four cells."""
-    if lesson.words_RC is None:
-        return np.full((TOKENS_PER_SCREEN, CELLS_PER_TOKEN), NO_WORD, dtype=np.int16)
-    blocks = lesson.words_RC.reshape(ROWS // 2, 2, COLUMNS // 4, 4)
-    return blocks.transpose(0, 2, 1, 3).reshape(-1, CELLS_PER_TOKEN)
+def _words(screens: Sequence[WordCanvas]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """`readable_R` and `words_W3` of a batch. An image token covers two rows of four cells."""
+    every = -(-len(screens) // _LABELLED_SCREENS)
+    words_NRC = np.stack([screen.words_RC for screen in screens[::every]])
+    blocks = words_NRC.reshape(-1, ROWS // 2, 2, COLUMNS // 4, 4).transpose(0, 1, 3, 2, 4)
+    words_NIC = blocks.reshape(-1, TOKENS_PER_SCREEN, CELLS_PER_TOKEN)
+    screen, token, cell = np.nonzero(words_NIC != NO_WORD)
+    readable, row = np.unique(every * screen * TOKENS_PER_SCREEN + token, return_inverse=True)
+    return readable, np.stack((row, cell, words_NIC[screen, token, cell]), axis=-1)
 
 
 class Batches:

@@ -46,11 +46,11 @@ def fingerprint() -> str:
         task = to_task(raw)
         goals = from_json(task.evaluator["solution"])
         turns = demonstrate(rng, set_up(task), goals, Carelessness.of(0), look=draw, max_steps=MAX_STEPS)
-        answers = [(frame, render([step.action], step.thought)) for frame, step in turns]
+        answers = [(screen, render([step.action], step.thought)) for screen, step in turns]
         lesson = generator.sequence(task.instruction, answers)
         digest.update(repr((lesson.token_ids, lesson.mask)).encode())
-        for frame in lesson.frames:
-            digest.update(frame.tobytes())
+        for screen in lesson.screens:
+            digest.update(screen.pixels.tobytes())
     return digest.hexdigest()
 
 

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass
 
 from arpo.actions import render
 from arpo.envs.desk.base_model.carelessness import Carelessness, demonstrate
 from arpo.envs.desk.base_model.ladder import ACT, PAGE, QUESTIONS, Stage
 from arpo.envs.desk.base_model.pages import PAGE_INSTRUCTION, random_page
 from arpo.envs.desk.base_model.screens import quiet_desktop, random_desktop
-from arpo.envs.desk.canvas import LAYOUT_HEIGHT, LAYOUT_WIDTH, Canvas
+from arpo.envs.desk.base_model.word_canvas import WordCanvas
 from arpo.envs.desk.desktop import Desktop
 from arpo.envs.desk.goals import FEASIBLE, INFEASIBLE, Goal, compatible
 from arpo.prompts.conversation import PromptTemplate
@@ -32,15 +29,11 @@ _INFEASIBLE = 0.1  # share of the demonstrations
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """One training sequence. `mask` marks the learned tokens; `frames` fill the image slots in order.
-
-    `words_RC`: the words of a page, which is the only frame (`pages.Page`).
-    """
+    """One training sequence. `mask` marks the learned tokens; `screens` fill the image slots in order."""
 
     token_ids: tuple[int, ...]
     mask: tuple[bool, ...]
-    frames: tuple[NDArray[np.uint8], ...]
-    words_RC: NDArray[np.int16] | None = None
+    screens: tuple[WordCanvas, ...]
 
 
 class LessonGenerator:
@@ -52,7 +45,7 @@ class LessonGenerator:
         self._user = template.user
         self._careful, self._careless = Carelessness.of(0), Carelessness.of(level)
         # All screens have one size, so a blank one renders to the right number of image slots.
-        blank = Screenshot.of(Canvas(LAYOUT_WIDTH, LAYOUT_HEIGHT).png())
+        blank = Screenshot.of(WordCanvas().png())
         self._screen = Message(role="user", screenshot=blank)
         self._next_screen_ids = renderer.continuation(self._screen).token_ids
 
@@ -64,26 +57,26 @@ class LessonGenerator:
         if kind == ACT:
             return [self._demonstration(rng, stage)]
         if kind == PAGE:
-            page = random_page(rng)
-            lesson = self.sequence(PAGE_INSTRUCTION, [(page.frame, page.answer)])
-            return [replace(lesson, words_RC=page.words_RC)]
+            return [self.sequence(PAGE_INSTRUCTION, [random_page(rng)])]
         return self._questions(rng, rng.choices(list(QUESTIONS), questions, k=QUESTIONS_PER_SCREEN))
 
     def _questions(self, rng: random.Random, kinds: Sequence[str]) -> list[Lesson]:
         desktop = random_desktop(rng)
-        frame = draw(desktop)
+        screen = draw(desktop)
         asked = [QUESTIONS[kind](rng, desktop) for kind in kinds]  # None if the screen has no such element
-        return [self.sequence(each.instruction, [(frame, each.answer)]) for each in asked if each is not None]
+        return [
+            self.sequence(each.instruction, [(screen, each.answer)]) for each in asked if each is not None
+        ]
 
     def _demonstration(self, rng: random.Random, stage: Stage) -> Lesson:
         desktop = quiet_desktop(rng)
         goals = _random_goals(rng, desktop, stage)
         faults = self._careless if stage.careless else self._careful
         turns = demonstrate(rng, desktop, goals, faults, look=draw, max_steps=MAX_STEPS)
-        answers = [(frame, render([step.action], step.thought)) for frame, step in turns]
+        answers = [(screen, render([step.action], step.thought)) for screen, step in turns]
         return self.sequence(", then ".join(goal.instruction for goal in goals), answers)
 
-    def sequence(self, instruction: str, turns: Sequence[tuple[NDArray[np.uint8], str]]) -> Lesson:
+    def sequence(self, instruction: str, turns: Sequence[tuple[WordCanvas, str]]) -> Lesson:
         """The lesson with these screens and answers, which are learned."""
         user = Message(role="user", text=self._user.format(instruction=instruction))
         token_ids = list(self._renderer.render((self._system, user, self._screen)).token_ids)
@@ -95,12 +88,14 @@ class LessonGenerator:
             answer = (*self._renderer.encode(text), self._renderer.end_of_turn_id)
             token_ids += answer
             mask += [True] * len(answer)
-        frames = tuple(frame for frame, _ in turns)
-        return Lesson(token_ids=tuple(token_ids), mask=tuple(mask), frames=frames)
+        screens = tuple(screen for screen, _ in turns)
+        return Lesson(token_ids=tuple(token_ids), mask=tuple(mask), screens=screens)
 
 
-def draw(desktop: Desktop) -> NDArray[np.uint8]:
-    return desktop.draw(LAYOUT_WIDTH, LAYOUT_HEIGHT).pixels
+def draw(desktop: Desktop) -> WordCanvas:
+    canvas = WordCanvas()
+    desktop.draw_on(canvas)
+    return canvas
 
 
 def _random_goals(rng: random.Random, desktop: Desktop, stage: Stage) -> list[Goal]:

@@ -20,12 +20,17 @@ from torch.nn.functional import cross_entropy
 
 from arpo.algorithms.schedules import decay
 from arpo.config import Config
-from arpo.envs.desk.base_model.batches import CELLS_PER_TOKEN, TOKENS_PER_SCREEN, LessonBatch, LessonLoader
+from arpo.envs.desk.base_model.batches import (
+    CELLS_PER_TOKEN,
+    TOKENS_PER_SCREEN,
+    LessonBatch,
+    LessonLoader,
+)
 from arpo.envs.desk.base_model.card import CARD, card
 from arpo.envs.desk.base_model.ladder import stage_at
-from arpo.envs.desk.base_model.pages import NO_WORD, readable_words
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
 from arpo.envs.desk.base_model.tokenizer import desk_tokenizer, special_ids
+from arpo.envs.desk.base_model.word_canvas import readable_words
 from arpo.envs.desk.canvas import LAYOUT_HEIGHT, LAYOUT_WIDTH, PALETTE
 from arpo.errors import UserError
 from arpo.models.forward import hidden_states
@@ -42,22 +47,23 @@ _REPORT_EVERY, _SAVE_EVERY = 100, 500
 
 def screen_features(model: Any, batch: LessonBatch, palette: Tensor) -> Tensor:
     """The image tokens of all screens."""
-    pixels = palette[batch.frames_NHW.long()]
+    pixels = palette[batch.screens_NHW.int()]
     patches = vision.patchify_pixels(pixels, IMAGE_SETTINGS)
     grid = vision.grid(LAYOUT_WIDTH, LAYOUT_HEIGHT, IMAGE_SETTINGS)
-    grids = torch.tensor([grid] * len(pixels), device=model.device)
+    grids = torch.tensor([grid] * len(pixels))
     features: Tensor = model.model.visual(patches.flatten(0, 1), grid_thw=grids).pooler_output
     return features
 
 
 def answer_loss(model: Any, batch: LessonBatch, features: Tensor) -> Tensor:
     """Mean cross-entropy over the tokens of the answers."""
-    tokens, slots, mask = batch.tokens_BT.long(), batch.slots_BT, batch.mask_BT
+    tokens, answers = batch.tokens_BT.long(), batch.answers_A
     words = model.model.language_model.embed_tokens(tokens)
-    embeds = words.masked_scatter(slots[..., None], features[: int(slots.sum())].to(words.dtype))
-    hidden = hidden_states(model, embeds, batch.positions_3BT.long())
-    logits = model.lm_head(hidden[:, :-1][mask[:, 1:]])
-    return cross_entropy(logits.float(), tokens[mask])
+    images = features[: len(batch.slots_I)].to(words.dtype)
+    embeds = words.flatten(0, 1).index_copy(0, batch.slots_I, images).view_as(words)
+    hidden = hidden_states(model, embeds, batch.positions_3BT.long()).flatten(0, 1)
+    logits = model.lm_head(hidden.index_select(0, answers - 1))
+    return cross_entropy(logits.float(), tokens.flatten()[answers])
 
 
 class ReadingHead(torch.nn.Module):
@@ -87,15 +93,13 @@ class ReadingHead(torch.nn.Module):
 
     def word_loss(self, model: Any, batch: LessonBatch, features: Tensor) -> Tensor:
         """Mean over all cells with a word: cross-entropy of the cell's word, and of the word's tokens."""
-        words = batch.words_NIC.flatten(0, 1).long()
-        used = (words != NO_WORD).any(-1)
-        words, features = words[used], features[used]
-        tokens, cells = (words != NO_WORD).nonzero(as_tuple=True)
-        target = words[tokens, cells]
-        in_cells = self.cells(features).unflatten(-1, (CELLS_PER_TOKEN, -1)).float()[tokens, cells]
+        features = features.index_select(0, batch.readable_R)
+        rows, cells, words = batch.words_W3.unbind(-1)
+        in_cells = self.cells(features).view(-1, len(self.token_ids))
+        in_cells = in_cells.index_select(0, rows * CELLS_PER_TOKEN + cells).float()
         similar = model.lm_head(self.scale(features)).float().log_softmax(-1)
-        two_tokens = similar[tokens[:, None], self.token_ids[target]].mean(-1)
-        return (cross_entropy(in_cells, target, reduction="sum") - two_tokens.sum()) / max(1, len(tokens))
+        two_tokens = similar[rows[:, None], self.token_ids[words]].mean(-1)
+        return (cross_entropy(in_cells, words, reduction="sum") - two_tokens.sum()) / max(1, len(words))
 
 
 class Pretraining:

@@ -5,7 +5,7 @@
     config = arpo.load("desk", {"train.epochs": 1, "run.dir": "runs/mine"})
     run = arpo.train(config)
     print(run.before["train"].rate, run.after["train"].rate)
-    for step in arpo.play("pool-043", config, model=run.model):
+    for step in arpo.play("pool-023", config, model=run.model):
         print(step.thought, step.actions)
 
 All functions work in scripts and in Jupyter. A mistake raises UserError; a fault of an environment or an
@@ -110,7 +110,7 @@ def play(
     `task` is the id of a task of the recipe, "random", or a Task. The temperature is eval.temperature. The
     same task, model and run.seed give the same episode.
 
-    >>> playing = play("pool-043")
+    >>> playing = play("pool-023")
     >>> for step in playing:
     ...     print(step.thought, step.actions)
     >>> playing.episode.score

@@ -13,7 +13,7 @@ import pytest
 
 import arpo
 from arpo.plugins import KINDS
-from verdicts import HELDOUT, A, select
+from verdicts import HELDOUT, select
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "python.md").read_text("utf-8")
@@ -46,7 +46,7 @@ def small(code: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    select(tmp_path / "train.json", "desk:pool", [A, "pool-010"])
+    select(tmp_path / "train.json", "desk:pool", ["pool-023", "pool-010"])
     select(tmp_path / "heldout.json", "desk:heldout", [HELDOUT])
     (tmp_path / "small.toml").write_text(SMALL, "utf-8")
     return tmp_path

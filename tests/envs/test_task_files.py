@@ -407,8 +407,8 @@ def test_the_published_training_list() -> None:
 def test_impossible_counts_of_a_selection_are_refused(tmp_path, successes, rollouts):
     count = {"successes": successes, "rollouts": rollouts}
     path = tmp_path / "kept.json"
-    path.write_text(json.dumps({"source": "desk:32", "tasks": {"pool-001": count}}))
-    with pytest.raises(UserError, match=r"kept\.json: task 'pool-001': .* are not possible: screen"):
+    path.write_text(json.dumps({"source": "desk:32", "tasks": {"pool-023": count}}))
+    with pytest.raises(UserError, match=r"kept\.json: task 'pool-023': .* are not possible: screen"):
         load_tasks(str(path))
 
 

@@ -225,7 +225,7 @@ TASK is the id of a training or held-out task of the recipe, or random. Prints t
 actions of each step, and the score. The same task, model and run.seed give the same episode.""",
         example="""\
 arpo play random
-arpo play pool-043 --model.path runs/desk/model --save steps""",
+arpo play pool-023 --model.path runs/desk/model --save steps""",
         arguments=(
             argument("task", "task id, or random", metavar="TASK"),
             argument("--recipe", f"{RECIPE_HELP} (default: %(default)s)", default="desk", metavar="RECIPE"),

@@ -113,8 +113,8 @@ def test_every_screened_task_was_solved_at_least_once() -> None:
     assert screened["source"] == "desk:pool" and 100 <= len(counts) <= 160
     assert all(count["rollouts"] == 16 and count["successes"] >= 1 for count in counts.values())
     rate = sum(count["successes"] for count in counts.values()) / (16 * len(counts))
-    assert 0.5 <= rate <= 0.75
-    assert 0.2 <= rate * len(counts) / 369 <= 0.3
+    assert 0.25 <= rate <= 0.4
+    assert 0.1 <= rate * len(counts) / 369 <= 0.2
     assert {name: counts[name] for name in chosen["tasks"]} == chosen["tasks"]
 
 

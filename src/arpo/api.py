@@ -352,6 +352,7 @@ class Play:
                 for number, turn in enumerate(iter(turns.get, None), 1):
                     yield Step(number=number, turn=turn)
                 self._episode = result.result()
+                self._player.close()
             finally:
                 with suppress(RuntimeError):  # the loop is closed if the episode has ended
                     loop.call_soon_threadsafe(playing.cancel)

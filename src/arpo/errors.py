@@ -1,4 +1,4 @@
-"""Exception types, and `boundary`, a context manager to attribute exceptions to a call.
+"""Exception types; `boundary`, which attributes exceptions to a call; `closed_on_error`.
 
 `UserError`: the user made a mistake. Its message is one line: what is wrong, where, and what to do.
 `ArpoFault`: an environment or an engine failed. It names the call and the line in the user's code.
@@ -12,9 +12,9 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Protocol
 
 _MAX_MESSAGE = 10_000  # characters
 
@@ -119,6 +119,20 @@ async def boundary(fault: type[ArpoFault], where: str, seconds: float | None = N
             raise late(where, f"no answer within {seconds:g} s", place_of(waiting)) from error
         first = _first(error)
         raise fault(where, describe_exception(first), place_of(first)) from error
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@contextmanager
+def closed_on_error(part: _Closable) -> Iterator[None]:
+    """Close `part` if the block raises. For constructors: nobody else can close their parts then."""
+    try:
+        yield
+    except BaseException:
+        part.close()
+        raise
 
 
 def describe_exception(error: BaseException) -> str:

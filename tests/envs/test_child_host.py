@@ -18,6 +18,7 @@ from arpo.envs.remote import HostLost, Hosts, RemoteHost, open_session
 from arpo.errors import UserError
 from arpo.testing import task
 from env_hosts import FAKE
+from processes import descendants
 
 TASK = task("t")
 
@@ -94,6 +95,16 @@ def test_a_dead_host_is_restarted():
     assert child.address() != first
     child.close()
     assert not is_running(pid) and not child._process.is_alive
+
+
+def test_a_closed_source_has_ended_its_host():
+    """The source is still referenced here: garbage collection does not end the host."""
+    before = descendants(os.getpid())
+    source = start_child_host(config())
+    [pid] = descendants(os.getpid()) - before
+    source.close()
+    assert not is_running(pid)
+    source.close()
 
 
 def test_a_run_continues_when_its_host_dies():

@@ -65,6 +65,19 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return capsys.readouterr().err.splitlines()[-1].removeprefix("arpo: error: ")
 
 
+def test_the_environment_hosts_end_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = 0
+
+    def close(source: object) -> None:
+        nonlocal closed
+        closed += 1
+
+    monkeypatch.setattr("arpo.envs.pool.LocalEnvs.close", close)
+    with serving(done) as server:
+        assert main(command(server.url, tmp_path, [A])) == 0
+    assert closed == 1
+
+
 def test_a_model_behind_a_server_plays_as_it_does_in_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,7 +63,7 @@ class Cluster:
         configs = [replace(config, env=replace(config.env, parallel=slots)) for slots in shares]
         self.hosts = self.start(role, configs, "host", Path())
         self.hosts.wait(config.env.start_seconds + _ACTOR_SECONDS)
-        return Hosts([_remote_host(one, self.token) for one in self.hosts], config.env)
+        return Hosts([_remote_host(one, self.token) for one in self.hosts], config.env, self.hosts.close)
 
     def start_servers(self, logs: Path) -> Services:
         config = self._config

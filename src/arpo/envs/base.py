@@ -84,3 +84,7 @@ class EnvSource(Protocol):
         Raises EnvError if no environment is available.
         """
         ...
+
+    def close(self) -> None:
+        """End the hosts that this source has started. It leases no environment after that."""
+        ...

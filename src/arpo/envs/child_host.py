@@ -41,7 +41,7 @@ def start_child_host(config: Config) -> Hosts:
     """
     child = ChildHost(config)
     child.wait(config.env.start_seconds)
-    return Hosts([RemoteHost(_NAME, child.address, child.token)], config.env)
+    return Hosts([RemoteHost(_NAME, child.address, child.token)], config.env, child.close)
 
 
 class ChildHost:

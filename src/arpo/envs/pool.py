@@ -120,6 +120,9 @@ class LocalEnvs:
                 env = self._factory()
             yield env
 
+    def close(self) -> None:
+        pass
+
 
 class EnvPool:
     """Runs episodes in the environments of a source.
@@ -135,6 +138,10 @@ class EnvPool:
         self._source = source
         self._config = config
         self._slots = Slots(config.parallel)  # of episodes; waiting ones stay out of an outage
+
+    def close(self) -> None:
+        """Close the source. Call it after the last episode."""
+        self._source.close()
 
     def state(self) -> dict[str, Any]:
         """Failures of tasks, for a checkpoint."""

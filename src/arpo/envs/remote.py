@@ -252,11 +252,17 @@ class RemoteEnv:
 
 
 class Hosts:
-    """Leases environments from hosts: at most env.parallel at a time, limited by their slots."""
+    """Leases environments from hosts: at most env.parallel at a time, limited by their slots.
 
-    def __init__(self, hosts: Sequence[RemoteHost], config: EnvConfig) -> None:
+    `end` ends the hosts, if this process has started them.
+    """
+
+    def __init__(
+        self, hosts: Sequence[RemoteHost], config: EnvConfig, end: Callable[[], None] = lambda: None
+    ) -> None:
         self._hosts = tuple(hosts)
         self._config = config
+        self._end = end
         self._slots = Slots(config.parallel)
         self._has_leased = False
         self._probes: dict[str, asyncio.Task[None]] = {}
@@ -273,6 +279,9 @@ class Hosts:
                 with suppress(EnvError):  # to see this fault, a caller closes the environment itself
                     await env.close()
                 self._notify()
+
+    def close(self) -> None:
+        self._end()
 
     async def _acquire(self, session: aiohttp.ClientSession) -> tuple[RemoteHost, str]:
         """Take a slot of some host. If all are full or lost, waits until a lease or a probe ends."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -128,13 +129,13 @@ def measure(config: Config, display: Display, out: Path | None = None) -> dict[s
             require_writable(out)
         config = pin_model(config)
         report_skipped(skipped, out, display)
-        player = open_player(config)
-        if out is not None:
-            kept = _open_kept(out, evaluation_key(config, sets, player.model))
-        groups = run_interruptibly(
-            _evaluate(player, config, sets, display, kept),
-            on_cancel=lambda: note_cancel(display, stored=out is not None),
-        )
+        with closing(open_player(config)) as player:
+            if out is not None:
+                kept = _open_kept(out, evaluation_key(config, sets, player.model))
+            groups = run_interruptibly(
+                _evaluate(player, config, sets, display, kept),
+                on_cancel=lambda: note_cancel(display, stored=out is not None),
+            )
     finally:
         if kept is not None:
             kept.close()

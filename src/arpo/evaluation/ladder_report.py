@@ -12,6 +12,7 @@ import random
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,8 @@ def measure_ladder(config: Config, size: int, display: Display) -> dict[str, Any
     if resolve_device(config.model.device).startswith("cuda"):
         config = replace(config, env=replace(config.env, parallel=max(config.env.parallel, _GPU_EPISODES)))
     try:
-        return run_interruptibly(_measure(open_player(config), config, size, display))
+        with closing(open_player(config)) as player:
+            return run_interruptibly(_measure(player, config, size, display))
     finally:
         display.close()
 

@@ -11,7 +11,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -36,7 +36,7 @@ from arpo.reporting.display import (
     note_cancel,
     open_display,
 )
-from arpo.rollout.player import open_player
+from arpo.rollout.player import Player, open_player
 from arpo.rollout.scheduler import Scheduler
 from arpo.storage.run_folder import write_atomically
 from arpo.types import Failure, Observation, StepResult, Task, Trajectory
@@ -121,15 +121,17 @@ def _play_missing(config: Config, tasks: Sequence[Task], skipped: int, trials: S
     display = open_display(sys.stdout)
     try:
         progress = _Progress(display, tasks, done)
-        run_interruptibly(_play(config, left, progress), on_cancel=lambda: note_cancel(display))
+        with closing(open_player(config)) as player:
+            run_interruptibly(_play(player, config, left, progress), on_cancel=lambda: note_cancel(display))
     finally:
         display.close()
     progress.refuse_if_nothing_was_played()
 
 
-async def _play(config: Config, left: Sequence[tuple[Trial, Task]], progress: _Progress) -> None:
+async def _play(
+    player: Player, config: Config, left: Sequence[tuple[Trial, Task]], progress: _Progress
+) -> None:
     """Play all episodes concurrently. A UserError ends the evaluation."""
-    player = open_player(config)
     async with player.started(progress.display) as scheduler:
         settings = replace(config.rollout, temperature=config.eval.temperature)
         measuring = replace(scheduler, settings=settings)

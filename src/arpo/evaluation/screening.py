@@ -14,6 +14,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from arpo.evaluation.task_sets import SKIPPED, playable, refuse_desk_tasks, writ
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, describe_failure, note_cancel, open_display
-from arpo.rollout.player import open_player
+from arpo.rollout.player import Player, open_player
 from arpo.rollout.scheduler import Outcome
 from arpo.storage.files import naming, write_atomically
 from arpo.types import Failure, Screenshot, StopReason, Task, Trajectory
@@ -133,10 +134,11 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
         write_skipped(out.with_name(f"{out.name}.{SKIPPED}"), skipped, display)
         done = counts.keys() | skipped.keys()
         if left := {index: task for index, task in enumerate(pool.values()) if task.id not in done}:
-            failed = run_interruptibly(
-                _screen(config, left, rollouts, progress, counts, scores, display),
-                on_cancel=lambda: note_cancel(display),
-            )
+            with closing(open_player(config)) as player:
+                failed = run_interruptibly(
+                    _screen(player, config, left, rollouts, progress, counts, scores, display),
+                    on_cancel=lambda: note_cancel(display),
+                )
         screening = Screening(
             tasks=list(pool),
             settings={"source": tasks} | settings,
@@ -183,6 +185,7 @@ def _refuse_nothing(screening: Screening, tasks: str, env: str) -> None:
 
 
 async def _screen(
+    player: Player,
     config: Config,
     tasks: Mapping[int, Task],
     rollouts: int,
@@ -196,7 +199,6 @@ async def _screen(
     Writes each finished episode and task to the progress file, and adds the tasks to `counts`. Failed
     episodes do not count as rollouts. Returns the first failure of each task without a played episode.
     """
-    player = open_player(config)
     settings = screening_settings(config, rollouts)
     finished = _finished(tasks, scores, rollouts)
     outcomes: dict[int, list[Outcome]] = {index: [] for index in tasks}

@@ -15,6 +15,7 @@ from arpo.engines.vllm import VllmEngine
 from arpo.envs.factory import open_pool
 from arpo.envs.pool import EnvPool
 from arpo.envs.remote import add_timeout_slack
+from arpo.errors import closed_on_error
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import PromptRenderer, Renderer
 from arpo.reporting.display import Display
@@ -55,6 +56,10 @@ class Player:
         """The renderer of an engine that takes tokens, as training needs."""
         assert isinstance(self.renderer, Renderer), "the engine takes messages, not tokens"
         return self.renderer
+
+    def close(self) -> None:
+        """End the environment hosts that the player has started. Call it after the last episode."""
+        self.scheduler.pool.close()
 
     def stop_waiting(self) -> None:
         """End a pause in which no environment or no server works with `Outage`. Call it in the loop."""
@@ -99,13 +104,14 @@ class Player:
 def open_player(config: Config, *, learning: bool = False) -> Player:
     """Open the environments and the engine of the recipe. Wrong settings raise UserError here.
 
-    `learning`: a learner will train the player's model.
+    `learning`: a learner will train the player's model. The caller closes the player.
     """
     template = load_template(config.model.prompt)
     cluster = open_cluster(config)
     pool = _open_pool(config, cluster)
-    servers = open_servers(config, learning=learning) if cluster is None else cluster.servers
-    opened = open_engine(config, learning=learning)
+    with closed_on_error(pool):
+        servers = open_servers(config, learning=learning) if cluster is None else cluster.servers
+        opened = open_engine(config, learning=learning)
     agent = Agent(
         engine=opened.engine,
         renderer=opened.renderer,

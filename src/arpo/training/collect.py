@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from arpo.algorithms.rewards import is_example
@@ -20,7 +21,7 @@ from arpo.evaluation.task_sets import sets_of_run
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, note_cancel, open_display
-from arpo.rollout.player import open_player
+from arpo.rollout.player import Player, open_player
 from arpo.rollout.scheduler import Outcome
 from arpo.rollout.watched_env import WatchedEnv
 from arpo.storage import checkpoint
@@ -61,10 +62,11 @@ def run_collection(config: Config) -> int:
         store.write_recipe(config)
         left = [number for name, number in numbers.items() if name not in ended]
         if left:
-            run_interruptibly(
-                _collect(config, tasks, left, len(numbers), store, display),
-                on_cancel=lambda: note_cancel(display),
-            )
+            with closing(open_player(config)) as player:
+                run_interruptibly(
+                    _collect(player, config, tasks, left, len(numbers), store, display),
+                    on_cancel=lambda: note_cancel(display),
+                )
         display.note(_describe(store, config.replay.threshold))
         return report_failed_episodes(store, display)
     finally:
@@ -88,6 +90,7 @@ def _name(number: int) -> str:
 
 
 async def _collect(
+    player: Player,
     config: Config,
     tasks: Sequence[Task],
     left: Sequence[int],
@@ -96,7 +99,6 @@ async def _collect(
     display: Display,
 ) -> None:
     """Play the episodes with these numbers. Consecutive ones have the same task, group_size each."""
-    player = open_player(config)
     player.scheduler.activity.report = CallLog(store, logged_seconds(store)).add_episode
     display.begin("collecting", total, total - len(left))
 

@@ -22,7 +22,7 @@ from arpo.algorithms.rewards import is_example
 from arpo.algorithms.schedules import decay
 from arpo.config import Config
 from arpo.envs.task_source import TaskIndex
-from arpo.errors import UserError
+from arpo.errors import UserError, closed_on_error
 from arpo.evaluation.task_sets import load_sets
 from arpo.learner.base import Metrics
 from arpo.models.loading import load_renderer
@@ -74,8 +74,9 @@ class OfflineTrainer:
         self.method = method_for(self.source, config)
         progress = Progress(episodes=self.source.played, failures=self.source.failed)
         self.run = Run(config, store, display, progress)
-        if self.run.restored is not None:
-            self._restore(self.run.restored)
+        with closed_on_error(self.run):
+            if self.run.restored is not None:
+                self._restore(self.run.restored)
 
     async def train(self) -> bool:
         """Train until all passes are done or the run is asked to stop. Returns True if all are done."""

@@ -19,10 +19,10 @@ from typing import Any, Protocol, TypeVar
 
 from arpo.config import Config
 from arpo.engines.base import Weights
-from arpo.errors import Outage, UserError
+from arpo.errors import Outage, UserError, closed_on_error
 from arpo.evaluation.evaluate import evaluate_sets
 from arpo.evaluation.finished_episodes import FinishedEpisodes, evaluation_key
-from arpo.evaluation.scoring import AllFailed, Score, over_same_tasks, read_scores, training_episodes
+from arpo.evaluation.scoring import AllFailed, Score, training_episodes
 from arpo.evaluation.task_sets import evaluated, sets_of_run
 from arpo.learner.background import in_background
 from arpo.learner.base import Batch, Metrics
@@ -35,10 +35,11 @@ from arpo.rollout.player import open_player
 from arpo.storage import checkpoint
 from arpo.storage.codec import EVALUATED
 from arpo.storage.files import RESTORE_OR_LEAVE, damage, parse_object
-from arpo.storage.run_folder import EVALUATIONS, METRICS, RunFolder
+from arpo.storage.run_folder import METRICS, RunFolder
 from arpo.task_set_names import OVERALL, TRAIN, TRAINING_EPISODES
 from arpo.training.build import open_learner, open_recovery
 from arpo.training.call_log import CallLog
+from arpo.training.landmarks import set_landmark
 from arpo.training.progress import Progress
 from arpo.training.stop_note import describe_stop
 from arpo.training.timing import Timing, last_durations
@@ -87,18 +88,27 @@ class Run:
         found = self._find_checkpoint()  # reports damaged files before the model is loaded
         self.sets = sets_of_run(config, store.folder, self._checkpoints.is_dir(), display)
         self._saved = found  # the newest checkpoint
+        self.progress = progress
+        self.tracker: EpisodeTracker = NullTracker()  # until `begin`: a loop may still refuse to resume
+        self._opened = ExitStack()
+        with closed_on_error(self):
+            self._open(found)
+
+    def _open(self, found: checkpoint.Checkpoint | None) -> None:
+        config = self.config
         recovery = open_recovery(config, self._newest_learner, self._report_restart)
+        if recovery is not None:
+            self._opened.callback(recovery.launcher.close)
         fitted = fit_memory(config, learning=True)
         if fitted.optim != config.optim:
             tokens = fitted.optim.tokens_per_microbatch
-            display.note(f"optim.tokens_per_microbatch = {tokens}: larger ones do not fit into the GPU")
+            self.display.note(f"optim.tokens_per_microbatch = {tokens}: larger ones do not fit into the GPU")
         self.player = open_player(fitted, learning=True)
+        self._opened.callback(self.player.close)
         self.scheduler = self.player.scheduler
-        self.progress = progress
         self.learner = open_learner(self.player, fitted, recovery)
-        self._opened = ExitStack()
         self._opened.callback(self.learner.close)
-        self.timing = Timing(last_durations(store))
+        self.timing = Timing(last_durations(self.store))
         self.stopping = False
         self.on_stop: Callable[[], None] = lambda: None  # called in the event loop, to end a wait
         self.asynchronous = config.train.max_staleness > 0
@@ -107,11 +117,10 @@ class Run:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._callback = open_plugin(config, "callback")
         self._publisher = self._open_publisher()
-        self.tracker: EpisodeTracker = NullTracker()  # until `begin`: a loop may still refuse to resume
         self._resumed = found is not None
         self.restored = self._load(found)
         self._began = time.monotonic() - self.progress.seconds
-        self._calls = CallLog(store, self.progress.seconds)
+        self._calls = CallLog(self.store, self.progress.seconds)
         self.scheduler.activity.report = self._calls.add_episode
 
     @property
@@ -287,22 +296,8 @@ class Run:
             }
         )
         if landmark:
-            self._set_landmark(landmark, scores)
+            set_landmark(self.progress, self.store, landmark, scores)
         return {f"eval_{which}": score.rate for which, score in scores.items()}
-
-    def _set_landmark(self, landmark: str, scores: Mapping[str, Score]) -> None:
-        """Set the rates of the summary. Those before and after training are over the same tasks."""
-        landmarks = {landmark: scores}
-        if landmark == "final":
-            base = next(one for one in self.store.read_log(EVALUATIONS) if one["landmark"] == "base")
-            before, after = over_same_tasks(read_scores(base), scores)
-            landmarks = {"base": before, "final": after}
-            self.progress.left_out = {which: sorted(score.left_out) for which, score in after.items()}
-        for name, found in landmarks.items():
-            self.progress.success[name] = {which: score.rate for which, score in found.items()}
-            self.progress.counts[name] = {
-                which: (score.successes, score.episodes) for which, score in found.items()
-            }
 
     async def _play(self, sets: Mapping[str, Sequence[Task]], name: str) -> dict[str, list[Group]]:
         """Play the missing episodes of an evaluation. Raises EvaluationStopped if the run shall stop."""

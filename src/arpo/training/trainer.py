@@ -20,7 +20,7 @@ from arpo.algorithms.schedules import decay
 from arpo.config import Config
 from arpo.engines.factory import require_tokens
 from arpo.envs.task_source import TaskIndex, replay_key
-from arpo.errors import UserError
+from arpo.errors import UserError, closed_on_error
 from arpo.interrupts import INTERRUPTED, run_interruptibly
 from arpo.learner.background import in_background
 from arpo.learner.base import Batch, Metrics
@@ -58,7 +58,11 @@ class Trainer:
         self._needed_batch: int | None = None  # of the last of them
         groups = {"total": 0, "without_signal": 0, "rescued": 0}
         self.run = Run(config, store, display, Progress(groups=groups))
-        tasks = self.run.sets["train"]
+        with closed_on_error(self.run):
+            self._open(store)
+
+    def _open(self, store: RunFolder) -> None:
+        config, tasks = self.config, self.run.sets["train"]
         self._tasks = TaskIndex(tasks)
         key = replay_key(config.replay, self._tasks)
         self.replay = ReplayBuffer(
@@ -262,10 +266,9 @@ def run_training(config: Config, display: Display | None = None) -> int:
         check_folder(store, config)
         trainer = open_trainer(config, store, display)
         run = trainer.run
-        store.delete_summary()
-        store.write_recipe(config)
-
         with run.resumable(), closing(run), loaded_objects_uncollected():
+            store.delete_summary()
+            store.write_recipe(config)
             done = run_interruptibly(_train(trainer, display), run.stop)
         if not done:
             saved = "stopped" if run.saved_batch is None else f"saved after batch {run.saved_batch}"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import socket
 import sys
 import threading
+from contextlib import closing
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from arpo.cluster.connection import Node
-from arpo.cluster.rank_actor import RankOrder, accept_rank, connect_to_rank_0, interface_variables
+from arpo.cluster.rank_actor import interface_variables
+from arpo.cluster.rank_connections import RankListener, connect_to_rank_0
 from arpo.cluster.ranks import RESULT_SECONDS, RayRank, has_own_gpu, learns_on_gpus
 from arpo.errors import UserError
 from arpo.learner.ranks import EXIT_SECONDS, interface_of
@@ -56,31 +58,67 @@ def test_the_loss_of_a_rank_is_known_before_the_group_gives_up_waiting_for_it() 
     assert RESULT_SECONDS < EXIT_SECONDS
 
 
+def accepted(listener: RankListener, count: int) -> dict[int, socket.socket]:
+    """The first `count` ranks. Each call of `accept` has an event, so it returns at once."""
+    found: dict[int, socket.socket] = {}
+    while len(found) < count:
+        found |= listener.accept(60.0)
+    return found
+
+
+def in_thread(listener: RankListener, token: bytes, number: int) -> threading.Thread:
+    def connect() -> None:
+        with connect_to_rank_0(listener.address, token, number) as connection:
+            assert connection.recv(7) == b"command"
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    return thread
+
+
 def test_only_a_rank_with_the_token_connects_to_rank_0() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        commands = listener.getsockname()
-        accepted: list[Any] = []
+    with closing(RankListener("127.0.0.1", b"right")) as listener:
+        with socket.create_connection(listener.address) as other:
+            assert listener.accept(60.0) == {}
+            other.sendall(bytes(36))
+            assert listener.accept(60.0) == {}
+            assert len(other.recv(64)) == 32  # the challenge, then the end
+            assert other.recv(1) == b""
+        rank = in_thread(listener, b"right", 7)
+        [(number, connection)] = accepted(listener, 1).items()
+        connection.sendall(b"command")
+        rank.join()
+        connection.close()
+    assert number == 7
 
-        def accept() -> None:
-            accepted.append(accept_rank(listener, b"right"))
 
-        for token, number in ((b"wrong", 3), (b"right", 7)):
-            order = RankOrder(store="", commands=commands, token=token, folder="")
-            thread = threading.Thread(target=accept)
-            thread.start()
-            with connect_to_rank_0(order, number) as connection:
-                thread.join()
-                if accepted[-1] is None:
-                    assert connection.recv(1) == b""
-                else:
-                    accepted[-1][1].sendall(b"command")
-                    assert connection.recv(7) == b"command"
-        thread = threading.Thread(target=accept)
-        thread.start()
-        socket.create_connection(commands).close()
-        thread.join()
-    assert accepted[0] is None and accepted[1][0] == 7 and accepted[2] is None
-    accepted[1][1].close()
+def test_a_silent_connection_delays_no_rank() -> None:
+    """Before ranks 1 and 2, three others connect: one is silent, one sends two bytes, one has ended."""
+    with closing(RankListener("127.0.0.1", b"right")) as listener:
+        silent, slow = (socket.create_connection(listener.address) for _ in range(2))
+        slow.sendall(b"ab")
+        socket.create_connection(listener.address).close()
+        ranks = [in_thread(listener, b"right", number) for number in (1, 2)]
+        found = accepted(listener, 2)
+        assert sorted(found) == [1, 2]
+        for connection in found.values():
+            connection.sendall(b"command")
+            connection.close()
+        for rank in ranks:
+            rank.join()
+    for connection in (silent, slow):
+        assert len(connection.recv(64)) == 32 and connection.recv(1) == b""  # closed with the listener
+        connection.close()
+
+
+def test_a_silent_connection_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arpo.cluster.rank_connections._HANDSHAKE_SECONDS", -1.0)
+    with (
+        closing(RankListener("127.0.0.1", b"right")) as listener,
+        socket.create_connection(listener.address) as silent,
+    ):
+        assert listener.accept(60.0) == {}
+        assert len(silent.recv(64)) == 32 and silent.recv(1) == b""
 
 
 def test_ranks_can_be_stopped_after_the_end_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,23 +6,17 @@ without passing through Ray, and the rank exits when rank 0 closes the connectio
 
 from __future__ import annotations
 
-import hmac
 import os
-import secrets
-import socket
 import subprocess
 import sys
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from arpo import __version__
+from arpo.cluster.rank_connections import connect_to_rank_0
 from arpo.errors import UserError
 from arpo.learner.rank_processes import OUTPUT_LINES_KEPT, wait_for_exit
-
-_CHALLENGE_BYTES = 32
-_HANDSHAKE_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +52,7 @@ class RankActor:
                 "version on all nodes"
             )
         lines: deque[str] = deque(maxlen=OUTPUT_LINES_KEPT)
-        with connect_to_rank_0(order, self._number) as connection:
+        with connect_to_rank_0(order.commands, order.token, self._number) as connection:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "arpo.cluster.rank_process", str(self._number), order.store],
                 stdin=connection.fileno(),
@@ -94,54 +88,3 @@ def interface_variables(address: str) -> dict[str, str]:
     interface = interface_of(address)
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     return {name: interface for name in names if interface and name not in os.environ}
-
-
-def connect_to_rank_0(order: RankOrder, rank: int) -> socket.socket:
-    """Connect and prove the knowledge of the token, without sending it."""
-    connection = socket.create_connection(order.commands, timeout=_HANDSHAKE_SECONDS)
-    keep_alive(connection)
-    challenge = _read(connection, _CHALLENGE_BYTES)
-    number = rank.to_bytes(4)
-    connection.sendall(number + hmac.digest(order.token, challenge + number, "sha256"))
-    connection.settimeout(None)
-    return connection
-
-
-def accept_rank(listener: socket.socket, token: bytes) -> tuple[int, socket.socket] | None:
-    """The next connection and the number of its rank. None if the other side does not know the token.
-
-    Raises `TimeoutError` if nothing connects within the timeout of the listener.
-    """
-    connection, _ = listener.accept()
-    connection.settimeout(_HANDSHAKE_SECONDS)
-    try:
-        challenge = secrets.token_bytes(_CHALLENGE_BYTES)
-        connection.sendall(challenge)
-        number = _read(connection, 4)
-        proof = _read(connection, 32)
-    except OSError:
-        connection.close()
-        return None
-    if not hmac.compare_digest(proof, hmac.digest(token, challenge + number, "sha256")):
-        connection.close()
-        return None
-    keep_alive(connection)
-    return int.from_bytes(number), connection
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """Notice within a minute if the other machine has lost power or its network."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-        with suppress(OSError, AttributeError):  # not on every system
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
-def _read(connection: socket.socket, size: int) -> bytes:
-    """Exactly `size` bytes. Raises OSError if the connection ends before."""
-    data = b""
-    while len(data) < size:
-        if not (part := connection.recv(size - len(data))):
-            raise ConnectionError("the connection was closed")
-        data += part
-    return data

@@ -17,13 +17,14 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from arpo.cluster.connection import NAMESPACE, Node, connect, living_nodes
 from arpo.cluster.placement import Role, has_gpus, rank_role, reserve
-from arpo.cluster.rank_actor import RankActor, RankOrder, accept_rank
+from arpo.cluster.rank_actor import RankActor, RankOrder
+from arpo.cluster.rank_connections import RankListener
 from arpo.config import Config
 from arpo.errors import UserError, printable
 from arpo.learner.rank_processes import Rank, RankExit, write_all
@@ -32,6 +33,7 @@ from arpo.learner.ranks import RankLost
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 _START_SECONDS = 60.0  # for Ray to start the process of an actor, and for the actor to connect
 _RETRY_SECONDS = 2.0
+_POLL_SECONDS = 1.0
 RESULT_SECONDS = 3.0  # for Ray to tell how a rank has ended; less than EXIT_SECONDS of learner/ranks.py
 
 
@@ -125,15 +127,10 @@ class RayRanks:
         actors, nodes = self._make_actors(list(numbers))
         token = secrets.token_bytes(32)
         try:
-            with socket.create_server((self.address, 0)) as listener:
-                order = RankOrder(
-                    store=store,
-                    commands=(self.address, listener.getsockname()[1]),
-                    token=token,
-                    folder=os.getcwd(),
-                )
+            with closing(RankListener(self.address, token)) as listener:
+                order = RankOrder(store=store, commands=listener.address, token=token, folder=os.getcwd())
                 results = {number: actor.run.remote(order) for number, actor in actors.items()}
-                connections = _accept_all(listener, token, results)
+                connections = _accept_all(listener, results)
         except BaseException:
             for actor in actors.values():
                 ray.kill(actor)
@@ -184,14 +181,11 @@ def _remove(group: Any) -> None:
         remove_placement_group(group)
 
 
-def _accept_all(
-    listener: socket.socket, token: bytes, results: Mapping[int, Any]
-) -> dict[int, socket.socket]:
+def _accept_all(listener: RankListener, results: Mapping[int, Any]) -> dict[int, socket.socket]:
     """The connections of all ranks. Raises `RankLost` if one ends before, or does not connect."""
     import ray
 
     connections: dict[int, socket.socket] = {}
-    listener.settimeout(1.0)
     deadline = time.monotonic() + _START_SECONDS
     while missing := results.keys() - connections.keys():
         if (time.monotonic() > deadline) or ray.wait([results[one] for one in missing], timeout=0)[0]:
@@ -200,10 +194,7 @@ def _accept_all(
             first = min(missing)
             ending = _ending(results[first], "did not connect to rank 0", 0.0)
             raise RankLost(f"rank {first} of the learner {ending[0].reason}", "")
-        with suppress(TimeoutError):
-            if (accepted := accept_rank(listener, token)) is not None:
-                number, connection = accepted
-                connections[number] = connection
+        connections |= listener.accept(_POLL_SECONDS)
     return connections
 
 

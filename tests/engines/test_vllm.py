@@ -478,6 +478,43 @@ def test_replicas_sleep_while_the_learner_uses_the_gpu(pair: list[ScriptedVllm],
     notes_of(pair, test)
 
 
+def at(places: list[str]) -> Callable[[], str]:
+    """The address of a server of the run: the first of `places`, if there is one."""
+
+    def address() -> str:
+        if not places:
+            raise TransientError("is starting on another node")
+        return places[0]
+
+    return address
+
+
+@pytest.mark.parametrize("lost", [[], ["http://127.0.0.1:9"]])
+@pytest.mark.parametrize("learning", [True, False])
+def test_a_server_of_the_run_that_is_lost_before_the_start_is_waited_for(
+    pair: list[ScriptedVllm], tmp_path: Path, lost: list[str], learning: bool
+) -> None:
+    """Its actor or its process has ended after the first health check. The next one is at another address."""
+    places = lost.copy()
+
+    async def test(engine: VllmEngine) -> None:
+        await engine.close()
+        engine.use_servers([at(places)], "")
+        [note] = await engine.start()
+        reason = "http://127.0.0.1:9/" if lost else "is starting on another node"
+        assert note.startswith(f"1 of 1 servers do not answer: {reason}") and "Waiting for them" in note
+        if learning:
+            await engine.load(weights(tmp_path, 7, pair))
+        asked = asyncio.ensure_future(ask(engine, pair))
+        await asyncio.sleep(0.1)
+        assert not asked.done()
+        places[:] = [pair[1].url]
+        assert (await asked).versions == ((7, 7) if learning else (0, 0))
+        assert answered(pair) == [0, 1]
+
+    notes_of(pair, test, learning=learning)
+
+
 def test_a_server_that_returns_at_another_address_gets_the_newest_weights(
     pair: list[ScriptedVllm], tmp_path: Path
 ) -> None:
@@ -485,14 +522,9 @@ def test_a_server_that_returns_at_another_address_gets_the_newest_weights(
     places = [pair[0].url]
     old, new = pair
 
-    def address() -> str:
-        if not places:
-            raise TransientError("is starting on another node")
-        return places[0]
-
     async def test(engine: VllmEngine) -> None:
         await engine.close()
-        engine.use_servers([address], "")
+        engine.use_servers([at(places)], "")
         await engine.start()
         await engine.load(weights(tmp_path, 7, pair))
         assert (await ask(engine, pair)).versions == (7, 7)

@@ -36,10 +36,7 @@ _ATTEMPTS = 5  # per answer
 WAVES = 4  # of a rolling update: a quarter of the replicas is updated at a time
 _MAX_BYTES = 32 << 20  # of a response; 64,000 tokens of a prompt with log-probabilities fit
 _CHECK_SECONDS = 10.0  # between two checks of a replica
-_FIRST_PAUSE, _LONGEST_PAUSE = (
-    1.0,
-    60.0,
-)  # seconds between attempts to bring a replica back, doubled each time
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds between attempts to bring a replica back, doubled
 _FOREIGN = "has the weights of a training run, or is paused. Start this server again"
 _REPORT_SECONDS = 10.0  # without any replica before the user is told
 
@@ -124,12 +121,14 @@ class VllmEngine:
         self._http = HttpExchange(key, _MAX_BYTES, lambda url, target: "correct engine.endpoints")
 
     async def start(self) -> Sequence[str]:
-        """Connect. Raises UserError if no server answers, or if one has another model or other weights."""
+        """Connect. Returns notes for the user. A silent server of this run restarts; requests wait for it.
+
+        Raises UserError if a server has another model or weights, or if none of engine.endpoints answers.
+        """
         self._http.open()
-        self._replicas = [
-            _Replica(address=address, client=self._client(address())) for address in self._known_addresses()
-        ]
-        answers = await asyncio.gather(*map(self._meet, self._replicas), return_exceptions=True)
+        nowhere = self._client("")
+        self._replicas = [_Replica(address=address, client=nowhere) for address in self._known_addresses()]
+        answers = await asyncio.gather(*map(self._connect, self._replicas), return_exceptions=True)
         for replica, answer in zip(self._replicas, answers, strict=True):
             replica.failed.set()  # until its watcher has checked it
             if isinstance(answer, BaseException) and not isinstance(answer, TransientError):
@@ -138,7 +137,7 @@ class VllmEngine:
             replica.reported = answer is not None
         silent = [replica.fault for replica in self._replicas if replica.reported]
         total, left = len(self._replicas), len(self._replicas) - len(silent)
-        if not left:
+        if not left and not self._addresses:
             raise UserError(
                 f"no vLLM server answers: {silent[0]}. Start one with `arpo serve`, let this command start "
                 "some with engine.replicas, or name others in engine.endpoints"
@@ -146,7 +145,8 @@ class VllmEngine:
         self._watchers = [asyncio.create_task(self._watch(replica)) for replica in self._replicas]
         if not silent:
             return []
-        return [f"{len(silent)} of {total} servers do not answer: {silent[0]}. Using the other {left}"]
+        rest = f"Using the other {left}" if left else "Waiting for them"
+        return [f"{len(silent)} of {total} servers do not answer: {silent[0]}. {rest}"]
 
     async def close(self) -> None:
         for watcher in self._watchers:
@@ -162,10 +162,10 @@ class VllmEngine:
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Completion:
         """Sample an answer, again on another replica after a fault. Raises Outage after a long one of all."""
-        self._check_length(prompt, sampling)
         fault = ""
         for _ in range(_ATTEMPTS):
             replica, target = await self._working_replica(prompt.episode_id)
+            self._check_length(prompt, sampling)
             try:
                 answer = await replica.ask(prompt, sampling, target.label)
                 return self._completion(answer, await self._versions(answer, replica, target))
@@ -226,6 +226,14 @@ class VllmEngine:
             lora=train == "lora",
             trains_vision=train != "language",
         )
+
+    async def _connect(self, replica: _Replica) -> None:
+        """Find the server at its current address. Raises TransientError if there is none, or no answer."""
+        if (url := replica.address()) != replica.client.url:
+            replica.client = self._client(url)
+            replica.known = False
+        if not replica.known:
+            await self._meet(replica)
 
     async def _meet(self, replica: _Replica) -> None:
         """Check the model of a server. Raises UserError if it is another one."""
@@ -351,15 +359,12 @@ class VllmEngine:
 
     async def _bring_back(self, replica: _Replica) -> None:
         """Load the newest weights if necessary, and check them. The caller holds the lock."""
-        target, client = self._target, replica.client
+        target = self._target
         assert target is not None
         replica.target = None
         try:
-            if (url := replica.address()) != client.url:
-                replica.client = client = self._client(url)
-                replica.known = False
-            if not replica.known:
-                await self._meet(replica)
+            await self._connect(replica)
+            client = replica.client
             if not await client.has_weights(target.label):
                 if target.published is None:
                     raise UserError(f"{client.url}: {_FOREIGN}")

@@ -13,6 +13,9 @@ VLLM_VENV := .venv-vllm
 VLLM := $(VLLM_VENV)/.installed
 RAY := $(VENV)/.installed-ray
 
+# Tests start hundreds of Python processes. Without bytecode files, each would compile the package again.
+export PYTHONDONTWRITEBYTECODE =
+
 .DEFAULT_GOAL := help
 .PHONY: help train compare test test-real test-vllm test-browser test-cluster osworld vllm lint format clean
 
@@ -20,7 +23,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 train: $(RUNTIME) ## train the tiny model on the built-in desktop; ARGS="--run.seed 1" adds options
-	$(BIN)/arpo train desk $(ARGS)
+	$(BIN)/arpo train desk_fresh $(ARGS)
 
 compare: $(RUNTIME) ## repeat the published comparison with three seeds (one night on two cores); ARGS="--jobs 2" runs two at once
 	$(BIN)/arpo compare paper paper/grpo paper/ds_grpo paper/rft paper/dpo paper/kto \

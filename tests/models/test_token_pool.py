@@ -30,7 +30,7 @@ def write(pool: TokenPool, name: str, number: float) -> None:
 def read(pool: TokenPool, name: str, tokens: int) -> set[float]:
     start = pool.extents[name].start
     parts = [tensor[start : start + tokens] for tensor in (pool.keys[0], pool.values[-1])]
-    return set(torch.cat(parts).flatten().tolist())
+    return {end.item() for part in parts for end in part.aminmax()}
 
 
 def test_extents_are_multiples_of_256_tokens() -> None:
@@ -98,7 +98,7 @@ def test_random_growth_loses_no_token() -> None:
     lengths: dict[str, int] = {}
     numbers: dict[str, float] = {}
     refused = 0
-    for step in range(600):
+    for step in range(200):
         name = f"episode {rng.randrange(9)}"
         if rng.random() < 0.15:
             pool.free(name)
@@ -120,7 +120,7 @@ def test_random_growth_loses_no_token() -> None:
         assert {owner: read(pool, owner, count) for owner, count in lengths.items()} == {
             owner: {numbers[owner]} for owner in lengths
         }
-    assert 10 < refused < 500
+    assert 10 < refused < 150
 
 
 def test_a_step_writes_new_keys_behind_the_cached_ones() -> None:

@@ -376,15 +376,15 @@ ONE, TWO = b"\1" * 32, b"\2" * 32
 @pytest.mark.parametrize(
     ("kind", "payload"),
     [
-        (PNG, small(1).png),  # a correct checksum, but the name of another picture
-        (PATCH, b"no picture"),
-        (PATCH, webp(8, 8)[:-9]),
-        (PATCH, webp(16_000, 4_000)),
+        (PNG, lambda: small(1).png),  # a correct checksum, but the name of another picture
+        (PATCH, lambda: b"no picture"),
+        (PATCH, lambda: webp(8, 8)[:-9]),
+        (PATCH, lambda: webp(16_000, 4_000)),
     ],
     ids=["name", "text", "truncated", "bomb"],
 )
 def test_a_false_screenshot_is_named(tmp_path, kind, payload):
-    write_pack(tmp_path, (kind, ONE, NO_BASE, payload))
+    write_pack(tmp_path, (kind, ONE, NO_BASE, payload()))
     pack = ScreenshotPack(tmp_path / PACK, writable=False)
     with pytest.raises(
         UserError, match=r"screenshots\.pack: screenshot 0101.* at byte 0 is damaged: restore"

@@ -7,16 +7,20 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from typing import ClassVar
+from unittest.mock import Mock
 
 import pytest
 
 from arpo.actions import Wait
 from arpo.config import Config, EnvConfig, OSWorldConfig
+from arpo.envs import child_host
 from arpo.envs.child_host import ChildHost, start_child_host
 from arpo.envs.factory import open_pool
 from arpo.envs.remote import HostLost, Hosts, RemoteHost, open_session
 from arpo.errors import UserError
 from arpo.testing import task
+from clocks import Clock
 from env_hosts import FAKE
 from processes import descendants
 
@@ -104,7 +108,62 @@ def test_a_closed_source_has_ended_its_host():
     [pid] = descendants(os.getpid()) - before
     source.close()
     assert not is_running(pid)
-    source.close()
+    with pytest.raises(HostLost, match="has ended"):
+        source._hosts[0]._address()
+    assert not descendants(os.getpid()) - before
+
+
+class DeadHost:
+    """The process of a host that dies at its start. `started` has the times of all of them."""
+
+    is_alive = is_ready = False
+    output = "no such screen"
+    started: ClassVar[list[float]] = []
+
+    def __init__(self, *settings):
+        self.started.append(child_host.time.monotonic())
+
+    def close(self):
+        pass
+
+
+def test_a_host_that_dies_at_each_start_is_restarted_after_growing_pauses(monkeypatch):
+    """Asked every 0.25 s for 200 s, as on a cluster."""
+    clock = Clock()
+    monkeypatch.setattr(child_host, "time", clock)
+    monkeypatch.setattr(child_host, "HostProcess", DeadHost)
+    monkeypatch.setattr(DeadHost, "started", [])
+    child, messages = ChildHost(config()), []
+    while clock.now < 200:
+        with pytest.raises(HostLost) as caught:
+            child.address()
+        messages.append(caught.value.message)
+        clock.now += 0.25
+    assert DeadHost.started == [0.0, 1.0, 3.25, 7.5, 15.75, 32.0, 64.25, 124.5, 184.75]
+    assert child.failed_starts == 9
+    name = "the environment host of this run"
+    assert (
+        messages[0]
+        == f"{name} died while it started, 1x in a row; next start in 1 s; its output: no such screen"
+    )
+    assert messages[4] == f"{name} died and is being restarted; its output: no such screen"
+
+
+def test_a_host_that_cannot_be_spawned_again_waits_too(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(child_host, "time", clock)
+    monkeypatch.setattr(child_host, "HostProcess", DeadHost)
+    child = ChildHost(config())
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(ChildHost, "_spawn", Mock(side_effect=full))
+    for clock.now, expected in [
+        (0.0, "next start in 1 s"),
+        (1.0, "No space left on device"),
+        (2.0, "in 1 s"),
+    ]:
+        with pytest.raises(HostLost, match=expected):
+            child.address()
+    assert child.failed_starts == 2
 
 
 def test_a_run_continues_when_its_host_dies():
@@ -129,6 +188,7 @@ def test_its_temporary_folder_is_removed(tmp_path, monkeypatch):
 PARENT = """
 import sys, time
 from arpo.config import Config, EnvConfig
+from arpo.envs import child_host
 from arpo.envs.child_host import ChildHost
 name, way = sys.argv[1:]
 child = ChildHost(Config(env=EnvConfig(name=name)))

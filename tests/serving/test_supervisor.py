@@ -13,7 +13,7 @@ import pytest
 
 import fake_server
 from arpo.errors import UserError
-from arpo.serving.supervisor import Place, Supervision, choose_places, supervised
+from arpo.serving.supervisor import Place, Supervision, choose_places, restart_pause, supervised
 from processes import descendants, wait_until
 
 KEY = "0123456789abcdef"
@@ -250,3 +250,15 @@ def test_a_port_in_use_is_skipped_or_refused():
 )
 def test_the_url_of_a_place(host, url):
     assert Place(host=host, port=9000).url == url
+
+
+def test_pauses_between_starts_double_up_to_a_minute():
+    """Also after a day: 2.0 ** 1999 is no float."""
+    assert [restart_pause(failures) for failures in (1, 2, 3, 6, 7, 2000)] == [
+        1.0,
+        2.0,
+        4.0,
+        32.0,
+        60.0,
+        60.0,
+    ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -33,10 +34,11 @@ from arpo.serving.supervisor import Server
 from arpo.serving.vllm_server import find_server
 
 Kind = Literal["server", "host"]
-RESTART_SECONDS = 10.0  # pause after a program that did not start
+RESTART_SECONDS, _LONGEST_PAUSE = 10.0, 300.0  # after a program that did not start; doubled each time
 _POLL_SECONDS = 0.2
 _CHECK_SECONDS = 10.0  # between two checks of an environment host, and timeout of a check
 _FAILED_CHECKS = 6  # in a row, until a host counts as hanging
+_FAILED_STARTS = 5  # in a row, until the fault is reported
 _MAX_FAULT = 2_000  # characters
 
 
@@ -145,12 +147,17 @@ class Service:
 
     async def _keep(self, program: Program) -> None:
         """Run the program again and again. A node may lack a package or disk space for a while only."""
+        pause = RESTART_SECONDS
         while True:
+            began = time.monotonic()
             try:
                 await program.run()
             except (UserError, OSError) as error:
                 self._fault = printable(str(error))[:_MAX_FAULT]
-            await asyncio.sleep(RESTART_SECONDS)
+            if time.monotonic() - began > _LONGEST_PAUSE:  # it has worked for a while
+                pause = RESTART_SECONDS
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 class ServerProgram:
@@ -232,12 +239,17 @@ class HostProgram:
             await asyncio.to_thread(child.close)
 
     async def _address_of(self, child: ChildHost) -> str:
-        """The URL of the host. A dead host is restarted, which takes some seconds."""
+        """The URL of the host. A dead host is restarted, which takes some seconds.
+
+        Raises UserError with the end of its log if it dies at several starts in a row.
+        """
         died = False
         while True:
             try:
                 url = child.address()
-            except HostLost:
+            except HostLost as lost:
+                if child.failed_starts >= _FAILED_STARTS:
+                    raise UserError(lost.message) from lost
                 self.url = ""
                 self.restarts += not died
                 died = True

@@ -48,6 +48,7 @@ class PlacedService:
         self.name, self.actor, self._notes = name, actor, notes
         self.fault = ""  # why its last start failed, or why it does not answer
         self.is_dead = False  # Ray does not start it again
+        self._worked = False  # it had an address since the last report of a fault
         self._earlier = 0  # restarts of lost incarnations, themselves included
         self._report: Report | None = None
 
@@ -70,12 +71,15 @@ class PlacedService:
         return self._report.url
 
     def update(self, report: Report) -> None:
-        """A new state. Reports to the user if Ray has started the service again."""
+        """A new state. Tells the user if Ray has started the service again, or if it no longer starts."""
         before = self._report
         if before is not None and before.incarnation != report.incarnation:
             self._earlier += before.restarts + 1
             self._notes.report(f"{self.name} was lost on {before.node} and starts again on {report.node}")
         self._report, self.fault = report, report.fault
+        if self._worked and report.fault:
+            self._notes.report(f"{self.name} does not start again on {report.node}: {report.fault}")
+        self._worked = bool(report.url) or (self._worked and not report.fault)
 
     def lost(self, fault: str, *, is_dead: bool) -> None:
         """No answer. The last address stays: its callers find out themselves whether it works."""

@@ -1,7 +1,8 @@
 """An environment host as a child process, for environments with their own Python interpreter.
 
-The host listens on a free port, on loopback by default, and requires a token. It is restarted when it dies.
-It exits when its stdin closes, which also happens when this process is killed.
+The host listens on a free port, on loopback by default, and requires a token. It is restarted when it dies:
+at once, or after a growing pause if it dies before it listens. It exits when its stdin closes, which also
+happens when this process is killed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from arpo.recipe import find_program, to_toml
 RECIPE, READY = "recipe.toml", "ready.json"
 STDERR_LINES = 20
 _POLL_SECONDS = 0.05
+_PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # seconds before a restart, by failed starts in a row
 _NAME = "the environment host of this run"
 
 
@@ -45,7 +47,10 @@ def start_child_host(config: Config) -> Hosts:
 
 
 class ChildHost:
-    """Runs the host process and restarts it when it has died. Without a `token` it makes a random one."""
+    """Runs the host process and restarts it when it has died. Without a `token` it makes a random one.
+
+    `failed_starts` counts the starts in a row without a host that listens.
+    """
 
     def __init__(self, config: Config, listen: str = "127.0.0.1", token: str = "") -> None:
         self.token = token or secrets.token_urlsafe(24)
@@ -54,6 +59,9 @@ class ChildHost:
         self._recipe = to_toml(replace(config, env=env))
         self._grace_seconds = config.env.step_seconds
         self._variables = PROVIDER_VARIABLES.get(config.osworld.provider, ())
+        self.failed_starts = 0
+        self._next: float | None = None  # time of the next restart, if the host has died
+        self._is_closed = False
         try:
             self._process = self._spawn()
         except OSError as error:
@@ -71,21 +79,39 @@ class ChildHost:
             time.sleep(_POLL_SECONDS)
 
     def address(self) -> str:
-        """Return the URL of the host. Raises HostLost while it starts; restarts it first if it has died."""
+        """Return the URL of the host. Raises HostLost while it has none. Restarts a dead host in time."""
+        if self._is_closed:
+            raise HostLost("start", f"{_NAME} has ended")
         if not self._process.is_alive:
             output = self._process.output
-            try:
-                self._process = self._spawn()
-            except OSError as error:
-                raise HostLost("start", f"{_NAME} cannot be restarted: {error.strerror}") from error
-            raise HostLost("start", f"{_NAME} died and is being restarted; its output: {output}")
+            raise HostLost("start", f"{_NAME} {self._restart()}; its output: {output}")
         if not self._process.is_ready:
             raise HostLost("start", f"{_NAME} does not listen yet")
+        self.failed_starts = 0
         return self._process.address
 
     def close(self) -> None:
         """Stop the host and its environments. Garbage collection and the end of this process do the same."""
+        self._is_closed = True
         self._process.close()
+
+    def _restart(self) -> str:
+        """Restart the dead host if its pause is over. Returns its state, for people."""
+        at = self._plan_restart(failed=not self._process.is_ready) if self._next is None else self._next
+        if (left := at - time.monotonic()) > 0:
+            return f"died while it started, {self.failed_starts}x in a row; next start in {left:.0f} s"
+        try:
+            self._process, self._next = self._spawn(), None
+        except OSError as error:
+            self._plan_restart(failed=True)
+            return f"cannot be restarted: {error.strerror}"
+        return "died and is being restarted"
+
+    def _plan_restart(self, *, failed: bool) -> float:
+        """Count the end of a process. Returns the time of the next start."""
+        self.failed_starts = self.failed_starts + 1 if failed else 0
+        self._next = time.monotonic() + _PAUSES[min(self.failed_starts, len(_PAUSES) - 1)]
+        return self._next
 
     def _spawn(self) -> HostProcess:
         return HostProcess(self._python, self._recipe, self.token, self._grace_seconds, self._variables)

@@ -149,7 +149,7 @@ class _Watch:
                     f"the vLLM server at port {server.place.port} did not start in {failures} attempts: "
                     f"{reason}; log: {server.log}"
                 )
-            pause = min(MAX_PAUSE_SECONDS, 2.0 ** (failures - 1))
+            pause = restart_pause(failures)
             self._settings.report(f"{server.place.url}: {reason}; restart in {pause:g} s; log: {server.log}")
             await asyncio.sleep(pause)
             server.restarts += 1
@@ -218,6 +218,15 @@ class _Watch:
                 return answer.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
+
+
+def restart_pause(failures: int) -> float:
+    """Seconds before the next start, after so many failed ones.
+
+    >>> [restart_pause(failures) for failures in (1, 2, 3, 2000)]
+    [1.0, 2.0, 4.0, 60.0]
+    """
+    return min(MAX_PAUSE_SECONDS, 2.0 ** min(failures - 1, 16))  # a float has no 2.0 ** 1999
 
 
 def choose_places(host: str, first_port: int, gpus: Sequence[str], *, skip_used: bool) -> list[Place]:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,22 +77,26 @@ class Notes(NullDisplay):
         self.texts.append(text)
 
 
+VERDICTS = {A: [0, 1, 0, 0, 0, 1, 1], B: [1, 1, 1, 0, 0, 1, 0]}
+
+
+@pytest.fixture(scope="module")
+def metrics_without_outage(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    Scripted.play(VERDICTS)
+    whole = outage_config(tmp_path_factory.mktemp("whole"))
+    train(whole)
+    return lines(whole, "metrics.jsonl")
+
+
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_run_without_environments_ends_and_resumes_where_it_was(
-    tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    every: int,
+    metrics_without_outage: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def play() -> None:
-        Scripted.play({A: [0, 1, 0, 0, 0, 1, 1], B: [1, 1, 1, 0, 0, 1, 0]})
-
-    for name in ("whole", "parts"):
-        (tmp_path / name).mkdir()
-    monkeypatch.setattr(Reachable, "starts", math.inf)
-    play()
-    whole = outage_config(tmp_path / "whole", f"--store.checkpoint_every={every}")
-    train(whole)
-
-    play()
-    parts = outage_config(tmp_path / "parts", f"--store.checkpoint_every={every}", "--env.outage_seconds=0")
+    Scripted.play(VERDICTS)
+    parts = outage_config(tmp_path, f"--store.checkpoint_every={every}", "--env.outage_seconds=0")
     monkeypatch.setattr(
         Reachable, "starts", 8
     )  # three of the base evaluation, four of batch 1, one of batch 2
@@ -102,12 +107,10 @@ def test_a_run_without_environments_ends_and_resumes_where_it_was(
     assert not (Path(parts.run.dir) / "failures.jsonl").read_text("utf-8")
 
     monkeypatch.setattr(Reachable, "starts", math.inf)
-    play()
-    for task in (A, B):
-        del Scripted.script[task][:3]
+    Scripted.play({task: scores[3:] for task, scores in VERDICTS.items()})
     trainer = train(parts)
     assert not trainer.run.scheduler.pool.quarantine.tasks
-    assert lines(parts, "metrics.jsonl") == lines(whole, "metrics.jsonl")
+    assert lines(parts, "metrics.jsonl") == metrics_without_outage
 
 
 def test_a_pause_is_reported_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

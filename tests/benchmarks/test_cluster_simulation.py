@@ -16,26 +16,14 @@ from simulation.cluster import Cluster, Parts, run_real, settings, simulate
 from simulation.replica import EPISODE, EpisodeOf
 from simulation.roles import Barrier, SimulatedLearner
 
+import constant_times
 from arpo.cluster.service_times import ServiceTimes
 from arpo.engines.vllm import VllmEngine
 from arpo.learner.base import Batch
 from arpo.testing import screenshot
 from arpo.types import Prompt, Sample, Sampling
 
-# An episode takes 10 + 2 * (1 + 3) + 5 = 23 s. Writing weights takes 1 s, and reading them too.
-TIMES = ServiceTimes(
-    boot=(10.0, 10.0),
-    step_sigma=0.0,
-    hangs=0.0,
-    answers=(2, 2),
-    answer_median=100.0,
-    answer_sigma=0.0,
-    prefill_token=0.0,
-    decode_step=0.01,
-    decode_sequence=0.0,
-    transfer=15.4,
-    learning_scale=0.0,
-)
+TIMES = replace(constant_times.TIMES, learning_scale=0.0)
 SMALL = Cluster(
     environments=4, replicas=1, learner_gpus=1, groups=2, group_size=2, updates=1, batches=2, times=TIMES
 )

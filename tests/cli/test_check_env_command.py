@@ -56,7 +56,7 @@ def test_an_own_class_is_not_checked_with_the_tasks_of_desk(capsys):
 
 
 def test_desk_has_tasks(capsys):
-    assert main(["check-env", "desk", "--tasks.ids", "pool-001"]) == 0
+    assert main(["check-env", "desk", "--tasks.ids", "pool-023"]) == 0
 
 
 @pytest.mark.parametrize("words", [["--env.name=checked_by_command:Bad"], ["--env.name", "desk"]])

@@ -12,20 +12,22 @@ from PIL import Image
 from arpo.cli.entry_point import main
 from verdicts import HELDOUT, A, Scripted, select
 
+LONG = "pool-300"  # more than two steps
+
 
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:
-    train = select(tmp_path / "train.json", "desk:pool", [A, "pool-010"])
+    train = select(tmp_path / "train.json", "desk:pool", [A, "pool-010", LONG])
     heldout = select(tmp_path / "heldout.json", "desk:heldout", [HELDOUT])
     settings = f"--tasks.train {train} --tasks.heldout {heldout} --rollout.max_steps 2 --run.threads 1"
     return [*settings.split(), "--env.name", "verdicts:Scripted", "--env.partial", "0"]
 
 
 def test_it_prints_each_step_and_the_score(words, tmp_path, capsys):
-    Scripted.play({A: [1.0]})
-    assert main(["play", A, "--save", str(tmp_path / "steps"), *words]) == 0
+    Scripted.play({LONG: [1.0]})
+    assert main(["play", LONG, "--save", str(tmp_path / "steps"), *words]) == 0
     printed = re.sub(r"\d+\.\d s", "0.0 s", capsys.readouterr().out).splitlines()
-    assert printed[0].startswith(f"task {A}: ")
+    assert printed[0].startswith(f"task {LONG}: ")
     assert re.fullmatch(r"  1 +0.0 s  \w.+", printed[1]), printed
     assert re.fullmatch(r" {14}click\(start_box='\(\d+,\d+\)'\)", printed[2]), printed
     assert printed[-3:] == [
@@ -54,7 +56,7 @@ def test_an_answer_that_does_not_parse_is_shown(words, capsys):
     ("task", "more", "reason"),
     [
         ("pool-0010", "", "'pool-0010': no such task in the recipe (did you mean pool-010?)"),
-        ("x", "", "'x': no such task in the recipe (valid: pool-001, pool-010, heldout-006)"),
+        ("x", "", "'x': no such task in the recipe (valid: pool-001, pool-010, pool-300, heldout-006)"),
         (A, "--env.name verdicts:Fragile", f"task {A}, step: RuntimeError: the screen went dark"),
         (A, "--model.path nowhere", "nowhere"),
     ],

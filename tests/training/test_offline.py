@@ -199,10 +199,13 @@ def test_an_online_runs_own_episodes_are_a_source_too(tmp_path: Path) -> None:
     assert run_training(online) == 0
     found = open_source(offline(tmp_path, "dpo", Path(online.run.dir), [A]), NullDisplay())
     assert found.played == 4
-    assert (found.successes, found.failures) == (
-        {A: ["batch0-0-0", "batch0-1-1"]},
-        {A: ["batch0-0-1", "batch0-1-0"]},
-    )
+    stored = RunFolderReader(Path(online.run.dir))
+    scores = {
+        f"batch0-{g}-{e}": stored.load_trajectory(f"batch0-{g}-{e}").score for g in (0, 1) for e in (0, 1)
+    }
+    assert sorted(scores.values()) == [0, 0, 1, 1]
+    assert found.successes == {A: [name for name, score in scores.items() if score == 1]}
+    assert found.failures == {A: [name for name, score in scores.items() if score == 0]}
 
 
 def test_what_cannot_be_trained_on_is_left_out_and_told(source: Path, tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ class VllmClient:
 
     def _one_token_per_image(self, token_ids: Sequence[int], images: Sequence[Screenshot]) -> list[int]:
         """vLLM expands each image token to as many as the image has."""
-        tokens = np.asarray(token_ids)  # once: a prompt has ten thousands of tokens
+        tokens = np.fromiter(token_ids, np.int64, len(token_ids))  # asarray takes twice as long
         slots = self._renderer.image_slots(tokens, [self._renderer.grid(image) for image in images])
         repeated = slots & np.concatenate(([False], slots[:-1]))
         return tokens[~repeated].tolist()

@@ -145,7 +145,7 @@ def test_hosts_need_the_token_survive_a_kill_and_move_with_a_lost_node(
     written = [path.read_bytes() for path in nodes.logs.rglob("*") if path.is_file()]
     assert len(written) > 10 and all(cluster.token.encode() not in text for text in written)
     assert all(cluster.token.encode() not in command_line(process) for process in parents())
-    services.close()
+    source.close()
     assert wait_until(lambda: not host_processes(), SECONDS)
 
 

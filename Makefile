@@ -32,7 +32,7 @@ compare: $(RUNTIME) ## repeat the published comparison with three seeds (one nig
 		--against paper/grpo --seeds 3 --out runs/groups-of-2 --rollout.group_size 2 --train.epochs 16 $(ARGS)
 
 test: lint ## check style and types, then run the tests; ARGS="-k replay" selects tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 $(ARGS)
 
 test-real: $(DEV) osworld ## run the tests on real desktops; FULL=1 includes the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/real $(if $(FULL),,-m "not full") $(ARGS)

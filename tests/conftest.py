@@ -1,6 +1,28 @@
-"""Ctrl-C reaches what the tests start, also where they themselves were started in the background."""
+"""Ctrl-C reaches what the tests start, and every test begins with one torch thread."""
 
 import signal
+import sys
+
+import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell without job control leaves it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def use_one_torch_thread() -> None:
+    """A run with default settings uses one thread per core, and the process keeps this number.
+
+    On busy cores, small operations on several threads take ten times as long.
+    """
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    use_one_torch_thread()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    use_one_torch_thread()

@@ -11,7 +11,7 @@ RECIPE = """
     desk --run.threads 1 --train.epochs 2 --train.tasks_per_batch 2 --train.tasks_per_update 1
     --rollout.group_size 4 --rollout.max_steps 2 --rollout.temperature 1.5 --rollout.max_answer_tokens 24
     --loss.kl 0.1 --optim.lr 1e-3 --optim.tokens_per_microbatch 300 --optim.ranks 2
-    --eval.every 0 --eval.rollouts 1 --tasks.ids pool-001,pool-010,pool-013,pool-021
+    --eval.every 0 --eval.rollouts 1 --tasks.train desk:pool --tasks.ids pool-001,pool-010,pool-013,pool-021
     --store.checkpoint_every 2 --store.tensorboard false
 """
 

@@ -49,7 +49,11 @@ def test_an_asynchronous_run_survives_the_loss_of_a_server_and_of_its_driver(
 def test_a_real_vllm_server_on_a_node_trains_with_the_learners_weights(nodes: Nodes, tmp_path: Path) -> None:
     """16 episodes. engine_kl compares the log-probabilities of server and learner."""
     assert PYTHON.exists(), "vLLM is not installed: make vllm"
-    few = ("--tasks.ids=pool-001,pool-010,pool-013,pool-021", "--train.tasks_per_batch=4")
+    few = (
+        "--tasks.train=desk:pool",
+        "--tasks.ids=pool-001,pool-010,pool-013,pool-021",
+        "--train.tasks_per_batch=4",
+    )
     engine = ("--engine.name=vllm", "--engine.replicas=1", f"--engine.python={PYTHON}")
     more = (*engine, *few, "--train.tasks_per_update=4", "--train.epochs=2", "--cluster.hosts=1")
     command = TrainCommand(tmp_path / "run", *words(nodes, *more))

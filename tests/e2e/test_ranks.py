@@ -15,13 +15,13 @@ import pytest
 from kill_at import Ended, arpo
 
 TASKS = {
-    "train": ("desk:pool", "pool-001", "pool-010", "pool-013", "pool-021"),
+    "train": ("desk:pool", "pool-054", "pool-055", "pool-076", "pool-101"),
     "heldout": ("desk:heldout", "heldout-006"),
 }
 RANK = b"arpo.learner.sharded"
 SMALL = """
     --run.threads 1 --train.epochs 2 --train.tasks_per_batch 2 --train.tasks_per_update 1
-    --rollout.group_size 4 --rollout.max_steps 2 --rollout.temperature 1.5 --rollout.max_answer_tokens 24
+    --rollout.group_size 4 --rollout.max_steps 3 --rollout.temperature 1.5 --rollout.max_answer_tokens 24
     --loss.kl 0.1 --optim.lr 1e-3 --optim.tokens_per_microbatch 300 --store.tensorboard false
     --eval.every 0 --eval.rollouts 1 --eval.heldout_rollouts 1
 """

@@ -232,13 +232,13 @@ def test_train_stops_and_names_the_line(name, write, capsys):
     mistake = MISTAKES[name]
     module, place = write(mistake)
     code = main(["train", f"--env.name={module}:Lamp", *TINY, *mistake.settings])
-    printed = capsys.readouterr().err
-    assert re.match(r"arpo: error: all [24] episodes failed\. ", printed), (
-        printed
-    )  # evaluation, or first batch
-    assert printed.partition(". ")[2] == (
-        f"First failure: task left, {mistake.failed} ({place}). Fix the environment (`arpo check-env` helps), "
-        "then run the same command again\n"
+    count, _, rest = capsys.readouterr().err.partition(". ")
+    assert re.fullmatch(
+        "arpo: error: all [24] episodes failed", count
+    )  # of the evaluation or the first batch
+    assert rest == (
+        f"First failure: task left, {mistake.failed} ({place}). Fix the environment "
+        "(`arpo check-env` helps), then run the same command again\n"
     )
     failures = [json.loads(line) for line in Path("run", "failures.jsonl").read_text("utf-8").splitlines()]
     assert len(failures) >= 2

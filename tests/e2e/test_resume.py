@@ -193,7 +193,7 @@ def test_an_interrupted_evaluation_of_a_run_plays_no_episode_twice(
 
 # Moment, permitted bytes of one file, the file that does not fit, and the note.
 FULL = (
-    ("in a rollout", 12_000, "screenshots.pack", "; it resumes after batch 1"),
+    ("in a rollout", 20_000, "trajectories.jsonl", "; it resumes after batch 1"),
     ("before the checkpoint", 10_000_000, "checkpoints/step-000003", "; it resumes after batch 2"),
     ("at the end", 1_000_000, "model", ""),
 )

@@ -70,7 +70,7 @@ def test_the_scripts_run_one_after_another(folder):
     python(small(look).replace("episode.score == 1", "True"), folder)
     assert (folder / "screen-1.png").is_file() and (folder / "action-1.png").is_file()
     printed = python(small(watch), folder)
-    assert re.search(r"\n[01]\.0 (max_steps|finished)\n$", printed), printed
+    assert re.search(r"\n[01]\.0 (max_steps|finished|fail)\n$", printed), printed
 
 
 def test_the_plugins_train_together(folder, monkeypatch):

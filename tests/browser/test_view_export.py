@@ -70,6 +70,18 @@ def test_recipes_are_compared_and_missing_parts_are_explained(visit):
     expect(page.get_by_role("searchbox")).to_be_hidden()
 
 
+def test_a_point_of_a_curve_opens_only_a_batch_that_was_exported(visit):
+    page = visit.open("/s/first/timeline")
+    page.get_by_role("slider").first.focus()
+    page.evaluate("delete window.ARPO_EXPORT['/api/s/first/batches/1']")
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    assert page.url.endswith("#/s/first/timeline")
+    page.keyboard.press("End")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Batch 2")
+
+
 def test_an_export_forbids_requests_to_other_places(visit):
     page = visit.open("/runs")
     policy = page.locator("meta[http-equiv]").get_attribute("content")

@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 from arpo.storage.run_folder import RunFolder
 from arpo.viewer.report import write_report
-from browsers import violations, visiting
+from browsers import serving, violations, visiting
 from viewed_runs import config, make_run, played
 
 EVIL = "</script><script>window.hit = 1</script><img src=x onerror='window.hit = 2'>"
@@ -105,6 +105,17 @@ def test_text_of_a_model_never_becomes_markup(browser, tmp_path):
         visit.page.wait_for_selector("main:not([aria-busy]) > *")
         expect(visit.page.locator("details[open] .thought").nth(0)).to_have_text(EVIL)
         assert visit.page.evaluate("window.hit") is None
+
+
+def test_an_episode_that_cannot_be_read_leaves_the_rest_of_the_report(browser, tmp_path):
+    make_run(tmp_path / "desk")
+    with serving(tmp_path / "desk") as address, visiting(browser, address) as visit:
+        error = '{"error": "trajectories.jsonl: line 1 was changed"}'
+        visit.page.route("**/api/s/desk/episodes/*", lambda route: route.fulfill(status=400, body=error))
+        page = visit.open("/s/desk/report")
+        expect(page.get_by_text("trajectories.jsonl: line 1 was changed").first).to_be_visible()
+        expect(page.get_by_role("heading", name="Recipe")).to_be_visible()
+        visit.faults.clear()  # Chromium reports the refused requests
 
 
 def test_another_script_is_refused(browser, report, tmp_path):

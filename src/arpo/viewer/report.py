@@ -60,8 +60,8 @@ def _page(library: Library, source: RunSource, episodes: str) -> str:
     rows = [row_json(source.listing, find_episode(source.index, name)) for name in names]
     site = _FileSite()
     add_sources(site, library, start=f"/s/{encode_part(own)}/report")
-    add_source(site, library, source, {**source.episodes({"size": "1"}), "episodes": rows}, groups=False)
-    site.add(["s", own, "report"], report)
+    chosen = {**source.episodes({"size": "1"}), "episodes": rows}
+    add_source(site, library, source, chosen, groups=False, report=report)
     return _one_file(site)
 
 

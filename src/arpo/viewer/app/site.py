@@ -68,10 +68,12 @@ def add_sources(site: Site, library: Library, start: str = "") -> None:
     site.add(["sources"], {**listed, "export": True, "start": start, "sources": entries})
 
 
-def add_source(site: Site, library: Library, source: Source, chosen: Json, *, groups: bool) -> None:
+def add_source(
+    site: Site, library: Library, source: Source, chosen: Json, *, groups: bool, report: Json | None = None
+) -> None:
     """All pages of a run about the chosen episodes: `chosen` is their list, as of the page "Episodes".
 
-    `groups`: also the other episodes of their groups.
+    `groups`: also the other episodes of their groups. `report`: the page "Report" if it was made already.
     """
     own, rows = ["s", source.identity.id], chosen["episodes"]
     grouped = [row for row in rows if row["batch"] is not None]
@@ -99,7 +101,11 @@ def add_source(site: Site, library: Library, source: Source, chosen: Json, *, gr
         for name in ("timeline", "recipe", "batches"):
             copy(name)
         copy("lanes", change=stored_lanes)
-        for batch in copy("report", change=stored_episodes).get("batches", ()):
+        if report is None:
+            report = copy("report", change=stored_episodes)
+        else:
+            site.add([*own, "report"], report)
+        for batch in report.get("batches", ()):
             copy("batches", str(batch))
     for task in dict.fromkeys(row["task"] for row in rows):
         copy("tasks", task)

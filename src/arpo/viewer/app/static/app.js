@@ -33,6 +33,11 @@ arpo.app = (() => {
     return step > 0 ? link(["s", source, "batch", step]) : link(["s", source, "episodes"], { phase: "eval0" });
   }
 
+  // Follow a link, if its view is there: an export has only what was chosen.
+  function go(address) {
+    if (arpo.api.contains(address)) location.hash = address;
+  }
+
   // An address without a view is the first view of a report, otherwise the list of runs.
   function parse(fragment) {
     const [path, query = ""] = (fragment || sources.start || "").replace(/^#?\/?/, "").split(/\?(.*)/s);
@@ -247,5 +252,5 @@ arpo.app = (() => {
     if (!arpo.api.exported) setTimeout(poll, POLL);
   }
 
-  return { pages, link, stepLink, start, nameOf, errors: () => sources.errors };
+  return { pages, link, stepLink, go, start, nameOf, errors: () => sources.errors };
 })();

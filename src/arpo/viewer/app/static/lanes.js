@@ -4,7 +4,7 @@
 arpo.lanes = (() => {
   const { h, table, select, replace } = arpo.dom;
   const { number, seconds, percent } = arpo.words;
-  const { link } = arpo.app;
+  const { link, go } = arpo.app;
   const CELL = 4; // pixels of a column
   const BAND = 16, // pixels of the lanes of learner and engine
     GAP = 6,
@@ -165,7 +165,7 @@ arpo.lanes = (() => {
   }
 
   function open(context, answer, { moment, stage, episode }) {
-    if (episode) location.hash = link(["s", context.source, "episode", episode[0]]);
+    if (episode && !episode[3]) go(link(["s", context.source, "episode", episode[0]]));
     else if (stage) {
       const batch = answer.batches.find(({ began, ended }) => began <= moment && moment <= ended);
       if (batch) context.setQuery(context, { batch: String(batch.batch) });
@@ -178,11 +178,13 @@ arpo.lanes = (() => {
   function slowest(context, answer) {
     const episodes = answer.rows.flatMap((row) => row.episodes);
     const rows = episodes.sort((a, b) => b[2] - b[1] - (a[2] - a[1])).slice(0, SLOWEST);
+    const episodeLink = (name) =>
+      h("a", { href: link(["s", context.source, "episode", name]) }, h("code", {}, name));
     const row = ([name, began, ended, fault, host]) =>
       h(
         "tr",
         {},
-        h("td", {}, h("a", { href: link(["s", context.source, "episode", name]) }, h("code", {}, name))),
+        h("td", {}, fault ? h("code", {}, name) : episodeLink(name)),
         h("td", { class: "n" }, seconds(began)),
         h("td", { class: "n" }, seconds(ended - began)),
         h("td", {}, host || "this machine"),

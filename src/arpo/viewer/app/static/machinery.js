@@ -98,7 +98,7 @@ arpo.machinery = (() => {
       points: rows.map((row) => [row.step, value(row)]),
     });
     const open = (_, step) => {
-      location.hash = arpo.app.stepLink(context.source, step);
+      arpo.app.go(arpo.app.stepLink(context.source, step));
     };
     return h(
       "div",

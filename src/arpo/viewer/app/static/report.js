@@ -29,10 +29,14 @@ arpo.report = (() => {
           ]
         : null,
       endings(report.endings),
-      await groups(context, report.batches.at(-1)),
+      await groups(context, report.batches.at(-1)).catch((error) => arpo.runs.problems([error.message])),
       failures?.total ? [section("Faults", faultsNote(failures)), arpo.machinery.kinds(failures)] : null,
       section(report.episodes.title, report.episodes.note),
-      await Promise.all(report.episodes.shown.map((names, index) => shown(context, names, index === 0))),
+      await Promise.all(
+        report.episodes.shown.map((names, index) =>
+          shown(context, names, index === 0).catch((error) => arpo.runs.problems([error.message])),
+        ),
+      ),
       recipe && [
         section("Recipe"),
         h("details", {}, h("summary", {}, "All settings of this run"), h("pre", {}, recipe.text)),
@@ -76,7 +80,7 @@ arpo.report = (() => {
     const points = (name) =>
       rows.filter((row) => typeof row[name] === "number").map((row) => [row.step, row[name]]);
     const open = (_, step) => {
-      location.hash = arpo.app.stepLink(context.source, step);
+      arpo.app.go(arpo.app.stepLink(context.source, step));
     };
     const chart = ({ title, metrics }) => {
       const names = Object.keys(metrics).filter((name) => points(name).length);

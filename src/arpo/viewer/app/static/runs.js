@@ -211,7 +211,7 @@ arpo.runs = (() => {
       series,
       inPercent: Boolean(metric && metric.percent),
       open: (one, step) => {
-        location.hash = arpo.app.stepLink(one.source, step);
+        arpo.app.go(arpo.app.stepLink(one.source, step));
       },
     });
   }

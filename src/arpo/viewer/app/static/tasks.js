@@ -163,7 +163,7 @@ arpo.tasks = (() => {
           series,
           inPercent: true,
           open: (one, step) => {
-            location.hash = arpo.app.stepLink(context.source, step);
+            arpo.app.go(arpo.app.stepLink(context.source, step));
           },
         }),
       ),

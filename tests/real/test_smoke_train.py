@@ -1,28 +1,25 @@
 """`arpo train osworld_local`, cut short: the tiny model makes one update on two tasks through a host."""
 
 import json
-
-import pytest
+from importlib.resources import files
 
 from arpo.cli.entry_point import main
-from osworld_files import PYTHON, osworld_folder, osworld_task
+from osworld_files import PYTHON
 
 # Nothing is solved; what tells episodes apart is whether an answer can be read. Six of a kind are rare.
 SHORT = """
     --run.threads 1 --env.parallel 2 --train.epochs 1 --train.tasks_per_batch 2 --train.tasks_per_update 2
-    --rollout.group_size 6 --rollout.max_steps 2 --eval.every 0 --eval.rollouts 1 --store.tensorboard false
+    --rollout.group_size 6 --rollout.max_steps 2 --rollout.temperature 1.8 --eval.every 0 --eval.rollouts 1 --store.tensorboard false
 """
+TASKS = ("terminal-archive", "editor-append")
+KNOWN = "Set the language to Greek"  # an instruction of Desk: the model answers others with no action
 
 
 def two_tasks(folder):
-    """OSWorld's where they are, else our own."""
-    try:
-        ids = [osworld_task(name).id for name in ("os/e0df059f", "os/a4d98375")]
-        examples = osworld_folder() / "examples"
-    except pytest.skip.Exception:
-        return ["--tasks.train", "osworld:train", "--tasks.ids", "terminal-archive,editor-append"]
-    (folder / "list.json").write_text(json.dumps({"os": ids}))
-    return ["--tasks.train", str(folder / "list.json"), "--tasks.examples", str(examples)]
+    tasks = json.loads((files("arpo") / "envs/osworld/tasks/train.json").read_text("utf-8"))
+    chosen = [{**task, "instruction": KNOWN} for task in tasks if task["id"] in TASKS]
+    (folder / "tasks.json").write_text(json.dumps(chosen))
+    return ["--tasks.train", str(folder / "tasks.json")]
 
 
 def test_the_tiny_model_is_trained_on_real_desktops(tmp_path, host_config):

@@ -79,8 +79,8 @@ class FaultyDesk(HealthyDesk):
 
 def measure(
     kind: type[DeskEnv], address: str, folder: Path, batches: int, staleness: int
-) -> tuple[list[float], int]:
-    """Seconds of each batch but the first, without evaluations, and the number of failed episodes."""
+) -> tuple[list[float], int, int]:
+    """Seconds of each batch but the first, broken attempts, and failed episodes. Evaluations are left out."""
     name = f"faulty_environments:{kind.__name__}"
     command = [sys.executable, "-m", "arpo", "train", "desk", *SETTINGS, f"--env.name={name}"]
     command += [f"--cluster.ray={address}", f"--train.epochs={batches + 1}", f"--run.dir={folder}"]
@@ -89,7 +89,8 @@ def measure(
     lines = [json.loads(line) for line in (folder / "timing.jsonl").read_text("utf-8").splitlines()]
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text("utf-8"))
     seconds = [sum(line.get(stage, 0.0) for stage in STAGES) for line in lines[1:]]
-    return seconds, summary["failures"]
+    calls = [json.loads(line) for line in (folder / "calls.jsonl").read_text("utf-8").splitlines()]
+    return seconds, sum(bool(line.get("fault")) for line in calls), summary["failures"]
 
 
 def main() -> None:
@@ -99,7 +100,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
     seconds: dict[str, list[float]] = {"HealthyDesk": [], "FaultyDesk": []}
-    failures = 0
+    broken = failures = 0
     with tempfile.TemporaryDirectory() as folder:
         # Ray writes a token to HOME, and its name for "loopback only" is that of other systems.
         os.environ |= {
@@ -118,8 +119,11 @@ def main() -> None:
                 cluster.add_node(wait=True, num_cpus=2, **common)
             for repeat, kind in itertools.product(range(options.repeats), (HealthyDesk, FaultyDesk)):
                 run = Path(folder) / f"{kind.__name__}-{repeat}"
-                found, failed = measure(kind, cluster.address, run, options.batches, options.max_staleness)
+                found, breaks, failed = measure(
+                    kind, cluster.address, run, options.batches, options.max_staleness
+                )
                 seconds[kind.__name__] += found
+                broken += breaks
                 failures += failed
         finally:
             cluster.shutdown()
@@ -129,6 +133,7 @@ def main() -> None:
         "faulty_seconds": round(faulty, 2),
         "slower": round(faulty / healthy - 1, 3),
         "episodes": 2 * options.repeats * options.batches * EPISODES,
+        "broken_attempts": broken,
         "failed_episodes": failures,
     }
     print(json.dumps(result))

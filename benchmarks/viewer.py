@@ -253,10 +253,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--episodes", type=int, default=100_000)
-    parser.add_argument("--folder", type=Path, help="folder for the run; kept, and used again if it exists")
+    parser.add_argument("--folder", type=Path, help="where the folder `run` is made; kept, and used again")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="arpo-viewer-") as temporary:
-        folder = options.folder or Path(temporary) / "run"
+        folder = (options.folder or Path(temporary)) / "run"
         if not folder.exists():
             make_run(folder, options.episodes)
         for index in folder.glob(".view-index*"):

@@ -25,7 +25,7 @@ from arpo.recipe import load_config
 from arpo.reporting.display import NullDisplay
 from arpo.storage.run_folder import RunFolder
 from arpo.testing import screenshot
-from arpo.training.garbage import loaded_objects_uncollected
+from arpo.training.garbage import rare_collections
 from arpo.training.progress import Progress
 from arpo.training.trainer import Trainer
 from simulation.clock import Clock, JumpingSelector, Meter, run_simulated
@@ -272,7 +272,7 @@ def _measure(cluster: Cluster, clock: Clock, run: Any, beside: Background | None
         config = settings(cluster, folder, clock.speed)
         store = RunFolder(folder / "run")
         try:
-            with loaded_objects_uncollected():
+            with rare_collections():
                 result: Result = run(_train(cluster, config, clock, store, beside))
             return result
         finally:

@@ -9,7 +9,8 @@ from osworld_files import PYTHON
 # Nothing is solved; what tells episodes apart is whether an answer can be read. Six of a kind are rare.
 SHORT = """
     --run.threads 1 --env.parallel 2 --train.epochs 1 --train.tasks_per_batch 2 --train.tasks_per_update 2
-    --rollout.group_size 6 --rollout.max_steps 2 --rollout.temperature 1.8 --eval.every 0 --eval.rollouts 1 --store.tensorboard false
+    --rollout.group_size 6 --rollout.max_steps 2 --rollout.temperature 1.8
+    --eval.every 0 --eval.rollouts 1 --store.tensorboard false
 """
 TASKS = ("terminal-archive", "editor-append")
 KNOWN = "Set the language to Greek"  # an instruction of Desk: the model answers others with no action

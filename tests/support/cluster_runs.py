@@ -16,7 +16,7 @@ from arpo.types import Task
 from processes import wait_until
 from ray_clusters import SECONDS, Nodes, TrainCommand, processes_with
 
-TASKS = {task.id: task for task in load_tasks("desk:32")}
+TASKS = {task.id: task for task in load_tasks("desk:pool")}
 SETTINGS = (
     "--env.name=faulty_desk:FaultyDesk",
     "--model.prompt=desk",

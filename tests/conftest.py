@@ -1,9 +1,13 @@
-"""Ctrl-C reaches what the tests start, and every test begins with one torch thread."""
+"""Ctrl-C reaches what the tests start, no test is timed, and every test begins with one torch thread."""
 
 import signal
 import sys
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("untimed", deadline=None)  # a busy machine may pause any test
+settings.load_profile("untimed")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell without job control leaves it
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -167,7 +167,7 @@ def test_ranks_publish_the_same_without_gathering_the_model(
     expected, found = tensors(alone), tensors(together)
     assert found.keys() == expected.keys()
     for name in found:
-        torch.testing.assert_close(found[name], expected[name], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(found[name], expected[name], atol=1e-4, rtol=1e-4)
     assert together.probe().logprobs == pytest.approx(alone.probe().logprobs, abs=1e-3)
     if train != "lora":
         sizes = [sum(t.nbytes for t in load_file(together.folder / f"model-{rank}.safetensors").values())

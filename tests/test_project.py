@@ -25,6 +25,7 @@ PAGES = (
     "docs/python.md",
     "docs/models.md",
     "docs/results.md",
+    "docs/results-runs.md",
     "docs/osworld.md",
     "docs/performance.md",
     "docs/cluster.md",

@@ -182,6 +182,17 @@ def test_a_prompt_that_the_server_reads_differently_is_refused(server: ScriptedV
         ask(server, lambda client: client.generate(prompt_of(server, ONE), SAMPLING, UNCHANGED))
 
 
+def test_an_empty_or_nested_list_is_not_the_prompt(server: ScriptedVllm) -> None:
+    def nested(response: dict[str, Any]) -> dict[str, Any]:
+        own = response["prompt_token_ids"]
+        return {"first": {"prompt_token_ids": own}, **response, "prompt_token_ids": [*own, 1]}
+
+    for change in (lambda response: {**response, "prompt_token_ids": []}, nested):
+        server.response = change
+        with pytest.raises(EngineError, match="reads the prompt as other tokens"):
+            ask(server, lambda client: client.generate(prompt_of(server, ONE), SAMPLING, UNCHANGED))
+
+
 def test_full_weights_replace_those_of_the_model(server: ScriptedVllm, tmp_path: Path) -> None:
     folder = publish_probe(tmp_path, 3, server.renderer, ONE)
 

@@ -25,7 +25,7 @@ from arpo.recipe import load_config
 from arpo.reporting.display import NullDisplay
 from arpo.storage.run_folder import RunFolder
 from arpo.testing import screenshot
-from arpo.training.garbage import rare_collections
+from arpo.training.garbage import rare_collections, short_collections
 from arpo.training.progress import Progress
 from arpo.training.trainer import Trainer
 from simulation.clock import Clock, JumpingSelector, Meter, run_simulated
@@ -262,7 +262,15 @@ def simulate(cluster: Cluster, selector: JumpingSelector | None = None) -> Resul
 
 def run_real(cluster: Cluster, speed: float, beside: Background | None = None) -> Result:
     """With the real clock, `speed` times faster than in reality. `beside` runs at the same time."""
-    return _measure(cluster, Clock(speed), asyncio.run, beside)
+
+    def run(work: Coroutine[Any, Any, _T]) -> _T:
+        async def with_collections() -> _T:
+            async with short_collections():
+                return await work
+
+        return asyncio.run(with_collections())
+
+    return _measure(cluster, Clock(speed), run, beside)
 
 
 def _measure(cluster: Cluster, clock: Clock, run: Any, beside: Background | None = None) -> Result:
@@ -272,7 +280,7 @@ def _measure(cluster: Cluster, clock: Clock, run: Any, beside: Background | None
         config = settings(cluster, folder, clock.speed)
         store = RunFolder(folder / "run")
         try:
-            with rare_collections():
+            with rare_collections():  # with a simulated clock, 50 ms pass at once
                 result: Result = run(_train(cluster, config, clock, store, beside))
             return result
         finally:

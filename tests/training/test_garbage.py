@@ -1,11 +1,12 @@
-"""Collections during a run are rare, and skip the objects that exist before it."""
+"""Collections during a run are short, and skip the objects that exist before it."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 
-from arpo.training.garbage import rare_collections
+from arpo.training.garbage import short_collections
 
 
 class Node:
@@ -17,13 +18,28 @@ def test_objects_of_before_are_collected_after_the_block() -> None:
     default = gc.get_threshold()
     old = Node()
     reference = weakref.ref(old)
-    with rare_collections():
-        del old
-        assert gc.get_threshold() == (10_000, *default[1:])
-        new = weakref.ref(Node())
-        gc.collect()
-        assert reference() is not None
-        assert new() is None
+
+    async def run() -> None:
+        async with short_collections():
+            assert gc.get_threshold() == (10_000, *default[1:])
+            new = weakref.ref(Node())
+            gc.collect()
+            assert reference() is not None
+            assert new() is None
+
+    del old
+    asyncio.run(run())
     gc.collect()
     assert reference() is None
     assert gc.get_freeze_count() == 0 and gc.get_threshold() == default
+
+
+def test_young_objects_are_collected_by_time() -> None:
+    async def run() -> None:
+        async with short_collections():
+            new = weakref.ref(Node())
+            assert new() is not None
+            while new() is not None:  # noqa: ASYNC110  (a collection makes no event)
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 30))

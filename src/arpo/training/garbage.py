@@ -1,27 +1,49 @@
-"""Garbage collection during a run.
+"""Garbage collection during a run, in short pieces.
 
 The event loop waits for a collection. A full one looks at all objects of the process: those of torch and
-transformers alone take 0.2 s. A collection of young objects looks at every token of every new prompt:
-with 1,024 environments and Python's default, one per 700 objects, this took up to 0.6 s at once.
+transformers alone take 0.2 s. A collection of young objects looks at every token of every new prompt and
+sample. Python collects after a number of new objects, however large they are, and one collection took up to
+0.6 s with 1,024 environments. So they are collected by time: few are new after 50 ms.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from itertools import count
 
-_YOUNG_OBJECTS = 10_000  # between two collections
+_SECONDS = 0.05  # between two collections of young objects
+_YOUNG = 20  # such collections per collection of those that survived one
+_NEW_OBJECTS = 10_000  # Python also collects after this many: the learner may block the event loop
+
+
+@asynccontextmanager
+async def short_collections() -> AsyncIterator[None]:
+    """During the block, collections are short."""
+    with rare_collections():
+        collecting = asyncio.create_task(_collect())
+        try:
+            yield
+        finally:
+            collecting.cancel()
 
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """During the block, collections are rarer, and skip the objects that exist at its beginning."""
+    """During the block, Python collects rarely, and skips the objects that exist at its beginning."""
     default = gc.get_threshold()
     gc.freeze()
-    gc.set_threshold(_YOUNG_OBJECTS, *default[1:])
+    gc.set_threshold(_NEW_OBJECTS, *default[1:])
     try:
         yield
     finally:
         gc.set_threshold(*default)
         gc.unfreeze()
+
+
+async def _collect() -> None:
+    for number in count(1):
+        await asyncio.sleep(_SECONDS)
+        gc.collect(0 if number % _YOUNG else 1)

@@ -34,7 +34,7 @@ from arpo.training.build import open_credit, open_curriculum
 from arpo.training.export import export_model
 from arpo.training.failed_episodes import report_failed_episodes
 from arpo.training.folder_check import check_folder
-from arpo.training.garbage import rare_collections
+from arpo.training.garbage import short_collections
 from arpo.training.group_stream import GroupStream
 from arpo.training.lock_step import LockStep
 from arpo.training.offline import OfflineTrainer
@@ -266,7 +266,7 @@ def run_training(config: Config, display: Display | None = None) -> int:
         check_folder(store, config)
         trainer = open_trainer(config, store, display)
         run = trainer.run
-        with run.resumable(), closing(run), rare_collections():
+        with run.resumable(), closing(run):
             store.delete_summary()
             store.write_recipe(config)
             done = run_interruptibly(_train(trainer, display), run.stop)
@@ -282,7 +282,7 @@ def run_training(config: Config, display: Display | None = None) -> int:
 
 
 async def _train(trainer: Trainer | OfflineTrainer, display: Display) -> bool:
-    async with trainer.run.player.started(display):
+    async with trainer.run.player.started(display), short_collections():
         return await trainer.train()
 
 

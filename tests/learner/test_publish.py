@@ -39,6 +39,7 @@ from tiny_vlm import QWEN3, save_folder, screenshot, stock_inputs, tiny_of, tiny
 
 Train = Literal["all", "language", "lora"]
 RENDERER = tiny_renderer(QWEN3)
+LR = 1e-2
 
 
 def config(folder: Path, train: Train = "all", ranks: int = 1) -> Config:
@@ -47,7 +48,7 @@ def config(folder: Path, train: Train = "all", ranks: int = 1) -> Config:
         model=ModelConfig(path=str(folder / "model"), device="cpu", train=train, lora_rank=4),
         engine=EngineConfig(name="vllm", weights=str(folder / "published")),
         rollout=RolloutConfig(temperature=0.7),
-        optim=OptimConfig(lr=1e-2, ranks=ranks, rank_seconds=120.0),
+        optim=OptimConfig(lr=LR, ranks=ranks, rank_seconds=120.0),
     )
 
 
@@ -167,7 +168,9 @@ def test_ranks_publish_the_same_without_gathering_the_model(
     expected, found = tensors(alone), tensors(together)
     assert found.keys() == expected.keys()
     for name in found:
-        torch.testing.assert_close(found[name], expected[name], atol=1e-4, rtol=1e-4)
+        difference = (found[name] - expected[name]).abs()
+        # AdamW turns a gradient near 0 into a step of either sign, so single weights may differ.
+        assert difference.mean() < 1e-5 and difference.max() < 2 * LR, name
     assert together.probe().logprobs == pytest.approx(alone.probe().logprobs, abs=1e-3)
     if train != "lora":
         sizes = [sum(t.nbytes for t in load_file(together.folder / f"model-{rank}.safetensors").values())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -334,13 +334,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One training sequence. `mask` is true at sampled tokens; `behaviour_logprobs` has one value for each.
+    """One training sequence. `mask` is 1 at sampled tokens; `behaviour_logprobs` has one value for each.
 
     The successful trajectory of the group above, with loss.advantage = "grpo":
 
     >>> sample = Sample(
     ...     token_ids=(1, 5, 9, 9, 6, 21, 22, 2, 5, 9, 9, 6, 21, 22, 2),
-    ...     mask=(*[False] * 5, *[True] * 3, *[False] * 4, *[True] * 3),
+    ...     mask=bytes((0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1)),
     ...     images=(shot, shot),
     ...     behaviour_logprobs=(-0.1, -0.7, -0.01, -0.1, -0.7, -0.01),
     ...     advantage=1.0,
@@ -352,7 +352,7 @@ class Sample:
     """
 
     token_ids: tuple[int, ...]
-    mask: tuple[bool, ...]
+    mask: Sequence[int]  # bytes, for long sequences
     images: tuple[Screenshot, ...]
     behaviour_logprobs: tuple[float, ...]  # the engine's, as in Completion
     advantage: float  # mean over the sampled tokens

@@ -27,7 +27,7 @@ def test_turns_that_continue_each_other_are_one_sample() -> None:
     )
     ((sample, _),), _ = samples([group(episode, trajectory(0.0))])
     assert sample.token_ids == (1, 2, 3, 10, 11, 4, 5, 12, 13, 14)
-    assert sample.mask == (False, False, False, True, True, False, False, True, True, True)
+    assert sample.mask == bytes((0, 0, 0, 1, 1, 0, 0, 1, 1, 1))
     assert sample.images == (SCREEN, second)
     assert sample.behaviour_logprobs == (-0.1, -0.2, -0.3, -0.4, -0.5)
     assert sample.advantage == 1.0
@@ -43,8 +43,8 @@ def test_a_slid_window_begins_another_sample_with_the_weight_of_the_whole_trajec
         turn([7, 8], [12, 13], restart=True, images=[SCREEN, SCREEN]),
     )
     ((first, second, other),), _ = samples([group(episode, trajectory(0.0))])
-    assert (first.token_ids, first.mask) == ((1, 10, 2, 11), (False, True, False, True))
-    assert (second.token_ids, second.mask) == ((7, 8, 12, 13), (False, False, True, True))
+    assert (first.token_ids, first.mask) == ((1, 10, 2, 11), bytes((0, 1, 0, 1)))
+    assert (second.token_ids, second.mask) == ((7, 8, 12, 13), bytes((0, 0, 1, 1)))
     assert (len(first.images), len(second.images)) == (2, 2)
     assert first.weight == second.weight == 1 / (1 * 2 * 4)
     assert first.advantage == second.advantage == 1.0

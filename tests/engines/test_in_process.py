@@ -182,7 +182,7 @@ def test_plain_transformers_gives_the_same_log_probabilities(new_engine: NewEngi
     with torch.no_grad():
         inputs = stock_inputs(renderer, sample.token_ids, sample.images)
         logps = tiny_of(family, stock=True)(**inputs).logits[0, :-1].log_softmax(-1)
-    mask, tokens = torch.tensor(sample.mask[1:]), torch.tensor(sample.token_ids[1:])
+    mask, tokens = torch.tensor(list(sample.mask[1:])).bool(), torch.tensor(sample.token_ids[1:])
     torch.testing.assert_close(
         torch.tensor(sample.behaviour_logprobs), logps[mask, tokens[mask]], atol=1e-5, rtol=0
     )

@@ -21,7 +21,7 @@ def test_objects_of_before_are_collected_after_the_block() -> None:
 
     async def run() -> None:
         async with short_collections():
-            assert gc.get_threshold() == (10_000, *default[1:])
+            assert gc.get_threshold() == (10_000, default[1], 1_000)
             new = weakref.ref(Node())
             gc.collect()
             assert reference() is not None

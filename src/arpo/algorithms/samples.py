@@ -180,7 +180,7 @@ def _update_samples(
 @dataclass(slots=True)
 class _Sequence:
     token_ids: list[int] = field(default_factory=list)
-    mask: list[bool] = field(default_factory=list)
+    mask: bytearray = field(default_factory=bytearray)
     images: list[Screenshot] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)  # the oldest so far, for each sampled token
@@ -210,7 +210,7 @@ def trajectory_samples(
         sequence, sampled = sequences[-1], turn.completion.token_ids
         sequence.token_ids += turn.context
         sequence.token_ids += sampled
-        sequence.mask += [False] * len(turn.context) + [True] * len(sampled)
+        sequence.mask += b"\0" * len(turn.context) + b"\1" * len(sampled)
         sequence.images += turn.images
         sequence.logprobs += turn.completion.logprobs
         sequence.advantages += [advantage] * len(sampled)
@@ -222,7 +222,7 @@ def trajectory_samples(
         equal = len(set(sequence.advantages)) == 1
         yield Sample(
             token_ids=tuple(sequence.token_ids),
-            mask=tuple(sequence.mask),
+            mask=bytes(sequence.mask),
             images=tuple(sequence.images),
             behaviour_logprobs=tuple(sequence.logprobs),
             advantage=sequence.advantages[0] if equal else fmean(sequence.advantages),

@@ -76,7 +76,7 @@ class Publisher:
         """Only the last token counts."""
         return Sample(
             token_ids=(*self._question, *answer),
-            mask=(*[False] * (len(self._question) + len(answer) - 1), True),
+            mask=b"\0" * (len(self._question) + len(answer) - 1) + b"\1",
             images=self._images,
             behaviour_logprobs=(0.0,),
             advantage=0.0,

@@ -83,7 +83,7 @@ def filler_sample(renderer: Renderer) -> Sample:
     rendered = renderer.render([Message(role="user", screenshot=Screenshot.of(file.getvalue()))])
     return Sample(
         token_ids=(*rendered.token_ids, renderer.end_of_turn_id),
-        mask=(False,) * len(rendered.token_ids) + (True,),
+        mask=b"\0" * len(rendered.token_ids) + b"\1",
         images=rendered.images,
         behaviour_logprobs=(0.0,),
         advantage=0.0,

@@ -328,11 +328,11 @@ def _last_mlp_at(model: VisionLanguageModel, indices_N: Tensor) -> Iterator[None
             mlp.forward = instance_forward
 
 
-def _mask_tensor(masks: Sequence[Sequence[bool]], packed: bool) -> Tensor:
-    if packed:
-        return torch.tensor([list(chain.from_iterable(masks))])
-    width = max(map(len, masks))
-    return torch.tensor([[*mask, *[False] * (width - len(mask))] for mask in masks])
+def _mask_tensor(masks: Sequence[Sequence[int]], packed: bool) -> Tensor:
+    rows = [b"".join(map(bytes, masks))] if packed else [bytes(mask) for mask in masks]
+    width = max(map(len, rows))
+    mask_BT = np.frombuffer(b"".join(row.ljust(width, b"\0") for row in rows), dtype=np.bool_)
+    return torch.from_numpy(mask_BT.reshape(len(rows), width).copy())
 
 
 def _token_logprobs(

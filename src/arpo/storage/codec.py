@@ -182,7 +182,7 @@ def failure_from_json(value: Mapping[str, Any]) -> Failure:
 def sample_to_json(sample: Sample) -> dict[str, Any]:
     return {
         "token_ids": ids_to_json(sample.token_ids),
-        "mask": ids_to_json([int(sampled) for sampled in sample.mask]),
+        "mask": ids_to_json(sample.mask),
         "images": [image.sha256 for image in sample.images],
         "behaviour_logprobs": list(sample.behaviour_logprobs),
         "advantage": sample.advantage,
@@ -197,7 +197,7 @@ def sample_to_json(sample: Sample) -> dict[str, Any]:
 def sample_from_json(value: Mapping[str, Any], screenshots: Mapping[str, Screenshot]) -> Sample:
     return Sample(
         token_ids=ids_from_json(value["token_ids"]),
-        mask=tuple(map(bool, ids_from_json(value["mask"]))),
+        mask=bytes(ids_from_json(value["mask"])),
         images=tuple(screenshots[name] for name in value["images"]),
         behaviour_logprobs=tuple(value["behaviour_logprobs"]),
         advantage=value["advantage"],

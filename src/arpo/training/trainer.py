@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import shutil
 import sys
@@ -92,6 +93,8 @@ class Trainer:
                 metrics = await self.run.learn(await self._build(groups, began, version))
                 source.trained()
                 await self._end_batch(played, groups, self._check_engine(metrics))
+                del groups
+                await _free(played)
         return self.done and self.run.unfinished is None
 
     async def _save(self) -> None:
@@ -279,6 +282,13 @@ def run_training(config: Config, display: Display | None = None) -> int:
     finally:
         display.close()
         store.close()
+
+
+async def _free(groups: list[Group]) -> None:
+    """Free one group per turn of the event loop: an episode has up to 43,000 tokens."""
+    while groups:
+        groups.pop()
+        await asyncio.sleep(0)
 
 
 async def _train(trainer: Trainer | OfflineTrainer, display: Display) -> bool:

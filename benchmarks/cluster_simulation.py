@@ -39,6 +39,7 @@ EXPLAINED = (
     "plan: episodes/h by the estimate of `arpo doctor`. envs, engine, learner: share of time in use. "
     "requests: per replica. groups: finished, waiting for a batch. GPU-h, env-h, cost: per 1,000 episodes"
 )
+LONGEST_LAG = 0.05  # seconds
 VALIDATION_SPEED = 10.0  # of the run with the real clock
 Table = Callable[[str, Cluster], Result]
 
@@ -194,7 +195,9 @@ def driver(options: argparse.Namespace) -> dict[str, Any]:
         }
         print(f"{count} environments: {found[f'{count} environments']}", file=sys.stderr, flush=True)
     if options.speed:
-        found["lag_ms"] = _percentiles(measure_lag(_driver_cluster(most, options), options.speed))
+        lags = measure_lag(_driver_cluster(most, options), options.speed)
+        late = sum(lag > LONGEST_LAG for lag in lags)
+        found["lag_ms"] = {**_percentiles(lags), "timers": len(lags), "above_50_ms": late}
         print(f"{most} environments, real clock, lag in ms: {found['lag_ms']}", file=sys.stderr, flush=True)
     few, many = (found[f"{count} environments"]["cpu_per_episode"] for count in (most // 8, most))
     return {"ratio": round(many / few, 2), **found}

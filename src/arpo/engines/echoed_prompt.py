@@ -1,6 +1,7 @@
 """The tokens of the prompt in a response of vLLM, compared as text.
 
-A prompt with 15 screenshots has 43,000 tokens. To parse them takes 4 ms of the event loop, to compare 0.3 ms.
+A prompt with 15 screenshots has 43,000 tokens. To parse them blocks the event loop for 4 ms and makes as many
+objects; to compare them as text takes less than half of it.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def plain(folder: Path, samples: list[Sample], renderer: Renderer, config: Confi
             mm_token_type_ids=(tokens == renderer.image_token_id).int(),
             use_cache=False,
         ).last_hidden_state
-        sampled = torch.tensor(sample.mask[1:], device=device)
+        sampled = torch.tensor(list(sample.mask[1:]), device=device).bool()
         logps = model.lm_head(hidden[0, :-1][sampled]).float().log_softmax(-1)
         return logps.gather(-1, tokens[0, 1:][sampled][:, None])[:, 0]
 

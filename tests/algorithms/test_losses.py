@@ -303,7 +303,7 @@ def table_logprobs(table: Tensor, microbatch: Sequence[Sample]) -> Tensor:
     for sample in microbatch:
         ids = torch.tensor(sample.token_ids)
         logp = torch.log_softmax(table[ids[:-1]], -1).gather(1, ids[1:, None])[:, 0]
-        logps.append(logp[torch.tensor(sample.mask[1:])])
+        logps.append(logp[torch.tensor(list(sample.mask[1:])).bool()])
     return torch.cat(logps)
 
 

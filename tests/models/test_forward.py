@@ -70,7 +70,7 @@ def stock_logprobs(
     inputs = {name: tensor.to(model.device) for name, tensor in made.items()}
     inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
     logps = (model(**inputs).logits[0, :-1].float() / temperature).log_softmax(-1)
-    tokens, mask = torch.tensor(sample.token_ids[1:]), torch.tensor(sample.mask[1:])
+    tokens, mask = torch.tensor(sample.token_ids[1:]), torch.tensor(list(sample.mask[1:])).bool()
     return logps[mask, tokens[mask]]
 
 
@@ -223,7 +223,9 @@ def test_entropy_is_that_of_the_distribution_and_carries_no_gradient() -> None:
     model = tiny_model()
     _, entropy_N = sampled_logprobs(model, SAMPLES[1:2], RENDERER, 1.0)
     logits = model(**stock_inputs(RENDERER, SAMPLES[1].token_ids, SAMPLES[1].images)).logits[0, :-1]
-    expected = torch.distributions.Categorical(logits=logits[torch.tensor(SAMPLES[1].mask[1:])]).entropy()
+    expected = torch.distributions.Categorical(
+        logits=logits[torch.tensor(list(SAMPLES[1].mask[1:])).bool()]
+    ).entropy()
     torch.testing.assert_close(entropy_N, expected, atol=1e-4, rtol=0)
     assert not entropy_N.requires_grad
 

@@ -59,7 +59,7 @@ def test_a_sample_is_read_as_it_was_written():
     shot = small(1)
     sample = Sample(
         token_ids=(1, 5, 6),
-        mask=(False, True, True),
+        mask=bytes((0, 1, 1)),
         images=(shot,),
         behaviour_logprobs=(-0.1, -0.7),
         advantage=0.75,

@@ -44,7 +44,7 @@ def sample(rng: Random, renderer: Renderer, tokens: int = 0) -> Sample:
     sampled = [rng.randrange(4, 30) for _ in range(tokens or rng.randint(2, 30))]
     return Sample(
         token_ids=(*rendered.token_ids, *sampled),
-        mask=(False,) * len(rendered.token_ids) + (True,) * len(sampled),
+        mask=b"\0" * len(rendered.token_ids) + b"\1" * len(sampled),
         images=rendered.images,
         behaviour_logprobs=tuple(-rng.uniform(4, 7) for _ in sampled),
         advantage=rng.uniform(-2, 2),

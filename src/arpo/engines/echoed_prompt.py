@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LIST = re.compile(r'"prompt_token_ids": ?\[')
-_FIRST_TOKENS = 30  # characters that show the separator
+_FIRST_TOKENS = 30  # characters, to find the separator
 
 
 def cut_prompt(text: str, tokens_T: NDArray[np.int64]) -> tuple[str, bool]:

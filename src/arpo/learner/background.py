@@ -38,7 +38,7 @@ async def in_background(work: Coroutine[Any, Any, _T]) -> _T:
 
 @contextmanager
 def _short_turns() -> Iterator[None]:
-    """During the block, a thread that computes in Python yields to the event loop sooner."""
+    """During the block, a thread with Python code yields to the event loop sooner."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, _SWITCH_SECONDS))
     try:

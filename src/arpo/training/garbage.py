@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 
 _SECONDS = 0.05  # between two collections of young objects
-_YOUNG = 20  # such collections per collection of those that survived one
+_YOUNG = 20  # such collections per collection of older objects
 _NEW_OBJECTS = 10_000  # Python also collects after this many: the learner may block the event loop
 _BEFORE_FULL = 1_000  # collections of middle-aged objects between two full ones, at least
 
@@ -33,7 +33,7 @@ async def short_collections() -> AsyncIterator[None]:
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """During the block, Python collects rarely, and skips the objects that exist at its beginning."""
+    """During the block, Python collects rarely, and skips the objects of before."""
     default = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(_NEW_OBJECTS, default[1], _BEFORE_FULL)

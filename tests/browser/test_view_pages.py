@@ -216,9 +216,8 @@ def test_search_covers_all_runs(visit):
     page = visit.open("/runs")
     page.get_by_role("searchbox").fill("jump")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", level=1)).to_contain_text(
-        "Episodes"
-    )  # the page of runs has two rows too
+    # The page of runs has two rows too.
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Search 2 episodes")
     expect(page.locator("tbody tr")).to_have_count(2)
     assert sorted(row.split()[0] for row in texts(page, "tbody tr")) == ["first", "second"]
 

@@ -53,7 +53,7 @@ def test_the_evaluation_before_training_opens_its_episodes(visit):
 
 def test_metrics_are_added_and_removed(visit):
     page = visit.open("/runs")
-    assert page.locator("figure", has_text="Loss").count() == 1
+    expect(page.locator("figure", has_text="Loss")).to_have_count(1)
     page.get_by_role("button", name="Remove the curve of loss").click()
     expect(page.locator("figcaption", has_text=re.compile("^Loss$"))).to_have_count(0)
     page.get_by_label("Add a metric").select_option("loss")

@@ -17,7 +17,7 @@ def test_every_page_opens_by_its_address(visit):
     for fragment, heading in VIEWS.items():
         page = visit.open(fragment)
         expect(page.get_by_role("heading", level=1)).to_contain_text(heading)
-        assert page.get_by_role("alert").count() == 0
+        expect(page.get_by_role("alert")).to_have_count(0)
 
 
 def test_runs_show_success_before_and_after(visit):
@@ -33,7 +33,7 @@ def test_runs_show_success_before_and_after(visit):
 def test_curves_of_two_runs_share_a_chart_and_a_point_opens_its_batch(visit):
     page = visit.open("/runs")
     chart = page.locator("figure", has_text="Success rate of training episodes")
-    assert chart.locator("polyline").count() == 2
+    expect(chart.locator("polyline")).to_have_count(2)
     page.get_by_role("checkbox", name="Show second in the charts").uncheck()
     expect(chart.locator("polyline")).to_have_count(1)
     assert "runs=first" in page.url
@@ -63,7 +63,7 @@ def test_metrics_are_added_and_removed(visit):
 def test_a_batch_shows_groups_as_dots_with_advantages(visit):
     page = visit.open("/s/first/batch/2")
     rows = page.locator("tbody tr")
-    assert rows.count() == 3
+    expect(rows).to_have_count(3)
     rescued = rows.nth(0)
     expect(rescued).to_contain_text("rescued by replay")
     assert sorted(texts(rescued, ".advantage")) == ["+1.0", "−1.0"]
@@ -99,8 +99,8 @@ def test_groups_are_sorted_by_task_success_and_signal(visit):
 
 def test_a_group_shows_its_episodes_step_by_step_beside_each_other(visit):
     page = visit.open("/s/first/group/batch1-0")
-    assert page.locator(".aligned tbody tr").count() == 4
-    assert page.locator(".aligned tbody tr").nth(0).locator("td").count() == 2
+    expect(page.locator(".aligned tbody tr")).to_have_count(4)
+    expect(page.locator(".aligned tbody tr").nth(0).locator("td")).to_have_count(2)
     expect(page.locator(".aligned thead")).to_contain_text(
         "Replayed from batch 1, 1 batch old. It replaced batch1-0-"
     )
@@ -145,7 +145,7 @@ def test_the_difference_shows_changed_pixels(visit):
 def test_tokens_are_coloured_by_their_probability(visit):
     page = visit.open("/s/first/episode/batch0-0-0?step=1&view=tokens")
     tokens = page.locator(".token")
-    assert tokens.count() == 4
+    expect(tokens).to_have_count(4)
     shares = tokens.evaluate_all("all => all.map(one => Number(one.style.getPropertyValue('--share')))")
     assert shares == pytest.approx([0.1 / 3, 2.3 / 3, 0.02 / 3, 0.001 / 3])
     assert "log-probability −2.3 (10.0%), token 22" in tokens.nth(1).get_attribute("title")

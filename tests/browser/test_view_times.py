@@ -49,13 +49,13 @@ def test_a_run_without_values_says_how_to_store_them(browser, tmp_path):
     store.close()
     with serving(tmp_path) as address, visiting(browser, address) as visit:
         page = visit.open("/s/plain/episode/batch0-0-0?step=1&view=tokens&colour=ratio")
-        assert page.get_by_text("Train with --store.token_stats true to store them.").is_visible()
+        expect(page.get_by_text("Train with --store.token_stats true to store them.")).to_be_visible()
         assert page.get_by_label("ratio").is_disabled()
         assert page.get_by_label("log-probability", exact=True).is_checked()
         page = visit.open("/s/plain/timeline")
-        assert page.get_by_text("This run has no times of calls yet.").is_visible()
+        expect(page.get_by_text("This run has no times of calls yet.")).to_be_visible()
         page = visit.open("/s/plain/episode/batch0-0-0?step=1")
-        assert page.get_by_text("time per call not stored").is_visible()
+        expect(page.get_by_text("time per call not stored")).to_be_visible()
 
 
 def test_each_step_shows_the_time_of_its_calls(visit):
@@ -63,7 +63,7 @@ def test_each_step_shows_the_time_of_its_calls(visit):
     line = page.get_by_text("answer 200 ms")
     assert line.inner_text().endswith("action 100 ms · began 800 ms after the start of the run · version 0")
     page = visit.open("/s/first/episode/batch0-0-0?step=5")
-    assert page.get_by_text("start of the environment 500 ms · evaluation 50 ms").is_visible()
+    expect(page.get_by_text("start of the environment 500 ms · evaluation 50 ms")).to_be_visible()
 
 
 def test_the_timeline_has_lanes_and_zooms_to_a_batch(visit):
@@ -77,12 +77,12 @@ def test_the_timeline_has_lanes_and_zooms_to_a_batch(visit):
     )
     assert painted
     slow = page.get_by_role("table", name="Slowest episodes")
-    assert slow.get_by_role("row").count() == 9
+    expect(slow.get_by_role("row")).to_have_count(9)
     lanes.get_by_label("Show").select_option("2")
     page.wait_for_url("**batch=2**")
     expect(lanes).to_contain_text("4.0 s, 3 environments")
-    assert page.get_by_role("table", name="Slowest episodes").get_by_role("row").count() == 5
-    assert page.get_by_text("Time of the environments").is_visible()
+    expect(page.get_by_role("table", name="Slowest episodes").get_by_role("row")).to_have_count(5)
+    expect(page.get_by_text("Time of the environments")).to_be_visible()
 
 
 def test_the_pointer_tells_what_an_environment_does_and_a_click_opens_its_episode(visit):

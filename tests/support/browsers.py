@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from playwright.sync_api import (
     Error,
     Page,
     Request,
+    TimeoutError,
     expect,
     sync_playwright,
 )
@@ -89,6 +90,8 @@ class Visit:
         """Open a view, such as "/s/first/batch/2", and wait until it is drawn."""
         self.page.goto(f"{self.address}#{fragment}")
         self.page.wait_for_selector("main:not([aria-busy]) > *")
+        with suppress(TimeoutError):  # a live view never stops asking
+            self.page.wait_for_load_state("networkidle", timeout=3000)  # curves come after the page
         return self.page
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -19,6 +19,7 @@ from arpo.errors import UserError
 RESTORE = "restore the file, or remove the run"
 RESTORE_OR_LEAVE = "restore the file, or start a run in another run.dir"
 MAX_DEPTH = 100  # of nested JSON values in a document that is kept as a whole
+_CONTAINERS = (dict, list)
 # What the readers of this package raise for content of a wrong form.
 _DAMAGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 
@@ -98,16 +99,16 @@ def parse_object(text: bytes, location: Path | str, remedy: str = RESTORE) -> di
 
 def check_depth(value: Any) -> None:
     """Raise RecursionError for values nested so deeply that a later copy or dump could fail."""
-    layer = [value]
+    layer = [value] if isinstance(value, _CONTAINERS) else []
     for _ in range(MAX_DEPTH + 1):
-        layer = [inner for outer in layer if isinstance(outer, dict | list) for inner in _values(outer)]
         if not layer:
             return
+        layer = [inner for outer in layer for inner in _values(outer) if isinstance(inner, _CONTAINERS)]
     raise RecursionError(f"nested more than {MAX_DEPTH} levels deep")
 
 
-def _values(value: dict[str, Any] | list[Any]) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else value
+def _values(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
 
 
 def write_atomically(path: Path, text: str) -> None:

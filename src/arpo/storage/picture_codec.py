@@ -13,12 +13,13 @@ import io
 import struct
 
 import numpy as np
-from PIL import Image, ImageChops
+from PIL import Image, ImageChops, WebPImagePlugin
 
 from arpo.png import has_rgb_pixels, read_size
 from arpo.types import MAX_SCREEN_PIXELS
 
 MIN_ENCODED_BYTES = 1 << 15  # a smaller PNG is stored unchanged: WebP would save little space
+_WEBP = WebPImagePlugin.WebPImageFile.format  # imported: otherwise PIL loads all its formats to find it
 _POSITION = struct.Struct("<HH")  # left, top
 
 
@@ -87,7 +88,7 @@ def _covered(base: np.ndarray, webp: bytes, left: int, top: int) -> np.ndarray:
 
 
 def _open(payload: bytes) -> Image.Image:
-    image = Image.open(io.BytesIO(payload), formats=("WEBP", "PNG"))  # other formats may start programs
+    image = Image.open(io.BytesIO(payload), formats=(_WEBP, "PNG"))  # other formats may start programs
     if image.width * image.height > MAX_SCREEN_PIXELS:
         raise ValueError(f"{image.width}x{image.height} pixels")
     return image
@@ -95,5 +96,5 @@ def _open(payload: bytes) -> Image.Image:
 
 def _webp(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
-    image.save(buffer, "WEBP", lossless=True, method=1, quality=20)
+    image.save(buffer, _WEBP, lossless=True, method=1, quality=20)
     return buffer.getvalue()

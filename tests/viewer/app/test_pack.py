@@ -63,6 +63,15 @@ def test_pictures_and_sizes(reader):
     assert pack.pixels(NAMES[0])[0, 0].tolist() == [10, 20, 30]
 
 
+def test_indexing_goes_on_after_a_deadline_that_has_passed(reader, tmp_path, monkeypatch):
+    """Episodes are indexed first. If they take all the time, every refresh still adds screenshots."""
+    monkeypatch.setattr("arpo.viewer.app.pack._RECORDS", 1)
+    pack = reader()
+    (tmp_path / "screenshots.pack").write_bytes(b"".join(record(name, webp()) for name in NAMES[:3]))
+    assert [pack.refresh(time.monotonic() - 1) for _ in range(4)] == [False, False, False, True]
+    assert pack.size(NAMES[2]) == (16, 12)
+
+
 def test_an_incomplete_last_record_waits(reader, tmp_path):
     whole = record(NAMES[1], webp())
     pack = reader(record(NAMES[0], webp()), whole[:-3])

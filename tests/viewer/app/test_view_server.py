@@ -217,6 +217,38 @@ def test_indexing_has_a_low_priority_and_requests_do_not(folder):
     asyncio.run(check())
 
 
+def test_indexing_waits_for_requests(folder, monkeypatch):
+    monkeypatch.setattr("arpo.viewer.app.server.REFRESH_SECONDS", 0.0)
+    slices, begun, indexed, answer_now = [], threading.Event(), threading.Event(), threading.Event()
+
+    def refresh(seconds):
+        slices.append(seconds)
+        indexed.set()
+
+    def answer_late(_):
+        begun.set()
+        answer_now.wait()
+        return {"sources": []}
+
+    async def check():
+        async with serving(folder) as (server, session):
+            monkeypatch.setattr(server.library, "refresh", refresh)
+            monkeypatch.setattr(Library, "_all", answer_late)
+            request = asyncio.create_task(get(server, session, "/api/sources"))
+            await asyncio.to_thread(begun.wait)
+            await asyncio.sleep(0.2)  # a slice from before the request may end
+            before = len(slices)
+            await asyncio.sleep(0.3)
+            during = len(slices) - before
+            indexed.clear()
+            answer_now.set()
+            assert (await request)[0] == 200
+            assert during == 0
+            await asyncio.to_thread(indexed.wait)
+
+    asyncio.run(check())
+
+
 def test_a_taken_port_is_one_error(folder):
     async def check():
         async with serving(folder) as (server, _):

@@ -23,7 +23,7 @@ from arpo.viewer.app.run_source import RunSource
 from arpo.viewer.app.source import Identity, Json, Source
 
 MAX_RESULTS = 50
-STEP_SECONDS = 0.3  # of indexing within one request, if the index is not complete
+STEP_SECONDS = 0.05  # of indexing within one request, if the index is not complete
 
 
 class NotFound(UserError):

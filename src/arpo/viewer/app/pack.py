@@ -34,7 +34,7 @@ from arpo.viewer.app.pictures import (
 )
 from arpo.viewer.app.tail import Mark
 
-_RECORDS = 5_000  # in one transaction
+_RECORDS = 1_000  # in one transaction
 _KEPT_SIZES = 4096
 NOT_YET = "the screenshot is not indexed yet"
 DELETED = "the screenshot was deleted (store.prune_every), or is damaged"
@@ -83,8 +83,10 @@ class PackReader:
                     self._index.write(lambda connection: connection.execute("DELETE FROM shots"))
                     mark = None
                 end, total, complete = mark.end if mark else 0, os.fstat(descriptor).st_size, False
-                while not complete and time.monotonic() < deadline:
+                while not complete:
                     end, complete = self._add(descriptor, end, total, generation)
+                    if time.monotonic() > deadline:
+                        break
                 self._complete = generation if complete else None
                 return complete
         except FileNotFoundError:

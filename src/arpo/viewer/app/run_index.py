@@ -34,7 +34,7 @@ from arpo.viewer.app.token_values import add_token_stats
 
 MAX_TOKENS = 1 << 20  # of one episode
 MAX_ID = 200  # characters of an episode or task id
-_SECONDS = 0.1  # of reading between two transactions
+_SECONDS = 0.02  # of reading between two transactions
 _PLACES = (
     (BATCH, re.compile(rf"{BATCH}(\d{{1,9}})-(\d{{1,9}})-\d{{1,9}}")),
     (GROUP, re.compile(rf"{GROUP}-(\d{{1,9}})-\d{{1,9}}")),

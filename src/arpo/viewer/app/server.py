@@ -32,8 +32,8 @@ from arpo.viewer.app.site import PAGE, STATIC
 HOST = "127.0.0.1"
 COOKIE, TOKEN = "arpo_view", "token"
 REFRESH_SECONDS = 1.0  # between two looks at the files
-SLICE_SECONDS = 0.2  # of indexing a source without a pause
-QUIET_SECONDS = 0.05  # after a request: a page has several, and indexing would slow them down
+SLICE_SECONDS = 0.05  # of indexing a source without a pause
+QUIET_SECONDS = 0.05  # after an answer: a page has several requests, and indexing would slow them down
 DISCOVER_SECONDS = 5.0
 INDEXING_PRIORITY = 10  # as of the command nice
 MEDIA_TYPES = {
@@ -75,7 +75,8 @@ class ViewServer:
         self.library = library
         self.token = secrets.token_urlsafe(32)
         self.port = 0
-        self._last_request = 0.0
+        self._waiting = 0  # requests without their answers
+        self._last_answer = 0.0
         self._threads = ThreadPoolExecutor(4, "view")
         self._indexing = ThreadPoolExecutor(1, "view-index", initializer=_lower_priority)
 
@@ -119,7 +120,7 @@ class ViewServer:
         loop = asyncio.get_running_loop()
         searched = loop.time()
         while True:
-            if self._last_request + QUIET_SECONDS > loop.time():  # requests come first
+            if self._waiting or self._last_answer + QUIET_SECONDS > loop.time():  # requests come first
                 await asyncio.sleep(QUIET_SECONDS)
                 continue
             complete = True
@@ -135,7 +136,7 @@ class ViewServer:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check Host, method and cookie; add the safety headers to every answer."""
-        self._last_request = asyncio.get_running_loop().time()
+        self._waiting += 1
         try:
             response = await self._checked(request, handler)
         except web.HTTPException as error:
@@ -151,6 +152,9 @@ class ViewServer:
         except Exception:  # a fault of ours: the other pages stay
             _log.exception("arpo view: %s", request.path)
             response = _error(500, "internal error: the terminal of `arpo view` has the details")
+        finally:
+            self._waiting -= 1
+            self._last_answer = asyncio.get_running_loop().time()
         response.headers.update(HEADERS)
         return response
 

@@ -74,7 +74,7 @@ def screen_fault(width: int, height: int) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Screenshot:
     """A lossless image of the screen, identified by the SHA-256 of its PNG bytes.
 

@@ -20,6 +20,17 @@ def test_calls_run_in_order_while_the_caller_goes_on():
     assert done == ["True", "second", "third"]
 
 
+def test_wait_for_one_call_does_not_wait_for_later_ones():
+    calls, done, may_go_on = InOrder(limit=100), [], threading.Event()
+    first = calls.put(lambda: done.append("first"), 1)
+    calls.put(lambda: may_go_on.wait(DEADLINE), 1)
+    calls.wait(first)
+    assert done == ["first"] and not calls.idle
+    may_go_on.set()
+    calls.wait()
+    assert calls.idle
+
+
 def test_put_waits_at_the_limit():
     calls, may_go_on = InOrder(limit=10), threading.Event()
     calls.put(lambda: may_go_on.wait(DEADLINE), 6)

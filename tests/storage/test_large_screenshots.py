@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from arpo.errors import UserError
 from arpo.storage import encoders, run_folder, screenshots
 from arpo.storage.encoders import EncoderDied
 from arpo.storage.picture_codec import MIN_ENCODED_BYTES
@@ -115,6 +116,54 @@ def test_every_reader_waits_for_added_episodes(tmp_path):
     store.rewind(offsets)
     assert store.episode_ids() == ["b", "d", "a"]
     store.close()
+
+
+def test_sizes_of_a_moment_while_episodes_are_added(tmp_path):
+    """A checkpoint does not block rollouts, and contains what was added before it."""
+    store = RunFolder(tmp_path)
+    store.add_trajectory(EPISODES[0])
+    store.log_metrics(1, {"reward": 0.5})
+    wait = store.begin_offsets()
+    store.add_trajectory(EPISODES[1])
+    store.log_metrics(2, {"reward": 0.5})
+    offsets = wait()
+    store.rewind(offsets)
+    assert store.episode_ids() == ["a"]
+    assert [line["step"] for line in store.read_log("metrics.jsonl")] == [1]
+    assert store.offsets() == offsets
+    store.close()
+
+
+def test_episodes_are_added_and_read_while_others_are_pruned(tmp_path):
+    store = RunFolder(tmp_path)
+    store.add_trajectory(EPISODES[0])
+    store.add_trajectory(EPISODES[1])
+    store.prune(["b"])
+    store.add_trajectory(EPISODES[3])
+    for played in (EPISODES[1], EPISODES[3]):
+        loaded = store.load_trajectory(played.episode_id)
+        for got, wanted in zip(loaded.turns, played.turns, strict=True):
+            assert np.array_equal(pixels_of(got.screenshot), pixels_of(wanted.screenshot))
+    with pytest.raises(UserError, match="contains no screenshot"):
+        store.load_trajectory("a")
+    store.close()
+
+
+def test_a_checkpoint_keeps_the_pictures_of_running_episodes_and_forgets_those_of_failed_ones(tmp_path):
+    pack = ScreenshotPack(tmp_path / "pack", writable=True)
+    running, failed = large_desktop(0), Screenshot.of(large_desktop(7).png)
+    name = failed.sha256
+    pack.prepare(failed, None)
+    pack.prepare(running, None)
+    assert pack._planned == {name: 0, running.sha256: 0}
+    del failed
+    wait_until(lambda: pack._freed)  # its process has it until then
+    pack.sync()
+    assert pack._planned == {running.sha256: 0}
+    assert list(pack._encoders._started) == [running.sha256]
+    pack.add(running, None)
+    assert not pack._planned and not pack._prepared and not pack._encoders._started
+    pack.close()
 
 
 def test_little_memory_for_waiting_episodes_changes_nothing(tmp_path, monkeypatch):

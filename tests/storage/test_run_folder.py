@@ -197,6 +197,7 @@ def test_pruning_keeps_named_screenshots_and_their_bases(tmp_path):
     kept = store.offsets()
     used = (tmp_path / PACK).stat().st_blocks
     store.prune(["b"])
+    store.offsets()  # waits for it
     assert np.array_equal(
         pixels_of(store.load_trajectory("b").turns[1].screenshot), pixels_of(desktop(0, window=2))
     )

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import math
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
@@ -275,10 +276,16 @@ def test_lock_step_does_not_continue_an_asynchronous_run(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("settings", "thread"), [(ASYNC, "learner_0"), ((), "MainThread")])
-def test_samples_are_built_in_a_thread_if_rollouts_continue(
+def test_plug_ins_and_replay_use_a_thread_if_rollouts_continue(
     settings: tuple[str, ...], thread: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trainer asks for advantages while it builds samples."""
+    loaders, load = set(), RunFolder.load_trajectory
+
+    def loading(store: RunFolder, name: str) -> Trajectory:
+        loaders.add(threading.current_thread().name)
+        return load(store, name)
+
+    monkeypatch.setattr(RunFolder, "load_trajectory", loading)
     (tmp_path / f"{thread}_seen.py").write_text(
         "import threading\nseen = set()\n"
         "def advantage(rewards, group):\n"
@@ -286,6 +293,8 @@ def test_samples_are_built_in_a_thread_if_rollouts_continue(
         "    return [value - sum(rewards) / len(rewards) for value in rewards]\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    Scripted.play({A: [0, 1] * 9, B: [1, 0] * 9})
-    train(small_config(tmp_path, [A, B], *settings, f"--plugins.advantage={thread}_seen:advantage"))
+    Scripted.play({A: [0, 1] + [0] * 20, B: [1, 0] * 11})  # later groups of A need a stored success
+    plugin = f"--plugins.advantage={thread}_seen:advantage"
+    train(small_config(tmp_path, [A, B], *settings, plugin, "--train.epochs=4"))
     assert importlib.import_module(f"{thread}_seen").seen == {thread}
+    assert loaders == {thread}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import fmean
 
 from arpo.algorithms.credit import Credit
@@ -81,19 +82,38 @@ def build_updates(
     version: int = 0,
     credit: Credit | None = None,
 ) -> Updates:
+    """The samples of each update, as `iterate_updates` makes them."""
+    updates = iterate_updates(
+        groups,
+        loss,
+        tasks_per_update=tasks_per_update,
+        token_budget=token_budget,
+        version=version,
+        credit=credit,
+    )
+    return tuple(map(tuple, updates))
+
+
+def iterate_updates(
+    groups: Sequence[Group],
+    loss: LossConfig,
+    *,
+    tasks_per_update: int,
+    token_budget: int,
+    version: int = 0,
+    credit: Credit | None = None,
+) -> Iterator[Iterator[Sample]]:
     """The samples of each update: `tasks_per_update` groups per update, in the order of their index.
 
-    `token_budget` is the maximum number of tokens per episode, the divisor of aggregation "constant".
-    `version` is the policy version that learns: tokens of older versions are marked as stale.
-    `credit` gives rewards and advantages; None: the built-in ones of `loss`. Without a KL term, an update is
-    empty if none of its groups has signal. Raises UserError for episodes without tokens.
+    A sample is made when it is taken. `token_budget` is the maximum number of tokens per episode, the divisor
+    of aggregation "constant". `version` is the policy version that learns: tokens of older versions are
+    marked as stale. `credit` gives rewards and advantages; None: the built-in ones of `loss`. Without a KL
+    term, an update is empty if none of its groups has signal. Raises UserError for episodes without tokens.
     """
     _refuse_text(groups)
     scored = _scored(groups, credit or Credit(loss))
-    return tuple(
-        tuple(_update_samples(scored[start : start + tasks_per_update], loss, token_budget, version))
-        for start in range(0, len(scored), tasks_per_update)
-    )
+    for start in range(0, len(scored), tasks_per_update):
+        yield _update_samples(scored[start : start + tasks_per_update], loss, token_budget, version)
 
 
 def count_groups(
@@ -215,9 +235,9 @@ def trajectory_samples(
         sequence.logprobs += turn.completion.logprobs
         sequence.advantages += [advantage] * len(sampled)
         sequence.answers.append(Answer(episode_id=trajectory.episode_id, turn=number, tokens=len(sampled)))
-        for sampled_by in turn.completion.versions:
-            oldest = min(oldest, sampled_by)
-            sequence.versions.append(oldest)
+        oldest_so_far = list(accumulate(turn.completion.versions, min, initial=oldest))
+        oldest = oldest_so_far[-1]
+        sequence.versions += oldest_so_far[1:]
     for sequence in sequences:
         equal = len(set(sequence.advantages)) == 1
         yield Sample(
@@ -236,8 +256,8 @@ def trajectory_samples(
 
 
 def _staleness(version: int, versions: Sequence[int]) -> tuple[int, ...]:
-    """Age of each token, () if none is older than `version`."""
-    return tuple(version - one for one in versions) if any(one < version for one in versions) else ()
+    """Age of each token, () if none is older than `version`. `versions` never grow."""
+    return tuple(version - one for one in versions) if versions and versions[-1] < version else ()
 
 
 def _own_successes(group: Group, success: float) -> list[bool]:

@@ -64,11 +64,11 @@ class Encoders:
             future = self._started.pop(shot.sha256)[_name(base)]
         return future.result()
 
-    def forget(self) -> None:
-        """Forget pictures not taken."""
+    def forget(self, name: str) -> None:
+        """Forget the pictures of a screenshot that will not be taken."""
         with self._lock:
-            self._started.clear()
-            self._holders.clear()
+            self._started.pop(name, None)
+            self._holders.pop(name, None)
 
     def close(self) -> None:
         """End the processes. Pictures not begun are given up."""

@@ -20,6 +20,7 @@ class InOrder:
         self._changed = threading.Condition()
         self._calls: deque[tuple[Call, int]] = deque()  # the first one is running
         self._size = 0
+        self._put = self._done = 0  # numbers of calls
         self._error: BaseException | None = None
         self._raised = False
 
@@ -27,20 +28,26 @@ class InOrder:
     def idle(self) -> bool:
         return not self._calls and self._error is None
 
-    def put(self, call: Call, size: int) -> None:
-        """Run a call later. Waits as long as the limit is exceeded. Raises the error of an earlier call."""
+    def put(self, call: Call, size: int) -> int:
+        """Run a call later. Waits as long as the limit is exceeded. Raises the error of an earlier call.
+
+        Returns the number of the call, for `wait`.
+        """
         with self._changed:
             self._changed.wait_for(lambda: not self._calls or self._size + size <= self._limit)
             self._raise()
             self._calls.append((call, size))
             self._size += size
+            self._put += 1
             if len(self._calls) == 1:  # the thread ends when there is nothing to do
                 threading.Thread(target=self._run, name="arpo-storage", daemon=True).start()
+            return self._put
 
-    def wait(self) -> None:
-        """Wait until all calls have run. Raises the error of one."""
+    def wait(self, number: int | None = None) -> None:
+        """Wait until the call of this number has run; None: all calls so far. Raises the error of one."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._calls)
+            last = self._put if number is None else number
+            self._changed.wait_for(lambda: not self._calls or self._done >= last)
             self._raise()
 
     def close(self) -> None:
@@ -70,5 +77,6 @@ class InOrder:
             with self._changed:
                 self._calls.popleft()
                 self._size -= size
+                self._done += 1
                 self._changed.notify_all()
                 call, size = self._calls[0] if self._calls else (None, 0)

@@ -27,7 +27,7 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -161,6 +161,9 @@ class RunFolderReader:
     def _read(self, episode_id: str) -> dict[str, Any]:
         if episode_id not in self._lines:
             self._finish_writing()
+        return self._read_line(episode_id)
+
+    def _read_line(self, episode_id: str) -> dict[str, Any]:
         if episode_id not in self._lines:
             raise UserError(
                 f"{self.folder / TRAJECTORIES}: damaged, contains no episode {episode_id!r}: "
@@ -266,11 +269,33 @@ class RunFolder(RunFolderReader):
     def offsets(self) -> dict[str, int]:
         """Write all added episodes, flush all files to disk and return their sizes, for a checkpoint."""
         self._finish_writing()
+        return self._flush(self._log_sizes())
+
+    def begin_offsets(self) -> Callable[[], dict[str, int]]:
+        """The same in a thread, in order with the episodes. The returned function waits for the sizes.
+
+        They are those of this moment: what is added meanwhile is not included.
+        """
+        logs, sizes = self._log_sizes(), dict[str, int]()
+        number = self._writing.put(lambda: sizes.update(self._flush(logs)), 0)
+
+        def wait() -> dict[str, int]:
+            self._writing.wait(number)
+            return sizes
+
+        return wait
+
+    def _log_sizes(self) -> dict[str, int]:
+        return {name: file.tell() for name, file in self._logs.items()}
+
+    def _flush(self, logs: Mapping[str, int]) -> dict[str, int]:
+        """Flush all files to disk. Returns their sizes: `logs`, and those of the episodes up to now."""
+        sizes = {**logs, PACK: self._pack.size, TRAJECTORIES: self._logs[TRAJECTORIES].tell()}
         for name, file in self._logs.items():
             with naming(self.folder / name):
                 os.fsync(file.fileno())
         self._pack.sync()
-        return {PACK: self._pack.size, **{name: file.tell() for name, file in self._logs.items()}}
+        return sizes
 
     def check_sizes(self, offsets: Mapping[str, int]) -> None:
         """Raise UserError if a file has other content than at the checkpoint with these `offsets`."""
@@ -289,11 +314,16 @@ class RunFolder(RunFolderReader):
         self._lines = {name: at for name, at in self._lines.items() if at < offsets.get(TRAJECTORIES, 0)}
 
     def prune(self, keep_episodes: Collection[str]) -> None:
-        """Delete the screenshots of all other episodes. `keep_episodes` are for example those in replay."""
-        self._finish_writing()
-        self._pack.prune(
-            {name for episode in keep_episodes for name in screenshot_names(self._read(episode))}
-        )
+        """Delete the screenshots of all other episodes. `keep_episodes` are for example those in replay.
+
+        Done in a thread, in order with the episodes. A later call of this object raises its error.
+        """
+
+        def prune() -> None:
+            lines = [self._read_line(name) for name in keep_episodes]
+            self._pack.prune({name for line in lines for name in screenshot_names(line)})
+
+        self._writing.put(prune, 0)
 
     def close(self) -> None:
         """Write all added episodes. Raises the error of one, unless it was raised before."""

@@ -14,10 +14,13 @@ from __future__ import annotations
 import math
 import os
 import struct
+import threading
+import weakref
 import zlib
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -76,7 +79,10 @@ class _Record:
 
 
 class ScreenshotPack:
-    """Reads and appends screenshots. An incomplete last record is overwritten by the next `add`."""
+    """Reads and appends screenshots. An incomplete last record is overwritten by the next `add`.
+
+    One thread may prepare screenshots, another one add and prune them, and a third one read them.
+    """
 
     def __init__(self, path: Path, *, writable: bool) -> None:
         self._path = path
@@ -85,6 +91,9 @@ class ScreenshotPack:
             path.touch()
         self._encoders = Encoders()
         self._planned: dict[str, int] = {}  # length of the chain of each screenshot to be added
+        self._prepared: dict[str, weakref.ref[Screenshot]] = {}
+        self._freed: deque[str] = deque()  # prepared ones that no episode contains any more
+        self._replacing = threading.RLock()  # the file
         self._open()
 
     @property
@@ -99,8 +108,11 @@ class ScreenshotPack:
 
         `add` may decide on another base: then it encodes the screenshot again.
         """
+        self._forget_freed()
         if shot.sha256 in self._planned or shot.sha256 in self:
             return
+        name, freed = shot.sha256, self._freed
+        self._prepared[name] = weakref.ref(shot, lambda _: freed.append(name))
         if not needs_process(shot):
             self._planned[shot.sha256] = 0
             return
@@ -151,20 +163,21 @@ class ScreenshotPack:
 
     def read(self, names: Iterable[str]) -> dict[str, Screenshot]:
         """Return screenshots by their sha256. Raises UserError for a missing or damaged one."""
-        records = {name: self._find(name) for name in names}
         decoded: dict[str, np.ndarray] = {}
-        encoded = {name: record for name, record in records.items() if record.kind != PNG}
-        for record in encoded.values():
-            with self._naming_damage(record):
-                self._restore(record, decoded)
+        with self._replacing:
+            records = {name: self._find(name) for name in names}
+            encoded = {name: record for name, record in records.items() if record.kind != PNG}
+            originals = {
+                name: self._original(record) for name, record in records.items() if name not in encoded
+            }
+            for record in encoded.values():
+                with self._naming_damage(record):
+                    self._restore(record, decoded)
         with ThreadPoolExecutor(_THREADS) as threads:  # Pillow releases the GIL; threads start when needed
             pngs = dict(
                 zip(encoded, threads.map(encode_png, [decoded[name] for name in encoded]), strict=True)
             )
-        return {
-            name: Screenshot(pngs[name], name) if name in pngs else self._original(record)
-            for name, record in records.items()
-        }
+        return {name: originals.get(name) or Screenshot(pngs[name], name) for name in records}
 
     def outlines(self, names: Iterable[str]) -> dict[str, Screenshot]:
         """Screenshots of which only `sha256` and `size` are valid. Raises UserError as `read`.
@@ -172,21 +185,27 @@ class ScreenshotPack:
         Compares the checksum of each payload and decodes no pixels.
         """
         sizes: dict[str, tuple[int, int]] = {}
-        return {
-            name: Screenshot(_SIZE_ONLY.pack(*self._screen_size(self._find(name), sizes)), name)
-            for name in names
-        }
+        with self._replacing:
+            return {
+                name: Screenshot(_SIZE_ONLY.pack(*self._screen_size(self._find(name), sizes)), name)
+                for name in names
+            }
 
     def sync(self) -> None:
-        """Flush the file to disk, without an incomplete last record. Forgets pictures not added."""
-        self._forget_planned()
+        """Flush the file to disk, without an incomplete last record."""
+        self._forget_freed()
         with naming(self._path):
             self._file.truncate(self.size)
             os.fsync(self._file.fileno())
 
-    def _forget_planned(self) -> None:
-        self._planned.clear()
-        self._encoders.forget()
+    def _forget_freed(self) -> None:
+        """Forget the pictures of failed and dropped episodes."""
+        with suppress(IndexError):
+            while True:
+                name = self._freed.popleft()
+                self._planned.pop(name, None)
+                self._prepared.pop(name, None)
+                self._encoders.forget(name)
 
     def check_size(self, size: int) -> None:
         """Raise UserError if no record ends at this size of a checkpoint."""
@@ -218,8 +237,9 @@ class ScreenshotPack:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        self._file.close()
-        self._open()
+        with self._replacing:
+            self._file.close()
+            self._open()
 
     def _write_pruned(self, path: Path, needed: Collection[str]) -> None:
         with path.open("wb") as file:
@@ -266,6 +286,7 @@ class ScreenshotPack:
             self._depth[record.name] = self._depth[record.base] + 1 if record.base else 0
             self._live[record.name] = record
         self._planned.pop(record.name, None)
+        self._prepared.pop(record.name, None)
 
     def _find(self, name: str) -> _Record:
         if name not in self:

@@ -83,6 +83,7 @@ class GroupStream:
         jobs = [one.job for one in self._playing.values() if one.job is not None]
         for job in jobs:
             job.cancel()
+            await asyncio.sleep(0)  # a thousand environments close
         await asyncio.gather(*jobs, *self._closing, return_exceptions=True)
         if self._unsaved and (kind is None or issubclass(kind, Outage)):
             await self._save()
@@ -123,13 +124,17 @@ class GroupStream:
         self._start_groups()
 
     def _start_groups(self) -> None:
-        """Start groups while environments are free and admission allows it."""
-        while self._accepts() and (following := self._next_group()) is not None:
+        """Start groups while environments are free and admission allows it: one per turn of the event loop.
+
+        A thousand environments at once would block it for a tenth of a second.
+        """
+        if self._accepts() and (following := self._next_group()) is not None:
             number, task = following
             playing = self._playing[number] = _Playing(number=number, task=task)
             self._episodes += self._run.config.rollout.group_size
             self._admission.start(number)
             playing.job = asyncio.create_task(self._play(playing))
+            asyncio.get_running_loop().call_soon(self._start_groups)
 
     def _accepts(self) -> bool:
         playing = self._open and self._error is None and not self._run.stopping

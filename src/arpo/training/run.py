@@ -180,7 +180,7 @@ class Run:
             async with self.player.free_gpu():
                 training = train_and_store(self.learner, batch, store, self.progress.batch + 1)
                 del batch  # the learner's thread frees it: 22 million tokens take 0.1 s
-                metrics = await self._work(training)
+                metrics = await self.work(training)
                 weights = await self._new_weights()
             await self.scheduler.agent.engine.load(weights)
         if skipped := int(metrics["skipped"]):
@@ -211,9 +211,9 @@ class Run:
         """The learner's weights for the engine: its module, or a published folder for other processes."""
         if self._publisher is None:
             return self.learner.weights()
-        return await self._work(self._publisher.publish())
+        return await self.work(self._publisher.publish())
 
-    async def _work(self, work: Coroutine[Any, Any, _T]) -> _T:
+    async def work(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine that blocks: in a thread if rollouts continue or servers are watched meanwhile."""
         return await (in_background(work) if self.asynchronous or self._publisher is not None else work)
 
@@ -331,26 +331,30 @@ class Run:
     async def save(self, loop: Loop) -> None:
         """Write a checkpoint. It replaces one of the same batch."""
         with self.timing.stage("save"):
-            await self._work(self._write_checkpoint(self._state(loop)))
+            await self.work(self._write_checkpoint(self._state(loop), self.store.begin_offsets()))
         if self.unfinished is None:
             shutil.rmtree(self.store.folder / EVALUATING, ignore_errors=True)
             loop.saved()
 
     def _state(self, loop: Loop) -> dict[str, Any]:
-        """The state of the run at this moment, and the sizes of its files."""
+        """The state of the run at this moment."""
         self.progress.seconds = time.monotonic() - self._began
         return {
             "progress": asdict(self.progress),
             "pool": self.scheduler.pool.state(),
-            "offsets": self.store.offsets(),
             **loop.state(),
             **({"unfinished": self.unfinished.to_json()} if self.unfinished is not None else {}),
         }
 
-    async def _write_checkpoint(self, state: Mapping[str, Any]) -> None:
+    async def _write_checkpoint(
+        self, state: Mapping[str, Any], offsets: Callable[[], Mapping[str, int]]
+    ) -> None:
+        """`offsets` waits until the episodes of the state are on disk, and returns the sizes of the files."""
+        text = json.dumps({**state, "offsets": offsets()})
+
         def write(folder: Path) -> None:
             self.learner.save(folder / checkpoint.LEARNER)
-            (folder / STATE).write_text(json.dumps(state) + "\n", encoding="utf-8")
+            (folder / STATE).write_text(text + "\n", encoding="utf-8")
 
         keep = self.config.store.keep_checkpoints
         self._saved = checkpoint.save(self._checkpoints, self.progress.batch, write, keep)

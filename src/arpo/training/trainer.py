@@ -11,19 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from random import Random
 from statistics import fmean
 from typing import Any
 
 from arpo.algorithms.replay import ReplayBuffer, replay_rng
-from arpo.algorithms.samples import GroupStats, build_updates, count_groups, split_by_signal
+from arpo.algorithms.samples import GroupStats, count_groups, iterate_updates, split_by_signal
 from arpo.algorithms.schedules import decay
 from arpo.config import Config
 from arpo.engines.factory import require_tokens
 from arpo.envs.task_source import TaskIndex, replay_key
 from arpo.errors import UserError, closed_on_error
 from arpo.interrupts import INTERRUPTED, run_interruptibly
-from arpo.learner.background import in_background
 from arpo.learner.base import Batch, Metrics
 from arpo.models.hub import pin_model
 from arpo.plugins import check_plugins
@@ -89,7 +87,7 @@ class Trainer:
                 played = await source.next_batch()
                 if played is None:
                     break
-                groups = self.replay.rescue(played, self._rng(), version)
+                groups = await self.run.work(self._prepare(played, version))
                 metrics = await self.run.learn(await self._build(groups, began, version))
                 source.trained()
                 await self._end_batch(played, groups, self._check_engine(metrics))
@@ -109,8 +107,13 @@ class Trainer:
     def done(self) -> bool:
         return self.run.progress.tasks >= self.order.total
 
-    def _rng(self) -> Random:
-        return replay_rng(self.config.run.seed, self.run.progress.batch)
+    async def _prepare(self, played: Sequence[Group], version: int) -> list[Group]:
+        """Put stored successes into the groups, and ask the plug-ins for credit. Both may take seconds."""
+        rng = replay_rng(self.config.run.seed, self.run.progress.batch)
+        groups = self.replay.rescue(played, rng, version)
+        for group in groups:
+            self.credit.turn_advantages(group)  # keeps the results of plug-ins
+        return groups
 
     def _trained(self, groups: Sequence[Group]) -> Sequence[Group]:
         """The groups in the mean of an update. Dynamic sampling drops groups without signal."""
@@ -118,25 +121,26 @@ class Trainer:
         return split_by_signal(groups, self.config.loss, self.credit)[0] if dynamic else groups
 
     async def _build(self, groups: Sequence[Group], began: int, version: int) -> Batch:
-        """`_batch`, in a thread if rollouts continue meanwhile: it takes some milliseconds per episode."""
+        """The updates of the batch whose first task is number `began` of the run, for this policy version.
 
-        async def build() -> Batch:
-            return self._batch(groups, began, version)
-
-        return await (in_background(build()) if self.run.asynchronous else build())
-
-    def _batch(self, groups: Sequence[Group], began: int, version: int) -> Batch:
-        """The updates of the batch whose first task is number `began` of the run, for this policy version."""
+        A sample of a long episode takes a millisecond. Rollouts continue after each one.
+        """
         rollout = self.config.rollout
-        updates = build_updates(
+        updates = []
+        for update in iterate_updates(
             self._trained(groups),
             self.config.loss,
             tasks_per_update=self.config.train.tasks_per_update,
             token_budget=rollout.max_steps * rollout.max_answer_tokens,
             version=version,
             credit=self.credit,
-        )
-        return Batch(updates=updates, lr_scales=self._lr_scales(began, len(updates)))
+        ):
+            samples = []
+            for sample in update:
+                samples.append(sample)
+                await asyncio.sleep(0)
+            updates.append(tuple(samples))
+        return Batch(updates=tuple(updates), lr_scales=self._lr_scales(began, len(updates)))
 
     def _lr_scales(self, began: int, updates: int) -> tuple[float, ...]:
         """Factors of the learning rate. Progress is measured in tasks: their total is known in advance."""

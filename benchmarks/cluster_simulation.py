@@ -213,6 +213,7 @@ def _driver_cluster(environments: int, options: argparse.Namespace) -> Cluster:
         max_staleness=3,
         batches=options.batches,
         compact=False,
+        replay=True,
     )
 
 

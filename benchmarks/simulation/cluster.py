@@ -59,12 +59,18 @@ class Cluster:
     seed: int = 0
     coupled: bool = False  # every step waits for all environments, as in the published systems
     compact: bool = True  # few tokens and small screenshots: less CPU time, the same simulated time
+    replay: bool = False  # with few successes, and with a checkpoint after each batch
     times: ServiceTimes = DEFAULT
 
     @property
     def screen(self) -> tuple[int, int]:
         """Width and height of a screenshot."""
         return (56, 56) if self.compact else (1920, 1080)
+
+    @property
+    def success(self) -> float:
+        """Probability. With replay, 43% of the groups of 8 have no success."""
+        return 0.1 if self.replay else 0.5
 
     @property
     def gpus(self) -> int:
@@ -162,7 +168,9 @@ class Parts:
     def __init__(self, cluster: Cluster, config: Config, clock: Clock, root: Path) -> None:
         times, shot = cluster.times, screenshot(128, cluster.screen)
         self.clock = clock
-        self.envs = SimulatedEnvs(clock, times, shot, cluster.seed, coupled=cluster.coupled)
+        self.envs = SimulatedEnvs(
+            clock, times, shot, cluster.seed, coupled=cluster.coupled, success=cluster.success
+        )
         self.busy, self.requests = Meter(clock), Meter(clock)
         self.renderer = load_renderer(config.model)
         answers = AnswerTexts(self.renderer, shot, compact=cluster.compact)
@@ -239,11 +247,11 @@ def settings(cluster: Cluster, folder: Path, speed: float) -> Config:
         "train.tasks_per_batch": cluster.groups,
         "train.tasks_per_update": max(1, cluster.groups // cluster.updates),
         "train.max_staleness": cluster.max_staleness,
-        "replay.enabled": "false",
+        "replay.enabled": str(cluster.replay).lower(),
         "loss.kl": 0,
         "eval.every": 0,
         "store.tensorboard": "false",
-        "store.checkpoint_every": 1000,
+        "store.checkpoint_every": 1 if cluster.replay else 1000,
     }
     return load_config("desk", [f"--{key}={value}" for key, value in values.items()])
 

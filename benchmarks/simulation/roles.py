@@ -54,10 +54,17 @@ class SimulatedEnvs:
     """A factory of environments. `used` integrates the number of leased ones, without waits at a barrier."""
 
     def __init__(
-        self, clock: Clock, times: ServiceTimes, shot: Screenshot, seed: int, *, coupled: bool
+        self,
+        clock: Clock,
+        times: ServiceTimes,
+        shot: Screenshot,
+        seed: int,
+        *,
+        coupled: bool,
+        success: float,
     ) -> None:
         self.clock, self.times, self.observation = clock, times, Observation(screenshot=shot)
-        self.used = Meter(clock)
+        self.used, self.success = Meter(clock), success
         self._barrier = Barrier() if coupled else None
         self._seed, self._numbers = seed, count()
 
@@ -115,7 +122,7 @@ class SimulatedEnv:
 
     async def evaluate(self) -> float:
         await self._envs.clock.sleep(self._envs.times.evaluation)
-        return float(self._random.random() < 0.5)
+        return float(self._random.random() < self._envs.success)
 
     async def close(self) -> None:
         if self._used:

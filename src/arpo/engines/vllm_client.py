@@ -209,15 +209,8 @@ class VllmClient:
     async def _generate(
         self, body: dict[str, Any], images: Sequence[Screenshot], known: set[str], seconds: float
     ) -> tuple[int, str]:
-        parts = [
-            {
-                "type": "image_url",
-                "url": None if image.sha256 in known else _data_url(image),
-                "uuid": image.sha256,
-            }
-            for image in images
-        ]
-        encoded = json.dumps({**body, "content_parts": parts}).encode()
+        parts = b", ".join(_content_part(image, known=image.sha256 in known) for image in images)
+        encoded = b'%b, "content_parts": [%b]}' % (json.dumps(body).encode().removesuffix(b"}"), parts)
         status, text, _ = await self._http.request(
             "POST", self.url + "/inference/v1/generate", encoded, seconds
         )
@@ -302,5 +295,10 @@ def _logprob(value: Any) -> float:
     return float(value)
 
 
-def _data_url(screenshot: Screenshot) -> str:
-    return f"data:image/png;base64,{base64.b64encode(screenshot.png).decode()}"
+def _content_part(image: Screenshot, *, known: bool) -> bytes:
+    """An image of a request as JSON; a known one without its pixels.
+
+    Base64 has nothing to escape. json.dumps would look for it: 5 ms for a screenshot of 640 kB.
+    """
+    url = b"null" if known else b'"data:image/png;base64,%b"' % base64.b64encode(image.png)
+    return b'{"type": "image_url", "url": %b, "uuid": "%b"}' % (url, image.sha256.encode())

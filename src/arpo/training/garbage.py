@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 
 _SECONDS = 0.05  # between two collections of young objects
-_YOUNG = 20  # such collections per collection of older objects
+_YOUNG = 10  # such collections per collection of older objects
 _NEW_OBJECTS = 10_000  # Python also collects after this many: the learner may block the event loop
 _BEFORE_FULL = 1_000  # collections of middle-aged objects between two full ones, at least
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from arpo import types
 from arpo.actions import Wait
-from arpo.algorithms.samples import build_updates
 from arpo.config import LossConfig
 from arpo.testing import screenshot
+from trajectories import all_updates
 
 
 def examples() -> dict[str, object]:
@@ -26,6 +26,6 @@ def test_the_example_sample_is_made_from_the_example_group():
     found = examples()
     group, sample = found["group"], found["sample"]
     assert isinstance(group, types.Group)
-    [update] = build_updates([group], LossConfig(), tasks_per_update=1, token_budget=64)
+    [update] = all_updates([group], LossConfig(), tasks_per_update=1, token_budget=64)
     assert update[0] == sample
     assert update[1].advantage == -1.0

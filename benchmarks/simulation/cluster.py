@@ -41,6 +41,8 @@ from simulation.roles import (
 _T = TypeVar("_T")
 Background = Callable[[], Coroutine[Any, Any, None]]
 TASKS = 64  # different ones; an epoch
+_TEXT = SimpleNamespace(vocab_size=2**20)
+_MODEL = SimpleNamespace(config=SimpleNamespace(text_config=_TEXT, get_text_config=lambda: _TEXT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +207,7 @@ class Parts:
                 LocalEnvs(self.envs, config.env.parallel), config.env
             ),
             "arpo.rollout.player.open_servers": lambda *_, **__: SimpleNamespace(share_gpu=shared),
-            "arpo.engines.factory._load_model": lambda *_: None,
+            "arpo.engines.factory._load_model": lambda *_: _MODEL,
             "arpo.engines.vllm.HttpExchange": lambda *_: self.http,
             "arpo.training.run.open_learner": lambda *_: self.learner,
             "arpo.training.run.open_publisher": open_publisher,

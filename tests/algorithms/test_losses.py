@@ -10,10 +10,10 @@ from torch import Tensor
 from arpo.algorithms.losses import Tokens, TokenSums, k3, kl_loss, policy_loss
 from arpo.algorithms.microbatches import split_microbatches
 from arpo.algorithms.replay import ReplayBuffer
-from arpo.algorithms.samples import build_updates, count_groups
+from arpo.algorithms.samples import count_groups
 from arpo.config import LossConfig, ReplayConfig
 from arpo.types import Group, Sample, Trajectory
-from trajectories import group, trajectory, turn
+from trajectories import all_updates, group, trajectory, turn
 
 
 def tokens(
@@ -316,7 +316,7 @@ def our_loss(
     max_tokens: int,
 ) -> Tensor:
     theta, old, base = policies
-    (update,) = build_updates(groups, loss, tasks_per_update=8, token_budget=token_budget)
+    (update,) = all_updates(groups, loss, tasks_per_update=8, token_budget=token_budget)
     total = torch.zeros((), dtype=torch.float64)
     for microbatch in split_microbatches(update, max_tokens):
         repeats = torch.tensor([len(sample.behaviour_logprobs) for sample in microbatch])
@@ -371,7 +371,7 @@ def test_the_whole_objective_agrees_with_a_plain_one(
 
 def test_the_batch_under_comparison_has_every_kind_of_group_and_clipped_tokens() -> None:
     groups, (theta, old, _) = batch_of_groups(), policies()
-    (update,) = build_updates(groups, LossConfig(), tasks_per_update=8, token_budget=30)
+    (update,) = all_updates(groups, LossConfig(), tasks_per_update=8, token_budget=30)
     stats = count_groups(groups, LossConfig(), success=0.5)
     assert (stats.total, stats.too_small, stats.without_signal, stats.rescued) == (5, 1, 1, 1)
     ratio_T = (table_logprobs(theta, update) - table_logprobs(old, update)).exp()

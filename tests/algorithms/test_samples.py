@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 
 from arpo.algorithms.replay import ReplayBuffer
-from arpo.algorithms.samples import GroupStats, Updates, build_updates, count_groups, split_by_signal
+from arpo.algorithms.samples import GroupStats, count_groups, split_by_signal
 from arpo.config import LossConfig, ReplayConfig
 from arpo.errors import UserError
 from arpo.types import Group, Rescue, Screenshot, Turn
-from trajectories import SCREEN, group, scored, trajectory, turn
+from trajectories import SCREEN, Updates, all_updates, group, scored, trajectory, turn
 
 
 def samples(groups: list[Group], tasks_per_update: int = 8, **loss: Any) -> tuple[Updates, GroupStats]:
     settings = LossConfig(**loss)
-    updates = build_updates(groups, settings, tasks_per_update=tasks_per_update, token_budget=100)
+    updates = all_updates(groups, settings, tasks_per_update=tasks_per_update, token_budget=100)
     return updates, count_groups(groups, settings, success=0.5)
 
 
@@ -228,9 +228,7 @@ def test_each_sampled_token_is_as_old_as_the_tokens_before_it() -> None:
     across = replace(first, completion=replace(first.completion, versions=(7, 6, 7)))
     later, restarted = turn([2], [13], version=7), turn([3], [14], restart=True, version=7)
     groups = [group(trajectory(1.0, across, later, restarted), trajectory(0.0, version=7))]
-    ((old, slid, current),) = build_updates(
-        groups, LossConfig(), tasks_per_update=1, token_budget=9, version=7
-    )
+    ((old, slid, current),) = all_updates(groups, LossConfig(), tasks_per_update=1, token_budget=9, version=7)
     assert old.staleness == (0, 1, 1, 1)
     assert slid.staleness == (1,)
     assert current.staleness == ()
@@ -239,7 +237,7 @@ def test_each_sampled_token_is_as_old_as_the_tokens_before_it() -> None:
 def test_a_replayed_episode_has_no_staleness() -> None:
     rescue = Rescue(index=0, replaced_episode="x", stored_episode="e", stored_task="t", age=7)
     rescued = replace(group(trajectory(1.0, version=0), trajectory(0.0, version=7)), rescues=(rescue,))
-    (samples_U,) = build_updates([rescued], LossConfig(), tasks_per_update=1, token_budget=9, version=7)
+    (samples_U,) = all_updates([rescued], LossConfig(), tasks_per_update=1, token_budget=9, version=7)
     assert [(sample.replayed, sample.staleness) for sample in samples_U] == [(True, ()), (False, ())]
 
 
@@ -315,7 +313,7 @@ def test_each_sample_names_the_answers_of_its_tokens() -> None:
         name="batch0-0-1",
     )
     groups = [group(played, trajectory(0))]
-    first, second, _ = build_updates(groups, LossConfig(), tasks_per_update=1, token_budget=9)[0]
+    first, second, _ = all_updates(groups, LossConfig(), tasks_per_update=1, token_budget=9)[0]
     assert [(one.episode_id, one.turn, one.tokens) for one in first.answers] == [
         ("batch0-0-1", 1, 2),
         ("batch0-0-1", 2, 1),

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from arpo.algorithms.replay import ReplayBuffer
-from arpo.algorithms.samples import Updates, build_updates
 from arpo.config import Config, LossConfig, ModelConfig, OptimConfig, ReplayConfig, TrainConfig
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
 from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
@@ -30,7 +29,7 @@ from arpo.models.trainable import base_model_of, set_trainable
 from arpo.prompts.rendering import Renderer
 from arpo.types import Group, Message, Sample, Screenshot, Trajectory
 from devices import DEVICES
-from trajectories import group, trajectory, turn
+from trajectories import Updates, all_updates, group, trajectory, turn
 
 Update = tuple[Sample, ...]
 
@@ -98,7 +97,7 @@ def groups() -> list[Group]:
 
 
 def updates_of(groups: list[Group], tasks_per_update: int = 8, kl: float = 0.0) -> Updates:
-    return build_updates(groups, LossConfig(kl=kl), tasks_per_update=tasks_per_update, token_budget=100)
+    return all_updates(groups, LossConfig(kl=kl), tasks_per_update=tasks_per_update, token_budget=100)
 
 
 @pytest.fixture(scope="module")

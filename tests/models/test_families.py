@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from arpo.algorithms.samples import build_updates
 from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
 from arpo.envs.task_files import load_tasks
 from arpo.learner.base import Batch
@@ -18,6 +17,7 @@ from arpo.models.families import VisionLanguageModel
 from arpo.rollout.player import open_player
 from arpo.types import Group
 from tiny_vlm import save_folder, tiny_qwen2, tiny_qwen3
+from trajectories import all_updates
 from verdicts import A, Scripted, small_config
 
 
@@ -41,7 +41,7 @@ def test_a_model_plays_on_desk_and_learns(tiny: Callable[..., VisionLanguageMode
 
     async def play_and_learn() -> tuple[Group, dict[str, float], Group]:
         first = await play()
-        updates = build_updates([first], config.loss, tasks_per_update=1, token_budget=24)
+        updates = all_updates([first], config.loss, tasks_per_update=1, token_budget=24)
         metrics = await learner.train(Batch(updates=updates))
         await player.scheduler.agent.engine.load(learner.weights())
         return first, dict(metrics), await play()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from arpo.types import Completion, Failure, Group, Screenshot, StopReason, Trajectory, Turn
+from arpo.algorithms.samples import build_updates
+from arpo.config import LossConfig
+from arpo.types import Completion, Failure, Group, Sample, Screenshot, StopReason, Trajectory, Turn
 
+Updates = tuple[tuple[Sample, ...], ...]
 SCREEN = Screenshot.of(b"not a picture, but named by its content")
 
 
@@ -69,3 +73,8 @@ def scored(*scores: float, index: int = 0, task: str = "t", version: int = 0) ->
         index=index,
         task=task,
     )
+
+
+def all_updates(groups: Sequence[Group], loss: LossConfig, **settings: Any) -> Updates:
+    """All samples of `build_updates`."""
+    return tuple(map(tuple, build_updates(groups, loss, **settings)))

@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 
 import verdicts
 from arpo.algorithms.curriculum import epoch_order
-from arpo.algorithms.samples import build_updates
 from arpo.config import Config
 from arpo.errors import UserError
 from arpo.evaluation.task_sets import load_sets
@@ -33,6 +32,7 @@ from arpo.training.run import Run
 from arpo.training.trainer import Trainer, run_training
 from tiny_vlm import save_folder, tiny_model
 from trained import lines, train_to_end
+from trajectories import all_updates
 from verdicts import HELDOUT, A, B, C, Corrupting, D, Scripted, osworld_config, select, small_config
 
 SHIPPED = Path(str(files("arpo"))) / "envs/desk/tasks"
@@ -144,7 +144,7 @@ async def grpo(config: Config) -> dict[str, torch.Tensor]:
         await player.scheduler.agent.engine.load(learner.weights())
         order = epoch_order(tasks, config.run.seed, batch)
         groups = await player.scheduler.run(f"batch{batch}", list(enumerate(order)), lambda *_: None)
-        updates = build_updates(groups, config.loss, tasks_per_update=2, token_budget=16)
+        updates = all_updates(groups, config.loss, tasks_per_update=2, token_budget=16)
         await learner.train(Batch(updates=updates))
     return dict(player.model.named_parameters())
 

@@ -18,8 +18,6 @@ from arpo.config import LossConfig
 from arpo.errors import UserError
 from arpo.types import Answer, Group, Sample, Screenshot, Trajectory
 
-Updates = tuple[tuple[Sample, ...], ...]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStats:
@@ -74,27 +72,6 @@ class _Mean:
 
 
 def build_updates(
-    groups: Sequence[Group],
-    loss: LossConfig,
-    *,
-    tasks_per_update: int,
-    token_budget: int,
-    version: int = 0,
-    credit: Credit | None = None,
-) -> Updates:
-    """The samples of each update, as `iterate_updates` makes them."""
-    updates = iterate_updates(
-        groups,
-        loss,
-        tasks_per_update=tasks_per_update,
-        token_budget=token_budget,
-        version=version,
-        credit=credit,
-    )
-    return tuple(map(tuple, updates))
-
-
-def iterate_updates(
     groups: Sequence[Group],
     loss: LossConfig,
     *,

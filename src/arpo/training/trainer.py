@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from arpo.algorithms.replay import ReplayBuffer, replay_rng
-from arpo.algorithms.samples import GroupStats, count_groups, iterate_updates, split_by_signal
+from arpo.algorithms.samples import GroupStats, build_updates, count_groups, split_by_signal
 from arpo.algorithms.schedules import decay
 from arpo.config import Config
 from arpo.engines.factory import require_tokens
@@ -127,7 +127,7 @@ class Trainer:
         """
         rollout = self.config.rollout
         updates = []
-        for update in iterate_updates(
+        for update in build_updates(
             self._trained(groups),
             self.config.loss,
             tasks_per_update=self.config.train.tasks_per_update,

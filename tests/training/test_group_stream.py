@@ -21,8 +21,9 @@ from arpo.learner.base import Batch
 from arpo.reporting.display import NullDisplay
 from arpo.storage.checkpoint import CHECKPOINTS, latest
 from arpo.storage.run_folder import RunFolder
+from arpo.training.task_order import ListOrder
 from arpo.training.trainer import Trainer, run_training
-from arpo.types import Trajectory
+from arpo.types import Task, Trajectory
 from trained import lines, train_to_end
 from verdicts import A, B, C, D, Reachable, Scripted, Stuck, small_config
 
@@ -273,6 +274,24 @@ def test_lock_step_does_not_continue_an_asynchronous_run(tmp_path: Path) -> None
     other = small_config(tmp_path, [A, B], "--env.parallel=4")
     with pytest.raises(UserError, match=r"the run in this folder has a different train\.max_staleness"):
         run_training(other, NullDisplay())
+
+
+def test_an_error_of_a_later_task_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first group starts at once, the next ones later, one per turn of the event loop."""
+    Scripted.play({})
+    take = ListOrder.take
+
+    def fail(order: ListOrder, start: int, count: int) -> list[Task]:
+        if start == 1:
+            raise UserError("the second task is missing")
+        return take(order, start, count)
+
+    monkeypatch.setattr(ListOrder, "take", fail)
+    with pytest.raises(UserError, match="the second task is missing"):
+        train(small_config(tmp_path, [A, B], *ASYNC))
+    assert not caplog.records  # asyncio would log an exception in a callback
 
 
 @pytest.mark.parametrize(("settings", "thread"), [(ASYNC, "learner_0"), ((), "MainThread")])

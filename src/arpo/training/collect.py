@@ -136,7 +136,7 @@ async def _collect(
             step = -(-done // at_once)
             store.log_metrics(step, {"episodes": done})  # `arpo compare` reads it for its progress bar
             store.log_timing(step, timing.take(len(groups)))
-            store.offsets()  # flushes the files, and forgets screenshots of failed episodes
+            store.offsets()  # flushes the files
 
 
 def _ended(store: RunFolder) -> set[str]:

@@ -134,7 +134,14 @@ class GroupStream:
             self._episodes += self._run.config.rollout.group_size
             self._admission.start(number)
             playing.job = asyncio.create_task(self._play(playing))
-            asyncio.get_running_loop().call_soon(self._start_groups)
+            asyncio.get_running_loop().call_soon(self._start_more)
+
+    def _start_more(self) -> None:
+        try:
+            self._start_groups()
+        except Exception as error:  # the boundary of a callback: next_batch raises it
+            self._error = self._error or error
+            self._changed.set()
 
     def _accepts(self) -> bool:
         playing = self._open and self._error is None and not self._run.stopping

@@ -264,7 +264,9 @@ def simulate(cluster: Cluster, selector: JumpingSelector | None = None) -> Resul
     async def in_loop(work: Coroutine[Any, Any, _T]) -> _T:
         return await work
 
-    with mock.patch("arpo.training.run.in_background", in_loop):
+    with ExitStack() as stack:
+        for module in ("run", "trainer"):
+            stack.enter_context(mock.patch(f"arpo.training.{module}.in_background", in_loop))
         return _measure(cluster, Clock(), partial(run_simulated, selector=selector))
 
 

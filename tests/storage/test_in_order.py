@@ -31,6 +31,21 @@ def test_wait_for_one_call_does_not_wait_for_later_ones():
     assert calls.idle
 
 
+def test_a_thread_that_cannot_start_is_one_error(monkeypatch):
+    calls, done = InOrder(limit=100), []
+
+    def fail(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            calls.put(lambda: done.append("lost"), 1)
+    calls.put(lambda: done.append("later"), 100)
+    calls.close()
+    assert done == ["later"]
+
+
 def test_put_waits_at_the_limit():
     calls, may_go_on = InOrder(limit=10), threading.Event()
     calls.put(lambda: may_go_on.wait(DEADLINE), 6)

@@ -6,14 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from arpo.errors import UserError
 from arpo.storage import encoders, run_folder, screenshots
 from arpo.storage.encoders import EncoderDied
 from arpo.storage.picture_codec import MIN_ENCODED_BYTES
@@ -23,6 +24,7 @@ from arpo.types import Screenshot
 from processes import wait_until
 from stored_episodes import desktop, episode, large_desktop, pixels_of, png, small
 
+DEADLINE = 20.0  # seconds, against a hang
 SHARED = large_desktop(0)
 EPISODES = [
     episode("a", [SHARED, *[large_desktop(0, window=step) for step in range(18)]]),  # longer than a chain
@@ -123,10 +125,10 @@ def test_sizes_of_a_moment_while_episodes_are_added(tmp_path):
     store = RunFolder(tmp_path)
     store.add_trajectory(EPISODES[0])
     store.log_metrics(1, {"reward": 0.5})
-    wait = store.begin_offsets()
+    sizes = store.begin_offsets()
     store.add_trajectory(EPISODES[1])
     store.log_metrics(2, {"reward": 0.5})
-    offsets = wait()
+    offsets = sizes()
     store.rewind(offsets)
     assert store.episode_ids() == ["a"]
     assert [line["step"] for line in store.read_log("metrics.jsonl")] == [1]
@@ -134,22 +136,32 @@ def test_sizes_of_a_moment_while_episodes_are_added(tmp_path):
     store.close()
 
 
-def test_episodes_are_added_and_read_while_others_are_pruned(tmp_path):
-    store = RunFolder(tmp_path)
-    store.add_trajectory(EPISODES[0])
-    store.add_trajectory(EPISODES[1])
-    store.prune(["b"])
-    store.add_trajectory(EPISODES[3])
-    for played in (EPISODES[1], EPISODES[3]):
-        loaded = store.load_trajectory(played.episode_id)
-        for got, wanted in zip(loaded.turns, played.turns, strict=True):
-            assert np.array_equal(pixels_of(got.screenshot), pixels_of(wanted.screenshot))
-    with pytest.raises(UserError, match="contains no screenshot"):
-        store.load_trajectory("a")
-    store.close()
+def test_a_reader_waits_while_the_pruned_file_is_opened(tmp_path, monkeypatch):
+    pack = ScreenshotPack(tmp_path / "pack", writable=True)
+    kept, other = small(1), desktop(1)
+    pack.add(kept, None)
+    pack.add(other, None)
+    opening, may_open, original = threading.Event(), threading.Event(), ScreenshotPack._read_header
+
+    def read_header(pack, offset):
+        opening.set()
+        assert may_open.wait(DEADLINE)
+        return original(pack, offset)
+
+    monkeypatch.setattr(ScreenshotPack, "_read_header", read_header)
+    with ThreadPoolExecutor(2) as threads:
+        pruned = threads.submit(pack.prune, [kept.sha256])
+        assert opening.wait(DEADLINE)
+        found = threads.submit(pack.read, [kept.sha256])
+        wait([found], timeout=0.2)
+        may_open.set()
+        pruned.result(DEADLINE)
+        assert found.result(DEADLINE) == {kept.sha256: kept}
+    assert other.sha256 not in pack
+    pack.close()
 
 
-def test_a_checkpoint_keeps_the_pictures_of_running_episodes_and_forgets_those_of_failed_ones(tmp_path):
+def test_a_running_episode_keeps_its_pictures_and_those_of_a_failed_one_are_forgotten(tmp_path):
     pack = ScreenshotPack(tmp_path / "pack", writable=True)
     running, failed = large_desktop(0), Screenshot.of(large_desktop(7).png)
     name = failed.sha256
@@ -158,10 +170,22 @@ def test_a_checkpoint_keeps_the_pictures_of_running_episodes_and_forgets_those_o
     assert pack._planned == {name: 0, running.sha256: 0}
     del failed
     wait_until(lambda: pack._freed)  # its process has it until then
-    pack.sync()
+    pack.sync()  # as a checkpoint does
+    pack.prepare(running, None)
     assert pack._planned == {running.sha256: 0}
     assert list(pack._encoders._started) == [running.sha256]
     pack.add(running, None)
+    assert not pack._planned and not pack._prepared and not pack._encoders._started
+    pack.close()
+
+
+def test_a_picture_that_is_prepared_again_while_the_file_is_opened_is_forgotten(tmp_path):
+    pack = ScreenshotPack(tmp_path / "pack", writable=True)
+    pack.add(SHARED, None)
+    record = pack._live.pop(SHARED.sha256)  # as while a pruned file is opened
+    pack.prepare(SHARED, None)
+    assert list(pack._encoders._started) == [SHARED.sha256]
+    pack._register(record)
     assert not pack._planned and not pack._prepared and not pack._encoders._started
     pack.close()
 

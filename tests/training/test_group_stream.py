@@ -276,6 +276,26 @@ def test_lock_step_does_not_continue_an_asynchronous_run(tmp_path: Path) -> None
         run_training(other, NullDisplay())
 
 
+def test_a_checkpoint_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that is dropped while a checkpoint is written is not in it."""
+    Scripted.play({})
+    begin = RunFolder.begin_offsets
+
+    def begin_offsets(store: RunFolder) -> Any:
+        trainer.source._dropped.append(99)  # type: ignore[attr-defined]
+        return begin(store)
+
+    config = small_config(tmp_path, [A, B], *ASYNC)
+    with closing(RunFolder(Path(config.run.dir))) as store:
+        trainer = Trainer(config, store, NullDisplay())
+        monkeypatch.setattr(RunFolder, "begin_offsets", begin_offsets)
+        with closing(trainer.run):
+            asyncio.run(trainer._save())
+            found, _ = latest(store.folder / CHECKPOINTS)
+    assert found is not None
+    assert json.loads((found.path / "state.json").read_text())["stream"]["dropped"] == []
+
+
 def test_an_error_of_a_later_task_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -310,10 +330,13 @@ def test_plug_ins_and_replay_use_a_thread_if_rollouts_continue(
         "def advantage(rewards, group):\n"
         "    seen.add(threading.current_thread().name)\n"
         "    return [value - sum(rewards) / len(rewards) for value in rewards]\n"
+        "def reward(trajectory, task):\n"
+        "    seen.add(threading.current_thread().name)\n"
+        "    return trajectory.score\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     Scripted.play({A: [0, 1] + [0] * 20, B: [1, 0] * 11})  # later groups of A need a stored success
-    plugin = f"--plugins.advantage={thread}_seen:advantage"
-    train(small_config(tmp_path, [A, B], *settings, plugin, "--train.epochs=4"))
+    plugins = [f"--plugins.{name}={thread}_seen:{name}" for name in ("advantage", "reward")]
+    train(small_config(tmp_path, [A, B], *settings, *plugins, "--train.epochs=4"))
     assert importlib.import_module(f"{thread}_seen").seen == {thread}
     assert loaders == {thread}

@@ -47,28 +47,34 @@ class Encoders:
     def start(self, shot: Screenshot, base: Screenshot | None) -> None:
         """Begin to encode a picture, unless it is begun."""
         with self._lock:
-            pictures = self._started.setdefault(shot.sha256, {})
-            if _name(base) not in pictures:
-                pictures[_name(base)] = future = Future[bytes]()
-                worker = self._holders[shot.sha256] = self._choose(base)
-                worker.put(shot, base, future)
+            self._begin(shot, base)
+
+    def _begin(self, shot: Screenshot, base: Screenshot | None) -> Future[bytes]:
+        pictures = self._started.setdefault(shot.sha256, {})
+        if _name(base) not in pictures:
+            pictures[_name(base)] = future = Future[bytes]()
+            worker = self._holders[shot.sha256] = self._choose(base)
+            worker.put(shot, base, future)
+        return pictures[_name(base)]
 
     def take(self, shot: Screenshot, base: Screenshot | None) -> bytes:
         """Wait for a picture. Encodes it if it was not begun. Forgets all pictures of the screenshot.
 
         Raises EncoderDied if its processes died.
         """
-        self.start(shot, base)
         with self._lock:
-            self._holders.pop(shot.sha256, None)
-            future = self._started.pop(shot.sha256)[_name(base)]
+            future = self._begin(shot, base)
+            self._forget(shot.sha256)
         return future.result()
 
     def forget(self, name: str) -> None:
         """Forget the pictures of a screenshot that will not be taken."""
         with self._lock:
-            self._started.pop(name, None)
-            self._holders.pop(name, None)
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self._started.pop(name, None)
+        self._holders.pop(name, None)
 
     def close(self) -> None:
         """End the processes. Pictures not begun are given up."""

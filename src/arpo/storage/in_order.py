@@ -37,10 +37,14 @@ class InOrder:
             self._changed.wait_for(lambda: not self._calls or self._size + size <= self._limit)
             self._raise()
             self._calls.append((call, size))
+            if len(self._calls) == 1:  # the thread ends when there is nothing to do
+                try:
+                    threading.Thread(target=self._run, name="arpo-storage", daemon=True).start()
+                except RuntimeError:  # too many threads
+                    self._calls.clear()
+                    raise
             self._size += size
             self._put += 1
-            if len(self._calls) == 1:  # the thread ends when there is nothing to do
-                threading.Thread(target=self._run, name="arpo-storage", daemon=True).start()
             return self._put
 
     def wait(self, number: int | None = None) -> None:

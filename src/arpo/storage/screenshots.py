@@ -93,7 +93,7 @@ class ScreenshotPack:
         self._planned: dict[str, int] = {}  # length of the chain of each screenshot to be added
         self._prepared: dict[str, weakref.ref[Screenshot]] = {}
         self._freed: deque[str] = deque()  # prepared ones that no episode contains any more
-        self._replacing = threading.RLock()  # the file
+        self._replacing = threading.Lock()  # the file
         self._open()
 
     @property
@@ -193,7 +193,6 @@ class ScreenshotPack:
 
     def sync(self) -> None:
         """Flush the file to disk, without an incomplete last record."""
-        self._forget_freed()
         with naming(self._path):
             self._file.truncate(self.size)
             os.fsync(self._file.fileno())
@@ -287,6 +286,7 @@ class ScreenshotPack:
             self._live[record.name] = record
         self._planned.pop(record.name, None)
         self._prepared.pop(record.name, None)
+        self._encoders.forget(record.name)
 
     def _find(self, name: str) -> _Record:
         if name not in self:

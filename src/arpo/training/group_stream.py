@@ -81,9 +81,14 @@ class GroupStream:
         """Cancel all groups in play and close their environments. Save the finished ones."""
         self._open = False
         jobs = [one.job for one in self._playing.values() if one.job is not None]
-        for job in jobs:
-            job.cancel()
-            await asyncio.sleep(0)  # a thousand environments close
+        try:
+            for job in jobs:
+                job.cancel()
+                await asyncio.sleep(0)  # a thousand environments close
+        except asyncio.CancelledError:
+            for job in jobs:
+                job.cancel()
+            raise
         await asyncio.gather(*jobs, *self._closing, return_exceptions=True)
         if self._unsaved and (kind is None or issubclass(kind, Outage)):
             await self._save()

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -180,7 +181,7 @@ class Run:
             async with self.player.free_gpu():
                 training = train_and_store(self.learner, batch, store, self.progress.batch + 1)
                 del batch  # the learner's thread frees it: 22 million tokens take 0.1 s
-                metrics = await self.work(training)
+                metrics = await self._work(training)
                 weights = await self._new_weights()
             await self.scheduler.agent.engine.load(weights)
         if skipped := int(metrics["skipped"]):
@@ -211,9 +212,9 @@ class Run:
         """The learner's weights for the engine: its module, or a published folder for other processes."""
         if self._publisher is None:
             return self.learner.weights()
-        return await self.work(self._publisher.publish())
+        return await self._work(self._publisher.publish())
 
-    async def work(self, work: Coroutine[Any, Any, _T]) -> _T:
+    async def _work(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine that blocks: in a thread if rollouts continue or servers are watched meanwhile."""
         return await (in_background(work) if self.asynchronous or self._publisher is not None else work)
 
@@ -331,13 +332,13 @@ class Run:
     async def save(self, loop: Loop) -> None:
         """Write a checkpoint. It replaces one of the same batch."""
         with self.timing.stage("save"):
-            await self.work(self._write_checkpoint(self._state(loop), self.store.begin_offsets()))
+            state = deepcopy(self._state(loop))  # rollouts may continue, and change parts of it
+            await self._work(self._write_checkpoint(state, self.store.begin_offsets()))
         if self.unfinished is None:
             shutil.rmtree(self.store.folder / EVALUATING, ignore_errors=True)
             loop.saved()
 
     def _state(self, loop: Loop) -> dict[str, Any]:
-        """The state of the run at this moment."""
         self.progress.seconds = time.monotonic() - self._began
         return {
             "progress": asdict(self.progress),

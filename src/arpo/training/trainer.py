@@ -22,6 +22,7 @@ from arpo.engines.factory import require_tokens
 from arpo.envs.task_source import TaskIndex, replay_key
 from arpo.errors import UserError, closed_on_error
 from arpo.interrupts import INTERRUPTED, run_interruptibly
+from arpo.learner.background import in_background
 from arpo.learner.base import Batch, Metrics
 from arpo.models.hub import pin_model
 from arpo.plugins import check_plugins
@@ -87,7 +88,8 @@ class Trainer:
                 played = await source.next_batch()
                 if played is None:
                     break
-                groups = await self.run.work(self._prepare(played, version))
+                preparing = self._prepare(played, version)
+                groups = await (in_background(preparing) if self.run.asynchronous else preparing)
                 metrics = await self.run.learn(await self._build(groups, began, version))
                 source.trained()
                 await self._end_batch(played, groups, self._check_engine(metrics))
@@ -112,7 +114,9 @@ class Trainer:
         rng = replay_rng(self.config.run.seed, self.run.progress.batch)
         groups = self.replay.rescue(played, rng, version)
         for group in groups:
-            self.credit.turn_advantages(group)  # keeps the results of plug-ins
+            self.credit.turn_advantages(group)  # it keeps the results of plug-ins
+        for trajectory in (trajectory for group in played for trajectory in group.trajectories):
+            self.credit.reward(trajectory)  # also of episodes that replay has replaced
         return groups
 
     def _trained(self, groups: Sequence[Group]) -> Sequence[Group]:

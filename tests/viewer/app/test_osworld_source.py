@@ -115,6 +115,17 @@ def test_a_new_result_appears(folder, library):
     assert library.answer(["s", NAME, "episodes"], {})["total"] == 3
 
 
+def test_every_slice_of_indexing_adds_an_episode(folder):
+    """A scan of a large folder takes longer than a slice."""
+    library = Library([folder])
+    [source] = library.sources.values()
+    counts = []
+    while not source.refresh(-1.0):
+        counts.append(source.entry()["episodes"])
+    assert counts == list(range(1, len(counts) + 1)) and source.entry()["episodes"] == len(counts) + 1 >= 2
+    library.close()
+
+
 def test_a_growing_episode_is_replaced_and_the_others_stay(folder, library):
     before = {row["episode"] for row in library.answer(["s", NAME, "episodes"], {})["episodes"]}
     steps = folder / NAME / "chrome" / TASK / "traj.jsonl"

@@ -235,7 +235,7 @@ def test_indexing_waits_for_requests(folder, monkeypatch):
             monkeypatch.setattr(server.library, "refresh", refresh)
             monkeypatch.setattr(Library, "_all", answer_late)
             request = asyncio.create_task(get(server, session, "/api/sources"))
-            await asyncio.to_thread(begun.wait)
+            assert await asyncio.to_thread(begun.wait, 20)
             await asyncio.sleep(0.2)  # a slice from before the request may end
             before = len(slices)
             await asyncio.sleep(0.3)
@@ -244,7 +244,7 @@ def test_indexing_waits_for_requests(folder, monkeypatch):
             answer_now.set()
             assert (await request)[0] == 200
             assert during == 0
-            await asyncio.to_thread(indexed.wait)
+            assert await asyncio.to_thread(indexed.wait, 20)
 
     asyncio.run(check())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import cached_property
@@ -44,6 +45,7 @@ _POINTED: Mapping[str, type[Click | DoubleClick | RightClick | Hover]] = {
 }
 _STAMP = re.compile(r"(\d{8})@(\d{6})(\d{0,6})")
 _RESCAN_SECONDS = 3.0
+_State = tuple[int, int]  # time of change and bytes
 _SHIPPED = ("osworld:train", "osworld:heldout", "osworld:published_128")
 
 
@@ -52,7 +54,8 @@ class OSWorldSource(Source):
 
     def __init__(self, identity: Identity, folder: SafeFolder, cache: PixelCache) -> None:
         super().__init__(identity, folder, cache)
-        self._next_scan = 0.0
+        self._next_scan, self._generation = 0.0, -1  # of the index at the last scan
+        self._new: deque[tuple[str, _State]] = deque()  # found by the last scan, not indexed yet
         self.listing = Listing(
             index=self.index,
             threshold=Config().replay.threshold,
@@ -73,8 +76,19 @@ class OSWorldSource(Source):
         return found
 
     def _refresh(self, deadline: float) -> bool:
-        if self.complete and time.monotonic() < self._next_scan:
-            return True
+        due = not self._new and time.monotonic() > self._next_scan
+        if due or self._generation != self.index.generation:
+            self._new = self._changed()
+            self._generation = self.index.generation
+            self._next_scan = time.monotonic() + _RESCAN_SECONDS
+        while self._new:
+            self._add(*self._new.popleft())
+            if time.monotonic() > deadline:
+                return not self._new
+        return True
+
+    def _changed(self) -> deque[tuple[str, _State]]:
+        """The episodes that are new or have changed since they were indexed."""
         known = {
             row["id"]: (row["at"], row["size"])
             for row in self.index.rows("SELECT id, at, size FROM episodes")
@@ -83,15 +97,9 @@ class OSWorldSource(Source):
         if not found.keys() >= known.keys():
             self.index.rebuild()
             known = {}
-        for name, state in found.items():
-            if known.get(name) != state:
-                self._add(name, state)
-            if time.monotonic() > deadline:
-                return False
-        self._next_scan = time.monotonic() + _RESCAN_SECONDS
-        return True
+        return deque((name, state) for name, state in found.items() if known.get(name) != state)
 
-    def _scan(self, name: str = "", depth: int = 0) -> Iterator[tuple[str, tuple[int, int]]]:
+    def _scan(self, name: str = "", depth: int = 0) -> Iterator[tuple[str, _State]]:
         """(episode, (time of change, bytes) of its files) of all task folders."""
         folders, names = self.folder.list(name)
         if depth and {RESULT, STEPS} & set(names):
@@ -107,7 +115,7 @@ class OSWorldSource(Source):
             for folder in folders:
                 yield from self._scan(f"{name}/{folder}" if name else folder, depth + 1)
 
-    def _add(self, name: str, state: tuple[int, int]) -> None:
+    def _add(self, name: str, state: _State) -> None:
         problems: list[str] = []
         score = self._score(name, problems)
         steps = list(self._lines(name, problems))

@@ -99,10 +99,10 @@ class Rescues:
         query = "SELECT DISTINCT batch FROM episodes WHERE batch >= ? ORDER BY batch"
         batches = [row["batch"] for row in self._index.rows(query, (self._next,))]
         for batch in batches[:-1]:
-            if time.monotonic() > deadline:
-                return False
             self._repeat(self._buffer, batch, self._final, self._used)
             self._next = batch + 1
+            if time.monotonic() > deadline:
+                return False
         newest, self._newest, self._newest_used = self._empty(), {}, {}
         newest.restore(
             outline_of(self._row(name)) for names in self._buffer.state().values() for name in names

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import zlib
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -87,7 +88,7 @@ def test_every_picture_is_encoded_once(tmp_path, monkeypatch):
         store.prepare(shot, previous)
     store.add_trajectory(episode("a", shots))
     store.close()
-    assert encoded == shots[1:]
+    assert Counter(encoded) == Counter(shots[1:])  # several processes have any order
 
 
 def test_small_screenshots_start_no_thread_and_no_process(tmp_path, monkeypatch):
@@ -169,7 +170,7 @@ def test_a_running_episode_keeps_its_pictures_and_those_of_a_failed_one_are_forg
     pack.prepare(running, None)
     assert pack._planned == {name: 0, running.sha256: 0}
     del failed
-    wait_until(lambda: pack._freed)  # its process has it until then
+    assert wait_until(lambda: pack._freed)  # until then, a thread sends it to a process
     pack.sync()  # as a checkpoint does
     pack.prepare(running, None)
     assert pack._planned == {running.sha256: 0}

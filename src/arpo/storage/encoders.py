@@ -128,17 +128,20 @@ class _Worker:
     def _work(self) -> None:
         while (picture := self._pictures.get()) is not None:
             self._busy = True
-            shot, base, future = picture
-            if self._closed:
-                future.cancel()
-            else:
-                try:
-                    future.set_result(self._encode(shot, base))
-                except BaseException as error:  # the boundary of the thread: `take` raises it
-                    self.end()  # its pipes may have the rest of a reply
-                    future.set_exception(error)
+            self._finish(*picture)
+            del picture  # while it waits for the next one, this one may be freed
             self._busy = False
         self.end()
+
+    def _finish(self, shot: Screenshot, base: Screenshot | None, future: Future[bytes]) -> None:
+        if self._closed:
+            future.cancel()
+            return
+        try:
+            future.set_result(self._encode(shot, base))
+        except BaseException as error:  # the boundary of the thread: `take` raises it
+            self.end()  # its pipes may have the rest of a reply
+            future.set_exception(error)
 
     def _encode(self, shot: Screenshot, base: Screenshot | None) -> bytes:
         reasons = []

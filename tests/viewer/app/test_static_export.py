@@ -65,6 +65,13 @@ def test_hostile_text_cannot_end_a_script(tmp_path):
     assert table["/api/s/run/episodes/batch0-0-0"]["steps_list"][0]["thought"] == thought
 
 
+def test_an_unknown_filter_is_an_error(tmp_path):
+    make_run(tmp_path / "run")
+    with pytest.raises(UserError, match=r"--episodes: 'solve' is no filter: use task, .*solved"):
+        exported(tmp_path / "run", tmp_path / "site", "solve=0")
+    assert not (tmp_path / "site").exists()
+
+
 def test_a_folder_with_content_is_not_overwritten(tmp_path):
     make_run(tmp_path / "desk")
     with pytest.raises(UserError, match="is not empty"):

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 
 from arpo.errors import UserError
 from arpo.viewer.app.library import Library
+from arpo.viewer.app.listings import FILTERS
 from arpo.viewer.app.site import DATA_LINE, EXPORT, PAGE, STATIC, Site, add_source, add_sources, index_all
 from arpo.viewer.app.source import Source
 
@@ -30,6 +31,8 @@ def write_export(library: Library, folder: Path, episodes: str) -> int:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: is not empty: choose a new folder for --export")
     filters = dict(parse_qsl(episodes or DEFAULT_EPISODES, keep_blank_values=True))
+    if unknown := sorted(filters.keys() - set(FILTERS)):
+        raise UserError(f"--episodes: {unknown[0]!r} is no filter: use {', '.join(FILTERS)}")
     index_all(library)
     folder.mkdir(parents=True, exist_ok=True)
     site = _FolderSite(folder)

@@ -19,6 +19,10 @@ MAX_WORDS = 20
 MAX_TEXT = 300  # characters of a search
 SNIPPET = 80  # characters on each side of a found word
 _SORTS = {"order": "n", "score": "score", "steps": "steps", "task": "task", "tokens": "tokens"}
+FILTERS = (
+    *("task", "stop", "group", "phase", "batch", "min_score", "max_score", "solved", "malformed", "shown"),
+    *("replayed", "text", "sort", "page", "size"),
+)
 _FLAGS = {"0": False, "1": True, "false": False, "true": True}
 _SHOWN = (
     "(first IS NULL OR (EXISTS (SELECT 1 FROM shots WHERE key = first) "

@@ -37,7 +37,7 @@ from arpo.engines.factory import OpenedEngine
 from arpo.learner.base import Batch
 from arpo.models.loading import load_renderer
 from arpo.prompts.rendering import Renderer
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.reporting.display import NullDisplay
 from arpo.storage.run_folder import TIMING, RunFolder
 from arpo.testing import screenshot

@@ -32,7 +32,7 @@ from arpo.config import Config
 from arpo.envs.desk import env as desk
 from arpo.evaluation.task_sets import load_sets
 from arpo.learner.base import Batch
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.rollout.player import open_player
 from arpo.training.build import open_learner
 

@@ -35,7 +35,7 @@ from urllib.parse import urlsplit
 from PIL import Image, ImageDraw
 
 from arpo.config import Config
-from arpo.recipe import to_toml
+from arpo.config.recipe import to_toml
 from arpo.storage.picture_codec import encode
 from arpo.storage.run_folder import METRICS, PACK, RECIPE, TRAJECTORIES
 from arpo.storage.screenshots import CHANGE, HEADER, MAGIC, NO_BASE, PATCH

@@ -20,7 +20,7 @@ from arpo.api import find_task
 from arpo.envs.desk.env import DeskEnv
 from arpo.envs.task_files import load_tasks
 from arpo.envs.task_source import open_tasks
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.types import Observation, StepResult, StopReason, Task
 from verdicts import HELDOUT, A, B, select
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from arpo.config import Config
-from arpo.recipe import keys, load_config, shipped_recipes
+from arpo.config.recipe import keys, load_config, shipped_recipes
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "differences.md").read_text("utf-8")

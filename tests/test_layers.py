@@ -14,8 +14,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # Lowest layer first. A module imports from its own layer and from lower ones. Each name is a folder of the
 # package, or a module of its root.
 LAYERS = (
-    "actions config config_keys config_training_keys errors interrupts keyboard parsing plugins "
-    "process_environment recipe task_set_names types",
+    "actions config errors interrupts keyboard parsing plugins processes task_set_names types",
     "png",
     "algorithms",
     "prompts",
@@ -134,7 +133,7 @@ def test_no_module_makes_code_from_data_or_unpickles():
 
 
 @pytest.mark.parametrize(
-    "module", ["arpo", "arpo.api", "arpo.types", "arpo.cli.entry_point", "arpo.recipe", "arpo.parsing"]
+    "module", ["arpo", "arpo.api", "arpo.types", "arpo.cli.entry_point", "arpo.config.recipe", "arpo.parsing"]
 )
 def test_light_modules_load_nothing_heavy(module):
     code = f"import sys, {module}; print(*sorted(set({HEAVY}) & set(sys.modules)))"

@@ -17,7 +17,7 @@ from arpo.envs.desk.goal_mix import GoalMix
 from arpo.envs.task_source import TaskIndex
 from arpo.errors import UserError
 from arpo.plugins import Plugin, check_plugins, import_attribute, open_plugin, run_callback
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.testing import task
 from arpo.training.trainer import Trainer, run_training
 from arpo.types import Group

@@ -106,7 +106,7 @@ def test_every_command_on_a_page_exists(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_config_key_on_a_page_exists(page):
-    from arpo.recipe import keys
+    from arpo.config.recipe import keys
 
     named = set(re.findall(r"--([a-z]+\.[a-z_0-9]+)", (ROOT / page).read_text("utf-8")))
     assert named <= {key.name for key in keys()} | {"section.key"}

@@ -33,7 +33,7 @@ from arpo.config import Config
 from arpo.errors import EngineError, EnvError, UserError
 from arpo.interrupts import INTERRUPTED
 from arpo.parsing import thought_of
-from arpo.recipe import load_config, nearest
+from arpo.config.recipe import load_config, nearest
 from arpo.types import Failure, StopReason, Task, Trajectory, Turn
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from arpo.config import Config, shorten
 from arpo.errors import UserError, definition_of, describe_exception, place_of
-from arpo.recipe import nearest
+from arpo.config.recipe import nearest
 from arpo.types import Group, Task, Trajectory
 
 

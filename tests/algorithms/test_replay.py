@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from arpo.algorithms.replay import ReplayBuffer
 from arpo.config import ReplayConfig
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.types import Group, Trajectory
 from trajectories import group, scored, trajectory, turn
 

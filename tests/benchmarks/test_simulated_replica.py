@@ -14,7 +14,7 @@ from simulation.replica import EPISODE, AnswerTexts, EpisodeOf, Gpu, Request, Se
 
 from arpo.cluster.service_times import ServiceTimes, learner_efficiency
 from arpo.models.loading import load_renderer
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.testing import screenshot
 
 # A token of one sequence takes 1 s, of two sequences 1.1 s; 100 tokens are prefilled in 1 s.

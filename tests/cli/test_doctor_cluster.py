@@ -6,7 +6,7 @@ import pytest
 
 from arpo.cli.doctor_cluster import SOURCE, describe_cluster
 from arpo.cli.entry_point import main
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 
 
 def test_the_plan_of_the_published_run() -> None:

@@ -92,7 +92,7 @@ def test_a_broken_pipe_elsewhere_is_not_hidden(monkeypatch):
     def broken(config):
         raise BrokenPipeError("a rank is gone")
 
-    monkeypatch.setattr("arpo.recipe.find_recipe", broken)
+    monkeypatch.setattr("arpo.config.recipe.find_recipe", broken)
     with pytest.raises(BrokenPipeError, match="a rank is gone"):
         main(["train"])
 
@@ -142,7 +142,7 @@ def test_ctrl_c_explains_how_to_resume(capsys, monkeypatch):
     def interrupted(config):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("arpo.recipe.find_recipe", interrupted)
+    monkeypatch.setattr("arpo.config.recipe.find_recipe", interrupted)
     assert main(["train"]) == 130
     assert "run the same command again" in capsys.readouterr().err
 
@@ -215,7 +215,7 @@ def test_a_full_disk_is_one_line_with_the_free_space_and_the_place_to_resume(cap
         error.add_note("it resumes after batch 3")
         raise error
 
-    monkeypatch.setattr("arpo.recipe.find_recipe", full)
+    monkeypatch.setattr("arpo.config.recipe.find_recipe", full)
     expected = (
         r"/checkpoints/step-000004: No space left on device \(\d+\.\d MiB free\): "
         "free some space, then run the same command again; it resumes after batch 3"
@@ -234,7 +234,7 @@ def test_an_unexpected_error_is_not_hidden(monkeypatch):
         def broken(recipe, error=error):
             raise error
 
-        monkeypatch.setattr("arpo.recipe.find_recipe", broken)
+        monkeypatch.setattr("arpo.config.recipe.find_recipe", broken)
         with pytest.raises(type(error)):
             main(["train"])
 

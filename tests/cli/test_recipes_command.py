@@ -3,7 +3,7 @@
 import pytest
 
 from arpo.cli.entry_point import main
-from arpo.recipe import load_config, shipped_recipes
+from arpo.config.recipe import load_config, shipped_recipes
 
 
 def test_every_shipped_recipe_has_one_line_from_its_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from arpo.cluster.placement import (
 )
 from arpo.cluster.ranks import RayRanks
 from arpo.errors import UserError
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 
 NODES = [
     Node(id="a", address="10.0.0.1", resources={"CPU": 8.0, "memory": 1e9}),

@@ -16,7 +16,7 @@ import pytest
 from arpo.cluster.service import Order, Report, Service
 from arpo.cluster.services import Lost, Notes, PlacedService
 from arpo.errors import UserError
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from clocks import Clock
 from processes import descendants, parents
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from arpo.models.loading import resolve_model
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from fake_hub import TOKEN, hub_environment, serving_hub
 
 SMALL = """

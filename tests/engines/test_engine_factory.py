@@ -20,7 +20,7 @@ from arpo.evaluation.screening import run_screening
 from arpo.models import loading, memory_advice
 from arpo.models.memory_plan import GIB
 from arpo.prompts.rendering import Renderer
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from openai_server import MODEL, tiny_model_server
 from verdicts import A, B, select
 

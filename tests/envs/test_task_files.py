@@ -19,7 +19,7 @@ from arpo.envs.task_files import (
     select_tasks,
 )
 from arpo.errors import UserError
-from arpo.recipe import changed, load_config
+from arpo.config.recipe import changed, load_config
 from arpo.training.build import open_curriculum
 from arpo.types import Task
 from upstream import VERIFIED, needs_upstream

@@ -13,7 +13,7 @@ from arpo.config import Config
 from arpo.errors import UserError
 from arpo.evaluation.compare import load_methods, make_jobs, planned_episodes
 from arpo.evaluation.job_runner import is_finished, last_line
-from arpo.recipe import changed, load_config, to_toml
+from arpo.config.recipe import changed, load_config, to_toml
 from arpo.storage.run_folder import lock_folder
 
 PAPER = ["paper", "paper/grpo", "paper/rft", "paper/dpo"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from arpo.evaluation.compared_settings import describe_differences
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 
 
 def described(*recipes: str) -> list[str]:

@@ -20,7 +20,7 @@ from arpo.evaluation.ladder_report import (
     report_table,
 )
 from arpo.models.loading import resolve_model
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 
 SAVE = Element(label="Save", kind="Button", column=8, row=2, columns=4, rows=1)  # (56,28) to (83,41)
 WIFI = Element(label="Wifi", kind="Check", column=6, row=4, columns=12, rows=1, on=True)

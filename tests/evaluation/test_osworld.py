@@ -24,7 +24,7 @@ from arpo.envs.desk.env import DeskEnv
 from arpo.envs.task_files import load_tasks
 from arpo.evaluation.evaluate import evaluate
 from arpo.evaluation.osworld_results import scores
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.rollout.player import open_player
 from arpo.testing import Times
 from arpo.types import StepResult

@@ -14,7 +14,7 @@ from arpo.evaluation.comparison_curves import CURVES
 from arpo.evaluation.evaluate import run_evaluation
 from arpo.evaluation.scoring import training_episodes
 from arpo.evaluation.task_sets import evaluated, known_families, load_sets, rollouts_of
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.task_set_names import RESERVED
 from verdicts import HELDOUT, A, B, Scripted, select, small_config
 

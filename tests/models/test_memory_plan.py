@@ -40,7 +40,7 @@ from arpo.models.memory_plan import (
 )
 from arpo.models.recompute import KeptActivations
 from arpo.models.token_pool import TokenPool, extent_size
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from tiny_vlm import FAMILIES, tiny_of
 
 SEVEN_B = ModelDimensions(

@@ -8,7 +8,7 @@ import pytest
 
 from arpo.cluster.ranks import VISIBLE_GPUS, open_ranks
 from arpo.errors import UserError
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from ray_clusters import ray_nodes
 
 

@@ -22,7 +22,7 @@ from arpo.config import Config
 from arpo.envs.remote import Hosts
 from arpo.envs.task_files import load_tasks
 from arpo.errors import EnvError, UserError
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from processes import parents, wait_until
 from ray_clusters import SECONDS, Nodes, command_line, places, processes_with, ray_nodes
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from arpo.recipe import keys
+from arpo.config.recipe import keys
 from arpo.reporting.metrics import METRICS, describe_metrics, find_metric
 from arpo.training.trainer import Trainer
 from trained import lines, train_to_end

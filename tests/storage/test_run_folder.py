@@ -13,7 +13,7 @@ from PIL import Image
 from arpo import actions as act
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.storage.codec import action_from_json, action_to_json, ids_from_json, ids_to_json
 from arpo.storage.run_folder import (
     LOGS,

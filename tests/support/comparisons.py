@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from arpo.config import Config
-from arpo.recipe import to_toml
+from arpo.config.recipe import to_toml
 
 Scores = Mapping[str, Mapping[str, Sequence[float]]]  # by set and task
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.rollout.player import open_player
 from arpo.types import Message, Prompt, Sampling, Screenshot
 

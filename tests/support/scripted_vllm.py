@@ -16,7 +16,7 @@ from aiohttp import web
 
 from arpo.models.loading import load_renderer
 from arpo.prompts.rendering import Renderer
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.storage.published_weights import Probe, publishing, read_published, write_probe
 from arpo.types import Message, Screenshot
 from openai_server import hangs, running

@@ -22,7 +22,7 @@ from arpo.envs.base import Env
 from arpo.envs.desk.env import DeskEnv
 from arpo.envs.osworld.task_check import KnownNames
 from arpo.envs.pool import EnvPool, LocalEnvs
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.testing import FailingEnv, LyingEnv, Times
 from arpo.types import Observation, Screenshot, StepResult, Task
 from installed import install_desktop

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 
 from arpo import actions as act
 from arpo.config import Config, ReplayConfig, TasksConfig
-from arpo.recipe import to_toml
+from arpo.config.recipe import to_toml
 from arpo.storage.run_folder import RunFolder
 from arpo.types import Completion, Failure, Screenshot, StopReason, Trajectory, Turn
 from arpo.viewer.app.library import Library

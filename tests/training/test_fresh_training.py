@@ -7,7 +7,7 @@ from pathlib import Path
 
 from arpo.config import Config
 from arpo.envs.task_source import open_tasks
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.training.collect import run_collection
 from arpo.training.trainer import Trainer, run_training
 from trained import lines, train_to_end

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.training.model_card import model_card
 
 

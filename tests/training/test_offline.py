@@ -11,7 +11,7 @@ import pytest
 
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.reporting.display import NullDisplay
 from arpo.storage.run_folder import RunFolder, RunFolderReader
 from arpo.training.collect import run_collection

@@ -25,7 +25,7 @@ from arpo.learner.publish import Publisher
 from arpo.models.loading import load_model, load_renderer, resolve_model
 from arpo.models.trainable import set_trainable
 from arpo.prompts.rendering import Renderer
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.storage.published_weights import publishing, read_published, write_probe
 from arpo.types import Completion, Message, Prompt, Sample, Sampling
 from real_vllm import PYTHON, RealServer, real_servers

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from arpo.config import Config
 from arpo.errors import UserError
 from arpo.interrupts import run_interruptibly
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 
 LESSON = """\
 MODULE:CLASS is a Python class without constructor arguments and with the async methods start, step, evaluate

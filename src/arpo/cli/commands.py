@@ -24,7 +24,7 @@ from arpo.cli import (
 from arpo.cli.command import RECIPE, RECIPE_HELP, Command, argument, count
 from arpo.errors import UserError
 from arpo.interrupts import INTERRUPTED
-from arpo.recipe import describe, load_config
+from arpo.config.recipe import describe, load_config
 
 
 def _train(options: argparse.Namespace, overrides: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from arpo.cli.command import RECIPE, RECIPE_HELP, argument
-from arpo.recipe import load_config, shipped_recipes
+from arpo.config.recipe import load_config, shipped_recipes
 
 LESSON = """\
 Episodes per task: eval.rollouts for tasks.train (0: none), eval.heldout_rollouts for tasks.heldout,

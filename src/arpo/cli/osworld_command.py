@@ -17,7 +17,7 @@ from arpo.envs.osworld.task_check import why_refused
 from arpo.envs.task_files import load_tasks, select_tasks
 from arpo.errors import UserError
 from arpo.evaluation.osworld_summary import by_reason
-from arpo.recipe import PROJECT, find_program
+from arpo.config.recipe import PROJECT, find_program
 from arpo.reporting.display import count_noun
 from arpo.types import Json, Task
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from arpo.errors import UserError
-from arpo.recipe import find_recipe, nearest, shipped_recipes
+from arpo.config.recipe import find_recipe, nearest, shipped_recipes
 
 
 def run_recipes(name: str | None) -> int:

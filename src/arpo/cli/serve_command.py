@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from arpo.cli.command import RECIPE_HELP, argument, count
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 
 LESSON = """\
 Starts vLLM servers, one per GPU, and waits until they answer (about a minute). A server that dies or hangs is

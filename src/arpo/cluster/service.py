@@ -27,7 +27,7 @@ from arpo.envs import wire
 from arpo.envs.child_host import ChildHost
 from arpo.envs.remote import HostLost
 from arpo.errors import UserError, printable
-from arpo.recipe import keys, load_config, value
+from arpo.config.recipe import keys, load_config, value
 from arpo.serving.load import read_loads
 from arpo.serving.own_servers import OwnServers
 from arpo.serving.supervisor import Server

@@ -32,7 +32,7 @@ from arpo.engines.http_exchange import (
     parse_json,
 )
 from arpo.errors import ContextTooLong, EngineError, UserError
-from arpo.recipe import nearest
+from arpo.config.recipe import nearest
 from arpo.types import Completion, Message, Prompt, Sampling, Screenshot
 
 _CHAT, _MODELS = "/chat/completions", "/models"  # routes

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from arpo.process_environment import is_loopback, read_secret
+from arpo.processes.environment import is_loopback, read_secret
 
 KEY_VARIABLE = "ARPO_ENGINE_KEY"
 

@@ -26,8 +26,8 @@ from arpo.envs import wire
 from arpo.envs.osworld.fork_server import PROVIDER_VARIABLES
 from arpo.envs.remote import HostLost, Hosts, RemoteHost
 from arpo.errors import UserError
-from arpo.process_environment import clean_environment
-from arpo.recipe import find_program, to_toml
+from arpo.processes.environment import clean_environment
+from arpo.config.recipe import find_program, to_toml
 
 RECIPE, READY = "recipe.toml", "ready.json"
 STDERR_LINES = 20

@@ -43,7 +43,7 @@ from arpo.envs.host_server import (
 from arpo.envs.pool import GuardedEnv
 from arpo.envs.wire import BadRequest, NoFreeSlot, NoSuchEpisode, OutOfTurn, WrongToken
 from arpo.errors import EnvError, EnvTimeout, boundary
-from arpo.process_environment import is_loopback
+from arpo.processes.environment import is_loopback
 from arpo.types import Screenshot
 
 RETRY_SECONDS = 1

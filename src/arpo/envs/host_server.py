@@ -21,7 +21,7 @@ from aiohttp import web
 
 from arpo.envs import wire
 from arpo.errors import UserError
-from arpo.process_environment import MIN_SECRET_LENGTH, is_loopback
+from arpo.processes.environment import MIN_SECRET_LENGTH, is_loopback
 
 HEADER_SECONDS = 10.0  # from connecting to the end of the first authorised header
 IDLE_SECONDS = 75.0  # between requests; clients should drop idle connections first (aiohttp: after 15 s)

@@ -27,10 +27,10 @@ from typing import Any
 from arpo.actions import Action
 from arpo.algorithms.curriculum import Count
 from arpo.config import FRESH, TasksConfig
-from arpo.config_keys import LARGEST
+from arpo.config.keys import LARGEST
 from arpo.errors import UserError
 from arpo.parsing import ParseError, parse
-from arpo.recipe import canonical_task_source, nearest
+from arpo.config.recipe import canonical_task_source, nearest
 from arpo.storage.files import check_depth
 from arpo.task_set_names import GENERATED
 from arpo.types import Json, Task

@@ -25,7 +25,7 @@ from typing import Any, get_type_hints
 from arpo.actions import Action, Direction, Point
 from arpo.config import EnvConfig
 from arpo.errors import EnvError, EnvTimeout
-from arpo.process_environment import read_secret
+from arpo.processes.environment import read_secret
 from arpo.storage.codec import ACTIONS, action_to_json
 from arpo.types import Task
 

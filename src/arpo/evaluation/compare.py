@@ -23,7 +23,7 @@ from arpo.evaluation.job_runner import Job, JobRunner, affects_episodes
 from arpo.evaluation.run_groups import RunGroup, split_words
 from arpo.evaluation.task_sets import load_sets
 from arpo.interrupts import INTERRUPTED
-from arpo.recipe import changed, load_config, nearest
+from arpo.config.recipe import changed, load_config, nearest
 from arpo.reporting.display import Display, open_display
 from arpo.storage.run_folder import lock_folder
 

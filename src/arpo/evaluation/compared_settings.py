@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from arpo.config import INCIDENTAL, Config
-from arpo.recipe import changed, own_settings, value
+from arpo.config.recipe import changed, own_settings, value
 from arpo.reporting.display import count_noun
 
 NEUTRAL_KEYS = (*INCIDENTAL, "run.", "optim.tokens_per_microbatch")  # change results by rounding at most

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.recipe import load_config, shipped_recipes
+from arpo.config.recipe import load_config, shipped_recipes
 from arpo.storage.run_folder import EVALUATIONS, RECIPE, read_log, read_summary
 
 _NAMED = re.compile(r"([^/=]+)=(.+)")

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from arpo.config import Config
-from arpo.config_keys import TasksConfig
-from arpo.config_training_keys import EvalConfig
+from arpo.config.keys import TasksConfig
+from arpo.config.training_keys import EvalConfig
 from arpo.envs.desk.fresh import FreshTasks
 from arpo.envs.desk.heldout import APPLICATION_FAMILIES, HELDOUT_FAMILIES
 from arpo.envs.factory import plays_desk

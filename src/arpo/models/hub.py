@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.storage.run_folder import RECIPE
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from arpo.models.memory_plan import (
     screenshot_size,
     workload_of,
 )
-from arpo.recipe import value
+from arpo.config.recipe import value
 
 SHORT_ANSWER_TOKENS = 512  # enough for a thought and an action
 MIN_LEGIBLE_PIXELS = 2**19  # below this, the text of a desktop is unreadable

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from arpo.errors import UserError
-from arpo.recipe import PROJECT
+from arpo.config.recipe import PROJECT
 from arpo.types import Completion, Message, Screenshot
 
 

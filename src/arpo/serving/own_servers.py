@@ -19,7 +19,7 @@ from pathlib import Path
 from arpo.config import Config
 from arpo.engines.vllm_access import KEY_VARIABLE, read_key
 from arpo.errors import UserError
-from arpo.process_environment import MIN_SECRET_LENGTH, is_loopback
+from arpo.processes.environment import MIN_SECRET_LENGTH, is_loopback
 from arpo.serving.placement import Placement, place_on_cpu, place_on_gpus
 from arpo.serving.supervisor import (
     CHECK_SECONDS,

@@ -23,8 +23,8 @@ import arpo
 from arpo.config import Config
 from arpo.engines.vllm_access import KEY_VARIABLE, KeyRequired, served_name
 from arpo.errors import BadSetting, UserError
-from arpo.process_environment import clean_environment
-from arpo.recipe import find_program
+from arpo.processes.environment import clean_environment
+from arpo.config.recipe import find_program
 
 EXTENSION = "arpo.engines.vllm_extension.WeightLoader"
 PLUGIN = "arpo"

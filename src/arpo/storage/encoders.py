@@ -16,7 +16,7 @@ from concurrent.futures import Future
 
 from arpo.errors import UserError, printable
 from arpo.png import read_size
-from arpo.process_environment import clean_environment
+from arpo.processes.environment import clean_environment
 from arpo.storage.encoder_process import BASE, CHANGE, MODULE, REPLY, REQUEST, WHOLE, Recent
 from arpo.types import Screenshot
 

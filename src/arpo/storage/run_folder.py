@@ -37,7 +37,7 @@ from typing import Any
 
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.recipe import to_toml
+from arpo.config.recipe import to_toml
 from arpo.storage.codec import (
     StoredEpisode,
     check_batch,

@@ -29,7 +29,7 @@ from arpo.models.peft_files import peft_tensors, write_peft_config
 from arpo.models.trainable import frozen_fingerprint, set_trainable
 from arpo.prompts.rendering import CHAT_TEMPLATE, read_chat_template
 from arpo.prompts.vision import write_pixel_limits
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, MANIFEST, Checkpoint, find_damage, latest, step_of
 from arpo.storage.files import naming
 from arpo.storage.published_weights import ADAPTER_FILE

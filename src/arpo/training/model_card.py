@@ -14,7 +14,7 @@ from typing import Any
 from arpo import __version__
 from arpo.config import INCIDENTAL, Config
 from arpo.models.hub import HubModel, parse_hub_model
-from arpo.recipe import changed, value
+from arpo.config.recipe import changed, value
 from arpo.task_set_names import GENERATED, HELDOUT, OVERALL, TRAIN, heldout_sets, set_label
 
 CARD = "README.md"

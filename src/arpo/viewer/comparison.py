@@ -23,7 +23,7 @@ from arpo.evaluation.comparison_results import STAGES, Comparison, compare_runs
 from arpo.evaluation.job_runner import collection_seconds
 from arpo.evaluation.run_groups import split_words
 from arpo.evaluation.run_results import Evaluation, RunResult
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.storage.run_folder import (
     EVALUATIONS,
     METRICS,

@@ -11,7 +11,7 @@ from arpo.evaluation.compared_settings import differing_keys
 from arpo.evaluation.comparison_curves import SMOOTHING_WINDOW, CurvePoint
 from arpo.evaluation.comparison_results import STAGES, Comparison, Difference, MethodResult, SeedStats
 from arpo.evaluation.run_results import RunResult
-from arpo.recipe import value
+from arpo.config.recipe import value
 from arpo.reporting.display import count_noun, format_duration
 from arpo.reporting.numbers import NO_VALUE, format_points
 from arpo.task_set_names import set_label

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from arpo.config import shorten
 from arpo.errors import UserError
-from arpo.recipe import nearest
+from arpo.config.recipe import nearest
 from arpo.reporting.display import count_noun
 from arpo.storage.codec import EVALUATED
 from arpo.types import StopReason

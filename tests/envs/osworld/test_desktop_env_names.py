@@ -11,7 +11,7 @@ import pytest
 
 from arpo.envs.osworld import desktop_env_names
 from arpo.envs.osworld.desktop_env_names import SHIPPED, names_for, shipped_names, to_json
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 
 FAKES = Path(__file__).parents[2] / "support" / "fakes"
 SOURCE = {
@@ -101,7 +101,7 @@ def test_hosts_are_assumed_to_have_the_version_that_make_installs(tmp_path: Path
 
 def test_the_interpreter_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("arpo.recipe.PROJECT", tmp_path / "project")
+    monkeypatch.setattr("arpo.config.recipe.PROJECT", tmp_path / "project")
     (tmp_path / "project" / ".venv-osworld" / "bin").mkdir(parents=True)
     interpreter(tmp_path / "project" / ".venv-osworld" / "bin", FAKES)
     assert "fatal" in names_for(load_config("osworld_eval")).getters

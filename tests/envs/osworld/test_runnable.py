@@ -20,7 +20,7 @@ from arpo.envs.osworld.runnable import (
 )
 from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 from arpo.types import Task
 from installed import install_desktop
 from task_parts import GOLD, POEM, POEM_NAME, download, gold, put, step, task, vm_file

@@ -4,7 +4,7 @@ import pytest
 
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.recipe import to_toml
+from arpo.config.recipe import to_toml
 from arpo.viewer.app.discovery import find_sources
 from arpo.viewer.app.library import Library
 

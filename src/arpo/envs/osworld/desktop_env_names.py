@@ -22,7 +22,7 @@ from typing import Any
 
 from arpo.config import Config
 from arpo.envs.osworld.task_check import KnownNames
-from arpo.recipe import find_program
+from arpo.config.recipe import find_program
 from arpo.types import Json
 
 ASK_SECONDS = 60.0

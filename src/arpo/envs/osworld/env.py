@@ -25,7 +25,7 @@ from arpo.envs.osworld.runnable import allows_network, why_not_runnable
 from arpo.envs.osworld.worker_client import STOP_SECONDS, WorkerClient
 from arpo.envs.wire import task_to_json
 from arpo.errors import EnvError, UserError
-from arpo.recipe import find_program
+from arpo.config.recipe import find_program
 from arpo.storage.codec import action_to_json
 from arpo.types import Observation, Screenshot, StepResult, Task
 

@@ -26,7 +26,7 @@ from arpo.envs.osworld.limits import ControlGroups, Limits, remove_group
 from arpo.envs.osworld.messages import MAX_PACKET_BYTES
 from arpo.envs.osworld.needs import LOCAL
 from arpo.errors import EnvError
-from arpo.process_environment import clean_environment
+from arpo.processes.environment import clean_environment
 
 LOAD_SECONDS = 120.0  # desktop-env loads within seconds; a busy machine needs longer
 FORK_SECONDS = 30.0

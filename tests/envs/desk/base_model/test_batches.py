@@ -16,7 +16,7 @@ from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
 from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 
 TOKENS = 1200
 RENDERER = Renderer(desk_tokenizer(), IMAGE_SETTINGS)

@@ -28,7 +28,7 @@ from arpo.errors import UserError
 from arpo.prompts import vision
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
-from arpo.recipe import load_config
+from arpo.config.recipe import load_config
 
 TOKENS = 1200
 RENDERER = Renderer(desk_tokenizer(), IMAGE_SETTINGS)

@@ -1,7 +1,7 @@
 """The config of a run: all sections, and the checks of their values.
 
-Constructing a `Config` with a bad value raises `BadSetting`, so every `Config` is valid. `config_keys.py`
-and `config_training_keys.py` define the keys; `recipe.py` reads and writes TOML.
+Constructing a `Config` with a bad value raises `BadSetting`, so every `Config` is valid. `config/keys.py`
+and `config/training_keys.py` define the keys; `config/recipe.py` reads and writes TOML.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from arpo.config_keys import (
+from arpo.config.keys import (
     LARGEST,
     ClusterConfig,
     EngineConfig,
@@ -22,7 +22,7 @@ from arpo.config_keys import (
     ServerConfig,
     TasksConfig,
 )
-from arpo.config_training_keys import (
+from arpo.config.training_keys import (
     EvalConfig,
     LossConfig,
     OfflineConfig,

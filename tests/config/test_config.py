@@ -11,7 +11,7 @@ import pytest
 from arpo.config import Config, LossConfig, RolloutConfig, TrainConfig
 from arpo.errors import BadSetting, UserError
 from arpo.prompts.conversation import load_template
-from arpo.recipe import PROJECT, changed, describe, find_program, keys, load_config, shipped_recipes, to_toml
+from arpo.config.recipe import PROJECT, changed, describe, find_program, keys, load_config, shipped_recipes, to_toml
 
 FRESH = ("--tasks.train", "desk:fresh", "--train.tasks", "8", "--replay.key", "family")
 
@@ -323,7 +323,7 @@ def test_an_error_names_the_extended_recipe_that_caused_it(tmp_path):
 
 def test_a_program_is_found_here_or_in_the_projects_folder(tmp_path, monkeypatch):
     here, project = tmp_path / "here", tmp_path / "project"
-    monkeypatch.setattr("arpo.recipe.PROJECT", project)
+    monkeypatch.setattr("arpo.config.recipe.PROJECT", project)
     for folder in (here / "bin", project / "bin"):
         folder.mkdir(parents=True)
     monkeypatch.chdir(here)

@@ -1,11 +1,11 @@
-"""Config keys of training: method, loss, replay, optimiser, evaluation, storage. See `config_keys.py`."""
+"""Config keys of training: method, loss, replay, optimiser, evaluation, storage. See `config/keys.py`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from arpo.config_keys import LARGEST, setting
+from arpo.config.keys import LARGEST, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Config keys of playing episodes: model, tasks, environments, engine, rollouts.
 
-`config_training_keys.py` has the keys of training. These two files define all defaults, help texts and
+`config/training_keys.py` has the keys of training. These two files define all defaults, help texts and
 ranges. `config.py` puts the sections together and checks the values.
 """
 

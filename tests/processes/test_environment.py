@@ -1,6 +1,6 @@
 """The allow list of environment variables for processes that handle untrusted data."""
 
-from arpo.process_environment import clean_environment
+from arpo.processes.environment import clean_environment
 
 HOST = {
     "PATH": "/usr/bin",

@@ -23,7 +23,7 @@ from shutil import which
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from arpo.config import Config, shorten
-from arpo.config_keys import LARGEST
+from arpo.config.keys import LARGEST
 from arpo.errors import BadSetting, UserError
 
 COMMAND_LINE = "command line"
@@ -48,7 +48,7 @@ CURRENT_FOLDER = "current folder"
 NAMES = ("", "base", "desk", "on", "off")  # values of PATH_KEYS without a path
 _SHIPPED = Path(str(files("arpo"))) / "recipes"
 # Folder of the programs installed by ARPO: the checkout with this package, or a folder of the user.
-_CHECKOUT = Path(__file__).resolve().parents[2]
+_CHECKOUT = Path(__file__).resolve().parents[3]
 _USER_DATA = Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")) / "arpo"
 PROJECT = _CHECKOUT if (_CHECKOUT / "pyproject.toml").is_file() else _USER_DATA
 

@@ -32,12 +32,12 @@ from simulation.waiting_learner import WaitingLearner
 
 from arpo.actions import Action
 from arpo.config import Config
+from arpo.config.recipe import load_config
 from arpo.engines.base import Weights
 from arpo.engines.factory import OpenedEngine
 from arpo.learner.base import Batch
 from arpo.models.loading import load_renderer
 from arpo.prompts.rendering import Renderer
-from arpo.config.recipe import load_config
 from arpo.reporting.display import NullDisplay
 from arpo.storage.run_folder import TIMING, RunFolder
 from arpo.testing import screenshot

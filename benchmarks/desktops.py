@@ -30,7 +30,7 @@ from arpo.envs.osworld.fork_server import private_root
 from arpo.envs.osworld.limits import Limits
 from arpo.envs.osworld.sandbox import Sandbox, SandboxSettings
 from arpo.envs.pyautogui_program import program
-from arpo.envs.task_files import load_tasks
+from arpo.tasks.lists import load_tasks
 from arpo.types import Task
 
 LIMITS = Limits.of(OSWorldConfig())

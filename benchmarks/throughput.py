@@ -29,11 +29,11 @@ import torch
 
 from arpo.algorithms.samples import build_updates
 from arpo.config import Config
-from arpo.envs.desk import env as desk
-from arpo.evaluation.task_sets import load_sets
-from arpo.learner.base import Batch
 from arpo.config.recipe import load_config
+from arpo.envs.desk import env as desk
+from arpo.learner.base import Batch
 from arpo.rollout.player import open_player
+from arpo.tasks.sets import load_sets
 from arpo.training.build import open_learner
 
 

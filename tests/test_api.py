@@ -17,10 +17,10 @@ import pytest
 import arpo
 from arpo.actions import Action, Click
 from arpo.api import find_task
-from arpo.envs.desk.env import DeskEnv
-from arpo.envs.task_files import load_tasks
-from arpo.envs.task_source import open_tasks
 from arpo.config.recipe import load_config
+from arpo.envs.desk.env import DeskEnv
+from arpo.tasks.lists import load_tasks
+from arpo.tasks.sources import open_tasks
 from arpo.types import Observation, StepResult, StopReason, Task
 from verdicts import HELDOUT, A, B, select
 

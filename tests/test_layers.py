@@ -14,7 +14,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # Lowest layer first. A module imports from its own layer and from lower ones. Each name is a folder of the
 # package, or a module of its root.
 LAYERS = (
-    "actions config errors interrupts keyboard parsing plugins processes task_set_names types",
+    "actions config errors interrupts keyboard parsing plugins processes types",
     "png",
     "algorithms",
     "prompts",
@@ -24,6 +24,7 @@ LAYERS = (
     "engines",
     "learner",
     "envs",
+    "tasks",
     "testing",
     "serving",
     "cluster",

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from arpo.algorithms.credit import Credit
-from arpo.algorithms.curriculum import PluginCurriculum
 from arpo.config import Config, LossConfig, PluginsConfig
+from arpo.config.recipe import load_config
 from arpo.envs.desk.fresh import FreshTasks
 from arpo.envs.desk.goal_mix import GoalMix
-from arpo.envs.task_source import TaskIndex
 from arpo.errors import UserError
 from arpo.plugins import Plugin, check_plugins, import_attribute, open_plugin, run_callback
-from arpo.config.recipe import load_config
+from arpo.tasks.curriculum import PluginCurriculum
+from arpo.tasks.sources import TaskIndex
 from arpo.testing import task
 from arpo.training.trainer import Trainer, run_training
 from arpo.types import Group

@@ -19,9 +19,9 @@ from unittest import mock
 
 from arpo.cluster.service_times import DEFAULT, ServiceTimes
 from arpo.config import Config
+from arpo.config.recipe import load_config
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.models.loading import load_renderer
-from arpo.config.recipe import load_config
 from arpo.reporting.display import NullDisplay
 from arpo.storage.run_folder import RunFolder
 from arpo.testing import screenshot

@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING
 
 from arpo.actions import Action
 from arpo.config import Config
+from arpo.config.recipe import load_config, nearest
 from arpo.errors import EngineError, EnvError, UserError
 from arpo.interrupts import INTERRUPTED
 from arpo.parsing import thought_of
-from arpo.config.recipe import load_config, nearest
 from arpo.types import Failure, StopReason, Task, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -135,8 +135,8 @@ def find_task(task: str | Task, config: Config) -> Task:
     """
     from arpo.envs.desk.fresh import FreshTasks
     from arpo.envs.osworld.runnable import split_runnable
-    from arpo.envs.task_source import TaskIndex
-    from arpo.evaluation.task_sets import load_sets
+    from arpo.tasks.sets import load_sets
+    from arpo.tasks.sources import TaskIndex
 
     if isinstance(task, Task):
         found: Sequence[Task] = [task]

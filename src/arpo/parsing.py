@@ -8,7 +8,7 @@ other than ParseError.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from arpo.actions import (
@@ -293,3 +293,8 @@ def _short(text: str) -> str:
 
 def _clipped(text: str) -> str:
     return text if len(text) <= 40 else text[:40] + "…"
+
+
+def parse_solution(solution: Sequence[str]) -> list[tuple[Action, ...]]:
+    """The actions of each step of `Task.solution`. Raises ParseError."""
+    return [parse(f"Action: {step}").actions for step in solution]

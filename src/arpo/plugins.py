@@ -23,8 +23,8 @@ from random import Random
 from typing import Any, Protocol
 
 from arpo.config import Config, shorten
-from arpo.errors import UserError, definition_of, describe_exception, place_of
 from arpo.config.recipe import nearest
+from arpo.errors import UserError, definition_of, describe_exception, place_of
 from arpo.types import Group, Task, Trajectory
 
 

@@ -13,8 +13,8 @@ from simulation.clock import Clock, Meter, run_simulated
 from simulation.replica import EPISODE, AnswerTexts, EpisodeOf, Gpu, Request, Server
 
 from arpo.cluster.service_times import ServiceTimes, learner_efficiency
-from arpo.models.loading import load_renderer
 from arpo.config.recipe import load_config
+from arpo.models.loading import load_renderer
 from arpo.testing import screenshot
 
 # A token of one sequence takes 1 s, of two sequences 1.1 s; 100 tokens are prefilled in 1 s.

@@ -19,8 +19,8 @@ from arpo.cluster.placement import (
     slots_of_hosts,
 )
 from arpo.cluster.ranks import RayRanks
-from arpo.errors import UserError
 from arpo.config.recipe import load_config
+from arpo.errors import UserError
 
 NODES = [
     Node(id="a", address="10.0.0.1", resources={"CPU": 8.0, "memory": 1e9}),

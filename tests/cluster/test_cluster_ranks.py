@@ -15,9 +15,9 @@ from arpo.cluster.connection import Node
 from arpo.cluster.rank_actor import interface_variables
 from arpo.cluster.rank_connections import RankListener, connect_to_rank_0
 from arpo.cluster.ranks import RESULT_SECONDS, RayRank, has_own_gpu, learns_on_gpus
+from arpo.config.recipe import load_config
 from arpo.errors import UserError
 from arpo.learner.ranks import EXIT_SECONDS, interface_of
-from arpo.config.recipe import load_config
 
 HEAD = Node(id="a", address="10.0.0.1", resources={"CPU": 8.0})
 WITH_GPUS = Node(id="b", address="10.0.0.2", resources={"CPU": 8.0, "GPU": 4.0})

@@ -18,8 +18,8 @@ from arpo.cluster.plan import (
     makespan,
 )
 from arpo.cluster.service_times import LIGHT_BOOT, LORA, ServiceTimes
-from arpo.errors import BadSetting
 from arpo.config.recipe import load_config
+from arpo.errors import BadSetting
 from constant_times import TIMES
 
 SMALL = Load(environments=4, replicas=1, ranks=1, groups=2, group_size=2, groups_per_update=1, times=TIMES)

@@ -15,8 +15,8 @@ import pytest
 
 from arpo.cluster.service import Order, Report, Service
 from arpo.cluster.services import Lost, Notes, PlacedService
-from arpo.errors import UserError
 from arpo.config.recipe import load_config
+from arpo.errors import UserError
 from clocks import Clock
 from processes import descendants, parents
 

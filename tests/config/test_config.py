@@ -9,9 +9,18 @@ from typing import get_type_hints
 import pytest
 
 from arpo.config import Config, LossConfig, RolloutConfig, TrainConfig
+from arpo.config.recipe import (
+    PROJECT,
+    changed,
+    describe,
+    find_program,
+    keys,
+    load_config,
+    shipped_recipes,
+    to_toml,
+)
 from arpo.errors import BadSetting, UserError
 from arpo.prompts.conversation import load_template
-from arpo.config.recipe import PROJECT, changed, describe, find_program, keys, load_config, shipped_recipes, to_toml
 
 FRESH = ("--tasks.train", "desk:fresh", "--train.tasks", "8", "--replay.key", "family")
 

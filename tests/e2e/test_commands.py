@@ -11,10 +11,10 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from arpo.cli.entry_point import main
-from arpo.envs.task_files import load_tasks
 from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
 from arpo.storage.run_folder import RunFolderReader
+from arpo.tasks.lists import load_tasks
 from arpo.types import Trajectory
 
 TASKS = {"train": ("desk:pool", "pool-013", "pool-021"), "heldout": ("desk:heldout", "heldout-006")}

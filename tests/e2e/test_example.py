@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from arpo.actions import Click, Point
-from arpo.envs.task_files import check_disjoint, load_tasks
+from arpo.tasks.lists import check_disjoint, load_tasks
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from arpo.models.loading import resolve_model
 from arpo.config.recipe import load_config
+from arpo.models.loading import resolve_model
 from fake_hub import TOKEN, hub_environment, serving_hub
 
 SMALL = """

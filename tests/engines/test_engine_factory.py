@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from arpo.cli.entry_point import main
+from arpo.config.recipe import load_config
 from arpo.engines.factory import model_id, open_engine
 from arpo.engines.in_process import InProcessEngine
 from arpo.engines.openai import OpenAIEngine
@@ -20,7 +21,6 @@ from arpo.evaluation.screening import run_screening
 from arpo.models import loading, memory_advice
 from arpo.models.memory_plan import GIB
 from arpo.prompts.rendering import Renderer
-from arpo.config.recipe import load_config
 from openai_server import MODEL, tiny_model_server
 from verdicts import A, B, select
 

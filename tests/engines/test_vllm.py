@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from arpo.config import Config
+from arpo.config.recipe import load_config
 from arpo.engines import vllm
 from arpo.engines.base import Weights
 from arpo.engines.http_exchange import TransientError
 from arpo.engines.vllm import VllmEngine
 from arpo.errors import ContextTooLong, EngineError, Outage, UserError
-from arpo.config.recipe import load_config
 from arpo.testing import screenshot
 from arpo.types import Completion, Message, Prompt, Sampling
 from openai_server import cuts

@@ -19,11 +19,11 @@ from arpo.envs.desk.env import DeskEnv
 from arpo.envs.factory import open_factory, open_pool
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.envs.remote import Hosts, LeaseOnStartEnv, RemoteHost, add_timeout_slack, parse_hosts
-from arpo.envs.task_files import load_tasks
 from arpo.errors import EnvError, Outage, UserError
 from arpo.rollout.episode import Agent
 from arpo.rollout.scheduler import Scheduler
 from arpo.storage.run_folder import RunFolder
+from arpo.tasks.lists import load_tasks
 from arpo.testing import FakeEnv, failing, hanging, screenshot, task
 from arpo.training.folder_check import check_folder
 from arpo.training.trainer import run_training

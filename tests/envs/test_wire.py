@@ -7,9 +7,9 @@ from arpo.actions import Click, Direction, Hotkey, Point, Scroll, Type
 from arpo.config import EnvConfig
 from arpo.envs import wire
 from arpo.envs.check_probe import every_action
-from arpo.envs.task_files import load_tasks
 from arpo.envs.wire import BadRequest, Health, NoFreeSlot, NoSuchEpisode
 from arpo.errors import EnvError, EnvTimeout, UserError
+from arpo.tasks.lists import load_tasks
 from arpo.testing import task
 from arpo.types import Task
 

@@ -15,10 +15,10 @@ from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate, require_writable, run_evaluation
 from arpo.evaluation.scoring import Score, over_same_tasks, report_failures, without_partial_credit
-from arpo.evaluation.task_sets import load_sets
 from arpo.reporting.display import NullDisplay
 from arpo.rollout.episode import Agent
 from arpo.rollout.scheduler import Scheduler
+from arpo.tasks.sets import load_sets
 from arpo.testing import FakeEnv, Times, task
 from arpo.types import Failure, Group
 from players import CLICK, DONE, RENDERER, TEMPLATE, scripted

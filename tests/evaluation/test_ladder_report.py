@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from arpo.config.recipe import load_config
 from arpo.envs.desk.base_model.card import CARD, with_report
 from arpo.envs.desk.base_model.reading import Question
 from arpo.envs.desk.desktop import Element
@@ -20,7 +21,6 @@ from arpo.evaluation.ladder_report import (
     report_table,
 )
 from arpo.models.loading import resolve_model
-from arpo.config.recipe import load_config
 
 SAVE = Element(label="Save", kind="Button", column=8, row=2, columns=4, rows=1)  # (56,28) to (83,41)
 WIFI = Element(label="Wifi", kind="Check", column=6, row=4, columns=12, rows=1, on=True)

@@ -20,12 +20,12 @@ from arpo.actions import Action
 from arpo.cli import osworld_flags
 from arpo.cli.entry_point import _parser, main
 from arpo.config import Config
+from arpo.config.recipe import load_config
 from arpo.envs.desk.env import DeskEnv
-from arpo.envs.task_files import load_tasks
 from arpo.evaluation.evaluate import evaluate
 from arpo.evaluation.osworld_results import scores
-from arpo.config.recipe import load_config
 from arpo.rollout.player import open_player
+from arpo.tasks.lists import load_tasks
 from arpo.testing import Times
 from arpo.types import StepResult
 from openai_server import MODEL, hangs, refuses, says, serving, tiny_model_server

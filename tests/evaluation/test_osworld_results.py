@@ -12,11 +12,11 @@ import pytest
 
 from arpo.actions import CallUser, Click, Fail, Finished, Point, Type, Wait
 from arpo.config import Config
+from arpo.config.recipe import load_config
 from arpo.errors import UserError
 from arpo.evaluation import osworld_results
 from arpo.evaluation.osworld_results import Played, Trial, action_text, model_folder
 from arpo.evaluation.osworld_summary import NOT_OSWORLD, summarise, table
-from arpo.config.recipe import load_config
 from arpo.testing import screenshot, task
 from arpo.types import Action, Completion, Failure, StopReason, Trajectory, Turn
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
 from arpo.evaluation.screening import run_screening
+from arpo.tasks.lists import load_tasks
 from verdicts import NO_VS_CODE, A, B, C, D, Scripted, osworld_config, select, small_config
 
 HOW = {

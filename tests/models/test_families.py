@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
-from arpo.envs.task_files import load_tasks
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
 from arpo.models.families import VisionLanguageModel
 from arpo.rollout.player import open_player
+from arpo.tasks.lists import load_tasks
 from arpo.types import Group
 from tiny_vlm import save_folder, tiny_qwen2, tiny_qwen3
 from trajectories import all_updates

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from arpo.config import Config, ModelConfig, OptimConfig
+from arpo.config.recipe import load_config
 from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
 from arpo.errors import BadSetting, UserError
 from arpo.models.kv_cache import SlotCache
@@ -40,7 +41,6 @@ from arpo.models.memory_plan import (
 )
 from arpo.models.recompute import KeptActivations
 from arpo.models.token_pool import TokenPool, extent_size
-from arpo.config.recipe import load_config
 from tiny_vlm import FAMILIES, tiny_of
 
 SEVEN_B = ModelDimensions(

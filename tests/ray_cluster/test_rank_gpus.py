@@ -7,8 +7,8 @@ import os
 import pytest
 
 from arpo.cluster.ranks import VISIBLE_GPUS, open_ranks
-from arpo.errors import UserError
 from arpo.config.recipe import load_config
+from arpo.errors import UserError
 from ray_clusters import ray_nodes
 
 

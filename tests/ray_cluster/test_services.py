@@ -19,10 +19,10 @@ from arpo.cli.entry_point import main
 from arpo.cluster.open_cluster import Cluster, open_cluster
 from arpo.cluster.services import Lost, PlacedService
 from arpo.config import Config
-from arpo.envs.remote import Hosts
-from arpo.envs.task_files import load_tasks
-from arpo.errors import EnvError, UserError
 from arpo.config.recipe import load_config
+from arpo.envs.remote import Hosts
+from arpo.errors import EnvError, UserError
+from arpo.tasks.lists import load_tasks
 from processes import parents, wait_until
 from ray_clusters import SECONDS, Nodes, command_line, places, processes_with, ray_nodes
 

@@ -14,8 +14,8 @@ import mail_profile
 from arpo.envs.osworld.desktop_env_names import shipped_names, to_json
 from arpo.envs.osworld.needs import needs
 from arpo.envs.osworld.runnable import split_runnable
-from arpo.envs.task_files import load_tasks
 from arpo.errors import EnvError
+from arpo.tasks.lists import load_tasks
 from osworld_files import PYTHON, osworld_folder, osworld_task
 from player import score
 from solvers import chrome, gimp, impress, os, thunderbird, vlc

@@ -6,7 +6,7 @@ import pytest
 
 from arpo.envs.check import check_env
 from arpo.envs.remote import LeaseOnStartEnv, add_timeout_slack
-from arpo.envs.task_files import load_tasks
+from arpo.tasks.lists import load_tasks
 from player import score
 from solvers import own
 

@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from arpo.envs.task_files import load_tasks
+from arpo.tasks.lists import load_tasks
 from player import play
 from solvers import own
 

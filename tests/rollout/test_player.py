@@ -12,13 +12,13 @@ import torch
 
 import fake_vllm
 from arpo.engines.vllm import VllmEngine
-from arpo.envs.task_files import load_tasks
 from arpo.errors import Outage, UserError
 from arpo.learner.local import LocalLearner
 from arpo.prompts.conversation import load_template
 from arpo.reporting.display import NullDisplay
 from arpo.rollout.player import open_player
 from arpo.serving.own_servers import OwnServers
+from arpo.tasks.lists import load_tasks
 from arpo.types import Trajectory
 from processes import descendants, wait_until
 from scripted_vllm import answering, scripted_vllm

@@ -9,10 +9,10 @@ import pytest
 
 import arpo
 from arpo.config import Config
+from arpo.config.recipe import load_config
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import UserError
 from arpo.evaluation.screening import run_screening
-from arpo.config.recipe import load_config
 from arpo.rollout.player import open_player
 from arpo.training.collect import run_collection
 from arpo.training.trainer import run_training

@@ -12,8 +12,8 @@ from PIL import Image
 
 from arpo import actions as act
 from arpo.config import Config
-from arpo.errors import UserError
 from arpo.config.recipe import load_config
+from arpo.errors import UserError
 from arpo.storage.codec import action_from_json, action_to_json, ids_from_json, ids_to_json
 from arpo.storage.run_folder import (
     LOGS,

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from arpo.envs.desk.env import DeskEnv
-from arpo.envs.task_files import load_tasks
 from arpo.storage.codec import action_from_json
+from arpo.tasks.lists import load_tasks
 from arpo.types import Task
 from processes import wait_until
 from ray_clusters import SECONDS, Nodes, TrainCommand, processes_with

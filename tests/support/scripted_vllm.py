@@ -14,9 +14,9 @@ from typing import Any
 
 from aiohttp import web
 
+from arpo.config.recipe import load_config
 from arpo.models.loading import load_renderer
 from arpo.prompts.rendering import Renderer
-from arpo.config.recipe import load_config
 from arpo.storage.published_weights import Probe, publishing, read_published, write_probe
 from arpo.types import Message, Screenshot
 from openai_server import hangs, running

@@ -18,11 +18,11 @@ from PIL import Image
 
 from arpo.actions import Action
 from arpo.config import Config
+from arpo.config.recipe import load_config
 from arpo.envs.base import Env
 from arpo.envs.desk.env import DeskEnv
 from arpo.envs.osworld.task_check import KnownNames
 from arpo.envs.pool import EnvPool, LocalEnvs
-from arpo.config.recipe import load_config
 from arpo.testing import FailingEnv, LyingEnv, Times
 from arpo.types import Observation, Screenshot, StepResult, Task
 from installed import install_desktop

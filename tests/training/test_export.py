@@ -30,7 +30,6 @@ from arpo.envs.desk.base_model.tiny import (
 )
 from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from arpo.envs.desk.env import DeskEnv
-from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
 from arpo.learner.local import LocalLearner
 from arpo.learner.saved_state import WEIGHTS_FILE
@@ -43,6 +42,7 @@ from arpo.prompts.vision import ImageSettings
 from arpo.rollout.player import open_player
 from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, save
 from arpo.storage.run_folder import RunFolder
+from arpo.tasks.lists import load_tasks
 from arpo.training.export import export_model
 from arpo.types import Message, Prompt, Sampling
 from tiny_vlm import first_prompt, screenshot, stock_inputs

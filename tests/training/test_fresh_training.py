@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from arpo.config import Config
-from arpo.envs.task_source import open_tasks
 from arpo.config.recipe import load_config
+from arpo.tasks.sources import open_tasks
 from arpo.training.collect import run_collection
 from arpo.training.trainer import Trainer, run_training
 from trained import lines, train_to_end

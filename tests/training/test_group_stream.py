@@ -21,7 +21,7 @@ from arpo.learner.base import Batch
 from arpo.reporting.display import NullDisplay
 from arpo.storage.checkpoint import CHECKPOINTS, latest
 from arpo.storage.run_folder import RunFolder
-from arpo.training.task_order import ListOrder
+from arpo.tasks.order import ListOrder
 from arpo.training.trainer import Trainer, run_training
 from arpo.types import Task, Trajectory
 from trained import lines, train_to_end

@@ -10,10 +10,10 @@ import pytest
 from arpo.api import open_run
 from arpo.cli.entry_point import main
 from arpo.config import Config
-from arpo.envs.task_source import open_tasks
 from arpo.errors import UserError
 from arpo.reporting.display import success_rows
 from arpo.storage.run_folder import RunFolder
+from arpo.tasks.sources import open_tasks
 from arpo.training.trainer import run_training
 from arpo.viewer.report import write_report
 from markup import report_of

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from arpo.config import Config
-from arpo.errors import UserError
 from arpo.config.recipe import load_config
+from arpo.errors import UserError
 from arpo.reporting.display import NullDisplay
 from arpo.storage.run_folder import RunFolder, RunFolderReader
 from arpo.training.collect import run_collection

@@ -14,8 +14,8 @@ import pytest
 
 from arpo.cli.entry_point import main
 from arpo.config import Config
-from arpo.errors import Outage
 from arpo.config.recipe import to_toml
+from arpo.errors import Outage
 from arpo.reporting.display import NullDisplay
 from arpo.storage.checkpoint import CHECKPOINTS, latest
 from arpo.storage.run_folder import RunFolder

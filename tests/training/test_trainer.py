@@ -16,16 +16,16 @@ import torch
 from safetensors.torch import load_file
 
 import verdicts
-from arpo.algorithms.curriculum import epoch_order
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.evaluation.task_sets import load_sets
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
 from arpo.reporting.display import NullDisplay, total_rows
 from arpo.rollout.player import open_player
 from arpo.storage.checkpoint import CHECKPOINTS
 from arpo.storage.run_folder import RunFolder, RunFolderReader
+from arpo.tasks.curriculum import epoch_order
+from arpo.tasks.sets import load_sets
 from arpo.testing import Times
 from arpo.training.folder_check import check_folder
 from arpo.training.run import Run

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from arpo.algorithms.curriculum import Count
 from arpo.config import Config
 from arpo.errors import UserError
 from arpo.evaluation.comparison_curves import CurvePoint, average_curves
@@ -23,6 +22,7 @@ from arpo.evaluation.comparison_results import (
 )
 from arpo.evaluation.run_results import RunResult, success_rate
 from arpo.evaluation.statistics import holm, student_p, student_quantile
+from arpo.tasks.curriculum import Count
 from arpo.viewer.comparison import load_comparison, read_run_result, write_comparison
 from arpo.viewer.comparison_terminal import render_terminal
 from arpo.viewer.comparison_text import significance

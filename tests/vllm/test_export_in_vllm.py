@@ -21,13 +21,13 @@ from transformers import AutoModelForImageTextToText
 from arpo.cli.entry_point import main
 from arpo.config import Config, ModelConfig
 from arpo.envs.desk.env import DeskEnv
-from arpo.envs.task_files import load_tasks
 from arpo.learner.local import LocalLearner
 from arpo.models.loading import load_model, load_renderer, resolve_model
 from arpo.models.trainable import set_trainable
 from arpo.prompts.rendering import Renderer
 from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, save
 from arpo.storage.run_folder import RunFolder
+from arpo.tasks.lists import load_tasks
 from arpo.types import Message, Screenshot
 from tiny_vlm import save_folder, stock_inputs, tiny_qwen3
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
 from arpo.config import Config
+from arpo.config.recipe import load_config
 from arpo.engines.base import Weights
 from arpo.engines.http_exchange import HttpExchange
 from arpo.engines.vllm import VllmEngine
@@ -25,7 +26,6 @@ from arpo.learner.publish import Publisher
 from arpo.models.loading import load_model, load_renderer, resolve_model
 from arpo.models.trainable import set_trainable
 from arpo.prompts.rendering import Renderer
-from arpo.config.recipe import load_config
 from arpo.storage.published_weights import publishing, read_published, write_probe
 from arpo.types import Completion, Message, Prompt, Sample, Sampling
 from real_vllm import PYTHON, RealServer, real_servers

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 
 from arpo.config import Config
+from arpo.config.recipe import load_config
 from arpo.errors import UserError
 from arpo.interrupts import run_interruptibly
-from arpo.config.recipe import load_config
 
 LESSON = """\
 MODULE:CLASS is a Python class without constructor arguments and with the async methods start, step, evaluate
@@ -28,7 +28,7 @@ def run_check_env(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     config = load_config(None, [*overrides, f"--env.name={options.target}"])
     from arpo.envs.check import check_env
     from arpo.envs.factory import open_factory
-    from arpo.envs.task_source import chosen_tasks
+    from arpo.tasks.sources import chosen_tasks
 
     factory = open_factory(config)
     source = options.tasks or _default_tasks(config)

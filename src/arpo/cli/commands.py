@@ -22,9 +22,9 @@ from arpo.cli import (
     view_command,
 )
 from arpo.cli.command import RECIPE, RECIPE_HELP, Command, argument, count
+from arpo.config.recipe import describe, load_config
 from arpo.errors import UserError
 from arpo.interrupts import INTERRUPTED
-from arpo.config.recipe import describe, load_config
 
 
 def _train(options: argparse.Namespace, overrides: Sequence[str]) -> int:

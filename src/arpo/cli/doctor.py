@@ -22,8 +22,8 @@ from pathlib import Path
 from arpo.cli import doctor_machines, doctor_servers
 from arpo.config import Config
 from arpo.config.keys import OSWorldConfig
-from arpo.errors import UserError
 from arpo.config.recipe import find_program
+from arpo.errors import UserError
 from arpo.serving.vllm_server import INSTALL
 
 REQUIRED = (
@@ -247,7 +247,7 @@ def _base_model() -> str:
 
 def _desk() -> str:
     from arpo.envs.factory import resolve_env
-    from arpo.envs.task_files import load_tasks
+    from arpo.tasks.lists import load_tasks
 
     config = Config()
     tasks = load_tasks(config.tasks.train)

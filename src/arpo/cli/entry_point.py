@@ -23,9 +23,9 @@ from typing import NoReturn
 from arpo import __version__
 from arpo.cli.command import Command
 from arpo.cli.commands import COMMANDS
+from arpo.config.recipe import keys, nearest
 from arpo.errors import Outage, UserError, printable
 from arpo.interrupts import INTERRUPTED, exit_at_once
-from arpo.config.recipe import keys, nearest
 
 _DOTTED = re.compile(r"--\w+\.[\w.-]+(=.*)?", re.DOTALL)
 _CLOSED_OUTPUT = 141  # 128 + SIGPIPE, as a shell reports it

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from arpo.errors import UserError
 from arpo.config.recipe import find_recipe, nearest, shipped_recipes
+from arpo.errors import UserError
 
 
 def run_recipes(name: str | None) -> int:

@@ -22,12 +22,12 @@ import aiohttp
 
 from arpo import __version__
 from arpo.config import Config
+from arpo.config.recipe import keys, load_config, value
 from arpo.engines.vllm_access import key_headers
 from arpo.envs import wire
 from arpo.envs.child_host import ChildHost
 from arpo.envs.remote import HostLost
 from arpo.errors import UserError, printable
-from arpo.config.recipe import keys, load_config, value
 from arpo.serving.load import read_loads
 from arpo.serving.own_servers import OwnServers
 from arpo.serving.supervisor import Server

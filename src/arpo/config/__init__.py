@@ -22,6 +22,7 @@ from arpo.config.keys import (
     ServerConfig,
     TasksConfig,
 )
+from arpo.config.task_set_names import split_sources
 from arpo.config.training_keys import (
     EvalConfig,
     LossConfig,
@@ -35,7 +36,6 @@ from arpo.config.training_keys import (
     TrainConfig,
 )
 from arpo.errors import BadSetting
-from arpo.task_set_names import split_sources
 from arpo.types import screen_fault
 
 FRESH = "desk:fresh"  # task source: tasks made on demand

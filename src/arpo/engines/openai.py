@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from arpo.config import ServerConfig
+from arpo.config.recipe import nearest
 from arpo.engines import http_exchange
 from arpo.engines.base import Weights
 from arpo.engines.http_exchange import (
@@ -32,7 +33,6 @@ from arpo.engines.http_exchange import (
     parse_json,
 )
 from arpo.errors import ContextTooLong, EngineError, UserError
-from arpo.config.recipe import nearest
 from arpo.types import Completion, Message, Prompt, Sampling, Screenshot
 
 _CHAT, _MODELS = "/chat/completions", "/models"  # routes

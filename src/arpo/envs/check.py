@@ -21,8 +21,8 @@ from arpo.envs.check_findings import Check, CheckFailed, Findings
 from arpo.envs.check_probe import Probe, describe, every_action, raised_by_env
 from arpo.envs.loop_watch import LoopWatch
 from arpo.envs.return_values import definition
-from arpo.envs.task_files import parse_solution
 from arpo.errors import EnvError, EnvTimeout, boundary, definition_of
+from arpo.parsing import parse_solution
 from arpo.types import Task
 
 MIN_BLOCKS = 2  # of a call; a single one may be an import

@@ -22,12 +22,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from arpo.config import Config
+from arpo.config.recipe import find_program, to_toml
 from arpo.envs import wire
 from arpo.envs.osworld.fork_server import PROVIDER_VARIABLES
 from arpo.envs.remote import HostLost, Hosts, RemoteHost
 from arpo.errors import UserError
 from arpo.processes.environment import clean_environment
-from arpo.config.recipe import find_program, to_toml
 
 RECIPE, READY = "recipe.toml", "ready.json"
 STDERR_LINES = 20

@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from arpo.config import Config
+from arpo.config.recipe import changed, load_config, nearest
 from arpo.errors import UserError
 from arpo.evaluation.compared_settings import describe_differences
 from arpo.evaluation.job_runner import Job, JobRunner, affects_episodes
 from arpo.evaluation.run_groups import RunGroup, split_words
-from arpo.evaluation.task_sets import load_sets
 from arpo.interrupts import INTERRUPTED
-from arpo.config.recipe import changed, load_config, nearest
 from arpo.reporting.display import Display, open_display
 from arpo.storage.run_folder import lock_folder
+from arpo.tasks.sets import load_sets
 
 BASE, COLLECTED = "base", "collected"  # reserved: a row of the table and a folder, so no recipe's names
 RESERVED_KEYS = ("run.dir", "run.seed")

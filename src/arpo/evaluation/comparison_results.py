@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-from arpo.algorithms.curriculum import Count
+from arpo.config.task_set_names import TRAIN, in_order
 from arpo.evaluation.compare import BASE
 from arpo.evaluation.comparison_curves import CurvePoint, learning_curves
 from arpo.evaluation.run_results import (
@@ -24,7 +24,7 @@ from arpo.evaluation.run_results import (
     success_rate,
 )
 from arpo.evaluation.statistics import holm, mean_over_seeds_and_tasks
-from arpo.task_set_names import TRAIN, in_order
+from arpo.tasks.curriculum import Count
 
 STAGES = ("rollout", "learn", "evaluate")
 # (maximum number of successes in 16 rollouts, label)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from arpo.config import Config
+from arpo.config.task_set_names import HELDOUT, OVERALL, TRAIN, set_label
 from arpo.engines.factory import model_id
 from arpo.envs.base import Env
 from arpo.errors import UserError
@@ -23,7 +24,6 @@ from arpo.evaluation.scoring import (
     report_without_verdict,
     without_partial_credit,
 )
-from arpo.evaluation.task_sets import evaluated, load_sets, playable, report_skipped, rollouts_of
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, note_cancel, open_display
@@ -31,7 +31,7 @@ from arpo.rollout.player import Player, open_player
 from arpo.rollout.scheduler import OnEpisode, Outcome, Scheduler, WrapEnv
 from arpo.rollout.watched_env import WatchedEnv
 from arpo.storage.run_folder import write_atomically
-from arpo.task_set_names import HELDOUT, OVERALL, TRAIN, set_label
+from arpo.tasks.sets import evaluated, load_sets, playable, report_skipped, rollouts_of
 from arpo.types import Group, Task, Trajectory
 
 

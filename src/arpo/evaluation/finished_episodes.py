@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from arpo.config import Config
+from arpo.config.recipe import keys, value
 from arpo.engines.factory import model_id
 from arpo.envs.factory import env_source
 from arpo.errors import UserError
-from arpo.config.recipe import keys, value
 from arpo.storage.files import lock_folder, read_json, write_atomically
 from arpo.storage.published_weights import PROBE_FILE
 from arpo.storage.run_folder import RunFolder

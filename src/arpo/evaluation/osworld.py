@@ -22,7 +22,6 @@ from arpo.config import Config
 from arpo.engines.factory import model_id
 from arpo.envs.base import Env
 from arpo.envs.osworld.runnable import split_runnable
-from arpo.envs.task_files import load_tasks, select_tasks
 from arpo.errors import UserError
 from arpo.evaluation.osworld_results import SUMMARY, Played, TaskKey, Trial, model_folder, scores, task_key
 from arpo.evaluation.osworld_summary import summarise, table
@@ -39,6 +38,7 @@ from arpo.reporting.display import (
 from arpo.rollout.player import Player, open_player
 from arpo.rollout.scheduler import Scheduler
 from arpo.storage.run_folder import write_atomically
+from arpo.tasks.lists import load_tasks, select_tasks
 from arpo.types import Failure, Observation, StepResult, Task, Trajectory
 
 SECTIONS = ("run", "model", "tasks", "env", "osworld", "engine", "rollout", "eval", "server")

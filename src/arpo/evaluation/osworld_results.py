@@ -26,8 +26,8 @@ from typing import Any, Self
 
 from arpo.actions import TERMINAL, Action, Finished, Wait
 from arpo.envs.pyautogui_program import program
-from arpo.envs.task_files import escapes_folder
 from arpo.errors import UserError
+from arpo.storage.files import escapes_folder
 from arpo.storage.run_folder import write_atomically
 from arpo.types import Failure, StopReason, Task, Trajectory
 

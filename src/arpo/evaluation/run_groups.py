@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arpo.config import Config
-from arpo.errors import UserError
 from arpo.config.recipe import load_config, shipped_recipes
+from arpo.errors import UserError
 from arpo.storage.run_folder import EVALUATIONS, RECIPE, read_log, read_summary
 
 _NAMED = re.compile(r"([^/=]+)=(.+)")

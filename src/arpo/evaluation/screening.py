@@ -19,20 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arpo.algorithms.curriculum import Count, learnable, middle
 from arpo.config import Config
 from arpo.engines.factory import model_id
-from arpo.envs.task_files import format_selection, is_shipped
-from arpo.envs.task_source import chosen_tasks
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate, require_writable
-from arpo.evaluation.task_sets import SKIPPED, playable, refuse_desk_tasks, write_skipped
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, describe_failure, note_cancel, open_display
 from arpo.rollout.player import Player, open_player
 from arpo.rollout.scheduler import Outcome
 from arpo.storage.files import naming, write_atomically
+from arpo.tasks.curriculum import Count, learnable, middle
+from arpo.tasks.lists import format_selection, is_shipped
+from arpo.tasks.sets import SKIPPED, playable, refuse_desk_tasks, write_skipped
+from arpo.tasks.sources import chosen_tasks
 from arpo.types import Failure, Screenshot, StopReason, Task, Trajectory
 
 BAR = 40  # characters of the histogram's longest bar

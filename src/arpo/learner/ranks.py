@@ -30,11 +30,11 @@ import torch
 import torch.distributed as dist
 
 from arpo.config import Config
+from arpo.config.recipe import load_config, to_toml
 from arpo.errors import UserError
 from arpo.learner.rank_commands import Command, StartCommand, StopCommand, encode_command, read_command
 from arpo.learner.rank_processes import LocalRanks, Rank, RankLauncher
 from arpo.models.loading import resolve_device
-from arpo.config.recipe import load_config, to_toml
 
 _DETECTION_SECONDS = 30.0  # the main thread should notice a lost rank within this time
 EXIT_SECONDS = 5.0  # after an error of rank 0, for the exit of the rank that caused it

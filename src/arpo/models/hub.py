@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arpo.config import Config
-from arpo.errors import UserError
 from arpo.config.recipe import load_config
+from arpo.errors import UserError
 from arpo.storage.run_folder import RECIPE
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from arpo.config import Config
+from arpo.config.recipe import value
 from arpo.errors import BadSetting, UserError
 from arpo.models.loading import resolve_device
 from arpo.models.memory_plan import (
@@ -26,7 +27,6 @@ from arpo.models.memory_plan import (
     screenshot_size,
     workload_of,
 )
-from arpo.config.recipe import value
 
 SHORT_ANSWER_TOKENS = 512  # enough for a thought and an action
 MIN_LEGIBLE_PIXELS = 2**19  # below this, the text of a desktop is unreadable

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from arpo.errors import UserError
 from arpo.config.recipe import PROJECT
+from arpo.errors import UserError
 from arpo.types import Completion, Message, Screenshot
 
 

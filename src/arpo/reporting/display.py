@@ -19,8 +19,8 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from arpo.config.task_set_names import HELDOUT, TRAIN, TRAINING_EPISODES, in_order, set_label
 from arpo.reporting.numbers import NO_VALUE, format_count, format_points
-from arpo.task_set_names import HELDOUT, TRAIN, TRAINING_EPISODES, in_order, set_label
 from arpo.types import Failure
 
 # The displayed metrics of a batch: name, label, format.

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from arpo.task_set_names import HALVES, LEVELS, set_label
+from arpo.config.task_set_names import HALVES, LEVELS, set_label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

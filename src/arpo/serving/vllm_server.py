@@ -21,10 +21,10 @@ from pathlib import Path
 
 import arpo
 from arpo.config import Config
+from arpo.config.recipe import find_program
 from arpo.engines.vllm_access import KEY_VARIABLE, KeyRequired, served_name
 from arpo.errors import BadSetting, UserError
 from arpo.processes.environment import clean_environment
-from arpo.config.recipe import find_program
 
 EXTENSION = "arpo.engines.vllm_extension.WeightLoader"
 PLUGIN = "arpo"

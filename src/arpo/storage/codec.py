@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from arpo.actions import Action, Direction, Hotkey, Point, Scroll
-from arpo.task_set_names import TRAINING_EPISODES
+from arpo.config.task_set_names import TRAINING_EPISODES
 from arpo.types import Completion, Failure, Sample, Screenshot, StopReason, Trajectory, Turn
 
 # An episode id begins with one of these: batch3-0-1 (lock step), group-17-1 (asynchronous training),

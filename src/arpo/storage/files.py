@@ -150,3 +150,13 @@ def lock_folder(folder: Path, kind: str, option: str) -> int:
             reason = f"its file system has no file locks ({error.strerror})"
         raise UserError(f"{folder}: {reason}: choose another {option}") from None
     return file
+
+
+def escapes_folder(path: str) -> bool:
+    """Whether a path, taken relative to a folder, leads out of it or to the folder itself.
+
+    >>> [escapes_folder(path) for path in ("os/a.json", "../a.json", "/a.json", ".")]
+    [False, True, True, True]
+    """
+    parts = path.replace("\\", "/").split("/")
+    return parts[0] == "" or ".." in parts or set(parts) <= {"", "."} or "\0" in path

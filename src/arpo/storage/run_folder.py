@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import Any
 
 from arpo.config import Config
-from arpo.errors import UserError
 from arpo.config.recipe import to_toml
+from arpo.errors import UserError
 from arpo.storage.codec import (
     StoredEpisode,
     check_batch,

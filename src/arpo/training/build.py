@@ -6,13 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from arpo.algorithms.credit import Credit
-from arpo.algorithms.curriculum import Curriculum, PluginCurriculum
-from arpo.algorithms.family_signal import FamilySignal
 from arpo.cluster.ranks import open_ranks
 from arpo.config import Config
 from arpo.envs.desk.fresh import fresh_families
-from arpo.envs.task_files import load_counts
-from arpo.envs.task_source import TaskIndex
 from arpo.errors import UserError
 from arpo.learner.base import Learner
 from arpo.learner.local import LocalLearner
@@ -21,6 +17,10 @@ from arpo.learner.sharded import ShardedLearner
 from arpo.models.trainable import base_model_of, copy_trained, set_trainable
 from arpo.plugins import open_plugin
 from arpo.rollout.player import Player
+from arpo.tasks.curriculum import Curriculum, PluginCurriculum
+from arpo.tasks.family_signal import FamilySignal
+from arpo.tasks.lists import load_counts
+from arpo.tasks.sources import TaskIndex
 
 
 def open_recovery(

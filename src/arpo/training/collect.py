@@ -17,7 +17,6 @@ from arpo.engines.factory import require_tokens
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate
 from arpo.evaluation.scoring import report_failures
-from arpo.evaluation.task_sets import sets_of_run
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, note_cancel, open_display
@@ -28,6 +27,7 @@ from arpo.storage import checkpoint
 from arpo.storage.codec import COLLECTED
 from arpo.storage.files import RESTORE_OR_LEAVE
 from arpo.storage.run_folder import PACK, RunFolder
+from arpo.tasks.sets import sets_of_run
 from arpo.training.call_log import CallLog, logged_seconds
 from arpo.training.failed_episodes import report_failed_episodes
 from arpo.training.folder_check import check_recipe

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from arpo.config import Config, ModelConfig
+from arpo.config.recipe import load_config
 from arpo.errors import UserError
 from arpo.learner.saved_state import COUNTERS_FILE, WEIGHTS_FILE, iterate_tensors, writing_tensors
 from arpo.models.hub import parse_hub_model, pin_model
@@ -29,7 +30,6 @@ from arpo.models.peft_files import peft_tensors, write_peft_config
 from arpo.models.trainable import frozen_fingerprint, set_trainable
 from arpo.prompts.rendering import CHAT_TEMPLATE, read_chat_template
 from arpo.prompts.vision import write_pixel_limits
-from arpo.config.recipe import load_config
 from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, MANIFEST, Checkpoint, find_damage, latest, step_of
 from arpo.storage.files import naming
 from arpo.storage.published_weights import ADAPTER_FILE

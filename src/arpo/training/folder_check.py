@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from arpo.config import INCIDENTAL, Config
-from arpo.errors import UserError
 from arpo.config.recipe import changed, load_config
+from arpo.errors import UserError
 from arpo.storage import checkpoint
 from arpo.storage.codec import COLLECTED
 from arpo.storage.run_folder import RECIPE, RunFolder

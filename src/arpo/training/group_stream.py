@@ -16,16 +16,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arpo.algorithms.admission import Admission
-from arpo.envs.task_source import TaskIndex
 from arpo.errors import Outage
 from arpo.evaluation.scoring import report_failures
 from arpo.rollout.scheduler import Outcome
 from arpo.rollout.watched_env import WatchedEnv
 from arpo.storage.codec import GROUP
+from arpo.tasks.order import AnyCurriculum, TaskOrder
+from arpo.tasks.sources import TaskIndex
 from arpo.training.run import Run
 from arpo.training.stored_groups import group_from_json, group_to_json
 from arpo.training.stored_tokens import load_checked
-from arpo.training.task_order import AnyCurriculum, TaskOrder
 from arpo.types import Failure, Group, Task, Turn
 
 

@@ -12,9 +12,9 @@ from arpo.errors import Outage
 from arpo.evaluation.scoring import report_failures
 from arpo.rollout.watched_env import WatchedEnv
 from arpo.storage.codec import BATCH
+from arpo.tasks.order import AnyCurriculum, TaskOrder
 from arpo.training.progress import Progress
 from arpo.training.run import Run
-from arpo.training.task_order import AnyCurriculum, TaskOrder
 from arpo.types import Group
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from arpo import __version__
 from arpo.config import INCIDENTAL, Config
-from arpo.models.hub import HubModel, parse_hub_model
 from arpo.config.recipe import changed, value
-from arpo.task_set_names import GENERATED, HELDOUT, OVERALL, TRAIN, heldout_sets, set_label
+from arpo.config.task_set_names import GENERATED, HELDOUT, OVERALL, TRAIN, heldout_sets, set_label
+from arpo.models.hub import HubModel, parse_hub_model
 
 CARD = "README.md"
 PRIVATE = (*INCIDENTAL, "server.", "osworld.", "model.path", "model.device")

@@ -21,9 +21,7 @@ from arpo.algorithms.preference_losses import TrajectoryLoss
 from arpo.algorithms.rewards import is_example
 from arpo.algorithms.schedules import decay
 from arpo.config import Config
-from arpo.envs.task_source import TaskIndex
 from arpo.errors import UserError, closed_on_error
-from arpo.evaluation.task_sets import load_sets
 from arpo.learner.base import Metrics
 from arpo.models.loading import load_renderer
 from arpo.prompts import vision
@@ -31,6 +29,8 @@ from arpo.prompts.rendering import Renderer
 from arpo.reporting.display import Display
 from arpo.storage.codec import EVALUATED, StoredEpisode
 from arpo.storage.run_folder import PACK, RunFolder, RunFolderReader
+from arpo.tasks.sets import load_sets
+from arpo.tasks.sources import TaskIndex
 from arpo.training.offline_methods import OfflineMethod, Unit, open_method
 from arpo.training.progress import Progress
 from arpo.training.run import Run

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from arpo.config import Config
+from arpo.config.task_set_names import OVERALL, TRAIN, TRAINING_EPISODES
 from arpo.engines.base import Weights
 from arpo.errors import Outage, UserError, closed_on_error
 from arpo.evaluation.evaluate import evaluate_sets
 from arpo.evaluation.finished_episodes import FinishedEpisodes, evaluation_key
 from arpo.evaluation.scoring import AllFailed, Score, training_episodes
-from arpo.evaluation.task_sets import evaluated, sets_of_run
 from arpo.learner.background import in_background
 from arpo.learner.base import Batch, Metrics
 from arpo.learner.publish import Publisher, open_publisher
@@ -37,7 +37,7 @@ from arpo.storage import checkpoint
 from arpo.storage.codec import EVALUATED
 from arpo.storage.files import RESTORE_OR_LEAVE, damage, parse_object
 from arpo.storage.run_folder import METRICS, RunFolder
-from arpo.task_set_names import OVERALL, TRAIN, TRAINING_EPISODES
+from arpo.tasks.sets import evaluated, sets_of_run
 from arpo.training.build import open_learner, open_recovery
 from arpo.training.call_log import CallLog
 from arpo.training.landmarks import set_landmark

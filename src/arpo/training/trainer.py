@@ -19,7 +19,6 @@ from arpo.algorithms.samples import GroupStats, build_updates, count_groups, spl
 from arpo.algorithms.schedules import decay
 from arpo.config import Config
 from arpo.engines.factory import require_tokens
-from arpo.envs.task_source import TaskIndex, replay_key
 from arpo.errors import UserError, closed_on_error
 from arpo.interrupts import INTERRUPTED, run_interruptibly
 from arpo.learner.background import in_background
@@ -29,6 +28,8 @@ from arpo.plugins import check_plugins
 from arpo.reporting.display import Display, open_display
 from arpo.storage.codec import EVALUATED
 from arpo.storage.run_folder import RunFolder
+from arpo.tasks.order import open_order
+from arpo.tasks.sources import TaskIndex, replay_key
 from arpo.training.batch_source import BatchSource
 from arpo.training.build import open_credit, open_curriculum
 from arpo.training.export import export_model
@@ -41,7 +42,6 @@ from arpo.training.offline import OfflineTrainer
 from arpo.training.progress import Progress
 from arpo.training.run import Run
 from arpo.training.stored_tokens import load_checked, load_outline
-from arpo.training.task_order import open_order
 from arpo.types import Group
 
 MODEL = "model"

@@ -15,15 +15,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from arpo.algorithms.curriculum import Count
-from arpo.envs.task_files import load_counts
+from arpo.config.recipe import load_config
 from arpo.errors import UserError
 from arpo.evaluation.compare import BASE, COLLECTED, choose_baseline, method_names
 from arpo.evaluation.comparison_results import STAGES, Comparison, compare_runs
 from arpo.evaluation.job_runner import collection_seconds
 from arpo.evaluation.run_groups import split_words
 from arpo.evaluation.run_results import Evaluation, RunResult
-from arpo.config.recipe import load_config
 from arpo.storage.run_folder import (
     EVALUATIONS,
     METRICS,
@@ -33,6 +31,8 @@ from arpo.storage.run_folder import (
     read_summary,
     write_atomically,
 )
+from arpo.tasks.curriculum import Count
+from arpo.tasks.lists import load_counts
 from arpo.viewer.comparison_page import render_page
 from arpo.viewer.comparison_terminal import render_terminal
 from arpo.viewer.comparison_text import render_markdown

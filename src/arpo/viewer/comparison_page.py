@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from arpo.config.task_set_names import set_label
 from arpo.evaluation.comparison_curves import CurvePoint
 from arpo.evaluation.comparison_results import STAGES, Comparison
 from arpo.evaluation.run_results import RunResult
-from arpo.task_set_names import set_label
 from arpo.viewer.charts import (
     LARGE,
     BarSeries,

@@ -6,15 +6,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from arpo.config.recipe import value
+from arpo.config.task_set_names import set_label
 from arpo.evaluation.compare import BASE
 from arpo.evaluation.compared_settings import differing_keys
 from arpo.evaluation.comparison_curves import SMOOTHING_WINDOW, CurvePoint
 from arpo.evaluation.comparison_results import STAGES, Comparison, Difference, MethodResult, SeedStats
 from arpo.evaluation.run_results import RunResult
-from arpo.config.recipe import value
 from arpo.reporting.display import count_noun, format_duration
 from arpo.reporting.numbers import NO_VALUE, format_points
-from arpo.task_set_names import set_label
 
 SIGNIFICANCE_LEVEL = 0.05
 MIN_SEEDS = 3  # with two, a test has up to 13% false positives

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from arpo.config import shorten
-from arpo.errors import UserError
 from arpo.config.recipe import nearest
+from arpo.errors import UserError
 from arpo.reporting.display import count_noun
 from arpo.storage.codec import EVALUATED
 from arpo.types import StopReason

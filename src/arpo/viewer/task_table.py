@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from arpo.config.task_set_names import GENERATED, HELDOUT, OVERALL, TRAIN, set_label
 from arpo.evaluation.scoring import Score, read_scores
-from arpo.task_set_names import GENERATED, HELDOUT, OVERALL, TRAIN, set_label
 
 LABELS = {
     TRAIN: "training",

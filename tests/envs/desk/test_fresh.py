@@ -12,8 +12,8 @@ from arpo.envs.desk.fresh import FreshTasks, fresh_families, fresh_task
 from arpo.envs.desk.goal_mix import open_goal_mix
 from arpo.envs.desk.goals import FAMILIES
 from arpo.envs.desk.heldout import TRAINING_FAMILIES
-from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
+from arpo.tasks.lists import load_tasks
 from desks import score, solution
 
 

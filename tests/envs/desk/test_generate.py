@@ -15,7 +15,7 @@ from arpo.envs.desk.env import set_up, task_score
 from arpo.envs.desk.generate import HELDOUT, POOL, make_tasks, solution_length
 from arpo.envs.desk.goals import INFEASIBLE
 from arpo.envs.desk.random_tasks import random_world, rng_for
-from arpo.envs.task_files import check_disjoint, load_tasks
+from arpo.tasks.lists import check_disjoint, load_tasks
 from arpo.types import Task
 from desks import score, solution
 

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from arpo.config import RolloutConfig
+from arpo.config.task_set_names import GENERATED, LEVELS
 from arpo.envs.desk.env import set_up
 from arpo.envs.desk.fresh import FreshTasks
 from arpo.envs.desk.goal_mix import open_goal_mix
@@ -18,9 +19,8 @@ from arpo.envs.desk.heldout import (
     TRAINING_FAMILIES,
 )
 from arpo.envs.desk.heldout_sets import heldout_tasks
-from arpo.envs.task_files import load_counts, load_tasks
 from arpo.errors import UserError
-from arpo.task_set_names import GENERATED, LEVELS
+from arpo.tasks.lists import load_counts, load_tasks
 from arpo.types import Task
 from desks import score, solution
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from arpo.config.task_set_names import GENERATED
 from arpo.envs.desk import words
 from arpo.envs.desk.apps import APPS
 from arpo.envs.desk.canvas import COLUMNS, ROWS
 from arpo.envs.desk.env import set_up
 from arpo.envs.desk.goals import FAMILIES, FEASIBLE
 from arpo.envs.desk.random_tasks import SEEDS, random_task, random_windows, random_world, rng_for
-from arpo.envs.task_files import load_tasks
-from arpo.task_set_names import GENERATED
+from arpo.tasks.lists import load_tasks
 from desks import task_of
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from arpo.config.recipe import load_config
 from arpo.envs.osworld import desktop_env_names
 from arpo.envs.osworld.desktop_env_names import SHIPPED, names_for, shipped_names, to_json
-from arpo.config.recipe import load_config
 
 FAKES = Path(__file__).parents[2] / "support" / "fakes"
 SOURCE = {

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from arpo.config import OSWorldConfig
+from arpo.config.recipe import load_config
 from arpo.envs.osworld.limits import ControlGroups, Limits, parent_candidates, remove_group
 from arpo.errors import UserError
-from arpo.config.recipe import load_config
 
 LIMITS = Limits(memory_megabytes=64, processes=100, cpus=1.5, file_megabytes=16)
 MOUNTS = """\

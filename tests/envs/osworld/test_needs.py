@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from arpo.envs.osworld.needs import NeededFile, needs, stage_files
-from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
+from arpo.tasks.lists import load_tasks
 from arpo.types import Task
 from task_parts import GOLD, POEM, POEM_NAME, download, gold, put, step, task, vm_file
 from upstream import FOLDER, VERIFIED, needs_upstream

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from arpo.config import Config, OSWorldConfig
+from arpo.config.recipe import load_config
 from arpo.envs.osworld.needs import APPLICATIONS, needs
 from arpo.envs.osworld.runnable import (
     NOT_ON_LIGHT_DESKTOPS,
@@ -18,9 +19,8 @@ from arpo.envs.osworld.runnable import (
     split_runnable,
     why_not_runnable,
 )
-from arpo.envs.task_files import load_tasks
 from arpo.errors import UserError
-from arpo.config.recipe import load_config
+from arpo.tasks.lists import load_tasks
 from arpo.types import Task
 from installed import install_desktop
 from task_parts import GOLD, POEM, POEM_NAME, download, gold, put, step, task, vm_file

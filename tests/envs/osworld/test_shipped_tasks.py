@@ -8,7 +8,7 @@ import pytest
 from arpo.config import OSWorldConfig
 from arpo.envs.osworld.needs import SHIPPED_PREFIX, needs
 from arpo.envs.osworld.runnable import why_not_runnable
-from arpo.envs.task_files import check_disjoint, load_tasks
+from arpo.tasks.lists import check_disjoint, load_tasks
 from installed import install_desktop
 
 TRAIN, HELDOUT = load_tasks("osworld:train"), load_tasks("osworld:heldout")

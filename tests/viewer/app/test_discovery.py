@@ -3,8 +3,8 @@
 import pytest
 
 from arpo.config import Config
-from arpo.errors import UserError
 from arpo.config.recipe import to_toml
+from arpo.errors import UserError
 from arpo.viewer.app.discovery import find_sources
 from arpo.viewer.app.library import Library
 

@@ -3,8 +3,8 @@
 import pytest
 
 from arpo.config import Config, ReplayConfig
-from arpo.errors import UserError
 from arpo.config.recipe import to_toml
+from arpo.errors import UserError
 from arpo.viewer.app.folder import SafeFolder
 from arpo.viewer.app.recipes import read_recipe, recipe_json
 

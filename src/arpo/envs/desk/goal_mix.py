@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from statistics import fmean
 
+from arpo.config.recipe import nearest
 from arpo.envs.desk.goals import FAMILIES, INFEASIBLE, compatible
 from arpo.envs.desk.heldout import HELDOUT_APPLICATIONS, TRAINING_APPLICATIONS, TRAINING_FAMILIES
 from arpo.errors import UserError
-from arpo.config.recipe import nearest
 
 MAX_GOALS = 3
 Weight = Callable[[Sequence[str]], float]  # of a combination of families

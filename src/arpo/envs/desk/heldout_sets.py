@@ -13,6 +13,7 @@ from __future__ import annotations
 from functools import cache
 
 from arpo.config import RolloutConfig
+from arpo.config.task_set_names import GENERATED
 from arpo.envs.desk.apps import APPS
 from arpo.envs.desk.generate import solution_length
 from arpo.envs.desk.goal_mix import combinations_of
@@ -24,7 +25,6 @@ from arpo.envs.desk.heldout import (
     TRAINING_FAMILIES,
 )
 from arpo.envs.desk.random_tasks import random_task, rng_for, to_task
-from arpo.task_set_names import GENERATED
 from arpo.types import Task
 
 SIZE = 128

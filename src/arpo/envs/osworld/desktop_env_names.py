@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from arpo.config import Config
-from arpo.envs.osworld.task_check import KnownNames
 from arpo.config.recipe import find_program
+from arpo.envs.osworld.task_check import KnownNames
 from arpo.types import Json
 
 ASK_SECONDS = 60.0

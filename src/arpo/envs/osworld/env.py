@@ -17,6 +17,7 @@ from pathlib import Path
 
 from arpo.actions import Action
 from arpo.config import EnvConfig, OSWorldConfig
+from arpo.config.recipe import find_program
 from arpo.envs.osworld.fork_server import fork_server
 from arpo.envs.osworld.limits import Limits
 from arpo.envs.osworld.messages import MACHINE_FILE
@@ -25,7 +26,6 @@ from arpo.envs.osworld.runnable import allows_network, why_not_runnable
 from arpo.envs.osworld.worker_client import STOP_SECONDS, WorkerClient
 from arpo.envs.wire import task_to_json
 from arpo.errors import EnvError, UserError
-from arpo.config.recipe import find_program
 from arpo.storage.codec import action_to_json
 from arpo.types import Observation, Screenshot, StepResult, Task
 

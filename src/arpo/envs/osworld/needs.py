@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-from arpo.envs.task_files import escapes_folder
 from arpo.errors import UserError
+from arpo.storage.files import escapes_folder
 from arpo.types import Json, Task
 
 SHIPPED_PREFIX = "arpo:"  # URL prefix of files in this package

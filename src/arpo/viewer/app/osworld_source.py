@@ -19,10 +19,10 @@ import numpy as np
 
 from arpo.actions import Action, Click, Direction, DoubleClick, Drag, Hover, Point, RightClick, Scroll
 from arpo.config import Config
-from arpo.envs.task_files import load_tasks
+from arpo.config.task_set_names import OVERALL
 from arpo.errors import UserError
 from arpo.evaluation.osworld_results import RESULT, STEPS
-from arpo.task_set_names import OVERALL
+from arpo.tasks.lists import load_tasks
 from arpo.viewer.app.folder import MAX_LINE, SafeFolder
 from arpo.viewer.app.index import add_problems, storable
 from arpo.viewer.app.listings import Listing

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from arpo.config import Config
-from arpo.errors import UserError
 from arpo.config.recipe import keys, load_config, value
+from arpo.errors import UserError
 from arpo.storage.run_folder import RECIPE
 from arpo.viewer.app.folder import SafeFolder
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from arpo.config import Config
+from arpo.config.task_set_names import TRAIN, TRAINING_EPISODES, in_order, set_label
 from arpo.evaluation.scoring import over_same_tasks, training_episodes
 from arpo.reporting.display import format_rate, success_rows, total_rows
 from arpo.reporting.metrics import EVALUATION, find_metric
 from arpo.storage.codec import BATCH, EVALUATED
-from arpo.task_set_names import TRAIN, TRAINING_EPISODES, in_order, set_label
 from arpo.viewer.answer_checks import ReadAnswers, answer_warnings
 from arpo.viewer.outcomes import describe_end
 from arpo.viewer.played import Played, phase_title, phases

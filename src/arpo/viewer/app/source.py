@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from arpo.config.task_set_names import set_label
 from arpo.errors import UserError
-from arpo.task_set_names import set_label
 from arpo.viewer.app.folder import SafeFolder
 from arpo.viewer.app.index import Index
 from arpo.viewer.app.listings import (

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from arpo.algorithms.replay import task_key
 from arpo.config import Config
+from arpo.config.task_set_names import split_sources
 from arpo.envs.desk.fresh import fresh_task
-from arpo.envs.task_files import is_shipped, load_tasks
-from arpo.envs.task_source import TaskIndex, replay_key
 from arpo.errors import UserError
-from arpo.task_set_names import split_sources
+from arpo.tasks.lists import is_shipped, load_tasks
+from arpo.tasks.sources import TaskIndex, replay_key
 from arpo.types import Task
 from arpo.viewer.app.folder import SafeFolder
 

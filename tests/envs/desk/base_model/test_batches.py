@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from arpo.config import Config
+from arpo.config.recipe import load_config
 from arpo.envs.desk.base_model.batches import BATCHES_PER_CHUNK, Batches, LessonBatch, LessonLoader, collate
 from arpo.envs.desk.base_model.lessons import LessonGenerator
 from arpo.envs.desk.base_model.pages import random_page
@@ -16,7 +17,6 @@ from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
 from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
-from arpo.config.recipe import load_config
 
 TOKENS = 1200
 RENDERER = Renderer(desk_tokenizer(), IMAGE_SETTINGS)

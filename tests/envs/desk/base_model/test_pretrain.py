@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from arpo.config import Config
+from arpo.config.recipe import load_config
 from arpo.envs.desk.base_model.batches import Batches, LessonBatch, collate
 from arpo.envs.desk.base_model.lessons import LessonGenerator
 from arpo.envs.desk.base_model.pretrain import (
@@ -28,7 +29,6 @@ from arpo.errors import UserError
 from arpo.prompts import vision
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
-from arpo.config.recipe import load_config
 
 TOKENS = 1200
 RENDERER = Renderer(desk_tokenizer(), IMAGE_SETTINGS)

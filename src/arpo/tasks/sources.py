@@ -10,8 +10,8 @@ from arpo.config.keys import TasksConfig
 from arpo.envs.desk.fresh import FreshTasks, fresh_families, fresh_task
 from arpo.envs.desk.goal_mix import open_goal_mix
 from arpo.envs.desk.goals import FAMILIES
-from arpo.envs.task_files import load_tasks, select_tasks
 from arpo.errors import UserError
+from arpo.tasks.lists import load_tasks, select_tasks
 from arpo.types import Task
 
 _FRESH_KEYS = ("families", "goals", "distinct")

@@ -10,9 +10,9 @@ import pytest
 
 from arpo.config import Config, ReplayConfig, TasksConfig, TrainConfig
 from arpo.envs.desk.fresh import FreshTasks
-from arpo.envs.task_files import load_counts, load_tasks
-from arpo.envs.task_source import TaskIndex, chosen_tasks, is_endless, open_tasks, replay_key
 from arpo.errors import UserError
+from arpo.tasks.lists import load_counts, load_tasks
+from arpo.tasks.sources import TaskIndex, chosen_tasks, is_endless, open_tasks, replay_key
 from arpo.types import Task
 
 FAMILY = ReplayConfig(key="family")

@@ -24,15 +24,14 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from arpo.actions import Action
-from arpo.algorithms.curriculum import Count
 from arpo.config import FRESH, TasksConfig
 from arpo.config.keys import LARGEST
-from arpo.errors import UserError
-from arpo.parsing import ParseError, parse
 from arpo.config.recipe import canonical_task_source, nearest
-from arpo.storage.files import check_depth
-from arpo.task_set_names import GENERATED
+from arpo.config.task_set_names import GENERATED
+from arpo.errors import UserError
+from arpo.parsing import ParseError, parse_solution
+from arpo.storage.files import check_depth, escapes_folder
+from arpo.tasks.curriculum import Count
 from arpo.types import Json, Task
 
 SHIPPED_LISTS = {"desk:": "desk", "osworld:": "osworld"}  # prefix: the folder of envs with tasks/NAME.json
@@ -83,16 +82,6 @@ def select_tasks(tasks: Sequence[Task], settings: TasksConfig) -> tuple[Task, ..
 
 def is_shipped(source: str) -> bool:
     return canonical_task_source(source).startswith(tuple(SHIPPED_LISTS))
-
-
-def escapes_folder(path: str) -> bool:
-    """Whether a path, taken relative to a folder, leads out of it or to the folder itself.
-
-    >>> [escapes_folder(path) for path in ("os/a.json", "../a.json", "/a.json", ".")]
-    [False, True, True, True]
-    """
-    parts = path.replace("\\", "/").split("/")
-    return parts[0] == "" or ".." in parts or set(parts) <= {"", "."} or "\0" in path
 
 
 def format_selection(source: str, kept: Mapping[str, Count], examples: str = "") -> str:
@@ -294,11 +283,6 @@ def _task(entry: Any, location: str, domain: str = "") -> Task:
         domain=domain,
         solution=_solution(_field(entry, "solution", list, location), location),
     )
-
-
-def parse_solution(solution: Sequence[str]) -> list[tuple[Action, ...]]:
-    """The actions of each step of `Task.solution`. Raises ParseError."""
-    return [parse(f"Action: {step}").actions for step in solution]
 
 
 def _solution(steps: Sequence[Any], location: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from arpo.algorithms.family_signal import FamilySignal
+from arpo.tasks.family_signal import FamilySignal
 from trajectories import scored
 
 

@@ -6,20 +6,20 @@ from typing import Any
 import pytest
 
 from arpo.actions import Click, Finished, Hotkey, Point, Type
-from arpo.algorithms.curriculum import Count, Curriculum, learnable
 from arpo.config import Config, TasksConfig, TrainConfig
-from arpo.envs.task_files import (
+from arpo.config.recipe import changed, load_config
+from arpo.errors import UserError
+from arpo.parsing import parse_solution
+from arpo.storage.files import escapes_folder
+from arpo.tasks.curriculum import Count, Curriculum, learnable
+from arpo.tasks.lists import (
     check_disjoint,
-    escapes_folder,
     format_selection,
     is_shipped,
     load_counts,
     load_tasks,
-    parse_solution,
     select_tasks,
 )
-from arpo.errors import UserError
-from arpo.config.recipe import changed, load_config
 from arpo.training.build import open_curriculum
 from arpo.types import Task
 from upstream import VERIFIED, needs_upstream

@@ -1,7 +1,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from arpo.algorithms.curriculum import Count, Curriculum, epoch_order, learnable, middle
+from arpo.tasks.curriculum import Count, Curriculum, epoch_order, learnable, middle
 from arpo.types import Task
 
 

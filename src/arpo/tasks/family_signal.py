@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from arpo.algorithms.curriculum import Outcome
+from arpo.tasks.curriculum import Outcome
 
 DECAY = 0.9  # weight of the previous groups of a family, at each new group
 PRIOR = 0.25  # signal of one imagined group: the largest p(1 − p): every family is tried

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from arpo.algorithms.curriculum import Curriculum, epoch_order
-from arpo.algorithms.family_signal import FamilySignal
 from arpo.config import Config, ReplayConfig, RunConfig, TasksConfig, TrainConfig
 from arpo.envs.desk.fresh import FreshTasks, fresh_families
-from arpo.envs.task_files import load_tasks
-from arpo.envs.task_source import open_tasks
+from arpo.tasks.curriculum import Curriculum, epoch_order
+from arpo.tasks.family_signal import FamilySignal
+from arpo.tasks.lists import load_tasks
+from arpo.tasks.order import TaskOrder, open_order
+from arpo.tasks.sources import open_tasks
 from arpo.training.build import open_curriculum
-from arpo.training.task_order import TaskOrder, open_order
 from arpo.types import Task
 from trajectories import scored
 

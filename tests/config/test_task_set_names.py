@@ -2,8 +2,8 @@
 
 import pytest
 
+from arpo.config.task_set_names import heldout_sets, in_order, set_label, split_sources
 from arpo.errors import UserError
-from arpo.task_set_names import heldout_sets, in_order, set_label, split_sources
 
 
 def test_one_list_is_the_held_out_set() -> None:

@@ -7,10 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from typing import Protocol
 
-from arpo.algorithms.curriculum import Curriculum, PluginCurriculum, epoch_order
-from arpo.algorithms.family_signal import FamilySignal
 from arpo.config import Config
 from arpo.envs.desk.fresh import FreshTasks
+from arpo.tasks.curriculum import Curriculum, PluginCurriculum, epoch_order
+from arpo.tasks.family_signal import FamilySignal
 from arpo.types import Task
 
 AnyCurriculum = Curriculum | PluginCurriculum | FamilySignal

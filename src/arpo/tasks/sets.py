@@ -9,17 +9,7 @@ from pathlib import Path
 
 from arpo.config import Config
 from arpo.config.keys import TasksConfig
-from arpo.config.training_keys import EvalConfig
-from arpo.envs.desk.fresh import FreshTasks
-from arpo.envs.desk.heldout import APPLICATION_FAMILIES, HELDOUT_FAMILIES
-from arpo.envs.factory import plays_desk
-from arpo.envs.osworld.runnable import split_runnable
-from arpo.envs.task_files import check_disjoint, load_tasks, select_tasks
-from arpo.envs.task_source import goal_families, is_endless, open_tasks
-from arpo.errors import UserError
-from arpo.reporting.display import Display, count_noun
-from arpo.storage.files import read_json, write_atomically
-from arpo.task_set_names import (
+from arpo.config.task_set_names import (
     DESK,
     GENERATED,
     HALVES,
@@ -30,6 +20,16 @@ from arpo.task_set_names import (
     set_label,
     split_sources,
 )
+from arpo.config.training_keys import EvalConfig
+from arpo.envs.desk.fresh import FreshTasks
+from arpo.envs.desk.heldout import APPLICATION_FAMILIES, HELDOUT_FAMILIES
+from arpo.envs.factory import plays_desk
+from arpo.envs.osworld.runnable import split_runnable
+from arpo.errors import UserError
+from arpo.reporting.display import Display, count_noun
+from arpo.storage.files import read_json, write_atomically
+from arpo.tasks.lists import check_disjoint, load_tasks, select_tasks
+from arpo.tasks.sources import goal_families, is_endless, open_tasks
 from arpo.types import Task
 
 SKIPPED = "skipped.json"  # in the run folder

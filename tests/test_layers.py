@@ -30,6 +30,7 @@ LAYERS = (
     "cluster",
     "rollout",
     "evaluation",
+    "comparison",
     "training",
     "viewer",
     "__init__ __main__ api cli",
@@ -38,8 +39,8 @@ LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in name
 VOCABULARY = set(LAYERS[0].split())
 PURE = {"algorithms", "prompts"}
 PURE_MODULES = {
-    "storage/codec.py", "evaluation/statistics.py", "evaluation/run_results.py",
-    "evaluation/comparison_curves.py", "evaluation/comparison_results.py",
+    "storage/codec.py", "comparison/statistics.py", "comparison/run_results.py",
+    "comparison/curves.py", "comparison/results.py",
 }  # fmt: skip
 
 HEAVY = ("torch", "transformers", "numpy", "PIL", "ray", "vllm")

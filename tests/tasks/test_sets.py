@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from arpo.comparison.curves import CURVES
 from arpo.config import Config
 from arpo.config.recipe import load_config
 from arpo.config.task_set_names import RESERVED
 from arpo.envs.desk.fresh import FreshTasks
 from arpo.errors import UserError
-from arpo.evaluation.comparison_curves import CURVES
 from arpo.evaluation.evaluate import run_evaluation
 from arpo.evaluation.scoring import training_episodes
 from arpo.tasks.sets import evaluated, known_families, load_sets, rollouts_of

@@ -40,7 +40,7 @@ def run_compare(options: argparse.Namespace, overrides: Sequence[str]) -> int:
             raise UserError(
                 "compare needs recipes and --seeds N, run folders, or --report (see: arpo compare --help)"
             )
-        from arpo.evaluation.compare import run_comparison
+        from arpo.comparison.compare import run_comparison
 
         code = run_comparison(
             options.methods, options.seeds, options.jobs, options.out, options.against, overrides

@@ -6,6 +6,7 @@ tasks are listed next to the success rates, never counted in them.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,7 +16,6 @@ from typing import Any, TypeVar
 from arpo.config import Config
 from arpo.envs.osworld.needs import LOCAL
 from arpo.evaluation.osworld_results import CONTEXT, TaskKey, failures, read_settings, scores, stops, trials
-from arpo.evaluation.statistics import pass_at, wilson_interval
 from arpo.types import Task
 
 NOT_OSWORLD = (
@@ -23,6 +23,7 @@ NOT_OSWORLD = (
     "versions. These are not OSWorld scores."
 )
 T = TypeVar("T")
+Z95 = 1.959963984540054  # two-sided 95% quantile of the normal distribution
 _ONE_FILE = re.compile(r"^file .+ \(.+\) is")
 
 
@@ -102,6 +103,39 @@ def _rate(values: Iterable[float]) -> dict[str, Any]:
     low, high = wilson_interval(sum(found), len(found))
     success = sum(found) / len(found) if found else None
     return {"success": success, "interval": [low, high], "score": sum(found), "episodes": len(found)}
+
+
+def wilson_interval(successes: float, episodes: int) -> tuple[float, float]:
+    """Wilson 95% confidence interval of a success rate; accurate for few episodes, always within [0, 1].
+
+    For scores between 0 and 1 the interval is conservative: they vary less than 0/1 scores of the same mean.
+
+    >>> wilson_interval(8, 10)
+    (0.4901624715, 0.9433178485)
+    """
+    if episodes == 0:
+        return 0.0, 1.0
+    rate, share = successes / episodes, Z95**2 / episodes
+    centre = (rate + share / 2) / (1 + share)
+    half_width = Z95 * math.sqrt(rate * (1 - rate) / episodes + share / (4 * episodes)) / (1 + share)
+    return max(0.0, centre - half_width), min(1.0, centre + half_width)
+
+
+def pass_at(k: int, scores: Sequence[float]) -> float:
+    """Unbiased estimate of pass@k, the expected best of k attempts, from n >= k scores.
+
+    Equals the mean of the best score over all subsets of size k. If c scores are 1 and the others 0, it is
+    1 - C(n-c, k) / C(n, k).
+
+    >>> pass_at(2, [1, 0, 0, 0])
+    0.5
+    """
+    if not 1 <= k <= len(scores):
+        raise ValueError(f"pass@{k} needs at least {k} scores, got {len(scores)}")
+    # Subsets in which the score at each sorted index is the best one.
+    subsets = [math.comb(below, k - 1) for below in range(len(scores))]
+    best = sum(score * count for score, count in zip(sorted(scores), subsets, strict=True))
+    return best / math.comb(len(scores), k)
 
 
 def _best_of(folder: Path, settings: Mapping[str, Any], keys: Collection[TaskKey]) -> dict[str, Any]:

@@ -15,13 +15,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from arpo.comparison.compare import BASE, COLLECTED, choose_baseline, method_names
+from arpo.comparison.jobs import collection_seconds
+from arpo.comparison.results import STAGES, Comparison, compare_runs
+from arpo.comparison.run_groups import split_words
+from arpo.comparison.run_results import Evaluation, RunResult
+from arpo.comparison.tables import render_markdown
+from arpo.comparison.terminal import render_terminal
 from arpo.config.recipe import load_config
 from arpo.errors import UserError
-from arpo.evaluation.compare import BASE, COLLECTED, choose_baseline, method_names
-from arpo.evaluation.comparison_results import STAGES, Comparison, compare_runs
-from arpo.evaluation.job_runner import collection_seconds
-from arpo.evaluation.run_groups import split_words
-from arpo.evaluation.run_results import Evaluation, RunResult
 from arpo.storage.run_folder import (
     EVALUATIONS,
     METRICS,
@@ -34,8 +36,6 @@ from arpo.storage.run_folder import (
 from arpo.tasks.curriculum import Count
 from arpo.tasks.lists import load_counts
 from arpo.viewer.comparison_page import render_page
-from arpo.viewer.comparison_terminal import render_terminal
-from arpo.viewer.comparison_text import render_markdown
 
 MARKDOWN_FILE, JSON_FILE, HTML_FILE = "compare.md", "compare.json", "compare.html"
 BATCH_METRICS = ("step", "episodes", "success", "groups", "without_signal", "rescued", "replay_age")

@@ -5,21 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from arpo.config.task_set_names import set_label
-from arpo.evaluation.comparison_curves import CurvePoint
-from arpo.evaluation.comparison_results import STAGES, Comparison
-from arpo.evaluation.run_results import RunResult
-from arpo.viewer.charts import (
-    LARGE,
-    BarSeries,
-    Estimate,
-    Series,
-    bar_chart,
-    interval_chart,
-    line_chart,
-    share_chart,
-)
-from arpo.viewer.comparison_text import (
+from arpo.comparison.curves import CurvePoint
+from arpo.comparison.results import STAGES, Comparison
+from arpo.comparison.run_results import RunResult
+from arpo.comparison.tables import (
     COUNT_CURVES,
     CURVE_NOTE,
     DEFINITIONS,
@@ -39,6 +28,17 @@ from arpo.viewer.comparison_text import (
     subtitle,
     success_table,
     time_table,
+)
+from arpo.config.task_set_names import set_label
+from arpo.viewer.charts import (
+    LARGE,
+    BarSeries,
+    Estimate,
+    Series,
+    bar_chart,
+    interval_chart,
+    line_chart,
+    share_chart,
 )
 from arpo.viewer.style import document
 

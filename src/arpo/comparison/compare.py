@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from arpo.comparison.jobs import Job, JobRunner, affects_episodes
+from arpo.comparison.run_groups import RunGroup, split_words
+from arpo.comparison.settings import describe_differences
 from arpo.config import Config
 from arpo.config.recipe import changed, load_config, nearest
 from arpo.errors import UserError
-from arpo.evaluation.compared_settings import describe_differences
-from arpo.evaluation.job_runner import Job, JobRunner, affects_episodes
-from arpo.evaluation.run_groups import RunGroup, split_words
 from arpo.interrupts import INTERRUPTED
 from arpo.reporting.display import Display, open_display
 from arpo.storage.run_folder import lock_folder

@@ -1,4 +1,4 @@
-"""Confidence intervals, the test of a comparison with its correction, and pass@k."""
+"""The test of a comparison, with its confidence interval and its correction."""
 
 from __future__ import annotations
 
@@ -20,39 +20,6 @@ class MeanTest:
     mean: float
     interval: tuple[float, float] | None
     p: float
-
-
-def wilson_interval(successes: float, episodes: int) -> tuple[float, float]:
-    """Wilson 95% confidence interval of a success rate; accurate for few episodes, always within [0, 1].
-
-    For scores between 0 and 1 the interval is conservative: they vary less than 0/1 scores of the same mean.
-
-    >>> wilson_interval(8, 10)
-    (0.4901624715, 0.9433178485)
-    """
-    if episodes == 0:
-        return 0.0, 1.0
-    rate, share = successes / episodes, Z95**2 / episodes
-    centre = (rate + share / 2) / (1 + share)
-    half_width = Z95 * math.sqrt(rate * (1 - rate) / episodes + share / (4 * episodes)) / (1 + share)
-    return max(0.0, centre - half_width), min(1.0, centre + half_width)
-
-
-def pass_at(k: int, scores: Sequence[float]) -> float:
-    """Unbiased estimate of pass@k, the expected best of k attempts, from n >= k scores.
-
-    Equals the mean of the best score over all subsets of size k. If c scores are 1 and the others 0, it is
-    1 - C(n-c, k) / C(n, k).
-
-    >>> pass_at(2, [1, 0, 0, 0])
-    0.5
-    """
-    if not 1 <= k <= len(scores):
-        raise ValueError(f"pass@{k} needs at least {k} scores, got {len(scores)}")
-    # Subsets in which the score at each sorted index is the best one.
-    subsets = [math.comb(below, k - 1) for below in range(len(scores))]
-    best = sum(score * count for score, count in zip(sorted(scores), subsets, strict=True))
-    return best / math.comb(len(scores), k)
 
 
 def mean_over_seeds_and_tasks(values_ST: Sequence[Sequence[float]]) -> MeanTest:

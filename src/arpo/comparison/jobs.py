@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from arpo.comparison.settings import NEUTRAL_KEYS
 from arpo.config import LEARNING, Config
 from arpo.config.recipe import changed, load_config
 from arpo.errors import UserError
-from arpo.evaluation.compared_settings import NEUTRAL_KEYS
 from arpo.models.hub import with_recorded_model
 from arpo.reporting.display import Display, format_duration, format_seconds
 from arpo.storage.run_folder import METRICS, RECIPE, SUMMARY, TIMING, read_json, read_log, write_atomically

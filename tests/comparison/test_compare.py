@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from arpo.cli.entry_point import main
+from arpo.comparison.compare import load_methods, make_jobs, planned_episodes
+from arpo.comparison.jobs import is_finished, last_line
 from arpo.config import Config
 from arpo.config.recipe import changed, load_config, to_toml
 from arpo.errors import UserError
-from arpo.evaluation.compare import load_methods, make_jobs, planned_episodes
-from arpo.evaluation.job_runner import is_finished, last_line
 from arpo.storage.run_folder import lock_folder
 
 PAPER = ["paper", "paper/grpo", "paper/rft", "paper/dpo"]

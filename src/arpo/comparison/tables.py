@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from arpo.comparison.compare import BASE
+from arpo.comparison.curves import SMOOTHING_WINDOW, CurvePoint
+from arpo.comparison.results import STAGES, Comparison, Difference, MethodResult, SeedStats
+from arpo.comparison.run_results import RunResult
+from arpo.comparison.settings import differing_keys
 from arpo.config.recipe import value
 from arpo.config.task_set_names import set_label
-from arpo.evaluation.compare import BASE
-from arpo.evaluation.compared_settings import differing_keys
-from arpo.evaluation.comparison_curves import SMOOTHING_WINDOW, CurvePoint
-from arpo.evaluation.comparison_results import STAGES, Comparison, Difference, MethodResult, SeedStats
-from arpo.evaluation.run_results import RunResult
 from arpo.reporting.display import count_noun, format_duration
 from arpo.reporting.numbers import NO_VALUE, format_points
 

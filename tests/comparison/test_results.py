@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from arpo.config import Config
-from arpo.errors import UserError
-from arpo.evaluation.comparison_curves import CurvePoint, average_curves
-from arpo.evaluation.comparison_results import (
+from arpo.comparison.curves import CurvePoint, average_curves
+from arpo.comparison.results import (
     Comparison,
     Difference,
     MethodResult,
@@ -20,12 +18,14 @@ from arpo.evaluation.comparison_results import (
     compare_runs,
     paired_difference,
 )
-from arpo.evaluation.run_results import RunResult, success_rate
-from arpo.evaluation.statistics import holm, student_p, student_quantile
+from arpo.comparison.run_results import RunResult, success_rate
+from arpo.comparison.statistics import holm, student_p, student_quantile
+from arpo.comparison.tables import significance
+from arpo.comparison.terminal import render_terminal
+from arpo.config import Config
+from arpo.errors import UserError
 from arpo.tasks.curriculum import Count
 from arpo.viewer.comparison import load_comparison, read_run_result, write_comparison
-from arpo.viewer.comparison_terminal import render_terminal
-from arpo.viewer.comparison_text import significance
 from comparisons import RunRecords, Scores, write_run
 from markup import parsed
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from arpo.cli.entry_point import main
+from arpo.comparison.run_groups import find_runs, split_words
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.evaluation.run_groups import find_runs, split_words
 from comparisons import RunRecords, write_run
 
 SCORES = {"train": {"a": [1, 0], "b": [0, 0]}}

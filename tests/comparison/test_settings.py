@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from arpo.comparison.settings import describe_differences
 from arpo.config.recipe import load_config
-from arpo.evaluation.compared_settings import describe_differences
 
 
 def described(*recipes: str) -> list[str]:

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-from arpo.config.task_set_names import TRAIN, in_order
-from arpo.evaluation.compare import BASE
-from arpo.evaluation.comparison_curves import CurvePoint, learning_curves
-from arpo.evaluation.run_results import (
+from arpo.comparison.compare import BASE
+from arpo.comparison.curves import CurvePoint, learning_curves
+from arpo.comparison.run_results import (
     RunResult,
     Tallies,
     TalliesBySeed,
@@ -23,7 +22,8 @@ from arpo.evaluation.run_results import (
     mean_score,
     success_rate,
 )
-from arpo.evaluation.statistics import holm, mean_over_seeds_and_tasks
+from arpo.comparison.statistics import holm, mean_over_seeds_and_tasks
+from arpo.config.task_set_names import TRAIN, in_order
 from arpo.tasks.curriculum import Count
 
 STAGES = ("rollout", "learn", "evaluate")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from arpo.comparison.compare import BASE
+from arpo.comparison.run_results import RunResult, success_rate
 from arpo.config.task_set_names import OVERALL, in_order
-from arpo.evaluation.compare import BASE
-from arpo.evaluation.run_results import RunResult, success_rate
 
 SMOOTHING_WINDOW = 5  # batches
 Curve = Sequence[tuple[float, float]]

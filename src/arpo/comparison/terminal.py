@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from arpo.evaluation.comparison_results import Comparison
-from arpo.viewer.comparison_text import Table, difference_table, display_name, missing_note, success_table
+from arpo.comparison.results import Comparison
+from arpo.comparison.tables import Table, difference_table, display_name, missing_note, success_table
 
 
 def render_terminal(comparison: Comparison) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from arpo.cli.entry_point import main
-from arpo.evaluation.job_runner import collection_seconds
+from arpo.comparison.jobs import collection_seconds
 
 TASKS = {"train": ("desk:pool", "pool-001", "pool-010"), "heldout": ("desk:heldout", "heldout-006")}
 ARPO = """

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -29,14 +28,12 @@ from typing import Any
 
 from simulation.cluster import Cluster, Result, simulate
 
-from arpo.cluster.plan import Load, estimate
-
 COLUMNS = (
-    f"{'':<26}{'episodes/h':>11}{'plan':>8}{'envs':>7}{'engine':>8}{'learner':>9}{'requests':>10}{'groups':>8}"
+    f"{'':<26}{'episodes/h':>11}{'envs':>7}{'engine':>8}{'learner':>9}{'requests':>10}{'groups':>8}"
     f"{'dropped':>9}{'GPU-h':>8}{'env-h':>8}{'cost':>8}  bottleneck"
 )
 EXPLAINED = (
-    "plan: episodes/h by the estimate of `arpo doctor`. envs, engine, learner: share of time in use. "
+    "envs, engine, learner: share of time in use. "
     "requests: per replica. groups: finished, waiting for a batch. GPU-h, env-h, cost: per 1,000 episodes"
 )
 LONGEST_LAG = 0.05  # seconds
@@ -112,22 +109,6 @@ def begins(results: Mapping[int, Result]) -> dict[str, int]:
     for size, result in sorted(results.items()):
         found.setdefault(result.bottleneck, size)
     return found
-
-
-def planned(cluster: Cluster) -> float:
-    """Episodes per hour, as `arpo doctor` estimates them. It does not know coupled environments."""
-    load = Load(
-        environments=cluster.environments,
-        replicas=cluster.replicas,
-        ranks=cluster.learner_gpus,
-        groups=cluster.groups,
-        group_size=cluster.group_size,
-        groups_per_update=max(1, cluster.groups // cluster.updates),
-        max_staleness=cluster.max_staleness,
-        shared=cluster.shared,
-        times=cluster.times,
-    )
-    return math.nan if cluster.coupled else estimate(load).per_hour(load)
 
 
 def validate(options: argparse.Namespace) -> dict[str, Any]:
@@ -245,8 +226,7 @@ def _table(options: argparse.Namespace, run: Callable[[Cluster], Result] = simul
         costs = f"{result.gpu_hours:>8.1f}{result.env_hours:>8.1f}{_cost(result, options):>8.0f}"
         took = f"({time.monotonic() - began:.0f} s)"
         print(
-            f"{name:<26}{result.per_hour:>11,.0f}{planned(cluster):>8,.0f}{shares}{queues}{costs}  "
-            f"{result.bottleneck} {took}",
+            f"{name:<26}{result.per_hour:>11,.0f}{shares}{queues}{costs}  {result.bottleneck} {took}",
             file=sys.stderr,
             flush=True,
         )
@@ -262,7 +242,6 @@ def _cost(result: Result, options: argparse.Namespace) -> float:
 def _record(result: Result, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "episodes_per_hour": round(result.per_hour),
-        "planned_per_hour": round(planned(result.cluster)),
         "environments": round(result.environments, 3),
         "engine": round(result.engine, 3),
         "learner": round(result.learner, 3),

@@ -17,7 +17,6 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest import mock
 
-from arpo.cluster.service_times import DEFAULT, ServiceTimes
 from arpo.config import Config
 from arpo.config.recipe import load_config
 from arpo.envs.pool import EnvPool, LocalEnvs
@@ -37,6 +36,7 @@ from simulation.roles import (
     SimulatedLearner,
     SimulatedPublisher,
 )
+from simulation.service_times import DEFAULT, ServiceTimes
 
 _T = TypeVar("_T")
 Background = Callable[[], Coroutine[Any, Any, None]]

@@ -19,12 +19,12 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from arpo.cluster.service_times import ServiceTimes
 from arpo.engines.vllm_client import UNCHANGED
 from arpo.prompts.rendering import Renderer
 from arpo.prompts.vision import image_tokens
 from arpo.types import Screenshot
 from simulation.clock import Clock, Meter
+from simulation.service_times import ServiceTimes
 
 MODEL, MAX_TOKENS = "base", 65_536
 PROBE_LOGPROB = -0.5

@@ -12,13 +12,13 @@ from random import Random
 from urllib.parse import urlsplit
 
 from arpo.actions import Action
-from arpo.cluster.service_times import ServiceTimes
 from arpo.engines.base import Weights
 from arpo.learner.base import Batch
 from arpo.storage.published_weights import Probe, publishing, write_probe
 from arpo.types import Observation, Screenshot, StepResult, Task
 from simulation.clock import Clock, Meter
 from simulation.replica import EPISODE, PROBE_LOGPROB, EpisodeOf, Server
+from simulation.service_times import ServiceTimes
 from simulation.waiting_learner import WaitingLearner
 
 FIRST_PORT = 9000

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
-from cluster_simulation import begins, compare, planned
+from cluster_simulation import begins, compare
 from simulation.clock import Clock, run_simulated
 from simulation.cluster import Cluster, Parts, run_real, settings, simulate
 from simulation.replica import EPISODE, EpisodeOf
 from simulation.roles import Barrier, SimulatedLearner
+from simulation.service_times import ServiceTimes
 
 import constant_times
-from arpo.cluster.service_times import ServiceTimes
 from arpo.engines.vllm import VllmEngine
 from arpo.learner.base import Batch
 from arpo.testing import screenshot
@@ -162,16 +161,9 @@ def test_the_command_compares_lock_step_with_asynchronous_training(
     lock_step, asynchronous = found["lock step"], found["S = 1"]
     ratio = asynchronous["episodes_per_hour"] / lock_step["episodes_per_hour"]
     assert found["ratio"] == pytest.approx(ratio, rel=0.02)
-    assert lock_step["planned_per_hour"] > 0
     expected = 2.0 * lock_step["gpu_hours"] + 0.5 * lock_step["environment_hours"]
     assert lock_step["cost"] == pytest.approx(expected, abs=0.02)
     assert "S = 1, 1 + 1 GPUs" in capsys.readouterr().err
-
-
-def test_the_plan_of_a_simulated_cluster() -> None:
-    """23 s for the episodes, 1 s to write and 1 s to read the weights, four episodes."""
-    assert planned(SMALL) == pytest.approx(4 * 3600 / 25)
-    assert math.isnan(planned(replace(SMALL, coupled=True)))
 
 
 def test_a_bottleneck_begins_at_its_smallest_size() -> None:

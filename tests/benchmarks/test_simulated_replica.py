@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from simulation.clock import Clock, Meter, run_simulated
 from simulation.replica import EPISODE, AnswerTexts, EpisodeOf, Gpu, Request, Server
+from simulation.service_times import ServiceTimes, learner_efficiency
 
-from arpo.cluster.service_times import ServiceTimes, learner_efficiency
 from arpo.config.recipe import load_config
 from arpo.models.loading import load_renderer
 from arpo.testing import screenshot

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arpo.cluster.service_times import ServiceTimes
+from simulation.service_times import ServiceTimes
 
 # An episode takes 10 + 2 * (1 + 3) + 5 = 23 s, and 1 s of learning. Writing or reading weights takes 1 s.
 TIMES = ServiceTimes(

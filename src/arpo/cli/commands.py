@@ -106,11 +106,8 @@ def _env_host(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 def _doctor(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from arpo.cli.doctor import run_doctor, run_memory
 
-    if options.nodes is not None and options.gpus is None:
-        raise UserError("--nodes: needs the number of GPUs of a node; add --gpus N")
     if options.recipe is not None:
-        cluster = None if options.gpus is None else (options.nodes or 1, options.gpus)
-        return run_memory(load_config(options.recipe, overrides), options.gpu, cluster)
+        return run_memory(load_config(options.recipe, overrides), options.gpu, options.gpus)
     if given := [name for name in ("gpu", "gpus") if getattr(options, name) is not None]:
         raise UserError(f"--{given[0]}: needs a recipe to plan for; add --recipe RECIPE")
     return run_doctor()
@@ -371,25 +368,22 @@ ARPO_HOST_TOKEN=SECRET arpo train osworld_local --env.hosts http://desktops-1:87
     Command(
         name="doctor",
         run=_doctor,
-        purpose="check this machine and the installation, or plan memory and time of a recipe",
+        purpose="check this machine and the installation, or plan the memory of a recipe",
         lesson="""\
 Without --recipe: checks packages, CPU, GPU, base model, desktops and disk, and prints how to install missing
 parts. Changes nothing. Exit code 1 if training does not work.
 With --recipe: prints the GPU memory that the recipe needs. If it does not fit, prints settings that fit, and
-which of them change the training results. Exit code 1 if it does not fit. --gpu plans for another GPU than
-that of this machine. With --model.weights random, the model folder needs no weights.
-With --nodes and --gpus: prints the plan for a cluster, too: roles of the GPUs, environments, expected minutes
-per batch, the bottleneck, and settings that would be faster. Nothing is measured on this machine.""",
+which of them change the training results. Exit code 1 if it does not fit. --gpu and --gpus plan for other
+GPUs than those of this machine. With --model.weights random, the model folder needs no weights.""",
         example="""\
 arpo doctor
 arpo doctor --recipe osworld_128 --model.path /models/UI-TARS-1.5-7B --model.train lora
 arpo doctor --recipe osworld_subset32 --model.path /models/UI-TARS-1.5-7B --gpu 80
-arpo doctor --recipe osworld_full --model.path /models/UI-TARS-1.5-7B --nodes 8 --gpus 8 --gpu 80""",
+arpo doctor --recipe osworld_full --model.path /models/UI-TARS-1.5-7B --gpus 64 --gpu 80""",
         arguments=(
             argument("--recipe", RECIPE_HELP, metavar="RECIPE"),
             argument("--gpu", "GPU memory (default: that of this machine)", type=count, metavar="GIB"),
-            argument("--nodes", "machines of a cluster (default: 1)", type=count, metavar="N"),
-            argument("--gpus", "GPUs of each machine", type=count, metavar="N"),
+            argument("--gpus", "GPUs in total (default: those of this machine)", type=count, metavar="N"),
         ),
         settings=True,
     ),

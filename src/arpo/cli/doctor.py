@@ -65,16 +65,14 @@ def run_doctor() -> int:
     return 0 if ready else 1
 
 
-def run_memory(config: Config, gpu: int | None, cluster: tuple[int, int] | None = None) -> int:
+def run_memory(config: Config, gpu: int | None, gpus: int | None = None) -> int:
     """Print the GPU memory of the recipe, and settings to reduce it if it does not fit.
 
-    Plans for a GPU of `gpu` GiB (None: the GPU of this machine). Returns 1 if the recipe does not fit. If the
-    recipe uses virtual machines on this machine, also prints the checks for them. For a `cluster` (nodes, and
-    GPUs of each), prints the plan of its roles and times instead.
+    Plans for `gpus` GPUs of `gpu` GiB (None: those of this machine). Returns 1 if the recipe does not fit. If
+    the recipe uses virtual machines on this machine, also prints the checks for them.
     """
     import torch
 
-    from arpo.cli.doctor_cluster import describe_cluster
     from arpo.learner.ranks import rank_device
     from arpo.models.hub import parse_hub_model
     from arpo.models.loading import check_weights, load_renderer, resolve_model
@@ -84,20 +82,17 @@ def run_memory(config: Config, gpu: int | None, cluster: tuple[int, int] | None 
     load_renderer(config.model)
     if config.model.weights == "load" and parse_hub_model(config.model.path) is None:
         check_weights(resolve_model(config.model.path))
-    gpu_bytes, gpus = None, None
+    here, gpu_bytes = gpu is None and gpus is None, None
     if gpu is not None:
         gpu_bytes = gpu * GIB
     elif torch.cuda.is_available():
-        gpu_bytes, gpus = torch.cuda.get_device_properties(0).total_memory, torch.cuda.device_count()
+        gpu_bytes = torch.cuda.get_device_properties(0).total_memory
+        gpus = torch.cuda.device_count() if gpus is None else gpus
     facts = read_model_info(config)
-    planned = [] if cluster is None else describe_cluster(config, *cluster)
-    if cluster is not None:
-        gpus = cluster[0] * cluster[1]
     servers, servers_fit = doctor_servers.plan_servers(config, gpus, gpu_bytes)
-    for line in (*describe_plan(facts, config, gpu_bytes), *servers, *planned):
+    for line in (*describe_plan(facts, config, gpu_bytes), *servers):
         print(line)
     uses_docker = config.env.name == "osworld" and config.osworld.provider == "docker"
-    here = gpu is None and cluster is None
     if here and uses_docker and not config.env.hosts:
         print(*machine_findings(config.osworld, warning=True), sep="\n")
     if gpu_bytes is None:

@@ -1,1 +1,1 @@
-"""Clusters: the plan of a run, and the placement of its servers, hosts and learner ranks by Ray."""
+"""Clusters: the placement of its servers, hosts and learner ranks by Ray."""

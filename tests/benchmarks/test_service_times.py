@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pytest
-
-from arpo.cluster.service_times import LORA, LORA_GIB, ServiceTimes
+from simulation.service_times import ServiceTimes
 
 
 def test_learning_is_interpolated_between_the_measured_sizes() -> None:
     times = ServiceTimes()
     assert [times.learn(screenshots) for screenshots in (1, 5, 10, 15)] == [0.8, 2.3, 5.2, 8.1]
     assert times.learn(20) == pytest.approx(8.1 + 5 * 0.58)
-    assert ServiceTimes(learning=LORA).learn(10) == pytest.approx(4.2)
 
 
 def test_an_update_takes_as_long_as_its_slowest_gpu() -> None:
@@ -22,9 +20,7 @@ def test_an_update_takes_as_long_as_its_slowest_gpu() -> None:
     assert times.update([15], gpus=16) == pytest.approx(8.1 / 0.90)
 
 
-def test_weights_and_answers() -> None:
+def test_weights_and_decoding() -> None:
     times = ServiceTimes()
     assert times.load == pytest.approx(15.4 / 1.8)
-    assert ServiceTimes(weights_gib=LORA_GIB).load == pytest.approx(0.3 / 1.8)
-    assert times.mean_answer_tokens == pytest.approx(149.4, abs=0.1)
     assert times.decode(16) == pytest.approx(0.016, abs=0.0001)

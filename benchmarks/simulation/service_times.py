@@ -1,13 +1,11 @@
-"""How long environments, vLLM servers and the learner take: the numbers of the plan and of the simulation.
+"""How long environments, vLLM servers and the learner take: the numbers of the simulation.
 
-`plan.py` estimates the time of a batch from them; `benchmarks/cluster_simulation.py` simulates whole runs.
 Sources: M measured (docs/performance.md, one H200, a 7B model), A assumed,
 B assumed, as in benchmarks/asynchrony.py.
 
 | number | value | source |
 | --- | --- | --- |
 | start of a virtual machine | 30 to 60 s | B |
-| start of a light desktop | 1 to 2 s | M; the set-up of a task comes on top |
 | step, evaluation | log-normal with median 3 s and sigma 0.5; 5 s | B |
 | hanging step | in 2% of the episodes, until a timeout of 60 s | B |
 | answers per episode | 3 to 15, uniform: 9 in the mean | B |
@@ -16,12 +14,11 @@ B assumed, as in benchmarks/asynchrony.py.
 | encoding and prefill | 0.145 s per screenshot and answer | M: 35 s for 240, 69 s for 480 |
 | decoding step | 11 ms + 0.31 ms per sequence | M: 16 ms with 16 sequences, 21 ms with 32 |
 | cache of keys and values | 1.9 million tokens | 105 GiB, 57,344 bytes per token |
-| learning, one GPU | 0.8, 2.3, 8.1 s per episode of 1, 5, 15 screenshots; LoRA 0.6, 1.7, 6.7 s | M |
+| learning, one GPU | 0.8, 2.3, 8.1 s per episode of 1, 5, 15 screenshots | M |
 | learning, several GPUs | efficiency 0.95 in a node of 8, 0.90 beyond | A |
-| weights | 15.4 GiB in bfloat16; adapters 0.3 GiB | M; computed, rank 32 |
+| weights | 15.4 GiB in bfloat16 | M |
 | writing and reading weights | 1.8 GiB/s | M: a checkpoint of 46 GiB in 26 s, memory disk |
 | sleep, wake | 3 s each, if servers and learner share GPUs | A |
-| CPU time of the driver | 0.066 s per episode, 0.15 s per screenshot in threads and worker processes | M |
 
 vLLM itself was not measured on a GPU: the servers answer as fast as the in-process engine.
 """
@@ -36,11 +33,7 @@ from itertools import pairwise
 from random import Random
 
 ALL_WEIGHTS = ((1, 0.8), (5, 2.3), (15, 8.1))  # (screenshots, seconds on one H200)
-LORA = ((1, 0.6), (5, 1.7), (15, 6.7))
-LIGHT_BOOT = (1.0, 2.0)
-LORA_GIB = 0.3
 NODE = 8  # GPUs
-DRIVER_EPISODE, DRIVER_SCREENSHOT = 0.066, 0.15  # CPU seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +67,6 @@ class ServiceTimes:
         """A multiple of 10, at least 20."""
         drawn = random.lognormvariate(math.log(self.answer_median), self.answer_sigma)
         return max(20, 10 * round(drawn / 10))
-
-    @property
-    def mean_answer_tokens(self) -> float:
-        return self.answer_median * math.exp(self.answer_sigma**2 / 2)
 
     def decode(self, sequences: float) -> float:
         """Seconds for one token of each of so many sequences."""

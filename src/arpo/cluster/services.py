@@ -27,7 +27,7 @@ from arpo.errors import UserError, printable
 _POLL_SECONDS = 1.0
 _FAILED_STARTS_SHOWN = 300  # characters of a fault
 # At the end of an actor, Ray kills its child processes, but not theirs. Guards and hosts end all of them
-# (serving/guard.py), unless Ray kills them first.
+# (processes/guard.py), unless Ray kills them first.
 _LEAVE_PROGRAMS = {"RAY_kill_child_processes_on_worker_exit": "false"}
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from arpo.serving import guard
+from arpo.processes import guard
 
 _KILL_SECONDS = 20.0  # for the guard to end all processes after the grace period
 _TAIL_BYTES = 65536

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from arpo.serving import guard
+from arpo.processes import guard
 from processes import descendants, wait_until
 
 # A server with a child in another session, as vLLM's processes may be.

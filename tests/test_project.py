@@ -16,19 +16,7 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",
-    "docs/first-real-run.md",
-    "docs/design.md",
-    "docs/tutorial.md",
-    "docs/viewer.md",
-    "docs/recipes.md",
-    "docs/differences.md",
-    "docs/python.md",
-    "docs/models.md",
-    "docs/results.md",
-    "docs/results-runs.md",
-    "docs/osworld.md",
-    "docs/performance.md",
-    "docs/cluster.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
 )
 BINARY_SUFFIXES = (".png", ".safetensors", ".xlsx", ".docx", ".odp", ".gz")
 MOST_LINES = 450
@@ -72,7 +60,7 @@ def test_every_module_has_a_docstring():
         assert not tree.body or ast.get_docstring(tree), path
 
 
-@pytest.mark.parametrize("name", ["actions", "keyboard", "parsing", "recipe", "cli.entry_point"])
+@pytest.mark.parametrize("name", ["actions", "keyboard", "parsing", "config.recipe", "cli.entry_point"])
 def test_examples_in_docstrings_are_correct(name):
     result = doctest.testmod(importlib.import_module(f"arpo.{name}"))
     assert result.attempted and not result.failed

@@ -24,8 +24,8 @@ from arpo.models.loading import load_renderer
 from arpo.reporting.display import NullDisplay
 from arpo.storage.run_folder import RunFolder
 from arpo.testing import screenshot
+from arpo.training.checkpoints import Progress
 from arpo.training.garbage import rare_collections, short_collections
-from arpo.training.progress import Progress
 from arpo.training.trainer import Trainer
 from simulation.clock import Clock, JumpingSelector, Meter, run_simulated
 from simulation.replica import AnswerTexts, Gpu, Server

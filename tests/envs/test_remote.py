@@ -25,7 +25,7 @@ from arpo.rollout.scheduler import Scheduler
 from arpo.storage.run_folder import RunFolder
 from arpo.tasks.lists import load_tasks
 from arpo.testing import FakeEnv, failing, hanging, screenshot, task
-from arpo.training.folder_check import check_folder
+from arpo.training.checkpoints import check_folder
 from arpo.training.trainer import run_training
 from arpo.types import Failure, Observation, Screenshot, StopReason, Trajectory
 from desks import solution

@@ -12,8 +12,8 @@ from arpo.config import Config
 from arpo.errors import UserError
 from arpo.rollout.activity import EpisodeCalls
 from arpo.storage.run_folder import RunFolder
-from arpo.training.call_log import CallLog, logged_seconds
 from arpo.training.collect import run_collection
+from arpo.training.reporting import CallLog, logged_seconds
 from arpo.training.trainer import Trainer
 from trained import lines, train_to_end
 from verdicts import A, B, Scripted, small_config

@@ -9,7 +9,7 @@ import pytest
 
 from arpo.reporting.display import PlainDisplay
 from arpo.storage.run_folder import RunFolder
-from arpo.training.failed_episodes import report_failed_episodes
+from arpo.training.reporting import report_failed_episodes
 from arpo.types import Failure
 
 ROOM = {"where": "step", "message": "KeyError: 'room'\nmore", "place": "my_env.py:14"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from arpo.reporting.display import format_seconds
-from arpo.training.timing import Timing
+from arpo.training.reporting import Timing
 
 
 def timed(*moments: float, known: dict[str, float] | None = None) -> Timing:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from arpo.config import Config
 from arpo.learner.base import Batch, TokenStats
 from arpo.storage.run_folder import RunFolder
-from arpo.training.token_stats import store_token_stats
+from arpo.training.reporting import store_token_stats
 from arpo.training.trainer import Trainer
 from arpo.types import Answer, Sample
 from trained import lines, train_to_end

@@ -27,7 +27,7 @@ from arpo.storage.run_folder import RunFolder, RunFolderReader
 from arpo.tasks.curriculum import epoch_order
 from arpo.tasks.sets import load_sets
 from arpo.testing import Times
-from arpo.training.folder_check import check_folder
+from arpo.training.checkpoints import check_folder
 from arpo.training.run import Run
 from arpo.training.trainer import Trainer, run_training
 from tiny_vlm import save_folder, tiny_model

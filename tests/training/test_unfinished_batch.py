@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from arpo.storage.run_folder import RunFolder
-from arpo.training.unfinished_batch import UnfinishedBatch
+from arpo.training.checkpoints import UnfinishedBatch
 from arpo.types import Rescue
 from stored_episodes import episode, small
 from trajectories import group

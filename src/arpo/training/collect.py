@@ -28,10 +28,8 @@ from arpo.storage.codec import COLLECTED
 from arpo.storage.files import RESTORE_OR_LEAVE
 from arpo.storage.run_folder import PACK, RunFolder
 from arpo.tasks.sets import sets_of_run
-from arpo.training.call_log import CallLog, logged_seconds
-from arpo.training.failed_episodes import report_failed_episodes
-from arpo.training.folder_check import check_recipe
-from arpo.training.timing import Timing
+from arpo.training.checkpoints import check_recipe
+from arpo.training.reporting import CallLog, Timing, logged_seconds, report_failed_episodes
 from arpo.types import Task, Trajectory
 
 MAX_EPISODES = 10_000_000

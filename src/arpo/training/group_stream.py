@@ -23,9 +23,8 @@ from arpo.rollout.watched_env import WatchedEnv
 from arpo.storage.codec import GROUP
 from arpo.tasks.order import AnyCurriculum, TaskOrder
 from arpo.tasks.sources import TaskIndex
+from arpo.training.checkpoints import group_from_json, group_to_json, load_checked
 from arpo.training.run import Run
-from arpo.training.stored_groups import group_from_json, group_to_json
-from arpo.training.stored_tokens import load_checked
 from arpo.types import Failure, Group, Task, Turn
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from arpo.evaluation.scoring import Score, over_same_tasks, read_scores
 from arpo.storage.run_folder import EVALUATIONS, RunFolder
-from arpo.training.progress import Progress
+from arpo.training.checkpoints import Progress
 
 
 def set_landmark(progress: Progress, store: RunFolder, landmark: str, scores: Mapping[str, Score]) -> None:

@@ -13,7 +13,7 @@ from arpo.evaluation.scoring import report_failures
 from arpo.rollout.watched_env import WatchedEnv
 from arpo.storage.codec import BATCH
 from arpo.tasks.order import AnyCurriculum, TaskOrder
-from arpo.training.progress import Progress
+from arpo.training.checkpoints import Progress
 from arpo.training.run import Run
 from arpo.types import Group
 

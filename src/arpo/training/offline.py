@@ -31,10 +31,9 @@ from arpo.storage.codec import EVALUATED, StoredEpisode
 from arpo.storage.run_folder import PACK, RunFolder, RunFolderReader
 from arpo.tasks.sets import load_sets
 from arpo.tasks.sources import TaskIndex
+from arpo.training.checkpoints import Progress, load_checked
 from arpo.training.offline_methods import OfflineMethod, Unit, open_method
-from arpo.training.progress import Progress
 from arpo.training.run import Run
-from arpo.training.stored_tokens import load_checked
 from arpo.types import Trajectory
 
 OTHER_TASKS = "they belong to other tasks"

@@ -39,13 +39,10 @@ from arpo.storage.files import RESTORE_OR_LEAVE, damage, parse_object
 from arpo.storage.run_folder import METRICS, RunFolder
 from arpo.tasks.sets import evaluated, sets_of_run
 from arpo.training.build import open_learner, open_recovery
-from arpo.training.call_log import CallLog
+from arpo.training.checkpoints import Progress, UnfinishedBatch
 from arpo.training.landmarks import set_landmark
-from arpo.training.progress import Progress
+from arpo.training.reporting import CallLog, Timing, last_durations, train_and_store
 from arpo.training.stop_note import describe_stop
-from arpo.training.timing import Timing, last_durations
-from arpo.training.token_stats import train_and_store
-from arpo.training.unfinished_batch import UnfinishedBatch
 from arpo.types import Failure, Group, Task
 
 STATE = "state.json"

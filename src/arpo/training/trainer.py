@@ -32,16 +32,14 @@ from arpo.tasks.order import open_order
 from arpo.tasks.sources import TaskIndex, replay_key
 from arpo.training.batch_source import BatchSource
 from arpo.training.build import open_credit, open_curriculum
+from arpo.training.checkpoints import Progress, check_folder, load_checked, load_outline
 from arpo.training.export import export_model
-from arpo.training.failed_episodes import report_failed_episodes
-from arpo.training.folder_check import check_folder
 from arpo.training.garbage import short_collections
 from arpo.training.group_stream import GroupStream
 from arpo.training.lock_step import LockStep
 from arpo.training.offline import OfflineTrainer
-from arpo.training.progress import Progress
+from arpo.training.reporting import report_failed_episodes
 from arpo.training.run import Run
-from arpo.training.stored_tokens import load_checked, load_outline
 from arpo.types import Group
 
 MODEL = "model"

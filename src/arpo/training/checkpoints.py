@@ -1,0 +1,156 @@
+"""Checkpoints of a run: what the next batch depends on, and the checks of a folder that is resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from arpo.config import INCIDENTAL, Config
+from arpo.config.recipe import changed, load_config
+from arpo.errors import UserError
+from arpo.prompts import vision
+from arpo.rollout.player import Player
+from arpo.storage import checkpoint
+from arpo.storage.codec import COLLECTED, failure_from_json
+from arpo.storage.files import RESTORE_OR_LEAVE
+from arpo.storage.run_folder import RECIPE, TRAJECTORIES, RunFolder, RunFolderReader
+from arpo.types import Group, Rescue, Trajectory
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """The counters of a run, stored in every checkpoint."""
+
+    batch: int = 0
+    tasks: int = 0  # in batches so far, over all epochs
+    episodes: int = 0  # in batches so far
+    failures: int = 0
+    skipped: int = 0  # updates with an infinite or undefined loss or gradient
+    untrained: int = 0  # batches without training, because engine and learner disagreed
+    dropped_groups: int = 0  # too old to train on, in asynchronous training; their tasks were played again
+    dropped_episodes: int = 0  # of these groups, finished or not
+    learner_restarts: int = 0  # after the loss of a rank, on a cluster
+    groups: dict[str, int] = field(default_factory=dict)
+    success: dict[str, dict[str, float]] = field(
+        default_factory=dict
+    )  # rates by landmark (base, final) and task set
+    counts: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
+    left_out: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # tasks without a verdict before or after training, by task set
+    seconds: float = 0.0
+
+
+def group_to_json(group: Group) -> dict[str, Any]:
+    whole = asdict(replace(group, trajectories=()))
+    return whole | {"trajectories": [trajectory.episode_id for trajectory in group.trajectories]}
+
+
+def group_from_json(value: Mapping[str, Any], load: Callable[[str], Trajectory]) -> Group:
+    """`load` returns a stored trajectory by its episode id."""
+    return Group(
+        index=value["index"],
+        task_id=value["task_id"],
+        trajectories=tuple(map(load, value["trajectories"])),
+        failures=tuple(map(failure_from_json, value["failures"])),
+        rescues=tuple(Rescue(**{"stored_task": value["task_id"]} | rescue) for rescue in value["rescues"]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfinishedBatch:
+    """The unwritten results of a batch: its metrics wait for those of the evaluation.
+
+    `groups` are for the callback, `played` is the number of episodes, `seconds` are durations by stage.
+    """
+
+    metrics: Mapping[str, float]
+    groups: Sequence[Group]
+    played: int
+    seconds: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "metrics": dict(self.metrics),
+            "groups": [group_to_json(group) for group in self.groups],
+            "played": self.played,
+            "seconds": dict(self.seconds),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], store: RunFolderReader) -> UnfinishedBatch:
+        return cls(
+            metrics=dict(value["metrics"]),
+            groups=[group_from_json(group, store.load_trajectory) for group in value["groups"]],
+            played=value["played"],
+            seconds=dict(value["seconds"]),
+        )
+
+
+def load_checked(reader: RunFolderReader, episode_id: str, player: Player) -> Trajectory:
+    """Load an episode. Raises UserError if the player's model cannot have sampled its tokens."""
+    trajectory = reader.load_trajectory(episode_id)
+    _check_tokens(trajectory, reader, player)
+    return trajectory
+
+
+def load_outline(reader: RunFolderReader, episode_id: str, player: Player) -> Trajectory:
+    """The same checks without decoding: the screenshots of the result have a size, but no pixels."""
+    outline = reader.load_outline(episode_id)
+    _check_tokens(outline, reader, player)
+    return outline
+
+
+def _check_tokens(trajectory: Trajectory, reader: RunFolderReader, player: Player) -> None:
+    renderer, rows = player.token_renderer, player.model.config.text_config.vocab_size
+    for turn in trajectory.turns:
+        tokens = (*turn.context, *turn.completion.token_ids)
+        slots = sum(vision.image_tokens(renderer.grid(shot), renderer.settings) for shot in turn.images)
+        if not 0 <= min(tokens) <= max(tokens) < rows or turn.context.count(renderer.image_token_id) != slots:
+            raise UserError(
+                f"{reader.folder / TRAJECTORIES}: damaged, the tokens of episode {trajectory.episode_id!r} "
+                f"do not fit the model and the screenshots: {RESTORE_OR_LEAVE}"
+            )
+
+
+LENGTH = ("train.epochs", "train.tasks", "offline.passes")  # whole keys, not prefixes: train.tasks_per_batch
+
+
+def collected_episodes(store: RunFolder) -> list[str]:
+    """Ids of the episodes of `arpo collect`."""
+    return [name for name in store.episode_ids() if name.startswith(f"{COLLECTED}-")]
+
+
+def check_folder(store: RunFolder, config: Config) -> None:
+    """Refuse a folder with something other than a training run of this recipe."""
+    if collected_episodes(store):
+        raise UserError(
+            f"{store.folder}: holds collected episodes. Choose another --run.dir. To train on the "
+            "episodes, name the folder as --offline.source"
+        )
+    if (store.folder / checkpoint.CHECKPOINTS).is_dir():
+        check_recipe(store, config, partial(_may_change, config))
+
+
+def check_recipe(store: RunFolder, config: Config, may_change: Callable[[str], bool]) -> None:
+    """Refuse a folder whose recipe differs from this one in a setting that may not change."""
+    path = store.folder / RECIPE
+    if path.is_file():
+        others = [key for key in changed(load_config(path), config) if not may_change(key)]
+        if others:
+            raise UserError(
+                f"{path}: the run in this folder has a different {', '.join(others)}. Choose another "
+                "--run.dir, or remove the folder to start again"
+            )
+
+
+def _may_change(config: Config, key: str) -> bool:
+    """True if a resumed run may have another value.
+
+    The length of training must stay if past batches depend on it: easy_first orders tasks by epochs, and a
+    learning rate that decays reaches 0 at the end.
+    """
+    length_matters = config.train.curriculum == "easy_first" or config.optim.schedule != "constant"
+    return not length_matters if key in LENGTH else key.startswith(INCIDENTAL)

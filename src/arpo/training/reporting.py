@@ -1,0 +1,234 @@
+"""Records of a run: durations of stages, calls of episodes, statistics of tokens, failed episodes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from arpo.envs.pool import Quarantined
+from arpo.errors import EnvTimeout
+from arpo.learner.base import Batch, Learner, Metrics, TokenStats
+from arpo.reporting.display import Display, count_noun, format_seconds
+from arpo.rollout.activity import Call, EpisodeCalls
+from arpo.storage.codec import EVALUATED
+from arpo.storage.files import RESTORE_OR_LEAVE, damage
+from arpo.storage.run_folder import CALLS, EVALUATIONS, FAILURES, TIMING, RunFolder, RunFolderReader
+from arpo.types import Failure
+
+
+def last_durations(store: RunFolderReader) -> dict[str, float]:
+    """Seconds by stage of the last batch of a run; {} if there is none."""
+    *_, last = ({}, *store.read_log(TIMING))
+    return {name: seconds for name, seconds in last.items() if seconds is not None}
+
+
+class Timing:
+    """Seconds spent in each stage since the last `take`. `known` has durations of an earlier batch."""
+
+    def __init__(
+        self, known: Mapping[str, float] | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.current = ""  # the latest stage
+        self._clock = clock
+        self._began = clock()
+        self._last = dict(known or {})
+        self._seconds: dict[str, float] = {}
+        self._stages: list[Call] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self.current, self._began = name, self._clock()
+        try:
+            yield
+        finally:
+            self._last[name] = self._clock() - self._began
+            self._stages.append((name, self._began, self._last[name]))
+            self.add({name: self._last[name]})
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        for name, duration in seconds.items():
+            self._seconds[name] = self._seconds.get(name, 0.0) + duration
+
+    def take(self, played: int) -> dict[str, float]:
+        """Seconds by stage, with episodes per second if any were played. Resets the counters.
+
+        In lock step, episodes are played in the stage "rollout". In asynchronous training they are played
+        all the time, also in "wait" (for groups) and "learn".
+        """
+        seconds = self.pause()
+        stages = ("rollout",) if "rollout" in seconds else ("wait", "learn") if "wait" in seconds else ()
+        spent = sum(seconds.get(name, 0.0) for name in stages)
+        return seconds | ({"episodes_per_second": played / spent} if spent else {})
+
+    def pause(self) -> dict[str, float]:
+        """Seconds by stage, for `add` after a resume. Resets the counters."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds
+
+    def take_stages(self) -> list[Call]:
+        """The stages since the last call, in seconds of the clock."""
+        stages, self._stages = self._stages, []
+        return stages
+
+    def about(self, stages: Sequence[str]) -> str:
+        """The remaining time as text: "about 20 s" or "duration unknown"."""
+        seconds = self.remaining(stages)
+        return "duration unknown" if seconds is None else f"about {format_seconds(seconds)}"
+
+    def remaining(self, stages: Sequence[str]) -> float | None:
+        """Seconds until the last of these consecutive stages ends, if all take as long as the last time.
+
+        None if one of them has never been measured.
+
+        >>> timing = Timing({"rollout": 30.0, "learn": 10.0})
+        >>> with timing.stage("rollout"):
+        ...     timing.remaining(("rollout", "learn"))
+        40.0
+        """
+        left = stages[stages.index(self.current) :] if self.current in stages else stages
+        if any(name not in self._last for name in left):
+            return None
+        elapsed = self._clock() - self._began if left[:1] == (self.current,) else 0.0
+        running = max(0.0, self._last[left[0]] - elapsed) if left else 0.0
+        return running + sum(self._last[name] for name in left[1:])
+
+
+class CallLog:
+    """`elapsed` is the age of a resumed run in seconds."""
+
+    def __init__(self, store: RunFolder, elapsed: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._began = store, clock() - elapsed
+
+    def add_episode(self, episode: EpisodeCalls) -> None:
+        """Store an attempt at an episode, also a failed or cancelled one."""
+        owner = {"episode": episode.episode_id, "host": episode.host, "fault": episode.fault}
+        self._store.log_calls(owner, self._since_start(episode.calls))
+
+    def add_stages(self, step: int, stages: Iterable[Call]) -> None:
+        """Store the stages of batch number `step`."""
+        self._store.log_calls({"step": step}, self._since_start(stages))
+
+    def _since_start(self, calls: Iterable[Call]) -> list[Call]:
+        return [(name, began - self._began, seconds) for name, began, seconds in calls]
+
+
+def logged_seconds(store: RunFolder) -> float:
+    """The end of the last logged call, in seconds since the start of the run."""
+    end = 0.0
+    for number, record in enumerate(store.read_log(CALLS), 1):
+        with damage(f"{store.folder / CALLS}: line {number}", RESTORE_OR_LEAVE):
+            for _, began, seconds in record["calls"][-1:]:
+                end = float(began + seconds)
+    return end
+
+
+DIGITS = 4
+
+
+async def train_and_store(learner: Learner, batch: Batch, store: RunFolder | None, step: int) -> Metrics:
+    """Train on batch number `step`, then write its lines. Without a store, it writes none.
+
+    Both block: in asynchronous training, this runs in the learner's thread.
+    """
+    metrics = await learner.train(batch)
+    if store is not None:
+        store_token_stats(store, step, batch, learner.token_stats())
+    return metrics
+
+
+def store_token_stats(
+    store: RunFolder, step: int, batch: Batch, stats: Sequence[Sequence[TokenStats]]
+) -> None:
+    """Write the lines of batch number `step`. `stats` come from the learner: empty if no update ran."""
+    for line in _lines(step, batch, stats) if stats else ():
+        store.log_token_stats(line)
+
+
+def _lines(step: int, batch: Batch, stats: Sequence[Sequence[TokenStats]]) -> Iterator[dict[str, Any]]:
+    """Updates and turns are counted from 1. A value that is not finite becomes None."""
+    for update, (samples, values) in enumerate(zip(batch.updates, stats, strict=True), 1):
+        for sample, found in zip(samples, values, strict=True):
+            end = 0
+            for answer in sample.answers:
+                start, end = end, end + answer.tokens
+                yield {
+                    "step": step,
+                    "update": update,
+                    "episode": answer.episode_id,
+                    "turn": answer.turn,
+                    "replayed": sample.replayed,
+                    "entropy": _rounded(found.entropy[start:end]),
+                    "ratio": _rounded(found.ratio[start:end]),
+                    "clipped": list(map(int, found.clipped[start:end])),
+                }
+
+
+def _rounded(values: Sequence[float]) -> list[float | None]:
+    return [round(value, DIGITS) if math.isfinite(value) else None for value in values]
+
+
+OF_ENGINE = ("generate", "release")  # calls of the engine; all others are calls of the environment
+REMEDY = "Correct it (`arpo check-env` helps), then start again in another --run.dir"
+
+
+def report_failed_episodes(store: RunFolderReader, display: Display) -> int:
+    """Show how many episodes failed, and the most frequent reason. Returns the exit code of the run.
+
+    It is 1 in two cases: more than half of all episodes failed because of the environment, those of
+    evaluations included; or the user's `evaluate` failed more often than an episode scored above 0.
+    """
+    failures = list(store.failures())
+    if not failures:
+        return 0
+    reason = f"most often {_most_frequent(failures)}"
+    of_env = [failure for failure in failures if failure.where not in OF_ENGINE]
+    refused = [failure for failure in failures if _is_refused_score(failure)]
+    played = _count_played(store)
+    if len(of_env) > played:
+        total = f"{len(of_env)} of {len(of_env) + played}"
+        display.note(f"most episodes failed because of the environment ({total}), {reason}. {REMEDY}")
+        return 1
+    if refused and len(refused) > (scored := _count_scored(store)):
+        counts = f"evaluate() failed in {count_noun(len(refused), 'episode')}, {scored} scored above 0"
+        display.note(f"most successes were refused: {counts}, most often {_most_frequent(refused)}. {REMEDY}")
+        return 1
+    path = store.folder / FAILURES
+    display.note(f"{count_noun(len(failures), 'episode')} failed, {reason}. See {path}")
+    return 0
+
+
+def _most_frequent(failures: Sequence[Failure]) -> str:
+    """For example "step: KeyError: 'room' (my_env.py:14)"."""
+    tried = [failure for failure in failures if failure.kind != Quarantined.__name__] or failures
+    causes = Counter((one.where, one.message.partition("\n")[0][:300], one.place) for one in tried)
+    [((where, message, place), _)] = causes.most_common(1)
+    return f"{where}: {message}{f' ({place})' if place else ''}"
+
+
+def _is_refused_score(failure: Failure) -> bool:
+    """Whether the user's evaluate() raised an exception or returned an invalid score."""
+    return failure.where == "evaluate" and bool(failure.place) and failure.kind != EnvTimeout.__name__
+
+
+def _count_played(store: RunFolderReader) -> int:
+    trained = sum(not name.startswith(EVALUATED) for name in store.episode_ids())
+    return trained + len(_evaluated_scores(store))
+
+
+def _count_scored(store: RunFolderReader) -> int:
+    """Number of episodes with a score above 0."""
+    trained = [one.score for one in store.episodes() if not one.episode_id.startswith(EVALUATED)]
+    return sum(score > 0 for score in (*trained, *_evaluated_scores(store)))
+
+
+def _evaluated_scores(store: RunFolderReader) -> list[float]:
+    """Scores of all episodes of evaluations: only one per task is stored as a trajectory."""
+    records = store.read_log(EVALUATIONS)
+    tasks = [
+        scores for record in records for by_task in record["sets"].values() for scores in by_task.values()
+    ]
+    return [score for scores in tasks for score in scores]

@@ -22,7 +22,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
-from arpo.config import Config, shorten
+from arpo.config import Config
+from arpo.config.checks import shorten
 from arpo.config.recipe import nearest
 from arpo.errors import UserError, definition_of, describe_exception, place_of
 from arpo.types import Group, Task, Trajectory

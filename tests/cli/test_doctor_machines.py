@@ -9,7 +9,7 @@ import pytest
 from arpo.cli import doctor_machines
 from arpo.cli.doctor import machine_findings
 from arpo.cli.entry_point import main
-from arpo.config.keys import OSWorldConfig
+from arpo.config.settings import OSWorldConfig
 from arpo.errors import UserError
 
 

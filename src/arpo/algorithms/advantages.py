@@ -5,7 +5,7 @@ every estimator gives exactly zero, so rounding errors never become a gradient. 
 estimator to the steps that start from equal states.
 
 To add an estimator: write a function, add it to `ESTIMATORS`, and add its name to `loss.advantage` in
-`config/training_keys.py`.
+`config/settings.py`.
 """
 
 from __future__ import annotations

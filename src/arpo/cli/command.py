@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arpo.config import shorten
+from arpo.config.checks import shorten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from arpo.cli import doctor_machines, doctor_servers
 from arpo.config import Config
-from arpo.config.keys import OSWorldConfig
 from arpo.config.recipe import find_program
+from arpo.config.settings import OSWorldConfig
 from arpo.errors import UserError
 from arpo.serving.vllm_server import INSTALL
 

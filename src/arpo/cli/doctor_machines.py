@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from arpo.config.keys import OSWorldConfig
+from arpo.config.settings import OSWorldConfig
 from arpo.envs.osworld.env import DEFAULT_IMAGE, IMAGE_SOURCE
 from arpo.errors import UserError
 

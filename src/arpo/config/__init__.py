@@ -1,46 +1,36 @@
 """The config of a run: all sections, and the checks of their values.
 
-Constructing a `Config` with a bad value raises `BadSetting`, so every `Config` is valid. `config/keys.py`
-and `config/training_keys.py` define the keys; `config/recipe.py` reads and writes TOML.
+Constructing a `Config` with a bad value raises `BadSetting`, so every `Config` is valid. `config/settings.py`
+defines the keys, `config/checks.py` checks them, `config/recipe.py` reads and writes TOML.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
-from typing import Any
 
-from arpo.config.keys import (
-    LARGEST,
+from arpo.config.checks import FRESH, check_combinations, check_ranges
+from arpo.config.settings import (
     ClusterConfig,
     EngineConfig,
     EnvConfig,
-    ModelConfig,
-    OSWorldConfig,
-    RolloutConfig,
-    RunConfig,
-    ServerConfig,
-    TasksConfig,
-)
-from arpo.config.task_set_names import split_sources
-from arpo.config.training_keys import (
     EvalConfig,
     LossConfig,
+    ModelConfig,
     OfflineConfig,
     OptimConfig,
+    OSWorldConfig,
     PluginsConfig,
     PretrainConfig,
     ReplayConfig,
+    RolloutConfig,
+    RunConfig,
     ScreenConfig,
+    ServerConfig,
     StoreConfig,
+    TasksConfig,
     TrainConfig,
 )
-from arpo.errors import BadSetting
-from arpo.types import screen_fault
 
-FRESH = "desk:fresh"  # task source: tasks made on demand
-MAX_TEXT = 100_000  # characters of a text setting
-MAX_BATCH = 1_000_000  # episodes
 # Prefixes of keys. INCIDENTAL keys do not change the results of a run. LEARNING keys do not change the
 # episodes of a given model.
 INCIDENTAL = (
@@ -87,10 +77,8 @@ class Config:
 
     def __post_init__(self) -> None:
         for section in fields(self):
-            _check_ranges(section.name, getattr(self, section.name))
-        if not self.run.dir:
-            raise BadSetting("run.dir", "is empty, must be the output directory of the run")
-        _check_combinations(self)
+            check_ranges(section.name, getattr(self, section.name))
+        check_combinations(self)
 
     @property
     def compares_with_base(self) -> bool:
@@ -115,203 +103,3 @@ class Config:
     def samples_in_process(self) -> bool:
         """Whether the engine samples from a model in this process. Otherwise it needs published weights."""
         return self.engine.name != "vllm"
-
-
-def _check_ranges(section: str, settings: Any) -> None:
-    for entry in fields(settings):
-        key, value = f"{section}.{entry.name}", getattr(settings, entry.name)
-        if isinstance(value, str):
-            if len(value) > MAX_TEXT:
-                raise BadSetting(key, f"is {shorten(value)}, must have at most {MAX_TEXT} characters")
-            continue
-        if isinstance(value, float) and not math.isfinite(value):
-            raise BadSetting(key, f"is {value}, must be a finite number")
-        bounds = dict(entry.metadata["bounds"])
-        if isinstance(value, int) and bounds["<="] is None:
-            bounds["<="] = LARGEST
-        for relation, bound in bounds.items():
-            if bound is not None and not _holds(value, relation, bound):
-                raise BadSetting(key, f"is {shorten(value)}, must be {relation} {bound}")
-
-
-def shorten(value: object) -> str:
-    """The value as in Python, cut after 80 characters. For error messages."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
-
-
-def _holds(value: float, relation: str, bound: float) -> bool:
-    return {">=": value >= bound, ">": value > bound, "<=": value <= bound, "<": value < bound}[relation]
-
-
-def _check_combinations(config: Config) -> None:
-    """Raise BadSetting for values valid alone, but invalid together."""
-    train, rollout, tasks = config.train, config.rollout, config.tasks
-    if train.tasks_per_batch % train.tasks_per_update:
-        raise BadSetting(
-            "train.tasks_per_update",
-            f"is {train.tasks_per_update}, must divide train.tasks_per_batch ({train.tasks_per_batch}): "
-            "a group is never split across updates",
-        )
-    if train.tasks_per_batch * rollout.group_size > MAX_BATCH:
-        raise BadSetting(
-            "train.tasks_per_batch",
-            f"is {train.tasks_per_batch} x {rollout.group_size} episodes, must be <= {MAX_BATCH}",
-        )
-    if 0 < config.loss.dual_clip <= (upper := 1 + config.loss.clip_high):
-        raise BadSetting(
-            "loss.dual_clip",
-            f"is {config.loss.dual_clip}, must be 0 (off) or greater than 1 + loss.clip_high ({upper:g})",
-        )
-    if tasks.train in split_sources(tasks.heldout):
-        raise BadSetting("tasks.heldout", f"is {tasks.train!r}, must differ from tasks.train")
-    _check_fresh(config)
-    _check_cluster(config)
-    if train.max_staleness:
-        _check_asynchronous(config)
-    if train.method != "online":
-        _check_offline(config)
-    if config.model.min_pixels > config.model.max_pixels:
-        raise BadSetting(
-            "model.min_pixels",
-            f"is {config.model.min_pixels}, must be <= model.max_pixels ({config.model.max_pixels})",
-        )
-    if rollout.max_answer_tokens >= rollout.max_context_tokens:
-        raise BadSetting(
-            "rollout.max_answer_tokens",
-            f"is {rollout.max_answer_tokens}, must be < rollout.max_context_tokens "
-            f"({rollout.max_context_tokens}): the context also holds the prompt",
-        )
-    if fault := screen_fault(config.env.width, config.env.height):
-        raise BadSetting(
-            "env.width", f"is {config.env.width}, with env.height = {config.env.height}: a screen {fault}"
-        )
-    if config.env.partial and config.env.name != "desk":
-        raise BadSetting(
-            "env.partial",
-            f"is {config.env.partial}, must be 0 with env.name = {config.env.name}: only desk has partial "
-            "credit",
-        )
-    if config.env.partial > config.replay.threshold:
-        raise BadSetting(
-            "env.partial",
-            f"is {config.env.partial}, must be <= replay.threshold ({config.replay.threshold}): "
-            "partial credit must not count as a success",
-        )
-    if config.plugins.curriculum and train.curriculum != "none":
-        raise BadSetting(
-            "train.curriculum",
-            f"is {train.curriculum}, must be none with plugins.curriculum, which decides the order of tasks",
-        )
-    if train.dynamic_sampling and config.replay.enabled:
-        raise BadSetting(
-            "train.dynamic_sampling",
-            "is true, must be false with replay.enabled = true: it replaces the groups that replay would "
-            "rescue; set replay.enabled = false",
-        )
-
-
-def _check_fresh(config: Config) -> None:
-    """Raise BadSetting for settings that need, or exclude, tasks made on demand."""
-    train, fresh = config.train, config.tasks.train == FRESH
-    if config.endless and not train.tasks:
-        raise BadSetting(
-            "train.tasks",
-            f"is 0, must be the number of tasks to play with tasks.train = {FRESH}: its tasks have no end",
-        )
-    replays = config.replay.enabled and train.method == "online"
-    if config.endless and replays and config.replay.key == "task":
-        raise BadSetting(
-            "replay.key",
-            f"is task, must be family with tasks.train = {FRESH}: no task is played twice, so none has a "
-            "stored success; or set replay.enabled = false",
-        )
-    if train.curriculum == "adaptive" and not config.endless:
-        raise BadSetting(
-            "train.curriculum",
-            f"is adaptive, must be another one without tasks.train = {FRESH} and tasks.distinct = 0: it "
-            "decides which tasks are made",
-        )
-    if fresh and train.curriculum in ("middle", "easy_first"):
-        raise BadSetting(
-            "train.curriculum",
-            f"is {train.curriculum}, must be none or adaptive with tasks.train = {FRESH}: its tasks have no "
-            "screening counts; `arpo screen` makes a list with counts",
-        )
-    if fresh and config.plugins.curriculum:
-        raise BadSetting(
-            "plugins.curriculum",
-            f"is {shorten(config.plugins.curriculum)}, must be empty with tasks.train = {FRESH}: it orders a "
-            "list of tasks",
-        )
-
-
-def _check_cluster(config: Config) -> None:
-    """Raise BadSetting for environment hosts without a cluster, or without environments."""
-    hosts = config.cluster.hosts
-    if hosts and not config.cluster.ray:
-        raise BadSetting("cluster.hosts", f"is {hosts}, must be 0 without a cluster: set cluster.ray = auto")
-    if hosts and config.env.hosts:
-        raise BadSetting("cluster.hosts", f"is {hosts}, must be 0 with env.hosts: leave one of them empty")
-    if hosts > config.env.parallel:
-        raise BadSetting(
-            "cluster.hosts",
-            f"is {hosts}, must be <= env.parallel ({config.env.parallel}): each host needs an environment",
-        )
-
-
-def _check_asynchronous(config: Config) -> None:
-    """Raise BadSetting for settings incompatible with asynchronous training."""
-    train = config.train
-    if train.method != "online":
-        raise BadSetting(
-            "train.max_staleness",
-            f"is {train.max_staleness}, must be 0 with train.method = {train.method}: offline training plays "
-            "no training tasks",
-        )
-    if train.dynamic_sampling:
-        raise BadSetting(
-            "train.dynamic_sampling",
-            f"is true, must be false with train.max_staleness = {train.max_staleness}: it fills a batch that "
-            "one policy plays; set train.max_staleness = 0",
-        )
-
-
-def _check_offline(config: Config) -> None:
-    """Raise BadSetting for keys of online training."""
-    method = f"with train.method = {config.train.method}"
-    if config.loss.ratio != "recompute":
-        raise BadSetting(
-            "loss.ratio", f"is {config.loss.ratio}, must be recompute {method}: this method has no ratio"
-        )
-    if config.loss.kl:
-        raise BadSetting(
-            "loss.kl",
-            f"is {config.loss.kl}, must be 0 {method}: the KL term needs answers of the current policy, and "
-            "stored answers are older",
-        )
-    for name, neutral in (("state_weight", 0), ("negative", 1)):
-        if (value := getattr(config.loss, name)) != neutral:
-            raise BadSetting(
-                f"loss.{name}", f"is {value}, must be {neutral} {method}: this method has no advantages"
-            )
-    if config.train.curriculum != "none":
-        raise BadSetting(
-            "train.curriculum",
-            f"is {config.train.curriculum}, must be none {method}: offline training plays no training tasks",
-        )
-    for name in ("reward", "advantage", "curriculum"):
-        if plugin := getattr(config.plugins, name):
-            raise BadSetting(
-                f"plugins.{name}",
-                f"is {shorten(plugin)}, must be empty {method}: offline training plays no training tasks",
-            )
-    if config.train.dynamic_sampling:
-        raise BadSetting(
-            "train.dynamic_sampling",
-            f"is true, must be false {method}: offline training plays no training tasks",
-        )
-    if config.store.token_stats:
-        raise BadSetting(
-            "store.token_stats", f"is true, must be false {method}: this method has no ratio and no clipping"
-        )

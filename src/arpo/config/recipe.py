@@ -22,8 +22,9 @@ from pathlib import Path
 from shutil import which
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from arpo.config import Config, shorten
-from arpo.config.keys import LARGEST
+from arpo.config import Config
+from arpo.config.checks import shorten
+from arpo.config.settings import LARGEST
 from arpo.errors import BadSetting, UserError
 
 COMMAND_LINE = "command line"

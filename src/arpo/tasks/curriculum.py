@@ -14,7 +14,7 @@ from itertools import accumulate
 from random import Random
 from typing import Any, Literal, Protocol, TypeVar
 
-from arpo.config import shorten
+from arpo.config.checks import shorten
 from arpo.plugins import Plugin
 from arpo.types import Task
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from arpo.config import FRESH, TasksConfig
-from arpo.config.keys import LARGEST
 from arpo.config.recipe import canonical_task_source, nearest
+from arpo.config.settings import LARGEST
 from arpo.config.task_set_names import GENERATED
 from arpo.errors import UserError
 from arpo.parsing import ParseError, parse_solution

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from arpo.config import Config
-from arpo.config.keys import TasksConfig
+from arpo.config.settings import EvalConfig, TasksConfig
 from arpo.config.task_set_names import (
     DESK,
     GENERATED,
@@ -20,7 +20,6 @@ from arpo.config.task_set_names import (
     set_label,
     split_sources,
 )
-from arpo.config.training_keys import EvalConfig
 from arpo.envs.desk.fresh import FreshTasks
 from arpo.envs.desk.heldout import APPLICATION_FAMILIES, HELDOUT_FAMILIES
 from arpo.envs.factory import plays_desk

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from arpo.config import shorten
+from arpo.config.checks import shorten
 from arpo.reporting.display import count_noun
 from arpo.reporting.numbers import format_number
 from arpo.viewer.played import Played, phase_title, phases

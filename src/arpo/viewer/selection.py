@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from arpo.config import shorten
+from arpo.config.checks import shorten
 from arpo.config.recipe import nearest
 from arpo.errors import UserError
 from arpo.reporting.display import count_noun

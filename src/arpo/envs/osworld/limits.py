@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from arpo.config.keys import OSWorldConfig
+from arpo.config.settings import OSWorldConfig
 
 MEBIBYTE = 2**20
 CPU_PERIOD = 100_000  # microseconds

@@ -16,7 +16,7 @@ import tarfile
 import urllib.request
 from pathlib import Path
 
-from arpo.config.keys import OSWorldConfig
+from arpo.config.settings import OSWorldConfig
 from arpo.envs.osworld.limits import Limits
 from arpo.envs.osworld.sandbox import Sandbox, SandboxSettings, prepared_home
 

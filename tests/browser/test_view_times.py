@@ -117,8 +117,8 @@ def test_a_thousand_environments_are_drawn_in_few_rows(browser, tmp_path):
 
 
 def test_an_export_has_lanes_and_values(browser, runs, tmp_path):
-    from arpo.viewer.app.export import write_export
-    from arpo.viewer.app.library import Library
+    from arpo.viewer.export import write_export
+    from arpo.viewer.library import Library
 
     library = Library([runs / "first"])
     write_export(library, tmp_path / "site", "batch=1")

@@ -18,8 +18,8 @@ from arpo.config import Config, ReplayConfig, TasksConfig
 from arpo.config.recipe import to_toml
 from arpo.storage.run_folder import RunFolder
 from arpo.types import Completion, Failure, Screenshot, StopReason, Trajectory, Turn
-from arpo.viewer.app.library import Library
-from arpo.viewer.app.site import index_all
+from arpo.viewer.library import Library
+from arpo.viewer.site import index_all
 
 SIZE = (320, 240)
 STEPS: tuple[tuple[str, str, act.Action], ...] = (

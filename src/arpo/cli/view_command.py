@@ -60,7 +60,7 @@ ARGUMENTS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def run_view(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    from arpo.viewer.app.library import Library
+    from arpo.viewer.library import Library
 
     folders = options.folders or [Path("runs")]
     if options.episodes and not options.export:
@@ -82,7 +82,7 @@ def run_view(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _export(library: Any, folder: Path, episodes: str) -> int:
-    from arpo.viewer.app.export import write_export
+    from arpo.viewer.export import write_export
 
     count = write_export(library, folder, episodes)
     print(f"{folder / 'index.html'}: {count:,} episodes")
@@ -91,8 +91,8 @@ def _export(library: Any, folder: Path, episodes: str) -> int:
 
 async def _serve(library: Any, number: int, at: str, *, opened: bool) -> None:
     """Serve until cancelled by Ctrl-C."""
-    from arpo.viewer.app.server import ViewServer
-    from arpo.viewer.app.temporary import remove_stale
+    from arpo.viewer.server import ViewServer
+    from arpo.viewer.temporary import remove_stale
 
     server = ViewServer(library)
     async with server.started(number):
@@ -108,7 +108,7 @@ async def _serve(library: Any, number: int, at: str, *, opened: bool) -> None:
 @contextmanager
 def _redirect(url: str) -> Iterator[Path]:
     """A file that leads to an address. Other users see the arguments of the browser, and not this file."""
-    from arpo.viewer.app.temporary import TemporaryFolder
+    from arpo.viewer.temporary import TemporaryFolder
 
     with closing(TemporaryFolder()) as folder:
         file = folder.path / "open.html"

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from arpo.errors import UserError
 from arpo.storage.run_folder import RECIPE, write_atomically
-from arpo.viewer.app.discovery import identify
-from arpo.viewer.app.library import Library
-from arpo.viewer.app.listings import find_episode, row_json
-from arpo.viewer.app.pictures import Picture, compact
-from arpo.viewer.app.run_source import RunSource, encode_part
-from arpo.viewer.app.site import EXPORT, PAGE, STATIC, Site, add_source, add_sources, index_all
-from arpo.viewer.app.source import Source
+from arpo.viewer.discovery import identify
+from arpo.viewer.library import Library
+from arpo.viewer.pages.episodes import find_episode, row_json
+from arpo.viewer.pictures import Picture, compact
+from arpo.viewer.run_source import RunSource, encode_part
+from arpo.viewer.site import EXPORT, PAGE, STATIC, Site, add_source, add_sources, index_all
+from arpo.viewer.source import Source
 
 REPORT = "report.html"
 POLICY = (

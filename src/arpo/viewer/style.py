@@ -2,7 +2,7 @@
 
 from html import escape
 
-from arpo.viewer.app.site import STATIC
+from arpo.viewer.site import STATIC
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">

@@ -1,1 +1,0 @@
-"""The browser application of `arpo view`: server, index of episodes, static export."""

@@ -1,0 +1,173 @@
+"""All sources of one `arpo view`, and the answers to the browser's requests by path.
+
+The server and the static export use the same function, `answer`, so an exported page equals a served one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from arpo import __version__
+from arpo.errors import UserError
+from arpo.storage.files import damage
+from arpo.viewer.discovery import MAX_SOURCES, find_sources
+from arpo.viewer.folder import SafeFolder
+from arpo.viewer.osworld_source import KIND as OSWORLD
+from arpo.viewer.osworld_source import OSWorldSource
+from arpo.viewer.pages.episodes import PAGE
+from arpo.viewer.pictures import PixelCache
+from arpo.viewer.run_source import RunSource
+from arpo.viewer.source import Identity, Json, Source
+
+MAX_RESULTS = 50
+STEP_SECONDS = 0.05  # of indexing within one request, if the index is not complete
+
+
+class NotFound(UserError):
+    """Nothing has this address."""
+
+
+class Library:
+    def __init__(self, folders: Sequence[Path], command: str = "arpo view") -> None:
+        self._folders, self._command = folders, command
+        self._cache = PixelCache()
+        self._errors: list[str] = []
+        self.sources: dict[str, Source] = {}
+        self.discover()
+
+    def discover(self) -> None:
+        """Find new sources, and forget removed ones. Raises UserError for a missing folder."""
+        found = {identity.id: (identity, path) for identity, path in find_sources(self._folders)}
+        limit = f"only the first {MAX_SOURCES} runs are shown: give the folders of fewer runs"
+        self._errors = [limit] if len(found) == MAX_SOURCES else []
+        for name, source in list(self.sources.items()):
+            if name not in found or source.is_outdated():
+                self.sources.pop(name).close()
+        for name, (identity, path) in found.items():
+            if name not in self.sources:
+                self.add(identity, path)
+        self.sources = {name: self.sources[name] for name in found}  # in the order of the folders
+        for source in self.sources.values():
+            source.index.share_cache(len(self.sources))
+
+    def add(self, identity: Identity, path: Path) -> Source:
+        kind = OSWorldSource if identity.kind == OSWORLD else RunSource
+        source = self.sources[identity.id] = kind(identity, SafeFolder(path), self._cache)
+        if isinstance(source, RunSource):
+            source.read_logs()
+        return source
+
+    def refresh(self, seconds: float) -> bool:
+        """Index new content of every source, each for up to this time. Returns whether all is indexed."""
+        complete = [source.refresh(seconds) for source in list(self.sources.values())]
+        return all(complete)
+
+    def close(self) -> None:
+        for source in self.sources.values():
+            source.close()
+
+    def source(self, name: str) -> Source:
+        if name not in self.sources:
+            raise NotFound(f"{name!r}: no such run")
+        return self.sources[name]
+
+    def answer(self, parts: Sequence[str], query: Mapping[str, str]) -> Json:
+        """The JSON for /api/PART/PART…. Raises NotFound for an unknown address, UserError for a bad one."""
+        match parts:
+            case ["sources"]:
+                return self._all()
+            case ["search"]:
+                return self._search(query)
+            case ["s", name, *rest]:
+                source = self.source(name)
+                if not source.complete:
+                    source.refresh(STEP_SECONDS)
+                with damage(source.identity.shown):
+                    return _page(source, rest, query)
+        raise NotFound("no such address")
+
+    def _all(self) -> Json:
+        entries, errors = [], list(self._errors)
+        for source in list(self.sources.values()):
+            try:
+                with damage(source.identity.shown):
+                    entries.append(source.entry())
+            except UserError as error:
+                errors.append(str(error))
+        return {
+            "version": __version__,
+            "export": False,
+            "command": self._command,
+            "sources": entries,
+            "errors": errors,
+        }
+
+    def _search(self, query: Mapping[str, str]) -> Json:
+        text = query.get("text", "")
+        results: list[Json] = []
+        total = 0
+        for name, source in list(self.sources.items()):
+            if query.get("source", name) == name and text.strip():
+                found = source.episodes({"text": text, "size": str(PAGE), "sort": "-order"})
+                total += found["total"]
+                results += [{"source": name, **row} for row in found["episodes"]]
+        return {"text": text, "total": total, "results": results[:MAX_RESULTS]}
+
+
+def _page(source: Source, rest: Sequence[str], query: Mapping[str, str]) -> Json:
+    match rest:
+        case ["episodes"]:
+            return source.episodes(query)
+        case ["episodes", name]:
+            return source.episode(name)
+        case ["episodes", name, "tokens", step]:
+            return source.tokens(name, _count(step), _count(query["trained"]) if "trained" in query else None)
+        case ["tasks"]:
+            return source.tasks()
+        case ["tasks", name]:
+            return source.task(name)
+        case ["failures"]:
+            return source.failures()
+    if not isinstance(source, RunSource):
+        raise NotFound("no such page: these are episodes without training")
+    simple: dict[str, Callable[[], Json]] = {
+        "batches": source.batches,
+        "recipe": source.recipe,
+        "report": source.report,
+    }
+    match rest:
+        case [name] if name in simple:
+            return simple[name]()
+        case ["metrics"]:
+            return source.metrics(_count(query.get("from", "0")))
+        case ["timeline"]:
+            return source.timeline(_count(query.get("from", "0")))
+        case ["lanes"]:
+            return source.lanes(None)
+        case ["lanes", number]:
+            return source.lanes(_count(number))
+        case ["batches", number]:
+            return source.batch(_count(number))
+        case ["groups", name]:
+            return source.group(name)
+    raise NotFound("no such address")
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", text):
+        raise UserError(f"{text[:40]!r}: must be an integer >= 0")
+    return int(text)
+
+
+def finite(value: Any) -> Any:
+    """The value without NaN and infinities, which JSON does not have."""
+    if isinstance(value, float):
+        return value if abs(value) < 1e300 else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return value

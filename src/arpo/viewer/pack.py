@@ -1,0 +1,206 @@
+"""Reads the screenshot pack of a run through the index: one picture is a few reads at byte offsets.
+
+`ScreenshotPack` reads the headers of all pictures first; a million of them would take too long, and too much
+memory. The header at an offset must have the expected name, otherwise the index is made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import time
+import zlib
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from PIL import Image
+
+from arpo.errors import UserError
+from arpo.storage.picture_codec import apply_change, apply_patch, decode_whole, encode_png, picture_size
+from arpo.storage.run_folder import PACK
+from arpo.storage.screenshots import CHANGE, HEADER, MAGIC, MAX_CHAIN, NO_BASE, PNG, PRUNED
+from arpo.viewer.folder import SafeFolder
+from arpo.viewer.index import Index, set_mark, shot_key
+from arpo.viewer.pictures import (
+    MAX_PICTURE_BYTES,
+    Picture,
+    PixelCache,
+    checked_png,
+    checked_size,
+    png_pixels,
+)
+from arpo.viewer.tail import Mark
+
+_RECORDS = 1_000  # in one transaction
+_KEPT_SIZES = 4096
+NOT_YET = "the screenshot is not indexed yet"
+DELETED = "the screenshot was deleted (store.prune_every), or is damaged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """The header of a stored picture."""
+
+    kind: int
+    name: str
+    base: str  # "" if it is complete
+    at: int  # of the header
+    size: int
+    crc: int
+
+    @property
+    def end(self) -> int:
+        return self.at + HEADER.size + self.size
+
+
+def read_header(descriptor: int, at: int) -> Record | None:
+    raw = os.pread(descriptor, HEADER.size, at)
+    if len(raw) < HEADER.size or not raw.startswith(MAGIC):
+        return None
+    _, kind, name, base, size, crc = HEADER.unpack(raw)
+    return Record(
+        kind=kind, name=name.hex(), base="" if base == NO_BASE else base.hex(), at=at, size=size, crc=crc
+    )
+
+
+class PackReader:
+    """The pictures of a run, by sha256."""
+
+    def __init__(self, folder: SafeFolder, index: Index, cache: PixelCache) -> None:
+        self._folder, self._index, self._cache = folder, index, cache
+        self._sizes: OrderedDict[str, tuple[int, int]] = OrderedDict()  # of complete pictures
+        self._complete: int | None = None  # generation of the index that has all pictures
+
+    def refresh(self, deadline: float) -> bool:
+        """Index new pictures until the deadline, in seconds of time.monotonic(). True: all are indexed."""
+        try:
+            with self._folder.open(PACK) as descriptor:
+                generation, mark = self._index.generation, self._index.mark(PACK)
+                if mark is not None and not mark.fits(descriptor):
+                    self._index.write(lambda connection: connection.execute("DELETE FROM shots"))
+                    mark = None
+                end, total, complete = mark.end if mark else 0, os.fstat(descriptor).st_size, False
+                while not complete:
+                    end, complete = self._add(descriptor, end, total, generation)
+                    if time.monotonic() > deadline:
+                        break
+                self._complete = generation if complete else None
+                return complete
+        except FileNotFoundError:
+            return True
+
+    def _add(self, descriptor: int, end: int, total: int, generation: int) -> tuple[int, bool]:
+        """Index up to _RECORDS pictures from `end` on. Returns the new end, and whether all are done."""
+        found: list[tuple[int, int]] = []
+        first, complete = end, False
+        for _ in range(_RECORDS):
+            record = read_header(descriptor, end)
+            complete = record is None or record.end > total
+            if record is None or complete:
+                break
+            if record.kind != PRUNED:
+                found.append((shot_key(record.name), record.at))
+            end = record.end
+
+        def change(connection: sqlite3.Connection) -> None:
+            connection.executemany("INSERT OR IGNORE INTO shots VALUES (?, ?)", found)
+            set_mark(connection, PACK, Mark.at(descriptor, end))
+
+        if end != first and not self._index.write(change, generation):
+            return 0, False
+        return end, complete
+
+    def size(self, name: str) -> tuple[int, int]:
+        """(width, height). Raises UserError for a picture that is missing, damaged or too large."""
+        with self._folder.open(PACK) as descriptor:
+            root = self._chain(descriptor, name)[-1]
+            if root.name not in self._sizes:
+                content = self._payload(descriptor, root)
+                size = checked_png(content) if root.kind == PNG else _webp_size(content)
+                self._sizes[root.name] = size
+                while len(self._sizes) > _KEPT_SIZES:
+                    self._sizes.popitem(last=False)
+            return self._sizes[root.name]
+
+    def picture(self, name: str) -> Picture:
+        """The picture as it is stored if that is complete, otherwise as a new PNG of the same pixels."""
+        with self._folder.open(PACK) as descriptor:
+            record = self._find(descriptor, name)
+            content = self._payload(descriptor, record)
+        if record.kind == PNG:
+            checked_png(content)
+            if hashlib.sha256(content).hexdigest() != name:
+                raise UserError(f"{self._folder.path(PACK)}: screenshot {name} is damaged")
+            return Picture(content=content, media_type="image/png")
+        if not record.base:
+            _webp_size(content)
+            return Picture(content=content, media_type="image/webp")
+        return Picture(content=encode_png(self.pixels(name)), media_type="image/png")
+
+    def pixels(self, name: str) -> np.ndarray:
+        with self._folder.open(PACK) as descriptor:
+            chain = self._chain(descriptor, name)
+            pixels: np.ndarray | None = None
+            for record in reversed(chain):
+                pixels = self._cache.get(record.name, partial(self._decode, descriptor, record, pixels))
+            assert pixels is not None
+            return pixels
+
+    def _decode(self, descriptor: int, record: Record, base: np.ndarray | None) -> np.ndarray:
+        content = self._payload(descriptor, record)
+        if record.kind == PNG:
+            return png_pixels(content)
+        try:
+            if base is None:
+                _webp_size(content)
+                return decode_whole(content)
+            return (apply_change if record.kind == CHANGE else apply_patch)(content, base)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise UserError(
+                f"{self._folder.path(PACK)}: screenshot {record.name} is damaged: {error}"
+            ) from error
+
+    def _chain(self, descriptor: int, name: str) -> list[Record]:
+        """The record of a picture, then its bases up to a complete picture."""
+        chain: list[Record] = []
+        while name:
+            if len(chain) > MAX_CHAIN:
+                raise UserError(f"{self._folder.path(PACK)}: damaged, more than {MAX_CHAIN} changes in a row")
+            chain.append(self._find(descriptor, name))
+            name = chain[-1].base
+        return chain
+
+    def _find(self, descriptor: int, name: str) -> Record:
+        row = self._index.row("SELECT at FROM shots WHERE key = ?", (shot_key(name),))
+        if row is None:
+            raise UserError(DELETED if self._complete == self._index.generation else NOT_YET)
+        record = read_header(descriptor, int(row["at"]))
+        if record is None or record.name != name or record.kind > CHANGE:
+            self._index.distrust()
+            raise UserError(
+                f"{self._folder.path(PACK)}: damaged, or its index did not fit and is made again: try again "
+                "in a moment"
+            )
+        if record.kind == PRUNED:
+            raise UserError(DELETED)
+        return record
+
+    def _payload(self, descriptor: int, record: Record) -> bytes:
+        if record.size > MAX_PICTURE_BYTES:
+            raise UserError(
+                f"the screenshot has {record.size:,} bytes, must have at most {MAX_PICTURE_BYTES:,}"
+            )
+        payload = os.pread(descriptor, record.size, record.at + HEADER.size)
+        if zlib.crc32(payload) != record.crc:
+            raise UserError(f"{self._folder.path(PACK)}: screenshot {record.name} is damaged")
+        return payload
+
+
+def _webp_size(content: bytes) -> tuple[int, int]:
+    try:
+        return checked_size(*picture_size(content))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UserError(f"the screenshot cannot be shown: {error}") from error

@@ -1,0 +1,91 @@
+"""Instructions of tasks, for the pages of a run.
+
+The recipe names task files, and it may come from somebody else. So only shipped lists are read, and regular
+files of limited size outside of the viewed folder.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from arpo.algorithms.replay import task_key
+from arpo.config import Config
+from arpo.config.task_set_names import split_sources
+from arpo.envs.desk.fresh import fresh_task
+from arpo.errors import UserError
+from arpo.tasks.lists import is_shipped, load_tasks
+from arpo.tasks.sources import TaskIndex, replay_key
+from arpo.types import Task
+from arpo.viewer.folder import SafeFolder
+
+MAX_BYTES = 64 << 20
+INFEASIBLE = "infeasible"  # name of the checker
+
+
+class TaskTexts:
+    """Facts about the tasks of one run. Tasks of desk:fresh are made again from their ids."""
+
+    def __init__(self, config: Config, folder: SafeFolder) -> None:
+        self._config, self._folder = config, folder
+
+    def instruction(self, task_id: str) -> str:
+        """The instruction of a task, "" if it is not known."""
+        task = self._task(task_id)
+        return task.instruction if task else ""
+
+    def is_infeasible(self, task_id: str) -> bool:
+        task = self._task(task_id)
+        return task is not None and task.evaluator.get("func") == INFEASIBLE
+
+    def replay_key(self, task_id: str) -> str:
+        """The key of a task's successes in replay. An unknown task has its id."""
+        try:
+            return self._replay_key(task_id)
+        except KeyError:
+            return task_id
+
+    @cached_property
+    def _replay_key(self) -> Callable[[str], str]:
+        try:
+            return replay_key(self._config.replay, TaskIndex(self._load(self._config.tasks.train)))
+        except UserError:
+            return task_key
+
+    def _task(self, task_id: str) -> Task | None:
+        return self._tasks.get(task_id) or _fresh_task(task_id)
+
+    @cached_property
+    def _tasks(self) -> dict[str, Task]:
+        settings = self._config.tasks
+        sources = (settings.overall, *split_sources(settings.heldout), settings.train)
+        return {task.id: task for source in sources for task in self._load(source)}
+
+    def _load(self, source: str) -> Sequence[Task]:
+        """The tasks of a list that may be read; none of others."""
+        examples = self._config.tasks.examples
+        allowed = is_shipped(source) or self._is_readable(source)
+        if not source or not allowed or (examples and not self._is_readable(examples)):
+            return ()
+        try:
+            return load_tasks(source, examples)
+        except (UserError, OSError, ValueError):
+            return ()
+
+    def _is_readable(self, path: str) -> bool:
+        try:
+            resolved = Path(path).resolve()
+            state = os.stat(resolved)
+        except (OSError, ValueError, RuntimeError):
+            return False
+        if resolved.is_relative_to(self._folder.root):
+            return False
+        return stat.S_ISDIR(state.st_mode) or (stat.S_ISREG(state.st_mode) and state.st_size <= MAX_BYTES)
+
+
+@lru_cache(4096)
+def _fresh_task(task_id: str) -> Task | None:
+    return fresh_task(task_id)

@@ -1,0 +1,35 @@
+"""Notes on the advantages of groups that depend on the recipe."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from arpo.config import LossConfig, ReplayConfig, TrainConfig
+from arpo.storage.run_folder import RunFolder
+from arpo.viewer.library import Library
+from viewed_runs import config, played
+
+
+def equal_group(folder: Path, loss: LossConfig) -> Any:
+    """A group of two successes, in a run with dynamic sampling."""
+    train, replay = TrainConfig(dynamic_sampling=True), ReplayConfig(enabled=False)
+    store = RunFolder(folder)
+    store.write_recipe(replace(config(), loss=loss, train=train, replay=replay))
+    for member in (0, 1):
+        store.add_trajectory(played(f"batch0-0-{member}", "pool-040", 1.0))
+    store.close()
+    library = Library((folder,))
+    while not library.refresh(5.0):
+        pass
+    found = library.answer(["s", folder.name, "groups", "batch0-0"], {})
+    library.close()
+    return found
+
+
+def test_state_advantages_are_noted_and_keep_equal_rewards(tmp_path: Path) -> None:
+    plain = equal_group(tmp_path / "plain", LossConfig())
+    assert plain["advantage_note"] == ""
+    assert plain["dropped"] == "no signal: dynamic sampling played another group instead"
+    stated = equal_group(tmp_path / "stated", LossConfig(state_weight=1.0))
+    assert "loss.state_weight adds" in stated["advantage_note"]
+    assert stated["dropped"] is None

@@ -1,0 +1,35 @@
+"""Recipes in the browser: values and defaults; a hostile recipe reads no other file."""
+
+import pytest
+
+from arpo.config import Config, ReplayConfig
+from arpo.config.recipe import to_toml
+from arpo.errors import UserError
+from arpo.viewer.folder import SafeFolder
+from arpo.viewer.pages.recipe import read_recipe, recipe_json
+
+
+def test_a_recipe_with_its_defaults(tmp_path):
+    (tmp_path / "recipe.toml").write_text(to_toml(Config(replay=ReplayConfig(enabled=False))))
+    config, text = read_recipe(SafeFolder(tmp_path))
+    sections = {part["section"]: part["keys"] for part in recipe_json(config, text)["sections"]}
+    enabled = next(key for key in sections["replay"] if key["key"] == "replay.enabled")
+    assert (enabled["value"], enabled["default"], enabled["changed"]) == (False, True, True)
+    assert [key["key"] for key in sections["replay"] if key["changed"]] == ["replay.enabled"]
+
+
+def test_no_other_recipe_is_read_and_keys_of_other_versions_are_left_out(tmp_path):
+    (tmp_path / "secret.toml").write_text("[loss]\nkl = 0.5\n")
+    text = (
+        f'extends = "{tmp_path / "secret.toml"}"\n[replay]\nenabled = false\nfuture = 1\n[unknown]\na = 1\n'
+    )
+    (tmp_path / "recipe.toml").write_text(text)
+    config, _ = read_recipe(SafeFolder(tmp_path))
+    assert (config.replay.enabled, config.loss.kl) == (False, Config().loss.kl)
+
+
+@pytest.mark.parametrize("text", ["not toml", "[loss]\nkl = -1\n", "[loss]\nkl = 'x'\n", "a = " + "[" * 5000])
+def test_a_damaged_recipe_is_one_error(tmp_path, text):
+    (tmp_path / "recipe.toml").write_text(text)
+    with pytest.raises(UserError, match=r"recipe\.toml"):
+        read_recipe(SafeFolder(tmp_path))

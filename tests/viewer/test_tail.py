@@ -1,0 +1,124 @@
+"""Append-only files: new lines only, and no file that was truncated or replaced goes unnoticed."""
+
+import os
+
+import pytest
+
+from arpo.storage.codec import check_numbers
+from arpo.viewer import tail
+from arpo.viewer.folder import SafeFolder
+from arpo.viewer.tail import Log, Mark, complete_lines
+
+
+def lines(path, at=0):
+    with path.open("rb") as file:
+        return list(complete_lines(file.fileno(), at))
+
+
+def test_only_complete_lines_with_their_offsets(tmp_path):
+    (tmp_path / "f").write_bytes(b"ab\n\ncd\nef")
+    assert lines(tmp_path / "f") == [(0, 3, b"ab"), (3, 4, b""), (4, 7, b"cd")]
+    assert lines(tmp_path / "f", 4) == [(4, 7, b"cd")]
+
+
+def test_a_huge_line_is_skipped_and_the_next_one_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(tail, "MAX_LINE", 10)
+    monkeypatch.setattr(tail, "_CHUNK", 4)
+    (tmp_path / "f").write_bytes(b"x" * 35 + b"\n" + b"y" * 10 + b"\n" + b"z" * 11 + b"\nok\n")
+    assert lines(tmp_path / "f") == [(0, 36, None), (36, 47, b"y" * 10), (47, 59, None), (59, 62, b"ok")]
+
+
+def test_a_file_without_line_ends_comes_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(tail, "MAX_LINE", 10)
+    monkeypatch.setattr(tail, "_CHUNK", 4)
+    monkeypatch.setattr(tail, "_PIECE", 20)
+    (tmp_path / "f").write_bytes(b"x" * 47)
+    assert lines(tmp_path / "f") == [(0, 20, None), (20, 40, None)]
+    (tmp_path / "f").write_bytes(b"x" * 47 + b"\nok\n")
+    assert lines(tmp_path / "f") == [(0, 20, None), (20, 40, None), (40, 48, None), (48, 51, b"ok")]
+
+
+def test_a_log_of_a_terabyte_without_a_line_is_a_problem(log):
+    write(log, "")
+    os.truncate(log._folder.root / "metrics.jsonl", 1 << 40)
+    log.poll()
+    assert log.rows == []
+    assert log.problems[0].endswith("only the first 25,165,824 bytes are shown")
+
+
+@pytest.fixture
+def log(tmp_path):
+    return Log(SafeFolder(tmp_path), "metrics.jsonl", check_numbers)
+
+
+def write(log, text, mode="w"):
+    with open(log._folder.root / "metrics.jsonl", mode) as file:
+        file.write(text)
+
+
+def test_a_log_grows(log):
+    assert not log.poll()
+    write(log, '{"step": 1}\n{"step"')
+    assert log.poll() and not log.poll()
+    write(log, ": 2}\n", "a")
+    assert log.poll()
+    assert log.rows == [{"step": 1}, {"step": 2}]
+
+
+def test_a_truncated_and_grown_log_is_read_again(log):
+    write(log, '{"step": 1}\n{"step": 2, "loss": 1}\n')
+    log.poll()
+    write(log, '{"step": 1}\n{"step": 2, "loss": 7}\n{"step": 3}\n')
+    assert log.poll()
+    assert log.rows == [{"step": 1}, {"step": 2, "loss": 7}, {"step": 3}]
+    assert log.generation == 1
+
+
+def test_damaged_lines_become_problems(log):
+    deep = "[" * 200 + "]" * 200
+    write(
+        log, f'{{"step": 1}}\nnot json\n[1]\n{{"step": "x"}}\n{{"step": 4, "deep": {deep}}}\n{{"step": 5}}\n'
+    )
+    log.poll()
+    assert log.rows == [{"step": 1}, {"step": 5}]
+    assert [problem.partition("metrics.jsonl: ")[2][:8] for problem in log.problems] == [
+        "byte 12:", "byte 21:", "byte 25:", "byte 39:"
+    ]  # fmt: skip
+
+
+def test_a_link_in_place_of_a_log_is_a_problem(log, tmp_path):
+    (tmp_path / "other").write_text('{"step": 1}\n')
+    (tmp_path / "metrics.jsonl").symlink_to("other")
+    log.poll()
+    assert log.rows == [] and "symbolic link" in log.problems[0]
+
+
+def test_a_mark_fits_a_grown_file_and_no_other(tmp_path):
+    path = tmp_path / "f"
+    path.write_bytes(b"abc")
+
+    def fits(mark):
+        with path.open("rb") as file:
+            return mark.fits(file.fileno())
+
+    with path.open("rb") as file:
+        mark = Mark.at(file.fileno(), 3)
+    with path.open("ab") as file:
+        file.write(b"d")
+    assert fits(mark)
+    os.truncate(path, 2)
+    assert not fits(mark)
+    path.write_bytes(b"abX")
+    assert not fits(mark)
+    (tmp_path / "copy").write_bytes(b"abcd")
+    os.replace(tmp_path / "copy", path)
+    assert not fits(mark)
+
+
+def test_a_log_is_read_up_to_its_limit(log, monkeypatch):
+    monkeypatch.setattr(tail, "MAX_BYTES", 30)
+    write(log, '{"step": 1}\n' * 4)
+    log.poll()
+    log.poll()
+    assert len(log.rows) == 2
+    assert log.problems == [f"{log._folder.path('metrics.jsonl')}: only the first 30 bytes are shown"]

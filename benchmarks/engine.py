@@ -3,7 +3,7 @@
 Plays the same episodes twice in one process: with their cache, and with the cache dropped after every answer,
 so that the whole history is prefilled again. Image features may stay cached in both cases. One JSON line:
 
-    python benchmarks/engine.py --episodes 32 --turns 12
+    PYTHONPATH=. python benchmarks/engine.py --episodes 32 --turns 12
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from PIL import Image
 
 from arpo.engines.in_process import InProcessEngine
 from arpo.engines.slot_passes import SlotPasses
-from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
-from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from arpo.models.loading import prepare
 from arpo.prompts.rendering import Renderer
 from arpo.types import Message, Prompt, Sampling, Screenshot
+from tools.pretrain.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
+from tools.pretrain.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 
 
 def screenshot(seed: int) -> Screenshot:

@@ -4,8 +4,8 @@ A 7B model with random weights answers prompts with screenshots of 1920x1080; th
 probabilities of the same tokens. The head is scaled so that answers have about the entropy of a trained
 model's. `ratio` is engine_kl without divided by engine_kl with model.float32_head. One JSON line:
 
-    python benchmarks/engine_gap.py [--episodes 8] [--turns 3] [--tokens 150]
-    python benchmarks/engine_gap.py --tiny    # on a CPU in float32, to test this script
+    PYTHONPATH=. python benchmarks/engine_gap.py [--episodes 8] [--turns 3] [--tokens 150]
+    PYTHONPATH=. python benchmarks/engine_gap.py --tiny    # on a CPU in float32, to test this script
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ times, plain transformers twice, and the last time counts. All plain runs come f
 rotary function of transformers for the whole process. Prints one JSON line per kind of trajectory; `ratio` is
 plain divided by ARPO.
 
-    python benchmarks/learner.py [--screenshots 1,5,15] [--train all,lora] [--answer-tokens 150] [--no-plain]
+    PYTHONPATH=. python benchmarks/learner.py [--screenshots 1,5,15] [--train all,lora] [--no-plain]
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from torch import Tensor
 from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration
 
 from arpo.config import Config, ModelConfig, OptimConfig
-from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
-from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
 from arpo.models.forward import TokenRow
@@ -44,6 +42,8 @@ from arpo.models.trainable import set_trainable
 from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
 from arpo.types import Message, Sample, Screenshot
+from tools.pretrain.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
+from tools.pretrain.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 
 REPEATS, PLAIN_REPEATS = 3, 2  # the first repetitions compile and allocate
 LEARNING_RATE = 1e-6

@@ -6,8 +6,8 @@ of fixed length and then `wait()`, or rarely `error_env()`, which solves the tas
 up to 15 steps, groups have a signal, and the replay buffer fills. The tiny learning rate keeps it so. Prints
 one JSON line; `ratio` is the goal of 12 seconds per episode divided by the measured time with checkpoints.
 
-    python benchmarks/rehearsal_7b.py [--train lora] [--folder FOLDER]
-    python benchmarks/rehearsal_7b.py --tiny    # on a CPU, to test this script
+    PYTHONPATH=. python benchmarks/rehearsal_7b.py [--train lora] [--folder FOLDER]
+    PYTHONPATH=. python benchmarks/rehearsal_7b.py --tiny    # on a CPU, to test this script
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ rates measured in the same run. `bandwidth_limit`: decoding alone, which reads a
 and values for each token. `limit`: this, and the arithmetic of encoding screenshots and of prefilling, at the
 rate of a large matrix product. `ratio` is measured divided by `bandwidth_limit`. One JSON line:
 
-    python benchmarks/rollout_7b.py [--episodes 16] [--turns 15] [--tokens 150]
+    PYTHONPATH=. python benchmarks/rollout_7b.py [--episodes 16] [--turns 15] [--tokens 150]
 """
 
 from __future__ import annotations

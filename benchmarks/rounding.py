@@ -4,7 +4,7 @@ The learner makes a few random answers more likely, on a tiny model with fresh w
 log-probability is computed from the final weights, in float32. One JSON line: the gain of each variant in
 nats per token, and its ratio to the gain of float32:
 
-    python benchmarks/rounding.py --lr 1e-6 --updates 200
+    PYTHONPATH=. python benchmarks/rounding.py --lr 1e-6 --updates 200
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import torch
 from PIL import Image
 
 from arpo.config import Config, OptimConfig
-from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
-from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
 from arpo.models.forward import sampled_logprobs
 from arpo.models.loading import DTYPES, prepare
 from arpo.prompts.rendering import Renderer
 from arpo.types import Message, Sample, Screenshot
+from tools.pretrain.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
+from tools.pretrain.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 
 TOKENIZER = build_tokenizer(ACTION_PHRASES, ["save", "the", "file"], 300)
 VARIANTS: dict[str, dict[str, Any]] = {  # dtype of the weights, and optimiser settings

@@ -248,7 +248,6 @@ def test_an_unexpected_error_is_not_hidden(monkeypatch):
         "screen --out {}",
         "compare desk --seeds 1 --out {}",
         "export {model} {}",
-        "pretrain --out {}",
         "eval osworld --tasks desk:32 --env.name desk --result_dir {}",
         "env-host --env desk --listen 127.0.0.1:0 --ready-file {}",
     ],

@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from arpo.config import Config, ModelConfig
-from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
-from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from arpo.learner.local import LocalLearner
 from arpo.models.trainable import set_trainable
 from arpo.prompts.rendering import Renderer
 from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, save
 from arpo.storage.run_folder import RunFolder
 from fake_hub import TOKEN, Hub, Repository, hub_environment, serving_hub
+from tools.pretrain.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
+from tools.pretrain.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 
 PROGRAM = """
 import sys

@@ -178,7 +178,6 @@ MISTAKES = {
     "export . broken.json": "broken.json: exists and is not empty",
     "export nowhere out": "nowhere: is not a run folder, a checkpoint, a model folder or ORG/NAME of the hub",
     "report nowhere": "nowhere: not a run folder",
-    "pretrain --out broken.json --pretrain.steps 0": "pretrain.steps",
 }
 
 

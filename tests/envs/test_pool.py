@@ -6,7 +6,6 @@ from PIL import Image
 
 import tiny_vlm
 from arpo.config import EnvConfig
-from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
 from arpo.envs.pool import EnvPool, GuardedEnv, LocalEnvs
 from arpo.errors import EngineError, Outage
 from arpo.prompts import vision
@@ -16,6 +15,7 @@ from arpo.testing import FakeEnv, failing, hanging, lying, screenshot, task
 from arpo.types import Failure, Observation, Screenshot, StopReason, Trajectory
 from env_hosts import FAKE
 from pngs import bomb, corrupt, cut_short, plain
+from tools.pretrain.tiny import IMAGE_SETTINGS
 
 TASK = task("t")
 

@@ -18,8 +18,6 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from arpo.algorithms.replay import ReplayBuffer
 from arpo.config import Config, LossConfig, ModelConfig, OptimConfig, ReplayConfig, TrainConfig
-from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
-from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from arpo.errors import UserError
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
@@ -29,6 +27,8 @@ from arpo.models.trainable import base_model_of, set_trainable
 from arpo.prompts.rendering import Renderer
 from arpo.types import Group, Message, Sample, Screenshot, Trajectory
 from devices import DEVICES
+from tools.pretrain.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
+from tools.pretrain.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from trajectories import Updates, all_updates, group, trajectory, turn
 
 Update = tuple[Sample, ...]

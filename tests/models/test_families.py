@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
 from arpo.models.families import VisionLanguageModel
@@ -17,6 +16,7 @@ from arpo.rollout.player import open_player
 from arpo.tasks.lists import load_tasks
 from arpo.types import Group
 from tiny_vlm import save_folder, tiny_qwen2, tiny_qwen3
+from tools.pretrain.tokenizer import desk_tokenizer
 from trajectories import all_updates
 from verdicts import A, Scripted, small_config
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from arpo.envs.desk.base_model.tiny import new_tiny_model, tiny_config
-from arpo.envs.desk.base_model.tokenizer import special_ids
 from arpo.models import attention, forward, fused_ops, vision_attention
 from arpo.models.families import VisionLanguageModel
 from arpo.models.forward import TokenRow, embed_rows, encode_images, features_by_sha256, sampled_logprobs
@@ -30,6 +28,8 @@ from tiny_vlm import (
     tiny_of,
     tiny_renderer,
 )
+from tools.pretrain.tiny import new_tiny_model, tiny_config
+from tools.pretrain.tokenizer import special_ids
 
 RENDERERS = {family: tiny_renderer(family) for family in FAMILIES}
 RENDERER = RENDERERS[QWEN2_5]

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
 from arpo.models import image_loader
 from arpo.models.image_loader import ImageLoader
 from arpo.png import BadPng
@@ -17,6 +16,7 @@ from arpo.prompts import vision
 from arpo.types import Screenshot
 from pngs import corrupt
 from tiny_vlm import screenshot
+from tools.pretrain.tiny import IMAGE_SETTINGS
 
 
 def test_prefetching_does_not_change_pixels() -> None:

@@ -336,7 +336,7 @@ def test_names_of_models_and_devices() -> None:
     try:
         assert resolve_model("base").parts[-3:] == ("desk", "base_model", "weights")
     except UserError as error:
-        assert "arpo pretrain" in str(error)
+        assert "reinstall" in str(error)
     assert resolve_device("cpu") == "cpu"
     assert resolve_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
 

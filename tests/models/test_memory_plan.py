@@ -13,7 +13,6 @@ import torch
 
 from arpo.config import Config, ModelConfig, OptimConfig
 from arpo.config.recipe import load_config
-from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
 from arpo.errors import BadSetting, UserError
 from arpo.models.kv_cache import SlotCache
 from arpo.models.loading import load_model, read_config, resolve_model
@@ -42,6 +41,7 @@ from arpo.models.memory_plan import (
 from arpo.models.recompute import KeptActivations
 from arpo.models.token_pool import TokenPool, extent_size
 from tiny_vlm import FAMILIES, tiny_of
+from tools.pretrain.tiny import IMAGE_SETTINGS
 
 SEVEN_B = ModelDimensions(
     vision_parameters=676_550_144,

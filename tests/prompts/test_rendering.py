@@ -14,14 +14,14 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, Qwen2_5_VLProcessor, Qwen3VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
-from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, SPECIAL_TOKENS, build_tokenizer, special_ids
 from arpo.errors import UserError
 from arpo.models.families import VisionLanguageModel
 from arpo.prompts import vision
 from arpo.prompts.rendering import MARKS, Renderer
 from arpo.types import Message, Screenshot
 from tiny_vlm import FAMILIES, QWEN2_5, QWEN3, save_folder, tiny_qwen3
+from tools.pretrain.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
+from tools.pretrain.tokenizer import ACTION_PHRASES, SPECIAL_TOKENS, build_tokenizer, special_ids
 
 Made = tuple[VisionLanguageModel, Tokenizer]
 

@@ -1,10 +1,10 @@
 """A player for tests: a scripted engine behind a real renderer."""
 
-from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer
 from arpo.prompts.conversation import PromptTemplate
 from arpo.prompts.rendering import Renderer
 from arpo.prompts.vision import ImageSettings
 from arpo.testing import ScriptedEngine
+from tools.pretrain.tokenizer import ACTION_PHRASES, build_tokenizer
 
 TOKENIZER = build_tokenizer(ACTION_PHRASES, [], 300)
 RENDERER = Renderer(

@@ -21,14 +21,14 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
-from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from arpo.models.families import VisionLanguageModel
 from arpo.models.loading import prepare
 from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
 from arpo.prompts.vision import ImageSettings
 from arpo.types import Completion, Message, Prompt, Sampling, Screenshot
+from tools.pretrain.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
+from tools.pretrain.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 
 TOKENIZER = build_tokenizer(ACTION_PHRASES, ["open", "save", "file", "the"], 20)
 QWEN2, QWEN2_5, QWEN3 = "qwen2_vl", "qwen2_5_vl", "qwen3_vl"

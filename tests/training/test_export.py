@@ -21,14 +21,6 @@ from transformers import (
 from transformers.utils import is_torchvision_available
 
 from arpo.config import Config, ModelConfig
-from arpo.envs.desk.base_model.tiny import (
-    CHAT_TEMPLATE,
-    IMAGE_SETTINGS,
-    new_tiny_model,
-    save_model_folder,
-    tiny_config,
-)
-from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from arpo.envs.desk.env import DeskEnv
 from arpo.errors import UserError
 from arpo.learner.local import LocalLearner
@@ -46,6 +38,14 @@ from arpo.tasks.lists import load_tasks
 from arpo.training.export import export_model
 from arpo.types import Message, Prompt, Sampling
 from tiny_vlm import first_prompt, screenshot, stock_inputs
+from tools.pretrain.tiny import (
+    CHAT_TEMPLATE,
+    IMAGE_SETTINGS,
+    new_tiny_model,
+    save_model_folder,
+    tiny_config,
+)
+from tools.pretrain.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 
 PARTS = ["image_processor", "tokenizer"]  # of a processor without video
 TOKENIZER = build_tokenizer(ACTION_PHRASES, ["Click", "Save"], 225)

@@ -73,13 +73,6 @@ def _screen(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     return run_screening(config, tasks, config.screen.rollouts, options.out, config.screen.drop_always)
 
 
-def _pretrain(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    config = load_config(options.recipe, overrides)
-    from arpo.evaluation.ladder_report import pretrain_and_report
-
-    return pretrain_and_report(config, options.out, report_only=options.report)
-
-
 def _export(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from arpo.cli.export_command import run_export
 
@@ -251,24 +244,6 @@ arpo train --tasks.train kept.json --run.dir runs/kept""",
             RECIPE,
             argument("--tasks", "tasks to screen (default: tasks.train)", metavar="SOURCE"),
             argument("--out", "output file (task list)", type=Path, required=True, metavar="FILE"),
-        ),
-        settings=True,
-    ),
-    Command(
-        name="pretrain",
-        run=_pretrain,
-        purpose="make the tiny base model of the built-in desktop",
-        lesson="""\
-Trains a tiny Qwen2.5-VL by supervised learning to read screens, to solve tasks, and to make the faults of a
-careless demonstrator, which reinforcement learning can remove. Needs a GPU to be fast. The package contains
-the result; you need this command only if you change the screens, the prompt or the tokenizer.
-If it is interrupted, run the same command again to resume. At the end it measures reading, pointing and
-success on unseen tasks: FOLDER/report.json.""",
-        example="arpo pretrain --out base-model --pretrain.minutes 20",
-        arguments=(
-            RECIPE,
-            argument("--out", "output directory", type=Path, required=True, metavar="FOLDER"),
-            argument("--report", "measure the model in --out, without training", action="store_true"),
         ),
         settings=True,
     ),

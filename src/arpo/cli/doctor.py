@@ -111,7 +111,7 @@ def findings() -> list[Finding]:
         _try("CPU", _cpu, "pip install torch"),
         bfloat16_finding(_cpu_flags()),
         _try("GPU", _gpu, "not needed for the recipe desk; large models need one", needed=False),
-        _try("base model", _base_model, "reinstall this package, or make the model: arpo pretrain --help"),
+        _try("base model", _base_model, "reinstall this package"),
         _try("desk", _desk, "reinstall this package"),
         _try("vLLM", doctor_servers.vllm, INSTALL, needed=False),
         *_desktops(Config().osworld),
@@ -229,14 +229,10 @@ def _gpu() -> str:
 
 
 def _base_model() -> str:
-    from arpo.envs.desk.base_model.card import fingerprint, read_fingerprint
-    from arpo.models.loading import load_model, resolve_model
+    from arpo.models.loading import load_model
 
     config = Config()
-    folder = resolve_model(config.model.path)
     model = load_model(replace(config.model, device="cpu"), config.run.seed)
-    if read_fingerprint(folder) != fingerprint():
-        raise UserError("does not match the screens, tokens or prompts of this package")
     return f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters"
 
 

@@ -111,7 +111,7 @@ def _run_reporting_errors(argv: Sequence[str]) -> int:
         return _report(message)
     except KeyboardInterrupt:
         print(
-            "arpo: interrupted; to resume train, eval, collect, compare, screen or pretrain, run the same "
+            "arpo: interrupted; to resume train, eval, collect, compare or screen, run the same "
             "command again",
             file=sys.stderr,
         )

@@ -20,7 +20,6 @@ from arpo.config.settings import (
     OptimConfig,
     OSWorldConfig,
     PluginsConfig,
-    PretrainConfig,
     ReplayConfig,
     RolloutConfig,
     RunConfig,
@@ -48,9 +47,8 @@ INCIDENTAL = (
     "plugins.tracker",
     "plugins.callback",
     "screen.",
-    "pretrain.",
 )
-LEARNING = ("train.", "loss.", "replay.", "offline.", "optim.", "eval.", "screen.", "pretrain.", "plugins.")
+LEARNING = ("train.", "loss.", "replay.", "offline.", "optim.", "eval.", "screen.", "plugins.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +69,6 @@ class Config:
     server: ServerConfig = field(default_factory=ServerConfig)
     screen: ScreenConfig = field(default_factory=ScreenConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
-    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     plugins: PluginsConfig = field(default_factory=PluginsConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
 

@@ -554,30 +554,6 @@ class StoreConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PretrainConfig:
-    """Base model of desk: `arpo pretrain`."""
-
-    steps: int = setting(6800, "Number of updates", low=1)
-    tokens_per_step: int = setting(65536, "Tokens per update, padding included", low=1024)
-    lr: float = setting(1.5e-3, "Peak learning rate, after warm-up; it then falls to 0 as a cosine", above=0)
-    warmup: int = setting(200, "Updates of learning-rate warm-up", low=1)
-    carelessness: float = setting(
-        1.0, "Level of the demonstrator's faults; 0: no faults, 2: twice as many", low=0, high=10
-    )
-    hidden: int = setting(128, "Hidden size of the text model", low=32, high=65_536)
-    layers: int = setting(4, "Layers of the text model", low=1, high=1024)
-    vision_hidden: int = setting(128, "Hidden size of the vision tower", low=32, high=65_536)
-    vision_layers: int = setting(4, "Layers of the vision tower", low=1, high=1024)
-    workers: int = setting(0, "Processes that make training data; 0: number of cores - 1", low=0, high=1024)
-    minutes: float = setting(
-        0.0, "Time limit (minutes); the same command resumes afterwards; 0: no limit", low=0, high=LARGEST
-    )
-    report_size: int = setting(
-        256, "Screens, and tasks per number of goals, of the report on the model; 0: no report", low=0
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PluginsConfig:
     """Functions of your own, as module:function; empty: the built-in ones (docs/python.md)."""
 

@@ -37,7 +37,7 @@ def resolve_model(path: str, *, weights: bool = False) -> Path:
     if path == "base":
         folder = Path(str(resources.files("arpo"))) / "envs" / "desk" / "base_model" / "weights"
         if not folder.is_dir():
-            raise UserError(f"{folder}: the shipped base model is missing; create it with `arpo pretrain`")
+            raise UserError(f"{folder}: the shipped base model is missing; reinstall the package")
         return folder
     if (model := hub.parse_hub_model(path)) is None:
         return Path(path).expanduser()

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from arpo.actions import CallUser, Fail, Finished, Wait, render
-from arpo.envs.desk.base_model.reading import list_elements
 from arpo.envs.desk.canvas import PALETTE
 from arpo.envs.desk.desktop import Desktop
 from arpo.envs.desk.env import act, set_up
@@ -23,6 +22,7 @@ from arpo.envs.desk.random_tasks import random_task, rng_for
 from arpo.envs.desk.words import vocabulary
 from arpo.types import Task
 from desks import WORLD, cell, click, desk, score, solution, task_of
+from tools.pretrain.reading import list_elements
 
 SEEDS = range(700_000, 700_012)
 

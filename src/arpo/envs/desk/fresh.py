@@ -14,11 +14,10 @@ from copy import copy
 from typing import Any, overload
 
 from arpo.config import FRESH
-from arpo.envs.desk.generate import solution_length
 from arpo.envs.desk.goal_mix import GoalMix, Weight
 from arpo.envs.desk.goals import FAMILIES, compatible
 from arpo.envs.desk.heldout import TRAINING_APPLICATIONS, TRAINING_FAMILIES
-from arpo.envs.desk.random_tasks import random_task, to_task
+from arpo.envs.desk.random_tasks import random_task, solution_length, to_task
 from arpo.errors import UserError
 from arpo.types import Task
 

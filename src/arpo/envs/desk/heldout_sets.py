@@ -15,7 +15,6 @@ from functools import cache
 from arpo.config import RolloutConfig
 from arpo.config.task_set_names import GENERATED
 from arpo.envs.desk.apps import APPS
-from arpo.envs.desk.generate import solution_length
 from arpo.envs.desk.goal_mix import combinations_of
 from arpo.envs.desk.goals import FAMILIES
 from arpo.envs.desk.heldout import (
@@ -24,7 +23,7 @@ from arpo.envs.desk.heldout import (
     TRAINING_APPLICATIONS,
     TRAINING_FAMILIES,
 )
-from arpo.envs.desk.random_tasks import random_task, rng_for, to_task
+from arpo.envs.desk.random_tasks import random_task, rng_for, solution_length, to_task
 from arpo.types import Task
 
 SIZE = 128

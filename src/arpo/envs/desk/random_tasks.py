@@ -11,10 +11,12 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from arpo.actions import TERMINAL
 from arpo.envs.desk import words
 from arpo.envs.desk.apps import APPS
 from arpo.envs.desk.apps.files import ROOT
-from arpo.envs.desk.goals import INFEASIBLE, Goal, to_json
+from arpo.envs.desk.env import act, set_up
+from arpo.envs.desk.goals import INFEASIBLE, Goal, from_json, next_step, to_json
 from arpo.envs.desk.world import World
 from arpo.types import Task
 
@@ -109,3 +111,16 @@ def to_task(raw: dict[str, Any]) -> Task:
     """A task of `random_task`, typed. Its domain is the application of its first goal."""
     apps = tuple(raw["related_apps"])
     return Task(**raw | {"config": tuple(raw["config"]), "related_apps": apps, "domain": apps[0]})
+
+
+def solution_length(task: dict[str, Any]) -> int:
+    """Number of the solver's steps, including the terminal one."""
+    desktop = set_up(Task(**task | {"config": tuple(task["config"]), "related_apps": ()}))
+    goals = from_json(task["evaluator"]["solution"])
+    length = 0
+    while True:
+        length += 1
+        action = next_step(desktop, goals).action
+        act(desktop, action)
+        if isinstance(action, TERMINAL):
+            return length

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import random
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
 
-from arpo.config import Config
-from arpo.config.recipe import load_config
-from arpo.envs.desk.base_model.batches import BATCHES_PER_CHUNK, Batches, LessonBatch, LessonLoader, collate
-from arpo.envs.desk.base_model.lessons import LessonGenerator
-from arpo.envs.desk.base_model.pages import random_page
-from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
-from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
+from tools.pretrain.batches import BATCHES_PER_CHUNK, Batches, LessonBatch, LessonLoader, collate
+from tools.pretrain.lessons import LessonGenerator
+from tools.pretrain.pages import random_page
+from tools.pretrain.settings import Settings
+from tools.pretrain.tiny import IMAGE_SETTINGS
+from tools.pretrain.tokenizer import desk_tokenizer
 
 TOKENS = 1200
 RENDERER = Renderer(desk_tokenizer(), IMAGE_SETTINGS)
 
 
-def config(*more: str) -> Config:
-    return load_config(None, [f"--pretrain.tokens_per_step={TOKENS}", "--pretrain.workers=2", *more])
+def settings(**more: Any) -> Settings:
+    return Settings(tokens_per_step=TOKENS, workers=2, **more)
 
 
 @pytest.fixture(scope="module")
 def chunks() -> list[list[LessonBatch]]:
-    batches = Batches(config())
+    batches = Batches(settings())
     return [batches.chunk(number) for number in range(3)]
 
 
@@ -61,7 +61,7 @@ def test_every_chunk_has_the_same_number_of_batches(chunks: list[list[LessonBatc
 
 
 def test_a_chunk_depends_on_its_number_and_the_seed(chunks: list[list[LessonBatch]]) -> None:
-    again, other = Batches(config()).chunk(1), Batches(config("--run.seed=1")).chunk(1)
+    again, other = Batches(settings()).chunk(1), Batches(settings(seed=1)).chunk(1)
     assert all(map(same, again, chunks[1]))
     assert not same(chunks[0][0], chunks[1][0])
     assert not same(other[0], chunks[1][0])
@@ -71,8 +71,7 @@ def test_the_last_stage_of_a_run_is_careless() -> None:
     """Chunk 8 holds updates 32 to 35: the last stage of 40 updates, the first of 4,000."""
 
     def chunk(steps: int, level: int) -> list[LessonBatch]:
-        settings = config(f"--pretrain.steps={steps}", f"--pretrain.carelessness={level}")
-        return Batches(settings).chunk(8)
+        return Batches(settings(steps=steps, carelessness=level)).chunk(8)
 
     assert not all(map(same, chunk(40, 0), chunk(40, 5)))
     assert all(map(same, chunk(4000, 0), chunk(4000, 5)))
@@ -80,7 +79,7 @@ def test_the_last_stage_of_a_run_is_careless() -> None:
 
 def test_workers_continue_with_the_next_batch(chunks: list[list[LessonBatch]]) -> None:
     """A run that was interrupted after 6 updates continues with the third batch of the second chunk."""
-    with LessonLoader(config(), step=6) as batches:
+    with LessonLoader(settings(), step=6) as batches:
         found = list(islice(batches, 4))
     assert all(map(same, found, [*chunks[1][2:], *chunks[2][:2]]))
 

@@ -1,4 +1,4 @@
-"""Writes Desk's shipped task lists, pool.json and heldout.json: `python -m arpo.envs.desk.generate FOLDER`.
+"""Writes Desk's shipped task lists, pool.json and heldout.json: `python -m tools.task_lists FOLDER`.
 
 The pool has 369 tasks, like OSWorld: some short, most with several targets to find on the screen, some
 infeasible. Held-out tasks come from other seeds. The solver finishes every task within `rollout.max_steps`.
@@ -14,15 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arpo.actions import TERMINAL
 from arpo.config import RolloutConfig
-from arpo.envs.desk.env import act, set_up
-from arpo.envs.desk.goals import FEASIBLE, INFEASIBLE, compatible, from_json, next_step
+from arpo.envs.desk.goals import FEASIBLE, INFEASIBLE, compatible
 from arpo.envs.desk.goals.files import DeleteFile, MoveFile, RenameFile, ReplaceText
 from arpo.envs.desk.goals.mail import AnswerMail, DeleteMail, FlagMail, SendFileText, SendMail
 from arpo.envs.desk.goals.sheet import CopyValue, PutValue
-from arpo.envs.desk.random_tasks import random_task, rng_for
-from arpo.types import Task
+from arpo.envs.desk.random_tasks import random_task, rng_for, solution_length
 
 Family = type[Any]
 
@@ -74,19 +71,6 @@ def make_tasks(purpose: str, portions: tuple[Portion, ...]) -> Iterator[dict[str
                 yield task
                 number += 1
                 made += 1
-
-
-def solution_length(task: dict[str, Any]) -> int:
-    """Number of the solver's steps, including the terminal one."""
-    desktop = set_up(Task(**task | {"config": tuple(task["config"]), "related_apps": ()}))
-    goals = from_json(task["evaluator"]["solution"])
-    length = 0
-    while True:
-        length += 1
-        action = next_step(desktop, goals).action
-        act(desktop, action)
-        if isinstance(action, TERMINAL):
-            return length
 
 
 def _families(rng: random.Random, portion: Portion, number: int) -> list[Family]:

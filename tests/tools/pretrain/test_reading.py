@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from arpo.envs.desk.base_model.reading import (
+from arpo.envs.desk.desktop import Desktop
+from desks import cell, click, desk
+from tools.pretrain.reading import (
     Question,
     list_elements,
     point,
@@ -16,8 +18,6 @@ from arpo.envs.desk.base_model.reading import (
     read_state,
     read_window,
 )
-from arpo.envs.desk.desktop import Desktop
-from desks import cell, click, desk
 
 Ask = Callable[[random.Random, Desktop], Question | None]
 

@@ -5,17 +5,17 @@ import random
 import numpy as np
 import pytest
 
-from arpo.envs.desk.base_model.ladder import LADDER, Stage
-from arpo.envs.desk.base_model.lessons import Lesson, LessonGenerator
-from arpo.envs.desk.base_model.reading import KIND_WORDS
-from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
-from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
 from arpo.envs.desk.goals import FAMILIES
 from arpo.envs.desk.random_tasks import random_task, rng_for
 from arpo.envs.desk.words import vocabulary
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
 from desks import solution, task_of
+from tools.pretrain.ladder import LADDER, Stage
+from tools.pretrain.lessons import Lesson, LessonGenerator
+from tools.pretrain.reading import KIND_WORDS
+from tools.pretrain.tiny import IMAGE_SETTINGS
+from tools.pretrain.tokenizer import desk_tokenizer
 
 TOKENIZER = desk_tokenizer()
 RENDERER = Renderer(TOKENIZER, IMAGE_SETTINGS)

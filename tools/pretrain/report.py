@@ -1,4 +1,4 @@
-"""The report on the base model of Desk: reading, pointing, then acting (`arpo pretrain`).
+"""The report on the base model of Desk: reading, pointing, then acting (`python -m tools.pretrain`).
 
 All screens and tasks come from seeds of their own. Questions are answered at temperature 0, tasks are
 played at the temperatures of training and evaluation.
@@ -19,22 +19,10 @@ from typing import Any
 
 from arpo.actions import Click, DoubleClick, RightClick
 from arpo.config import Config, RolloutConfig
-from arpo.envs.desk.base_model.card import CARD, with_report
-from arpo.envs.desk.base_model.pretrain import MODEL, run_pretraining
-from arpo.envs.desk.base_model.reading import (
-    Question,
-    list_entry,
-    listed_elements,
-    point,
-    read_screen,
-    read_state,
-)
-from arpo.envs.desk.base_model.screens import random_desktop
 from arpo.envs.desk.canvas import CELL_HEIGHT, CELL_WIDTH, LAYOUT_HEIGHT, LAYOUT_WIDTH
 from arpo.envs.desk.desktop import Element
-from arpo.envs.desk.generate import solution_length
 from arpo.envs.desk.goals import FEASIBLE, INFEASIBLE, compatible
-from arpo.envs.desk.random_tasks import random_task, rng_for, to_task
+from arpo.envs.desk.random_tasks import random_task, rng_for, solution_length, to_task
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate
 from arpo.interrupts import run_interruptibly
@@ -46,6 +34,17 @@ from arpo.rollout.player import Player, open_player
 from arpo.rollout.scheduler import Scheduler
 from arpo.storage.run_folder import write_atomically
 from arpo.types import Prompt, Sampling, Screenshot, Task
+from tools.pretrain.card import CARD, with_report
+from tools.pretrain.reading import (
+    Question,
+    list_entry,
+    listed_elements,
+    point,
+    read_screen,
+    read_state,
+)
+from tools.pretrain.screens import random_desktop
+from tools.pretrain.training import MODEL
 
 REPORT = "report.json"  # in the output directory
 _GOALS = {"infeasible": 0, "one goal": 1, "two goals": 2, "three goals": 3}
@@ -64,20 +63,12 @@ class Asked:
     listed: Sequence[Element]
 
 
-def pretrain_and_report(config: Config, out: Path, *, report_only: bool) -> int:
-    """`arpo pretrain`: train, and report when all steps are done. `report_only`: measure without training."""
-    finished = report_only or run_pretraining(config, out)
-    if finished and config.pretrain.report_size:
-        write_report(config, out)
-    return 0
-
-
-def write_report(config: Config, folder: Path) -> None:
+def write_report(config: Config, folder: Path, size: int) -> None:
     """Measure the model in `folder`, write report.json there, and add a summary to the model's card."""
     if not (folder / MODEL).is_dir():
-        raise UserError(f"--out {folder}: has no folder {MODEL!r}. Run `arpo pretrain` without --report")
+        raise UserError(f"--out {folder}: has no folder {MODEL!r}. Train first, without --report")
     config = replace(config, model=replace(config.model, path=str(folder / MODEL)))
-    report = measure_ladder(config, config.pretrain.report_size, open_display(sys.stdout))
+    report = measure_ladder(config, size, open_display(sys.stdout))
     write_atomically(folder / REPORT, json.dumps(report, indent=1) + "\n")
     card = folder / MODEL / CARD
     table = report_table(report)

@@ -7,10 +7,10 @@ import re
 
 import numpy as np
 
-from arpo.envs.desk.base_model.pages import _STYLES, random_page
-from arpo.envs.desk.base_model.word_canvas import NO_WORD, readable_words
 from arpo.envs.desk.canvas import Canvas
 from arpo.envs.desk.words import vocabulary
+from tools.pretrain.pages import _STYLES, random_page
+from tools.pretrain.word_canvas import NO_WORD, readable_words
 
 
 def test_a_page_shows_its_words_at_their_places() -> None:

@@ -19,24 +19,24 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from arpo.algorithms.schedules import decay
-from arpo.config import Config
-from arpo.envs.desk.base_model.batches import (
-    CELLS_PER_TOKEN,
-    TOKENS_PER_SCREEN,
-    LessonBatch,
-    LessonLoader,
-)
-from arpo.envs.desk.base_model.card import CARD, card
-from arpo.envs.desk.base_model.ladder import stage_at
-from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
-from arpo.envs.desk.base_model.tokenizer import desk_tokenizer, special_ids
-from arpo.envs.desk.base_model.word_canvas import readable_words
 from arpo.envs.desk.canvas import LAYOUT_HEIGHT, LAYOUT_WIDTH, PALETTE
 from arpo.errors import UserError
 from arpo.models.forward import hidden_states
 from arpo.models.loading import prepare, resolve_device
 from arpo.prompts import vision
 from arpo.storage import checkpoint
+from tools.pretrain.batches import (
+    CELLS_PER_TOKEN,
+    TOKENS_PER_SCREEN,
+    LessonBatch,
+    LessonLoader,
+)
+from tools.pretrain.card import CARD, card
+from tools.pretrain.ladder import stage_at
+from tools.pretrain.settings import Settings
+from tools.pretrain.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
+from tools.pretrain.tokenizer import desk_tokenizer, special_ids
+from tools.pretrain.word_canvas import readable_words
 
 MODEL = "model"  # folder of the model in the output directory
 WEIGHTS, MOMENTS = "weights", ("exp_avg", "exp_avg_sq")  # parts of a checkpoint
@@ -105,23 +105,23 @@ class ReadingHead(torch.nn.Module):
 class Pretraining:
     """Model, optimiser and current step."""
 
-    def __init__(self, config: Config, folder: Path) -> None:
-        self.config, self.folder = config, folder
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings, self.folder = settings, folder
         self.tokenizer = desk_tokenizer()
         shape = tiny_config(
-            self.tokenizer.get_vocab_size(), special_ids(self.tokenizer), hidden=config.pretrain.hidden,
-            layers=config.pretrain.layers, vision_hidden=config.pretrain.vision_hidden,
-            vision_layers=config.pretrain.vision_layers,
+            self.tokenizer.get_vocab_size(), special_ids(self.tokenizer), hidden=settings.hidden,
+            layers=settings.layers, vision_hidden=settings.vision_hidden,
+            vision_layers=settings.vision_layers,
         )  # fmt: skip
-        self.model = new_tiny_model(shape, config.run.seed).to(resolve_device(config.model.device))
+        self.model = new_tiny_model(shape, settings.seed).to(resolve_device(settings.device))
         prepare(self.model)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.run.seed)
-            self.head = ReadingHead(config.pretrain.hidden, self.tokenizer).to(self.model.device)
+            torch.manual_seed(settings.seed)
+            self.head = ReadingHead(settings.hidden, self.tokenizer).to(self.model.device)
         on_gpu = self.model.device.type == "cuda"
         self.optimiser = torch.optim.AdamW(
             self._parameters().values(),
-            lr=config.pretrain.lr,
+            lr=settings.lr,
             weight_decay=0.01,
             betas=(0.9, 0.98),
             fused=on_gpu,
@@ -136,12 +136,12 @@ class Pretraining:
     @property
     def stage(self) -> str:
         """Name of the current stage of the ladder."""
-        return stage_at(self.step / self.config.pretrain.steps).name
+        return stage_at(self.step / self.settings.steps).name
 
     @property
     def learning_rate(self) -> float:
         """The rate of the next update: it rises during warm-up, then falls to 0 as a cosine."""
-        settings = self.config.pretrain
+        settings = self.settings
         factor = decay("cosine", done=self.step, total=settings.steps, warmup=settings.warmup)
         return settings.lr * factor * min(1.0, (self.step + 1) / settings.warmup)
 
@@ -182,7 +182,7 @@ class Pretraining:
         save_model_folder(self.model, self.tokenizer, self.folder / MODEL)
         parameters = sum(p.numel() for p in self.model.parameters())
         arithmetic = f"{'bfloat16' if self.model.device.type == 'cuda' else 'float32'} arithmetic"
-        text = card(self.config, self.step, parameters, arithmetic)
+        text = card(self.settings, self.step, parameters, arithmetic)
         (self.folder / MODEL / CARD).write_text(text, encoding="utf-8")
 
     def resume(self) -> None:
@@ -193,10 +193,7 @@ class Pretraining:
         parts = {part: _load_parts(found.path / part) for part in (WEIGHTS, *MOMENTS)}
         own = {name: weight.shape for name, weight in self._parameters().items()}
         if own != {name: weight.shape for name, weight in parts[WEIGHTS].items()}:
-            raise UserError(
-                f"{found.path}: the checkpoint has a model of another size. Use the same pretrain.hidden, "
-                "pretrain.layers, pretrain.vision_hidden and pretrain.vision_layers, or another --out"
-            )
+            raise UserError(f"{found.path}: the checkpoint has a model of another size. Use another --out")
         with torch.no_grad():
             for name, weight in self._parameters().items():
                 weight.copy_(parts[WEIGHTS][name])
@@ -241,17 +238,16 @@ def _moved(batches: Iterator[LessonBatch], device: torch.device) -> Generator[Le
         copier.shutdown(wait=False, cancel_futures=True)
 
 
-def run_pretraining(config: Config, out: Path, log: Callable[[str], None] = print) -> bool:
-    """Train until `pretrain.steps` or `pretrain.minutes` is reached. The same command resumes.
+def run_pretraining(settings: Settings, out: Path, log: Callable[[str], None] = print) -> bool:
+    """Train until `steps` or `minutes` is reached. The same command resumes.
 
     Returns whether all steps are done.
     """
-    settings = config.pretrain
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out {out}: cannot create the folder: {error.strerror}") from error
-    training = Pretraining(config, out)
+    training = Pretraining(settings, out)
     training.resume()
     device = training.model.device
     if device.type == "cuda":
@@ -260,7 +256,7 @@ def run_pretraining(config: Config, out: Path, log: Callable[[str], None] = prin
     palette = torch.from_numpy(PALETTE).to(device)
     start, first, waited = time.monotonic(), training.step, 0.0
     losses: list[Tensor] = []
-    with LessonLoader(config, training.step) as lessons, closing(_moved(lessons, device)) as batches:
+    with LessonLoader(settings, training.step) as lessons, closing(_moved(lessons, device)) as batches:
         try:
             while training.step < settings.steps:
                 before = time.monotonic()

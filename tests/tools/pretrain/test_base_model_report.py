@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from arpo.config.recipe import load_config
-from arpo.envs.desk.base_model.card import CARD, with_report
-from arpo.envs.desk.base_model.reading import Question
 from arpo.envs.desk.desktop import Element
 from arpo.errors import UserError
-from arpo.evaluation.ladder_report import (
+from arpo.models.loading import resolve_model
+from tools.pretrain.card import CARD, with_report
+from tools.pretrain.reading import Question
+from tools.pretrain.report import (
     _tasks,
     points_at,
-    pretrain_and_report,
     reading_accuracy,
     report_table,
+    write_report,
 )
-from arpo.models.loading import resolve_model
 
 SAVE = Element(label="Save", kind="Button", column=8, row=2, columns=4, rows=1)  # (56,28) to (83,41)
 WIFI = Element(label="Wifi", kind="Check", column=6, row=4, columns=12, rows=1, on=True)
@@ -102,13 +102,11 @@ def test_tasks_are_solvable_within_the_limit() -> None:
 
 
 def test_a_report_of_the_shipped_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = load_config(
-        "desk", ["--pretrain.report_size=1", "--model.device=cpu", "--rollout.max_steps=8", "--run.threads=1"]
-    )
+    config = load_config("desk", ["--model.device=cpu", "--rollout.max_steps=8", "--run.threads=1"])
     with pytest.raises(UserError, match="has no folder 'model'"):
-        pretrain_and_report(config, tmp_path, report_only=True)
+        write_report(config, tmp_path, size=1)
     shutil.copytree(resolve_model("base"), tmp_path / "model")
-    assert pretrain_and_report(config, tmp_path, report_only=True) == 0
+    write_report(config, tmp_path, size=1)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["size"] == 1
     assert list(report["acting"]) == ["1", "0.6"]

@@ -10,9 +10,9 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
-from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from arpo.prompts.vision import ImageSettings, patchify_pixels
+from tools.pretrain.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
+from tools.pretrain.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 
 TOKENIZER = build_tokenizer(ACTION_PHRASES, ["Click", "Save"], 225)
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from arpo.actions import render
-from arpo.envs.desk.base_model.carelessness import Carelessness, demonstrate, solves
 from arpo.envs.desk.desktop import Desktop
 from arpo.envs.desk.goals import FEASIBLE, Goal
 from arpo.envs.desk.goals.conf import SetTheme, TurnSwitch
 from arpo.envs.desk.goals.files import DeleteFile
 from arpo.envs.desk.random_tasks import random_task, rng_for
 from desks import desk, task_of
+from tools.pretrain.carelessness import Carelessness, demonstrate, solves
 
 NONE = Carelessness.of(0)
 WIFI = TurnSwitch(name="Wifi", on=True)

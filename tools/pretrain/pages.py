@@ -8,10 +8,10 @@ from __future__ import annotations
 import random
 
 from arpo.envs.desk.apps import APPS
-from arpo.envs.desk.base_model.word_canvas import NUMBERS, WordCanvas
 from arpo.envs.desk.canvas import CELL_HEIGHT, CELL_WIDTH, COLUMNS, LAYOUT_WIDTH, ROWS, Colour
 from arpo.envs.desk.desktop import Desktop
 from arpo.envs.desk.words import vocabulary
+from tools.pretrain.word_canvas import NUMBERS, WordCanvas
 
 PAGE_INSTRUCTION = "Read the text"
 _NUMBERS = 0.15  # share of numbers among the words

@@ -19,22 +19,22 @@ import torch.multiprocessing as mp
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arpo.config import Config
-from arpo.envs.desk.base_model.ladder import stage_at
-from arpo.envs.desk.base_model.lessons import Lesson, LessonGenerator
-from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
-from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
-from arpo.envs.desk.base_model.word_canvas import NO_WORD, WordCanvas
 from arpo.envs.desk.canvas import COLUMNS, LAYOUT_HEIGHT, LAYOUT_WIDTH, ROWS
 from arpo.envs.desk.random_tasks import rng_for
 from arpo.prompts import vision
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
+from tools.pretrain.ladder import stage_at
+from tools.pretrain.lessons import Lesson, LessonGenerator
+from tools.pretrain.settings import Settings
+from tools.pretrain.tiny import IMAGE_SETTINGS
+from tools.pretrain.tokenizer import desk_tokenizer
+from tools.pretrain.word_canvas import NO_WORD, WordCanvas
 
 CELLS_PER_TOKEN = 8
 TOKENS_PER_SCREEN = ROWS * COLUMNS // CELLS_PER_TOKEN
 BATCHES_PER_CHUNK = 4  # lessons of this many batches are sorted by length, to reduce padding
-_SEEDS = 10_000_000  # chunks per run.seed
+_SEEDS = 10_000_000  # chunks per seed
 _SCREENS_MULTIPLE = 64  # pads the screens of a batch to a multiple, to limit the number of tensor shapes
 _LABELLED_SCREENS = 256  # of a batch at most, evenly chosen
 _QUEUE_TIMEOUT = 5.0  # seconds between checks for living workers
@@ -103,17 +103,15 @@ def _words(screens: Sequence[WordCanvas]) -> tuple[NDArray[np.int64], NDArray[np
 class Batches:
     """The batches of a run, by chunk."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._renderer = Renderer(desk_tokenizer(), IMAGE_SETTINGS)
-        self._generator = LessonGenerator(
-            self._renderer, load_template("desk"), level=config.pretrain.carelessness
-        )
+        self._generator = LessonGenerator(self._renderer, load_template("desk"), level=settings.carelessness)
 
     def chunk(self, number: int) -> list[LessonBatch]:
         """`BATCHES_PER_CHUNK` batches with lessons of similar length each, in random order."""
-        settings = self._config.pretrain
-        rng = rng_for("pretrain", self._config.run.seed * _SEEDS + number)
+        settings = self._settings
+        rng = rng_for("pretrain", settings.seed * _SEEDS + number)
         stage = stage_at(number * BATCHES_PER_CHUNK / settings.steps)
         lessons: list[Lesson] = []
         tokens = 0
@@ -136,10 +134,10 @@ def _pack(lessons: list[Lesson], tokens_per_batch: int) -> list[list[Lesson]]:
     return batches
 
 
-def _run_worker(queue: Any, config: Config, first: int, step: int) -> None:
+def _run_worker(queue: Any, settings: Settings, first: int, step: int) -> None:
     torch.set_num_threads(1)
     mp.set_sharing_strategy("file_system")
-    batches = Batches(config)
+    batches = Batches(settings)
     for number in count(first, step):
         for batch in batches.chunk(number):
             queue.put(batch)
@@ -148,14 +146,14 @@ def _run_worker(queue: Any, config: Config, first: int, step: int) -> None:
 class LessonLoader:
     """The batches from update `step` on. Worker i of n makes every n-th chunk."""
 
-    def __init__(self, config: Config, step: int) -> None:
+    def __init__(self, settings: Settings, step: int) -> None:
         mp.set_sharing_strategy("file_system")
         context = mp.get_context("spawn")
-        workers = config.pretrain.workers or max(1, (os.cpu_count() or 2) - 1)
+        workers = settings.workers or max(1, (os.cpu_count() or 2) - 1)
         self._first, self._skipped = divmod(step, BATCHES_PER_CHUNK)
         self._queues = [context.Queue(_QUEUED_BATCHES) for _ in range(workers)]
         self._workers = [
-            context.Process(target=_run_worker, args=(queue, config, self._first + i, workers), daemon=True)
+            context.Process(target=_run_worker, args=(queue, settings, self._first + i, workers), daemon=True)
             for i, queue in enumerate(self._queues)
         ]
 

@@ -10,7 +10,8 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from arpo.envs.desk.base_model.reading import (
+from arpo.envs.desk.desktop import Desktop
+from tools.pretrain.reading import (
     Question,
     point,
     read_kind,
@@ -19,7 +20,6 @@ from arpo.envs.desk.base_model.reading import (
     read_state,
     read_window,
 )
-from arpo.envs.desk.desktop import Desktop
 
 QUESTIONS: dict[str, Callable[[random.Random, Desktop], Question | None]] = {
     "screen": read_screen,

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from arpo.actions import render
-from arpo.envs.desk.base_model.carelessness import Carelessness, demonstrate
-from arpo.envs.desk.base_model.ladder import ACT, PAGE, QUESTIONS, Stage
-from arpo.envs.desk.base_model.pages import PAGE_INSTRUCTION, random_page
-from arpo.envs.desk.base_model.screens import quiet_desktop, random_desktop
-from arpo.envs.desk.base_model.word_canvas import WordCanvas
 from arpo.envs.desk.desktop import Desktop
 from arpo.envs.desk.goals import FEASIBLE, INFEASIBLE, Goal, compatible
 from arpo.prompts.conversation import PromptTemplate
 from arpo.prompts.rendering import Renderer
 from arpo.types import Message, Screenshot
+from tools.pretrain.carelessness import Carelessness, demonstrate
+from tools.pretrain.ladder import ACT, PAGE, QUESTIONS, Stage
+from tools.pretrain.pages import PAGE_INSTRUCTION, random_page
+from tools.pretrain.screens import quiet_desktop, random_desktop
+from tools.pretrain.word_canvas import WordCanvas
 
 QUESTIONS_PER_SCREEN = 3  # making a screen takes longer than asking about it
 MAX_STEPS = 16  # of a demonstration

@@ -21,7 +21,7 @@ from arpo.actions import (
     Wait,
     render,
 )  # fmt: skip
-from arpo.envs.desk.base_model.tokenizer import ACTION_PHRASES, SPECIAL_TOKENS, build_tokenizer, special_ids
+from tools.pretrain.tokenizer import ACTION_PHRASES, SPECIAL_TOKENS, build_tokenizer, special_ids
 
 WORDS = ["Click", "Save", "ctrl", "c", "Save"]
 TOKENIZER = build_tokenizer(ACTION_PHRASES, WORDS, 225)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
-from arpo.config import Config
-from arpo.config.recipe import load_config
-from arpo.envs.desk.base_model.batches import Batches, LessonBatch, collate
-from arpo.envs.desk.base_model.lessons import LessonGenerator
-from arpo.envs.desk.base_model.pretrain import (
+from arpo.envs.desk.canvas import PALETTE
+from arpo.errors import UserError
+from arpo.prompts import vision
+from arpo.prompts.conversation import load_template
+from arpo.prompts.rendering import Renderer
+from tools.pretrain.batches import Batches, LessonBatch, collate
+from tools.pretrain.lessons import LessonGenerator
+from tools.pretrain.settings import Settings
+from tools.pretrain.tiny import IMAGE_SETTINGS
+from tools.pretrain.tokenizer import desk_tokenizer
+from tools.pretrain.training import (
     Pretraining,
     _load_parts,
     _save_parts,
@@ -21,33 +28,26 @@ from arpo.envs.desk.base_model.pretrain import (
     run_pretraining,
     screen_features,
 )
-from arpo.envs.desk.base_model.tiny import IMAGE_SETTINGS
-from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
-from arpo.envs.desk.base_model.word_canvas import WordCanvas, readable_words
-from arpo.envs.desk.canvas import PALETTE
-from arpo.errors import UserError
-from arpo.prompts import vision
-from arpo.prompts.conversation import load_template
-from arpo.prompts.rendering import Renderer
+from tools.pretrain.word_canvas import WordCanvas, readable_words
 
 TOKENS = 1200
 RENDERER = Renderer(desk_tokenizer(), IMAGE_SETTINGS)
 
 
-def config(*more: str) -> Config:
-    tiny = ("--pretrain.hidden=64", "--pretrain.vision_hidden=32", f"--pretrain.tokens_per_step={TOKENS}")
-    pace = ("--pretrain.steps=2", "--pretrain.warmup=1", "--pretrain.workers=1", "--model.device=cpu")
-    return load_config(None, [*tiny, *pace, *more])
+def settings(**more: Any) -> Settings:
+    tiny: dict[str, Any] = {"hidden": 64, "vision_hidden": 32, "tokens_per_step": TOKENS}
+    pace = {"steps": 2, "warmup": 1, "workers": 1, "device": "cpu"}
+    return Settings(**tiny | pace | more)
 
 
 @pytest.fixture(scope="module")
 def some() -> list[LessonBatch]:
-    return Batches(config()).chunk(0)
+    return Batches(settings()).chunk(0)
 
 
 def test_the_loss_is_transformers_own(some: list[LessonBatch], tmp_path: Path) -> None:
     """Compares with the saved model in plain transformers, one lesson at a time."""
-    training = Pretraining(config(), tmp_path)
+    training = Pretraining(settings(), tmp_path)
     palette = torch.from_numpy(PALETTE)
     batch = min(some, key=lambda batch: batch.tokens_BT.numel())
     loss = answer_loss(training.model, batch, screen_features(training.model, batch, palette))
@@ -86,7 +86,7 @@ def test_image_tokens_tell_the_words_in_their_cells(tmp_path: Path) -> None:
     assert batch.readable_R.tolist() == [48 + 1, 48 + 15]
     assert batch.words_W3.tolist() == [[0, 1, 7], [0, 2, 7], [1, 6, 11]]
     places = [(1, 1), (1, 2), (15, 6)]
-    training = Pretraining(config(), tmp_path)
+    training = Pretraining(settings(), tmp_path)
     head, words = training.head, readable_words()
     features = torch.randn(len(batch.screens_NHW) * 48, 64)
     with torch.no_grad():
@@ -106,7 +106,7 @@ def test_image_tokens_tell_the_words_in_their_cells(tmp_path: Path) -> None:
 
 
 def test_image_tokens_tell_their_places(tmp_path: Path) -> None:
-    head = Pretraining(config(), tmp_path).head
+    head = Pretraining(settings(), tmp_path).head
     features = torch.randn(2 * 48, 64)
     logp = head.places(features).log_softmax(-1)
     expected = -torch.stack([logp[48 * screen + place, place] for screen in (0, 1) for place in range(48)])
@@ -115,13 +115,13 @@ def test_image_tokens_tell_their_places(tmp_path: Path) -> None:
 
 def test_a_resumed_run_equals_an_uninterrupted_one(some: list[LessonBatch], tmp_path: Path) -> None:
     palette = torch.from_numpy(PALETTE)
-    whole = Pretraining(config(), tmp_path / "whole")
+    whole = Pretraining(settings(), tmp_path / "whole")
     losses = [whole.update(batch, palette).tolist() for batch in some[:2]]
 
-    first = Pretraining(config(), tmp_path / "parts")
+    first = Pretraining(settings(), tmp_path / "parts")
     assert first.update(some[0], palette).tolist() == losses[0]
     first.save()
-    second = Pretraining(config("--run.seed=9"), tmp_path / "parts")
+    second = Pretraining(settings(seed=9), tmp_path / "parts")
     second.resume()
     assert second.step == 1
     assert second.update(some[1], palette).tolist() == losses[1]
@@ -131,7 +131,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(some: list[LessonBatch], tmp_
 
 def test_the_learning_rate_warms_up_and_falls_as_a_cosine(tmp_path: Path) -> None:
     """Ten updates, two of them warm-up, peak 0.001: half at update 6, (1 + cos(7π/8)) / 2 at the last."""
-    paced = config("--pretrain.steps=10", "--pretrain.warmup=2", "--pretrain.lr=0.001")
+    paced = settings(steps=10, warmup=2, lr=0.001)
     training = Pretraining(paced, tmp_path)
     rates = []
     for step in (0, 1, 2, 6, 9):
@@ -141,11 +141,11 @@ def test_the_learning_rate_warms_up_and_falls_as_a_cosine(tmp_path: Path) -> Non
 
 
 def test_a_checkpoint_of_another_size_is_refused(some: list[LessonBatch], tmp_path: Path) -> None:
-    training = Pretraining(config(), tmp_path)
+    training = Pretraining(settings(), tmp_path)
     training.update(min(some, key=lambda batch: batch.tokens_BT.numel()), torch.from_numpy(PALETTE))
     training.save()
     with pytest.raises(UserError, match="step-000001: the checkpoint has a model of another size"):
-        Pretraining(config("--pretrain.layers=2"), tmp_path).resume()
+        Pretraining(settings(layers=2), tmp_path).resume()
 
 
 def test_the_files_of_a_checkpoint_are_small(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_the_files_of_a_checkpoint_are_small(tmp_path: Path) -> None:
 
 
 def test_learning_the_same_lessons_again_lowers_the_loss(some: list[LessonBatch], tmp_path: Path) -> None:
-    training = Pretraining(config("--pretrain.steps=50", "--pretrain.lr=0.003"), tmp_path)
+    training = Pretraining(settings(steps=50, lr=0.003), tmp_path)
     palette = torch.from_numpy(PALETTE)
     losses = [float(training.update(some[0], palette)[0]) for _ in range(3)]
     assert losses[2] < losses[0] - 0.2
@@ -169,7 +169,7 @@ def test_learning_the_same_lessons_again_lowers_the_loss(some: list[LessonBatch]
 
 def test_two_steps_leave_a_model_that_plain_transformers_loads(tmp_path: Path) -> None:
     messages: list[str] = []
-    assert run_pretraining(config(), tmp_path, messages.append)
+    assert run_pretraining(settings(), tmp_path, messages.append)
     assert messages == [f"{tmp_path}: step 2 of 2 saved"]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
     model = AutoModelForImageTextToText.from_pretrained(tmp_path / "model")

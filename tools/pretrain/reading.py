@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from arpo.actions import Action, Click, DoubleClick, Point, RightClick, render
 from arpo.envs.desk.apps.calc import COLUMN_NAMES
-from arpo.envs.desk.base_model.screens import choose_by_kind
 from arpo.envs.desk.canvas import CELL_WIDTH
 from arpo.envs.desk.desktop import Desktop, Element
 from arpo.envs.desk.widgets import Field, Slider, Widget
 from arpo.envs.desk.window import Window
+from tools.pretrain.screens import choose_by_kind
 
 READ_INSTRUCTION = "Read the screen"
 NOTHING = "no"  # the answer for an empty field or cell

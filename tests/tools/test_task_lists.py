@@ -12,12 +12,12 @@ import pytest
 from arpo.actions import Fail, Finished
 from arpo.config import Config
 from arpo.envs.desk.env import set_up, task_score
-from arpo.envs.desk.generate import HELDOUT, POOL, make_tasks, solution_length
 from arpo.envs.desk.goals import INFEASIBLE
-from arpo.envs.desk.random_tasks import random_world, rng_for
+from arpo.envs.desk.random_tasks import random_world, rng_for, solution_length
 from arpo.tasks.lists import check_disjoint, load_tasks
 from arpo.types import Task
 from desks import score, solution
+from tools.task_lists import HELDOUT, POOL, make_tasks
 
 LISTS = files("arpo") / "envs" / "desk" / "tasks"
 

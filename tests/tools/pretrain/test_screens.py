@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from arpo.envs.desk.base_model.screens import busy_desktop, choose_by_kind
 from arpo.envs.desk.window import Dialog
+from tools.pretrain.screens import busy_desktop, choose_by_kind
 
 
 def test_rare_kinds_are_chosen_as_often_as_common_ones() -> None:

@@ -13,18 +13,18 @@ from dataclasses import fields
 from pathlib import Path
 
 from arpo.actions import render
-from arpo.config import Config
-from arpo.envs.desk.base_model.carelessness import Carelessness, demonstrate
-from arpo.envs.desk.base_model.ladder import LADDER
-from arpo.envs.desk.base_model.lessons import MAX_STEPS, LessonGenerator, draw
-from arpo.envs.desk.base_model.tiny import CHAT_TEMPLATE, IMAGE_SETTINGS
-from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
 from arpo.envs.desk.canvas import PALETTE
 from arpo.envs.desk.env import set_up
 from arpo.envs.desk.goals import FAMILIES, from_json
 from arpo.envs.desk.random_tasks import random_task, rng_for, to_task
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
+from tools.pretrain.carelessness import Carelessness, demonstrate
+from tools.pretrain.ladder import LADDER
+from tools.pretrain.lessons import MAX_STEPS, LessonGenerator, draw
+from tools.pretrain.settings import Settings
+from tools.pretrain.tiny import CHAT_TEMPLATE, IMAGE_SETTINGS
+from tools.pretrain.tokenizer import desk_tokenizer
 
 CARD = "README.md"
 _TASKS_PER_FAMILY = 4
@@ -61,8 +61,7 @@ def read_fingerprint(folder: Path) -> str:
     return found[1] if found else ""
 
 
-def card(config: Config, step: int, parameters: int, arithmetic: str) -> str:
-    settings = config.pretrain
+def card(settings: Settings, step: int, parameters: int, arithmetic: str) -> str:
     return f"""---
 license: apache-2.0
 library_name: transformers
@@ -74,7 +73,7 @@ A tiny Qwen2.5-VL ({parameters:,} parameters, half precision) that reads the scr
 desktop and answers in the UI-TARS action language. It is a starting point for training on that desktop and
 useless elsewhere. It reads well and acts carelessly, as its demonstrator did.
 
-- Made by `arpo pretrain --out FOLDER --pretrain.steps {settings.steps}`, seed {config.run.seed}, {step} of
+- Made by `python -m tools.pretrain --out FOLDER --steps {settings.steps}`, seed {settings.seed}, {step} of
   {settings.steps} steps of {settings.tokens_per_step:,} tokens, AdamW {settings.lr:g}, {arithmetic}.
 - Lessons: read a page of words; read the elements of a screen, of a window or of one kind; tell the element
   at a point, or the state of an element; point at an element; follow a demonstration with short thoughts.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from arpo.config import Config
-from arpo.envs.desk.base_model.card import CARD, card, fingerprint, read_fingerprint
-from arpo.envs.desk.base_model.tokenizer import desk_tokenizer
 from arpo.models.loading import resolve_model
+from tools.pretrain.card import CARD, card, fingerprint, read_fingerprint
+from tools.pretrain.settings import Settings
+from tools.pretrain.tokenizer import desk_tokenizer
 
 
 def test_the_shipped_base_model_matches_the_current_screens_tokens_and_prompt() -> None:
@@ -26,6 +26,6 @@ def test_the_shipped_base_model_is_at_most_eight_megabytes() -> None:
 def test_a_card_gives_back_its_fingerprint_and_a_folder_without_one_none(tmp_path: Path) -> None:
     assert read_fingerprint(tmp_path) == ""
     (tmp_path / CARD).write_text(
-        card(Config(), step=3, parameters=1000, arithmetic="bfloat16 arithmetic"), encoding="utf-8"
+        card(Settings(), step=3, parameters=1000, arithmetic="bfloat16 arithmetic"), encoding="utf-8"
     )
     assert read_fingerprint(tmp_path) == fingerprint()

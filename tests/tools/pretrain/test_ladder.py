@@ -2,7 +2,7 @@
 
 import pytest
 
-from arpo.envs.desk.base_model.ladder import ACT, LADDER, PAGE, QUESTIONS, stage_at
+from tools.pretrain.ladder import ACT, LADDER, PAGE, QUESTIONS, stage_at
 
 
 @pytest.mark.parametrize(

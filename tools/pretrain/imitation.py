@@ -1,6 +1,6 @@
 """Success of the careless demonstrator itself, without a model: the success of a perfect imitation.
 
-    python benchmarks/carelessness.py --level 1 --tasks 2000
+    python -m tools.pretrain.imitation --level 1 --tasks 2000
 
 Prints one JSON line: the success rate by number of goals and by goal family, at temperature 1 and 0.6.
 A lower temperature T sharpens the probabilities of answers, p to the power of 1/T: faults become rarer.
@@ -15,9 +15,9 @@ from collections import defaultdict
 from dataclasses import fields
 
 from arpo.config import RolloutConfig
-from arpo.envs.desk.base_model.carelessness import Carelessness, solves
 from arpo.envs.desk.goals import FEASIBLE, INFEASIBLE, compatible
 from arpo.envs.desk.random_tasks import random_task, rng_for, to_task
+from tools.pretrain.carelessness import Carelessness, solves
 
 # Number of different answers of one kind of fault: its probability is divided among them.
 _ALTERNATIVES = {"early_finish": 1, "giving_up": 1, "skipped_goal": 1, "neighbour": 2, "detour": 5}

@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 
-from arpo.envs.desk.base_model.lessons import draw
-from arpo.envs.desk.base_model.screens import random_desktop
-from arpo.envs.desk.base_model.word_canvas import NO_WORD, WordCanvas, readable_words
 from arpo.envs.desk.canvas import Canvas, Colour
+from tools.pretrain.lessons import draw
+from tools.pretrain.screens import random_desktop
+from tools.pretrain.word_canvas import NO_WORD, WordCanvas, readable_words
 
 WORDS = readable_words()
 

@@ -39,7 +39,7 @@ LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in name
 VOCABULARY = set(LAYERS[0].split())
 PURE = {"algorithms", "prompts"}
 PURE_MODULES = {
-    "storage/codec.py", "comparison/statistics.py", "comparison/run_results.py",
+    "storage/codec.py", "tasks/screened.py", "comparison/statistics.py", "comparison/run_results.py",
     "comparison/curves.py", "comparison/results.py",
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from arpo.envs.desk.fresh import FreshTasks
 from arpo.envs.desk.goal_mix import GoalMix
 from arpo.errors import UserError
 from arpo.plugins import Plugin, check_plugins, import_attribute, open_plugin, run_callback
-from arpo.tasks.curriculum import PluginCurriculum
+from arpo.tasks.order import PluginOrder
 from arpo.tasks.sources import TaskIndex
 from arpo.testing import task
 from arpo.training.trainer import Trainer, run_training
@@ -221,15 +221,15 @@ def test_the_curriculum_is_called_once_per_epoch_with_the_scores_so_far():
         seen.append((epoch, dict(history), rng.random()))
         return sorted(tasks, key=lambda task: sum(history[task.id]))
 
-    curriculum = PluginCurriculum(plugin(order, "curriculum"))
+    curriculum = PluginOrder(TASKS, 7, 6, plugin(order, "curriculum"))
     curriculum.record([trajectory(1.0, name="e", task="a"), trajectory(0.5, name="f", task="b")])
-    ids = [[one.id for one in curriculum.order(TASKS, 7, 0)] for _ in range(2)]
+    ids = [[one.id for one in curriculum.epoch(0)] for _ in range(2)]
     assert ids == [["c", "b", "a"]] * 2
     assert len(seen) == 1 and seen[0][:2] == (0, {"a": (1.0,), "b": (0.5,), "c": ()})
-    again = PluginCurriculum(plugin(order, "curriculum"))
+    again = PluginOrder(TASKS, 7, 6, plugin(order, "curriculum"))
     again.restore(curriculum.state(), [trajectory(0.0, name="g", task="a")])
-    assert [one.id for one in again.order(TASKS, 7, 0)] == ["c", "b", "a"]
-    again.order(TASKS, 7, 1)
+    assert [one.id for one in again.epoch(0)] == ["c", "b", "a"]
+    again.epoch(1)
     assert seen[1][:2] == (1, {"a": (0.0,), "b": (), "c": ()})
     assert again.state() == {"orders": [[1, ["a", "b", "c"]]]}
 
@@ -245,7 +245,7 @@ def test_the_curriculum_is_called_once_per_epoch_with_the_scores_so_far():
 )
 def test_a_curriculum_returns_as_many_training_tasks(ordered, reason):
     with pytest.raises(UserError) as caught:
-        PluginCurriculum(plugin(lambda *_: ordered, "curriculum")).order(TASKS, 0, 0)
+        PluginOrder(TASKS, 0, 3, plugin(lambda *_: ordered, "curriculum")).epoch(0)
     assert f"plugins.curriculum = 'mine:curriculum': {reason}" in str(caught.value)
 
 

@@ -24,7 +24,7 @@ from arpo.comparison.tables import significance
 from arpo.comparison.terminal import render_terminal
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.tasks.curriculum import Count
+from arpo.tasks.screened import Count
 from arpo.viewer.comparison import load_comparison, read_run_result, write_comparison
 from comparisons import RunRecords, Scores, write_run
 from markup import parsed

@@ -237,8 +237,6 @@ def test_bytes_of_the_command_line_that_are_not_utf_8():
         ),
         (["--tasks.train", "desk:fresh"], "train.tasks"),
         (["--tasks.train", "desk:fresh", "--train.tasks", "8"], "replay.key"),
-        (["--train.curriculum", "adaptive"], "train.curriculum"),
-        ([*FRESH, "--train.curriculum", "adaptive", "--tasks.distinct", "4"], "train.curriculum"),
         ([*FRESH, "--train.curriculum", "middle"], "train.curriculum"),
         ([*FRESH, "--plugins.curriculum", "mine:order"], "plugins.curriculum"),
     ],

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from kill_at import Ended, arpo
 
-# Goals that the base model sometimes reaches in three steps. The order depends on the groups before it, and
-# the buffer holds successes of other tasks: both come back from the checkpoint.
+# Goals that the base model sometimes reaches in three steps. The buffer holds successes of other tasks: it
+# comes back from the checkpoint.
 SETTINGS = """
     --tasks.train desk:fresh --tasks.goals 1 --tasks.families SetTheme,TurnSwitch,DeleteMissingFile
-    --train.tasks 12 --train.tasks_per_batch 4 --train.tasks_per_update 4 --train.curriculum adaptive
+    --train.tasks 12 --train.tasks_per_batch 4 --train.tasks_per_update 4
     --replay.key family --rollout.max_steps 3 --eval.every 0 --run.threads 1 --tasks.heldout
 """
 SAME = ("metrics.jsonl", "trajectories.jsonl", "screenshots.pack", "model/model.safetensors")

@@ -6,21 +6,19 @@ from typing import Any
 import pytest
 
 from arpo.actions import Click, Finished, Hotkey, Point, Type
-from arpo.config import Config, TasksConfig, TrainConfig
+from arpo.config import TasksConfig
 from arpo.config.recipe import changed, load_config
 from arpo.errors import UserError
 from arpo.parsing import parse_solution
 from arpo.storage.files import escapes_folder
-from arpo.tasks.curriculum import Count, Curriculum, learnable
 from arpo.tasks.lists import (
     check_disjoint,
-    format_selection,
     is_shipped,
     load_counts,
     load_tasks,
     select_tasks,
 )
-from arpo.training.build import open_curriculum
+from arpo.tasks.screened import Count, format_selection, learnable
 from arpo.types import Task
 from upstream import VERIFIED, needs_upstream
 
@@ -358,19 +356,6 @@ def test_the_shipped_selections_have_counts_and_the_pool_has_none() -> None:
         assert list(counts) == names(load_tasks(source))
         assert all(0 < count.successes <= count.rollouts == 16 for count in counts.values())
     assert load_counts("desk:pool") == {}
-
-
-def test_a_curriculum_needs_counts() -> None:
-    def recipe(source: str, kind: Any) -> Config:
-        return Config(tasks=TasksConfig(train=source), train=TrainConfig(curriculum=kind, epochs=9))
-
-    assert open_curriculum(recipe("desk:pool", "none")) == Curriculum(kind="none", passes=9, counts={})
-    found = open_curriculum(recipe("desk:32", "middle"))
-    assert isinstance(found, Curriculum)
-    assert (found.kind, found.passes, len(found.counts)) == ("middle", 9, 32)
-    remedy = r"desk:pool has no screening counts.* `arpo screen --tasks desk:pool --out kept\.json`"
-    with pytest.raises(UserError, match=remedy):
-        open_curriculum(recipe("desk:pool", "easy_first"))
 
 
 def test_training_and_held_out_tasks_are_disjoint() -> None:

@@ -21,7 +21,7 @@ from arpo.learner.base import Batch
 from arpo.reporting.display import NullDisplay
 from arpo.storage.checkpoint import CHECKPOINTS, latest
 from arpo.storage.run_folder import RunFolder
-from arpo.tasks.order import ListOrder
+from arpo.tasks.order import TaskOrder
 from arpo.training.trainer import Trainer, run_training
 from arpo.types import Task, Trajectory
 from trained import lines, train_to_end
@@ -301,14 +301,14 @@ def test_an_error_of_a_later_task_ends_the_run(
 ) -> None:
     """The first group starts at once, the next ones later, one per turn of the event loop."""
     Scripted.play({})
-    take = ListOrder.take
+    take = TaskOrder.take
 
-    def fail(order: ListOrder, start: int, count: int) -> list[Task]:
+    def fail(order: TaskOrder, start: int, count: int) -> list[Task]:
         if start == 1:
             raise UserError("the second task is missing")
         return take(order, start, count)
 
-    monkeypatch.setattr(ListOrder, "take", fail)
+    monkeypatch.setattr(TaskOrder, "take", fail)
     with pytest.raises(UserError, match="the second task is missing"):
         train(small_config(tmp_path, [A, B], *ASYNC))
     assert not caplog.records  # asyncio would log an exception in a callback

@@ -24,7 +24,7 @@ from arpo.comparison.run_results import (
 )
 from arpo.comparison.statistics import holm, mean_over_seeds_and_tasks
 from arpo.config.task_set_names import TRAIN, in_order
-from arpo.tasks.curriculum import Count
+from arpo.tasks.screened import Count
 
 STAGES = ("rollout", "learn", "evaluate")
 # (maximum number of successes in 16 rollouts, label)

@@ -130,17 +130,11 @@ def _check_fresh(config: Config) -> None:
             f"is task, must be family with tasks.train = {FRESH}: no task is played twice, so none has a "
             "stored success; or set replay.enabled = false",
         )
-    if train.curriculum == "adaptive" and not config.endless:
+    if fresh and train.curriculum != "none":
         raise BadSetting(
             "train.curriculum",
-            f"is adaptive, must be another one without tasks.train = {FRESH} and tasks.distinct = 0: it "
-            "decides which tasks are made",
-        )
-    if fresh and train.curriculum in ("middle", "easy_first"):
-        raise BadSetting(
-            "train.curriculum",
-            f"is {train.curriculum}, must be none or adaptive with tasks.train = {FRESH}: its tasks have no "
-            "screening counts; `arpo screen` makes a list with counts",
+            f"is {train.curriculum}, must be none with tasks.train = {FRESH}: its tasks have no screening "
+            "counts; `arpo screen` makes a list with counts",
         )
     if fresh and config.plugins.curriculum:
         raise BadSetting(

@@ -347,11 +347,10 @@ class TrainConfig:
         32, "Tasks (groups) per batch; all are played with the same policy", low=1, high=65_536
     )
     tasks_per_update: int = setting(32, "Tasks (groups) per optimiser step", low=1, high=65_536)
-    curriculum: Literal["none", "middle", "easy_first", "adaptive"] = setting(
+    curriculum: Literal["none", "middle"] = setting(
         "none",
-        "Order of tasks: none; by the counts of `arpo screen`: middle (medium difficulty more often), "
-        "easy_first (easy tasks in early epochs); by the results of this run: adaptive (desk:fresh: goal "
-        "families whose groups both succeed and fail more often)",
+        "Order of tasks: none (shuffled) or middle (by the counts of `arpo screen`, medium difficulty more "
+        "often)",
     )
     dynamic_sampling: bool = setting(
         False, "Dynamic sampling (DS-GRPO): replaces groups with equal rewards by new groups"

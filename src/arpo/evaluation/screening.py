@@ -29,8 +29,8 @@ from arpo.reporting.display import Display, describe_failure, note_cancel, open_
 from arpo.rollout.player import Player, open_player
 from arpo.rollout.scheduler import Outcome
 from arpo.storage.files import naming, write_atomically
-from arpo.tasks.curriculum import Count, learnable, middle
-from arpo.tasks.lists import format_selection, is_shipped
+from arpo.tasks.lists import is_shipped
+from arpo.tasks.screened import Count, format_selection, learnable, middle
 from arpo.tasks.sets import SKIPPED, playable, refuse_desk_tasks, write_skipped
 from arpo.tasks.sources import chosen_tasks
 from arpo.types import Failure, Screenshot, StopReason, Task, Trajectory

@@ -1,4 +1,4 @@
-"""Task lists: loading them, selecting from them, and the selection files of screening.
+"""Task lists: loading them and selecting from them.
 
 A source is one of
 - "desk:NAME" or "osworld:NAME": a shipped list of this environment ("desktop:" is an alias of "osworld:");
@@ -31,7 +31,7 @@ from arpo.config.task_set_names import GENERATED
 from arpo.errors import UserError
 from arpo.parsing import ParseError, parse_solution
 from arpo.storage.files import check_depth, escapes_folder
-from arpo.tasks.curriculum import Count
+from arpo.tasks.screened import Count
 from arpo.types import Json, Task
 
 SHIPPED_LISTS = {"desk:": "desk", "osworld:": "osworld"}  # prefix: the folder of envs with tasks/NAME.json
@@ -82,13 +82,6 @@ def select_tasks(tasks: Sequence[Task], settings: TasksConfig) -> tuple[Task, ..
 
 def is_shipped(source: str) -> bool:
     return canonical_task_source(source).startswith(tuple(SHIPPED_LISTS))
-
-
-def format_selection(source: str, kept: Mapping[str, Count], examples: str = "") -> str:
-    """Return the text of a selection file. Its paths must be relative to the folder of the file."""
-    tasks = {task: {"successes": n.successes, "rollouts": n.rollouts} for task, n in kept.items()}
-    content = {"source": source} | ({"examples": examples} if examples else {}) | {"tasks": tasks}
-    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def check_disjoint(train: Sequence[Task], heldout: Sequence[Task]) -> None:

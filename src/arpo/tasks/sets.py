@@ -28,6 +28,7 @@ from arpo.errors import UserError
 from arpo.reporting.display import Display, count_noun
 from arpo.storage.files import read_json, write_atomically
 from arpo.tasks.lists import check_disjoint, load_tasks, select_tasks
+from arpo.tasks.order import required_counts
 from arpo.tasks.sources import goal_families, is_endless, open_tasks
 from arpo.types import Task
 
@@ -133,6 +134,8 @@ def sets_of_run(config: Config, folder: Path, resumed: bool, display: Display) -
     A resumed run must have the same tasks as before: its progress is an index into them.
     """
     sets, skipped = playable(config, load_sets(config))
+    if config.train.curriculum == "middle":
+        required_counts(config)  # before the model is loaded
     path = folder / SKIPPED
     if resumed and (changed := sorted(read_json(path).keys() ^ skipped.keys())):
         raise UserError(

@@ -149,8 +149,6 @@ def check_recipe(store: RunFolder, config: Config, may_change: Callable[[str], b
 def _may_change(config: Config, key: str) -> bool:
     """True if a resumed run may have another value.
 
-    The length of training must stay if past batches depend on it: easy_first orders tasks by epochs, and a
-    learning rate that decays reaches 0 at the end.
+    The length of training must stay if the learning rate decays: it reaches 0 at the end.
     """
-    length_matters = config.train.curriculum == "easy_first" or config.optim.schedule != "constant"
-    return not length_matters if key in LENGTH else key.startswith(INCIDENTAL)
+    return config.optim.schedule == "constant" if key in LENGTH else key.startswith(INCIDENTAL)

@@ -21,7 +21,7 @@ from arpo.evaluation.scoring import report_failures
 from arpo.rollout.scheduler import Outcome
 from arpo.rollout.watched_env import WatchedEnv
 from arpo.storage.codec import GROUP
-from arpo.tasks.order import AnyCurriculum, TaskOrder
+from arpo.tasks.order import TaskOrder
 from arpo.tasks.sources import TaskIndex
 from arpo.training.checkpoints import group_from_json, group_to_json, load_checked
 from arpo.training.run import Run
@@ -45,11 +45,10 @@ class GroupStream:
         self,
         run: Run,
         order: TaskOrder,
-        curriculum: AnyCurriculum,
         tasks: TaskIndex,
         save: Callable[[], Awaitable[None]],
     ) -> None:
-        self._run, self._order, self._curriculum, self._save = run, order, curriculum, save
+        self._run, self._order, self._save = run, order, save
         self._tasks = tasks
         train = run.config.train
         self._admission = Admission(
@@ -197,7 +196,7 @@ class GroupStream:
         except Exception as error:
             self._store_error = self._store_error or error
             raise
-        self._curriculum.record(group.trajectories)
+        self._order.record(group.trajectories)
         del self._playing[group.index]
         self._finished[group.index] = group
         self._admission.finish(group.index, _oldest(group))

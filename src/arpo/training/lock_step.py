@@ -12,7 +12,7 @@ from arpo.errors import Outage
 from arpo.evaluation.scoring import report_failures
 from arpo.rollout.watched_env import WatchedEnv
 from arpo.storage.codec import BATCH
-from arpo.tasks.order import AnyCurriculum, TaskOrder
+from arpo.tasks.order import TaskOrder
 from arpo.training.checkpoints import Progress
 from arpo.training.run import Run
 from arpo.types import Group
@@ -25,11 +25,10 @@ class LockStep:
         self,
         run: Run,
         order: TaskOrder,
-        curriculum: AnyCurriculum,
         credit: Credit,
         save: Callable[[], Awaitable[None]],
     ) -> None:
-        self._run, self._order, self._curriculum, self._credit = run, order, curriculum, credit
+        self._run, self._order, self._credit = run, order, credit
         self._save = save
 
     async def __aenter__(self) -> LockStep:
@@ -83,7 +82,7 @@ class LockStep:
     def _store(self, groups: Sequence[Group]) -> None:
         for group in groups:
             self._run.store_group(group)
-            self._curriculum.record(group.trajectories)
+            self._order.record(group.trajectories)
         self._run.progress.episodes += sum(len(group.trajectories) for group in groups)
         report_failures(groups, self._run.display, some_tasks=True)
 

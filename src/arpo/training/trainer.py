@@ -31,7 +31,7 @@ from arpo.storage.run_folder import RunFolder
 from arpo.tasks.order import open_order
 from arpo.tasks.sources import TaskIndex, replay_key
 from arpo.training.batch_source import BatchSource
-from arpo.training.build import open_credit, open_curriculum
+from arpo.training.build import open_credit
 from arpo.training.checkpoints import Progress, check_folder, load_checked, load_outline
 from arpo.training.export import export_model
 from arpo.training.garbage import short_collections
@@ -50,7 +50,6 @@ class Trainer:
 
     def __init__(self, config: Config, store: RunFolder, display: Display) -> None:
         self.config = config
-        self.curriculum = open_curriculum(config)
         # Episodes needed by the checkpoints on disk. Pruning keeps their screenshots.
         self._needed: deque[set[str]] = deque(maxlen=config.store.keep_checkpoints)
         self._needed_batch: int | None = None  # of the last of them
@@ -67,15 +66,15 @@ class Trainer:
             config.replay, lambda name: load_checked(store, name, self.run.player), key
         )
         self.credit = open_credit(config, self._tasks)
-        self.order = open_order(config, tasks, self.curriculum)
+        self.order = open_order(config, tasks)
         self.source = self._open_source()
         if self.run.restored is not None:
             self._restore(self.run.restored)
 
     def _open_source(self) -> BatchSource:
         if self.run.asynchronous:
-            return GroupStream(self.run, self.order, self.curriculum, self._tasks, self._save)
-        return LockStep(self.run, self.order, self.curriculum, self.credit, self._save)
+            return GroupStream(self.run, self.order, self._tasks, self._save)
+        return LockStep(self.run, self.order, self.credit, self._save)
 
     async def train(self) -> bool:
         """Train until all epochs are done or the run is asked to stop. Returns True if all are done."""
@@ -210,7 +209,7 @@ class Trainer:
         }
 
     def state(self) -> dict[str, Any]:
-        state = {"replay": self.replay.state(), **self.curriculum.state(), **self.source.state()}
+        state = {"replay": self.replay.state(), **self.order.state(), **self.source.state()}
         if self.run.unfinished is not None:  # the next start saves this batch again
             state["replayable"] = [sorted(episodes) for episodes in self._needed]
         return state
@@ -232,7 +231,7 @@ class Trainer:
         waiting = self.source.waiting_episodes()
         self._needed.extend(map(set, state.get("replayable", [{*stored, *waiting}])))
         played = self.run.store.episodes()
-        self.curriculum.restore(state, (e for e in played if not e.episode_id.startswith(EVALUATED)))
+        self.order.restore(state, (e for e in played if not e.episode_id.startswith(EVALUATED)))
         self._refuse_shorter()
 
     def _refuse_shorter(self) -> None:

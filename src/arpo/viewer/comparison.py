@@ -33,8 +33,8 @@ from arpo.storage.run_folder import (
     read_summary,
     write_atomically,
 )
-from arpo.tasks.curriculum import Count
 from arpo.tasks.lists import load_counts
+from arpo.tasks.screened import Count
 from arpo.viewer.comparison_page import render_page
 
 MARKDOWN_FILE, JSON_FILE, HTML_FILE = "compare.md", "compare.json", "compare.html"

@@ -77,13 +77,6 @@ def test_no_task_contains_a_held_out_family_or_application() -> None:
         assert "Calc" not in windows
 
 
-def test_weights_decide_the_goals_but_not_the_world_of_given_goals() -> None:
-    tasks = fresh(goals="1")
-    made = [tasks.make(number, lambda families: float(families == ("SetTheme",))) for number in range(20)]
-    assert {task.snapshot for task in made} == {"SetTheme"}
-    assert all(fresh_task(task.id) == task for task in made)
-
-
 def test_a_slice_is_a_list_and_the_end_is_an_error() -> None:
     tasks = fresh(count=3)
     assert len(tasks) == len(tasks[:]) == len(list(tasks)) == 3 and tasks[-1] == tasks[2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 
 import pytest
 
@@ -38,29 +37,6 @@ def test_numbers_of_goals_are_drawn_as_often_as_they_are_listed() -> None:
     counts = Counter(map(len, draws(open_goal_mix("", "1,1,2"), 3000)))
     assert counts.keys() == {1, 2}
     assert 1900 < counts[1] < 2100
-
-
-def test_a_combination_occurs_in_proportion_to_its_weight_in_both_orders() -> None:
-    """Two goals: SetTheme+FlagMail and TurnSwitch+FlagMail weigh 3, SetTheme+TurnSwitch weighs 2."""
-    mix = GoalMix(("SetTheme", "TurnSwitch", "FlagMail"), (2,))
-
-    def weight(families: Sequence[str]) -> float:
-        return 3.0 if "FlagMail" in families else 2.0
-
-    rng = random.Random(1)
-    counts = Counter(mix.draw(rng, weight) for _ in range(8000))
-    assert len(counts) == 6
-    assert all(
-        abs(count - (1500 if "FlagMail" in families else 1000)) < 120 for families, count in counts.items()
-    )
-
-
-def test_the_number_of_goals_follows_the_mean_weight_of_its_combinations() -> None:
-    """One goal: 0.1 each, two goals: 0.3. So a quarter of the tasks has one goal."""
-    mix = GoalMix(("SetTheme", "DeleteMail"), (1, 2))
-    rng = random.Random(2)
-    counts = Counter(len(mix.draw(rng, lambda families: (0.0, 0.1, 0.3)[len(families)])) for _ in range(4000))
-    assert abs(counts[1] - 1000) < 120
 
 
 def test_families_and_domains_restrict_every_goal() -> None:

@@ -14,7 +14,7 @@ from copy import copy
 from typing import Any, overload
 
 from arpo.config import FRESH
-from arpo.envs.desk.goal_mix import GoalMix, Weight
+from arpo.envs.desk.goal_mix import GoalMix
 from arpo.envs.desk.goals import FAMILIES, compatible
 from arpo.envs.desk.heldout import TRAINING_APPLICATIONS, TRAINING_FAMILIES
 from arpo.envs.desk.random_tasks import random_task, solution_length, to_task
@@ -54,16 +54,15 @@ class FreshTasks(Sequence[Task]):
 
     def __getitem__(self, index: int | slice) -> Task | list[Task]:
         numbers = range(self._count)[index]
-        return [self.make(number) for number in numbers] if isinstance(numbers, range) else self.make(numbers)
+        return (
+            [self._make(number) for number in numbers] if isinstance(numbers, range) else self._make(numbers)
+        )
 
-    def make(self, number: int, weight: Weight | None = None) -> Task:
-        """Task `number`. `weight` of combinations of families decides which goals it gets.
-
-        Raises UserError if the solver needs more than `max_steps` steps for every candidate.
-        """
+    def _make(self, number: int) -> Task:
+        """Task `number`. Raises UserError if every candidate takes the solver more than `max_steps` steps."""
         for candidate in range(_MAX_CANDIDATES):
             label = f"{number}.{candidate}" if candidate else str(number)
-            families = self._mix.draw(random.Random(f"fresh-{self._seed}-{label}-families"), weight)
+            families = self._mix.draw(random.Random(f"fresh-{self._seed}-{label}-families"))
             task = _raw_task(self._seed, label, families)
             if solution_length(task) <= self._max_steps and to_task(task).content not in self._excluded:
                 return to_task(task)

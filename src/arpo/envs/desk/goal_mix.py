@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
-from statistics import fmean
 
 from arpo.config.recipe import nearest
 from arpo.envs.desk.goals import FAMILIES, INFEASIBLE, compatible
@@ -13,7 +12,6 @@ from arpo.envs.desk.heldout import HELDOUT_APPLICATIONS, TRAINING_APPLICATIONS, 
 from arpo.errors import UserError
 
 MAX_GOALS = 3
-Weight = Callable[[Sequence[str]], float]  # of a combination of families
 
 
 class GoalMix:
@@ -33,15 +31,10 @@ class GoalMix:
                     f"{', '.join(families)}. Use fewer goals, or families of more applications"
                 )
 
-    def draw(self, rng: random.Random, weight: Weight | None = None) -> tuple[str, ...]:
-        """Families in random order, each combination in proportion to its weight; None: all equally often.
-
-        The number of goals is drawn first, in proportion to the mean weight of its combinations.
-        """
-        weights = {number: [weight(each) for each in found] if weight else [1.0] * len(found)
-                   for number, found in self._combinations.items()}  # fmt: skip
-        (number,) = rng.choices(self._goals, [fmean(weights[number]) for number in self._goals])
-        (drawn,) = rng.choices(self._combinations[number], weights[number])
+    def draw(self, rng: random.Random) -> tuple[str, ...]:
+        """Families in random order. First the number of goals is drawn, then one of its combinations."""
+        (number,) = rng.choices(self._goals)
+        (drawn,) = rng.choices(self._combinations[number])
         return tuple(rng.sample(drawn, number))
 
 

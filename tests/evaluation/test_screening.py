@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from arpo.errors import UserError
+from arpo.evaluation.finished_episodes import FinishedEpisodes
 from arpo.evaluation.screening import run_screening
 from arpo.tasks.lists import load_tasks
 from verdicts import NO_VS_CODE, A, B, C, D, Scripted, osworld_config, select, small_config
@@ -216,23 +216,13 @@ def test_what_could_not_be_run_is_not_a_failure_of_the_model(
 def test_a_screening_that_was_stopped_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, progress = tmp_path / "kept.json", tmp_path / "kept.json.progress.jsonl"
+    out, episodes = tmp_path / "kept.json", tmp_path / "kept.json.episodes"
     monkeypatch.setattr("verdicts.Stopping", Stopping, raising=False)
     Scripted.play({A: [1, 0], B: [1, 1], C: [1, 0]})
     Stopping.left = 5  # both of A, both of B, one of C
     with pytest.raises(Stopped):
         screen(tmp_path, out, env="Stopping")
-    assert not out.exists()
-    how = HOW | {"env": "verdicts:Stopping"}
-    assert [json.loads(line) for line in progress.read_text("utf-8").split("\n") if line] == [
-        {"id": A, "episode": 0, "score": 1.0, **how},
-        {"id": A, "episode": 1, "score": 0.0, **how},
-        {"id": A, "successes": 1, "rollouts": 2, **how},
-        {"id": B, "episode": 0, "score": 1.0, **how},
-        {"id": B, "episode": 1, "score": 1.0, **how},
-        {"id": B, "successes": 2, "rollouts": 2, **how},
-        {"id": C, "episode": 0, "score": 1.0, **how},
-    ]
+    assert not out.exists() and episodes.is_dir()
 
     # Only the missing episodes are played: one of C, both of D.
     Scripted.play({C: [0], D: [1, 1]})
@@ -240,51 +230,46 @@ def test_a_screening_that_was_stopped_goes_on(
     capsys.readouterr()
     with pytest.raises(Stopped):
         screen(tmp_path, out, env="Stopping")
-    assert "screening: 4 episodes, 1 already done" in capsys.readouterr().out
-
-    # Killed while it wrote a line: that episode is played again, and what comes after is not torn with it.
-    os.truncate(progress, progress.stat().st_size - 9)
-    Stopping.left = 2
-    Scripted.play({D: [0, 1]})
+    assert "screening: 8 episodes, 5 already done" in capsys.readouterr().out
+    Stopping.left = 1
+    Scripted.play({D: [0]})
     assert screen(tmp_path, out, env="Stopping") == 0
-    assert "screening: 2 episodes\n" in capsys.readouterr().out
+    assert "screening: 8 episodes, 7 already done" in capsys.readouterr().out
     assert kept(out) == {A: (1, 2), B: (2, 2), C: (1, 2), D: (1, 2)}
-    assert not progress.exists()
+    assert not episodes.exists()
 
 
-def test_a_task_is_played_the_same_whatever_was_played_before(tmp_path: Path) -> None:
+def test_a_task_is_played_the_same_whatever_was_played_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its episodes are named by its place in the whole list, so they draw the same numbers."""
-    from arpo.evaluation import screening
-
-    played: list[list[int]] = []
-
-    async def places(scheduler: object, tasks: list[tuple[int, object]], **named: object) -> None:
-        played.append([index for index, _ in tasks])
-        raise Stopped
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(screening, "evaluate", places)
-        progress = tmp_path / "kept.json.progress.jsonl"
-        progress.write_text(json.dumps({"id": B, "successes": 1, "rollouts": 2, **HOW}) + "\n")
-        with pytest.raises(Stopped):
-            screen(tmp_path, tmp_path / "kept.json")
-    assert played == [[0, 2, 3]]
+    out = tmp_path / "kept.json"
+    Scripted.play({A: [1, 0]})
+    assert screen(tmp_path, out) == 0
+    report = reported(out)
+    for task in (A, C, D):
+        del report["tasks"][task]
+    out.with_name("kept.json.report.json").write_text(json.dumps(report))
+    Scripted.play({A: [1, 0]})
+    played: list[str] = []
+    monkeypatch.setattr(FinishedEpisodes, "add", lambda _, episode: played.append(episode.episode_id))
+    assert screen(tmp_path, out) == 0
+    assert sorted(played) == [f"screen-{index}-{n}" for index in (0, 2, 3) for n in (0, 1)]
 
 
-def test_the_progress_of_another_screening_is_refused(tmp_path: Path) -> None:
-    progress = tmp_path / "kept.json.progress.jsonl"
-    of_16, elsewhere, of_another_model, of_longer_episodes, of_smaller_pictures = (
-        {"id": A, "successes": 1, "rollouts": 16, **HOW, "of": 16},
-        {"id": "x", "successes": 1, "rollouts": 2, **HOW},
-        {"id": A, "successes": 1, "rollouts": 2, **HOW, "model": "exported"},
-        {"id": A, "successes": 1, "rollouts": 2, **HOW, "max_steps": 15},
-        {"id": A, "successes": 1, "rollouts": 2, **HOW, "max_pixels": 4000},
-    )
-    for other in (of_16, elsewhere, of_another_model, of_longer_episodes, of_smaller_pictures):
-        progress.write_text(json.dumps(other) + "\n")
-        with pytest.raises(UserError, match=r"belongs to a screening with other settings\. Remove it"):
-            screen(tmp_path, tmp_path / "kept.json")
-        assert progress.exists()
+def test_the_episodes_of_another_screening_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "kept.json"
+    monkeypatch.setattr("verdicts.Stopping", Stopping, raising=False)
+    Scripted.play({A: [1, 0]})
+    Stopping.left = 2
+    with pytest.raises(Stopped):
+        screen(tmp_path, out, env="Stopping")
+    for other in ("--rollout.temperature=0.5", "--rollout.max_steps=2", "--model.max_pixels=4000"):
+        with pytest.raises(UserError, match=r"episodes: has the episodes of an interrupted evaluation"):
+            screen(tmp_path, out, other, env="Stopping")
+    assert (tmp_path / "kept.json.episodes").is_dir()
 
 
 def test_nothing_solved_is_an_error_and_the_counts_stay(tmp_path: Path) -> None:
@@ -292,7 +277,6 @@ def test_nothing_solved_is_an_error_and_the_counts_stay(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no task was solved in 2 rollouts\. Screen with a better model"):
         screen(tmp_path, tmp_path / "kept.json")
     assert not (tmp_path / "kept.json").exists()
-    assert (tmp_path / "kept.json.progress.jsonl").read_text("utf-8").count('"successes": 0') == 4
     assert reported(tmp_path / "kept.json")["histogram"] == [4, 0, 0]
 
 
@@ -367,14 +351,3 @@ def test_a_list_whose_tasks_lie_elsewhere_is_screened_and_loaded_again(
     written = json.loads(out.read_text("utf-8"))
     assert (written["source"], written["examples"]) == ("../few.json", "../upstream/examples")
     assert [(task.id, task.domain) for task in load_tasks(str(out))] == [(B, "notes")]
-
-
-def test_a_task_whose_line_was_not_written_before_a_kill_is_counted(tmp_path: Path) -> None:
-    """The line of the task follows the line of its last episode; a kill may come between them."""
-    Scripted.play({B: [1, 0], C: [0, 0], D: [1, 1]})
-    out = tmp_path / "kept.json"
-    lines = [{"id": A, "episode": number, "score": score, **HOW} for number, score in ((0, 1.0), (1, 0.0))]
-    progress = tmp_path / "kept.json.progress.jsonl"
-    progress.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-    assert screen(tmp_path, out) == 0
-    assert kept(out) == {A: (1, 2), B: (1, 2), D: (2, 2)}

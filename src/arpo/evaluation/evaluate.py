@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from arpo.config import Config
 from arpo.config.task_set_names import HELDOUT, OVERALL, TRAIN, set_label
@@ -27,12 +28,14 @@ from arpo.evaluation.scoring import (
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, note_cancel, open_display
-from arpo.rollout.player import Player, open_player
+from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import OnEpisode, Outcome, Scheduler, WrapEnv
 from arpo.rollout.watched_env import WatchedEnv
 from arpo.storage.run_folder import write_atomically
 from arpo.tasks.sets import evaluated, load_sets, playable, report_skipped, rollouts_of
 from arpo.types import Group, Task, Trajectory
+
+_T = TypeVar("_T")
 
 
 async def evaluate(
@@ -54,6 +57,43 @@ async def evaluate(
     return await replace(scheduler, settings=settings).run(name, tasks, on_episode, finished, wrap)
 
 
+async def evaluate_resumably(
+    scheduler: Scheduler,
+    tasks: Sequence[tuple[int, Task]],
+    *,
+    name: str,
+    shown: str,
+    rollouts: int,
+    temperature: float,
+    display: Display,
+    kept: FinishedEpisodes | None,
+) -> list[Group]:
+    """`evaluate` with a progress bar (`shown`). `kept` has the finished episodes, and gets the others."""
+
+    def wrap(env: Env) -> Env:
+        return WatchedEnv(env, kept.prepare) if kept is not None else env
+
+    def on_episode(index: int, outcome: Outcome) -> None:
+        if kept is not None and isinstance(outcome, Trajectory):
+            kept.add(outcome)
+        display.episode_done()
+
+    finished = kept.episodes if kept is not None else {}
+    total = len(tasks) * rollouts
+    done = sum(episode.startswith(f"{name}-") for episode in finished)
+    display.begin(shown, total, min(done, total))
+    return await evaluate(
+        scheduler,
+        tasks,
+        name=name,
+        rollouts=rollouts,
+        temperature=temperature,
+        on_episode=on_episode,
+        finished=finished,
+        wrap=wrap,
+    )
+
+
 async def evaluate_sets(
     scheduler: Scheduler,
     config: Config,
@@ -66,35 +106,22 @@ async def evaluate_sets(
 
     `kept` has the episodes that are finished already, and receives the others.
     """
-
-    def wrap(env: Env) -> Env:
-        return WatchedEnv(env, kept.prepare) if kept is not None else env
-
-    def on_episode(index: int, outcome: Outcome) -> None:
-        if kept is not None and isinstance(outcome, Trajectory):
-            kept.add(outcome)
-        display.episode_done()
-
-    finished = kept.episodes if kept is not None else {}
     groups: dict[str, list[Group]] = {}
     scheduler.pool.quarantine.begin_evaluation()
     for set_name, tasks in sets.items():
         if not tasks:
             groups[set_name] = []
             continue
-        rollouts, shown = rollouts_of(set_name, config.eval), shown_name(set_name)
-        total = len(tasks) * rollouts
-        done = sum(episode.startswith(f"{name}-{set_name}-") for episode in finished)
-        display.begin(f"evaluating, {shown}", total, min(done, total))
-        played = await evaluate(
+        shown = shown_name(set_name)
+        played = await evaluate_resumably(
             scheduler,
             list(enumerate(tasks)),
             name=f"{name}-{set_name}",
-            rollouts=rollouts,
+            shown=f"evaluating, {shown}",
+            rollouts=rollouts_of(set_name, config.eval),
             temperature=config.eval.temperature,
-            on_episode=on_episode,
-            finished=finished,
-            wrap=wrap,
+            display=display,
+            kept=kept,
         )
         groups[set_name] = [without_partial_credit(group, config.env.partial) for group in played]
         score = Score.of(groups[set_name])
@@ -122,49 +149,70 @@ def measure(config: Config, display: Display, out: Path | None = None) -> dict[s
     `out` receives the counts as JSON. With it an evaluation is resumable: OUT.episodes has the finished
     episodes of an interrupted one.
     """
-    kept = None
     try:
         sets, skipped = playable(config, evaluated(load_sets(config), config.eval))
         if out is not None:
             require_writable(out)
         config = pin_model(config)
         report_skipped(skipped, out, display)
-        with closing(open_player(config)) as player:
-            if out is not None:
-                kept = _open_kept(out, evaluation_key(config, sets, player.model))
-            groups = run_interruptibly(
-                _evaluate(player, config, sets, display, kept),
-                on_cancel=lambda: note_cancel(display, stored=out is not None),
-            )
+        groups = play_resumably(
+            config,
+            sets,
+            out,
+            display,
+            lambda scheduler, kept: evaluate_sets(scheduler, config, sets, "eval", display, kept),
+        )
     finally:
-        if kept is not None:
-            kept.close()
         display.close()
-    if out is not None and kept is not None:
+    if out is not None:
         write_atomically(out, json.dumps(_record(config, groups) | {"skipped": skipped}, indent=1) + "\n")
-        kept.delete()
+        delete_kept(out)
     return {name: Score.of(played) for name, played in groups.items()}
 
 
+def play_resumably(
+    config: Config,
+    sets: Mapping[str, Sequence[Task]],
+    out: Path | None,
+    display: Display,
+    play: Callable[[Scheduler, FinishedEpisodes | None], Awaitable[_T]],
+) -> _T:
+    """Call `play` with the model and environments of a recipe.
+
+    If `out` is given, OUT.episodes keeps the finished episodes, until `delete_kept`.
+    Raises UserError if it has episodes of other tasks (`sets`), of another model or with other settings.
+    """
+
+    async def playing() -> _T:
+        async with player.started(display) as scheduler:
+            return await play(scheduler, kept)
+
+    with ExitStack() as opened:
+        player = opened.enter_context(closing(open_player(config)))
+        kept = None
+        if out is not None:
+            kept = _open_kept(out, evaluation_key(config, sets, player.model))
+            opened.callback(kept.close)
+        return run_interruptibly(playing(), on_cancel=lambda: note_cancel(display, stored=out is not None))
+
+
+def delete_kept(out: Path) -> None:
+    """Delete OUT.episodes: the result is stored."""
+    shutil.rmtree(_kept_folder(out), ignore_errors=True)
+
+
+def _kept_folder(out: Path) -> Path:
+    return out.with_name(f"{out.name}.episodes")
+
+
 def _open_kept(out: Path, key: str) -> FinishedEpisodes:
-    folder = out.with_name(f"{out.name}.episodes")
+    folder = _kept_folder(out)
     if is_of_another_evaluation(folder, key):
         raise UserError(
             f"{folder}: has the episodes of an interrupted evaluation with another model, other tasks or "
             "other settings. Remove it, or choose another --out"
         )
     return FinishedEpisodes(folder, key, "--out")
-
-
-async def _evaluate(
-    player: Player,
-    config: Config,
-    sets: Mapping[str, Sequence[Task]],
-    display: Display,
-    kept: FinishedEpisodes | None,
-) -> dict[str, list[Group]]:
-    async with player.started(display) as scheduler:
-        return await evaluate_sets(scheduler, config, sets, "eval", display, kept)
 
 
 def require_writable(out: Path) -> None:

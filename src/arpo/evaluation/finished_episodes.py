@@ -93,11 +93,6 @@ class FinishedEpisodes:
     def close(self) -> None:
         self._store.close()
 
-    def delete(self) -> None:
-        """Delete the folder: the result of the evaluation is stored."""
-        self.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
     def _open(self) -> tuple[RunFolder, dict[str, Trajectory]]:
         store = RunFolder(self._folder)
         try:

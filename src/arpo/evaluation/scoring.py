@@ -141,16 +141,23 @@ class AllFailed(UserError):
         self.failures = failures
 
 
+def describe_failures(groups: Sequence[Group]) -> str:
+    """How many episodes failed, and the first reason; "" if none did."""
+    failures = [failure for group in groups for failure in group.failures]
+    if not failures:
+        return ""
+    return f"{count_noun(len(failures), 'episode')} failed. First failure: {describe_failure(failures[0])}"
+
+
 def report_failures(groups: Sequence[Group], display: Display, *, some_tasks: bool = False) -> None:
     """Show how many episodes failed, and the first reason. Raises AllFailed if all of them failed.
 
     Quarantined episodes were never tried, so a batch of them alone raises nothing. The same holds for tasks
     whose prompt is too long if the groups are only `some_tasks` of the run: the others may fit.
     """
-    failures = [failure for group in groups for failure in group.failures]
+    message, failures = describe_failures(groups), [failure for group in groups for failure in group.failures]
     if not failures:
         return
-    message = f"{count_noun(len(failures), 'episode')} failed. First failure: {describe_failure(failures[0])}"
     unplayable = {Quarantined.__name__, *([PromptTooLong.__name__] if some_tasks else [])}
     tried = any(failure.kind not in unplayable for failure in failures)
     if tried and not any(group.trajectories for group in groups):

@@ -1,4 +1,4 @@
-"""Rules for the project: docstrings, and existing commands, keys and links on all pages."""
+"""Rules for the project: docstrings, notes, paths, pinned versions, continuous integration."""
 
 import ast
 import doctest
@@ -13,11 +13,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-PAGES = (
-    "README.md",
-    "CONTRIBUTING.md",
-    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
-)
 BINARY_SUFFIXES = (".png", ".safetensors", ".xlsx", ".docx", ".odp", ".gz")
 NOTES = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) + r")\b")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|Users|work|opt|srv|mnt|tmp)/[\w.-]")
@@ -42,10 +37,6 @@ def texts():
         if path.is_file() and path.suffix not in BINARY_SUFFIXES:
             found[name] = path.read_text("utf-8")
     return found
-
-
-def make_goals():
-    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
 
 
 def test_every_module_has_a_docstring():
@@ -76,42 +67,6 @@ def test_the_patterns_match():
     assert NOTES.search("# TO" + "DO: later")
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_command_on_a_page_exists(page):
-    from arpo.cli.commands import COMMANDS
-
-    text = (ROOT / page).read_text("utf-8")
-    code = "\n".join("".join(pair) for pair in re.findall(r"`([^`\n]+)`|^ {4}(.+)$", text, re.MULTILINE))
-    assert set(re.findall(r"\bmake ([a-z-]+)\b", code)) <= make_goals()
-    assert set(re.findall(r"\barpo ([a-z][a-z-]+)\b", code)) <= {command.name for command in COMMANDS}
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_every_config_key_on_a_page_exists(page):
-    from arpo.config.recipe import keys
-
-    named = set(re.findall(r"--([a-z]+\.[a-z_0-9]+)", (ROOT / page).read_text("utf-8")))
-    assert named <= {key.name for key in keys()} | {"section.key"}
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_every_link_exists(page):
-    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text("utf-8"))
-    missing = [
-        link for link in links if "://" not in link and not (ROOT / page).parent.joinpath(link).exists()
-    ]
-    assert missing == []
-
-
-def test_the_readme_names_every_command():
-    from arpo.cli.commands import COMMANDS
-
-    readme = (ROOT / "README.md").read_text("utf-8")
-    assert [command.name for command in COMMANDS if f"`arpo {command.name}" not in readme] == []
-    assert "make train" in readme
-    assert "make test" in readme
-
-
 def test_every_dependency_is_pinned():
     pinned = {
         re.sub(r"[-_.]+", "-", line.split("==")[0]).lower()
@@ -128,3 +83,23 @@ def test_continuous_integration_runs_every_test_target():
     goals = [word for line in script if line.startswith("make ") for word in line.split() if word[0] != "-"]
     tests = [goal for goal in goals if goal.startswith("test")]
     assert tests == ["test", "test-real", "test-vllm", "test-browser"]
+
+
+def test_the_hosted_workflow_runs_the_same_targets():
+    script = (ROOT / ".ci" / "run").read_text("utf-8")
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
+    (targets,) = re.findall(r"target: \[(.*)\]", workflow)
+    assert set(targets.split(", ")) == set(re.findall(r"\btest[a-z-]*\b", script)) - {"tests", "tested"}
+
+
+def test_the_version_is_written_once(capsys):
+    from arpo import __version__
+    from arpo.cli.entry_point import main
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    assert "version" not in project["project"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "arpo.__version__"}
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"arpo {__version__}\n"
+    assert "## Unreleased" in (ROOT / "CHANGELOG.md").read_text("utf-8")

@@ -145,6 +145,12 @@ def _free_megabytes(path: Path) -> float:
 
 
 def _run(argv: Sequence[str]) -> int:
+    command, options, overrides = parse_command(argv)
+    return command.run(options, overrides)
+
+
+def parse_command(argv: Sequence[str]) -> tuple[Command, argparse.Namespace, list[str]]:
+    """The command of a command line, its options, and its config keys. The keys are not checked yet."""
     for word in argv:
         if word != printable(word):
             raise UserError(f"{word!r}: has a control character, or is not UTF-8: change the name")
@@ -160,7 +166,7 @@ def _run(argv: Sequence[str]) -> int:
         raise UserError(_unexpected(unknown[0], command))
     if overrides and not command.settings:
         raise UserError(f"{overrides[0]}: arpo {command.name} accepts no config keys")
-    return command.run(options, overrides)
+    return command, options, overrides
 
 
 def _unexpected(word: str, command: Command) -> str:

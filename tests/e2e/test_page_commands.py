@@ -1,0 +1,113 @@
+"""The commands of the pages that train, play or export on Desk are run, with tiny settings."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from arpo.cli.entry_point import main, parse_command
+from arpo.config.recipe import load_config
+from pages import PAGES, ROOT, shown_commands
+from verdicts import HELDOUT, select
+
+TINY = {
+    "run.threads": "1",
+    "tasks.train": "train.json",
+    "tasks.heldout": "heldout.json",
+    "tasks.overall": "",
+    "env.parallel": "4",
+    "rollout.group_size": "2",
+    "rollout.max_steps": "1",
+    "train.epochs": "1",
+    "train.tasks": "0",
+    "train.tasks_per_batch": "2",
+    "train.tasks_per_update": "2",
+    "offline.passes": "1",
+    "eval.rollouts": "1",
+    "eval.heldout_rollouts": "1",
+    "eval.every": "0",
+    "screen.rollouts": "1",
+    "store.tensorboard": "false",
+}
+PLAYING = ("train", "collect", "eval", "screen", "play")
+SETTINGS_OF_FRESH = {"tasks.train": "desk:fresh", "train.tasks": "2"}
+# Commands that are not run, by the word that tells them.
+NEEDS = {
+    "--help": "tests/test_pages.py runs them",
+    "--push": "the hub",
+    "wandb": "an account",
+    "openai": "a server",
+    "osworld": "desktops",
+    "--cluster.ray": "Ray",
+    "prompt.txt": "a prompt and a model of the reader",
+    "step-000010": "a longer run",
+    "desk base": "a folder of the reader",
+    "--seeds": "several runs: tests/e2e/test_compared_runs.py",
+    "--report": "a comparison: tests/e2e/test_compared_runs.py",
+    "desk:validation": "384 episodes",
+    "desk:test": "384 episodes",
+    "desk:pool": "369 episodes",
+    "--train.epochs 36": "576 groups",
+    "runs/kept.json": "tasks that the model sometimes solves: tests/e2e/test_example.py",
+    "paper/rft": "successes: tests/e2e/test_offline_resume.py",
+}
+
+
+def can_run(words: list[str]) -> bool:
+    line = " ".join(words)
+    runs = words[0] in (*PLAYING, "export", "compare", "report") or "--export" in words
+    return runs and len(words) > 1 and not any(word in line for word in NEEDS)
+
+
+def tiny_settings(words: list[str]) -> list[str]:
+    """TINY without the keys that the command sets itself."""
+    if words[0] not in PLAYING:
+        return []
+    _, options, given = parse_command(words)
+    recipe = load_config(options.recipe)
+    fresh = recipe.tasks.train == "desk:fresh"
+    own_tasks = recipe.env.name != "desk"
+    changes = TINY | (SETTINGS_OF_FRESH if fresh else {})
+    left_out = {word.partition("=")[0].removeprefix("--") for word in given}
+    if own_tasks:
+        left_out |= {"tasks.train", "tasks.heldout"}
+    return [f"--{key}={value}" for key, value in changes.items() if key not in left_out]
+
+
+def prepare(folder: Path) -> None:
+    """The files and runs that the pages assume."""
+    shutil.copytree(
+        ROOT / "examples", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    select(folder / "train.json", "desk:pool", ["pool-023", "pool-010"])
+    select(folder / "heldout.json", "desk:heldout", [HELDOUT])
+    select(folder / "kept.json", "desk:pool", ["pool-023", "pool-010"])
+    (folder / "mine.toml").write_text('extends = "desk"\n[run]\ndir = "runs/own"\n')
+    for name, *settings in (
+        ("runs/desk",),
+        ("runs/s1", "--run.seed", "1"),
+        ("runs/lora", "--model.train", "lora"),
+    ):
+        words = ["train", "desk", "--run.dir", name, *settings]
+        assert main([*words, *tiny_settings(words)]) == 0
+    for name in ("first", "s0", "mine", "arpo"):
+        shutil.copytree("runs/desk", f"runs/{name}")
+
+
+@pytest.mark.slow
+def test_the_commands_run_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    prepare(tmp_path)
+    ran = []
+    for page in PAGES:
+        for words in filter(can_run, shown_commands(page)):
+            if words not in ran:
+                code = main([*words, *tiny_settings(words)])
+                assert code == 0, (page, words, capsys.readouterr().err)
+                ran.append(words)
+    assert len(ran) >= 12

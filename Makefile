@@ -17,7 +17,7 @@ RAY := $(VENV)/.installed-ray
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help train compare test test-real test-vllm test-browser test-cluster osworld vllm lint format clean
+.PHONY: help train compare test test-slow test-real test-vllm test-browser test-cluster osworld vllm lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,7 +32,10 @@ compare: $(RUNTIME) ## repeat the published comparison with three seeds (one nig
 		--against paper/grpo --seeds 3 --out runs/groups-of-2 --rollout.group_size 2 --train.epochs 16 $(ARGS)
 
 test: lint ## check style and types, then run the tests; ARGS="-k replay" selects tests
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 $(ARGS)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+
+test-slow: $(DEV) ## run the tests that take long
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 -m slow $(ARGS)
 
 test-real: $(DEV) osworld ## run the tests on real desktops; FULL=1 includes the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/real $(if $(FULL),,-m "not full") $(ARGS)

@@ -9,7 +9,7 @@ import pytest
 
 from arpo.cli.entry_point import main, parse_command
 from arpo.config.recipe import load_config
-from pages import PAGES, ROOT, shown_commands
+from documentation import PAGES, ROOT, shown_commands
 from verdicts import HELDOUT, select
 
 TINY = {
@@ -35,7 +35,7 @@ PLAYING = ("train", "collect", "eval", "screen", "play")
 SETTINGS_OF_FRESH = {"tasks.train": "desk:fresh", "train.tasks": "2"}
 # Commands that are not run, by the word that tells them.
 NEEDS = {
-    "--help": "tests/test_pages.py runs them",
+    "--help": "tests/test_documentation.py runs them",
     "--push": "the hub",
     "wandb": "an account",
     "openai": "a server",

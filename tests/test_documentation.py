@@ -14,7 +14,7 @@ from arpo.cli.commands import COMMANDS
 from arpo.cli.entry_point import main, parse_command
 from arpo.config.recipe import keys, load_config, shipped_recipes
 from arpo.errors import UserError
-from pages import PAGES, ROOT, named_commands, read_page, shown_commands
+from documentation import PAGES, ROOT, named_commands, read_page, shown_commands
 
 NAMES = {key.name for key in keys()}
 SECTIONS = {name.partition(".")[0] for name in NAMES}

@@ -13,6 +13,7 @@ import pytest
 from arpo.storage.checkpoint import CHECKPOINTS, latest
 from kill_at import Ended, arpo
 from test_resume import TASKS, episodes, metrics
+from trained import group_numbers
 
 SETTINGS = """
     --train.max_staleness 1 --train.epochs 4 --train.tasks_per_batch 4 --train.tasks_per_update 2
@@ -39,15 +40,14 @@ def waiting(run: Path) -> dict[int, list[str]]:
     return {group["index"]: group["trajectories"] for group in state["stream"]["finished"]}
 
 
-def batches(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "batches.jsonl").read_text("utf-8").splitlines()]
+def groups(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "groups.jsonl").read_text("utf-8").splitlines()]
 
 
 def assert_complete(run: Path) -> None:
     """Four batches of four groups; every task four times; every episode of a trained group stored once."""
-    assert [record["step"] for record in batches(run)] == [1, 2, 3, 4]
-    trained = [number for record in batches(run) for number in record["groups"]]
-    dropped = [number for record in batches(run) for number in record["dropped"]]
+    assert sorted({record["step"] for record in groups(run)}) == [1, 2, 3, 4]
+    trained, dropped = group_numbers(groups(run)), group_numbers(groups(run), dropped=True)
     assert len(trained) == len(set(trained)) == 16 and not {*trained} & {*dropped}
     stored = Counter(one["episode_id"] for one in episodes(run) if one["episode_id"].startswith("group-"))
     assert set(stored.values()) == {1}
@@ -86,7 +86,7 @@ def test_a_run_killed_at_any_moment_loses_and_repeats_nothing(
     ended = train(run)
     assert ended.code == 0, ended.output
     assert_complete(run)
-    used = {n for record in batches(run) for n in (*record["groups"], *record["dropped"])}
+    used = {*group_numbers(groups(run)), *group_numbers(groups(run), dropped=True)}
     assert kept.keys() <= used
     stored = {one["episode_id"] for one in episodes(run)}
     assert {name for names in kept.values() for name in names} <= stored

@@ -26,6 +26,7 @@ TASKS = {
 SAME = (
     "metrics.jsonl",
     "evaluations.jsonl",
+    "groups.jsonl",
     "trajectories.jsonl",
     "failures.jsonl",
     "screenshots.pack",

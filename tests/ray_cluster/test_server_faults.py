@@ -13,6 +13,7 @@ import in_process_server
 from cluster_runs import assert_correct, kill_driver, lines, words
 from ray_clusters import Nodes, TrainCommand, processes_with, ray_nodes
 from real_vllm import PYTHON
+from trained import group_numbers
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +37,12 @@ def test_an_asynchronous_run_survives_the_loss_of_a_server_and_of_its_driver(
     kill_driver(command)
     command = TrainCommand(run, *words(nodes, *more, "--train.tasks_per_batch=16"))
     command.end()
-    after, batches = command.metrics(), lines(run, "batches.jsonl")
+    after, groups = command.metrics(), lines(run, "groups.jsonl")
     assert [line["step"] for line in after] == list(range(9))
     assert all(line["staleness_max"] <= 1 for line in after[1:])
-    trained = [number for record in batches for number in record["groups"]]
+    trained = group_numbers(groups)
     assert len(trained) == len(set(trained)) == 128
-    assert not set(trained) & {number for record in batches for number in record["dropped"]}
+    assert not set(trained) & set(group_numbers(groups, dropped=True))
     played = {f"group-{number}-{episode}" for number in trained for episode in range(2)}
     assert after[-1]["episodes"] == assert_correct(run, played)
 

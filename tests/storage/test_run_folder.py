@@ -28,6 +28,12 @@ from arpo.storage.screenshots import HEADER, MAGIC, NO_BASE, PATCH, PNG, Screens
 from arpo.types import Failure, Screenshot, StopReason
 from stored_episodes import ALL_ACTIONS, desktop, episode, pixels_of, png, small, turn
 
+RESCUE = {"index": 1, "replaced_episode": "a", "stored_episode": "b", "stored_task": "t", "age": 3}
+GROUP = {
+    "step": 1, "group": "batch0-0", "task": "t", "version": 0, "episodes": ["batch0-0-0", "b"],
+    "versions": [0, 0], "rewards": [0.0, 1.0], "advantages": [-1.0, 1.0], "rescues": [RESCUE],
+}  # fmt: skip
+
 
 def contents(folder):
     return {name: (folder / name).read_bytes() for name in (*LOGS, PACK)}
@@ -435,6 +441,18 @@ EVALUATION = {"step": 2, "episodes": 8, "landmark": "", "sets": {"train": {"a": 
             )
         ],
         ("evaluations.jsonl", "{}"),
+        *[
+            ("groups.jsonl", json.dumps(GROUP | change))
+            for change in (
+                {"step": "1"},
+                {"episodes": ["batch0-0-0", 7]},
+                {"rewards": [1.0]},
+                {"advantages": [1.0, None]},
+                {"rescues": [{"index": 0}]},
+                {"rescues": [RESCUE | {"index": 2}]},
+                {"rescues": 5},
+            )
+        ],
     ],
     ids=lambda text: text[:30],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +26,11 @@ def train_to_end(kind: Callable[[Config, RunFolder, Display], AnyRun], config: C
         return run
     finally:
         store.close()
+
+
+def group_numbers(records: Iterable[Mapping[str, Any]], *, dropped: bool = False) -> list[int]:
+    """Numbers of the trained groups in groups.jsonl of asynchronous training, or of the dropped ones."""
+    return [int(record["group"].split("-")[1]) for record in records if record["dropped"] is dropped]
 
 
 def lines(config: Config, name: str) -> list[dict[str, Any]]:

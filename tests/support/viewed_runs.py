@@ -14,10 +14,11 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from arpo import actions as act
-from arpo.config import Config, ReplayConfig, TasksConfig
+from arpo.algorithms.credit import Credit
+from arpo.config import Config, LossConfig, ReplayConfig, TasksConfig
 from arpo.config.recipe import to_toml
 from arpo.storage.run_folder import RunFolder
-from arpo.types import Completion, Failure, Screenshot, StopReason, Trajectory, Turn
+from arpo.types import Completion, Failure, Group, Rescue, Screenshot, StopReason, Trajectory, Turn
 from arpo.viewer.library import Library
 from arpo.viewer.site import index_all
 
@@ -141,17 +142,15 @@ def make_run(folder: Path, *, replay: bool = True) -> None:
         evaluation(0, "base", {"pool-040": [0, 0], "pool-013": [0, 1]}, {"heldout-006": [1, 0]})
     )
     store.add_trajectory(played("eval0-train-0-0", "pool-040", 0.0))
-    store.add_trajectory(played("batch0-0-0", "pool-040", 1.0))
-    store.add_trajectory(played("batch0-0-1", "pool-040", 0.0))
-    store.add_trajectory(played("batch0-1-0", "pool-013", 0.0))
-    store.add_trajectory(played("batch0-1-1", "pool-013", 0.0))
-    store.add_trajectory(played("batch0-2-0", "pool-021", 1.0))
+    add_group(store, 1, played("batch0-0-0", "pool-040", 1.0), played("batch0-0-1", "pool-040", 0.0))
+    add_group(store, 1, played("batch0-1-0", "pool-013", 0.0), played("batch0-1-1", "pool-013", 0.0))
+    add_group(store, 1, played("batch0-2-0", "pool-021", 1.0))
     store.add_failure(failure("batch0-2-1", "pool-021"))
     store.log_metrics(1, {"success": 0.4, "reward": 0.4, "rescued": 0.0, "without_signal": 1.0, "loss": 0.1})
     store.log_timing(1, timing(3.0, 1.0))
     add_times(store)
     add_token_stats(store)
-    add_second_batch(store)
+    add_second_batch(store, replay=replay)
     store.log_evaluation(
         evaluation(2, "final", {"pool-040": [1, 1], "pool-013": [0, 1]}, {"heldout-006": [0, 0]})
     )
@@ -162,6 +161,27 @@ def make_run(folder: Path, *, replay: bool = True) -> None:
     }
     store.write_summary({"success": success, "episodes": 12})
     store.close()
+
+
+def add_group(store: RunFolder, step: int, *episodes: Trajectory, stored: Trajectory | None = None) -> None:
+    """A played and trained group. `stored`: the success that replaces its last episode."""
+    for episode in episodes:
+        store.add_trajectory(episode)
+    credit, members = Credit(LossConfig()), episodes
+    rescues: tuple[Rescue, ...] = ()
+    if stored is not None:
+        members, version = (*episodes[:-1], stored), episodes[-1].policy_version
+        rescue = Rescue(
+            index=len(members) - 1,
+            replaced_episode=episodes[-1].episode_id,
+            stored_episode=stored.episode_id,
+            stored_task=stored.task_id,
+            age=version - stored.policy_version,
+        )
+        rescues = (rescue,)
+    group = Group(index=0, task_id=episodes[0].task_id, trajectories=members, rescues=rescues)
+    rewards = [credit.reward(member) for member in members]
+    store.log_group(step, step - 1, group, rewards, credit.advantages(group))
 
 
 def answer_of(config: Config, *parts: str) -> dict:
@@ -222,13 +242,11 @@ def add_token_stats(store: RunFolder) -> None:
     store.log_token_stats({**line, "step": 2, "replayed": True, **replayed})
 
 
-def add_second_batch(store: RunFolder) -> None:
-    store.add_trajectory(played("batch1-0-0", "pool-040", 0.0, 1))
-    store.add_trajectory(played("batch1-0-1", "pool-040", 0.0, 1))
-    store.add_trajectory(played("batch1-1-0", "pool-013", 1.0, 1))
-    store.add_trajectory(malformed("batch1-1-1", "pool-013"))
-    store.add_trajectory(played("batch1-2-0", "pool-021", 1.0, 1))
-    store.add_trajectory(played("batch1-2-1", "pool-021", 1.0, 1))
+def add_second_batch(store: RunFolder, *, replay: bool = True) -> None:
+    failed = played("batch1-0-0", "pool-040", 0.0, 1), played("batch1-0-1", "pool-040", 0.0, 1)
+    add_group(store, 2, *failed, stored=played("batch0-0-0", "pool-040", 1.0) if replay else None)
+    add_group(store, 2, played("batch1-1-0", "pool-013", 1.0, 1), malformed("batch1-1-1", "pool-013"))
+    add_group(store, 2, played("batch1-2-0", "pool-021", 1.0, 1), played("batch1-2-1", "pool-021", 1.0, 1))
     store.log_metrics(
         2, {"success": 0.5, "reward": 0.33, "rescued": 1.0, "without_signal": 1.0, "eval_train": 0.75}
     )

@@ -10,7 +10,7 @@ from arpo.config.recipe import load_config
 from arpo.tasks.sources import open_tasks
 from arpo.training.collect import run_collection
 from arpo.training.trainer import Trainer, run_training
-from trained import lines, train_to_end
+from trained import group_numbers, lines, train_to_end
 from verdicts import Scripted, small_config
 from viewed_runs import answer_of
 
@@ -80,8 +80,7 @@ def test_asynchronous_training_plays_every_visit_once_also_after_a_stop(tmp_path
     train_to_end(Trainer, load_config(config, ["--train.tasks=4"]))
     train_to_end(Trainer, config)
     assert sorted(training_ids(config)) == sorted(name for name in ids for _ in range(2))
-    records = lines(config, "batches.jsonl")
-    assert sorted(number for record in records for number in record["groups"]) == list(range(6))
+    assert sorted(group_numbers(lines(config, "groups.jsonl"))) == list(range(6))
     assert lines(config, "metrics.jsonl")[-1]["episodes"] == 12
 
 

@@ -24,7 +24,7 @@ from arpo.storage.run_folder import RunFolder
 from arpo.tasks.order import TaskOrder
 from arpo.training.trainer import Trainer, run_training
 from arpo.types import Task, Trajectory
-from trained import lines, train_to_end
+from trained import group_numbers, lines, train_to_end
 from verdicts import A, B, C, D, Reachable, Scripted, Stuck, small_config
 
 ASYNC = ("--train.max_staleness=1", "--env.parallel=4")
@@ -36,7 +36,7 @@ def train(config: Config) -> Trainer:
 
 
 def trained_groups(config: Config) -> list[int]:
-    return [number for record in lines(config, "batches.jsonl") for number in record["groups"]]
+    return group_numbers(lines(config, "groups.jsonl"))
 
 
 def tasks_of(config: Config, numbers: list[int]) -> Counter[str]:
@@ -77,7 +77,7 @@ def test_a_group_that_others_overtake_is_dropped_and_its_task_played_again(tmp_p
     config = small_config(tmp_path, [A, B, C, D], *SINGLE, "--train.epochs=2", env="Stuck")
     trainer = train(config)
     assert Stuck.closed == 2
-    dropped = [number for record in lines(config, "batches.jsonl") for number in record["dropped"]]
+    dropped = group_numbers(lines(config, "groups.jsonl"), dropped=True)
     [first] = dropped
     numbers = trained_groups(config)
     assert len(numbers) == len(set(numbers)) == 8 and first not in numbers

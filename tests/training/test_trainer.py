@@ -72,6 +72,27 @@ def test_replay_rescues_a_group_in_which_all_failed(tmp_path: Path) -> None:
     assert trainer.run.progress.counts["final"] == {"train": (1.0, 2), "heldout": (0.0, 1)}
 
 
+def test_every_batch_records_its_groups_after_replay(tmp_path: Path) -> None:
+    Scripted.play({A: [0, 1, 0, 0, 0, 1], B: [1, 1, 1, 0, 0, 0]})
+    config = small_config(tmp_path, [A, B], "--train.epochs=2", "--replay.capacity=2")
+    train(config)
+    groups = lines(config, "groups.jsonl")
+    assert [(line["step"], line["version"], line["group"]) for line in groups] == [
+        (1, 0, "batch0-0"), (1, 0, "batch0-1"), (2, 1, "batch1-0"), (2, 1, "batch1-1")
+    ]  # fmt: skip
+    first = {line["task"]: line for line in groups if line["step"] == 1}
+    assert (sorted(first[A]["rewards"]), sorted(first[A]["advantages"])) == ([0.0, 1.0], [-1.0, 1.0])
+    assert (first[B]["rewards"], first[B]["advantages"], first[B]["rescues"]) == ([1.0, 1.0], [0.0, 0.0], [])
+    for line in groups[2:]:
+        [rescue] = line["rescues"]
+        played, index = [f"{line['group']}-0", f"{line['group']}-1"], rescue["index"]
+        assert rescue["replaced_episode"] == played[index]
+        assert rescue["stored_episode"] in first[line["task"]]["episodes"] and rescue["age"] == 1
+        played[index] = rescue["stored_episode"]
+        assert line["episodes"] == played and line["versions"][index] == 0
+        assert line["advantages"][index] == 1.0 == line["rewards"][index]
+
+
 def test_a_corrupt_screenshot_fails_its_own_episode_alone(tmp_path: Path) -> None:
     """Episodes that share its prefill go on; the fault counts against the task, not against the engine."""
     Corrupting.play({A: [0, 1] * 5, B: [1, 0] * 5})
@@ -163,6 +184,8 @@ def test_dynamic_sampling_plays_on_until_the_epochs_are_spent(tmp_path: Path) ->
     assert [line["samples"] for line in metrics if line["samples"]] == [4, 4]
     played = Counter(t["task_id"] for t in lines(config, "trajectories.jsonl") if "batch" in t["episode_id"])
     assert played == {A: 4, B: 4, C: 4, D: 4}
+    recorded = Counter((line["task"], any(line["advantages"])) for line in lines(config, "groups.jsonl"))
+    assert recorded == {(A, False): 2, (B, False): 2, (C, True): 2, (D, True): 2}
     # Over all that was played, not over what was kept: 4 successes in 16.
     assert sum(line["success"] * 2 * line["groups"] for line in metrics) == pytest.approx(4)
 

@@ -16,6 +16,7 @@ from arpo.types import Completion, Failure, StopReason
 from arpo.viewer.report import write_report
 from markup import answers, parsed, report_of
 from stored_episodes import ALL_ACTIONS, episode, small, turn
+from viewed_runs import add_group
 
 EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;"
 
@@ -62,8 +63,8 @@ def make_evaluated_run(folder, *, complete=True):
     other = {"shots": [small(1), small(2)], "task_id": "heldout-006"}
     store.add_trajectory(episode("eval0-train-0-0", **first, score=0.0, stop=StopReason.MAX_STEPS))
     store.add_trajectory(episode("eval0-heldout-0-0", **other))
-    store.add_trajectory(episode("batch0-0-0", **first))
-    store.add_trajectory(episode("batch0-0-1", **first, score=0.0, stop=StopReason.CALL_USER))
+    called = episode("batch0-0-1", **first, score=0.0, stop=StopReason.CALL_USER)
+    add_group(store, 1, episode("batch0-0-0", **first), called)
     store.log_metrics(1, {"success": 0.5, "tokens": 1536.0, "episodes": 2, "groups": 1, "failures": 1})
     store.log_evaluation(
         evaluation(1, "final" if complete else "", {"pool-040": [1, 1]}, {"heldout-006": [0]})

@@ -3,8 +3,9 @@
 import pytest
 
 from arpo.storage.run_folder import RunFolder
+from arpo.types import Group
 from arpo.viewer.library import Library
-from viewed_runs import config, failure, played
+from viewed_runs import add_group, config, failure, played
 
 
 @pytest.fixture
@@ -26,11 +27,15 @@ def answer(tmp_path, *parts):
 
 
 def test_failures_of_an_asynchronous_run_belong_to_the_batch_of_their_group(tmp_path, store):
-    for group in (4, 5, 12):
+    add_group(store, 1, played("group-4-0", "pool-040", 1.0))
+    for group in (5, 12):
         store.add_trajectory(played(f"group-{group}-0", "pool-040", 1.0))
+    for group in (4, 5, 12):
         store.add_failure(failure(f"group-{group}-1", "pool-040"))
-    store.add_failure(failure("group-9-0", "pool-041"))
-    store.log_batch(1, [4, 9], [5])
+    all_failed = failure("group-9-0", "pool-041")
+    store.add_failure(all_failed)
+    store.log_group(1, 0, Group(index=9, task_id="pool-041", trajectories=(), failures=(all_failed,)), [], [])
+    store.log_dropped(1, ["group-5"])
     assert [batch["failed"] for batch in answer(tmp_path, "batches")["batches"]] == [2]
     groups = [group["group"] for group in answer(tmp_path, "batches", "1")["groups"]]
     assert groups == ["group-4", "group-9", "group-5"]

@@ -8,9 +8,10 @@ import pytest
 from arpo.config import PluginsConfig
 from arpo.errors import UserError
 from arpo.storage.run_folder import RunFolder, RunFolderReader
+from arpo.types import Group
 from arpo.viewer.library import Library
 from stored_episodes import desktop, pixels_of
-from viewed_runs import config, failure, make_run, played
+from viewed_runs import add_group, config, failure, make_run, played
 
 
 def opened(*folders):
@@ -247,35 +248,16 @@ def test_large_screenshots_are_restored_from_their_changes(tmp_path):
     library.close()
 
 
-def test_repeating_replay_in_parts_equals_repeating_it_at_once(tmp_path):
-    folder = tmp_path / "run"
-    settings = config()
-    store = RunFolder(folder)
-    store.write_recipe(settings)
-    scores = [(1, 0), (0, 0), (0, 0), (1, 1), (0, 0), (0, 1), (0, 0)]
-    library = Library([folder])
-    for batch, pair in enumerate(scores):
-        for member, score in enumerate(pair):
-            store.add_trajectory(played(f"batch{batch}-0-{member}", "pool-040", float(score), batch))
-            while not library.refresh(5.0):
-                pass
-    store.close()
-    rows = library.answer(["s", "run", "episodes"], {})["episodes"]
-    library.close()
-    at_once = opened(folder)
-    assert at_once.answer(["s", "run", "episodes"], {})["episodes"] == rows
-    at_once.close()
-    assert sorted(batch for row in rows for batch in row["replayed_in"]) == [2, 3, 5, 7]
-
-
 def test_dropped_and_waiting_groups_have_their_reason(tmp_path):
     folder = tmp_path / "run"
     store = RunFolder(folder)
     store.write_recipe(config())
-    for group in (4, 5, 6):
+    for group in (5, 6):
         for member in (0, 1):
             store.add_trajectory(played(f"group-{group}-{member}", "pool-040", float(member)))
-    store.log_batch(1, [4], [5])
+    episodes = [played(f"group-4-{member}", "pool-040", float(member)) for member in (0, 1)]
+    add_group(store, 1, *episodes)
+    store.log_dropped(1, ["group-5"])
     store.close()
     library = opened(folder)
     groups = library.answer(["s", "run", "batches", "1"], {})["groups"]
@@ -291,17 +273,51 @@ def test_dropped_and_waiting_groups_have_their_reason(tmp_path):
     library.close()
 
 
-def test_a_plug_in_is_never_called(tmp_path):
+def test_the_rewards_of_a_plug_in_are_shown_and_it_is_not_called(tmp_path):
     folder = tmp_path / "run"
-    make_run(folder)
-    plugged = replace(config(), plugins=PluginsConfig(reward="os:system"))
     store = RunFolder(folder)
-    store.write_recipe(plugged)
+    store.write_recipe(replace(config(), plugins=PluginsConfig(reward="os:system")))
+    episodes = tuple(played(f"batch0-0-{member}", "pool-040", 0.0) for member in (0, 1))
+    for episode in episodes:
+        store.add_trajectory(episode)
+    store.log_group(1, 0, Group(index=0, task_id="pool-040", trajectories=episodes), [0.25, 4.0], [-2, 2])
     store.close()
     library = opened(folder)
-    group = library.answer(["s", "run", "batches", "2"], {})["groups"][0]
-    assert {dot["advantage"] for dot in group["dots"]} == {None}
-    assert "plug-in" in group["advantage_note"]
+    [group] = library.answer(["s", "run", "batches", "1"], {})["groups"]
+    assert [(dot["reward"], dot["advantage"]) for dot in group["dots"]] == [(0.25, -2), (4.0, 2)]
+    library.close()
+
+
+def test_a_run_of_an_earlier_version_shows_the_played_episodes(tmp_path):
+    folder = tmp_path / "run"
+    make_run(folder)
+    (folder / "groups.jsonl").unlink()
+    library = opened(folder)
+    batch = library.answer(["s", "run", "batches", "2"], {})
+    assert "earlier version" in batch["note"]
+    first = batch["groups"][0]
+    assert [dot["episode"] for dot in first["dots"]] == ["batch1-0-0", "batch1-0-1"]
+    assert {(dot["kind"], dot["reward"], dot["advantage"]) for dot in first["dots"]} == {
+        ("failed", None, None)
+    }
+    assert (first["signal"], first["sigma"], first["solved"]) == (None, None, 0)
+    assert library.answer(["s", "run", "report"], {})["finished"]
+    library.close()
+
+
+def test_an_asynchronous_run_of_an_earlier_version_has_its_batches(tmp_path):
+    folder = tmp_path / "run"
+    store = RunFolder(folder)
+    store.write_recipe(config())
+    for group in (4, 5):
+        store.add_trajectory(played(f"group-{group}-0", "pool-040", 1.0))
+    store.close()
+    (folder / "groups.jsonl").unlink()
+    (folder / "batches.jsonl").write_text('{"step": 1, "groups": [4], "dropped": [5]}\n')
+    library = opened(folder)
+    found = library.answer(["s", "run", "batches", "1"], {})["groups"]
+    assert [(group["group"], group["batch"]) for group in found] == [("group-4", 1), ("group-5", None)]
+    assert "stale" in found[1]["dropped"]
     library.close()
 
 
@@ -400,7 +416,7 @@ def test_a_changed_recipe_is_read_again(tmp_path):
     store.close()
     library.discover()
     library.refresh(5.0)
-    assert [batch["rescued"] for batch in library.answer(["s", "run", "batches"], {})["batches"]] == [0, 0]
+    assert "without replay" in library.answer(["sources"], {})["sources"][0]["subtitle"]
     library.close()
 
 

@@ -2,7 +2,7 @@
 
 import os
 
-from arpo.config import Config, ReplayConfig, TasksConfig
+from arpo.config import Config, TasksConfig
 from arpo.viewer.folder import SafeFolder
 from arpo.viewer.task_texts import TaskTexts
 
@@ -39,11 +39,3 @@ def test_pipes_and_devices_are_not_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (str(tmp_path / "pipe"), "/dev/zero", "a\0b"):
         assert texts(tmp_path / "run", path).instruction("mine") == ""
-
-
-def test_a_held_out_task_without_families_does_not_change_replay_by_family(tmp_path):
-    (tmp_path / "more.json").write_text(TASK)
-    tasks = TasksConfig(train="desk:pool", heldout=str(tmp_path / "more.json"))
-    found = TaskTexts(Config(tasks=tasks, replay=ReplayConfig(key="family")), SafeFolder(tmp_path / "run"))
-    assert found.replay_key("pool-040") == "SetLanguage"
-    assert found.replay_key("mine") == "mine"

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from arpo.actions import Action, Direction, Hotkey, Point, Scroll
 from arpo.config.task_set_names import TRAINING_EPISODES
-from arpo.types import Completion, Failure, Sample, Screenshot, StopReason, Trajectory, Turn
+from arpo.types import Completion, Failure, Group, Rescue, Sample, Screenshot, StopReason, Trajectory, Turn
 
 # An episode id begins with one of these: batch3-0-1 (lock step), group-17-1 (asynchronous training),
 # eval12-train-0-0, collect-7-0.
@@ -119,11 +119,64 @@ def check_numbers(record: Mapping[str, Any]) -> None:
             raise ValueError(f"{name!r} is not a number")
 
 
-def check_batch(record: Mapping[str, Any]) -> None:
-    """Check a line of batches: the batch, and numbers of groups."""
-    numbers = [record["step"], *record["groups"], *record["dropped"]]
-    if not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError("a batch or group has no number")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredGroup:
+    """A group of a trained batch, as trained: after replay. A dropped one has no more than the first three.
+
+    Lists have one entry per trained episode. `versions` are the oldest of each episode's tokens.
+    """
+
+    step: int  # the batch, counted from 1
+    group: str  # its episodes are GROUP-0, GROUP-1, …
+    dropped: bool = False  # too old for this batch (asynchronous training): its task was played again
+    task: str = ""
+    version: int = 0  # of the weights before the batch
+    episodes: tuple[str, ...] = ()
+    versions: tuple[int, ...] = ()
+    rewards: tuple[float, ...] = ()
+    advantages: tuple[float, ...] = ()
+    rescues: tuple[Rescue, ...] = ()
+
+
+def store_group(
+    step: int, version: int, group: Group, rewards: Sequence[float], advantages: Sequence[float]
+) -> StoredGroup:
+    """The record of a group of batch `step`, trained by weights of this version."""
+    episodes = group.trajectories
+    played = [one.replaced_episode for one in group.rescues] or [one.episode_id for one in episodes]
+    first = (*played, *(failure.episode_id for failure in group.failures))[0]
+    return StoredGroup(
+        step=step,
+        group=group_of(first),
+        task=group.task_id,
+        version=version,
+        episodes=tuple(one.episode_id for one in episodes),
+        versions=tuple(one.policy_version for one in episodes),
+        rewards=tuple(rewards),
+        advantages=tuple(advantages),
+        rescues=group.rescues,
+    )
+
+
+def group_of(episode_id: str) -> str:
+    """The id without its last number: batch3-0 for batch3-0-1."""
+    return episode_id.rpartition("-")[0] or episode_id
+
+
+def stored_group(value: Mapping[str, Any]) -> StoredGroup:
+    """Read a line of groups.jsonl. Raises ValueError if its lists have different lengths."""
+    known = {entry.name: value[entry.name] for entry in fields(StoredGroup) if entry.name in value}
+    lists = {name: tuple(entry) for name, entry in known.items() if isinstance(entry, list)}
+    names = [entry.name for entry in fields(Rescue)]
+    rescues = tuple(Rescue(**{name: one[name] for name in names}) for one in value.get("rescues", ()))
+    group = _checked(StoredGroup(**{**known, **lists, "rescues": rescues}))
+    if len({len(one) for one in (group.episodes, group.versions, group.rewards, group.advantages)}) > 1:
+        raise ValueError("a group has lists of different lengths")
+    if not all(map(_is_number, (*group.rewards, *group.advantages))):
+        raise ValueError("a reward or advantage is not a finite number")
+    if not all(0 <= rescue.index < len(group.episodes) for rescue in group.rescues):
+        raise ValueError("a replayed episode has no place in its group")
+    return group
 
 
 def check_evaluation(record: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@
     metrics.jsonl       deterministic metrics: a repeated run writes the same bytes
     evaluations.jsonl   every evaluation, with the score of each task
     timing.jsonl        times and rates
-    batches.jsonl       asynchronous training: numbers of the groups of each batch, and of those dropped
+    groups.jsonl        the groups of each batch: episodes, rewards, advantages, and what replay replaced
     calls.jsonl         when each call of an episode, and each stage of a batch, began and how long it took
     token_stats.jsonl   with store.token_stats: entropy, ratio and clipping of each trained token
     failures.jsonl      failed episodes
@@ -27,7 +27,7 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -40,14 +40,15 @@ from arpo.config.recipe import to_toml
 from arpo.errors import UserError
 from arpo.storage.codec import (
     StoredEpisode,
-    check_batch,
     check_evaluation,
     check_numbers,
     check_summary,
     failure_from_json,
     screenshot_names,
     screenshots_of,
+    store_group,
     stored_episode,
+    stored_group,
     trajectory_from_json,
     trajectory_to_json,
 )
@@ -64,24 +65,24 @@ from arpo.storage.files import (
 )
 from arpo.storage.in_order import InOrder
 from arpo.storage.screenshots import ScreenshotPack, needs_process
-from arpo.types import Failure, Screenshot, Trajectory
+from arpo.types import Failure, Group, Screenshot, Trajectory
 
-METRICS, EVALUATIONS, TIMING, BATCHES, FAILURES, TRAJECTORIES = (
+METRICS, EVALUATIONS, TIMING, GROUPS, FAILURES, TRAJECTORIES = (
     "metrics.jsonl",
     "evaluations.jsonl",
     "timing.jsonl",
-    "batches.jsonl",
+    "groups.jsonl",
     "failures.jsonl",
     "trajectories.jsonl",
 )
 CALLS, TOKEN_STATS = "calls.jsonl", "token_stats.jsonl"
-LOGS = (METRICS, EVALUATIONS, TIMING, BATCHES, CALLS, TOKEN_STATS, FAILURES, TRAJECTORIES)
+LOGS = (METRICS, EVALUATIONS, TIMING, GROUPS, CALLS, TOKEN_STATS, FAILURES, TRAJECTORIES)
 PACK, RECIPE, SUMMARY = "screenshots.pack", "recipe.toml", "summary.json"
 _CHECKS = {
     METRICS: check_numbers,
     TIMING: check_numbers,
     EVALUATIONS: check_evaluation,
-    BATCHES: check_batch,
+    GROUPS: stored_group,
 }
 MAX_WAITING_BYTES = 4 << 30  # PNGs of episodes to write: 256 episodes of 16 screenshots of 1920x1080
 _ID_PREFIX = b'{"episode_id":'
@@ -216,9 +217,16 @@ class RunFolder(RunFolderReader):
     def log_timing(self, step: int, timing: Mapping[str, float]) -> None:
         self._append(TIMING, _finite({"step": step, **timing}))
 
-    def log_batch(self, step: int, groups: Sequence[int], dropped: Sequence[int]) -> None:
-        """The numbers of the groups in batch `step`, and of those dropped since the batch before."""
-        self._append(BATCHES, {"step": step, "groups": list(groups), "dropped": list(dropped)})
+    def log_group(
+        self, step: int, version: int, group: Group, rewards: Sequence[float], advantages: Sequence[float]
+    ) -> None:
+        """A group of batch `step`, after replay. `version`: of the weights that the batch trains."""
+        self._append(GROUPS, asdict(store_group(step, version, group, rewards, advantages)))
+
+    def log_dropped(self, step: int, groups: Iterable[str]) -> None:
+        """The ids of groups that were dropped since the batch before `step`."""
+        for group in groups:
+            self._append(GROUPS, {"step": step, "group": group, "dropped": True})
 
     def log_calls(self, owner: Mapping[str, Any], calls: Sequence[tuple[str, float, float]]) -> None:
         """Times of calls: name, begin in seconds since the start of the run, and duration.

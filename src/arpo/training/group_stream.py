@@ -108,7 +108,7 @@ class GroupStream:
     def _take(self, size: int) -> list[Group]:
         progress, version = self._run.progress, self._admission.version
         batch = [self._finished.pop(number) for number in self._admission.take(size)]
-        self._run.store.log_batch(progress.batch + 1, [group.index for group in batch], self._dropped)
+        self._run.store.log_dropped(progress.batch + 1, (f"{GROUP}-{number}" for number in self._dropped))
         self._metrics = {
             **_staleness(batch, version),
             "dropped_groups": float(len(self._dropped)),

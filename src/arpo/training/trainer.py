@@ -112,6 +112,8 @@ class Trainer:
         groups = self.replay.rescue(played, rng, version)
         for group in groups:
             self.credit.turn_advantages(group)  # it keeps the results of plug-ins
+            rewards, advantages = map(self.credit.reward, group.trajectories), self.credit.advantages(group)
+            self.run.store.log_group(self.run.progress.batch + 1, version, group, list(rewards), advantages)
         for trajectory in (trajectory for group in played for trajectory in group.trajectories):
             self.credit.reward(trajectory)  # also of episodes that replay has replaced
         return groups

@@ -28,7 +28,7 @@ from arpo.viewer.tail import Mark, parse_shallow
 from arpo.viewer.temporary import TemporaryFolder
 
 NAME = ".view-index.sqlite"
-VERSION = "2"
+VERSION = "3"
 MAX_PROBLEMS = 100
 CACHE_KIB, ALL_CACHES_KIB = 32 << 10, 96 << 10  # of one index, and of all together
 _JOURNAL = "-journal"
@@ -45,13 +45,18 @@ TABLES = (
     "CREATE INDEX by_task ON episodes (task)",
     "CREATE INDEX by_group ON episodes (group_id)",
     "CREATE INDEX by_batch ON episodes (batch, place)",
-    "CREATE INDEX unplaced ON episodes (number) WHERE kind = 'group' AND batch IS NULL",
+    "CREATE INDEX unplaced ON episodes (group_id) WHERE kind = 'group' AND batch IS NULL",
     "CREATE TABLE failures (n INTEGER PRIMARY KEY, id TEXT NOT NULL, task TEXT NOT NULL, kind TEXT NOT NULL, "
     "called TEXT NOT NULL, host TEXT NOT NULL, message TEXT NOT NULL, attempts INTEGER NOT NULL, "
     "place TEXT NOT NULL, group_id TEXT NOT NULL, batch INTEGER)",
     "CREATE INDEX failures_by_group ON failures (group_id)",
     "CREATE INDEX unplaced_failures ON failures (group_id) WHERE batch IS NULL",
-    "CREATE TABLE placed (number INTEGER PRIMARY KEY, batch INTEGER NOT NULL, dropped INTEGER NOT NULL)",
+    # record: the line of groups.jsonl, "" in runs of earlier versions.
+    "CREATE TABLE groups (id TEXT PRIMARY KEY, batch INTEGER NOT NULL, dropped INTEGER NOT NULL, "
+    "task TEXT NOT NULL, rescued INTEGER NOT NULL, record TEXT NOT NULL)",
+    "CREATE INDEX groups_by_batch ON groups (batch)",
+    "CREATE TABLE replayed (episode TEXT NOT NULL, batch INTEGER NOT NULL)",
+    "CREATE INDEX replayed_by_episode ON replayed (episode, batch)",
     "CREATE TABLE shots (key INTEGER PRIMARY KEY, at INTEGER NOT NULL)",
     # A line of calls.jsonl: an attempt at an episode, or the stages of batch `step`.
     "CREATE TABLE calls (n INTEGER PRIMARY KEY, episode TEXT, step INTEGER, began REAL NOT NULL, "

@@ -60,8 +60,6 @@ class OSWorldSource(Source):
             index=self.index,
             threshold=Config().replay.threshold,
             instruction=lambda task: self._instructions.get(task, ""),
-            replayed_in=lambda _: [],
-            replayed=set,
             text_of=lambda row: "\n".join(step["answer"] for step in self._steps(row["id"])),
         )
 

@@ -2,21 +2,20 @@
 
 The id of an episode begins with its phase: "batch3-0-1" was played in the fourth batch, "eval12-train-0-0" in
 the evaluation after 12 batches. In asynchronous training, "group-17-1" belongs to the batch that trained on
-group 17, by batches.jsonl.
+group 17, by groups.jsonl.
 """
 
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from arpo.storage.codec import BATCH, EVALUATED, GROUP, StoredEpisode
-from arpo.types import Completion, Screenshot, Trajectory, Turn
+from arpo.types import StopReason
 
 _PHASE = re.compile(rf"({BATCH}|{EVALUATED})(\d+)")
-_NO_IMAGE = Screenshot(b"", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,23 +64,20 @@ def phases(played: Iterable[Played], kind: str) -> dict[str, list[Played]]:
     return found
 
 
-def outline(episode: StoredEpisode) -> Trajectory:
-    """The parts of a trajectory that replay reads: ids, outcome, number of turns, policy version."""
-    return Trajectory(
-        episode_id=episode.episode_id,
-        task_id=episode.task_id,
-        turns=(_empty_turn(episode.policy_version),) * episode.steps,
-        final=_NO_IMAGE,
-        score=episode.score,
-        malformed=episode.malformed,
-        stop=episode.stop,
+def stored_of(row: sqlite3.Row) -> StoredEpisode:
+    """An episode of the index, without the names of its screenshots."""
+    return StoredEpisode(
+        episode_id=row["id"],
+        task_id=row["task"],
+        score=row["score"],
+        malformed=bool(row["malformed"]),
+        stop=StopReason(row["stop"]),
+        steps=row["steps"],
+        policy_version=row["version"],
+        error=row["error"],
+        has_tokens=row["tokens"] > 0,
+        screenshots=(),
     )
-
-
-@lru_cache(64)
-def _empty_turn(version: int) -> Turn:
-    completion = Completion(token_ids=(), logprobs=(), text="", finish="stop", versions=(version,))
-    return Turn(screenshot=_NO_IMAGE, context=(), images=(), restart=True, completion=completion, actions=())
 
 
 def by_task(played: Iterable[Played]) -> Mapping[str, list[Played]]:

@@ -1,4 +1,4 @@
-"""Indexes the files of a run: episodes, failures, and the batches of groups. Reads only what is new.
+"""Indexes the files of a run: episodes, failures, and groups. Reads only what is new.
 
 A damaged line becomes an error entry, and the next line is read. Everything is made again if a file was
 truncated or replaced, as by a resumed run.
@@ -6,6 +6,7 @@ truncated or replaced, as by a resumed run.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sqlite3
@@ -20,18 +21,20 @@ from arpo.storage.codec import (
     COLLECTED,
     EVALUATED,
     GROUP,
-    check_batch,
     failure_from_json,
+    group_of,
     stored_episode,
+    stored_group,
 )
 from arpo.storage.files import damage
-from arpo.storage.run_folder import BATCHES, CALLS, FAILURES, TOKEN_STATS, TRAJECTORIES
+from arpo.storage.run_folder import CALLS, FAILURES, GROUPS, TOKEN_STATS, TRAJECTORIES
 from arpo.viewer.folder import SafeFolder
 from arpo.viewer.index import Index, add_problems, set_mark, shot_key, storable
 from arpo.viewer.pages.call_times import add_calls
 from arpo.viewer.pages.token_values import add_token_stats
 from arpo.viewer.tail import Mark, complete_lines, parse_line
 
+EARLIER_BATCHES = "batches.jsonl"
 MAX_TOKENS = 1 << 20  # of one episode
 MAX_ID = 200  # characters of an episode or task id
 _SECONDS = 0.02  # of reading between two transactions
@@ -61,11 +64,6 @@ def place_of(episode_id: str) -> tuple[str, int | None, int | None, int | None]:
     return "", None, None, None
 
 
-def group_of(episode_id: str) -> str:
-    """The id without its last number: batch3-0 for batch3-0-1."""
-    return episode_id.rpartition("-")[0] or episode_id
-
-
 class RunIndexer:
     """Follows the files of one run. `refresh` may be called from one thread at a time."""
 
@@ -78,7 +76,8 @@ class RunIndexer:
         """Index new lines until the deadline, in seconds of time.monotonic(). True: all are indexed."""
         files: tuple[tuple[str, Adder], ...] = (
             (FAILURES, self._add_failure),
-            (BATCHES, self._add_batch),
+            (GROUPS, self._add_group),
+            (EARLIER_BATCHES, self._add_batch),
             (TRAJECTORIES, self._add_episode),
         )
         complete = [self._follow(name, add, deadline) for name, add in files]
@@ -147,16 +146,12 @@ class RunIndexer:
             except UserError as error:
                 problems.append(str(error))
         add_problems(connection, problems)
-        connection.execute(
-            "UPDATE episodes SET batch = (SELECT batch FROM placed WHERE placed.number = episodes.number AND "
-            "NOT dropped) WHERE kind = 'group' AND batch IS NULL"
-        )
-        connection.execute(
-            "UPDATE failures SET batch = (SELECT batch FROM placed WHERE "
-            "number = CAST(substr(group_id, length(?1) + 1) AS INTEGER) AND NOT dropped) "
-            "WHERE batch IS NULL AND group_id > ?1 AND group_id < ?1 || ':'",  # ':' follows '9'
-            (f"{GROUP}-",),
-        )
+        for table in ("episodes", "failures"):
+            connection.execute(
+                f"UPDATE {table} SET batch = (SELECT batch FROM groups WHERE id = group_id AND NOT dropped) "
+                "WHERE batch IS NULL AND group_id > ?1 AND group_id < ?1 || ':'",  # ':' follows '9'
+                (f"{GROUP}-",),
+            )
         set_mark(connection, name, Mark.at(descriptor, batch[-1][1]))
 
     def _add_episode(
@@ -204,14 +199,28 @@ class RunIndexer:
         connection.execute(
             "INSERT INTO failures (id, task, kind, called, host, message, attempts, place, group_id, batch) "
             "VALUES (" + ",".join("?" * 10) + ")",
-            [storable(value) if isinstance(value, str) else value for value in values],
+            [*map(_storable, values)],
+        )
+
+    def _add_group(self, connection: sqlite3.Connection, record: dict[str, Any], at: int, size: int) -> None:
+        group = stored_group(record)
+        values = (_id(group.group), group.step, group.dropped, group.task, bool(group.rescues))
+        connection.execute(
+            "INSERT OR REPLACE INTO groups VALUES (?, ?, ?, ?, ?, ?)",
+            (*map(_storable, values), storable(json.dumps(record))),
+        )
+        connection.executemany(
+            "INSERT INTO replayed VALUES (?, ?)",
+            [(_id(rescue.stored_episode), group.step) for rescue in group.rescues],
         )
 
     def _add_batch(self, connection: sqlite3.Connection, record: dict[str, Any], at: int, size: int) -> None:
-        check_batch(record)
-        numbers = [(number, record["step"], 0) for number in record["groups"]]
-        numbers += [(number, record["step"], 1) for number in record["dropped"]]
-        connection.executemany("INSERT OR REPLACE INTO placed VALUES (?, ?, ?)", numbers)
+        """A line of batches.jsonl, which earlier versions wrote in asynchronous training."""
+        for name, dropped in (("groups", 0), ("dropped", 1)):
+            connection.executemany(
+                "INSERT OR REPLACE INTO groups VALUES (?, ?, ?, '', 0, '')",
+                [(f"{GROUP}-{int(number)}", int(record["step"]), dropped) for number in record[name]],
+            )
 
 
 def count_tokens(encoded: Any) -> int:
@@ -233,6 +242,10 @@ def _id(text: str) -> str:
     if not text or len(text) > MAX_ID:
         raise ValueError(f"an id must have 1 to {MAX_ID} characters")
     return storable(text)
+
+
+def _storable(value: object) -> object:
+    return storable(value) if isinstance(value, str) else value
 
 
 def problems(index: Index) -> list[str]:

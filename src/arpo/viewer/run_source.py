@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import time
-from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from importlib.resources import files
@@ -20,13 +18,23 @@ from arpo.config import Config
 from arpo.errors import UserError
 from arpo.storage.codec import EVALUATED, check_evaluation, check_numbers, check_summary
 from arpo.storage.files import damage
-from arpo.storage.run_folder import EVALUATIONS, LOGS, METRICS, PACK, RECIPE, SUMMARY, TIMING, TRAJECTORIES
+from arpo.storage.run_folder import (
+    EVALUATIONS,
+    GROUPS,
+    LOGS,
+    METRICS,
+    PACK,
+    RECIPE,
+    SUMMARY,
+    TIMING,
+    TRAJECTORIES,
+)
 from arpo.viewer.folder import SafeFolder
 from arpo.viewer.index import as_number, read_indexed, storable
 from arpo.viewer.outcomes import describe_end
 from arpo.viewer.pack import PackReader
 from arpo.viewer.pages.call_times import CallTimes
-from arpo.viewer.pages.episodes import COLUMNS, Listing, find_episode, phase_of, row_json
+from arpo.viewer.pages.episodes import COLUMNS, Listing, find_episode, phase_of, replayed_in, row_json
 from arpo.viewer.pages.groups import GroupReader
 from arpo.viewer.pages.recipe import read_recipe, recipe_json
 from arpo.viewer.pages.report import RunFacts, explain_metrics, report_json
@@ -35,8 +43,7 @@ from arpo.viewer.pages.tasks import LABELS, Evaluation, mean, read_evaluation, t
 from arpo.viewer.pages.token_values import TokenValues
 from arpo.viewer.pages.tokens import load_tokenizer, token_texts
 from arpo.viewer.pictures import Picture, PixelCache
-from arpo.viewer.played import Played
-from arpo.viewer.rescues import Rescues, stored_of
+from arpo.viewer.played import Played, stored_of
 from arpo.viewer.run_index import RunIndexer
 from arpo.viewer.source import NOT_STORED, Identity, Json, Source, checked_sha256
 from arpo.viewer.tail import Log
@@ -68,17 +75,14 @@ class RunSource(Source):
         self._call_times = CallTimes(folder, self.index)
         self._token_values = TokenValues(folder, self.index)
         self._texts = TaskTexts(self.config, folder)
-        self._rescues = Rescues(self.config, self.index, self._texts.replay_key)
         self.listing = Listing(
             index=self.index,
             threshold=self.config.replay.threshold,
             instruction=self._texts.instruction,
-            replayed_in=self._rescues.batches_of,
-            replayed=self._rescues.replayed,
             text_of=self._text_of,
         )
         self._groups = GroupReader(
-            config=self.config, index=self.index, rescues=self._rescues, listing=self.listing
+            config=self.config, index=self.index, listing=self.listing, recorded=self._records_groups
         )
 
     def is_outdated(self) -> bool:
@@ -106,9 +110,12 @@ class RunSource(Source):
         now = time.monotonic()
         episodes = self._indexer.refresh(now + (deadline - now) / 2)
         complete = self._pack.refresh(deadline) and episodes
-        complete = complete and self._rescues.refresh(deadline)
         self._indexed = found
         return complete
+
+    def _records_groups(self) -> bool:
+        """False for a run of an earlier version."""
+        return self.folder.stat(GROUPS) is not None
 
     def stamp(self) -> str:
         return self._indexed  # not the present state: the pages cannot show it yet
@@ -199,7 +206,7 @@ class RunSource(Source):
             stored=stored_of(row),
             solved=row["score"] >= self.listing.threshold,
             shown=bool(row["shown"]),
-            replayed_in=tuple(self._rescues.batches_of(row["id"])),
+            replayed_in=tuple(replayed_in(row)),
             trained_in=None if row["batch"] is None else row["batch"] - 1,
         )
 
@@ -331,12 +338,8 @@ class RunSource(Source):
         return rates
 
     def _rescued_by_task(self) -> Mapping[str, int]:
-        names = json.dumps(sorted(self._rescues.rescued_groups()))
-        rows = self.index.rows(
-            "SELECT DISTINCT group_id, task FROM episodes WHERE group_id IN (SELECT value FROM json_each(?))",
-            (names,),
-        )
-        return Counter(row["task"] for row in rows)
+        rows = self.index.rows("SELECT task, count(*) AS count FROM groups WHERE rescued GROUP BY task")
+        return {row["task"]: row["count"] for row in rows}
 
     def _task_sets(self) -> dict[str, str]:
         sets = {

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from arpo.algorithms.replay import task_key
 from arpo.config import Config
 from arpo.config.task_set_names import split_sources
 from arpo.envs.desk.fresh import fresh_task
 from arpo.errors import UserError
 from arpo.tasks.lists import is_shipped, load_tasks
-from arpo.tasks.sources import TaskIndex, replay_key
 from arpo.types import Task
 from arpo.viewer.folder import SafeFolder
 
@@ -40,20 +38,6 @@ class TaskTexts:
     def is_infeasible(self, task_id: str) -> bool:
         task = self._task(task_id)
         return task is not None and task.evaluator.get("func") == INFEASIBLE
-
-    def replay_key(self, task_id: str) -> str:
-        """The key of a task's successes in replay. An unknown task has its id."""
-        try:
-            return self._replay_key(task_id)
-        except KeyError:
-            return task_id
-
-    @cached_property
-    def _replay_key(self) -> Callable[[str], str]:
-        try:
-            return replay_key(self._config.replay, TaskIndex(self._load(self._config.tasks.train)))
-        except UserError:
-            return task_key
 
     def _task(self, task_id: str) -> Task | None:
         return self._tasks.get(task_id) or _fresh_task(task_id)

@@ -7,7 +7,7 @@ from typing import Any
 from arpo.config import LossConfig, ReplayConfig, TrainConfig
 from arpo.storage.run_folder import RunFolder
 from arpo.viewer.library import Library
-from viewed_runs import config, played
+from viewed_runs import add_group, config, played
 
 
 def equal_group(folder: Path, loss: LossConfig) -> Any:
@@ -15,8 +15,7 @@ def equal_group(folder: Path, loss: LossConfig) -> Any:
     train, replay = TrainConfig(dynamic_sampling=True), ReplayConfig(enabled=False)
     store = RunFolder(folder)
     store.write_recipe(replace(config(), loss=loss, train=train, replay=replay))
-    for member in (0, 1):
-        store.add_trajectory(played(f"batch0-0-{member}", "pool-040", 1.0))
+    add_group(store, 1, *[played(f"batch0-0-{member}", "pool-040", 1.0) for member in (0, 1)])
     store.close()
     library = Library((folder,))
     while not library.refresh(5.0):
@@ -28,8 +27,8 @@ def equal_group(folder: Path, loss: LossConfig) -> Any:
 
 def test_state_advantages_are_noted_and_keep_equal_rewards(tmp_path: Path) -> None:
     plain = equal_group(tmp_path / "plain", LossConfig())
-    assert plain["advantage_note"] == ""
+    assert plain["note"] == ""
     assert plain["dropped"] == "no signal: dynamic sampling played another group instead"
     stated = equal_group(tmp_path / "stated", LossConfig(state_weight=1.0))
-    assert "loss.state_weight adds" in stated["advantage_note"]
+    assert "loss.state_weight adds" in stated["note"]
     assert stated["dropped"] is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 from collections.abc import Callable, Mapping
@@ -28,7 +27,8 @@ _SHOWN = (
     "(first IS NULL OR (EXISTS (SELECT 1 FROM shots WHERE key = first) "
     "AND EXISTS (SELECT 1 FROM shots WHERE key = final)))"
 )
-COLUMNS = f"episodes.*, {_SHOWN} AS shown"
+_REPLAYED = "SELECT group_concat(batch) FROM replayed WHERE episode = episodes.id"
+COLUMNS = f"episodes.*, {_SHOWN} AS shown, ({_REPLAYED}) AS replayed_in"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,6 @@ class Listing:
     index: Index
     threshold: float  # score of a success
     instruction: Callable[[str], str]  # of a task
-    replayed_in: Callable[[str], list[int]]  # batches of an episode
-    replayed: Callable[[], set[str]]
     text_of: Callable[[sqlite3.Row], str]  # all answers, for snippets
 
 
@@ -99,11 +97,16 @@ def row_json(listing: Listing, row: sqlite3.Row, text: str = "") -> dict[str, An
         "steps": row["steps"],
         "tokens": row["tokens"],
         "version": row["version"],
-        "replayed_in": listing.replayed_in(row["id"]),
+        "replayed_in": replayed_in(row),
         "shown": bool(row["shown"]),
         "error": row["error"],
         **({"snippet": snippet(listing.text_of(row), text)} if text else {}),
     }
+
+
+def replayed_in(row: sqlite3.Row) -> list[int]:
+    """Batches in which an episode was replayed, counted from 1."""
+    return sorted(map(int, (row["replayed_in"] or "").split(",") if row["replayed_in"] else ()))
 
 
 def find_episode(index: Index, episode_id: str) -> sqlite3.Row:
@@ -167,9 +170,8 @@ def _where(listing: Listing, filters: Mapping[str, str]) -> _Where:
     if filters.get("shown"):
         where.add(f"{_SHOWN} = ?", int(_flag(filters, "shown")))
     if filters.get("replayed"):
-        names = sorted(listing.replayed())
-        part = "id IN (SELECT value FROM json_each(?))"
-        where.add(part if _flag(filters, "replayed") else f"NOT {part}", json.dumps(names))
+        sign = "IN" if _flag(filters, "replayed") else "NOT IN"
+        where.add(f"id {sign} (SELECT episode FROM replayed)")
     if filters.get("text"):
         _add_text(where, filters["text"], listing.index.full_text)
     return where

@@ -1,29 +1,22 @@
-"""Groups of a run as JSON: each episode with its reward and advantage, after replay, and the failed ones.
-
-Rewards and advantages are those of `arpo.algorithms`, computed again from stored scores and the recipe. A
-plug-in is never called: a run folder may come from somebody else.
-"""
+"""Pages "Batches", "Batch" and "Group": episodes with the rewards and advantages of groups.jsonl."""
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from statistics import fmean, pstdev
 from typing import Any
 
-from arpo.algorithms.advantages import has_signal
-from arpo.algorithms.credit import Credit
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.storage.codec import GROUP
-from arpo.types import Group, Rescue
-from arpo.viewer.index import Index
+from arpo.storage.codec import GROUP, StoredGroup, stored_group
+from arpo.types import Rescue
+from arpo.viewer.index import Index, storable
 from arpo.viewer.pages.episodes import COLUMNS, Listing
-from arpo.viewer.rescues import Rescues, outline_of
 
-PLUGIN_NOTE = "not computed: the recipe has a plug-in for rewards or advantages"
+EARLIER_NOTE = "An earlier version wrote this run: it has no record of rewards, advantages and replay."
 STATE_NOTE = "advantages of episodes: loss.state_weight adds those of steps, also if all rewards are equal"
 
 
@@ -31,8 +24,8 @@ STATE_NOTE = "advantages of episodes: loss.state_weight adds those of steps, als
 class GroupReader:
     config: Config
     index: Index
-    rescues: Rescues
     listing: Listing
+    recorded: Callable[[], bool]  # whether the run has groups.jsonl
 
     def batches(self, metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """All batches with their counts, those of groups from metrics.jsonl."""
@@ -43,12 +36,13 @@ class GroupReader:
             (self.listing.threshold,),
         )
         failed = self._counts("SELECT batch, count(*) AS count FROM failures GROUP BY batch")
-        dropped = self._counts("SELECT batch, count(*) AS count FROM placed WHERE dropped GROUP BY batch")
+        dropped = self._counts("SELECT batch, count(*) AS count FROM groups WHERE dropped GROUP BY batch")
+        rescued = self._counts("SELECT batch, sum(rescued) AS count FROM groups GROUP BY batch")
         return [
             {
                 **{name: row[name] for name in ("batch", "groups", "episodes", "solved")},
                 "failed": failed.get(row["batch"], 0),
-                "rescued": self.rescues.count(row["batch"]),
+                "rescued": rescued.get(row["batch"], 0),
                 "without_signal": logged.get(row["batch"], {}).get("without_signal"),
                 "dropped": dropped.get(row["batch"], 0),
             }
@@ -61,17 +55,18 @@ class GroupReader:
     def batch(self, number: int) -> dict[str, Any]:
         """The groups of a batch, in its order; then those dropped before it."""
         rows = self.index.rows(f"SELECT {COLUMNS} FROM episodes WHERE batch = ? ORDER BY place, n", (number,))
-        dropped = self.index.rows("SELECT number FROM placed WHERE batch = ? AND dropped", (number,))
+        dropped = self.index.rows("SELECT id FROM groups WHERE batch = ? AND dropped", (number,))
         names = list(dict.fromkeys(row["group_id"] for row in rows))
         failed = self.index.rows("SELECT DISTINCT group_id FROM failures WHERE batch = ?", (number,))
         names += [row["group_id"] for row in failed if row["group_id"] not in names]
-        names += [f"{GROUP}-{row['number']}" for row in dropped]
+        names += [row["id"] for row in dropped]
         if not names:
             raise UserError(f"batch {number}: has no episodes, or they are not indexed yet")
         return {
             "batch": number,
             "previous": self._batch_beside(number, "<", "max"),
             "next": self._batch_beside(number, ">", "min"),
+            "note": self._note,
             "groups": [self.group(name) for name in names],
         }
 
@@ -83,9 +78,9 @@ class GroupReader:
         """One group with its dots. A group without episodes was dropped, or all of its episodes failed."""
         rows = self.index.rows(f"SELECT {COLUMNS} FROM episodes WHERE group_id = ? ORDER BY n", (name,))
         failures = self.index.rows("SELECT * FROM failures WHERE group_id = ? ORDER BY n", (name,))
-        members, rescues = self._after_replay(rows, self.rescues.by_group(name))
-        rewards, advantages = self._credit(name, members)
-        signal = has_signal(rewards) if rewards else False
+        record = self._record(name)
+        rescues = {rescue.index: rescue for rescue in record.rescues} if record else {}
+        signal = any(record.advantages) if record and not record.dropped else None
         task = (rows[0] if rows else failures[0])["task"] if rows or failures else ""
         return {
             "group": name,
@@ -95,47 +90,39 @@ class GroupReader:
             "solved": sum(self._solved(row) for row in rows),
             "episodes_count": len(rows),
             "signal": signal,
-            "mean": fmean(rewards) if rewards else None,
-            "sigma": pstdev(rewards) if rewards else None,
+            "mean": fmean(record.rewards) if record and record.rewards else None,
+            "sigma": pstdev(record.rewards) if record and record.rewards else None,
             "dropped": self._dropped(name, rows, signal),
-            "advantage_note": self._advantage_note,
+            "note": self._note,
             "dots": [
                 self._dot(row, rescues.get(place), reward, advantage)
-                for place, (row, reward, advantage) in enumerate(zip_longest(members, rewards, advantages))
+                for place, (row, reward, advantage) in enumerate(self._members(rows, record))
+                if row is not None
             ]
             + [_failure_dot(failure) for failure in failures],
         }
 
     @property
-    def _has_plugin(self) -> bool:
-        return bool(self.config.plugins.reward or self.config.plugins.advantage)
-
-    @property
-    def _advantage_note(self) -> str:
-        if self._has_plugin:
-            return PLUGIN_NOTE
+    def _note(self) -> str:
+        if not self.recorded():
+            return EARLIER_NOTE
         return STATE_NOTE if self.config.loss.state_weight else ""
 
-    def _after_replay(
-        self, rows: Sequence[sqlite3.Row], rescues: Sequence[Rescue]
-    ) -> tuple[list[sqlite3.Row], dict[int, Rescue]]:
-        members = list(rows)
-        for rescue in rescues:
-            stored = self.index.row(f"SELECT {COLUMNS} FROM episodes WHERE id = ?", (rescue.stored_episode,))
-            if stored is not None and rescue.index < len(members):
-                members[rescue.index] = stored
-        return members, {rescue.index: rescue for rescue in rescues}
+    def _record(self, name: str) -> StoredGroup | None:
+        """None if no batch has trained the group, or the run was written by an earlier version."""
+        row = self.index.row("SELECT record FROM groups WHERE id = ?", (name,))
+        return stored_group(json.loads(row["record"])) if row and row["record"] else None
 
-    def _credit(
-        self, name: str, members: Sequence[sqlite3.Row]
-    ) -> tuple[Sequence[float], Sequence[float | None]]:
-        """Rewards and advantages by member. Without rewards if a plug-in made them."""
-        if self._has_plugin or not members:
-            return [], [None] * len(members)
-        credit = Credit(self.config.loss)
-        trajectories = tuple(map(outline_of, members))
-        group = Group(index=0, task_id=name, trajectories=trajectories)
-        return [credit.reward(one) for one in trajectories], credit.advantages(group)
+    def _members(
+        self, played: Sequence[sqlite3.Row], record: StoredGroup | None
+    ) -> Iterator[tuple[sqlite3.Row | None, float | None, float | None]]:
+        """The trained episodes with reward and advantage, or the played ones if none is trained."""
+        if record is None or record.dropped:
+            yield from ((row, None, None) for row in played)
+            return
+        for name, reward, advantage in zip(record.episodes, record.rewards, record.advantages, strict=True):
+            query = f"SELECT {COLUMNS} FROM episodes WHERE id = ?"
+            yield self.index.row(query, (storable(name),)), reward, advantage
 
     def _dot(
         self, row: sqlite3.Row, rescue: Rescue | None, reward: float | None, advantage: float | None
@@ -194,11 +181,10 @@ class GroupReader:
     def _solved(self, row: sqlite3.Row) -> bool:
         return row["score"] is not None and row["score"] >= self.listing.threshold
 
-    def _dropped(self, name: str, rows: Sequence[sqlite3.Row], signal: bool) -> str | None:
+    def _dropped(self, name: str, rows: Sequence[sqlite3.Row], signal: bool | None) -> str | None:
         """Why a group was not trained on, in words."""
         if name.startswith(f"{GROUP}-"):
-            number = name.removeprefix(f"{GROUP}-")
-            placed = self.index.row("SELECT dropped FROM placed WHERE number = ?", (number,))
+            placed = self.index.row("SELECT dropped FROM groups WHERE id = ?", (name,))
             if placed is None:
                 return "no batch has taken it yet"
             if placed["dropped"]:
@@ -211,8 +197,8 @@ class GroupReader:
             and (not rows or rows[0]["batch"] is not None)
         ):
             return "fewer than two episodes were played: there is nothing to compare"
-        replaced = self.config.train.dynamic_sampling and not self.config.loss.state_weight and not signal
-        if replaced and rows and rows[0]["batch"] is not None:
+        dynamic = self.config.train.dynamic_sampling and not self.config.loss.state_weight
+        if dynamic and signal is False and rows:
             return "no signal: dynamic sampling played another group instead"
         return None
 

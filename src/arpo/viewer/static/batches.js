@@ -92,6 +92,7 @@ arpo.batches = (() => {
     return [
       arpo.heading(`Batch ${number(batch.batch)}`, to(batch.previous), to(batch.next), "batch"),
       facts(batch.metrics),
+      batch.note && h("p", { class: "dim" }, batch.note),
       list(context, groups, heads),
     ];
   }
@@ -142,7 +143,7 @@ arpo.batches = (() => {
         group.dots.map((dot) => dotLink(context, dot)),
       ),
       h("td", { class: "n" }, `${group.solved}/${group.episodes_count}`),
-      h("td", { class: group.signal ? "n" : "n dim" }, group.signal ? `σ ${number(group.sigma, 2)}` : "none"),
+      h("td", { class: group.signal ? "n" : "n dim" }, signal(group)),
       h(
         "td",
         { class: "note" },
@@ -151,6 +152,9 @@ arpo.batches = (() => {
       ),
     );
   }
+
+  const signal = (group) =>
+    group.signal ? `σ ${number(group.sigma, 2)}` : group.signal === false ? "none" : "";
 
   const FACTS = [
     ["success", "solved", percent],

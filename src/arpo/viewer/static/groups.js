@@ -19,16 +19,15 @@ arpo.groups = (() => {
       arpo.heading(group.instruction || group.task, to(group.previous), to(group.next), "group"),
       facts(context, group),
       group.dropped && h("p", { class: "warn" }, `Not trained on: ${group.dropped}`),
-      group.advantage_note && h("p", { class: "dim" }, group.advantage_note),
+      group.note && h("p", { class: "dim" }, group.note),
       sideBySide(context, columns),
     ];
   }
 
   function facts(context, group) {
     const to = (page, name) => link(["s", context.source, page, name]);
-    const signal = group.signal
-      ? `mean ${number(group.mean)}, σ ${number(group.sigma)}`
-      : "no signal: all rewards are equal";
+    const spread = `, mean ${number(group.mean)}, σ ${number(group.sigma)}`;
+    const signal = group.signal === false ? ", no signal: all rewards are equal" : group.signal && spread;
     return h(
       "p",
       { class: "dim" },
@@ -37,7 +36,7 @@ arpo.groups = (() => {
       ", task ",
       h("a", { href: to("task", group.task) }, group.task),
       group.batch ? [", ", h("a", { href: to("batch", group.batch) }, `batch ${number(group.batch)}`)] : null,
-      `, ${signal}`,
+      signal,
     );
   }
 

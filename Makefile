@@ -23,7 +23,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 train: $(RUNTIME) ## train the tiny model on the built-in desktop; ARGS="--run.seed 1" adds options
-	$(BIN)/arpo train desk_fresh $(ARGS)
+	$(BIN)/arpo train $(ARGS)
 
 compare: $(RUNTIME) ## repeat the published comparison with three seeds (one night on two cores); ARGS="--jobs 2" runs two at once
 	$(BIN)/arpo compare paper paper/grpo paper/ds_grpo paper/rft paper/dpo paper/kto \

@@ -28,7 +28,7 @@ def train(run: Path, at: str = "", signals: tuple[int, ...] = (signal.SIGKILL,))
         chosen = {"source": f"desk:{name}", "tasks": counts}
         (run.parent / f"{name}.json").write_text(json.dumps(chosen), "utf-8")
     tasks = ("--tasks.train", f"{run.parent}/pool.json", "--tasks.heldout", f"{run.parent}/heldout.json")
-    words = ("train", *SETTINGS.split(), *tasks, "--run.dir", str(run))
+    words = ("train", "desk", *SETTINGS.split(), *tasks, "--run.dir", str(run))
     return arpo(run.with_suffix(".log"), *words, at=at, signals=signals)
 
 

@@ -37,7 +37,7 @@ def settings(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("commands")
-    assert main(["train", *settings(folder), "--run.dir", str(folder / "run")]) == 0
+    assert main(["train", "desk", *settings(folder), "--run.dir", str(folder / "run")]) == 0
     return folder / "run"
 
 
@@ -162,9 +162,9 @@ def test_doctor_accepts_the_shipped_parts(
 
 
 MISTAKES = {
-    "train --tasks.train desk:nothing": "desk:nothing: no such shipped task list",
-    "train --tasks.train broken.json": "broken.json: line 1, column 2: not JSON",
-    "train --tasks.heldout desk:pool": "is also training task",
+    "train desk --tasks.train desk:nothing": "desk:nothing: no such shipped task list",
+    "train desk --tasks.train broken.json": "broken.json: line 1, column 2: not JSON",
+    "train desk --tasks.heldout desk:pool": "is also training task",
     "train --env.name nowhere:Env": "env.name = 'nowhere:Env'",
     "train --model.path nowhere": "model.path needs 'base'",
     "train --model.prompt nowhere.txt": "nowhere.txt",

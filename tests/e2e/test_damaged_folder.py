@@ -124,7 +124,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(folder: Path, run: Path) -> list[str]:
     tasks = ["--tasks.train", f"{folder}/pool.json", "--tasks.heldout", f"{folder}/heldout.json"]
-    return ["train", *SETTINGS.split(), *tasks, "--run.dir", str(run)]
+    return ["train", "desk", *SETTINGS.split(), *tasks, "--run.dir", str(run)]
 
 
 def copy_run(run: Path, target: Path) -> None:

@@ -231,7 +231,7 @@ def test_check_env_explains_a_mistake_in_one_line(name, write, capsys):
 def test_train_stops_and_names_the_line(name, write, capsys):
     mistake = MISTAKES[name]
     module, place = write(mistake)
-    code = main(["train", f"--env.name={module}:Lamp", *TINY, *mistake.settings])
+    code = main(["train", "desk", f"--env.name={module}:Lamp", *TINY, *mistake.settings])
     count, _, rest = capsys.readouterr().err.partition(". ")
     assert re.fullmatch(
         "arpo: error: all [24] episodes failed", count
@@ -248,13 +248,13 @@ def test_train_stops_and_names_the_line(name, write, capsys):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.parametrize("command", ["check-env", "train"])
+@pytest.mark.parametrize("command", ["check-env", "train desk"])
 def test_a_class_that_cannot_be_used_is_refused_at_once(command, name, write, capsys):
     module, place = write(REFUSED[name])
     target = (
         [f"{module}:Lamp", "--tasks=tasks.json"] if command == "check-env" else [f"--env.name={module}:Lamp"]
     )
-    code = main([command, *target, *(TINY if command == "train" else ())])
+    code = main([*command.split(), *target, *(() if command == "check-env" else TINY)])
     found = REFUSED[name].found.format(module=module)
     assert capsys.readouterr().err == f"arpo: error: env.name = '{module}:Lamp': {found} ({place})\n"
     assert code == 2
@@ -269,7 +269,7 @@ def test_without_tasks_check_env_says_how_to_write_some(write, capsys):
     assert f"--tasks: {module}:Lamp needs tasks of its own: write a file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["train", "eval --out=scores.json", "collect", "play random"])
+@pytest.mark.parametrize("command", ["train desk", "eval --out=scores.json", "collect", "play random"])
 def test_an_own_environment_does_not_play_the_tasks_of_desk(command, write, capsys):
     module, _ = write(CORRECT_LAMP)
     assert main([*command.split(), f"--env.name={module}:Lamp"]) == 2
@@ -283,7 +283,7 @@ def test_an_own_environment_does_not_play_the_tasks_of_desk(command, write, caps
 
 def test_own_training_tasks_need_own_held_out_tasks(write, capsys):
     module, _ = write(CORRECT_LAMP)
-    assert main(["train", f"--env.name={module}:Lamp", "--tasks.train=tasks.json"]) == 2
+    assert main(["train", "desk", f"--env.name={module}:Lamp", "--tasks.train=tasks.json"]) == 2
     assert capsys.readouterr().err == (
         "arpo: error: tasks.heldout = 'desk:heldout': tasks of Desk, which env.name = "
         f"'{module}:Lamp' cannot play: set tasks.heldout to a task file of your own or to \"\"\n"
@@ -300,7 +300,7 @@ def test_without_mistakes_the_lamp_passes_and_trains(write, capsys):
     module, _ = write(CORRECT_LAMP)
     assert main(["check-env", f"{module}:Lamp", "--tasks=tasks.json"]) == 0
     assert findings(capsys.readouterr().out) == []
-    assert main(["train", f"--env.name={module}:Lamp", *TINY]) == 0
+    assert main(["train", "desk", f"--env.name={module}:Lamp", *TINY]) == 0
     assert "failed, most often" not in capsys.readouterr().out
 
 
@@ -311,7 +311,7 @@ def test_a_run_that_refused_most_successes_does_not_succeed(write, capsys):
     module, place = write(mistake)
     printed = []
     for _ in range(2):
-        assert main(["train", f"--env.name={module}:Lamp", *TINY]) == 1
+        assert main(["train", "desk", f"--env.name={module}:Lamp", *TINY]) == 1
         printed.append(capsys.readouterr().out)
         assert (
             "most successes were refused: evaluate() failed in 4 episodes, 0 scored above 0, most often "

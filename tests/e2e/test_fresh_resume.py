@@ -19,7 +19,7 @@ SAME = ("metrics.jsonl", "trajectories.jsonl", "screenshots.pack", "model/model.
 
 
 def train(run: Path, at: str = "") -> Ended:
-    return arpo(run.with_suffix(".log"), "train", *SETTINGS.split(), "", "--run.dir", str(run), at=at)
+    return arpo(run.with_suffix(".log"), "train", "desk", *SETTINGS.split(), "", "--run.dir", str(run), at=at)
 
 
 def test_a_killed_run_on_fresh_tasks_resumes_to_the_same_result(tmp_path: Path) -> None:

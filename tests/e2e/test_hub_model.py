@@ -29,13 +29,13 @@ def arpo(*words):
 small = sys.argv[1:]
 arpo("doctor", "--recipe", "desk", "--model.path", "acme/desk", "--gpu", "8")
 assert not list(Path(os.environ["HF_HOME"]).rglob("*.safetensors")), "a plan needs no weights"
-arpo("train", *small, "--model.path", "acme/desk", "--train.epochs", "1")
+arpo("train", "desk", *small, "--model.path", "acme/desk", "--train.epochs", "1")
 Path("note.txt").write_text("new")
 HfApi().upload_file(path_or_fileobj="note.txt", path_in_repo="note.txt", repo_id="acme/desk")
-arpo("train", *small, "--model.path", "acme/desk", "--train.epochs", "2")
-arpo("train", *small, "--model.path", "acme/desk@main", "--train.epochs", "3")
+arpo("train", "desk", *small, "--model.path", "acme/desk", "--train.epochs", "2")
+arpo("train", "desk", *small, "--model.path", "acme/desk@main", "--train.epochs", "3")
 arpo("eval", *small, "--model.path", "acme/desk", "--out", "scores.json")
-arpo("train", *small, "--model.path", "acme/moe")
+arpo("train", "desk", *small, "--model.path", "acme/moe")
 """
 
 

@@ -34,7 +34,7 @@ def run(folder: Path, name: str, ranks: int, **moment: Any) -> Ended:
         chosen = {"source": source, "tasks": {task: {"successes": 0, "rollouts": 0} for task in ids}}
         (folder / f"{which}.json").write_text(json.dumps(chosen), "utf-8")
         words += [f"--tasks.{which}", str(folder / f"{which}.json")]
-    ended = arpo(folder / f"{name}.log", "train", *words, **moment)
+    ended = arpo(folder / f"{name}.log", "train", "desk", *words, **moment)
     assert wait_until(lambda: not orphans()), "a rank has outlived its run"
     return ended
 

@@ -62,7 +62,7 @@ class Runs:
             "--tasks.heldout",
             f"{self._folder}/heldout.json",
         )
-        words = ("train", *SETTINGS.split(), *tasks, "--run.dir", str(run), *more)
+        words = ("train", "desk", *SETTINGS.split(), *tasks, "--run.dir", str(run), *more)
         log = run.with_suffix(".log")
         return arpo(log, *words, at=at, signals=signals, file_bytes=file_bytes, starts=starts)
 

@@ -33,11 +33,11 @@ def arpo(*words):
 def remount(options):
     subprocess.run(["mount", "-o", f"remount,{options}", str(disk)], check=True)
 
-train = ("train", *settings, "--run.dir", str(disk / "run"))
+train = ("train", "desk", *settings, "--run.dir", str(disk / "run"))
 arpo(*train)
 remount("size=200m")
 arpo(*train)
-arpo("train", *settings, "--run.dir", str(out / "reference"))
+arpo("train", "desk", *settings, "--run.dir", str(out / "reference"))
 for name in ("metrics.jsonl", "trajectories.jsonl", "model/model.safetensors"):
     assert (disk / "run" / name).read_bytes() == (out / "reference" / name).read_bytes(), name
 remount("ro")

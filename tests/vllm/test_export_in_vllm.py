@@ -192,7 +192,7 @@ def trained(folder: Path, *settings: str) -> Path:
         counts = {task: {"successes": 0, "rollouts": 0} for task in ids}
         (folder / f"{name}.json").write_text(json.dumps({"source": source, "tasks": counts}), "utf-8")
         words += [f"--tasks.{name}", str(folder / f"{name}.json")]
-    assert main(["train", *words, "--run.dir", str(folder / "run")]) == 0
+    assert main(["train", "desk", *words, "--run.dir", str(folder / "run")]) == 0
     return folder / "run"
 
 

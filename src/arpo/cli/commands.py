@@ -144,7 +144,7 @@ arpo train desk --replay.enabled false --run.seed 1 --run.dir runs/plain-grpo
 arpo train paper/dpo --offline.source runs/collected --run.dir runs/dpo
 arpo train my-recipe.toml --optim.lr 1e-4""",
         arguments=(
-            RECIPE,
+            (RECIPE[0], RECIPE[1] | {"default": "desk_fresh"}),
             argument("--help-keys", "list all config keys with defaults and exit", action="store_true"),
         ),
         settings=True,
@@ -239,7 +239,7 @@ screen.drop_always: it reads OUT.report.json and plays nothing.""",
         example="""\
 arpo screen --tasks desk:pool --out kept.json
 arpo screen --tasks desk:pool --out kept.json --screen.count 32
-arpo train --tasks.train kept.json --run.dir runs/kept""",
+arpo train desk --tasks.train kept.json --run.dir runs/kept""",
         arguments=(
             RECIPE,
             argument("--tasks", "tasks to screen (default: tasks.train)", metavar="SOURCE"),

@@ -26,7 +26,10 @@ def open_tasks(source: str, config: Config) -> Sequence[Task]:
     if source != FRESH:
         for key in _FRESH_KEYS:
             if getattr(settings, key) != getattr(TasksConfig(), key):
-                raise UserError(f"tasks.{key}: is for {FRESH}, and the tasks are {source}: remove it")
+                raise UserError(
+                    f"tasks.{key}: is for {FRESH}, and the tasks are {source}: remove it, or use another "
+                    "recipe, such as desk"
+                )
         return load_tasks(source, settings.examples)
     if settings.ids:
         raise UserError(f"tasks.ids: is for task lists, and the tasks are {FRESH}: use tasks.families")

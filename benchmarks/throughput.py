@@ -34,7 +34,7 @@ from arpo.envs.desk import env as desk
 from arpo.learner.base import Batch
 from arpo.rollout.player import open_player
 from arpo.tasks.sets import load_sets
-from arpo.training.build import open_learner
+from arpo.training.run import open_learner
 
 
 class Clock:

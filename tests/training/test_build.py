@@ -9,7 +9,7 @@ import pytest
 
 from arpo.config import Config, ModelConfig, TrainConfig
 from arpo.rollout.player import Player
-from arpo.training.build import open_learner
+from arpo.training.run import open_learner
 from tiny_vlm import tiny_model, tiny_renderer
 
 

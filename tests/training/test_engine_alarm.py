@@ -49,7 +49,7 @@ def train(config: Config, *, stop_after: int = 0) -> tuple[Trainer, list[str]]:
                 trainer.run, "stopping", step == stop_after
             )
         assert asyncio.run(trainer.train()) == (not stop_after)
-        store.write_summary(trainer.run.summary())
+        store.write_summary(trainer.run.records.summary())
     return trainer, display.texts
 
 
@@ -70,7 +70,7 @@ def test_a_batch_whose_engine_disagrees_is_reported(tmp_path: Path) -> None:
     assert first["engine_kl"] < 1e-6
     (warning,) = report_of(write_report(Path(config.run.dir)))["warnings"]
     assert "engine_kl exceeded train.engine_kl_alarm (0.02) in batch 2. Not trained on: 0 of 1." in warning
-    assert trainer.run.summary()["untrained_batches"] == 0
+    assert trainer.run.progress.untrained == 0
 
 
 def test_by_option_the_batch_is_stored_and_not_trained_on_also_after_a_stop(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_by_option_the_batch_is_stored_and_not_trained_on_also_after_a_stop(tmp_
     assert (second["untrained"], second["updates"], second["episodes"]) == (1, 0, 8)
     assert third["updates"] == 1
     assert len([line for line in lines(whole, "trajectories.jsonl") if "batch1-" in str(line)]) == 4
-    summary = trainer.run.summary()
+    summary = trainer.run.records.summary()
     assert summary["untrained_batches"] == 1
     assert ("batches not trained on", "1") in total_rows(summary)
     (warning,) = report_of(write_report(Path(whole.run.dir)))["warnings"]
@@ -97,4 +97,4 @@ def test_by_option_the_batch_is_stored_and_not_trained_on_also_after_a_stop(tmp_
     train(parts, stop_after=2)
     resumed, _ = train(parts)
     assert lines(parts, "metrics.jsonl") == lines(whole, "metrics.jsonl")
-    assert resumed.run.summary()["untrained_batches"] == 1
+    assert resumed.run.progress.untrained == 1

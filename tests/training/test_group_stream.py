@@ -59,11 +59,11 @@ def test_every_task_of_every_epoch_is_trained_once(tmp_path: Path) -> None:
     metrics = lines(config, "metrics.jsonl")[1:]
     assert [record["step"] for record in metrics] == [1, 2, 3, 4, 5, 6]
     assert [record["groups"] for record in metrics] == [2] * 6
-    assert metrics[-1]["episodes"] == trainer.run.summary()["episodes"] == 24
+    assert metrics[-1]["episodes"] == trainer.run.progress.episodes == 24
     assert all(0 <= record["staleness_mean"] <= record["staleness_max"] <= 1 for record in metrics)
-    assert sum(record["dropped_groups"] for record in metrics) == trainer.run.summary()["dropped_groups"] == 0
+    assert sum(record["dropped_groups"] for record in metrics) == trainer.run.progress.dropped_groups == 0
     assert trainer.run.learner.weights().version == 6
-    assert trainer.run.summary()["success"].keys() == {"base", "final"}
+    assert trainer.run.progress.success.keys() == {"base", "final"}
 
 
 def test_a_group_that_others_overtake_is_dropped_and_its_task_played_again(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_group_that_others_overtake_is_dropped_and_its_task_played_again(tmp_p
     assert sum(record["dropped_groups"] for record in metrics) == 1
     assert sum(record["dropped_episodes"] for record in metrics) == 2
     assert max(record["staleness_max"] for record in metrics) <= 1
-    assert trainer.run.summary()["dropped_episodes"] == 2
+    assert trainer.run.progress.dropped_episodes == 2
     assert metrics[-1]["episodes"] == 16 and metrics[-1]["failures"] == 0
     stored = {episode["episode_id"] for episode in lines(config, "trajectories.jsonl")}
     assert f"group-{first}-0" not in stored
@@ -103,7 +103,7 @@ def test_failures_leave_a_smaller_group_as_in_lock_step(tmp_path: Path) -> None:
     trainer = train(config)
     metrics = lines(config, "metrics.jsonl")[1:]
     assert [record["too_small"] for record in metrics] == [1, 1]
-    assert trainer.run.summary()["failures"] == len(lines(config, "failures.jsonl")) == 6  # 2 evaluations
+    assert trainer.run.progress.failures == len(lines(config, "failures.jsonl")) == 6  # 2 evaluations
     assert metrics[-1]["episodes"] == 4
 
 

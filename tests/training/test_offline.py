@@ -102,7 +102,7 @@ def test_failed_episodes_of_a_collection_are_counted_and_not_played_again(
     assert "collecting: 8 episodes, " not in out
     assert "run: 4 episodes, 2 successes, 4 could not be played; 1 of 1 tasks were both solved" in out
     learned = train(offline(tmp_path, "rft", Path(config.run.dir), [A, B], "--offline.passes=1"))
-    assert (learned.run.summary()["episodes"], learned.run.summary()["failures"]) == (4, 4)
+    assert (learned.run.progress.episodes, learned.run.progress.failures) == (4, 4)
 
 
 def test_where_nothing_can_be_played_the_same_command_tries_again(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_each_method_takes_what_it_can_learn_from(source: Path, tmp_path: Path) 
         assert len(updates) == 2 * len(sizes[method])
         assert {update["episodes"] for update in updates} == {16}
         assert not ONLINE_METRICS & set().union(*updates) - {"loss"}
-        assert trainer.run.summary()["episodes"] == 16 and trainer.run.summary()["groups"] == {}
+        assert trainer.run.progress.episodes == 16 and trainer.run.progress.groups == {}
         assert [line["landmark"] for line in lines(config, "evaluations.jsonl")] == ["base", "final"]
     # Seven successes; one pair each of A and B; all sixteen, in updates as equal as may be.
     assert sizes == {"rft": [1, 2, 2, 2], "dpo": [2, 2], "kto": [4, 4, 4, 4]}

@@ -62,7 +62,7 @@ def test_replay_rescues_a_group_in_which_all_failed(tmp_path: Path) -> None:
     assert (first["success"], second["success"]) == (0.75, 0.0)
     assert (first["episodes"], second["episodes"]) == (4, 8)
     assert second["eval_train"] == 0.5 and "eval_train" not in first
-    summary = trainer.run.summary()
+    summary = trainer.run.records.summary()
     assert summary["groups"] == {"total": 4, "without_signal": 1, "rescued": 2}
     assert summary["success"] == {
         "base": {"train": 0.5, "heldout": 0.0},
@@ -111,7 +111,7 @@ def test_a_corrupt_screenshot_fails_its_own_episode_alone(tmp_path: Path) -> Non
     assert {failure["message"] for failure in failures} == {
         "the screenshot is a damaged PNG: broken data stream when reading image file"
     }
-    assert trainer.run.summary()["failures"] == len(failures)
+    assert trainer.run.progress.failures == len(failures)
 
 
 def test_every_evaluation_is_written_down_by_task(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_every_evaluation_is_written_down_by_task(tmp_path: Path) -> None:
     assert between["sets"] == {"train": {A: [1.0]}, "heldout": {HELDOUT: [1.0]}}
     assert (final["step"], final["episodes"], final["landmark"]) == (2, 4, "final")
     assert final["sets"]["overall"] == {A: [1.0], B: [0.5]}
-    assert trainer.run.summary()["success"]["final"] == {"train": 1.0, "heldout": 0.0, "overall": 0.75}
+    assert trainer.run.progress.success["final"] == {"train": 1.0, "heldout": 0.0, "overall": 0.75}
     assert trainer.run.progress.counts["base"]["overall"] == (2.0, 2)
     assert [line.get("eval_overall") for line in lines(config, "metrics.jsonl")] == [1.0, None, 0.75]
 
@@ -177,8 +177,8 @@ def test_dynamic_sampling_plays_on_until_the_epochs_are_spent(tmp_path: Path) ->
     config = small_config(tmp_path, [A, B, C, D], *dynamic)
     trainer = train(config)
     metrics = lines(config, "metrics.jsonl")[1:]
-    assert trainer.run.summary()["groups"] == {"total": 8, "without_signal": 4, "rescued": 0}
-    assert trainer.run.summary()["episodes"] == metrics[-1]["episodes"] == 16
+    assert trainer.run.progress.groups == {"total": 8, "without_signal": 4, "rescued": 0}
+    assert trainer.run.progress.episodes == metrics[-1]["episodes"] == 16
     assert sum(line["groups"] for line in metrics) == 8
     # A batch is full with two groups that teach, so the four of them are the first two batches.
     assert [line["samples"] for line in metrics if line["samples"]] == [4, 4]
@@ -340,7 +340,7 @@ def test_failed_episodes_are_counted_and_are_no_rewards(
     evaluated, final = lines(config, "evaluations.jsonl")
     assert evaluated["without_verdict"] == {"train": [lost], "heldout": []}
     assert final["without_verdict"] == {"train": [], "heldout": []}
-    summary = trainer.run.summary()
+    summary = trainer.run.records.summary()
     assert summary["counts"] == {name: {"train": (1.0, 1), "heldout": (0.0, 1)} for name in ("base", "final")}
     assert summary["left_out"] == {"train": [lost], "heldout": []}
     assert ("1 task without a verdict, not in the rates", lost) in total_rows(summary)
@@ -365,7 +365,7 @@ def test_a_task_that_keeps_failing_is_set_aside_also_after_a_stop(tmp_path: Path
     assert kinds[:4] == [(A, "EnvError", 1)] * 4
     assert kinds[4:6] == [(A, "Quarantined", 0)] * 2
     assert kinds[6:] == [(A, "EnvError", 1)]  # an evaluation tries every task
-    assert trainer.run.summary()["failures"] == 7
+    assert trainer.run.progress.failures == 7
 
 
 def test_a_task_whose_prompt_does_not_fit_costs_that_task_alone(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from arpo.engines.base import Weights
-from arpo.types import Sample
+from arpo.types import Answer, Sample
 
 Metrics = Mapping[str, float]
 
@@ -44,6 +44,8 @@ class Batch:
 class TokenStats:
     """Values at the sampled tokens of one sample, in one update, before its optimiser step."""
 
+    answers: tuple[Answer, ...]
+    replayed: bool
     entropy: tuple[float, ...]
     ratio: tuple[float, ...]
     clipped: tuple[bool, ...]

@@ -73,7 +73,7 @@ class TokenRecorder:
         parts = values.split([len(sample.behaviour_logprobs) for _, sample in order], dim=1)
         found = {(index, id(sample)): part for (index, sample), part in zip(order, parts, strict=True)}
         return tuple(
-            tuple(_token_stats(found[index, id(sample)]) for sample in update)
+            tuple(_token_stats(sample, found[index, id(sample)]) for sample in update)
             for index, update in enumerate(updates)
         )
 
@@ -82,6 +82,12 @@ class TokenRecorder:
         return torch.cat([torch.zeros(3, 0, device=self._device), *self._parts], dim=1)
 
 
-def _token_stats(values: Tensor) -> TokenStats:
+def _token_stats(sample: Sample, values: Tensor) -> TokenStats:
     entropy, ratio, clipped = values.tolist()
-    return TokenStats(entropy=tuple(entropy), ratio=tuple(ratio), clipped=tuple(map(bool, clipped)))
+    return TokenStats(
+        answers=sample.answers,
+        replayed=sample.replayed,
+        entropy=tuple(entropy),
+        ratio=tuple(ratio),
+        clipped=tuple(map(bool, clipped)),
+    )

@@ -1,22 +1,33 @@
-"""Checkpoints of a run: what the next batch depends on, and the checks of a folder that is resumed."""
+"""Checkpoints of a run: everything that the next batch depends on. Checks of a folder that is resumed.
+
+On resume, everything written after the newest checkpoint is removed. So an interrupted run ends with the same
+result as an uninterrupted one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from arpo.config import INCIDENTAL, Config
 from arpo.config.recipe import changed, load_config
 from arpo.errors import UserError
+from arpo.learner.base import Learner
 from arpo.prompts import vision
+from arpo.reporting.display import Display
 from arpo.rollout.player import Player
 from arpo.storage import checkpoint
 from arpo.storage.codec import COLLECTED, failure_from_json
-from arpo.storage.files import RESTORE_OR_LEAVE
-from arpo.storage.run_folder import RECIPE, TRAJECTORIES, RunFolder, RunFolderReader
+from arpo.storage.files import RESTORE_OR_LEAVE, damage, parse_object
+from arpo.storage.run_folder import METRICS, RECIPE, TRAJECTORIES, RunFolder, RunFolderReader
 from arpo.types import Group, Rescue, Trajectory
+
+STATE = "state.json"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,6 +52,88 @@ class Progress:
         default_factory=dict
     )  # tasks without a verdict before or after training, by task set
     seconds: float = 0.0
+
+
+class Checkpoints:
+    """The checkpoints in a run folder. `newest` is None for a new run.
+
+    Raises UserError if no intact one is left, or if a file of the run does not match the newest one.
+    """
+
+    def __init__(self, store: RunFolder, keep: int, display: Display) -> None:
+        self._store, self._keep = store, keep
+        self._folder = store.folder / checkpoint.CHECKPOINTS
+        self.newest, damaged = checkpoint.latest(self._folder)
+        for line in damaged:
+            display.note(line)
+        if self.newest is not None:
+            store.check_sizes(_read_state(self.newest)["offsets"])
+        elif damaged or any(line.get("step") for line in store.read_log(METRICS)):
+            # A new start would remove all files of the run.
+            raise UserError(
+                f"{self._folder}: no intact checkpoint is left. Restore one, or remove the run folder to "
+                "start again"
+            )
+
+    @property
+    def learner(self) -> Path | None:
+        """The learner's folder in the newest checkpoint."""
+        return None if self.newest is None else self.newest.path / checkpoint.LEARNER
+
+    @property
+    def batch(self) -> int | None:
+        """The batch of the newest checkpoint."""
+        return None if self.newest is None else self.newest.step
+
+    async def save(
+        self, batch: int, learner: Learner, state: Mapping[str, Any], offsets: Callable[[], Mapping[str, int]]
+    ) -> None:
+        """Write a checkpoint. It replaces one of the same batch. Blocks its thread.
+
+        `offsets` waits until the episodes of the state are on disk, and returns the sizes of the files.
+        """
+        text = json.dumps({**state, "offsets": offsets()})
+
+        def write(folder: Path) -> None:
+            learner.save(folder / checkpoint.LEARNER)
+            (folder / STATE).write_text(text + "\n", encoding="utf-8")
+
+        self.newest = checkpoint.save(self._folder, batch, write, self._keep)
+
+    @contextmanager
+    def restoring(self, learner: Learner) -> Iterator[Mapping[str, Any] | None]:
+        """Load the learner; yields the rest of the state, None for a new run.
+
+        At the end of the block, everything written after the checkpoint is removed.
+        """
+        if self.newest is None:
+            yield None
+            self._store.rewind({})
+            return
+        state = _read_state(self.newest)
+        learner.load(self.newest.path / checkpoint.LEARNER)
+        with damage(self.newest.path / STATE, RESTORE_OR_LEAVE):
+            yield state
+        self._store.rewind(state["offsets"])
+
+    @contextmanager
+    def resumable(self) -> Iterator[None]:
+        """Add to an OSError of the block, for example a full disk, where the run will resume."""
+        try:
+            yield
+        except OSError as error:
+            if self.newest is not None:
+                error.add_note(f"it resumes after batch {self.newest.step}")
+            raise
+
+
+def _read_state(found: checkpoint.Checkpoint) -> dict[str, Any]:
+    path = found.path / STATE
+    state = parse_object(path.read_bytes(), path, RESTORE_OR_LEAVE)
+    with damage(path, RESTORE_OR_LEAVE):
+        if not all(type(size) is int for size in state["offsets"].values()):
+            raise ValueError("offsets are not integers")
+    return state
 
 
 def group_to_json(group: Group) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,16 +39,15 @@ class _Playing:
 
 
 class GroupStream:
-    """A `BatchSource`. `save` writes a checkpoint of the run."""
+    """A source of batches, like `LockStep`."""
 
     def __init__(
         self,
         run: Run,
         order: TaskOrder,
         tasks: TaskIndex,
-        save: Callable[[], Awaitable[None]],
     ) -> None:
-        self._run, self._order, self._save = run, order, save
+        self._run, self._order = run, order
         self._tasks = tasks
         train = run.config.train
         self._admission = Admission(
@@ -89,7 +88,7 @@ class GroupStream:
             raise
         await asyncio.gather(*jobs, *self._closing, return_exceptions=True)
         if self._unsaved and (kind is None or issubclass(kind, Outage)):
-            await self._save()
+            await self._run.save()
 
     async def next_batch(self) -> list[Group] | None:
         """Wait until enough groups are finished. The end of a group, an error or a stop ends the wait."""
@@ -192,7 +191,7 @@ class GroupStream:
 
     def _finish(self, group: Group) -> None:
         try:
-            self._run.store_group(group)
+            self._run.records.store_group(group)
         except Exception as error:
             self._store_error = self._store_error or error
             raise
@@ -201,7 +200,9 @@ class GroupStream:
         self._finished[group.index] = group
         self._admission.finish(group.index, _oldest(group))
         self._unsaved = True
-        self._run.show_episodes(self._run.config.rollout.group_size)
+        if not self._run.evaluations.running:  # it has a progress bar of its own
+            for _ in range(self._run.config.rollout.group_size):
+                self._run.display.episode_done()
         self._drop_stale()
 
     def _drop_stale(self) -> None:
@@ -217,7 +218,7 @@ class GroupStream:
             task = playing.task
             self._episodes -= self._run.config.rollout.group_size - len(playing.ended)
             for failure in (one for one in playing.ended if isinstance(one, Failure)):
-                self._run.store_failure(failure)
+                self._run.records.store_failure(failure)
             self._cancel(playing)
         else:
             task = self._tasks[self._finished.pop(number).task_id]

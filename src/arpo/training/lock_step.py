@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,17 +19,15 @@ from arpo.types import Group
 
 
 class LockStep:
-    """A `BatchSource`. `save` writes a checkpoint of the run."""
+    """A source of batches. `GroupStream` is the other one."""
 
     def __init__(
         self,
         run: Run,
         order: TaskOrder,
         credit: Credit,
-        save: Callable[[], Awaitable[None]],
     ) -> None:
         self._run, self._order, self._credit = run, order, credit
-        self._save = save
 
     async def __aenter__(self) -> LockStep:
         return self
@@ -38,6 +36,10 @@ class LockStep:
         """Nothing plays between two batches."""
 
     async def next_batch(self) -> list[Group] | None:
+        """The played groups of the next batch, stored and counted. None if the run shall stop.
+
+        Raises Outage if no environment works.
+        """
         if self._run.stopping:
             return None
         before, pool = replace(self._run.progress), self._run.scheduler.pool.state()
@@ -81,7 +83,7 @@ class LockStep:
 
     def _store(self, groups: Sequence[Group]) -> None:
         for group in groups:
-            self._run.store_group(group)
+            self._run.records.store_group(group)
             self._order.record(group.trajectories)
         self._run.progress.episodes += sum(len(group.trajectories) for group in groups)
         report_failures(groups, self._run.display, some_tasks=True)
@@ -96,18 +98,23 @@ class LockStep:
         progress.tasks = before.tasks
         self._run.scheduler.pool.restore(pool)
         stored = (progress.episodes, progress.failures) != (before.episodes, before.failures)
-        if not stored and self._run.saved_batch != progress.batch:
-            await self._save()
+        if not stored and self._run.checkpoints.batch != progress.batch:
+            await self._run.save()
 
-    def trained(self) -> None: ...
+    def trained(self) -> None:
+        """The last batch is trained on, and the engine has the new weights."""
 
     def metrics(self) -> Mapping[str, float]:
+        """Metrics of the last batch beyond those of its groups."""
         return {}
 
     def state(self) -> dict[str, Any]:
+        """Its part of a checkpoint, as JSON. Called when a checkpoint is written."""
         return {}
 
-    def restore(self, state: Mapping[str, Any]) -> None: ...
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint. Called before the first batch."""
 
     def waiting_episodes(self) -> set[str]:
+        """Ids of stored episodes for a later batch."""
         return set()

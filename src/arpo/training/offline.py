@@ -72,24 +72,26 @@ class OfflineTrainer:
         self.source = open_source(config, display)
         self.method = method_for(self.source, config)
         progress = Progress(episodes=self.source.played, failures=self.source.failed)
-        self.run = Run(config, store, display, progress)
+        self.run = Run(config, store, display, progress, self)
         with closed_on_error(self.run):
             if self.run.restored is not None:
                 self._restore(self.run.restored)
 
     async def train(self) -> bool:
         """Train until all passes are done or the run is asked to stop. Returns True if all are done."""
-        await self.run.begin(self)
-        while not self.done and not self.run.stopping:
-            trajectories = self._take()
-            with self.run.timing.stage("judge"):
-                loss = await self.method.loss(
-                    self.run.learner, trajectories, self._desirable(trajectories), self._rng()
-                )
-            batch = self.method.batch(trajectories, loss)
-            learned = await self.run.learn(replace(batch, lr_scales=(self._lr_scale(),)))
-            await self._end_update(len(trajectories), loss, learned)
-        return self.done and self.run.unfinished is None
+        run = self.run
+        async with run.begun():
+            while not self.done and not run.stopping:
+                trajectories = self._take()
+                with run.timing.stage("judge"):
+                    loss = await self.method.loss(
+                        run.learner, trajectories, self._desirable(trajectories), self._rng()
+                    )
+                batch = replace(self.method.batch(trajectories, loss), lr_scales=(self._lr_scale(),))
+                async with run.learning():
+                    learned = await run.work(run.learner.train(batch))
+                await self._end_update(len(trajectories), loss, learned)
+        return self.done and run.unfinished is None
 
     @property
     def done(self) -> bool:
@@ -145,7 +147,7 @@ class OfflineTrainer:
             **{name: value for name, value in learned.items() if name not in ONLINE_METRICS},
             **loss.metrics,
         }
-        await self.run.end_batch(self, metrics, (), played=0)
+        await self.run.end_batch(metrics, (), played=0)
 
     def show(self) -> None:
         updates = [self._updates(number) for number in range(self.config.offline.passes)]

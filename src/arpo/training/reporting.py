@@ -1,4 +1,4 @@
-"""Records of a run: durations of stages, calls of episodes, statistics of tokens, failed episodes."""
+"""Records of a run: metrics, durations of stages, calls of episodes, token statistics, failed episodes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,106 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
+from arpo.config import Config
+from arpo.config.task_set_names import TRAIN, TRAINING_EPISODES
 from arpo.envs.pool import Quarantined
 from arpo.errors import EnvTimeout
-from arpo.learner.base import Batch, Learner, Metrics, TokenStats
+from arpo.evaluation.scoring import training_episodes
+from arpo.learner.base import Metrics, TokenStats
+from arpo.plugins import open_plugin, run_callback
 from arpo.reporting.display import Display, count_noun, format_seconds
+from arpo.reporting.tracking import EpisodeTracker, NullTracker
 from arpo.rollout.activity import Call, EpisodeCalls
 from arpo.storage.codec import EVALUATED
 from arpo.storage.files import RESTORE_OR_LEAVE, damage
-from arpo.storage.run_folder import CALLS, EVALUATIONS, FAILURES, TIMING, RunFolder, RunFolderReader
-from arpo.types import Failure
+from arpo.storage.run_folder import CALLS, EVALUATIONS, FAILURES, METRICS, TIMING, RunFolder, RunFolderReader
+from arpo.training.checkpoints import Progress, UnfinishedBatch
+from arpo.types import Failure, Group
+
+
+class Records:
+    """Stores, shows and counts what happens in a training run."""
+
+    def __init__(self, config: Config, store: RunFolder, display: Display, progress: Progress) -> None:
+        self.store, self.display, self.progress = store, display, progress
+        self.timing = Timing(last_durations(store))
+        self.tracker: EpisodeTracker = NullTracker()  # until training begins: a loop may refuse to resume
+        self.callback = open_plugin(config, "callback")
+        self.calls = CallLog(store, progress.seconds)
+        self._config = config
+        self._began = time.monotonic() - progress.seconds
+
+    def store_group(self, group: Group, episodes: int | None = None) -> None:
+        """Store the first `episodes` of a played group, by default all. Store and count its failures."""
+        for trajectory in group.trajectories[:episodes]:
+            self.store.add_trajectory(trajectory)
+        for failure in group.failures:
+            self.store_failure(failure)
+
+    def store_failure(self, failure: Failure) -> None:
+        self.store.add_failure(failure)
+        self.progress.failures += 1
+
+    def show_batch(self, metrics: Mapping[str, float]) -> None:
+        """Show the metrics of a trained batch, before its evaluation. Reports skipped updates."""
+        if skipped := int(metrics["skipped"]):
+            self.progress.skipped += skipped
+            self.display.note(
+                f"{skipped} of {skipped + int(metrics['updates'])} updates were skipped: their loss or "
+                "gradient was not finite. If this continues, lower optim.lr or loss.kl"
+            )
+        self.display.batch(self.progress.batch, metrics)
+
+    def store_batch(self, batch: UnfinishedBatch, measured: Metrics, activity: Metrics) -> None:
+        """Store the metrics and durations of a batch. `measured` are the metrics of its evaluation.
+
+        `activity` has the shares of the environments' time.
+        """
+        number, metrics = self.progress.batch, {**batch.metrics, **measured}
+        if self.callback:
+            metrics |= run_callback(self.callback, number, metrics, batch.groups)
+        self.tracker.log(number, metrics)
+        self.store.log_timing(number, self.timing.take(batch.played) | dict(activity))
+        self.store_stages()
+
+    def store_stages(self) -> None:
+        """Store the stages of the batch since the last call."""
+        self.calls.add_stages(self.progress.batch, self.timing.take_stages())
+
+    async def store_token_stats(self, stats: Sequence[Sequence[TokenStats]]) -> None:
+        """Store the learner's statistics of the batch in training. Blocks its thread."""
+        for line in token_lines(self.progress.batch + 1, stats):
+            self.store.log_token_stats(line)
+
+    def count_seconds(self) -> None:
+        """Set the age of the run."""
+        self.progress.seconds = time.monotonic() - self._began
+
+    def summary(self) -> dict[str, Any]:
+        config, progress = self._config, self.progress
+        counted = ["dropped_groups", "dropped_episodes"] if config.train.max_staleness else []
+        counted += ["learner_restarts"] if config.cluster.ray else []
+        on_training_tasks = {}
+        if TRAIN not in progress.success.get("base", {}):  # no evaluation plays them
+            on_training_tasks = {TRAINING_EPISODES: training_episodes(self.store.read_log(METRICS))}
+        return {
+            "recipe": asdict(config),
+            "seed": config.run.seed,
+            "episodes": progress.episodes,
+            "success": progress.success,
+            "counts": progress.counts,
+            "left_out": progress.left_out,
+            **on_training_tasks,
+            "groups": progress.groups,
+            "failures": progress.failures,
+            **{name: getattr(progress, name) for name in counted},
+            "skipped_updates": progress.skipped,
+            "untrained_batches": progress.untrained,
+            "seconds": progress.seconds,
+        }
 
 
 def last_durations(store: RunFolderReader) -> dict[str, float]:
@@ -129,29 +218,13 @@ def logged_seconds(store: RunFolder) -> float:
 DIGITS = 4
 
 
-async def train_and_store(learner: Learner, batch: Batch, store: RunFolder | None, step: int) -> Metrics:
-    """Train on batch number `step`, then write its lines. Without a store, it writes none.
+def token_lines(step: int, stats: Sequence[Sequence[TokenStats]]) -> Iterator[dict[str, Any]]:
+    """Lines of token_stats.jsonl (store.token_stats): one for each answer and update that trained it.
 
-    Both block: in asynchronous training, this runs in the learner's thread.
+    Updates and turns are counted from 1. A value that is not finite becomes None.
     """
-    metrics = await learner.train(batch)
-    if store is not None:
-        store_token_stats(store, step, batch, learner.token_stats())
-    return metrics
-
-
-def store_token_stats(
-    store: RunFolder, step: int, batch: Batch, stats: Sequence[Sequence[TokenStats]]
-) -> None:
-    """Write the lines of batch number `step`. `stats` come from the learner: empty if no update ran."""
-    for line in _lines(step, batch, stats) if stats else ():
-        store.log_token_stats(line)
-
-
-def _lines(step: int, batch: Batch, stats: Sequence[Sequence[TokenStats]]) -> Iterator[dict[str, Any]]:
-    """Updates and turns are counted from 1. A value that is not finite becomes None."""
-    for update, (samples, values) in enumerate(zip(batch.updates, stats, strict=True), 1):
-        for sample, found in zip(samples, values, strict=True):
+    for update, samples in enumerate(stats, 1):
+        for sample in samples:
             end = 0
             for answer in sample.answers:
                 start, end = end, end + answer.tokens
@@ -161,9 +234,9 @@ def _lines(step: int, batch: Batch, stats: Sequence[Sequence[TokenStats]]) -> It
                     "episode": answer.episode_id,
                     "turn": answer.turn,
                     "replayed": sample.replayed,
-                    "entropy": _rounded(found.entropy[start:end]),
-                    "ratio": _rounded(found.ratio[start:end]),
-                    "clipped": list(map(int, found.clipped[start:end])),
+                    "entropy": _rounded(sample.entropy[start:end]),
+                    "ratio": _rounded(sample.ratio[start:end]),
+                    "clipped": list(map(int, sample.clipped[start:end])),
                 }
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from arpo.algorithms.credit import Credit
 from arpo.algorithms.replay import ReplayBuffer, replay_rng
 from arpo.algorithms.samples import GroupStats, build_updates, count_groups, split_by_signal
 from arpo.algorithms.schedules import decay
@@ -21,20 +22,16 @@ from arpo.config import Config
 from arpo.engines.factory import require_tokens
 from arpo.errors import UserError, closed_on_error
 from arpo.interrupts import INTERRUPTED, run_interruptibly
-from arpo.learner.background import in_background
 from arpo.learner.base import Batch, Metrics
 from arpo.models.hub import pin_model
-from arpo.plugins import check_plugins
+from arpo.plugins import check_plugins, open_plugin
 from arpo.reporting.display import Display, open_display
 from arpo.storage.codec import EVALUATED
 from arpo.storage.run_folder import RunFolder
 from arpo.tasks.order import open_order
 from arpo.tasks.sources import TaskIndex, replay_key
-from arpo.training.batch_source import BatchSource
-from arpo.training.build import open_credit
 from arpo.training.checkpoints import Progress, check_folder, load_checked, load_outline
 from arpo.training.export import export_model
-from arpo.training.garbage import short_collections
 from arpo.training.group_stream import GroupStream
 from arpo.training.lock_step import LockStep
 from arpo.training.offline import OfflineTrainer
@@ -54,7 +51,7 @@ class Trainer:
         self._needed: deque[set[str]] = deque(maxlen=config.store.keep_checkpoints)
         self._needed_batch: int | None = None  # of the last of them
         groups = {"total": 0, "without_signal": 0, "rescued": 0}
-        self.run = Run(config, store, display, Progress(groups=groups))
+        self.run = Run(config, store, display, Progress(groups=groups), self)
         with closed_on_error(self.run):
             self._open(store)
 
@@ -65,37 +62,32 @@ class Trainer:
         self.replay = ReplayBuffer(
             config.replay, lambda name: load_checked(store, name, self.run.player), key
         )
-        self.credit = open_credit(config, self._tasks)
+        reward, advantage = open_plugin(config, "reward"), open_plugin(config, "advantage")
+        self.credit = Credit(config.loss, reward, advantage, self._tasks)
         self.order = open_order(config, tasks)
         self.source = self._open_source()
         if self.run.restored is not None:
             self._restore(self.run.restored)
 
-    def _open_source(self) -> BatchSource:
+    def _open_source(self) -> LockStep | GroupStream:
         if self.run.asynchronous:
-            return GroupStream(self.run, self.order, self._tasks, self._save)
-        return LockStep(self.run, self.order, self.credit, self._save)
+            return GroupStream(self.run, self.order, self._tasks)
+        return LockStep(self.run, self.order, self.credit)
 
     async def train(self) -> bool:
         """Train until all epochs are done or the run is asked to stop. Returns True if all are done."""
-        await self.run.begin(self)
-        async with self.source as source:
-            while not self.done:
-                began, version = self.run.progress.tasks, self.run.learner.weights().version
-                played = await source.next_batch()
-                if played is None:
-                    break
-                preparing = self._prepare(played, version)
-                groups = await (in_background(preparing) if self.run.asynchronous else preparing)
-                metrics = await self.run.learn(await self._build(groups, began, version))
+        run = self.run
+        async with run.begun(), self.source as source:
+            while not self.done and (played := await source.next_batch()) is not None:
+                groups = await run.work(self._replay(played))
+                training = run.learner.train(await self._samples(groups))
+                async with run.learning():
+                    learned = await run.work(training)
                 source.trained()
-                await self._end_batch(played, groups, self._check_engine(metrics))
+                await self._end_batch(played, groups, self._check_engine(learned))
                 del groups
                 await _free(played)
-        return self.done and self.run.unfinished is None
-
-    async def _save(self) -> None:
-        await self.run.save(self)
+        return self.done and run.unfinished is None
 
     def show(self) -> None:
         total = self.order.total * self.config.rollout.group_size
@@ -106,10 +98,10 @@ class Trainer:
     def done(self) -> bool:
         return self.run.progress.tasks >= self.order.total
 
-    async def _prepare(self, played: Sequence[Group], version: int) -> list[Group]:
+    async def _replay(self, played: Sequence[Group]) -> list[Group]:
         """Put stored successes into the groups, and ask the plug-ins for credit. Both may take seconds."""
         rng = replay_rng(self.config.run.seed, self.run.progress.batch)
-        groups = self.replay.rescue(played, rng, version)
+        groups = self.replay.rescue(played, rng, self.run.learner.weights().version)
         for group in groups:
             self.credit.turn_advantages(group)  # it keeps the results of plug-ins
             rewards, advantages = map(self.credit.reward, group.trajectories), self.credit.advantages(group)
@@ -123,8 +115,8 @@ class Trainer:
         dynamic = self.config.train.dynamic_sampling
         return split_by_signal(groups, self.config.loss, self.credit)[0] if dynamic else groups
 
-    async def _build(self, groups: Sequence[Group], began: int, version: int) -> Batch:
-        """The updates of the batch whose first task is number `began` of the run, for this policy version.
+    async def _samples(self, groups: Sequence[Group]) -> Batch:
+        """The samples of the groups, with their advantages, split into updates.
 
         A sample of a long episode takes a millisecond. Rollouts continue after each one.
         """
@@ -135,7 +127,7 @@ class Trainer:
             self.config.loss,
             tasks_per_update=self.config.train.tasks_per_update,
             token_budget=rollout.max_steps * rollout.max_answer_tokens,
-            version=version,
+            version=self.run.learner.weights().version,
             credit=self.credit,
         ):
             samples = []
@@ -143,12 +135,15 @@ class Trainer:
                 samples.append(sample)
                 await asyncio.sleep(0)
             updates.append(tuple(samples))
-        return Batch(updates=tuple(updates), lr_scales=self._lr_scales(began, len(updates)))
+        return Batch(updates=tuple(updates), lr_scales=self._lr_scales(len(groups), len(updates)))
 
-    def _lr_scales(self, began: int, updates: int) -> tuple[float, ...]:
-        """Factors of the learning rate. Progress is measured in tasks: their total is known in advance."""
+    def _lr_scales(self, played: int, updates: int) -> tuple[float, ...]:
+        """Factors of the learning rate. Progress is measured in tasks: their total is known in advance.
+
+        `played` groups are in the batch: with dynamic sampling more than its updates contain.
+        """
         optim, per_update = self.config.optim, self.config.train.tasks_per_update
-        played = self.run.progress.tasks - began  # with dynamic sampling more than the updates contain
+        began = self.run.progress.tasks - played
         return tuple(
             decay(
                 optim.schedule,
@@ -185,7 +180,6 @@ class Trainer:
         for name in progress.groups:
             progress.groups[name] += getattr(stats, name)
         await self.run.end_batch(
-            self,
             {**self._batch_metrics(played, groups, stats), **learned},
             groups,
             played=sum(len(group.trajectories) for group in played),
@@ -254,12 +248,6 @@ def _mean(values: Iterable[float]) -> float:
     return fmean(numbers) if numbers else math.nan
 
 
-def open_trainer(config: Config, store: RunFolder, display: Display) -> Trainer | OfflineTrainer:
-    """The training loop of train.method."""
-    loop = Trainer if config.train.method == "online" else OfflineTrainer
-    return loop(config, store, display)
-
-
 def run_training(config: Config, display: Display | None = None) -> int:
     """`arpo train`: start or resume the run in run.dir. Returns 130 if it was interrupted.
 
@@ -274,14 +262,15 @@ def run_training(config: Config, display: Display | None = None) -> int:
     try:
         config = pin_model(config, store.folder)
         check_folder(store, config)
-        trainer = open_trainer(config, store, display)
+        trainer = (Trainer if config.train.method == "online" else OfflineTrainer)(config, store, display)
         run = trainer.run
-        with run.resumable(), closing(run):
+        with run.checkpoints.resumable(), closing(run):
             store.delete_summary()
             store.write_recipe(config)
-            done = run_interruptibly(_train(trainer, display), run.stop)
+            done = run_interruptibly(trainer.train(), run.stop)
         if not done:
-            saved = "stopped" if run.saved_batch is None else f"saved after batch {run.saved_batch}"
+            batch = run.checkpoints.batch
+            saved = "stopped" if batch is None else f"saved after batch {batch}"
             display.note(f"{saved}. Run the same command again to resume")
             return INTERRUPTED
         _finish(run, display)
@@ -298,15 +287,10 @@ async def _free(groups: list[Group]) -> None:
         await asyncio.sleep(0)
 
 
-async def _train(trainer: Trainer | OfflineTrainer, display: Display) -> bool:
-    async with trainer.run.player.started(display), short_collections():
-        return await trainer.train()
-
-
 def _finish(run: Run, display: Display) -> None:
     """Write and show the summary, and export the model as a Hugging Face folder."""
     folder = run.store.folder
-    summary = run.summary()
+    summary = run.records.summary()
     run.store.write_summary(summary)
     display.summary(summary)
     model = folder / MODEL

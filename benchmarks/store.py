@@ -40,13 +40,11 @@ from PIL import Image, ImageDraw, ImageFont, ImageGrab
 
 from arpo.actions import Action
 from arpo.config import EnvConfig, RolloutConfig
-from arpo.envs.base import Env
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import ChatRenderer
 from arpo.rollout.episode import Agent
 from arpo.rollout.scheduler import Scheduler
-from arpo.rollout.watched_env import WatchedEnv
 from arpo.storage.encoders import default_processes
 from arpo.storage.run_folder import PACK, TRAJECTORIES, RunFolder
 from arpo.testing import ScriptedEngine, task
@@ -240,10 +238,8 @@ async def play_batch(
 ) -> Sequence[Trajectory]:
     """One batch of the training loop, with or without a store."""
 
-    def wrap(env: Env) -> Env:
-        return WatchedEnv(env, store.prepare) if store is not None else env
-
-    (group,) = await scheduler.run(name, [(0, task("bench"))], lambda *_: None, wrap=wrap)
+    prepare = store.prepare if store is not None else lambda *_: None
+    (group,) = await scheduler.run(name, [(0, task("bench"))], lambda *_: None, on_screenshot=prepare)
     assert not group.failures, group.failures
     for trajectory in group.trajectories:
         if store is not None:

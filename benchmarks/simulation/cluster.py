@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from arpo.config.recipe import load_config
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.models.loading import load_renderer
 from arpo.reporting.display import NullDisplay
+from arpo.rollout.player import Player
 from arpo.storage.run_folder import RunFolder
 from arpo.testing import screenshot
 from arpo.training.checkpoints import Progress
@@ -199,10 +200,17 @@ class Parts:
         def open_publisher(*_: object) -> Iterator[SimulatedPublisher]:
             yield self.publisher
 
+        @asynccontextmanager
+        async def started(player: Player, _: object) -> AsyncIterator[None]:
+            await player.scheduler.agent.engine.start()
+            yield
+            await player.scheduler.agent.engine.close()
+
         async def evaluate_nothing(*_: object) -> dict[str, Any]:
             return {}
 
         places = {
+            "arpo.rollout.player.Player.started": started,
             "arpo.rollout.player.open_pool": lambda config: EnvPool(
                 LocalEnvs(self.envs, config.env.parallel), config.env
             ),
@@ -211,7 +219,8 @@ class Parts:
             "arpo.engines.vllm.HttpExchange": lambda *_: self.http,
             "arpo.training.run.open_learner": lambda *_: self.learner,
             "arpo.training.run.open_publisher": open_publisher,
-            "arpo.training.run.evaluate_sets": evaluate_nothing,
+            "arpo.training.run.short_collections": nullcontext,
+            "arpo.training.evaluation.evaluate_sets": evaluate_nothing,
         }
         stack = ExitStack()
         for name, part in places.items():
@@ -265,8 +274,7 @@ def simulate(cluster: Cluster, selector: JumpingSelector | None = None) -> Resul
         return await work
 
     with ExitStack() as stack:
-        for module in ("run", "trainer"):
-            stack.enter_context(mock.patch(f"arpo.training.{module}.in_background", in_loop))
+        stack.enter_context(mock.patch("arpo.training.run.in_background", in_loop))
         return _measure(cluster, Clock(), partial(run_simulated, selector=selector))
 
 
@@ -306,15 +314,12 @@ async def _train(
     with parts.opened(cluster.shared):
         trainer = Trainer(config, store, recorder)
         recorder.stop = trainer.run.stop
-        engine = trainer.run.scheduler.agent.engine
-        await engine.start()
         running = asyncio.create_task(beside()) if beside is not None else None
         try:
             await trainer.train()
         finally:
             if running is not None:
                 running.cancel()
-            await engine.close()
             trainer.run.close()
     return _result(cluster, recorder, trainer.run.progress)
 

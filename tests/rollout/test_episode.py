@@ -8,7 +8,7 @@ from arpo.errors import EngineError, PromptTooLong
 from arpo.prompts.rendering import Renderer
 from arpo.rollout.episode import Agent, draw_seed, run_episode
 from arpo.testing import FakeEnv, ScriptedEngine, screenshot, task
-from arpo.types import StopReason
+from arpo.types import Observation, StepResult, StopReason
 from players import CLICK, DONE, RENDERER, TEMPLATE, TOKENIZER, WAIT, scripted
 
 
@@ -57,6 +57,39 @@ def test_each_turn_is_shown_before_its_actions_are_done():
     )
     trajectory = asyncio.run(run)
     assert shown == [(trajectory.turns[0], 0), (trajectory.turns[1], 1)]
+
+
+class Shown(FakeEnv):
+    """Shows the given screenshots, one after the other."""
+
+    def __init__(self, *shots):
+        super().__init__()
+        self.shots = iter(shots)
+
+    async def start(self, task):
+        return Observation(screenshot=next(self.shots))
+
+    async def step(self, actions):
+        return StepResult(observation=Observation(screenshot=next(self.shots)), terminated=False)
+
+
+def test_each_distinct_screenshot_is_reported_once_with_the_one_before_it():
+    first, second, third = (screenshot(shade) for shade in (1, 2, 3))
+    reported = []
+    agent = Agent(
+        engine=scripted([CLICK, CLICK, DONE]), renderer=RENDERER, template=TEMPLATE, coordinates="pixels"
+    )
+    run = run_episode(
+        task("t"),
+        Shown(first, second, first, third),
+        agent,
+        episode_id="0-0-0",
+        settings=settings(),
+        seed=3,
+        on_screenshot=lambda *pair: reported.append(pair),
+    )
+    assert asyncio.run(run).final is third
+    assert reported == [(first, None), (second, first), (third, second)]
 
 
 def test_the_sequence_only_grows():

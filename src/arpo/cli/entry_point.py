@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Set before torch is imported: on shared cores, spinning OpenMP threads slow torch down.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        code = _run_reporting_errors(sys.argv[1:] if argv is None else argv)
+        code = _run(sys.argv[1:] if argv is None else argv)
         if argv is None and code == INTERRUPTED:  # this process ends: one more Ctrl-C ends it at once
             signal.signal(signal.SIGINT, lambda *_: exit_at_once())
         return code
@@ -97,10 +97,12 @@ def _discard(number: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
-def _run_reporting_errors(argv: Sequence[str]) -> int:
+def _run(argv: Sequence[str]) -> int:
+    """Run a command. Reports errors of the user in one line."""
     try:
         with _flushed_output():
-            return _run(argv)
+            command, options, overrides = parse_command(argv)
+            return command.run(options, overrides)
     except UserError as error:
         return _report(str(error))
     except Outage as error:
@@ -142,11 +144,6 @@ def _describe_storage(error: OSError) -> str | None:
 def _free_megabytes(path: Path) -> float:
     folder = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.is_dir())
     return shutil.disk_usage(folder).free / 2**20
-
-
-def _run(argv: Sequence[str]) -> int:
-    command, options, overrides = parse_command(argv)
-    return command.run(options, overrides)
 
 
 def parse_command(argv: Sequence[str]) -> tuple[Command, argparse.Namespace, list[str]]:

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from arpo.config import Config
 from arpo.config.task_set_names import HELDOUT, OVERALL, TRAIN, set_label
 from arpo.engines.factory import model_id
-from arpo.envs.base import Env
 from arpo.errors import UserError
 from arpo.evaluation.finished_episodes import FinishedEpisodes, evaluation_key, is_of_another_evaluation
 from arpo.evaluation.scoring import (
@@ -28,12 +27,12 @@ from arpo.evaluation.scoring import (
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, note_cancel, open_display
+from arpo.rollout.episode import OnScreenshot
 from arpo.rollout.player import open_player
-from arpo.rollout.scheduler import OnEpisode, Outcome, Scheduler, WrapEnv
-from arpo.rollout.watched_env import WatchedEnv
+from arpo.rollout.scheduler import OnEpisode, Outcome, Scheduler
 from arpo.storage.run_folder import write_atomically
 from arpo.tasks.sets import evaluated, load_sets, playable, report_skipped, rollouts_of
-from arpo.types import Group, Task, Trajectory
+from arpo.types import Group, Screenshot, Task, Trajectory
 
 _T = TypeVar("_T")
 
@@ -47,14 +46,15 @@ async def evaluate(
     temperature: float,
     on_episode: OnEpisode,
     finished: Mapping[str, Trajectory] = MappingProxyType({}),
-    wrap: WrapEnv = lambda env: env,
+    on_screenshot: OnScreenshot = lambda screenshot, previous: None,
 ) -> list[Group]:
     """Play `rollouts` episodes of each (index, task) at `temperature`. Episode ids are name-index-number.
 
-    Episodes in `finished` are not played again. `wrap` is applied to each fresh environment.
+    Episodes in `finished` are not played again.
     """
     settings = replace(scheduler.settings, group_size=rollouts, temperature=temperature)
-    return await replace(scheduler, settings=settings).run(name, tasks, on_episode, finished, wrap)
+    playing = replace(scheduler, settings=settings)
+    return await playing.run(name, tasks, on_episode, finished, on_screenshot=on_screenshot)
 
 
 async def evaluate_resumably(
@@ -70,8 +70,9 @@ async def evaluate_resumably(
 ) -> list[Group]:
     """`evaluate` with a progress bar (`shown`). `kept` has the finished episodes, and gets the others."""
 
-    def wrap(env: Env) -> Env:
-        return WatchedEnv(env, kept.prepare) if kept is not None else env
+    def on_screenshot(screenshot: Screenshot, previous: Screenshot | None) -> None:
+        if kept is not None:
+            kept.prepare(screenshot, previous)
 
     def on_episode(index: int, outcome: Outcome) -> None:
         if kept is not None and isinstance(outcome, Trajectory):
@@ -90,7 +91,7 @@ async def evaluate_resumably(
         temperature=temperature,
         on_episode=on_episode,
         finished=finished,
-        wrap=wrap,
+        on_screenshot=on_screenshot,
     )
 
 

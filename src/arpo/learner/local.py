@@ -167,13 +167,21 @@ class LocalLearner:
         old_logps_M: Sequence[Tensor] | None,
         totals: _BatchMetrics,
     ) -> None:
-        losses, sums = [], TokenSums()
+        settings, losses, sums = self._config.loss, [], TokenSums()
         for index, microbatch in enumerate(update):
             self._prefetch_images(update[index : index + 2])
-            loss, token_sums = self._loss(microbatch, None if old_logps_M is None else old_logps_M[index])
+            base_logp_T = self._base_logprobs(microbatch) if settings.kl else None
+            logp_T, entropy_T = self._token_logprobs(self._model, microbatch)
+            old_logp_T = logp_T.detach() if old_logps_M is None else old_logps_M[index]
+            tokens = _loss_tokens(microbatch, logp_T, entropy_T, old_logp_T)
+            loss, token_sums, terms = policy_loss(tokens, settings, self._config.replay.ratio)
+            sums += token_sums
+            self.recorder.add(tokens, terms)
+            if base_logp_T is not None:
+                kl, kl_sums = kl_loss(tokens, base_logp_T)
+                loss, sums = loss + settings.kl * kl, sums + kl_sums
             self._backward(loss)
             losses.append(loss.detach())  # .item() here would wait for the backward pass
-            sums += token_sums
         norm = self._clip_gradients()
         total, sums = self._sum_over_ranks(sum(loss.item() for loss in losses), sums)
         if math.isfinite(total) and math.isfinite(norm):
@@ -186,19 +194,6 @@ class LocalLearner:
             self._skipped += 1
             totals.skipped += 1
         self._optimiser.zero_grad()
-
-    def _loss(self, microbatch: Microbatch, old_logp_T: Tensor | None) -> tuple[Tensor, TokenSums]:
-        base_logp_T = self._base_logprobs(microbatch) if self._config.loss.kl else None
-        logp_T, entropy_T = self._token_logprobs(self._model, microbatch)
-        tokens = _loss_tokens(
-            microbatch, logp_T, entropy_T, logp_T.detach() if old_logp_T is None else old_logp_T
-        )
-        loss, sums, terms = policy_loss(tokens, self._config.loss, self._config.replay.ratio)
-        self.recorder.add(tokens, terms)
-        if base_logp_T is None:
-            return loss, sums
-        kl, kl_sums = kl_loss(tokens, base_logp_T)
-        return loss + self._config.loss.kl * kl, sums + kl_sums
 
     def _prefetch_images(self, microbatches: Sequence[Microbatch]) -> None:
         """Start decoding the screenshots missing in the feature cache."""

@@ -23,6 +23,7 @@ from arpo.rollout.activity import Activity, Measure
 from arpo.types import Completion, Prompt, Sampling, Screenshot, StopReason, Task, Trajectory, Turn
 
 OnTurn = Callable[[Turn], None]
+OnScreenshot = Callable[[Screenshot, Screenshot | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +50,20 @@ async def run_episode(
     settings: RolloutConfig,
     seed: int,
     on_turn: OnTurn = lambda turn: None,
+    on_screenshot: OnScreenshot = lambda screenshot, previous: None,
     activity: Activity | None = None,
 ) -> Trajectory:
     """Play one task in a fresh environment. The caller closes the environment.
 
-    Calls `on_turn(turn)` after each answer, before its actions are done. `activity` measures where time goes.
+    Calls `on_turn(turn)` after each answer, before its actions are done. Calls `on_screenshot(screenshot,
+    previous)` when each distinct screenshot is taken; `previous` is the distinct one before it, None for the
+    first. `activity` measures where time goes.
     Raises PromptTooLong if the task and its first screenshot leave no space for an answer.
     """
     try:
         with (activity or Activity()).episode(episode_id, host_of(env)) as measure:
-            return await _play(task, env, agent, episode_id, settings, seed, on_turn, measure)
+            look = _once_each(on_screenshot)
+            return await _play(task, env, agent, episode_id, settings, seed, on_turn, look, measure)
     finally:
         async with boundary(EngineError, "release"):
             await agent.engine.release(episode_id)
@@ -72,6 +77,7 @@ async def _play(
     settings: RolloutConfig,
     seed: int,
     on_turn: OnTurn,
+    look: Callable[[Screenshot], None],
     measure: Measure,
 ) -> Trajectory:
     conversation = Conversation.begin(agent.template, task.instruction, settings.max_images)
@@ -81,6 +87,7 @@ async def _play(
     with measure("start"):
         screenshot = (await env.start(task)).screenshot
     while stop is None:
+        look(screenshot)
         conversation = conversation.look(screenshot)
         restart = conversation.slid or not turns
         context = _context(agent.renderer, conversation, restart)
@@ -128,6 +135,7 @@ async def _play(
             screenshot = result.observation.screenshot
             stop = _stop(actions, result.terminated, last=len(turns) == settings.max_steps)
 
+    look(screenshot)
     with measure("evaluate"):
         score = await env.evaluate()
     return Trajectory(
@@ -139,6 +147,18 @@ async def _play(
         malformed=stop in (StopReason.PARSE_ERROR, StopReason.LENGTH),
         stop=stop,
     )
+
+
+def _once_each(on_screenshot: OnScreenshot) -> Callable[[Screenshot], None]:
+    """A function that reports each distinct screenshot once."""
+    seen: dict[str, Screenshot] = {}
+
+    def look(screenshot: Screenshot) -> None:
+        if screenshot.sha256 not in seen:
+            on_screenshot(screenshot, next(reversed(seen.values()), None))
+            seen[screenshot.sha256] = screenshot
+
+    return look
 
 
 def draw_seed(seed: int, task_id: str, episode_id: str, turn: int) -> int:

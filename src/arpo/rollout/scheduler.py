@@ -15,12 +15,11 @@ from arpo.config import RolloutConfig
 from arpo.envs.base import Env
 from arpo.envs.pool import EnvPool
 from arpo.rollout.activity import Activity
-from arpo.rollout.episode import Agent, OnTurn, run_episode
+from arpo.rollout.episode import Agent, OnScreenshot, OnTurn, run_episode
 from arpo.types import Failure, Group, Task, Trajectory
 
 Outcome = Trajectory | Failure
 OnEpisode = Callable[[int, Outcome], None]
-WrapEnv = Callable[[Env], Env]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +36,14 @@ class Scheduler:
         tasks: Sequence[tuple[int, Task]],
         on_episode: OnEpisode,
         finished: Mapping[str, Trajectory] = MappingProxyType({}),
-        wrap: WrapEnv = lambda env: env,
         on_turn: OnTurn = lambda turn: None,
+        on_screenshot: OnScreenshot = lambda screenshot, previous: None,
     ) -> list[Group]:
         """Play one group of `group_size` episodes for each (index, task).
 
         Calls `on_episode(index, outcome)` when an episode ends. Episode ids are batch-index-number: the tasks
         [(4, task)] of "batch0" with group_size 2 give "batch0-4-0" and "batch0-4-1". Episodes in `finished`
-        enter the groups without being played again. `wrap` is applied to each fresh environment. Calls
-        `on_turn(turn)` after each answer.
+        enter the groups without being played again. `run_episode` calls `on_turn` and `on_screenshot`.
 
         If cancelled, it cancels every episode and waits until their environments are closed. An unexpected
         error does the same and is raised.
@@ -57,7 +55,7 @@ class Scheduler:
             name = f"{batch}-{index}-{number}"
             if name in finished:
                 return finished[name]
-            outcome = await self.episode(task, name, wrap, on_turn)
+            outcome = await self.episode(task, name, on_turn, on_screenshot)
             on_episode(index, outcome)
             return outcome
 
@@ -77,20 +75,21 @@ class Scheduler:
         self,
         task: Task,
         episode_id: str,
-        wrap: WrapEnv = lambda env: env,
         on_turn: OnTurn = lambda turn: None,
+        on_screenshot: OnScreenshot = lambda screenshot, previous: None,
     ) -> Outcome:
-        """Play one episode in a leased environment. `wrap` is applied to each fresh environment."""
+        """Play one episode in a leased environment."""
 
         async def play(env: Env) -> Trajectory:
             return await run_episode(
                 task,
-                wrap(env),
+                env,
                 self.agent,
                 episode_id=episode_id,
                 settings=self.settings,
                 seed=self.seed,
                 on_turn=on_turn,
+                on_screenshot=on_screenshot,
                 activity=self.activity,
             )
 

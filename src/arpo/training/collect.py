@@ -22,7 +22,6 @@ from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, note_cancel, open_display
 from arpo.rollout.player import Player, open_player
 from arpo.rollout.scheduler import Outcome
-from arpo.rollout.watched_env import WatchedEnv
 from arpo.storage import checkpoint
 from arpo.storage.codec import COLLECTED
 from arpo.storage.files import RESTORE_OR_LEAVE
@@ -124,7 +123,7 @@ async def _collect(
                     rollouts=1,
                     temperature=config.rollout.temperature,
                     on_episode=on_episode,
-                    wrap=lambda env: WatchedEnv(env, store.prepare),
+                    on_screenshot=store.prepare,
                 )
             some_tasks = indices.keys() != {index_of(number) for number in left}
             report_failures(groups, display, some_tasks=some_tasks)

@@ -19,7 +19,6 @@ from arpo.algorithms.admission import Admission
 from arpo.errors import Outage
 from arpo.evaluation.scoring import report_failures
 from arpo.rollout.scheduler import Outcome
-from arpo.rollout.watched_env import WatchedEnv
 from arpo.storage.codec import GROUP
 from arpo.tasks.order import TaskOrder
 from arpo.tasks.sources import TaskIndex
@@ -179,7 +178,7 @@ class GroupStream:
                 GROUP,
                 [(playing.number, playing.task)],
                 on_episode,
-                wrap=lambda env: WatchedEnv(env, run.store.prepare),
+                on_screenshot=run.store.prepare,
                 on_turn=on_turn,
             )
             if playing.number in self._playing:

@@ -10,7 +10,6 @@ from arpo.algorithms.credit import Credit
 from arpo.algorithms.samples import split_by_signal
 from arpo.errors import Outage
 from arpo.evaluation.scoring import report_failures
-from arpo.rollout.watched_env import WatchedEnv
 from arpo.storage.codec import BATCH
 from arpo.tasks.order import TaskOrder
 from arpo.training.checkpoints import Progress
@@ -68,7 +67,7 @@ class LockStep:
                     f"{BATCH}{run.progress.batch}",
                     list(enumerate(tasks, first)),
                     lambda *_: run.display.episode_done(),
-                    wrap=lambda env: WatchedEnv(env, run.store.prepare),
+                    on_screenshot=run.store.prepare,
                 )
             self._store(fresh)
             groups += fresh

@@ -220,7 +220,7 @@ def test_the_learner_descends_the_very_loss(method: str, length: str, tmp_path: 
     given = [one for one in stored() if method != "rft" or one.score == 1.0]
     ours = learner(config)
     methods: dict[str, OfflineMethod] = {
-        "rft": RFT(),
+        "rft": RFT(settings=config.offline),
         "dpo": DPO(settings=config.offline),
         "kto": KTO(settings=config.offline, weights=WEIGHTS),
     }

@@ -229,7 +229,7 @@ def test_no_checkpoint_keeps_a_group_that_is_stored_in_part(
     with closing(RunFolder(Path(config.run.dir))) as store:
         store.write_recipe(config)
         trainer = Trainer(config, store, NullDisplay())
-        add, learn, failed = store.add_trajectory, trainer.run.learn, asyncio.Event()
+        add, learn, failed = store.add_trajectory, trainer.run.learner.train, threading.Event()
 
         def full(trajectory: Trajectory) -> None:
             if trajectory.episode_id == "group-1-1":
@@ -238,11 +238,11 @@ def test_no_checkpoint_keeps_a_group_that_is_stored_in_part(
             add(trajectory)
 
         async def learn_later(batch: Batch) -> Mapping[str, float]:
-            await asyncio.wait_for(failed.wait(), 60)
+            assert failed.wait(60)  # in the thread of the learner
             return await learn(batch)
 
         monkeypatch.setattr(store, "add_trajectory", full)
-        monkeypatch.setattr(trainer.run, "learn", learn_later)
+        monkeypatch.setattr(trainer.run.learner, "train", learn_later)
         with pytest.raises(OSError, match="no space left on device"):
             asyncio.run(trainer.train())
         assert trainer.run.learner.weights().version == 1
@@ -262,8 +262,10 @@ def test_a_checkpoint_written_again_leaves_the_screenshots_of_the_one_before(
         monkeypatch.setattr(store, "prune", kept.append)
         for batch, waiting in ((1, "a"), (2, "b"), (2, "c"), (3, "d")):
             trainer.run.progress.batch = batch
+            state = {"stream": {"finished": [{"trajectories": [waiting]}]}}
             monkeypatch.setattr(trainer.source, "waiting_episodes", lambda waiting=waiting: {waiting})
-            trainer.saved()
+            monkeypatch.setattr(trainer.source, "state", lambda state=state: state)
+            asyncio.run(trainer.run.save())
     assert kept == [{"a"}, {"a", "b"}, {"a", "c"}, {"c", "d"}]
 
 
@@ -282,7 +284,7 @@ def test_a_checkpoint_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     begin = RunFolder.begin_offsets
 
     def begin_offsets(store: RunFolder) -> Any:
-        trainer.source._dropped.append(99)  # type: ignore[attr-defined]
+        trainer.source._dropped.append(99)  # type: ignore[union-attr]
         return begin(store)
 
     config = small_config(tmp_path, [A, B], *ASYNC)
@@ -290,7 +292,7 @@ def test_a_checkpoint_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         trainer = Trainer(config, store, NullDisplay())
         monkeypatch.setattr(RunFolder, "begin_offsets", begin_offsets)
         with closing(trainer.run):
-            asyncio.run(trainer._save())
+            asyncio.run(trainer.run.save())
             found, _ = latest(store.folder / CHECKPOINTS)
     assert found is not None
     assert json.loads((found.path / "state.json").read_text())["stream"]["dropped"] == []

@@ -197,7 +197,7 @@ def test_an_online_runs_own_episodes_are_a_source_too(tmp_path: Path) -> None:
     (tmp_path / "online").mkdir()
     online = small_config(tmp_path / "online", [A], "--train.epochs=2")
     assert run_training(online) == 0
-    found = open_source(offline(tmp_path, "dpo", Path(online.run.dir), [A]), NullDisplay())
+    found, _ = open_source(offline(tmp_path, "dpo", Path(online.run.dir), [A]), NullDisplay())
     assert found.played == 4
     stored = RunFolderReader(Path(online.run.dir))
     scores = {
@@ -223,7 +223,7 @@ def test_what_cannot_be_trained_on_is_left_out_and_told(source: Path, tmp_path: 
         store.add_failure(failure)
     store.close()
     display, mixed = Notes(), f"{tmp_path}/mixed: 1 episodes are left out:"
-    found = open_source(offline(tmp_path, "rft", tmp_path / "mixed", [A]), display)
+    found, _ = open_source(offline(tmp_path, "rft", tmp_path / "mixed", [A]), display)
     assert (found.played, found.failed) == (3, 1)
     assert (found.successes, found.failures) == ({A: ["collect-0-0"]}, {})
     assert display.notes == [
@@ -241,7 +241,7 @@ def test_episodes_whose_screenshots_were_cut_off_are_left_out_and_told(source: P
     pack = tmp_path / "cut" / "screenshots.pack"
     os.truncate(pack, pack.stat().st_size - 1)
     display = Notes()
-    found = open_source(offline(tmp_path, "rft", tmp_path / "cut", [A]), display)
+    found, _ = open_source(offline(tmp_path, "rft", tmp_path / "cut", [A]), display)
     assert found.successes == {A: ["collect-0-0"]}
     assert display.notes == [
         f"{tmp_path}/cut: 1 episodes are left out: "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -17,10 +18,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from arpo.actions import Action
 from arpo.config import Config
 from arpo.engines.factory import model_id
-from arpo.envs.base import Env
 from arpo.envs.osworld.runnable import split_runnable
 from arpo.errors import UserError
 from arpo.evaluation.osworld_results import SUMMARY, Played, TaskKey, Trial, model_folder, scores, task_key
@@ -35,11 +34,12 @@ from arpo.reporting.display import (
     note_cancel,
     open_display,
 )
+from arpo.rollout.activity import Activity, EpisodeCalls
 from arpo.rollout.player import Player, open_player
 from arpo.rollout.scheduler import Scheduler
 from arpo.storage.run_folder import write_atomically
 from arpo.tasks.lists import load_tasks, select_tasks
-from arpo.types import Failure, Observation, StepResult, Task, Trajectory
+from arpo.types import Failure, Task, Trajectory
 
 SECTIONS = ("run", "model", "tasks", "env", "osworld", "engine", "rollout", "eval", "server")
 
@@ -145,37 +145,19 @@ async def _play(
 
 async def _episode(scheduler: Scheduler, trial: Trial, task: Task, progress: _Progress) -> None:
     key = task_key(task)
-    times: list[datetime] = []
-    outcome = await scheduler.episode(task, "/".join((trial.name, *key)), lambda env: _TimedEnv(env, times))
+    attempts: list[EpisodeCalls] = []
+    activity = Activity()
+    activity.report = attempts.append
+    outcome = await replace(scheduler, activity=activity).episode(task, "/".join((trial.name, *key)))
     if isinstance(outcome, Trajectory):
-        played = Played(trajectory=outcome, times=tuple(times), max_steps=scheduler.settings.max_steps)
+        zero = time.time() - time.monotonic()
+        calls = [began for name, began, _ in attempts[-1].calls if name != "engine"]
+        times = tuple(datetime.fromtimestamp(zero + began) for began in calls)
+        played = Played(trajectory=outcome, times=times, max_steps=scheduler.settings.max_steps)
         await asyncio.to_thread(trial.add, key, played)
     else:
         trial.add_failure(key, outcome)
     progress.ended(key, outcome)
-
-
-class _TimedEnv:
-    """Records the times of start, of each step and of the evaluation."""
-
-    def __init__(self, env: Env, times: list[datetime]) -> None:
-        self._env, self._times = env, times
-
-    async def start(self, task: Task) -> Observation:
-        self._times.clear()  # an earlier attempt may have filled it
-        self._times.append(datetime.now())
-        return await self._env.start(task)
-
-    async def step(self, actions: tuple[Action, ...]) -> StepResult:
-        self._times.append(datetime.now())
-        return await self._env.step(actions)
-
-    async def evaluate(self) -> float:
-        self._times.append(datetime.now())
-        return await self._env.evaluate()
-
-    async def close(self) -> None:
-        await self._env.close()
 
 
 class _Progress:

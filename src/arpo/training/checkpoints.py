@@ -19,15 +19,17 @@ from arpo.config.recipe import changed, load_config
 from arpo.errors import UserError
 from arpo.learner.base import Learner
 from arpo.prompts import vision
+from arpo.prompts.rendering import Renderer
 from arpo.reporting.display import Display
 from arpo.rollout.player import Player
 from arpo.storage import checkpoint
 from arpo.storage.codec import COLLECTED, failure_from_json
 from arpo.storage.files import RESTORE_OR_LEAVE, damage, parse_object
 from arpo.storage.run_folder import METRICS, RECIPE, TRAJECTORIES, RunFolder, RunFolderReader
-from arpo.types import Group, Rescue, Trajectory
+from arpo.types import Group, Rescue, Trajectory, Turn
 
 STATE = "state.json"
+LENGTH = ("train.epochs", "train.tasks", "offline.passes")  # whole keys, not prefixes: train.tasks_per_batch
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +86,20 @@ class Checkpoints:
     def batch(self) -> int | None:
         """The batch of the newest checkpoint."""
         return None if self.newest is None else self.newest.step
+
+    def needed_episodes(self) -> set[str]:
+        """Ids of the stored episodes that the checkpoints on disk name."""
+        needed = set()
+        for path in self._folder.glob(f"step-*/{STATE}"):
+            try:
+                state = parse_object(path.read_bytes(), path)
+            except UserError:  # a resume skips a damaged checkpoint
+                continue
+            for episodes in state.get("replay", {}).values():
+                needed.update(episodes)
+            for group in state.get("stream", {}).get("finished", ()):
+                needed.update(group["trajectories"])
+        return needed
 
     async def save(
         self, batch: int, learner: Learner, state: Mapping[str, Any], offsets: Callable[[], Mapping[str, int]]
@@ -165,60 +181,42 @@ class UnfinishedBatch:
     seconds: Mapping[str, float]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "metrics": dict(self.metrics),
-            "groups": [group_to_json(group) for group in self.groups],
-            "played": self.played,
-            "seconds": dict(self.seconds),
-        }
+        return asdict(replace(self, groups=())) | {"groups": [group_to_json(group) for group in self.groups]}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], store: RunFolderReader) -> UnfinishedBatch:
-        return cls(
-            metrics=dict(value["metrics"]),
-            groups=[group_from_json(group, store.load_trajectory) for group in value["groups"]],
-            played=value["played"],
-            seconds=dict(value["seconds"]),
-        )
+        groups = [group_from_json(group, store.load_trajectory) for group in value["groups"]]
+        return cls(**{**value, "groups": groups})
 
 
-def load_checked(reader: RunFolderReader, episode_id: str, player: Player) -> Trajectory:
-    """Load an episode. Raises UserError if the player's model cannot have sampled its tokens."""
-    trajectory = reader.load_trajectory(episode_id)
-    _check_tokens(trajectory, reader, player)
-    return trajectory
+def load_checked(
+    reader: RunFolderReader, episode_id: str, player: Player, *, outline: bool = False
+) -> Trajectory:
+    """Load an episode. Raises UserError if the player's model cannot have sampled its tokens.
 
-
-def load_outline(reader: RunFolderReader, episode_id: str, player: Player) -> Trajectory:
-    """The same checks without decoding: the screenshots of the result have a size, but no pixels."""
-    outline = reader.load_outline(episode_id)
-    _check_tokens(outline, reader, player)
-    return outline
-
-
-def _check_tokens(trajectory: Trajectory, reader: RunFolderReader, player: Player) -> None:
-    renderer, rows = player.token_renderer, player.model.config.text_config.vocab_size
+    `outline`: without decoding. The screenshots of the result have a size, but no pixels.
+    """
+    trajectory = reader.load_outline(episode_id) if outline else reader.load_trajectory(episode_id)
+    rows = player.model.config.text_config.vocab_size
     for turn in trajectory.turns:
         tokens = (*turn.context, *turn.completion.token_ids)
-        slots = sum(vision.image_tokens(renderer.grid(shot), renderer.settings) for shot in turn.images)
-        if not 0 <= min(tokens) <= max(tokens) < rows or turn.context.count(renderer.image_token_id) != slots:
+        if not 0 <= min(tokens) <= max(tokens) < rows or not images_fit(turn, player.token_renderer):
             raise UserError(
                 f"{reader.folder / TRAJECTORIES}: damaged, the tokens of episode {trajectory.episode_id!r} "
                 f"do not fit the model and the screenshots: {RESTORE_OR_LEAVE}"
             )
+    return trajectory
 
 
-LENGTH = ("train.epochs", "train.tasks", "offline.passes")  # whole keys, not prefixes: train.tasks_per_batch
-
-
-def collected_episodes(store: RunFolder) -> list[str]:
-    """Ids of the episodes of `arpo collect`."""
-    return [name for name in store.episode_ids() if name.startswith(f"{COLLECTED}-")]
+def images_fit(turn: Turn, renderer: Renderer) -> bool:
+    """Whether the prompt has as many image tokens as its screenshots need."""
+    slots = sum(vision.image_tokens(renderer.grid(shot), renderer.settings) for shot in turn.images)
+    return turn.context.count(renderer.image_token_id) == slots
 
 
 def check_folder(store: RunFolder, config: Config) -> None:
     """Refuse a folder with something other than a training run of this recipe."""
-    if collected_episodes(store):
+    if any(name.startswith(f"{COLLECTED}-") for name in store.episode_ids()):
         raise UserError(
             f"{store.folder}: holds collected episodes. Choose another --run.dir. To train on the "
             "episodes, name the folder as --offline.source"

@@ -24,14 +24,13 @@ from arpo.config import Config
 from arpo.errors import UserError, closed_on_error
 from arpo.learner.base import Metrics
 from arpo.models.loading import load_renderer
-from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
 from arpo.reporting.display import Display
 from arpo.storage.codec import EVALUATED, StoredEpisode
 from arpo.storage.run_folder import PACK, RunFolder, RunFolderReader
 from arpo.tasks.sets import load_sets
 from arpo.tasks.sources import TaskIndex
-from arpo.training.checkpoints import Progress, load_checked
+from arpo.training.checkpoints import Progress, images_fit, load_checked
 from arpo.training.offline_methods import OfflineMethod, Unit, open_method
 from arpo.training.run import Run
 from arpo.types import Trajectory
@@ -69,8 +68,7 @@ class OfflineTrainer:
 
     def __init__(self, config: Config, store: RunFolder, display: Display) -> None:
         self.config = config
-        self.source = open_source(config, display)
-        self.method = method_for(self.source, config)
+        self.source, self.method = open_source(config, display)
         progress = Progress(episodes=self.source.played, failures=self.source.failed)
         self.run = Run(config, store, display, progress, self)
         with closed_on_error(self.run):
@@ -170,13 +168,8 @@ class OfflineTrainer:
         self.run.refuse_less("offline.passes", passes, self.config.offline.passes)
 
 
-def method_for(source: Source, config: Config) -> OfflineMethod:
-    successes, failures = (sum(map(len, kind.values())) for kind in (source.successes, source.failures))
-    return open_method(config.train.method, config.offline, successes, failures)
-
-
-def open_source(config: Config, display: Display) -> Source:
-    """The episodes of offline.source. Raises UserError if the method has nothing to learn from."""
+def open_source(config: Config, display: Display) -> tuple[Source, OfflineMethod]:
+    """The episodes of offline.source and the method. Raises UserError if it has nothing to learn from."""
     if not config.offline.source:
         raise UserError(
             f"offline.source: is empty, and {config.train.method} learns from stored episodes. Name a "
@@ -186,7 +179,8 @@ def open_source(config: Config, display: Display) -> Source:
     if folder.resolve() == Path(config.run.dir).resolve():
         raise UserError(f"offline.source: {folder} is run.dir. Choose another --run.dir")
     source = _read(config, RunFolderReader(folder), display)
-    method = method_for(source, config)
+    successes, failures = (sum(map(len, kind.values())) for kind in (source.successes, source.failures))
+    method = open_method(config.train.method, config.offline, successes, failures)
     if not method.units(source.successes, source.failures, Random(0)):
         raise UserError(
             f"{folder}: no {method.needs} among its {source.played} episodes of the training tasks, so "
@@ -194,7 +188,7 @@ def open_source(config: Config, display: Display) -> Source:
         )
     name = next(iter(source.successes.values()))[0]
     _check_compatible(source.reader.load_trajectory(name), load_renderer(config.model), folder)
-    return source
+    return source, method
 
 
 def _read(config: Config, reader: RunFolderReader, display: Display) -> Source:
@@ -250,11 +244,7 @@ def _check_compatible(trajectory: Trajectory, renderer: Renderer, folder: Path) 
     """Refuse episodes of another tokenizer or image size: their tokens would have another meaning."""
     for turn in trajectory.turns:
         completion = turn.completion
-        slots = sum(vision.image_tokens(renderer.grid(shot), renderer.settings) for shot in turn.images)
-        if (
-            renderer.decode(completion.token_ids) != completion.text
-            or turn.context.count(renderer.image_token_id) != slots
-        ):
+        if renderer.decode(completion.token_ids) != completion.text or not images_fit(turn, renderer):
             raise UserError(
                 f"{folder}: its episodes were sampled with other model settings (model.path, "
                 "model.min_pixels, model.max_pixels). Collect with the same model settings"

@@ -6,11 +6,12 @@ the learner's log-probabilities. The loss functions are in `algorithms/preferenc
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from random import Random
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from arpo.algorithms.preference_losses import (
     KTOWeights,
@@ -31,31 +32,39 @@ Unit = tuple[str, ...]  # episode ids that stay in one update: one episode, or f
 EpisodesByTask = Mapping[str, Sequence[str]]
 
 
-class OfflineMethod(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineMethod(ABC):
     """An offline method with its settings."""
 
-    needs: ClassVar[str]  # the episodes that it learns from, for messages
+    settings: OfflineConfig
+    needs: ClassVar[str] = "successes"  # the episodes that it learns from, for messages
 
+    @property
+    def length(self) -> str:
+        """Whether Δ of a trajectory is the sum or the mean over its tokens."""
+        return self.settings.length
+
+    @abstractmethod
     def units(self, successes: EpisodesByTask, failures: EpisodesByTask, rng: Random) -> list[Unit]:
         """The units of one pass, in a fixed order. Empty if the method has nothing to learn from."""
-        ...
 
+    @abstractmethod
     async def loss(
         self, learner: Learner, trajectories: Sequence[Trajectory], desirable: Sequence[bool], rng: Random
     ) -> TrajectoryLoss:
         """The loss of one update. `desirable` marks the successes among the trajectories."""
-        ...
 
     def batch(self, trajectories: Sequence[Trajectory], loss: TrajectoryLoss) -> Batch:
         """The batch of one update whose gradient is the gradient of the loss."""
-        ...
+        return Batch(updates=(tuple(samples_for(trajectories, loss.coefficients, self.length)),))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RFT:
+class RFT(OfflineMethod):
     """Rejection sampling: maximum likelihood on the successes."""
 
-    needs: ClassVar[str] = "successes"
+    @property
+    def length(self) -> str:
+        return "mean"
 
     def units(self, successes: EpisodesByTask, failures: EpisodesByTask, rng: Random) -> list[Unit]:
         return _single(successes)
@@ -63,18 +72,13 @@ class RFT:
     async def loss(
         self, learner: Learner, trajectories: Sequence[Trajectory], desirable: Sequence[bool], rng: Random
     ) -> TrajectoryLoss:
-        return rft(await _logps(learner, trajectories, "mean", base=False))
-
-    def batch(self, trajectories: Sequence[Trajectory], loss: TrajectoryLoss) -> Batch:
-        return _batch(trajectories, loss, "mean")
+        return rft(await _logps(learner, trajectories, self.length, base=False))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DPO:
+class DPO(OfflineMethod):
     """Direct preference optimisation on pairs of a success and a failure of one task."""
 
-    settings: OfflineConfig
-    needs: ClassVar[str] = "successes and failures of one task"
+    needs = "successes and failures of one task"
 
     def units(self, successes: EpisodesByTask, failures: EpisodesByTask, rng: Random) -> list[Unit]:
         return [*pairs(successes, failures, self.settings.pairs, rng)]
@@ -82,19 +86,14 @@ class DPO:
     async def loss(
         self, learner: Learner, trajectories: Sequence[Trajectory], desirable: Sequence[bool], rng: Random
     ) -> TrajectoryLoss:
-        return dpo(await _gains(learner, trajectories, self.settings.length), self.settings.beta)
-
-    def batch(self, trajectories: Sequence[Trajectory], loss: TrajectoryLoss) -> Batch:
-        return _batch(trajectories, loss, self.settings.length)
+        return dpo(await _gains(learner, trajectories, self.length), self.settings.beta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KTO:
+class KTO(OfflineMethod):
     """Kahneman-Tversky optimisation on successes and failures, without pairs."""
 
-    settings: OfflineConfig
     weights: KTOWeights
-    needs: ClassVar[str] = "successes"
 
     def units(self, successes: EpisodesByTask, failures: EpisodesByTask, rng: Random) -> list[Unit]:
         return [*_single(successes), *_single(failures)] if successes else []
@@ -102,20 +101,16 @@ class KTO:
     async def loss(
         self, learner: Learner, trajectories: Sequence[Trajectory], desirable: Sequence[bool], rng: Random
     ) -> TrajectoryLoss:
-        length = self.settings.length
-        reference = await _gains(learner, mismatched(trajectories, rng), length)
-        gains = await _gains(learner, trajectories, length)
+        reference = await _gains(learner, mismatched(trajectories, rng), self.length)
+        gains = await _gains(learner, trajectories, self.length)
         return kto(gains, desirable, reference, self.settings.beta, self.weights)
-
-    def batch(self, trajectories: Sequence[Trajectory], loss: TrajectoryLoss) -> Batch:
-        return _batch(trajectories, loss, self.settings.length)
 
 
 def open_method(name: str, settings: OfflineConfig, successes: int, failures: int) -> OfflineMethod:
     """The method of train.method. The numbers of episodes balance the weights of KTO."""
     match name:
         case "rft":
-            return RFT()
+            return RFT(settings=settings)
         case "dpo":
             return DPO(settings=settings)
         case "kto":
@@ -125,10 +120,6 @@ def open_method(name: str, settings: OfflineConfig, successes: int, failures: in
 
 def _single(episodes: EpisodesByTask) -> list[Unit]:
     return [(name,) for names in episodes.values() for name in names]
-
-
-def _batch(trajectories: Sequence[Trajectory], loss: TrajectoryLoss, length: str) -> Batch:
-    return Batch(updates=(tuple(samples_for(trajectories, loss.coefficients, length)),))
 
 
 async def _gains(learner: Learner, trajectories: Sequence[Trajectory], length: str) -> list[float]:

@@ -6,10 +6,10 @@ import asyncio
 import math
 import shutil
 import sys
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,7 +30,7 @@ from arpo.storage.codec import EVALUATED
 from arpo.storage.run_folder import RunFolder
 from arpo.tasks.order import open_order
 from arpo.tasks.sources import TaskIndex, replay_key
-from arpo.training.checkpoints import Progress, check_folder, load_checked, load_outline
+from arpo.training.checkpoints import Progress, check_folder, load_checked
 from arpo.training.export import export_model
 from arpo.training.group_stream import GroupStream
 from arpo.training.lock_step import LockStep
@@ -47,9 +47,6 @@ class Trainer:
 
     def __init__(self, config: Config, store: RunFolder, display: Display) -> None:
         self.config = config
-        # Episodes needed by the checkpoints on disk. Pruning keeps their screenshots.
-        self._needed: deque[set[str]] = deque(maxlen=config.store.keep_checkpoints)
-        self._needed_batch: int | None = None  # of the last of them
         groups = {"total": 0, "without_signal": 0, "rescued": 0}
         self.run = Run(config, store, display, Progress(groups=groups), self)
         with closed_on_error(self.run):
@@ -205,27 +202,20 @@ class Trainer:
         }
 
     def state(self) -> dict[str, Any]:
-        state = {"replay": self.replay.state(), **self.order.state(), **self.source.state()}
-        if self.run.unfinished is not None:  # the next start saves this batch again
-            state["replayable"] = [sorted(episodes) for episodes in self._needed]
-        return state
+        return {"replay": self.replay.state(), **self.order.state(), **self.source.state()}
 
     def saved(self) -> None:
         """Prune if due: delete the screenshots needed by no checkpoint on disk."""
-        batch, every = self.run.progress.batch, self.config.store.prune_every
-        if self._needed_batch == batch:  # the new checkpoint has replaced one of the same batch
-            self._needed.pop()
-        self._needed_batch = batch
-        self._needed.append(_episodes(self.replay.state()) | self.source.waiting_episodes())
-        if every and batch % every == 0:
-            self.run.store.prune(set().union(*self._needed))
+        every = self.config.store.prune_every
+        if every and self.run.progress.batch % every == 0:
+            # Episodes that wait for a batch may have ended after the checkpoint: the next one names them.
+            self.run.store.prune(self.run.checkpoints.needed_episodes() | self.source.waiting_episodes())
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         stored = [episode for episodes in state["replay"].values() for episode in episodes]
-        self.replay.restore(load_outline(self.run.store, name, self.run.player) for name in stored)
+        load = partial(load_checked, self.run.store, player=self.run.player, outline=True)
+        self.replay.restore(map(load, stored))
         self.source.restore(state)
-        waiting = self.source.waiting_episodes()
-        self._needed.extend(map(set, state.get("replayable", [{*stored, *waiting}])))
         played = self.run.store.episodes()
         self.order.restore(state, (e for e in played if not e.episode_id.startswith(EVALUATED)))
         self._refuse_shorter()
@@ -236,10 +226,6 @@ class Trainer:
             self.run.refuse_less("train.tasks", done, train.tasks)
         else:
             self.run.refuse_less("train.epochs", done / len(self.run.sets["train"]), train.epochs)
-
-
-def _episodes(replay: Mapping[str, Sequence[str]]) -> set[str]:
-    return {episode for stored in replay.values() for episode in stored}
 
 
 def _mean(values: Iterable[float]) -> float:

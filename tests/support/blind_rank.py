@@ -7,11 +7,13 @@ from pathlib import Path
 
 import torch
 
-from arpo.learner import sharded, shared_folder
+from arpo.learner import sharded
+
+_find_writers = sharded.find_writers
 
 
 def find_writers(marker: Path, device: torch.device) -> list[int]:
-    return shared_folder.find_writers(marker.with_name("not on this node"), device)
+    return _find_writers(marker.with_name("not on this node"), device)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,7 @@ from arpo.config import Config, ModelConfig
 from arpo.engines.base import Weights
 from arpo.learner.base import Learner
 from arpo.learner.saved_state import rank_file, save_tensors
-from arpo.models.lora import has_adapters
-from arpo.models.peft_files import peft_tensors, write_peft_config
+from arpo.models.lora import has_adapters, peft_tensors, write_peft_config
 from arpo.prompts.rendering import Renderer
 from arpo.storage.published_weights import (
     ADAPTER_FILE,

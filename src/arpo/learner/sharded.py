@@ -12,6 +12,7 @@ runs only on a cache miss, at different times on each rank.
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,7 +54,6 @@ from arpo.learner.saved_state import (
     write_counters,
 )
 from arpo.learner.sharded_model import copy_from_rank_0, fill_from_rank_0, sharded_model
-from arpo.learner.shared_folder import find_writers, marked
 from arpo.models.families import VisionLanguageModel
 from arpo.models.loading import DTYPES, load_model, load_renderer
 from arpo.models.trainable import load_trained, set_trainable
@@ -232,7 +232,7 @@ class RankLearner(LocalLearner):
     def save_shards(self, folder: Path, marker: str) -> int:
         """Write the full tensors of this rank's part of the parameters; return when all ranks are done.
 
-        Returns the number of ranks that write files: those that see the marker (`shared_folder`).
+        Returns the number of ranks that write files: those that see the marker.
         """
         names, writers = list(self._shards), find_writers(folder / marker, self._device)
         shares = balance_sizes([self._shards[name].numel() for name in names], len(writers))
@@ -314,6 +314,25 @@ class RankLearner(LocalLearner):
         norm = square.sqrt().float()
         nn.utils.clip_grads_with_norm_(stepped, self._config.optim.grad_norm, norm)
         return norm.item()
+
+
+@contextmanager
+def marked(folder: Path) -> Iterator[str]:
+    """Name of a file that rank 0 keeps in the folder during the block. Ranks that see it see the folder."""
+    marker = folder / f"shared-{secrets.token_hex(8)}"
+    marker.touch()
+    try:
+        yield marker.name
+    finally:
+        marker.unlink(missing_ok=True)
+
+
+def find_writers(marker: Path, device: torch.device) -> list[int]:
+    """Numbers of the ranks that see this file. Every rank calls it."""
+    seen = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
+    seen[dist.get_rank()] = int(marker.is_file())
+    dist.all_reduce(seen)
+    return [rank for rank, sees in enumerate(seen.tolist()) if sees]
 
 
 @contextmanager

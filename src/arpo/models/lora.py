@@ -5,14 +5,20 @@ base model. A and B are always float32 and are cast to the type of the layer's i
 the weights, full precision costs nothing, no update is rounded away, and products run at the speed of the
 base. `attach` changes one model instance and keeps the names of the base weights; adapters are named
 NAME.lora.a and NAME.lora.b. There is no dropout and no bias.
+
+Other tools and vLLM load the layout of PEFT: adapter_model.safetensors has
+base_model.model.LAYER.lora_A.weight [r, in] and .lora_B.weight [out, r], adapter_config.json has r and
+lora_alpha. PEFT itself computes in float32 and draws other initial values, so it does not train here.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -20,6 +26,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from arpo.config import ModelConfig
+from arpo.models.hub import parse_hub_model
+from arpo.models.loading import resolve_model
+from arpo.storage.published_weights import ADAPTER_CONFIG_FILE
+
+_ADAPTER = re.compile(r"(.+)\.lora\.([ab])")
 ADAPTED_LAYERS = re.compile(r"\.(language_model\.layers\.\d+|visual\.(merger|deepstack_merger_list))\.")
 
 
@@ -99,6 +111,30 @@ def merge(model: nn.Module, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-def adapter_weights(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
-    """A, [rank, in], and B, [out, rank], by layer name."""
-    return {name: (layer.lora.a.detach(), layer.lora.b.detach()) for name, layer in _adapted_layers(model)}
+def peft_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The adapters by their names in PEFT; empty for a model without adapters."""
+    matches = ((_ADAPTER.fullmatch(name), p.detach()) for name, p in model.named_parameters())
+    return {_peft_name(match): tensor for match, tensor in matches if match}
+
+
+def _peft_name(match: re.Match[str]) -> str:
+    layer, matrix = match.groups()
+    return f"base_model.model.{layer}.lora_{matrix.upper()}.weight"
+
+
+def write_peft_config(folder: Path, settings: ModelConfig, names: Iterable[str]) -> None:
+    """Write adapter_config.json for adapters of these names in PEFT."""
+    base = parse_hub_model(settings.path)
+    layers = (name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in names)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base.repo if base else str(resolve_model(settings.path)),
+        "revision": (base and base.revision) or None,
+        "r": settings.lora_rank,
+        "lora_alpha": settings.lora_alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": list(dict.fromkeys(layers)),
+    }
+    (folder / ADAPTER_CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

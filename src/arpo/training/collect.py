@@ -31,8 +31,6 @@ from arpo.training.checkpoints import check_recipe
 from arpo.training.reporting import CallLog, Timing, logged_seconds, report_failed_episodes
 from arpo.types import Task, Trajectory
 
-MAX_EPISODES = 10_000_000
-
 
 def run_collection(config: Config) -> int:
     """`arpo collect`: start or resume the collection in run.dir, and print its counts."""
@@ -48,7 +46,8 @@ def run_collection(config: Config) -> int:
             _check_screenshots(store)
             check_recipe(store, config, lambda key: key.startswith((*INCIDENTAL, *LEARNING)))
         tasks = sets_of_run(config, store.folder, bool(ended), display)["train"]
-        numbers = {_name(number): number for number in range(_count(config, tasks))}
+        total = config.planned_tasks(len(tasks)) * config.rollout.group_size
+        numbers = {_name(number): number for number in range(total)}
         if others := sorted(ended - numbers.keys()):
             length = "train.tasks" if config.train.tasks else "train.epochs"
             raise UserError(
@@ -69,17 +68,6 @@ def run_collection(config: Config) -> int:
     finally:
         display.close()
         store.close()
-
-
-def _count(config: Config, tasks: Sequence[Task]) -> int:
-    """Number of episodes: group_size per task and epoch."""
-    planned, copies = config.planned_tasks(len(tasks)), config.rollout.group_size
-    if (total := planned * copies) > MAX_EPISODES:
-        length = "train.tasks" if config.train.tasks else "train.epochs"
-        raise UserError(
-            f"{length}: {total} episodes ({planned} tasks x {copies}), must be at most {MAX_EPISODES}"
-        )
-    return total
 
 
 def _name(number: int) -> str:

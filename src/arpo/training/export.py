@@ -2,7 +2,7 @@
 
 The folder has the weights, the tokenizer, the chat template where transformers 5 reads it, the image settings
 with the run's pixel limits, and a model card (`model_card`).
-The adapters of a LoRA run are merged into the weights, or written separately in PEFT's layout (`peft_files`).
+The adapters of a LoRA run are merged into the weights, or written separately in PEFT's layout.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from arpo.errors import UserError
 from arpo.learner.saved_state import COUNTERS_FILE, WEIGHTS_FILE, iterate_tensors, writing_tensors
 from arpo.models.hub import parse_hub_model, pin_model
 from arpo.models.loading import DTYPES, load_model, read_config, resolve_model
-from arpo.models.lora import merge
-from arpo.models.peft_files import peft_tensors, write_peft_config
+from arpo.models.lora import merge, peft_tensors, write_peft_config
 from arpo.models.trainable import frozen_fingerprint, set_trainable
 from arpo.prompts.rendering import CHAT_TEMPLATE, read_chat_template
 from arpo.prompts.vision import write_pixel_limits

@@ -96,9 +96,10 @@ class Trainer:
         return self.run.progress.tasks >= self.order.total
 
     async def _replay(self, played: Sequence[Group]) -> list[Group]:
-        """Put stored successes into the groups, and ask the plug-ins for credit. Both may take seconds."""
+        """Put stored successes into the groups, compute and record their advantages. It may take seconds."""
         rng = replay_rng(self.config.run.seed, self.run.progress.batch)
-        groups = self.replay.rescue(played, rng, self.run.learner.weights().version)
+        version = self.run.learner.weights().version
+        groups = self.replay.rescue(played, rng, version)
         for group in groups:
             self.credit.turn_advantages(group)  # it keeps the results of plug-ins
             rewards, advantages = map(self.credit.reward, group.trajectories), self.credit.advantages(group)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from arpo.learner import rank_processes
-from arpo.learner.shared_folder import marked
+from arpo.learner.sharded import marked
 from rank_learners import alone, batches, config, on_ranks, renderer_of, tensors, train
 from tiny_vlm import save_folder, tiny_model
 

@@ -1,4 +1,4 @@
-"""Effect of small updates in bfloat16: rounded to nearest, rounded stochastically, and in float32.
+"""Effect of small updates: in bfloat16 with stochastic rounding, and in float32.
 
 The learner makes a few random answers more likely, on a tiny model with fresh weights. Their mean
 log-probability is computed from the final weights, in float32. One JSON line: the gain of each variant in
@@ -33,9 +33,8 @@ from tools.pretrain.tokenizer import ACTION_PHRASES, build_tokenizer, special_id
 TOKENIZER = build_tokenizer(ACTION_PHRASES, ["save", "the", "file"], 300)
 VARIANTS: dict[str, dict[str, Any]] = {  # dtype of the weights, and optimiser settings
     "float32": {"dtype": "float32"},
-    "by chance": {"dtype": "bfloat16", "rounding": "stochastic", "moments": "float32"},
-    "by chance, moments too": {"dtype": "bfloat16", "rounding": "stochastic", "moments": "bfloat16"},
-    "nearest": {"dtype": "bfloat16", "rounding": "nearest", "moments": "float32"},
+    "by chance": {"dtype": "bfloat16", "moments": "float32"},
+    "by chance, moments too": {"dtype": "bfloat16", "moments": "bfloat16"},
 }
 
 

@@ -62,9 +62,7 @@ def test_the_page_has_the_values_of_the_recipe(name: str) -> None:
 def test_the_page_covers_the_defaults_and_the_recipes() -> None:
     assert set(columns()) == {"default", "desk", "paper", "osworld_full", "osworld_eval"}
     assert {"optim.beta2", "optim.warmup_updates"} <= set(columns()["paper"])
-    assert {"loss.format_weight", "loss.advantage", "loss.dual_clip", "replay.threshold"} <= set(
-        columns()["osworld_full"]
-    )
+    assert {"loss.format_weight", "loss.advantage", "replay.threshold"} <= set(columns()["osworld_full"])
 
 
 def test_the_recipe_on_the_page_restores_the_settings_of_the_code(tmp_path: Path) -> None:

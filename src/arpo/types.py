@@ -355,10 +355,9 @@ class Sample:
     mask: Sequence[int]  # bytes, for long sequences
     images: tuple[Screenshot, ...]
     behaviour_logprobs: tuple[float, ...]  # the engine's, as in Completion
-    advantage: float  # mean over the sampled tokens
+    advantage: float
     weight: float  # factor of each sampled token in the objective, all normalisation included
     replayed: bool
     kl_weight: float = 0.0  # the same in the KL term; 0 if replayed
     staleness: tuple[int, ...] = ()  # learner's version minus the oldest up to each sampled token; (): all 0
-    token_advantages: tuple[float, ...] = ()  # of each sampled token; (): all have `advantage`
     answers: tuple[Answer, ...] = ()  # of the sampled tokens, in order; the learner does not need them

@@ -1,11 +1,10 @@
 import math
-from statistics import fmean, pstdev
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arpo.algorithms.advantages import ESTIMATORS, advantages, has_signal, state_advantages
+from arpo.algorithms.advantages import ESTIMATORS, advantages, has_signal
 
 
 def test_one_success_in_eight_as_published() -> None:
@@ -65,70 +64,3 @@ def test_advantages_sum_to_zero_and_keep_the_order(estimator: str, rewards: list
     assert sum(values) == pytest.approx(0, abs=1e-6)
     by_reward = [value for _, value in sorted(zip(rewards, values, strict=True))]
     assert by_reward == sorted(by_reward)
-
-
-def flat(values_GT: tuple[tuple[float, ...], ...]) -> list[float]:
-    return [value for values_T in values_GT for value in values_T]
-
-
-# An episode that succeeds in three steps, one that fails in two, one that succeeds in one.
-STATES = ["ABC", "AB", "A"]
-REWARDS = [1.0, 0.0, 1.0]
-
-
-def test_steps_from_equal_states_are_compared() -> None:
-    """With discount 0.5, A has the returns 0.25, 0, 1 (mean 5/12, variance 13/72) and B has 0.5, 0."""
-    sigma = math.sqrt(13 / 72)
-    values = state_advantages(STATES, REWARDS, 0.5, "grpo")
-    assert list(map(len, values)) == [3, 2, 1]
-    assert flat(values) == pytest.approx([-2 / 12 / sigma, 1, 0, -5 / 12 / sigma, -1, 7 / 12 / sigma])
-    values = state_advantages(STATES, REWARDS, 0.5, "mean")
-    assert flat(values) == pytest.approx([-2 / 12, 0.25, 0, -5 / 12, -0.25, 7 / 12])
-
-
-def test_a_state_visited_twice_by_an_episode_counts_both_steps() -> None:
-    """The returns from A are 0.5 and 1 in the success, 0 in the failure: mean 0.5, variance 1/6."""
-    (first, second), (failed,) = state_advantages(["AA", "A"], [1.0, 0.0], 0.5, "grpo")
-    assert (first, second, failed) == pytest.approx((0, 0.5 * math.sqrt(6), -0.5 * math.sqrt(6)))
-    assert state_advantages(["AA", "B"], [1.0, 0.0], 0.5, "grpo") == ((-1.0, 1.0), (0.0,))
-
-
-def test_the_shorter_success_is_better_unless_rewards_are_not_discounted() -> None:
-    assert state_advantages(["AB", "A"], [1.0, 1.0], 0.95, "grpo") == ((-1.0, 0.0), (1.0,))
-    assert state_advantages(["AB", "A"], [1.0, 1.0], 1.0, "grpo") == ((0.0, 0.0), (0.0,))
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_states_without_spread_give_exact_zeros(estimator: str) -> None:
-    assert state_advantages(["AB", "A"], [0.0, 0.0], 0.95, estimator) == ((0.0, 0.0), (0.0,))
-    assert state_advantages(["AB", "AB"], [1.0, 1.0], 0.95, estimator) == ((0.0, 0.0), (0.0, 0.0))
-    assert state_advantages(["AB", "CD"], [1.0, 0.0], 0.95, estimator) == ((0.0, 0.0), (0.0, 0.0))
-
-
-@given(
-    episodes=st.lists(
-        st.tuples(st.text("ABC", min_size=1, max_size=6), st.sampled_from([-1.0, 0.0, 0.4, 1.0])),
-        min_size=2,
-        max_size=6,
-    ),
-    discount=st.sampled_from([0.5, 0.95, 1.0]),
-)
-def test_state_advantages_agree_with_a_search_for_each_step(
-    episodes: list[tuple[str, float]], discount: float
-) -> None:
-    """For each step, all steps of the group are searched for its state; rewards flow back step by step."""
-    steps = []
-    for states, reward in episodes:
-        rewards_T = [0.0] * (len(states) - 1) + [reward]
-        for t, state in enumerate(states):
-            value = 0.0
-            for later in reversed(rewards_T[t:]):
-                value = later + discount * value
-            steps.append((state, value))
-    expected = []
-    for state, value in steps:
-        peers = [other for name, other in steps if name == state]
-        spread = pstdev(peers)
-        expected.append((value - fmean(peers)) / spread if spread >= 1e-6 else 0.0)
-    states_GT, rewards_G = zip(*episodes, strict=True)
-    assert flat(state_advantages(states_GT, rewards_G, discount, "grpo")) == pytest.approx(expected, abs=1e-6)

@@ -73,24 +73,6 @@ def test_clip_bounds_are_the_recipes() -> None:
     assert loss == pytest.approx(0.1 * 0.4)
 
 
-def test_dual_clip_bounds_the_push_on_a_bad_answer_that_became_likely() -> None:
-    ratios = [1.0, 0.5, 2.0, 4.0]
-    loss, gradient, sums = loss_and_gradient(tokens(ratios, advantage=-1.0), dual_clip=3.0)
-    # terms: 1, 0.8 (clipped), 2, 3 (dual clip) instead of 4
-    assert loss == pytest.approx(0.1 * (1.0 + 0.8 + 2.0 + 3.0))
-    assert gradient == pytest.approx([0.1, 0.0, 0.2, 0.0])
-    assert sums.clipped == 2
-    plain, gradient, sums = loss_and_gradient(tokens(ratios, advantage=-1.0))
-    assert plain == pytest.approx(0.1 * (1.0 + 0.8 + 2.0 + 4.0))
-    assert (gradient[3], sums.clipped) == (pytest.approx(0.4), 1)
-
-
-def test_dual_clip_does_not_concern_good_answers() -> None:
-    for ratios in ([1.0, 1.2, 1.5, 0.5], [4.0]):
-        batch = tokens(ratios, advantage=2.0)
-        assert loss_and_gradient(batch, dual_clip=3.0) == loss_and_gradient(batch)
-
-
 def test_behaviour_divides_by_the_engines_policy() -> None:
     batch = tokens([1.0], advantage=1.0, old=[0.5], behaviour=[0.4])
     assert loss_and_gradient(batch, ratio="behaviour")[0] == pytest.approx(-0.1 * 1.25)
@@ -235,8 +217,7 @@ def plain_objective(
         sigma = math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards))
         if sigma >= 1e-6:
             live.append((one, rewards, mean, sigma))
-        if sigma >= 1e-6 or loss.denominator == "all":
-            counted.append(one)
+        counted.append(one)
     all_tokens = sum(len(s.completion.token_ids) for g in counted for t in g.trajectories for s in t.turns)
 
     objective = torch.zeros((), dtype=torch.float64)
@@ -342,20 +323,14 @@ def our_loss(
 
 
 @pytest.mark.parametrize("aggregation", ["sequence", "token", "constant"])
-@pytest.mark.parametrize("denominator", ["all", "live"])
 @pytest.mark.parametrize(
     ("ratio", "replay_ratio", "kl"),
     [("recompute", "recompute", 0.0), ("behaviour", "truncated", 0.1), ("truncated", "behaviour", 0.0)],
 )
 def test_the_whole_objective_agrees_with_a_plain_one(
-    aggregation: str, denominator: str, ratio: str, replay_ratio: str, kl: float
+    aggregation: str, ratio: str, replay_ratio: str, kl: float
 ) -> None:
-    settings: dict[str, Any] = {
-        "aggregation": aggregation,
-        "denominator": denominator,
-        "ratio": ratio,
-        "kl": kl,
-    }
+    settings: dict[str, Any] = {"aggregation": aggregation, "ratio": ratio, "kl": kl}
     groups, three = batch_of_groups(), policies()
     assert len(groups[1].rescues) == 1
     loss = LossConfig(**settings)
@@ -385,5 +360,5 @@ def test_each_token_has_its_ratio_and_whether_the_clip_bounds_it() -> None:
     assert terms.clipped_T.tolist() == [False, True, False]
     assert sums.clipped == 1
     bad = tokens([0.5, 2.0, 4.0], advantage=-1.0)
-    _, _, terms = policy_loss(bad, LossConfig(dual_clip=3.0), "recompute")
-    assert terms.clipped_T.tolist() == [True, False, True]
+    _, _, terms = policy_loss(bad, LossConfig(), "recompute")
+    assert terms.clipped_T.tolist() == [True, False, False]

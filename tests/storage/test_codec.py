@@ -67,6 +67,5 @@ def test_a_sample_is_read_as_it_was_written():
         replayed=False,
         kl_weight=0.125,
         staleness=(0, 1),
-        token_advantages=(1.5, 0.0),
     )
     assert sample_from_json(json.loads(json.dumps(sample_to_json(sample))), {shot.sha256: shot}) == sample

@@ -192,12 +192,12 @@ def test_dynamic_sampling_plays_on_until_the_epochs_are_spent(tmp_path: Path) ->
 
 def test_dynamic_sampling_gives_up_after_so_many_attempts(tmp_path: Path) -> None:
     Scripted.play({})
-    dynamic = ("--train.epochs=2", "--train.dynamic_sampling=true", "--train.dynamic_attempts=1")
+    dynamic = ("--train.epochs=5", "--train.dynamic_sampling=true")
     config = small_config(tmp_path, [A, B, C, D], *dynamic, "--replay.enabled=false")
     trainer = train(config)
     first, second = lines(config, "metrics.jsonl")[1:]
-    assert [first["groups"], first["samples"], first["updates"]] == [4, 0, 0]
-    assert [second["groups"], second["episodes"]] == [4, 16]
+    assert [first["groups"], first["samples"], first["updates"]] == [10, 0, 0]
+    assert [second["groups"], second["episodes"]] == [10, 40]
     trained, base = weights(trainer), dict(open_player(config).model.named_parameters())
     assert all(torch.equal(base[name], trained[name]) for name in base)
 

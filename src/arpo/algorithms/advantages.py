@@ -1,8 +1,7 @@
 """Advantage estimators: how much better each episode of a group did than the others.
 
 Rewards in, advantages out, in the same order. If all rewards of a group are equal, it has no signal. Then
-every estimator gives exactly zero, so rounding errors never become a gradient. `state_advantages` applies an
-estimator to the steps that start from equal states.
+every estimator gives exactly zero, so rounding errors never become a gradient.
 
 To add an estimator: write a function, add it to `ESTIMATORS`, and add its name to `loss.advantage` in
 `config/settings.py`.
@@ -10,8 +9,7 @@ To add an estimator: write a function, add it to `ESTIMATORS`, and add its name 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev, stdev
 
 NO_SIGNAL = 1e-6  # population σ of rewards; smaller values count as zero
@@ -26,27 +24,6 @@ def advantages(rewards_G: Sequence[float], estimator: str) -> tuple[float, ...]:
     if not has_signal(rewards_G):
         return (0.0,) * len(rewards_G)
     return ESTIMATORS[estimator](rewards_G)
-
-
-def state_advantages(
-    states_GT: Sequence[Sequence[Hashable]], rewards_G: Sequence[float], discount: float, estimator: str
-) -> tuple[tuple[float, ...], ...]:
-    """The advantage of each step over the group's other steps from an equal state (GiGPO, Feng et al. 2025).
-
-    `states_GT` has the state before each step of each episode. The return of a step is the reward of its
-    episode, times `discount` for each later step. If an episode visits a state twice, both steps count.
-
-    Example: from state A, one episode reaches B and fails, another one succeeds at once. B has one step.
-
-    >>> state_advantages([["A", "B"], ["A"]], [0.0, 1.0], 0.95, "grpo")
-    ((-1.0, 0.0), (1.0,))
-    """
-    returns: defaultdict[Hashable, list[float]] = defaultdict(list)
-    for states_T, reward in zip(states_GT, rewards_G, strict=True):
-        for step, state in enumerate(states_T, 1):
-            returns[state].append(reward * discount ** (len(states_T) - step))
-    estimates = {state: iter(advantages(found, estimator)) for state, found in returns.items()}
-    return tuple(tuple(next(estimates[state]) for state in states_T) for states_T in states_GT)
 
 
 def grpo(rewards_G: Sequence[float]) -> tuple[float, ...]:

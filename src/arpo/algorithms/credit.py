@@ -1,4 +1,4 @@
-"""Credit: the reward of every episode and the advantages of its steps, built in or by plug-ins.
+"""Credit: the reward and the advantage of every episode, built in or by plug-ins.
 
 A plug-in is called once per episode or group. So it may be slow, random, or keep a state.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from arpo.algorithms.advantages import advantages, state_advantages
+from arpo.algorithms.advantages import advantages
 from arpo.algorithms.rewards import reward
 from arpo.config import LossConfig
 from arpo.plugins import Plugin
@@ -45,41 +45,7 @@ class Credit:
         return self._rewards[name]
 
     def advantages(self, group: Group) -> tuple[float, ...]:
-        """One value per episode of the group, without the state advantages of its steps.
-
-        All are 0 if the group has no signal.
-        """
-        return tuple(map(self._damped, self._estimates(group)))
-
-    def turn_advantages(self, group: Group) -> tuple[tuple[float, ...], ...]:
-        """One value per turn of each episode: the episode's, plus loss.state_weight times the state's.
-
-        A state is a task and a screenshot: replay may add an episode of another task (replay.key). All values
-        are 0 if the group has fewer than two episodes.
-        """
-        episodes, loss = group.trajectories, self._loss
-        estimates_G = self._estimates(group)
-        if not loss.state_weight or len(episodes) < 2:
-            return tuple(
-                (self._damped(estimate),) * len(episode.turns)
-                for estimate, episode in zip(estimates_G, episodes, strict=True)
-            )
-        states_GT = state_advantages(
-            [[(episode.task_id, turn.screenshot.sha256) for turn in episode.turns] for episode in episodes],
-            [self.reward(episode) for episode in episodes],
-            loss.state_discount,
-            loss.advantage,
-        )
-        return tuple(
-            tuple(self._damped(estimate + loss.state_weight * state) for state in states_T)
-            for estimate, states_T in zip(estimates_G, states_GT, strict=True)
-        )
-
-    def _damped(self, advantage: float) -> float:
-        return advantage * self._loss.negative if advantage < 0 else advantage
-
-    def _estimates(self, group: Group) -> tuple[float, ...]:
-        """The advantage of each episode, as estimated by loss.advantage or by the plug-in."""
+        """One value per episode of the group. All are 0 if the group has no signal."""
         rewards_G = [self.reward(trajectory) for trajectory in group.trajectories]
         if self._advantage is None or len(rewards_G) < 2:
             return advantages(rewards_G, self._loss.advantage)

@@ -69,8 +69,6 @@ def policy_loss(tokens: Tokens, loss: LossConfig, replay_ratio: str) -> tuple[Te
 
     Each kind of token has its ratio mode: new ones loss.ratio, stale ones loss.stale_ratio, replayed ones
     `replay_ratio`.
-
-    With loss.dual_clip = c, the term of a negative Â is at least c Â (Ye et al. 2020).
     """
     current, stale, replayed = (
         _anchor(mode, tokens.old_logp_T, tokens.behaviour_logp_T)
@@ -84,13 +82,8 @@ def policy_loss(tokens: Tokens, loss: LossConfig, replay_ratio: str) -> tuple[Te
     ratio_T = (tokens.logp_T - anchor_T).exp()
     clipped_T = ratio_T.clamp(1 - loss.clip_low, 1 + loss.clip_high)
     free_T, bound_T = ratio_T * tokens.advantage_T, clipped_T * tokens.advantage_T
-    surrogate_T, is_clipped_T = torch.min(free_T, bound_T), bound_T < free_T
-    if loss.dual_clip:
-        floor_T = loss.dual_clip * tokens.advantage_T
-        floored_T = (tokens.advantage_T < 0) & (surrogate_T < floor_T)
-        surrogate_T, is_clipped_T = torch.where(floored_T, floor_T, surrogate_T), is_clipped_T | floored_T
-    objective_T = correction_T * surrogate_T
-    terms = TokenTerms(ratio_T=ratio_T.detach(), clipped_T=is_clipped_T)
+    objective_T = correction_T * torch.min(free_T, bound_T)
+    terms = TokenTerms(ratio_T=ratio_T.detach(), clipped_T=bound_T < free_T)
     return -(tokens.weight_T * objective_T).sum(), _sums(tokens, terms), terms
 
 

@@ -1,6 +1,6 @@
 """Losses over stored trajectories: rejection sampling (RFT), DPO and KTO.
 
-Δ of a trajectory is log π_θ − log π_ref of its sampled tokens: their sum or their mean (offline.length).
+Δ of a trajectory is the sum of log π_θ − log π_ref over its sampled tokens.
 End-of-turn tokens count, prompt and image tokens do not. π_ref is the base model.
 
 Each loss gives one coefficient per trajectory, ∂loss/∂Δ. The learner receives it as an advantage, in a batch
@@ -20,8 +20,9 @@ from random import Random
 from statistics import fmean
 
 from arpo.algorithms.samples import trajectory_samples
-from arpo.config import OfflineConfig
 from arpo.types import Sample, Trajectory
+
+MAX_PAIRS = 8  # of DPO, per task and pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +64,16 @@ class KTOWeights:
     undesirable: float
 
     @classmethod
-    def of(cls, successes: int, failures: int, settings: OfflineConfig) -> KTOWeights:
-        """Give all successes together the weight offline.desirable, all failures offline.undesirable.
+    def of(cls, successes: int, failures: int) -> KTOWeights:
+        """Give all successes together and all failures together the same weight.
 
-        With both at 1, 133 successes and 379 failures give λ_D = 1.925 and λ_U = 0.675. If there are only
-        successes or only failures, the weights are the settings themselves.
+        133 successes and 379 failures give λ_D = 1.925 and λ_U = 0.675. If there are only successes or only
+        failures, both weights are 1.
         """
+        if not successes or not failures:
+            return cls(desirable=1.0, undesirable=1.0)
         half = (successes + failures) / 2
-        return cls(
-            desirable=settings.desirable * (half / successes if successes and failures else 1.0),
-            undesirable=settings.undesirable * (half / failures if successes and failures else 1.0),
-        )
+        return cls(desirable=half / successes, undesirable=half / failures)
 
 
 def kto(
@@ -108,16 +108,16 @@ def kto(
 
 
 def pairs(
-    successes: Mapping[str, Sequence[str]], failures: Mapping[str, Sequence[str]], most: int, rng: Random
+    successes: Mapping[str, Sequence[str]], failures: Mapping[str, Sequence[str]], rng: Random
 ) -> list[tuple[str, str]]:
-    """Pair successes with random failures of the same task: at most `most` pairs per task.
+    """Pair successes with random failures of the same task: at most MAX_PAIRS pairs per task.
 
     `successes` and `failures` map tasks to episode ids. A task without both gives no pair.
     """
     chosen = []
     for task in sorted(successes.keys() & failures.keys()):
         won = list(successes[task])
-        won = won if len(won) <= most else rng.sample(won, most)
+        won = won if len(won) <= MAX_PAIRS else rng.sample(won, MAX_PAIRS)
         chosen += [(each, rng.choice(failures[task])) for each in won]
     return chosen
 
@@ -146,13 +146,15 @@ def mismatched(trajectories: Sequence[Trajectory], rng: Random) -> list[Trajecto
 
 
 def samples_for(
-    trajectories: Sequence[Trajectory], coefficients: Sequence[float], length: str
+    trajectories: Sequence[Trajectory], coefficients: Sequence[float], *, per_token: bool
 ) -> Iterator[Sample]:
-    """The samples of one update. The gradient of its objective is −Σ coefficient · ∂Δ."""
+    """The samples of one update. The gradient of its objective is −Σ coefficient · ∂Δ.
+
+    `per_token`: the loss averages over the tokens of a trajectory instead of adding them.
+    """
     for trajectory, coefficient in zip(trajectories, coefficients, strict=True):
-        weight = 1.0 / trajectory.sampled_tokens if length == "mean" else 1.0
-        advantages = [-coefficient] * len(trajectory.turns)
-        yield from trajectory_samples(trajectory, advantages, weight, replayed=False)
+        weight = 1.0 / trajectory.sampled_tokens if per_token else 1.0
+        yield from trajectory_samples(trajectory, -coefficient, weight, replayed=False)
 
 
 def _sigmoid(x: float) -> float:

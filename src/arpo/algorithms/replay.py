@@ -29,7 +29,6 @@ def replay_rng(seed: int, batch: int) -> Random:
 class _Success:
     episode_id: str
     task_id: str
-    turns: int
     policy_version: int
     load: Callable[[], Trajectory]
 
@@ -58,7 +57,7 @@ class ReplayBuffer:
         self._stored: dict[str, deque[_Success]] = {}
 
     def rescue(self, groups: Sequence[Group], rng: Random, version: int) -> list[Group]:
-        """Return the groups by index. In groups with too few successes, stored ones replace failed episodes.
+        """Return the groups by index. In groups with few successes, a stored one replaces a failed episode.
 
         A group's own successes are stored after its rescue. The age of a stored success is `version`, the
         current policy version, minus the version that sampled it.
@@ -66,7 +65,6 @@ class ReplayBuffer:
         in_order = sorted(groups, key=lambda group: group.index)
         if not self._config.enabled:
             return in_order
-        self._forget(version)
         rescued = []
         for group in in_order:
             rescued.append(self._rescue_one(group, rng, version))
@@ -75,49 +73,27 @@ class ReplayBuffer:
         return rescued
 
     def _rescue_one(self, group: Group, rng: Random, version: int) -> Group:
-        """At least one failure stays in the group, to compare the stored successes with."""
+        """At least one failure stays in the group, to compare the stored success with."""
         trajectories = list(group.trajectories)
-        stored = list(self._stored.get(self._key(group.task_id), ()))
+        stored = self._stored.get(self._key(group.task_id))
         failed = [index for index, one in enumerate(trajectories) if not self._succeeded(one)]
-        if len(failed) < 2 or (len(trajectories) - len(failed)) / len(trajectories) > self._config.rare:
+        if (
+            not stored
+            or len(failed) < 2
+            or (len(trajectories) - len(failed)) / len(trajectories) > self._config.rare
+        ):
             return group
-        rescues: list[Rescue] = []
-        while stored and len(failed) > 1 and len(rescues) < self._config.injections:
-            index = self._victim(failed, trajectories, rng)
-            success = self._pick(stored, rng)
-            rescues.append(
-                Rescue(
-                    index=index,
-                    replaced_episode=trajectories[index].episode_id,
-                    stored_episode=success.episode_id,
-                    stored_task=success.task_id,
-                    age=version - success.policy_version,
-                )
-            )
-            trajectories[index] = success.load()
-            failed.remove(index)
-            stored = [other for other in stored if other.episode_id != success.episode_id]
-        return replace(group, trajectories=tuple(trajectories), rescues=tuple(rescues))
-
-    def _victim(self, failed: Sequence[int], trajectories: Sequence[Trajectory], rng: Random) -> int:
-        """Index of the failed episode to replace. Ties in the number of turns go to the first."""
-        match self._config.victim:
-            case "random":
-                return failed[rng.randrange(len(failed))]
-            case "longest":
-                return max(failed, key=lambda index: len(trajectories[index].turns))
-            case "shortest":
-                return min(failed, key=lambda index: len(trajectories[index].turns))
-
-    def _pick(self, stored: Sequence[_Success], rng: Random) -> _Success:
-        """The stored success to insert. Ties in the number of turns go to the newest."""
-        match self._config.pick:
-            case "random":
-                return stored[rng.randrange(len(stored))]
-            case "newest":
-                return stored[-1]
-            case "shortest":
-                return min(reversed(stored), key=lambda success: success.turns)
+        index = failed[rng.randrange(len(failed))]
+        success = stored[rng.randrange(len(stored))]
+        rescue = Rescue(
+            index=index,
+            replaced_episode=trajectories[index].episode_id,
+            stored_episode=success.episode_id,
+            stored_task=success.task_id,
+            age=version - success.policy_version,
+        )
+        trajectories[index] = success.load()
+        return replace(group, trajectories=tuple(trajectories), rescues=(rescue,))
 
     def _succeeded(self, trajectory: Trajectory) -> bool:
         return trajectory.score >= self._config.threshold
@@ -127,22 +103,11 @@ class ReplayBuffer:
             success = _Success(
                 episode_id=trajectory.episode_id,
                 task_id=trajectory.task_id,
-                turns=len(trajectory.turns),
                 policy_version=trajectory.policy_version,
                 load=partial(self._load, trajectory.episode_id) if self._load else lambda: trajectory,
             )
             empty: deque[_Success] = deque(maxlen=self._config.capacity)
             self._stored.setdefault(self._key(trajectory.task_id), empty).append(success)
-
-    def _forget(self, version: int) -> None:
-        """Drop successes more than `max_age` versions old."""
-        if not self._config.max_age:
-            return
-        for key, stored in list(self._stored.items()):
-            young = [held for held in stored if version - held.policy_version <= self._config.max_age]
-            self._stored[key] = deque(young, maxlen=self._config.capacity)
-            if not young:
-                del self._stored[key]
 
     def state(self) -> dict[str, list[str]]:
         """Stored episode ids by key, oldest first, for a checkpoint."""

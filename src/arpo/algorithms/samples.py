@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from statistics import fmean
 
 from arpo.algorithms.credit import Credit
 from arpo.config import LossConfig
@@ -34,11 +33,11 @@ class GroupStats:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scored:
     group: Group
-    advantages_GT: tuple[tuple[float, ...], ...]  # of each turn of each episode
+    advantages_G: tuple[float, ...]
 
     @property
     def live(self) -> bool:
-        return any(map(any, self.advantages_GT))
+        return any(self.advantages_G)
 
     @property
     def injected(self) -> set[int]:
@@ -113,7 +112,7 @@ def _scored(groups: Sequence[Group], credit: Credit) -> list[_Scored]:
     """Groups of two or more episodes, in the order of their index."""
     in_order = sorted(groups, key=lambda group: group.index)
     return [
-        _Scored(group=group, advantages_GT=credit.turn_advantages(group))
+        _Scored(group=group, advantages_G=credit.advantages(group))
         for group in in_order
         if len(group.trajectories) >= 2
     ]
@@ -137,7 +136,7 @@ def split_by_signal(
     live: list[Group] = []
     dropped: list[Group] = []
     for group in groups:
-        (live if any(map(any, credit.turn_advantages(group))) else dropped).append(group)
+        (live if any(credit.advantages(group)) else dropped).append(group)
     return live, dropped
 
 
@@ -149,7 +148,6 @@ def _update_samples(
     The KL term is a mean over all groups and their own episodes: its estimate needs tokens of the current
     policy.
     """
-    counted = [one.group.trajectories for one in scored if one.live or loss.denominator == "all"]
     objective, kl = (
         _Mean(
             aggregation=loss.aggregation,
@@ -157,16 +155,16 @@ def _update_samples(
             groups=sum(map(bool, groups)),
             tokens=sum(trajectory.sampled_tokens for group in groups for trajectory in group),
         )
-        for groups in (counted, [one.own for one in scored])
+        for groups in ([one.group.trajectories for one in scored], [one.own for one in scored])
     )
     for one in scored:
         trajectories, injected, own = one.group.trajectories, one.injected, len(one.own)
-        for index, (trajectory, advantages) in enumerate(zip(trajectories, one.advantages_GT, strict=True)):
+        for index, (trajectory, advantage) in enumerate(zip(trajectories, one.advantages_G, strict=True)):
             replayed = index in injected
             if one.live or (loss.kl and not replayed):
                 yield from trajectory_samples(
                     trajectory,
-                    advantages,
+                    advantage,
                     objective.weight(trajectory, len(trajectories)) if one.live else 0.0,
                     replayed,
                     kl_weight=0.0 if replayed else kl.weight(trajectory, own),
@@ -181,13 +179,12 @@ class _Sequence:
     images: list[Screenshot] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)  # the oldest so far, for each sampled token
-    advantages: list[float] = field(default_factory=list)  # of each sampled token
     answers: list[Answer] = field(default_factory=list)
 
 
 def trajectory_samples(
     trajectory: Trajectory,
-    advantages: Sequence[float],
+    advantage: float,
     weight: float,
     replayed: bool,
     kl_weight: float = 0.0,
@@ -195,13 +192,13 @@ def trajectory_samples(
 ) -> Iterator[Sample]:
     """Yield one sample per token sequence. A new sequence starts at each turn with `restart`.
 
-    `advantages` has one value per turn. `version` is the policy version that learns. A token is as stale as
-    the oldest token of its episode so far: an engine may have sampled it with cached keys and values of that
-    version. Replayed samples have no staleness: they have an age of their own, and a ratio mode of their own.
+    `version` is the policy version that learns. A token is as stale as the oldest token of its episode so
+    far: an engine may have sampled it with cached keys and values of that version. Replayed samples have no
+    staleness: they have an age of their own, and a ratio mode of their own.
     """
     sequences: list[_Sequence] = []
     oldest = version
-    for number, (turn, advantage) in enumerate(zip(trajectory.turns, advantages, strict=True), 1):
+    for number, turn in enumerate(trajectory.turns, 1):
         if turn.restart:
             sequences.append(_Sequence())
         sequence, sampled = sequences[-1], turn.completion.token_ids
@@ -210,20 +207,17 @@ def trajectory_samples(
         sequence.mask += b"\0" * len(turn.context) + b"\1" * len(sampled)
         sequence.images += turn.images
         sequence.logprobs += turn.completion.logprobs
-        sequence.advantages += [advantage] * len(sampled)
         sequence.answers.append(Answer(episode_id=trajectory.episode_id, turn=number, tokens=len(sampled)))
         oldest_so_far = list(accumulate(turn.completion.versions, min, initial=oldest))
         oldest = oldest_so_far[-1]
         sequence.versions += oldest_so_far[1:]
     for sequence in sequences:
-        equal = len(set(sequence.advantages)) == 1
         yield Sample(
             token_ids=tuple(sequence.token_ids),
             mask=bytes(sequence.mask),
             images=tuple(sequence.images),
             behaviour_logprobs=tuple(sequence.logprobs),
-            advantage=sequence.advantages[0] if equal else fmean(sequence.advantages),
-            token_advantages=() if equal else tuple(sequence.advantages),
+            advantage=advantage,
             weight=weight,
             replayed=replayed,
             kl_weight=kl_weight,

@@ -62,11 +62,6 @@ def check_combinations(config: Config) -> None:
             "train.tasks_per_batch",
             f"is {train.tasks_per_batch} x {rollout.group_size} episodes, must be <= {MAX_BATCH}",
         )
-    if 0 < config.loss.dual_clip <= (upper := 1 + config.loss.clip_high):
-        raise BadSetting(
-            "loss.dual_clip",
-            f"is {config.loss.dual_clip}, must be 0 (off) or greater than 1 + loss.clip_high ({upper:g})",
-        )
     if tasks.train in split_sources(tasks.heldout):
         raise BadSetting("tasks.heldout", f"is {tasks.train!r}, must differ from tasks.train")
     _check_fresh(config)
@@ -188,11 +183,6 @@ def _check_offline(config: Config) -> None:
             f"is {config.loss.kl}, must be 0 {method}: the KL term needs answers of the current policy, and "
             "stored answers are older",
         )
-    for name, neutral in (("state_weight", 0), ("negative", 1)):
-        if (value := getattr(config.loss, name)) != neutral:
-            raise BadSetting(
-                f"loss.{name}", f"is {value}, must be {neutral} {method}: this method has no advantages"
-            )
     if config.train.curriculum != "none":
         raise BadSetting(
             "train.curriculum",

@@ -355,7 +355,6 @@ class TrainConfig:
     dynamic_sampling: bool = setting(
         False, "Dynamic sampling (DS-GRPO): replaces groups with equal rewards by new groups"
     )
-    dynamic_attempts: int = setting(4, "Maximum rounds of dynamic sampling per batch", low=1, high=1000)
     max_staleness: int = setting(
         0,
         "Maximum age (policy versions) of trained tokens, for asynchronous training; 0: lock step, rollouts "
@@ -382,29 +381,10 @@ class LossConfig:
         "Normalisation of the loss: sequence (mean over the tokens of each trajectory), token (mean over all "
         "tokens of the update, DAPO), constant (the maximum number of tokens, Dr. GRPO)",
     )
-    denominator: Literal["all", "live"] = setting(
-        "all", "Groups in the mean of an update: all, live (only groups with signal)"
-    )
-    dual_clip: float = setting(0.0, "Maximum ratio at negative advantages (dual clip); 0: no limit", low=0)
     advantage: Literal["grpo", "grpo_sample", "mean", "rloo"] = setting(
         "grpo",
         "Advantage: grpo (reward - group mean, divided by the standard deviation; grpo_sample: the sample "
         "deviation), mean (reward - group mean, Dr. GRPO), rloo (reward - mean of the other episodes)",
-    )
-    state_weight: float = setting(
-        0.0,
-        "Weight of state advantages (GiGPO), which compare the steps of a group from equal screenshots; "
-        "0: off",
-        low=0,
-    )
-    state_discount: float = setting(
-        0.95,
-        "Discount of the reward per later step of the episode, for loss.state_weight",
-        above=0,
-        high=1,
-    )
-    negative: float = setting(
-        1.0, "Factor on negative advantages; below 1, failures change the policy less", low=0
     )
     ratio: Literal["recompute", "behaviour", "truncated"] = setting(
         "recompute",
@@ -441,12 +421,6 @@ class ReplayConfig:
         low=0,
         below=1,
     )
-    injections: int = setting(1, "Maximum number of stored successes per group", low=1, high=1024)
-    victim: Literal["random", "longest", "shortest"] = setting(
-        "random", "Failed episode of the group to replace"
-    )
-    pick: Literal["random", "newest", "shortest"] = setting("random", "Stored success to use")
-    max_age: int = setting(0, "Maximum age (policy versions) of a stored success; 0: no limit", low=0)
     ratio: Literal["recompute", "behaviour", "truncated"] = setting(
         "recompute", "Denominator of the probability ratio for replayed tokens; values as in loss.ratio"
     )
@@ -459,15 +433,7 @@ class OfflineConfig:
     source: str = setting("", "Folder with stored episodes, of `arpo collect` or of a run")
     passes: int = setting(4, "Epochs over the offline data", low=1, high=100_000)
     batch: int = setting(64, "Trajectories per update; DPO: batch / 2 pairs", low=2, high=1_000_000)
-    pairs: int = setting(
-        8, "DPO only: maximum pairs (success, failure) per task and epoch", low=1, high=1_000_000
-    )
     beta: float = setting(0.1, "DPO and KTO: strength of the constraint to the base model", above=0)
-    length: Literal["sum", "mean"] = setting(
-        "sum", "DPO and KTO: log-probability of a trajectory, as sum or mean over its sampled tokens"
-    )
-    desirable: float = setting(1.0, "KTO only: total weight of the successes", low=0)
-    undesirable: float = setting(1.0, "KTO only: total weight of the failures", low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -476,12 +442,9 @@ class OptimConfig:
 
     lr: float = setting(2e-4, "Learning rate (AdamW)", above=0)
     weight_decay: float = setting(0.01, "Weight decay (AdamW)", low=0)
-    beta1: float = setting(0.9, "Decay rate of the first moment (AdamW)", low=0, below=1)
     beta2: float = setting(0.99, "Decay rate of the second moment (AdamW)", low=0, below=1)
-    moments: Literal["float32", "bfloat16"] = setting("float32", "Data type of both moments (AdamW)")
-    rounding: Literal["stochastic", "nearest"] = setting(
-        "stochastic",
-        "Rounding of bfloat16 weights and moments; nearest loses updates smaller than 1/256 of a weight",
+    moments: Literal["float32", "bfloat16"] = setting(
+        "float32", "Data type of both moments (AdamW); bfloat16 is rounded stochastically"
     )
     grad_norm: float = setting(1.0, "Maximum gradient norm; larger gradients are clipped", above=0)
     warmup_updates: int = setting(2, "Updates of linear learning-rate warm-up; 0: none", low=0)

@@ -23,7 +23,7 @@ EPSILON = 1e-8  # as in torch's AdamW
 _CHUNK = 1 << 24  # elements updated at once: bounds the float32 copies
 _FUSED_CHUNK = 1 << 30  # for the compiled update, which has no copies and few launches
 
-UpdateFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
+UpdateFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +41,8 @@ class _Chunk:
 class RoundingAdamW(torch.optim.Optimizer):
     """torch.optim.AdamW with the same state names; both moments have the type `moments`.
 
-    If `stochastic` is false, it rounds to nearest. For shards of parameters, `offsets` has the index of their
-    first element in the full parameter: a shard is rounded exactly like the full parameter.
+    For shards of parameters, `offsets` has the index of their first element in the full parameter: a shard is
+    rounded exactly like the full parameter.
     """
 
     def __init__(
@@ -52,13 +52,11 @@ class RoundingAdamW(torch.optim.Optimizer):
         lr: float,
         betas: tuple[float, float],
         moments: torch.dtype,
-        stochastic: bool,
         seed: int,
         offsets: Mapping[nn.Parameter, int],
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})
         self._moments = moments
-        self._stochastic = stochastic
         self._seed = seed
         self._offsets = offsets
 
@@ -72,8 +70,8 @@ class RoundingAdamW(torch.optim.Optimizer):
         coefficients = torch.tensor([chunk.coefficients for chunk in chunks], dtype=torch.float32).to(device)
         keys = torch.tensor([chunk.draw_keys for chunk in chunks], dtype=torch.int32).to(device)
         for index, chunk in enumerate(chunks):
-            draw_keys = keys[index] if self._stochastic else None
-            update(chunk.weight_N, chunk.grad_N, chunk.mean_N, chunk.square_N, coefficients[index], draw_keys)
+            tensors = (chunk.weight_N, chunk.grad_N, chunk.mean_N, chunk.square_N)
+            update(*tensors, coefficients[index], keys[index])
 
     def _chunks(self, size: int) -> Iterator[_Chunk]:
         """Chunks of this size of every parameter with a gradient; increments the step counters."""
@@ -134,7 +132,7 @@ def plain_update(
     mean_N: Tensor,
     square_N: Tensor,
     coefficients: Tensor,
-    draw_keys: Tensor | None,
+    draw_keys: Tensor,
 ) -> None:
     """One in-place step of AdamW on one chunk."""
     keep, rate, correction, mean_share, square_share = coefficients.unbind()
@@ -143,7 +141,7 @@ def plain_update(
     square = square + (gradient * gradient - square) * square_share
     weight = weight_N.float() * keep - rate * mean / (square.sqrt() * correction + EPSILON)
     for index, (stored, value) in enumerate(((weight_N, weight), (mean_N, mean), (square_N, square))):
-        if draw_keys is not None and stored.dtype == torch.bfloat16:
+        if stored.dtype == torch.bfloat16:
             value = round_stochastically(value, random_16_bits(len(value), draw_keys[index]))
         stored.copy_(value)
 

@@ -43,6 +43,8 @@ from arpo.models.memory_plan import engine_pass_bytes
 from arpo.prompts.rendering import Renderer
 from arpo.types import Sample
 
+BETA1 = 0.9  # decay rate of the first moment (AdamW)
+
 # Parameters by name, and for shards their offsets in the full tensors.
 TrainedParameters = tuple[dict[str, nn.Parameter], dict[nn.Parameter, int]]
 
@@ -352,18 +354,11 @@ def _adamw(
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": optim.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    betas = (optim.beta1, optim.beta2)
+    betas = (BETA1, optim.beta2)
     if optim.moments == "float32" and all(p.dtype == torch.float32 for p in parameters):
         return torch.optim.AdamW(groups, lr=optim.lr, betas=betas)
-    moments, stochastic = DTYPES[optim.moments], optim.rounding == "stochastic"
     return RoundingAdamW(
-        groups,
-        lr=optim.lr,
-        betas=betas,
-        moments=moments,
-        stochastic=stochastic,
-        seed=seed,
-        offsets=offsets,
+        groups, lr=optim.lr, betas=betas, moments=DTYPES[optim.moments], seed=seed, offsets=offsets
     )
 
 
@@ -376,11 +371,6 @@ def _loss_tokens(microbatch: Microbatch, logp_T: Tensor, entropy_T: Tensor, old_
         return logp_T.new_tensor(values).repeat_interleave(counts)
 
     behaviour = [logprob for sample in microbatch for logprob in sample.behaviour_logprobs]
-    advantages = [
-        advantage
-        for sample, length in zip(microbatch, lengths, strict=True)
-        for advantage in sample.token_advantages or (sample.advantage,) * length
-    ]
     stale = [
         age > 0
         for sample, length in zip(microbatch, lengths, strict=True)
@@ -391,7 +381,7 @@ def _loss_tokens(microbatch: Microbatch, logp_T: Tensor, entropy_T: Tensor, old_
         entropy_T=entropy_T,
         old_logp_T=old_logp_T,
         behaviour_logp_T=logp_T.new_tensor(behaviour),
-        advantage_T=logp_T.new_tensor(advantages),
+        advantage_T=repeat([sample.advantage for sample in microbatch]),
         weight_T=repeat([sample.weight for sample in microbatch]),
         kl_weight_T=repeat([sample.kl_weight for sample in microbatch]),
         replayed_T=repeat([sample.replayed for sample in microbatch]).bool(),

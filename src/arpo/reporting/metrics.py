@@ -147,7 +147,7 @@ METRICS: Mapping[str, Metric] = {
         title="Age of replayed episodes",
         explanation=(
             "Mean age, in batches, of the stored successes that replay used. High: they come from a much "
-            "older policy; replay.max_age limits it."
+            "older policy."
         ),
     ),
     "replay_size": Metric(

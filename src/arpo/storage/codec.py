@@ -243,7 +243,6 @@ def sample_to_json(sample: Sample) -> dict[str, Any]:
         "replayed": sample.replayed,
         "kl_weight": sample.kl_weight,
         "staleness": ids_to_json(sample.staleness),
-        "token_advantages": list(sample.token_advantages),
     }
 
 
@@ -258,7 +257,6 @@ def sample_from_json(value: Mapping[str, Any], screenshots: Mapping[str, Screens
         replayed=value["replayed"],
         kl_weight=value["kl_weight"],
         staleness=ids_from_json(value["staleness"]),
-        token_advantages=tuple(value["token_advantages"]),
     )
 
 

@@ -16,6 +16,8 @@ from arpo.training.checkpoints import Progress
 from arpo.training.run import Run
 from arpo.types import Group
 
+DYNAMIC_ROUNDS = 4  # additional rounds of dynamic sampling per batch
+
 
 class LockStep:
     """A source of batches. `GroupStream` is the other one."""
@@ -55,7 +57,7 @@ class LockStep:
         run, settings = self._run, self._run.config.train
         groups: list[Group] = []
         run.scheduler.pool.quarantine.begin_batch()
-        for attempt in range(settings.dynamic_attempts + 1 if settings.dynamic_sampling else 1):
+        for attempt in range(1 + DYNAMIC_ROUNDS if settings.dynamic_sampling else 1):
             missing = settings.tasks_per_batch - self._count_trained(groups)
             tasks = self._order.take(run.progress.tasks, missing)
             if not tasks:

@@ -24,7 +24,6 @@ from arpo.algorithms.preference_losses import (
     samples_for,
 )
 from arpo.algorithms.samples import trajectory_samples
-from arpo.config import OfflineConfig
 from arpo.learner.base import Batch, Learner
 from arpo.types import Trajectory
 
@@ -36,13 +35,9 @@ EpisodesByTask = Mapping[str, Sequence[str]]
 class OfflineMethod(ABC):
     """An offline method with its settings."""
 
-    settings: OfflineConfig
+    beta: float
     needs: ClassVar[str] = "successes"  # the episodes that it learns from, for messages
-
-    @property
-    def length(self) -> str:
-        """Whether Δ of a trajectory is the sum or the mean over its tokens."""
-        return self.settings.length
+    per_token: ClassVar[bool] = False  # log π of a trajectory is the mean over its tokens instead of the sum
 
     @abstractmethod
     def units(self, successes: EpisodesByTask, failures: EpisodesByTask, rng: Random) -> list[Unit]:
@@ -56,15 +51,13 @@ class OfflineMethod(ABC):
 
     def batch(self, trajectories: Sequence[Trajectory], loss: TrajectoryLoss) -> Batch:
         """The batch of one update whose gradient is the gradient of the loss."""
-        return Batch(updates=(tuple(samples_for(trajectories, loss.coefficients, self.length)),))
+        return Batch(updates=(tuple(samples_for(trajectories, loss.coefficients, per_token=self.per_token)),))
 
 
 class RFT(OfflineMethod):
     """Rejection sampling: maximum likelihood on the successes."""
 
-    @property
-    def length(self) -> str:
-        return "mean"
+    per_token = True
 
     def units(self, successes: EpisodesByTask, failures: EpisodesByTask, rng: Random) -> list[Unit]:
         return _single(successes)
@@ -72,7 +65,7 @@ class RFT(OfflineMethod):
     async def loss(
         self, learner: Learner, trajectories: Sequence[Trajectory], desirable: Sequence[bool], rng: Random
     ) -> TrajectoryLoss:
-        return rft(await _logps(learner, trajectories, self.length, base=False))
+        return rft(await _logps(learner, trajectories, per_token=True, base=False))
 
 
 class DPO(OfflineMethod):
@@ -81,12 +74,12 @@ class DPO(OfflineMethod):
     needs = "successes and failures of one task"
 
     def units(self, successes: EpisodesByTask, failures: EpisodesByTask, rng: Random) -> list[Unit]:
-        return [*pairs(successes, failures, self.settings.pairs, rng)]
+        return [*pairs(successes, failures, rng)]
 
     async def loss(
         self, learner: Learner, trajectories: Sequence[Trajectory], desirable: Sequence[bool], rng: Random
     ) -> TrajectoryLoss:
-        return dpo(await _gains(learner, trajectories, self.length), self.settings.beta)
+        return dpo(await _gains(learner, trajectories), self.beta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,20 +94,20 @@ class KTO(OfflineMethod):
     async def loss(
         self, learner: Learner, trajectories: Sequence[Trajectory], desirable: Sequence[bool], rng: Random
     ) -> TrajectoryLoss:
-        reference = await _gains(learner, mismatched(trajectories, rng), self.length)
-        gains = await _gains(learner, trajectories, self.length)
-        return kto(gains, desirable, reference, self.settings.beta, self.weights)
+        reference = await _gains(learner, mismatched(trajectories, rng))
+        gains = await _gains(learner, trajectories)
+        return kto(gains, desirable, reference, self.beta, self.weights)
 
 
-def open_method(name: str, settings: OfflineConfig, successes: int, failures: int) -> OfflineMethod:
+def open_method(name: str, beta: float, successes: int, failures: int) -> OfflineMethod:
     """The method of train.method. The numbers of episodes balance the weights of KTO."""
     match name:
         case "rft":
-            return RFT(settings=settings)
+            return RFT(beta=beta)
         case "dpo":
-            return DPO(settings=settings)
+            return DPO(beta=beta)
         case "kto":
-            return KTO(settings=settings, weights=KTOWeights.of(successes, failures, settings))
+            return KTO(beta=beta, weights=KTOWeights.of(successes, failures))
     raise ValueError(f"train.method {name!r} is not an offline method")
 
 
@@ -122,21 +115,21 @@ def _single(episodes: EpisodesByTask) -> list[Unit]:
     return [(name,) for names in episodes.values() for name in names]
 
 
-async def _gains(learner: Learner, trajectories: Sequence[Trajectory], length: str) -> list[float]:
+async def _gains(learner: Learner, trajectories: Sequence[Trajectory]) -> list[float]:
     """Δ of each trajectory: log π_θ − log π_ref."""
-    policy, base = [await _logps(learner, trajectories, length, base=which) for which in (False, True)]
+    policy, base = [
+        await _logps(learner, trajectories, per_token=False, base=which) for which in (False, True)
+    ]
     return [ours - theirs for ours, theirs in zip(policy, base, strict=True)]
 
 
 async def _logps(
-    learner: Learner, trajectories: Sequence[Trajectory], length: str, *, base: bool
+    learner: Learner, trajectories: Sequence[Trajectory], *, per_token: bool, base: bool
 ) -> list[float]:
-    """log π of the sampled tokens of each trajectory: their sum or their mean."""
-    samples = [
-        list(trajectory_samples(each, [0.0] * len(each.turns), 0.0, replayed=False)) for each in trajectories
-    ]
+    """log π of the sampled tokens of each trajectory: their mean if `per_token`, else their sum."""
+    samples = [list(trajectory_samples(each, 0.0, 0.0, replayed=False)) for each in trajectories]
     logps = iter(await learner.logprobs(list(chain(*samples)), base=base))
     sums = [sum(next(logps) for _ in own) for own in samples]
-    if length == "sum":
+    if not per_token:
         return sums
     return [total / each.sampled_tokens for total, each in zip(sums, trajectories, strict=True)]

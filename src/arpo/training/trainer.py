@@ -101,7 +101,6 @@ class Trainer:
         version = self.run.learner.weights().version
         groups = self.replay.rescue(played, rng, version)
         for group in groups:
-            self.credit.turn_advantages(group)  # it keeps the results of plug-ins
             rewards, advantages = map(self.credit.reward, group.trajectories), self.credit.advantages(group)
             self.run.store.log_group(self.run.progress.batch + 1, version, group, list(rewards), advantages)
         for trajectory in (trajectory for group in played for trajectory in group.trajectories):

@@ -4,17 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from arpo.config import LossConfig, ReplayConfig, TrainConfig
+from arpo.config import ReplayConfig, TrainConfig
 from arpo.storage.run_folder import RunFolder
 from arpo.viewer.library import Library
 from viewed_runs import add_group, config, played
 
 
-def equal_group(folder: Path, loss: LossConfig) -> Any:
+def equal_group(folder: Path) -> Any:
     """A group of two successes, in a run with dynamic sampling."""
     train, replay = TrainConfig(dynamic_sampling=True), ReplayConfig(enabled=False)
     store = RunFolder(folder)
-    store.write_recipe(replace(config(), loss=loss, train=train, replay=replay))
+    store.write_recipe(replace(config(), train=train, replay=replay))
     add_group(store, 1, *[played(f"batch0-0-{member}", "pool-040", 1.0) for member in (0, 1)])
     store.close()
     library = Library((folder,))
@@ -25,10 +25,7 @@ def equal_group(folder: Path, loss: LossConfig) -> Any:
     return found
 
 
-def test_state_advantages_are_noted_and_keep_equal_rewards(tmp_path: Path) -> None:
-    plain = equal_group(tmp_path / "plain", LossConfig())
-    assert plain["note"] == ""
-    assert plain["dropped"] == "no signal: dynamic sampling played another group instead"
-    stated = equal_group(tmp_path / "stated", LossConfig(state_weight=1.0))
-    assert "loss.state_weight adds" in stated["note"]
-    assert stated["dropped"] is None
+def test_dynamic_sampling_drops_groups_with_equal_rewards(tmp_path: Path) -> None:
+    group = equal_group(tmp_path / "run")
+    assert group["note"] == ""
+    assert group["dropped"] == "no signal: dynamic sampling played another group instead"

@@ -17,7 +17,6 @@ from arpo.viewer.index import Index, storable
 from arpo.viewer.pages.episodes import COLUMNS, Listing
 
 EARLIER_NOTE = "An earlier version wrote this run: it has no record of rewards, advantages and replay."
-STATE_NOTE = "advantages of episodes: loss.state_weight adds those of steps, also if all rewards are equal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +103,7 @@ class GroupReader:
 
     @property
     def _note(self) -> str:
-        if not self.recorded():
-            return EARLIER_NOTE
-        return STATE_NOTE if self.config.loss.state_weight else ""
+        return "" if self.recorded() else EARLIER_NOTE
 
     def _record(self, name: str) -> StoredGroup | None:
         """None if no batch has trained the group, or the run was written by an earlier version."""
@@ -197,8 +194,7 @@ class GroupReader:
             and (not rows or rows[0]["batch"] is not None)
         ):
             return "fewer than two episodes were played: there is nothing to compare"
-        dynamic = self.config.train.dynamic_sampling and not self.config.loss.state_weight
-        if dynamic and signal is False and rows:
+        if self.config.train.dynamic_sampling and signal is False and rows:
             return "no signal: dynamic sampling played another group instead"
         return None
 

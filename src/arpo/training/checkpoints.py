@@ -46,13 +46,11 @@ class Progress:
     dropped_episodes: int = 0  # of these groups, finished or not
     learner_restarts: int = 0  # after the loss of a rank, on a cluster
     groups: dict[str, int] = field(default_factory=dict)
-    success: dict[str, dict[str, float]] = field(
-        default_factory=dict
-    )  # rates by landmark (base, final) and task set
+    # By landmark (base, final) and task set: rates, and successes with episodes.
+    success: dict[str, dict[str, float]] = field(default_factory=dict)
     counts: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
-    left_out: dict[str, list[str]] = field(
-        default_factory=dict
-    )  # tasks without a verdict before or after training, by task set
+    # By task set: tasks without a verdict before or after training.
+    left_out: dict[str, list[str]] = field(default_factory=dict)
     seconds: float = 0.0
 
 

@@ -40,12 +40,7 @@ class _Playing:
 class GroupStream:
     """A source of batches, like `LockStep`."""
 
-    def __init__(
-        self,
-        run: Run,
-        order: TaskOrder,
-        tasks: TaskIndex,
-    ) -> None:
+    def __init__(self, run: Run, order: TaskOrder, tasks: TaskIndex) -> None:
         self._run, self._order = run, order
         self._tasks = tasks
         train = run.config.train

@@ -22,12 +22,7 @@ DYNAMIC_ROUNDS = 4  # additional rounds of dynamic sampling per batch
 class LockStep:
     """A source of batches. `GroupStream` is the other one."""
 
-    def __init__(
-        self,
-        run: Run,
-        order: TaskOrder,
-        credit: Credit,
-    ) -> None:
+    def __init__(self, run: Run, order: TaskOrder, credit: Credit) -> None:
         self._run, self._order, self._credit = run, order, credit
 
     async def __aenter__(self) -> LockStep:

@@ -37,7 +37,6 @@ class Records:
         self.callback = open_plugin(config, "callback")
         self.calls = CallLog(store, progress.seconds)
         self._config = config
-        self._began = time.monotonic() - progress.seconds
 
     def store_group(self, group: Group, episodes: int | None = None) -> None:
         """Store the first `episodes` of a played group, by default all. Store and count its failures."""
@@ -80,10 +79,6 @@ class Records:
         """Store the learner's statistics of the batch in training. Blocks its thread."""
         for line in token_lines(self.progress.batch + 1, stats):
             self.store.log_token_stats(line)
-
-    def count_seconds(self) -> None:
-        """Set the age of the run."""
-        self.progress.seconds = time.monotonic() - self._began
 
     def summary(self) -> dict[str, Any]:
         config, progress = self._config, self.progress
@@ -187,10 +182,18 @@ class Timing:
 
 
 class CallLog:
-    """`elapsed` is the age of a resumed run in seconds."""
+    """Writes calls.jsonl, in seconds since the start of the run. `elapsed` is the age of a resumed run.
+
+    {"episode":"batch0-3-1","host":"","fault":"","calls":[["start",12.1,0.5],["engine",12.6,1.2],…]}
+    {"step":1,"calls":[["rollout",0.2,30.1],["learn",30.3,8.4]]}
+    """
 
     def __init__(self, store: RunFolder, elapsed: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._store, self._began = store, clock() - elapsed
+        self._store, self._clock, self._began = store, clock, clock() - elapsed
+
+    def elapsed(self) -> float:
+        """The age of the run in seconds."""
+        return self._clock() - self._began
 
     def add_episode(self, episode: EpisodeCalls) -> None:
         """Store an attempt at an episode, also a failed or cancelled one."""

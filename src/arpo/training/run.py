@@ -234,7 +234,7 @@ class Run:
             self._loop.saved()
 
     def _state(self) -> dict[str, Any]:
-        self.records.count_seconds()
+        self.progress.seconds = self.records.calls.elapsed()
         return {
             "progress": asdict(self.progress),
             "pool": self.scheduler.pool.state(),

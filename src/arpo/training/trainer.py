@@ -62,14 +62,13 @@ class Trainer:
         reward, advantage = open_plugin(config, "reward"), open_plugin(config, "advantage")
         self.credit = Credit(config.loss, reward, advantage, self._tasks)
         self.order = open_order(config, tasks)
-        self.source = self._open_source()
+        self.source: LockStep | GroupStream = (
+            GroupStream(self.run, self.order, self._tasks)
+            if self.run.asynchronous
+            else LockStep(self.run, self.order, self.credit)
+        )
         if self.run.restored is not None:
             self._restore(self.run.restored)
-
-    def _open_source(self) -> LockStep | GroupStream:
-        if self.run.asynchronous:
-            return GroupStream(self.run, self.order, self._tasks)
-        return LockStep(self.run, self.order, self.credit)
 
     async def train(self) -> bool:
         """Train until all epochs are done or the run is asked to stop. Returns True if all are done."""

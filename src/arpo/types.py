@@ -281,6 +281,10 @@ class Failure:
     place: str = ""  # file and line in the user's code
     host: str = ""  # address of the environment host or server; "": this machine
 
+    def ended_by(self, fault: type[Exception]) -> bool:
+        """Whether an error of exactly this class ended the episode."""
+        return self.kind == fault.__name__
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescue:

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -17,7 +17,6 @@ from arpo.cluster.service import Order, Report, Service
 from arpo.cluster.services import Lost, Notes, PlacedService
 from arpo.config.recipe import load_config
 from arpo.errors import UserError
-from clocks import Clock
 from processes import descendants, parents
 
 TOKEN = "0123456789abcdef"
@@ -85,7 +84,7 @@ def test_no_answer_keeps_the_last_address():
 
 
 def test_a_host_starts_at_the_first_check_and_again_after_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("arpo.cluster.service._CHECK_SECONDS", 0.1)
+    monkeypatch.setattr("arpo.processes.backoff.FIRST_SECONDS", 0.1)
 
     async def scenario() -> None:
         service = Service(asdict(order()), "127.0.0.1")
@@ -98,22 +97,24 @@ def test_a_host_starts_at_the_first_check_and_again_after_a_kill(monkeypatch: py
         again = await until(service, lambda found: found["restarts"] == 1 and bool(found["url"]))
         assert again["url"] != first["url"] and again["incarnation"] == first["incarnation"]
         assert (await service.status())["restarts"] == 6
+        service.close()
 
     asyncio.run(scenario())
     assert not hosts()
 
 
 def test_a_host_that_hangs_is_restarted_and_has_no_address_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("arpo.cluster.service._CHECK_SECONDS", 0.2)
-    monkeypatch.setattr("arpo.cluster.service.RESTART_SECONDS", 3600.0)
+    monkeypatch.setattr("arpo.envs.child_host.CHECK_SECONDS", 0.2)
 
     async def scenario() -> None:
         service = Service(asdict(order("--env.step_seconds=0.5")), "127.0.0.1")
         await until(service, lambda found: bool(found["url"]))
         [host] = hosts()
         os.kill(host, signal.SIGSTOP)
-        found = await until(service, lambda found: found["restarts"] == 1)
-        assert found["url"] == "" and (await service.status())["state"] == "starting"
+        await until(service, lambda found: not found["url"])
+        assert (await service.status())["state"] == "starting"
+        await until(service, lambda found: found["restarts"] == 1 and bool(found["url"]))
+        service.close()
 
     asyncio.run(scenario())
     assert not hosts()
@@ -125,73 +126,18 @@ def test_a_host_that_does_not_start_is_reported_with_its_reason() -> None:
         found = await until(service, lambda found: bool(found["fault"]))
         assert "no_such_module" in found["fault"] and found["url"] == ""
         assert (await service.status())["state"] == "failing"
+        service.close()
 
     asyncio.run(scenario())
 
 
-class Host:
-    """The process of a host. The first one listens until it is killed, all others die at their start."""
-
-    output = "No space left on device"
-    made: ClassVar[list[Host]] = []
-
-    def __init__(self, *settings: object) -> None:
-        self.is_alive = self.is_ready = not self.made
-        self.address = "http://127.0.0.1:5000"
-        self.made.append(self)
-
-    def close(self) -> None:
-        self.is_alive = False
-
-
-def test_a_host_that_dies_at_five_starts_in_a_row_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Host, "made", [])
-    monkeypatch.setattr("arpo.envs.child_host.HostProcess", Host)
-    monkeypatch.setattr("arpo.envs.child_host._PAUSES", (0.0,) * 5 + (3600.0,))
-    for name, seconds in {"_CHECK_SECONDS": 0.01, "_POLL_SECONDS": 0.001, "RESTART_SECONDS": 3600.0}.items():
-        monkeypatch.setattr(f"arpo.cluster.service.{name}", seconds)
+def test_a_service_that_no_longer_starts_is_reported_once() -> None:
     notes, told = Notes(), list[str]()
     notes.report = told.append
     placed = PlacedService("environment host 0", None, notes)
-
-    async def scenario() -> None:
-        service = Service(asdict(order()), "127.0.0.1")
-        placed.update(Report(**await until(service, lambda found: bool(found["url"]))))
-        Host.made[0].is_alive = False
-        for _ in range(2):
-            placed.update(Report(**await until(service, lambda found: bool(found["fault"]))))
-
-    asyncio.run(scenario())
-    assert len(Host.made) == 6
-    assert told == [
-        "environment host 0 does not start again on 127.0.0.1: the environment host of this run died while "
-        "it started, 5x in a row; next start in 3600 s; its output: No space left on device"
-    ]
-
-
-def test_a_program_that_does_not_start_is_started_again_after_growing_pauses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its seventh run lasts 400 s: it has worked, so the pauses begin again."""
-    clock, pauses, runs = Clock(), list[float](), list[float]()
-
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 8:
-            raise asyncio.CancelledError
-
-    class Failing:
-        async def run(self) -> None:
-            runs.append(clock.now)
-            clock.now += 400.0 if len(runs) == 7 else 1.0
-            raise UserError("no space left")
-
-    monkeypatch.setattr("arpo.cluster.service.time", clock)
-    monkeypatch.setattr("arpo.cluster.service.asyncio.sleep", sleep)
-    service: Any = Service(asdict(order()), "127.0.0.1")
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(service._keep(Failing()))
-    assert pauses == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 10.0, 20.0]
+    for report in (REPORT, *[replace(REPORT, url="", fault="No space left on device")] * 2):
+        placed.update(report)
+    assert told == ["environment host 0 does not start again on 10.0.0.1: No space left on device"]
 
 
 def hosts() -> list[int]:

@@ -122,5 +122,7 @@ def test_a_killed_run_ends_its_ranks_and_a_lost_rank_ends_its_run(tmp_path: Path
     lost = run(tmp_path, "run", 2)
     kill.join()
     assert lost.code == 2
-    message = "arpo: error: rank 1 of the learner was killed by SIGKILL. Run the same command again to resume"
+    message = (
+        "arpo: error: rank 1 of the learner ended: killed by SIGKILL. Run the same command again to resume"
+    )
     assert message in lost.output and "Traceback" not in lost.output

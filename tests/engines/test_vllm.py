@@ -30,8 +30,9 @@ Test = Callable[[VllmEngine], Awaitable[None]]
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"_FIRST_PAUSE": 0.01, "_LONGEST_PAUSE": 0.05, "_REPORT_SECONDS": 0.05}.items():
-        monkeypatch.setattr(vllm, name, seconds)
+    monkeypatch.setattr("arpo.processes.backoff.FIRST_SECONDS", 0.01)
+    monkeypatch.setattr("arpo.processes.backoff.LONGEST_SECONDS", 0.05)
+    monkeypatch.setattr(vllm, "_REPORT_SECONDS", 0.05)
 
 
 @pytest.fixture

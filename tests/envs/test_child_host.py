@@ -7,8 +7,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from typing import ClassVar
-from unittest.mock import Mock
 
 import pytest
 
@@ -20,7 +18,6 @@ from arpo.envs.factory import open_pool
 from arpo.envs.remote import HostLost, Hosts, RemoteHost, open_session
 from arpo.errors import UserError
 from arpo.testing import task
-from clocks import Clock
 from env_hosts import FAKE
 from processes import descendants
 
@@ -37,6 +34,11 @@ def is_running(pid):
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def pid_of(child):
+    wait_until(lambda: child.watch.child is not None)
+    return child.watch.child.process.pid
 
 
 def wait_until(condition):
@@ -77,8 +79,8 @@ def test_it_gets_only_the_secrets_of_its_provider(monkeypatch, provider, passed)
     for name in secrets:
         monkeypatch.setenv(name, "secret")
     child = ChildHost(replace(config(), osworld=OSWorldConfig(provider=provider)))
-    child.wait(30)
-    with open(f"/proc/{child._process._process.pid}/environ") as file:
+    child.wait()
+    with open(f"/proc/{pid_of(child)}/environ") as file:
         names = {pair.partition("=")[0] for pair in file.read().split("\0")}
     child.close()
     assert names & secrets == passed
@@ -87,18 +89,26 @@ def test_it_gets_only_the_secrets_of_its_provider(monkeypatch, provider, passed)
 
 def test_a_dead_host_is_restarted():
     child = ChildHost(config())
-    child.wait(30)
-    first, pid = child.address(), child._process._process.pid
+    child.wait()
+    first, pid = child.address(), pid_of(child)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not child._process.is_alive)
-    with pytest.raises(HostLost, match="died and is being restarted"):
+    wait_until(lambda: child.watch.state != "healthy")
+    with pytest.raises(HostLost, match="the environment host of this run is starting"):
         child.address()
-    with pytest.raises(HostLost, match="does not listen yet"):
-        child.address()
-    wait_until(lambda: child._process.is_ready)
-    assert child.address() != first
+    wait_until(lambda: child.watch.state == "healthy")
+    assert child.address() != first and child.watch.restarts == 1
+    again = pid_of(child)
     child.close()
-    assert not is_running(pid) and not child._process.is_alive
+    assert not is_running(pid) and not is_running(again)
+
+
+def test_a_hanging_host_is_restarted(monkeypatch):
+    monkeypatch.setattr(child_host, "CHECK_SECONDS", 0.2)
+    child = ChildHost(config(step_seconds=0.5))
+    child.wait()
+    os.kill(pid_of(child), signal.SIGSTOP)
+    wait_until(lambda: child.watch.restarts == 1)
+    child.close()
 
 
 def test_a_closed_source_has_ended_its_host():
@@ -113,65 +123,12 @@ def test_a_closed_source_has_ended_its_host():
     assert not descendants(os.getpid()) - before
 
 
-class DeadHost:
-    """The process of a host that dies at its start. `started` has the times of all of them."""
-
-    is_alive = is_ready = False
-    output = "no such screen"
-    started: ClassVar[list[float]] = []
-
-    def __init__(self, *settings):
-        self.started.append(child_host.time.monotonic())
-
-    def close(self):
-        pass
-
-
-def test_a_host_that_dies_at_each_start_is_restarted_after_growing_pauses(monkeypatch):
-    """Asked every 0.25 s for 200 s, as on a cluster."""
-    clock = Clock()
-    monkeypatch.setattr(child_host, "time", clock)
-    monkeypatch.setattr(child_host, "HostProcess", DeadHost)
-    monkeypatch.setattr(DeadHost, "started", [])
-    child, messages = ChildHost(config()), []
-    while clock.now < 200:
-        with pytest.raises(HostLost) as caught:
-            child.address()
-        messages.append(caught.value.message)
-        clock.now += 0.25
-    assert DeadHost.started == [0.0, 1.0, 3.25, 7.5, 15.75, 32.0, 64.25, 124.5, 184.75]
-    assert child.failed_starts == 9
-    name = "the environment host of this run"
-    assert (
-        messages[0]
-        == f"{name} died while it started, 1x in a row; next start in 1 s; its output: no such screen"
-    )
-    assert messages[4] == f"{name} died and is being restarted; its output: no such screen"
-
-
-def test_a_host_that_cannot_be_spawned_again_waits_too(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(child_host, "time", clock)
-    monkeypatch.setattr(child_host, "HostProcess", DeadHost)
-    child = ChildHost(config())
-    full = OSError(28, "No space left on device")
-    monkeypatch.setattr(ChildHost, "_spawn", Mock(side_effect=full))
-    for clock.now, expected in [
-        (0.0, "next start in 1 s"),
-        (1.0, "No space left on device"),
-        (2.0, "in 1 s"),
-    ]:
-        with pytest.raises(HostLost, match=expected):
-            child.address()
-    assert child.failed_starts == 2
-
-
 def test_a_run_continues_when_its_host_dies():
     child = ChildHost(config())
-    child.wait(30)
+    child.wait()
     source = Hosts([RemoteHost("ours", child.address, child.token)], config().env)
     assert asyncio.run(step(source)) == (56, 56)
-    os.kill(child._process._process.pid, signal.SIGKILL)
+    os.kill(pid_of(child), signal.SIGKILL)
     assert asyncio.run(step(source)) == (56, 56)
     child.close()
 
@@ -179,8 +136,8 @@ def test_a_run_continues_when_its_host_dies():
 def test_its_temporary_folder_is_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     child = ChildHost(config())
-    assert len(list(tmp_path.iterdir())) == 1
-    child.wait(30)
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 1)
+    child.wait()
     assert list(tmp_path.iterdir()) == []
     child.close()
 
@@ -193,8 +150,10 @@ from arpo.envs.child_host import ChildHost
 name, way = sys.argv[1:]
 child = ChildHost(Config(env=EnvConfig(name=name)))
 if name == "arpo.testing:FakeEnv":
-    child.wait(30)
-print(child._process._process.pid, flush=True)
+    child.wait()
+while child.watch.child is None:
+    time.sleep(0.01)
+print(child.watch.child.process.pid, flush=True)
 if way == "stay":
     time.sleep(600)
 """
@@ -221,14 +180,15 @@ def test_a_host_that_does_not_exit_is_killed(tmp_path, monkeypatch):
     stubborn.write_text("import time\nfrom arpo.testing import FakeEnv as Env\nwhile True: time.sleep(1)\n")
     monkeypatch.chdir(tmp_path)
     child = ChildHost(config(name="stubborn:Env", step_seconds=0.5))
+    pid = pid_of(child)
     child.close()
-    assert not child._process.is_alive
+    assert not is_running(pid)
 
 
 def test_a_host_that_fails_to_start_reports_its_stderr(tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text("raise RuntimeError('no such screen')\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"did not start .*RuntimeError: no such screen \(broken.py:1\)"):
+    with pytest.raises(UserError, match=r"did not start: .*RuntimeError: no such screen \(broken.py:1\)"):
         start_child_host(config(name="broken:Env"))
 
 
@@ -236,7 +196,7 @@ def test_a_host_that_starts_too_slowly_is_stopped(tmp_path, monkeypatch):
     slow = "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
     (tmp_path / "slow.py").write_text(slow)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"did not start .*: none"):
+    with pytest.raises(UserError, match=r"did not start: not ready after 5 s; its last output: none"):
         start_child_host(config(name="slow:Env", start_seconds=5.0, step_seconds=0.5))
     assert not is_running(int((tmp_path / "pid").read_text()))
 

@@ -424,10 +424,15 @@ class Outages:
         return FakeEnv()
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr("arpo.processes.backoff.FIRST_SECONDS", 0.001)
+
+
 def outage_pool(factory, **changes):
     pool = pool_of(factory, config(attempts=2, quarantine_after=1, parallel=3, **changes))
     notes: list[str] = []
-    pool.outage.report, pool.outage.first_pause = notes.append, 0.001
+    pool.outage.report = notes.append
     assert isinstance(asyncio.run(pool.run(TASK, "first", episode)), Trajectory)
     return pool, notes
 
@@ -463,7 +468,6 @@ def test_single_faults_between_played_episodes_need_no_probe():
 def test_a_single_fault_of_the_only_attempt_is_examined():
     factory = Outages()
     pool = pool_of(factory, config(attempts=1))
-    pool.outage.first_pause = 0.001
     assert isinstance(asyncio.run(pool.run(TASK, "first", episode)), Trajectory)
     factory.left = 3  # the attempt and two probes
     assert isinstance(asyncio.run(pool.run(TASK, "e", episode)), Trajectory)
@@ -511,10 +515,11 @@ def test_an_outage_ends_with_an_error_after_its_limit():
     assert notes and not pool.quarantine.tasks
 
 
-def test_a_stop_ends_the_pause_of_an_outage():
+def test_a_stop_ends_the_pause_of_an_outage(monkeypatch):
     factory = Outages()
     pool, _ = outage_pool(factory)
-    pool.outage.first_pause = 3600.0
+    monkeypatch.setattr("arpo.processes.backoff.FIRST_SECONDS", 3600.0)
+    monkeypatch.setattr("arpo.processes.backoff.LONGEST_SECONDS", 3600.0)
     pool.outage.report = lambda text: asyncio.get_running_loop().call_later(0.01, pool.outage.stop)
     factory.left = 10**9
 

@@ -101,7 +101,7 @@ def test_every_batch_is_in_the_weights_once_whenever_a_rank_is_lost(tmp_path: Pa
         saved.append(tmp_path / "ours")
         train(learner, second)
         assert len(learner._trained) == 1
-    assert reports == ["rank 1 of the learner was killed by SIGKILL"] * 3
+    assert reports == ["rank 1 of the learner ended: killed by SIGKILL"] * 3
     assert ranks.starts == 4 and ranks.closed
 
 
@@ -113,7 +113,7 @@ def test_a_learner_that_keeps_losing_ranks_gives_up(tmp_path: Path) -> None:
     with closing(restarting(recipe, recovery)) as learner:
         ranks.kill()
         with pytest.raises(
-            RankLost, match=r"rank 1 of the learner was killed by SIGKILL\. Run the same command"
+            RankLost, match=r"rank 1 of the learner ended: killed by SIGKILL\. Run the same command"
         ):
             train(learner, *batches(renderer_of(recipe)))
     assert ranks.starts == MAX_ATTEMPTS and len(reports) == MAX_ATTEMPTS - 1

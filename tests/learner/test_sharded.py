@@ -199,7 +199,7 @@ def test_a_checkpoint_passes_from_two_ranks_to_one_and_back(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("how", "ranks", "seconds", "message"),
     [
-        (signal.SIGKILL, 3, 120.0, "rank 2 of the learner was killed by SIGKILL"),
+        (signal.SIGKILL, 3, 120.0, "rank 2 of the learner ended: killed by SIGKILL"),
         (signal.SIGSTOP, 2, 10.0, "the ranks of the learner timed out: they waited 10 s"),
     ],
     ids=["killed", "stopped"],
@@ -230,7 +230,7 @@ def test_the_last_output_of_a_failed_rank_is_shown(tmp_path: Path) -> None:
     model, renderer = load_model(recipe.model, 0), renderer_of(recipe)
     shutil.rmtree(tmp_path / "model")
     with pytest.raises(
-        UserError, match=r"(?s)rank 1 .* exited with code 1.*model: not found; model\.path needs"
+        UserError, match=r"(?s)rank 1 .* ended: exit code 1.*model: not found; model\.path needs"
     ):
         ShardedLearner(model, renderer, recipe)
 
@@ -264,7 +264,7 @@ def test_a_stuck_call_ends_after_a_rank_is_lost(tmp_path: Path) -> None:
     os.kill(rank, signal.SIGKILL)
     _, output = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert output.startswith("arpo: error: rank 1 of the learner was killed by SIGKILL")
+    assert output.startswith("arpo: error: rank 1 of the learner ended: killed by SIGKILL")
 
 
 def test_commands_survive_encoding() -> None:

@@ -29,6 +29,6 @@ def host_config(tmp_path_factory):
 def hosts(host_config):
     """Where desktops are leased, two at once."""
     host = ChildHost(host_config)
-    host.wait(host_config.env.start_seconds)
+    host.wait()
     yield Hosts([RemoteHost("the tests' host", host.address, host.token)], host_config.env)
     host.close()

@@ -17,7 +17,7 @@ from arpo.learner.local import LocalLearner
 from arpo.prompts.conversation import load_template
 from arpo.reporting.display import NullDisplay
 from arpo.rollout.player import open_player
-from arpo.serving.own_servers import OwnServers
+from arpo.serving.servers import OwnServers
 from arpo.tasks.lists import load_tasks
 from arpo.types import Trajectory
 from processes import descendants, wait_until
@@ -109,9 +109,7 @@ def test_servers_sleep_while_a_learner_uses_their_gpu(tmp_path: Path, shared: bo
     player = open_player(config)
     assert isinstance(player.servers, OwnServers)
     engine = Recorded(config, player.token_renderer, "", learning=True)
-    agent = replace(player.scheduler.agent, engine=engine)
-    scheduler = replace(player.scheduler, agent=agent)
-    player = replace(player, scheduler=scheduler, servers=replace(player.servers, share_gpu=shared))
+    player = replace(player, served=engine, servers=replace(player.servers, share_gpu=shared))
 
     async def scenario() -> None:
         async with player.free_gpu():

@@ -1,15 +1,16 @@
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 import fake_server
 from arpo.serving.load import Load, load_line, load_table, parse_load
-from arpo.serving.supervisor import Place, Server
+from arpo.serving.servers import Place
 
 
-def server(port, **details):
-    return Server(place=Place(host="127.0.0.1", port=port), log=Path("log"), **details)
+def server(port, state, restarts=0):
+    place = Place(host="127.0.0.1", port=port)
+    return SimpleNamespace(place=place, state=state, restarts=restarts)
 
 
 def test_the_load_of_a_server():
@@ -25,7 +26,7 @@ def test_a_server_that_answers_something_else():
 
 
 def test_table_and_line():
-    servers = [server(9000, state="healthy"), server(9001, state="starting", restarts=2)]
+    servers = [server(9000, "healthy"), server(9001, "starting", restarts=2)]
     loads = [Load(running=3, waiting=2, cache=0.125, weights="default"), None]
     assert load_line(servers, loads) == "1 of 2 servers healthy, 3 running, 2 waiting, 2 restarts"
     console = Console(width=100, record=True, file=None, quiet=False)

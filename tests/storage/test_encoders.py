@@ -134,15 +134,15 @@ def test_a_picture_that_always_ends_its_process_is_an_error():
 
 
 def test_a_process_killed_again_and_again_is_an_error(monkeypatch):
-    start = encoders._Worker._start
+    start = encoders._start_process
 
-    def killed(worker):
-        process = start(worker)
-        process.kill()
-        return process
+    def killed():
+        child = start()
+        child.process.kill()
+        return child
 
-    monkeypatch.setattr(encoders._Worker, "_start", killed)
-    with closing(Encoders(processes=1)) as coders, pytest.raises(EncoderDied, match="exit code -9"):
+    monkeypatch.setattr(encoders, "_start_process", killed)
+    with closing(Encoders(processes=1)) as coders, pytest.raises(EncoderDied, match="killed by SIGKILL"):
         coders.take(FIRST, None)
 
 

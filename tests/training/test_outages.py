@@ -116,7 +116,7 @@ def test_a_run_without_environments_ends_and_resumes_where_it_was(
 def test_a_pause_is_reported_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Scripted.play({A: [0, 1, 0, 0, 0], B: [1, 1, 1, 0, 0]})
     config, display = outage_config(tmp_path, "--train.epochs=1"), Notes()
-    monkeypatch.setattr("arpo.envs.outage.FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("arpo.processes.backoff.FIRST_SECONDS", 0.001)
     monkeypatch.setattr(Reachable, "starts", 4)
     real = display.note
 
@@ -152,7 +152,8 @@ def test_a_stop_ends_a_pause_and_the_run_can_be_resumed(
     Scripted.play({A: [0, 1, 0, 0, 0], B: [1, 1, 1, 0, 0]})
     config, display = outage_config(tmp_path), Notes()
     monkeypatch.setattr(Reachable, "starts", 8)
-    monkeypatch.setattr("arpo.envs.outage.FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr("arpo.processes.backoff.FIRST_SECONDS", 3600.0)
+    monkeypatch.setattr("arpo.processes.backoff.LONGEST_SECONDS", 3600.0)
     stop_in_the_outage(display, monkeypatch)
     assert run_training(config, display) == 130
     assert "stopping: no environment works. Only batch 2 is lost" in "\n".join(display.texts)

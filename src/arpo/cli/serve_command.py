@@ -55,7 +55,7 @@ def run_serve(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     given = [f"--{key}={value}" for key, value in flags.items() if value is not None]
     config = load_config(options.recipe, [*overrides, "--engine.name=vllm", *given])
     from arpo.cli.served_load import serve_until_cancelled
-    from arpo.serving.own_servers import open_served
+    from arpo.serving.servers import open_served
 
     servers = open_served(config, options.host)
 

@@ -15,8 +15,7 @@ from rich.live import Live
 
 from arpo.engines.vllm_access import key_headers
 from arpo.serving.load import load_line, load_table, read_loads
-from arpo.serving.own_servers import OwnServers
-from arpo.serving.supervisor import Server
+from arpo.serving.servers import OwnServers, Server
 
 TABLE_SECONDS = 2.0
 LINE_SECONDS = 60.0

@@ -25,7 +25,7 @@ from arpo.cluster.services import Lost, Notes, PlacedService, Services
 from arpo.config import Config
 from arpo.engines.http_exchange import TransientError
 from arpo.envs.remote import HostLost, Hosts, RemoteHost
-from arpo.serving.supervisor import START_ATTEMPTS
+from arpo.serving.servers import START_ATTEMPTS
 
 _ACTOR_SECONDS = 60.0  # for Ray to start the process of an actor
 

@@ -9,6 +9,7 @@ lost places on other nodes as soon as these have free resources.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -83,6 +84,28 @@ def reserve(role: Role, seconds: float) -> Any:
         remove_placement_group(group)
         raise
     return group
+
+
+def free(group: Any) -> None:
+    """Give up a reservation."""
+    from ray.util.placement_group import remove_placement_group
+
+    with suppress(Exception):  # the cluster may be gone
+        remove_placement_group(group)
+
+
+def options_in(role: Role, group: Any, index: int) -> dict[str, Any]:
+    """Ray's options for an actor or task in bundle `index` of the group."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    return {
+        "num_cpus": role.each.get("CPU", 0),
+        "num_gpus": role.each.get("GPU", 0),
+        "resources": {name: amount for name, amount in role.each.items() if name not in ("CPU", "GPU")},
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            placement_group=group, placement_group_bundle_index=index
+        ),
+    }
 
 
 def describe_shortage(role: Role, nodes: Sequence[Node], free: Mapping[str, float], seconds: float) -> str:

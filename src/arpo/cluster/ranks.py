@@ -18,21 +18,21 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from arpo.cluster.connection import NAMESPACE, Node, connect, living_nodes
-from arpo.cluster.placement import Role, has_gpus, rank_role, reserve
-from arpo.cluster.rank_actor import RankActor, RankOrder
-from arpo.cluster.rank_connections import RankListener
+from arpo.cluster.placement import Role, free, has_gpus, options_in, rank_role, reserve
+from arpo.cluster.rank_actor import RankActor, RankListener, RankOrder
 from arpo.config import Config
 from arpo.errors import UserError, printable
 from arpo.learner.rank_processes import Rank, RankExit, write_all
 from arpo.learner.ranks import RankLost
+from arpo.processes.backoff import pause_after
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 _START_SECONDS = 60.0  # for Ray to start the process of an actor, and for the actor to connect
-_RETRY_SECONDS = 2.0
 _POLL_SECONDS = 1.0
 RESULT_SECONDS = 3.0  # for Ray to tell how a rank has ended; less than EXIT_SECONDS of learner/ranks.py
 
@@ -81,26 +81,12 @@ def _reserve_gpu(config: Config, address: str) -> str:
 
     role = Role(name="learner of the run on this node", count=1, each={"GPU": 1.0, f"node:{address}": 0.001})
     group = reserve(role, config.cluster.wait_seconds)
-    task = ray.remote(_visible_gpus).options(**_options(role, group, 0))
+    task = ray.remote(_visible_gpus).options(**options_in(role, group, 0))
     return str(ray.get(task.remote(), timeout=_START_SECONDS))
 
 
 def _visible_gpus() -> str:
     return os.environ.get(VISIBLE_GPUS, "")
-
-
-def _options(role: Role, group: Any, index: int) -> dict[str, Any]:
-    """Options of an actor or task in bundle `index` of the group."""
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    return {
-        "num_cpus": role.each.get("CPU", 0),
-        "num_gpus": role.each.get("GPU", 0),
-        "resources": {name: amount for name, amount in role.each.items() if name not in ("CPU", "GPU")},
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(
-            placement_group=group, placement_group_bundle_index=index
-        ),
-    }
 
 
 class RayRanks:
@@ -110,7 +96,7 @@ class RayRanks:
         self.address = address
         self._role, self._run, self._wait_seconds = role, run, wait_seconds
         self._group = reserve(role, wait_seconds)
-        self._free = weakref.finalize(self, _remove, self._group)
+        self._free = weakref.finalize(self, free, self._group)
         self._free.atexit = False  # Ray frees the places of a process that has ended
         self._actors = 0  # made so far
         self._restarts = -1
@@ -147,7 +133,7 @@ class RayRanks:
 
         seconds = self._wait_seconds + _START_SECONDS
         deadline = time.monotonic() + seconds
-        while True:
+        for failures in count(1):
             actors = {number: self._make_actor(number) for number in numbers}
             try:
                 calls = [actor.node.remote() for actor in actors.values()]
@@ -159,26 +145,20 @@ class RayRanks:
                 if time.monotonic() > deadline:
                     reason = f"the Ray cluster did not start {len(actors)} learner ranks within {seconds:g} s"
                     raise RankLost(f"{reason}: {_first_line(error)}", "") from error
-                time.sleep(_RETRY_SECONDS)
+                time.sleep(pause_after(failures))
+        raise AssertionError("the loop returns or raises")
 
     def _make_actor(self, number: int) -> Any:
         import ray
 
         self._actors += 1
         options = {
-            **_options(self._role, self._group, number - 1),
+            **options_in(self._role, self._group, number - 1),
             "name": f"{self._run}/learner rank {number}, actor {self._actors}",
             "namespace": NAMESPACE,
             "max_concurrency": 3,  # `run` blocks one thread
         }
         return ray.remote(RankActor).options(**options).remote(number, self._restarts)
-
-
-def _remove(group: Any) -> None:
-    from ray.util.placement_group import remove_placement_group
-
-    with suppress(Exception):  # the cluster may be gone
-        remove_placement_group(group)
 
 
 def _accept_all(listener: RankListener, results: Mapping[int, Any]) -> dict[int, socket.socket]:

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from typing import Any
 
 from arpo.cluster.connection import NAMESPACE
-from arpo.cluster.placement import Role, reserve
+from arpo.cluster.placement import Role, free, options_in, reserve
 from arpo.cluster.service import Order, Report, Service
 from arpo.errors import UserError, printable
 
@@ -131,19 +131,11 @@ class Services:
 
 def _start(role: Role, order: Order, group: Any, index: int, name: str) -> Any:
     import ray
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    custom = {kind: amount for kind, amount in role.each.items() if kind not in ("CPU", "GPU")}
-    place = PlacementGroupSchedulingStrategy(
-        placement_group=group, placement_group_bundle_index=index, placement_group_capture_child_tasks=False
-    )
     options = {
+        **options_in(role, group, index),
         "name": name,
         "namespace": NAMESPACE,
-        "num_cpus": role.each.get("CPU", 0),
-        "num_gpus": role.each.get("GPU", 0),
-        "resources": custom,
-        "scheduling_strategy": place,
         "max_restarts": -1,
         "max_concurrency": 16,
         "runtime_env": {"env_vars": _LEAVE_PROGRAMS},
@@ -186,7 +178,6 @@ def _close(
 ) -> None:
     """End all services. Their programs end with the processes of the actors."""
     import ray
-    from ray.util.placement_group import remove_placement_group
 
     ended.set()
     if not ray.is_initialized():
@@ -196,5 +187,4 @@ def _close(
     for one in placed:
         with suppress(Exception):  # the cluster may be gone
             ray.kill(one.actor)
-    with suppress(Exception):
-        remove_placement_group(group)
+    free(group)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -63,3 +63,23 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Free connections. A closed engine can be started again."""
         ...
+
+
+class ServedEngine(Engine, Protocol):
+    """An engine whose model runs on servers. A player may start them, and let them sleep for a learner."""
+
+    report: Callable[[str], None]  # receives messages for the user
+
+    def use_servers(self, addresses: Sequence[Callable[[], str]], key: str) -> None:
+        """Use these servers, which the player has started. Each function returns the current URL of one."""
+        ...
+
+    def stop(self) -> None:
+        """End a pause in which no server works, with `Outage`."""
+        ...
+
+    async def sleep(self) -> None:
+        """Free the memory of the servers' GPUs. No request is made until `wake`."""
+        ...
+
+    async def wake(self) -> None: ...

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from arpo.config import Config
-from arpo.engines.base import Engine
+from arpo.engines.base import Engine, ServedEngine
 from arpo.errors import BadSetting, UserError
 from arpo.prompts.rendering import ChatRenderer, PromptRenderer, Renderer
 
@@ -25,12 +25,13 @@ class OpenedEngine:
     """An engine with the renderer for its prompts.
 
     `model` is the module that the engine samples from, or that a learner trains. It is None if the weights
-    are not in this process.
+    are not in this process. `served` is the engine if its model runs on servers that a player may start.
     """
 
     engine: Engine
     renderer: PromptRenderer
     model: Any
+    served: ServedEngine | None = None
 
 
 def open_engine(config: Config, *, learning: bool = False) -> OpenedEngine:
@@ -83,7 +84,7 @@ def _open_vllm(config: Config, learning: bool) -> OpenedEngine:
     renderer = load_renderer(config.model)
     engine = VllmEngine(config, renderer, read_key(), learning=learning)
     model = _load_model(_of_learner(config), renderer) if learning else None
-    return OpenedEngine(engine=engine, renderer=renderer, model=model)
+    return OpenedEngine(engine=engine, renderer=renderer, model=model, served=engine)
 
 
 def _of_learner(config: Config) -> Config:

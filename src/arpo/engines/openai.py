@@ -33,10 +33,10 @@ from arpo.engines.http_exchange import (
     parse_json,
 )
 from arpo.errors import ContextTooLong, EngineError, UserError
+from arpo.processes.backoff import LONGEST_SECONDS, pause_after
 from arpo.types import Completion, Message, Prompt, Sampling, Screenshot
 
 _CHAT, _MODELS = "/chat/completions", "/models"  # routes
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds without requests after a failure, doubled each time
 _MAX_BYTES = 4 << 20  # of a response; 32,000 tokens, each an escaped text of 100 bytes, fit
 _BUSY = (408, 409, 425, 429)
 _NO_SUCH_ROUTE = (404, 405, 501)
@@ -150,9 +150,9 @@ class OpenAIEngine:
         """Count a failure. Concurrent requests to a dead server count once."""
         if began < server.until:
             return
-        grown = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**server.failed)
         server.failed += 1
-        server.until = self._clock() + min(_LONGEST_PAUSE, grown if pause is None else pause)
+        grown = pause_after(server.failed)
+        server.until = self._clock() + (grown if pause is None else min(pause, LONGEST_SECONDS))
 
     def _request(self, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
         settings = self._config

@@ -28,6 +28,7 @@ from arpo.engines.routing import Router
 from arpo.engines.vllm_access import served_name
 from arpo.engines.vllm_client import UNCHANGED, Answer, VllmClient
 from arpo.errors import ContextTooLong, EngineError, Outage, UserError
+from arpo.processes.backoff import pause_after
 from arpo.prompts.rendering import Renderer
 from arpo.storage.published_weights import PublishedWeights, read_published
 from arpo.types import Completion, Prompt, Sampling
@@ -36,7 +37,6 @@ _ATTEMPTS = 5  # per answer
 WAVES = 4  # of a rolling update: a quarter of the replicas is updated at a time
 _MAX_BYTES = 32 << 20  # of a response; 64,000 tokens of a prompt with log-probabilities fit
 _CHECK_SECONDS = 10.0  # between two checks of a replica
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds between attempts to bring a replica back, doubled
 _FOREIGN = "has the weights of a training run, or is paused. Start this server again"
 _REPORT_SECONDS = 10.0  # without any replica before the user is told
 
@@ -322,7 +322,7 @@ class VllmEngine:
 
     async def _watch(self, replica: _Replica) -> None:
         """Check the replica from time to time, or bring it back. Ends with the engine."""
-        pause = _FIRST_PAUSE
+        failures = 0
         while True:
             try:
                 async with asyncio.timeout(self.check_seconds):
@@ -330,17 +330,17 @@ class VllmEngine:
             except TimeoutError:
                 pass
             if self._asleep or self._target is None:
-                await asyncio.sleep(_FIRST_PAUSE)
+                await asyncio.sleep(pause_after(1))
                 continue
             async with replica.lock:
                 if replica.target is not None:
                     await self._check(replica)
-                    pause = _FIRST_PAUSE
+                    failures = 0
                     continue
                 await self._bring_back(replica)
             if replica.target is None:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                failures += 1
+                await asyncio.sleep(pause_after(failures))
 
     async def _check(self, replica: _Replica) -> None:
         assert replica.target is not None

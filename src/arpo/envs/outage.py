@@ -16,9 +16,9 @@ from itertools import count, cycle
 
 from arpo.envs.slots import Slots
 from arpo.errors import EnvError, Outage
+from arpo.processes.backoff import pause_after
 from arpo.types import Task
 
-FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # seconds between two probes
 _FIRST_PROBES = 2  # failed ones until the run pauses: one may meet a single broken environment
 
 Probe = Callable[[Task], Awaitable[bool]]
@@ -33,7 +33,6 @@ class OutageWatch:
 
     def __init__(self, probe: Probe, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.report: Callable[[str], None] = lambda text: None
-        self.first_pause = FIRST_PAUSE
         self.is_down = False
         self._probe, self._limit, self._clock = probe, seconds, clock
         self._working: list[Task] = []  # the last two tasks of which an episode was played
@@ -94,7 +93,7 @@ class OutageWatch:
             if await self._probe(next(tasks)):
                 return False
         reason = f"{fault.where}: {fault.message.partition(chr(10))[0][:300]}"
-        began, pause = self._clock(), self.first_pause
+        began = self._clock()
         self.is_down = True
         try:
             for attempt in count():
@@ -105,11 +104,10 @@ class OutageWatch:
                         f"no environment has worked for {self._clock() - began:.0f} s (env.outage_seconds): "
                         f"{reason}. Correct the environments, then run the same command again to resume"
                     )
-                pause = min(pause, left)
+                pause = min(pause_after(attempt + 1), left)
                 self.report(f"no environment works ({reason}). The run pauses, next attempt in {pause:.0f} s")
                 if await self._works_after(pause, next(tasks)):
                     break
-                pause = min(2 * pause, MAX_PAUSE)
         finally:
             self.is_down = False
             self._seconds += self._clock() - began

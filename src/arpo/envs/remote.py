@@ -29,11 +29,11 @@ from arpo.envs.base import Env, EnvSource
 from arpo.envs.slots import Slots
 from arpo.envs.wire import BadRequest, NoFreeSlot, NoSuchEpisode, WrongToken
 from arpo.errors import EnvError, UserError
+from arpo.processes.backoff import pause_after
 from arpo.types import Observation, Screenshot, StepResult, Task
 
 PROBE_SECONDS = 5.0  # timeout for connecting, and for calls without an environment
 SLACK_SECONDS = 5.0  # added to each timeout: the host must report a slow environment first
-MIN_BACKOFF, MAX_BACKOFF = 1.0, 30.0  # seconds between probes of a lost host
 FULL_SECONDS = 1.0  # between probes of a host without free slots
 
 
@@ -63,7 +63,7 @@ class RemoteHost:
         self._address = address
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._next_probe = 0.0
-        self._backoff = MIN_BACKOFF
+        self._failed_probes = 0
 
     @property
     def needs_probe(self) -> bool:
@@ -174,12 +174,12 @@ class RemoteHost:
         """Exclude the host until its next probe. Its episodes may all fail at once: only the first counts."""
         now = time.monotonic()
         if self.lost_since is None:
-            self.lost_since, self._backoff = now, MIN_BACKOFF
-        elif now >= self._next_probe:
-            self._backoff = min(2 * self._backoff, MAX_BACKOFF)
-        else:
+            self.lost_since, self._failed_probes = now, 0
+        elif now < self._next_probe:
             return
-        self.free, self.last_error, self._next_probe = 0, last_error, now + self._backoff
+        self._failed_probes += 1
+        self.free, self.last_error = 0, last_error
+        self._next_probe = now + pause_after(self._failed_probes)
 
 
 class RemoteEnv:

@@ -158,10 +158,10 @@ def report_failures(groups: Sequence[Group], display: Display, *, some_tasks: bo
     message, failures = describe_failures(groups), [failure for group in groups for failure in group.failures]
     if not failures:
         return
-    unplayable = {Quarantined.__name__, *([PromptTooLong.__name__] if some_tasks else [])}
-    tried = any(failure.kind not in unplayable for failure in failures)
+    unplayable = (Quarantined, PromptTooLong) if some_tasks else (Quarantined,)
+    tried = any(not any(map(failure.ended_by, unplayable)) for failure in failures)
     if tried and not any(group.trajectories for group in groups):
-        if failures[0].kind == PromptTooLong.__name__:
+        if failures[0].ended_by(PromptTooLong):
             raise AllFailed(f"all {message}", failures)
         source = "engine" if failures[0].where == "generate" else "environment (`arpo check-env` helps)"
         raise AllFailed(f"all {message}. Fix the {source}, then run the same command again", failures)

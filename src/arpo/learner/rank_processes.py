@@ -9,24 +9,23 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import Protocol
+
+from arpo.processes.child import Child, describe_exit
 
 LOOPBACK = "127.0.0.1"
-RANK_MODULE = "arpo.learner.sharded"  # `python -m RANK_MODULE NUMBER STORE` is a rank
-OUTPUT_LINES_KEPT = 20
+RANK_MODULE = "arpo.learner.sharded"  # `python -m RANK_MODULE NUMBER STORE [WITH_PARENT]` is a rank
+WITH_PARENT = "with-parent"  # it ends with the process that started it, not only with rank 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExit:
-    """How a rank ended. Example of a reason: "was killed by SIGKILL"."""
+    """How a rank ended. Example of a reason: "ended: killed by SIGKILL"."""
 
     reason: str
     at: float  # time.monotonic()
@@ -35,8 +34,7 @@ class RankExit:
     @classmethod
     def of(cls, code: int) -> RankExit:
         """From the return code of a process that has just ended, as in `subprocess`."""
-        killed = code < 0
-        reason = f"was killed by {signal.Signals(-code).name}" if killed else f"exited with code {code}"
+        reason = f"ended: {describe_exit(code)}"
         return cls(reason=reason, at=time.monotonic(), external=code == -signal.SIGKILL)
 
 
@@ -99,49 +97,25 @@ class _RankProcess:
         self.number = number
         self.exit: RankExit | None = None
         self.exited = threading.Event()
-        self.output: deque[str] = deque(maxlen=OUTPUT_LINES_KEPT)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", RANK_MODULE, str(number), store],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C reaches only rank 0, which stops between two batches
-        )
+        self._child = Child([sys.executable, "-m", RANK_MODULE, str(number), store], env=os.environ)
         threading.Thread(target=self._watch, daemon=True).start()
 
+    @property
+    def output(self) -> Sequence[str]:
+        return self._child.last_lines
+
     def write(self, data: bytes, seconds: float) -> None:
-        assert self._process.stdin is not None
-        write_all(self._process.stdin.fileno(), data, seconds)
+        assert self._child.process.stdin is not None
+        write_all(self._child.process.stdin.fileno(), data, seconds)
 
     def stop(self, seconds: float) -> None:
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._child.wait(seconds)
+        self._child.end()
 
     def _watch(self) -> None:
-        code = wait_for_exit(self._process, self.output)
-        self.exit = RankExit.of(code)
+        self._child.wait()
+        self.exit = RankExit.of(self._child.process.returncode)
         self.exited.set()
-
-
-def wait_for_exit(process: subprocess.Popen[bytes], lines: deque[str]) -> int:
-    """Wait until the process ends, and collect its stderr in `lines`. Returns its return code."""
-    assert process.stderr is not None
-    reader = threading.Thread(target=_read_lines, args=(process.stderr, lines), daemon=True)
-    reader.start()
-    code = process.wait()
-    reader.join(1.0)  # a grandchild may keep stderr open
-    return code
-
-
-def _read_lines(stream: IO[bytes], lines: deque[str]) -> None:
-    with stream:
-        for line in stream:
-            if text := line.decode("utf-8", "replace").rstrip()[:500]:
-                lines.append(text)
 
 
 def write_all(descriptor: int, data: bytes, seconds: float) -> None:
@@ -152,5 +126,5 @@ def write_all(descriptor: int, data: bytes, seconds: float) -> None:
     poller.register(descriptor, select.POLLOUT)
     while remaining:
         if not poller.poll(seconds * 1000):
-            raise TimeoutError("timed out: a rank reads no commands")
+            raise TimeoutError("a rank reads no commands")
         remaining = remaining[os.write(descriptor, remaining) :]

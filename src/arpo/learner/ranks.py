@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import socket
 import struct
 import sys
@@ -159,6 +158,7 @@ class RankGroup:
     @contextmanager
     def collective(self) -> Iterator[None]:
         """Context for work of all ranks. If a rank exits meanwhile, raises `RankLost` with its number."""
+        began = time.monotonic()
         self._in_collective.set()
         try:
             self._raise_if_lost(0.0)
@@ -167,7 +167,7 @@ class RankGroup:
             raise
         except Exception as error:
             self._raise_if_lost(EXIT_SECONDS, error)
-            if re.search(r"timed out|timeout", str(error), re.IGNORECASE):
+            if isinstance(error, TimeoutError) or self._waited(error, time.monotonic() - began):
                 reason = (
                     f"the ranks of the learner timed out: they waited {self._seconds:g} s for each other "
                     "(optim.rank_seconds)"
@@ -177,6 +177,11 @@ class RankGroup:
         finally:
             self._in_collective.clear()
         self._raise_if_lost(0.0)
+
+    def _waited(self, error: Exception, seconds: float) -> bool:
+        """Whether an error is a timeout of torch.distributed: Gloo raises a RuntimeError for it."""
+        own = isinstance(error, dist.DistError) or type(error) is RuntimeError
+        return own and seconds >= self._seconds
 
     def _raise_if_lost(self, seconds: float, cause: Exception | None = None) -> None:
         """Raise `RankLost` about the first rank to exit, if one exits within `seconds`."""

@@ -42,7 +42,7 @@ from arpo.learner.rank_commands import (
     SaveCommand,
     TrainCommand,
 )
-from arpo.learner.rank_processes import RankLauncher
+from arpo.learner.rank_processes import WITH_PARENT, RankLauncher
 from arpo.learner.ranks import RankGroup, rank_device, serve_rank
 from arpo.learner.saved_state import (
     ADAM_KEYS,
@@ -57,6 +57,7 @@ from arpo.learner.sharded_model import copy_from_rank_0, fill_from_rank_0, shard
 from arpo.models.families import VisionLanguageModel
 from arpo.models.loading import DTYPES, load_model, load_renderer
 from arpo.models.trainable import load_trained, set_trainable
+from arpo.processes.child import end_with_parent
 from arpo.prompts.rendering import Renderer
 from arpo.types import Sample
 
@@ -393,4 +394,6 @@ def main(rank: int, store: str) -> NoReturn:
 
 
 if __name__ == "__main__":
+    if sys.argv[3:] == [WITH_PARENT]:
+        end_with_parent()
     main(int(sys.argv[1]), sys.argv[2])

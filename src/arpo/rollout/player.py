@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from arpo.cluster.open_cluster import Cluster, ClusterServers, open_cluster
 from arpo.config import Config
+from arpo.engines.base import ServedEngine
 from arpo.engines.factory import open_engine
-from arpo.engines.vllm import VllmEngine
 from arpo.envs.factory import open_pool
 from arpo.envs.pool import EnvPool
 from arpo.envs.remote import add_timeout_slack
@@ -21,7 +21,7 @@ from arpo.prompts.rendering import PromptRenderer, Renderer
 from arpo.reporting.display import Display
 from arpo.rollout.episode import Agent
 from arpo.rollout.scheduler import Scheduler
-from arpo.serving.own_servers import OwnServers, open_servers
+from arpo.serving.servers import OwnServers, open_servers
 
 SERVER_LOGS = "servers"  # folder in the run folder
 
@@ -40,13 +40,14 @@ class Player:
     """The scheduler of episodes, and the model behind it.
 
     `model` is the module that the engine samples from, or that a learner trains. It is None if only servers
-    have the weights. `servers` are those that the player starts and ends itself, with logs in `server_logs`.
-    `cluster` is the Ray cluster of the recipe.
+    have the weights. `served` is the engine if it uses servers. `servers` are those that the player starts
+    and ends itself, with logs in `server_logs`. `cluster` is the Ray cluster of the recipe.
     """
 
     scheduler: Scheduler
     renderer: PromptRenderer
     model: Any
+    served: ServedEngine | None = None
     servers: OwnServers | ClusterServers | None = None
     server_logs: Path | None = None
     cluster: Cluster | None = None
@@ -64,9 +65,8 @@ class Player:
     def stop_waiting(self) -> None:
         """End a pause in which no environment or no server works with `Outage`. Call it in the loop."""
         self.scheduler.pool.outage.stop()
-        engine = self.scheduler.agent.engine
-        if isinstance(engine, VllmEngine):
-            engine.stop()
+        if self.served is not None:
+            self.served.stop()
 
     @asynccontextmanager
     async def started(self, display: Display) -> AsyncIterator[Scheduler]:
@@ -76,12 +76,12 @@ class Player:
         if self.cluster is not None:
             self.cluster.notes.report = display.note
         async with AsyncExitStack() as opened:
-            if isinstance(engine, VllmEngine):
-                engine.report = display.note
+            if self.served is not None:
+                self.served.report = display.note
                 if self.servers is not None:
                     running: _Running = self.servers.running(self.server_logs, display.note)
                     started = await opened.enter_async_context(running)
-                    engine.use_servers([server.address for server in started], self.servers.key)
+                    self.served.use_servers([server.address for server in started], self.servers.key)
             opened.push_async_callback(engine.close)
             for message in await engine.start():
                 display.note(message)
@@ -90,15 +90,14 @@ class Player:
     @asynccontextmanager
     async def free_gpu(self) -> AsyncIterator[None]:
         """Servers on the GPU of the learner sleep during the block. No episode is played in it."""
-        engine = self.scheduler.agent.engine
-        if self.servers is None or not self.servers.share_gpu or not isinstance(engine, VllmEngine):
+        if self.served is None or self.servers is None or not self.servers.share_gpu:
             yield
             return
-        await engine.sleep()
+        await self.served.sleep()
         try:
             yield
         finally:
-            await engine.wake()
+            await self.served.wake()
 
 
 def open_player(config: Config, *, learning: bool = False) -> Player:
@@ -124,6 +123,7 @@ def open_player(config: Config, *, learning: bool = False) -> Player:
         scheduler=scheduler,
         renderer=opened.renderer,
         model=opened.model,
+        served=opened.served,
         servers=servers,
         server_logs=Path(config.run.dir) / SERVER_LOGS if learning else None,
         cluster=cluster,

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from arpo.errors import printable
 from arpo.reporting.numbers import NO_VALUE
-from arpo.serving.supervisor import Server
+from arpo.serving.servers import Server
 
 _SECONDS = 5.0  # timeout of one question
 _MAX_BYTES = 1 << 20
@@ -35,15 +35,13 @@ class Load:
 
 async def read_loads(session: aiohttp.ClientSession, servers: Sequence[Server]) -> list[Load | None]:
     """The load of each server; None for one that does not answer."""
-    return await asyncio.gather(*(_read_load(session, server) for server in servers))
+    return await asyncio.gather(*(read_load(session, server.place.url) for server in servers))
 
 
-async def _read_load(session: aiohttp.ClientSession, server: Server) -> Load | None:
-    if server.state != "healthy":
-        return None
+async def read_load(session: aiohttp.ClientSession, url: str) -> Load | None:
     try:
-        metrics = await _get(session, f"{server.place.url}/metrics")
-        version = json.loads(await _get(session, f"{server.place.url}/weight_info"))
+        metrics = await _get(session, f"{url}/metrics")
+        version = json.loads(await _get(session, f"{url}/weight_info"))
         return parse_load(metrics, version)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -14,8 +14,9 @@ import sys
 import threading
 from concurrent.futures import Future
 
-from arpo.errors import UserError, printable
+from arpo.errors import UserError
 from arpo.png import read_size
+from arpo.processes.child import Child
 from arpo.processes.environment import clean_environment
 from arpo.storage.encoder_process import BASE, CHANGE, MODULE, REPLY, REQUEST, WHOLE, Recent
 from arpo.types import Screenshot
@@ -108,7 +109,7 @@ class _Worker:
         self._pictures = queue.SimpleQueue()
         self._busy = False
         self._closed = False
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._decoded = Recent[bool](MAX_DECODED_PIXELS)  # by the process
         threading.Thread(target=self._work, name="arpo-encoder", daemon=True).start()
 
@@ -156,18 +157,17 @@ class _Worker:
         )
 
     def end(self) -> str:
-        """End the process. Returns the last line of its stderr or its exit code, "" if there was none."""
-        process, self._process, self._decoded = self._process, None, Recent(MAX_DECODED_PIXELS)
-        if process is None:
+        """End the process, which has no data of its own. Returns how it ended, "" if there was none."""
+        child, self._child, self._decoded = self._child, None, Recent(MAX_DECODED_PIXELS)
+        if child is None:
             return ""
-        process.kill()  # this process has all of its data
-        _, errors = process.communicate()
-        *_, line = ("", *errors.decode("utf-8", "replace").splitlines())
-        return printable(line[:500]) or f"exit code {process.returncode}"
+        child.end()
+        return f"{child.exit_reason}; its last output: {child.last_output}"
 
     def _ask(self, shot: Screenshot, base: Screenshot | None) -> bytes:
         """Raises OSError or EOFError if the process dies."""
-        process = self._process or self._start()
+        self._child = self._child or _start_process()
+        process = self._child.process
         if base is not None and not self._decoded.get(bytes.fromhex(base.sha256)):
             self._send(process, BASE, base, None)
         self._send(process, WHOLE if base is None else CHANGE, shot, base)
@@ -184,22 +184,13 @@ class _Worker:
         process.stdin.flush()
         self._decoded.put(name, math.prod(read_size(shot.png)), True)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                MODULE,
-                str(MAX_DECODED_PIXELS),
-            ],  # -P: no modules of the current folder
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=clean_environment() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            start_new_session=True,  # no Ctrl-C: the run finishes what it has played
-        )
-        return self._process
+
+def _start_process() -> Child:
+    return Child(
+        [sys.executable, "-P", "-m", MODULE, str(MAX_DECODED_PIXELS)],  # -P: no modules of the current folder
+        env=clean_environment() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+    )
 
 
 def _read(process: subprocess.Popen[bytes], size: int) -> bytes:

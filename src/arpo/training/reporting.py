@@ -279,7 +279,7 @@ def report_failed_episodes(store: RunFolderReader, display: Display) -> int:
 
 def _most_frequent(failures: Sequence[Failure]) -> str:
     """For example "step: KeyError: 'room' (my_env.py:14)"."""
-    tried = [failure for failure in failures if failure.kind != Quarantined.__name__] or failures
+    tried = [failure for failure in failures if not failure.ended_by(Quarantined)] or failures
     causes = Counter((one.where, one.message.partition("\n")[0][:300], one.place) for one in tried)
     [((where, message, place), _)] = causes.most_common(1)
     return f"{where}: {message}{f' ({place})' if place else ''}"
@@ -287,7 +287,7 @@ def _most_frequent(failures: Sequence[Failure]) -> str:
 
 def _is_refused_score(failure: Failure) -> bool:
     """Whether the user's evaluate() raised an exception or returned an invalid score."""
-    return failure.where == "evaluate" and bool(failure.place) and failure.kind != EnvTimeout.__name__
+    return failure.where == "evaluate" and bool(failure.place) and not failure.ended_by(EnvTimeout)
 
 
 def _count_played(store: RunFolderReader) -> int:

@@ -26,6 +26,7 @@ from arpo.envs.osworld.limits import ControlGroups, Limits, remove_group
 from arpo.envs.osworld.messages import MAX_PACKET_BYTES
 from arpo.envs.osworld.needs import LOCAL
 from arpo.errors import EnvError
+from arpo.processes.child import Child
 from arpo.processes.environment import clean_environment
 
 LOAD_SECONDS = 120.0  # desktop-env loads within seconds; a busy machine needs longer
@@ -114,7 +115,7 @@ class ForkServer:
         self._limits = limits
         self.gentle = provider != LOCAL
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._control: socket.socket | None = None
 
     def fork(self) -> Worker:
@@ -139,7 +140,7 @@ class ForkServer:
         try:
             return self._request_worker(self._control, folder)
         except (OSError, EOFError) as error:
-            raise EnvError("start", f"cannot start a worker: {error}; {self._last_log_line()}") from error
+            raise EnvError("start", f"cannot start a worker: {error}; {self._last_output}") from error
 
     def _request_worker(self, control: socket.socket, folder: Path) -> Worker:
         ours, theirs = socket.socketpair()
@@ -181,22 +182,19 @@ class ForkServer:
 
     def _start_process(self) -> socket.socket:
         """Returns the control socket once desktop-env is loaded."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        if self._child is not None:
+            self._child.end()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         root = private_root()
-        with theirs, open(self._log_file, "wb", opener=_private_file) as log:
+        with theirs:
             try:
-                self._process = subprocess.Popen(
+                self._child = Child(
                     [self._python, "-m", "arpo.envs.osworld.worker", str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=log,
-                    cwd=root,
                     env=_server_environment(self._provider),
-                    start_new_session=True,
+                    log=root / f"fork-server-{id(self)}.log",
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    cwd=root,
                 )
             except OSError as error:
                 ours.close()
@@ -208,34 +206,23 @@ class ForkServer:
             answer = b""
         if not answer:
             ours.close()
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+            self._child.end()
             raise EnvError(
                 "start",
-                f"{self._python} cannot load desktop-env: {self._last_log_line()}; run `arpo osworld "
-                "install`",
+                f"{self._python} cannot load desktop-env: {self._last_output}; run `arpo osworld install`",
             )
         return ours
 
     @property
-    def _log_file(self) -> Path:
-        return private_root() / f"fork-server-{id(self)}.log"
-
-    def _last_log_line(self) -> str:
-        """The error, if the log ends with a traceback."""
-        log = self._log_file.read_text("utf-8", "replace").strip()
-        return log.splitlines()[-1] if log else "its log is empty"
+    def _last_output(self) -> str:
+        assert self._child is not None
+        return self._child.last_output
 
 
 @functools.cache
 def fork_server(python: str, provider: str, limits: Limits | None) -> ForkServer:
     """The fork server of this process for these settings; later calls return the same one."""
     return ForkServer(python, provider=provider, limits=limits)
-
-
-def _private_file(path: str, flags: int) -> int:
-    return os.open(path, flags, mode=0o600)
 
 
 def _server_environment(provider: str) -> dict[str, str]:

@@ -10,7 +10,6 @@ Only `main` loads desktop-env.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import importlib.util
@@ -32,13 +31,13 @@ from arpo.envs.osworld.messages import CRASH_FILE, MAX_PACKET_BYTES, receive, se
 from arpo.envs.osworld.sandbox import guest_files
 from arpo.envs.osworld.sandbox_layout import readable_by_guest
 from arpo.errors import ArpoFault, EnvTimeout, UserError
+from arpo.processes.child import end_with_parent
 from arpo.storage.codec import action_from_json
 from arpo.types import Json, Task
 
 if TYPE_CHECKING:
     from arpo.envs.osworld.desktop_episode import DesktopEpisode
 
-PR_SET_PDEATHSIG = 1
 OOM_SCORE_ADJ = 800  # when memory runs out, the kernel kills workers first: only one episode is lost
 
 
@@ -110,7 +109,7 @@ def _run_worker(
     folder = Path(request["folder"])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, _on_sigterm if request["gentle"] else signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM if request["gentle"] else signal.SIGKILL)
+    end_with_parent(signal.SIGTERM if request["gentle"] else signal.SIGKILL)
     if os.getppid() != server_pid:
         return
     for name, value in request["limits"].items():

@@ -1,4 +1,4 @@
-"""Supervision with a scripted server. tests/vllm/test_serve.py supervises vLLM itself."""
+"""Servers of a command, with a scripted server. tests/vllm/test_serve.py starts vLLM itself."""
 
 import asyncio
 import os
@@ -12,14 +12,25 @@ from pathlib import Path
 import pytest
 
 import fake_server
+import fake_vllm
+from arpo.config import Config
 from arpo.errors import UserError
-from arpo.serving.supervisor import Place, Supervision, choose_places, restart_pause, supervised
+from arpo.processes.supervisor import Supervision
+from arpo.serving.servers import (
+    OwnServers,
+    Place,
+    ServerProgram,
+    choose_places,
+    open_served,
+    open_servers,
+    supervised,
+)
 from processes import descendants, wait_until
 
 KEY = "0123456789abcdef"
 
 
-class FakeProgram:
+class FakeModel:
     """Runs tests/support/fake_server.py. `behaviours` is a text for each port."""
 
     def __init__(self, behaviours):
@@ -32,6 +43,11 @@ class FakeProgram:
         return {**os.environ, "ARPO_ENGINE_KEY": key}
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr("arpo.processes.backoff.FIRST_SECONDS", 0.2)
+
+
 def free_places(count):
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [one.getsockname()[1] for one in sockets]
@@ -41,16 +57,27 @@ def free_places(count):
 
 
 @asynccontextmanager
-async def running(tmp_path, *behaviours, key=KEY, **changes):
-    """Servers with these behaviours, the notes of their supervisor, and a function that lists their pids."""
-    places = free_places(len(behaviours))
+async def running(tmp_path, *behaviours, key=KEY, places=None, **changes):
+    """Servers with these behaviours, the notes about them, and a function that lists their pids."""
+    places = places or free_places(len(behaviours))
     notes: list[str] = []
-    program = FakeProgram({place.port: text for place, text in zip(places, behaviours, strict=True)})
-    defaults = {"log_dir": tmp_path, "key": key, "start_seconds": 60.0, "report": notes.append}
-    settings = Supervision(**defaults, poll_seconds=0.02, check_seconds=10.0, grace_seconds=0.5)
+    model = FakeModel({place.port: text for place, text in zip(places, behaviours, strict=True)})
+    watch = Supervision(start_seconds=60.0, attempts=3, check_seconds=10.0, poll_seconds=0.02)
+    watch = replace(watch, **changes)
+    programs = [
+        ServerProgram(
+            model=model,
+            place=place,
+            log_dir=tmp_path,
+            key=key,
+            check_seconds=watch.check_seconds,
+            grace_seconds=0.5,
+        )
+        for place in places
+    ]
     before = descendants(os.getpid())
     try:
-        async with supervised(program, places, replace(settings, **changes)) as servers:
+        async with supervised(programs, watch, notes.append) as servers:
             yield servers, notes, lambda: descendants(os.getpid()) - before
     finally:
         assert wait_until(lambda: not descendants(os.getpid()) - before)
@@ -85,8 +112,7 @@ def test_servers_run_during_the_block_and_leave_nothing(tmp_path):
         async with running(tmp_path, "child", "child,deaf") as (servers, notes, processes):
             assert [server.state for server in servers] == ["healthy", "healthy"]
             assert len(processes()) == 6  # guard, server and child of each
-            assert notes[0].startswith("starting vLLM servers at ports ")
-            assert sorted(notes[1:]) == sorted(f"{server.place.url}: ready" for server in servers)
+            assert sorted(notes) == sorted(f"{server.place.url}: ready" for server in servers)
 
     asyncio.run(scenario())
 
@@ -100,7 +126,8 @@ def test_a_killed_server_is_restarted_on_its_port(tmp_path):
             await until(lambda: first.state == "healthy")
             assert pid_of(first) != old
             assert (first.restarts, second.restarts) == (1, 0)
-            assert notes[-2] == f"{first.place.url}: killed by SIGKILL; restart in 1 s; log: {first.log}"
+            assert notes[-2].startswith(f"{first.place.url}: killed by SIGKILL; its last output: ")
+            assert f"log: {tmp_path}" in notes[-2] and notes[-2].endswith("; restart in 0.2 s")
             assert notes[-1] == f"{first.place.url}: ready"
 
     asyncio.run(scenario())
@@ -125,8 +152,7 @@ def test_a_hanging_server_is_restarted(tmp_path):
             os.kill(old, signal.SIGSTOP)
             await until(lambda: server.restarts == 1 and server.state == "healthy")
             assert pid_of(server) != old
-            reason = "no answer to 3 health checks of 0.2 s"
-            assert notes[-2] == f"{server.place.url}: {reason}; restart in 1 s; log: {server.log}"
+            assert "no answer to 3 health checks of 0.2 s" in notes[-2]
 
     asyncio.run(scenario())
 
@@ -166,9 +192,7 @@ def test_a_failed_start_is_repeated(tmp_path):
     async def scenario():
         async with running(tmp_path, f"fails-once={tmp_path / 'failed'}") as ([server], notes, _):
             assert server.restarts == 1
-            errors = "its last errors: ValueError: out of \ufffd[1mmemory"
-            expected = f"{server.place.url}: exit code 3; {errors}; restart in 1 s; log: {server.log}"
-            assert notes[1] == expected
+            assert "exit code 3; its last output: ValueError: out of \ufffd[1mmemory" in notes[0]
 
     asyncio.run(scenario())
 
@@ -181,10 +205,7 @@ def test_a_server_that_always_dies_at_its_start_is_an_error(tmp_path):
     with pytest.raises(UserError) as caught:
         asyncio.run(scenario())
     message = str(caught.value)
-    assert (
-        "did not start in 3 attempts: exit code 3; its last errors: ValueError: out of \ufffd[1mmemory"
-        in message
-    )
+    assert "did not start: exit code 3; its last output: ValueError: out of \ufffd[1mmemory" in message
     assert f"log: {tmp_path}/server-" in message
 
 
@@ -193,17 +214,17 @@ def test_a_server_that_never_answers_is_an_error(tmp_path):
         async with running(tmp_path, "hangs", start_seconds=0.1):
             raise AssertionError("the block must not begin")
 
-    with pytest.raises(UserError, match=r"3 attempts: not ready after 0.1 s; its last errors: none; log: "):
+    with pytest.raises(
+        UserError, match=r"did not start: not ready after 0.1 s; its last output: none; log: "
+    ):
         asyncio.run(scenario())
 
 
 def test_a_stranger_on_the_port_is_not_taken_for_the_server(tmp_path):
     async def scenario():
         async with running(tmp_path, "", key="") as ([stranger], *_):
-            place = stranger.place
-            settings = Supervision(log_dir=tmp_path, key=KEY, start_seconds=60.0, report=lambda text: None)
-            with pytest.raises(UserError, match="did not start in 3 attempts: Address already in use"):
-                async with supervised(FakeProgram({place.port: ""}), [place], settings):
+            with pytest.raises(UserError, match="did not start: Address already in use"):
+                async with running(tmp_path, "", places=[stranger.place]):
                     raise AssertionError("the block must not begin")
 
     asyncio.run(scenario())
@@ -252,13 +273,71 @@ def test_the_url_of_a_place(host, url):
     assert Place(host=host, port=9000).url == url
 
 
-def test_pauses_between_starts_double_up_to_a_minute():
-    """Also after a day: 2.0 ** 1999 is no float."""
-    assert [restart_pause(failures) for failures in (1, 2, 3, 6, 7, 2000)] == [
-        1.0,
-        2.0,
-        4.0,
-        32.0,
-        60.0,
-        60.0,
-    ]
+def config(tmp_path, behaviour="", replicas=2, **changes):
+    python = fake_vllm.install(tmp_path, behaviour)
+    engine = replace(Config().engine, name="vllm", replicas=replicas, python=python, **changes)
+    return replace(Config(), engine=engine)
+
+
+def own_servers(settings: Config, *, learning: bool = True) -> OwnServers:
+    servers = open_servers(settings, learning=learning)
+    assert servers is not None
+    return servers
+
+
+def test_a_run_without_replicas_starts_no_servers(tmp_path):
+    assert open_servers(config(tmp_path, replicas=0), learning=True) is None
+    assert open_servers(replace(Config(), engine=replace(Config().engine, replicas=2)), learning=True) is None
+
+
+def test_the_servers_of_a_run_have_a_random_key(tmp_path, monkeypatch):
+    monkeypatch.delenv("ARPO_ENGINE_KEY", raising=False)
+    first, second = (own_servers(config(tmp_path)) for _ in range(2))
+    assert len(first.key) == 32
+    assert first.key != second.key
+    assert (first.host, first.gpus, first.share_gpu) == ("127.0.0.1", ("", ""), False)
+    monkeypatch.setenv("ARPO_ENGINE_KEY", "0123456789abcdef")
+    assert own_servers(config(tmp_path)).key == "0123456789abcdef"
+
+
+def test_served_models_have_no_key_on_loopback(tmp_path, monkeypatch):
+    monkeypatch.delenv("ARPO_ENGINE_KEY", raising=False)
+    assert open_served(config(tmp_path), "127.0.0.1").key == ""
+    with pytest.raises(
+        UserError, match=r"--host 192\.0\.2\.1: is reachable from other machines, but there is no key"
+    ):
+        open_served(config(tmp_path), "192.0.2.1")
+
+
+def test_two_runs_on_one_machine_use_other_ports(tmp_path):
+    before = descendants(os.getpid())  # of other tests
+
+    async def scenario():
+        servers = own_servers(config(tmp_path))
+        notes: list[str] = []
+        async with servers.running(tmp_path / "a", notes.append) as first:
+            async with servers.running(tmp_path / "b", notes.append) as second:
+                ports = {server.place.port for server in (*first, *second)}
+                assert len(ports) == 4
+                assert min(ports) >= 9000
+            assert all(server.state == "healthy" for server in first)
+
+    asyncio.run(scenario())
+    assert wait_until(lambda: not descendants(os.getpid()) - before)
+
+
+def test_logs_without_a_folder_are_kept_only_after_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    servers = own_servers(config(tmp_path, replicas=1), learning=False)
+
+    async def scenario(fault):
+        async with servers.running(None, lambda text: None):
+            if fault:
+                raise fault
+
+    asyncio.run(scenario(None))
+    assert not list(tmp_path.glob("arpo-servers-*"))
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(scenario(ZeroDivisionError()))
+    [folder] = tmp_path.glob("arpo-servers-*")
+    assert [path.suffix for path in Path(folder).glob("server-*")] == [".log"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from arpo.cluster.connection import Node
-from arpo.cluster.placement import (
+from arpo.cluster.nodes import (
+    Node,
     describe_shortage,
     has_gpus,
     host_role,

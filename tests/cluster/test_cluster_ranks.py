@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from arpo.cluster.connection import Node
+from arpo.cluster.nodes import Node
 from arpo.cluster.rank_actor import RankListener, connect_to_rank_0, interface_variables
 from arpo.cluster.ranks import RESULT_SECONDS, RayRank, has_own_gpu, learns_on_gpus
 from arpo.config.recipe import load_config

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from arpo.cluster.connection import Node
+from arpo.cluster.nodes import Node
 from arpo.cluster.status import ActorStatus, describe_status, kind_of
 
 NODES = [

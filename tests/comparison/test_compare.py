@@ -10,7 +10,7 @@ import pytest
 
 from arpo.cli.entry_point import main
 from arpo.comparison.compare import load_methods, make_jobs, planned_episodes
-from arpo.comparison.jobs import is_finished, last_line
+from arpo.comparison.jobs import is_finished
 from arpo.config import Config
 from arpo.config.recipe import changed, load_config, to_toml
 from arpo.errors import UserError
@@ -130,13 +130,6 @@ def test_changed_settings_and_planned_episodes() -> None:
     assert changed(one, load_config("paper/ds_grpo")) == ["train.dynamic_sampling", "replay.enabled"]
     assert changed(Config(), Config()) == []
     assert planned_episodes(one) == 4 * 128 * 8
-
-
-def test_the_last_line_of_a_log(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("one\n two \n\n")
-    assert last_line(tmp_path / "log") == "two"
-    (tmp_path / "log").write_text("")
-    assert last_line(tmp_path / "log") == "no output"
 
 
 MISTAKES = {

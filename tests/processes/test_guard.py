@@ -103,6 +103,16 @@ def test_a_tracker_that_does_not_end_is_killed():
         assert are_gone(pids)
 
 
+def test_an_interrupt_is_passed_on():
+    waits = "try: print('runs', flush=True); time.sleep(600)"
+    code = f"import time\n{waits}\nexcept KeyboardInterrupt: raise SystemExit(7)"
+    command = [sys.executable, "-I", "-S", guard.__file__, "20", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"runs\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 7
+
+
 def test_the_exit_code_of_the_server():
     with guarded("raise SystemExit(5)") as process:
         assert process.wait(30) == 5

@@ -16,8 +16,7 @@ import pytest
 
 import fake_vllm
 from arpo.cli.entry_point import main
-from arpo.cluster.open_cluster import Cluster, open_cluster
-from arpo.cluster.services import Lost, PlacedService
+from arpo.cluster.services import Cluster, Lost, PlacedService, open_cluster
 from arpo.config import Config
 from arpo.config.recipe import load_config
 from arpo.envs.remote import Hosts

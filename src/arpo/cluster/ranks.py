@@ -22,8 +22,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from arpo.cluster.connection import NAMESPACE, Node, connect, living_nodes
-from arpo.cluster.placement import Role, free, has_gpus, options_in, rank_role, reserve
+from arpo.cluster.nodes import (
+    NAMESPACE,
+    Node,
+    Role,
+    connect,
+    free,
+    has_gpus,
+    living_nodes,
+    options_in,
+    rank_role,
+    reserve,
+)
 from arpo.cluster.rank_actor import RankActor, RankListener, RankOrder
 from arpo.config import Config
 from arpo.errors import UserError, printable

@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from arpo.cluster.connection import NAMESPACE, Node, connect, living_nodes
+from arpo.cluster.nodes import NAMESPACE, Node, connect, living_nodes
 from arpo.errors import printable
 
 _SECONDS = 10.0  # for the answers of all actors

@@ -8,27 +8,27 @@ if it is killed.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from arpo.comparison.settings import NEUTRAL_KEYS
 from arpo.config import LEARNING, Config
 from arpo.config.recipe import changed, load_config
 from arpo.errors import UserError
 from arpo.models.hub import with_recorded_model
+from arpo.processes.child import Child, read_tail
 from arpo.reporting.display import Display, format_duration, format_seconds
 from arpo.storage.run_folder import METRICS, RECIPE, SUMMARY, TIMING, read_json, read_log, write_atomically
 
 POLL_SECONDS = 1.0  # interval of the progress bar
-PR_SET_PDEATHSIG = 1  # prctl option: signal to receive when the parent process ends
-LIBC = ctypes.CDLL(None)
+EXIT_SECONDS = 0.1  # interval of the checks for ended processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class JobRunner:
         self.stopping = False
         self._display = display
         self._jobs_at_once = jobs_at_once
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._children: dict[str, Child] = {}
         self._running: list[Job] = []
         self._planned = planned  # training episodes by job title; offline runs have none
         self._shown: dict[str, int] = {}  # episodes in the progress bar, by job title
@@ -155,28 +155,28 @@ class JobRunner:
         elif self.stopping:
             self._display.note(f"{job.title}: interrupted")
         else:
-            self._display.note(f"{job.title}: failed: {last_line(job.log_path)}; full log: {job.log_path}")
+            *_, last = "no output", *read_tail(job.log_path)
+            self._display.note(f"{job.title}: failed: {last.strip()}; full log: {job.log_path}")
         return code == 0
 
     async def _run_process(self, job: Job) -> int:
-        """Exit code. The process has its own session, so Ctrl-C reaches it through `_stop` only, once."""
-        with _open_log(job.log_path) as log:
-            process = await asyncio.create_subprocess_exec(
-                *job.command_line,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=_end_with_parent,
-            )
-        self._processes[job.title] = process
+        """Exit code. Ctrl-C reaches the process through `_stop` only, once."""
+        try:
+            child = Child(job.command_line, env=os.environ, log=job.log_path, guarded=True)
+        except OSError as error:
+            reason = f"cannot be written: {error.strerror}: choose another --out"
+            raise UserError(f"{job.log_path}: {reason}") from None
+        self._children[job.title] = child
         self._running.append(job)
         if self.stopping:
-            process.send_signal(signal.SIGINT)
+            child.process.send_signal(signal.SIGINT)
         try:
-            return await process.wait()
+            while (code := child.process.poll()) is None:  # noqa: ASYNC110  (another process)
+                await asyncio.sleep(EXIT_SECONDS)
+            return code
         finally:
-            del self._processes[job.title]
+            child.end()
+            del self._children[job.title]
             self._running.remove(job)
 
     def _stop(self) -> None:
@@ -186,9 +186,8 @@ class JobRunner:
                 "again to stop them now"
             )
         self.stopping = True
-        for process in self._processes.values():
-            with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)
+        for child in self._children.values():
+            child.process.send_signal(signal.SIGINT)
 
     def _longest_batch(self) -> str:
         """An upper bound of the time to wait: the longest last batch of the running jobs."""
@@ -206,20 +205,6 @@ class JobRunner:
         for _ in range(played - self._shown.get(job.title, played)):
             self._display.episode_done()
             self._shown[job.title] += 1
-
-
-def _open_log(path: Path) -> BinaryIO:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("ab")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}: choose another --out") from None
-
-
-def _end_with_parent() -> None:
-    """Runs in the child process. If the parent is killed, the child must not keep the lock of its run."""
-    if sys.platform == "linux":
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _episodes_played(folder: Path) -> int:
@@ -252,8 +237,3 @@ def _outcome(job: Job) -> str:
 
 def collection_seconds(folder: Path) -> float:
     return sum(line.get("rollout", 0.0) for line in read_log(folder, TIMING))
-
-
-def last_line(log: Path) -> str:
-    lines = log.read_text("utf-8", "replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")

@@ -4,8 +4,8 @@
 
 vLLM starts processes of its own, which survive it if it is killed. This process adopts them (Linux:
 subreaper). It ends all of them when the server ends, or when the supervisor closes stdin; the kernel closes
-it if the supervisor is killed. The server gets SIGTERM first, and GRACE_SECONDS for a clean exit. If the
-guard itself is killed, the kernel kills the server.
+it if the supervisor is killed. The server gets SIGTERM first, and GRACE_SECONDS for a clean exit. SIGINT is
+passed on to it. If the guard itself is killed, the kernel kills the server.
 
 A server that is killed leaves shared memory (/dev/shm/psm_*, sem.mp-*). Python's resource tracker, a process
 of the server, removes it when all others have ended. So the guard kills the trackers last.
@@ -34,12 +34,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def run(grace_seconds: float, command: Sequence[str]) -> int:
     """Run the command until it ends or stdin closes. Returns its exit code; 128 + signal if it was killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the server runs
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     guard = os.getpid()
 
     def die_with_guard() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != guard:
             os._exit(NOT_STARTED)
@@ -53,6 +53,8 @@ def run(grace_seconds: float, command: Sequence[str]) -> int:
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return NOT_STARTED
+    signal.signal(signal.SIGINT, lambda *_: server.send_signal(signal.SIGINT))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     ended = os.pidfd_open(server.pid)
     if not _wait(ended, stdin=0):
         server.terminate()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from arpo.cluster.open_cluster import Cluster, ClusterServers, open_cluster
+from arpo.cluster.services import Cluster, ClusterServers, open_cluster
 from arpo.config import Config
 from arpo.engines.base import ServedEngine
 from arpo.engines.factory import open_engine

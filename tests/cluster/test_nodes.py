@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from arpo.cluster.connection import connect, new_token
+from arpo.cluster.nodes import connect, new_token
 from arpo.errors import UserError
 
 

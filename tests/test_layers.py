@@ -120,6 +120,23 @@ def test_pure_logic_has_no_clock_no_process_and_no_shared_generator():
             assert not name.startswith(("np.random", "torch.rand", "torch.manual_seed")), (path, name)
 
 
+def test_child_processes_are_started_in_one_folder():
+    """Except for what must outlive this process, and for the sandbox of a desktop with its guest."""
+    starters = {
+        str(path.relative_to(SOURCE))
+        for path in MODULES
+        if {"Popen", "create_subprocess_exec", "ProcessPoolExecutor"} & called(parsed(path))
+    }
+    others = {"envs/osworld/cleanup.py", "envs/osworld/sandbox.py"}
+    assert {name for name in starters if not name.startswith(("processes/", "envs/osworld/guest/"))} == others
+
+
+def called(tree: ast.AST) -> set[str]:
+    """Last names of all called functions: `subprocess.Popen()` gives Popen."""
+    functions = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {getattr(one, "attr", getattr(one, "id", "")) for one in functions}
+
+
 def test_no_module_makes_code_from_data_or_unpickles():
     for path in MODULES:
         tree = parsed(path)

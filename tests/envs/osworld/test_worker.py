@@ -199,7 +199,8 @@ def test_a_worker_has_one_thread_and_only_the_secrets_of_its_provider(made, monk
     for name in SECRETS:
         monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("no_proxy", "intranet")
-    worker = ForkServer(sys.executable, provider=provider, limits=None).fork()
+    server = ForkServer(sys.executable, provider=provider, limits=None)  # the worker ends with it
+    worker = server.fork()
     with worker.connection:
         process = Path("/proc", str(worker.pid))
         variables = dict(pair.split("=", 1) for pair in (process / "environ").read_text().split("\0") if pair)
@@ -211,7 +212,8 @@ def test_a_worker_has_one_thread_and_only_the_secrets_of_its_provider(made, monk
 
 def test_a_worker_is_limited_in_memory_and_file_size(made):
     limits = Limits(memory_megabytes=1024, processes=512, cpus=1.0, file_megabytes=64)
-    worker = ForkServer(sys.executable, provider="local", limits=limits).fork()
+    server = ForkServer(sys.executable, provider="local", limits=limits)  # the worker ends with it
+    worker = server.fork()
     with worker.connection:
         file = Path("/proc", str(worker.pid), "limits")
         assert wait_until(lambda: f"Max data size             {1024 * 2**20} " in file.read_text())

@@ -137,3 +137,11 @@ def test_the_readme_names_every_command() -> None:
     assert [command.name for command in COMMANDS if f"`arpo {command.name}" not in readme] == []
     assert "make train" in readme
     assert "make test" in readme
+
+
+def test_the_table_of_additions_names_existing_files() -> None:
+    _, _, rest = read_page("CONTRIBUTING.md").partition("## To add X, edit Y")
+    table = re.findall(r"^\|.*$", rest.partition("\n## ")[0], re.MULTILINE)
+    paths = re.findall(r"`([\w/]+(?:\.py|/))`", "\n".join(table))
+    assert {"config/settings.py", "actions.py", "viewer/pages/", "processes/child.py"} <= set(paths)
+    assert [path for path in paths if not (ROOT / "src" / "arpo" / path).exists()] == []

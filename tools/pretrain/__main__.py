@@ -31,6 +31,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--report-size", type=int, default=256, help="screens and tasks of the report; 0: none"
     )
+    parser.add_argument(
+        "--careless-only",
+        action="store_true",
+        help="repeat the last stage alone, from stored weights: 3 minutes on an H200",
+    )
     for name, purpose in (
         ("steps", "number of updates"),
         ("carelessness", "level of the demonstrator's faults; 0: none, 2: twice as many"),

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import count, islice
 from queue import Empty
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,11 +26,13 @@ from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
 from tools.pretrain.ladder import stage_at
 from tools.pretrain.lessons import Lesson, LessonGenerator
+from tools.pretrain.reading import Rectangle
 from tools.pretrain.settings import Settings
 from tools.pretrain.tiny import IMAGE_SETTINGS
 from tools.pretrain.tokenizer import desk_tokenizer
 from tools.pretrain.word_canvas import NO_WORD, WordCanvas
 
+_Cell = TypeVar("_Cell", bound=np.generic)
 CELLS_PER_TOKEN = 8
 TOKENS_PER_SCREEN = ROWS * COLUMNS // CELLS_PER_TOKEN
 BATCHES_PER_CHUNK = 4  # lessons of this many batches are sorted by length, to reduce padding
@@ -55,6 +57,10 @@ class LessonBatch:
     screens_NHW: Tensor  # palette indices
     readable_R: Tensor  # image tokens of `screens_NHW` with a word
     words_W3: Tensor  # (index in `readable_R`, cell of the image token, word) of each cell with a word
+    target_tokens_T: Tensor  # image tokens of the lessons that tell their targets
+    targets_TC: Tensor  # 1 for their cells that belong to a target, else 0
+    state_tokens_S: Tensor  # image tokens of the lessons that tell which elements are on
+    states_SC: Tensor  # 1 for their cells that belong to an element that is on, else 0
 
     def to(self, device: torch.device) -> LessonBatch:
         return LessonBatch(**{each.name: getattr(self, each.name).to(device) for each in fields(self)})
@@ -78,6 +84,8 @@ def collate(lessons: list[Lesson], renderer: Renderer) -> LessonBatch:
     if len(pixels) > _SCREENS_MULTIPLE:
         pixels += [pixels[0]] * (-len(pixels) % _SCREENS_MULTIPLE)
     readable, words = _words(screens)
+    target_tokens, targets = _marked_cells(lessons, [lesson.targets for lesson in lessons])
+    state_tokens, states = _marked_cells(lessons, [lesson.on for lesson in lessons])
     return LessonBatch(
         tokens_BT=torch.from_numpy(tokens),
         positions_3BT=torch.from_numpy(positions),
@@ -86,18 +94,41 @@ def collate(lessons: list[Lesson], renderer: Renderer) -> LessonBatch:
         screens_NHW=torch.from_numpy(np.stack(pixels)),
         readable_R=torch.from_numpy(readable),
         words_W3=torch.from_numpy(words),
+        target_tokens_T=torch.from_numpy(target_tokens),
+        targets_TC=torch.from_numpy(targets),
+        state_tokens_S=torch.from_numpy(state_tokens),
+        states_SC=torch.from_numpy(states),
     )
 
 
 def _words(screens: Sequence[WordCanvas]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """`readable_R` and `words_W3` of a batch. An image token covers two rows of four cells."""
+    """`readable_R` and `words_W3` of a batch."""
     every = -(-len(screens) // _LABELLED_SCREENS)
-    words_NRC = np.stack([screen.words_RC for screen in screens[::every]])
-    blocks = words_NRC.reshape(-1, ROWS // 2, 2, COLUMNS // 4, 4).transpose(0, 1, 3, 2, 4)
-    words_NIC = blocks.reshape(-1, TOKENS_PER_SCREEN, CELLS_PER_TOKEN)
+    words_NIC = _by_token(np.stack([screen.words_RC for screen in screens[::every]]))
     screen, token, cell = np.nonzero(words_NIC != NO_WORD)
     readable, row = np.unique(every * screen * TOKENS_PER_SCREEN + token, return_inverse=True)
     return readable, np.stack((row, cell, words_NIC[screen, token, cell]), axis=-1)
+
+
+def _marked_cells(
+    lessons: Sequence[Lesson], marked: Sequence[Sequence[Rectangle] | None]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Image tokens of the lessons with rectangles, and for each of their cells whether one covers it."""
+    first_screens = np.cumsum([0, *(len(lesson.screens) for lesson in lessons)])
+    found = [(first, some) for first, some in zip(first_screens, marked, strict=False) if some is not None]
+    cells_NRC = np.zeros((len(found), ROWS, COLUMNS), dtype=np.float32)
+    for cells_RC, (_, rectangles) in zip(cells_NRC, found, strict=True):
+        for row, column, rows, columns in rectangles:
+            cells_RC[row : row + rows, column : column + columns] = 1
+    tokens_NI = np.array([first for first, _ in found], dtype=np.int64)[:, None] * TOKENS_PER_SCREEN
+    tokens_NI = tokens_NI + np.arange(TOKENS_PER_SCREEN)
+    return tokens_NI.reshape(-1), _by_token(cells_NRC).reshape(-1, CELLS_PER_TOKEN)
+
+
+def _by_token(cells_NRC: NDArray[_Cell]) -> NDArray[_Cell]:
+    """The cells of each image token: it covers two rows of four cells."""
+    blocks = cells_NRC.reshape(-1, ROWS // 2, 2, COLUMNS // 4, 4).transpose(0, 1, 3, 2, 4)
+    return blocks.reshape(-1, TOKENS_PER_SCREEN, CELLS_PER_TOKEN)
 
 
 class Batches:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from arpo.envs.desk.desktop import Desktop
 from tools.pretrain.reading import (
     Question,
+    find,
     point,
     read_kind,
     read_point,
@@ -28,8 +29,9 @@ QUESTIONS: dict[str, Callable[[random.Random, Desktop], Question | None]] = {
     "at": read_point,
     "state": read_state,
     "point": point,
+    "find": find,
 }
-PAGE, ACT = "page", "act"
+PAGE, SEARCH, ACT = "page", "search", "act"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +46,16 @@ class Stage:
 
 
 def _stage(name: str, until: float, shares: tuple[int, ...], goals: tuple[float, float, float]) -> Stage:
-    lessons = dict(zip((PAGE, *QUESTIONS, ACT), shares, strict=True))
+    lessons = dict(zip((PAGE, SEARCH, *QUESTIONS, ACT), shares, strict=True))
     return Stage(name=name, until=until, lessons=lessons, goals=goals, careless=name == "careless")
 
 
 LADDER = (
-    #                   until  page screen window kind at state point act     goals: one two three
-    _stage("words",     0.20, (80,  5,     0,     5,   0, 0,    10,   0),     (4, 3, 1)),
-    _stage("read",      0.40, (35,  15,    5,     15,  5, 5,    15,   5),     (4, 3, 1)),
-    _stage("act",       0.70, (5,   10,    4,     8,   3, 6,    16,   48),    (4, 4, 2)),
-    _stage("careless",  1.00, (2,   6,     2,     5,   2, 4,    12,   67),    (4, 4, 2)),
+    #                   until  page search screen window kind at state point find act    goals: one two three
+    _stage("words",     0.15, (55,  25,    5,     0,     5,   0, 0,    8,    2,   0),    (4, 3, 1)),
+    _stage("read",      0.38, (14,  24,    7,     3,     7,   3, 8,    20,   10,  4),    (4, 3, 1)),
+    _stage("act",       0.77, (3,   8,     5,     2,     4,   2, 8,    14,   6,   48),   (4, 4, 2)),
+    _stage("careless",  1.00, (2,   5,     4,     2,     4,   2, 6,    9,    4,   62),   (4, 4, 2)),
 )  # fmt: skip
 
 

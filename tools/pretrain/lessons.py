@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from arpo.actions import render
 from arpo.envs.desk.desktop import Desktop
@@ -17,8 +17,9 @@ from arpo.prompts.conversation import PromptTemplate
 from arpo.prompts.rendering import Renderer
 from arpo.types import Message, Screenshot
 from tools.pretrain.carelessness import Carelessness, demonstrate
-from tools.pretrain.ladder import ACT, PAGE, QUESTIONS, Stage
-from tools.pretrain.pages import PAGE_INSTRUCTION, random_page
+from tools.pretrain.ladder import ACT, PAGE, QUESTIONS, SEARCH, Stage
+from tools.pretrain.pages import PAGE_INSTRUCTION, page_to_search, random_page
+from tools.pretrain.reading import Question, Rectangle, rectangle
 from tools.pretrain.screens import quiet_desktop, random_desktop
 from tools.pretrain.word_canvas import WordCanvas
 
@@ -29,11 +30,17 @@ _INFEASIBLE = 0.1  # share of the demonstrations
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """One training sequence. `mask` marks the learned tokens; `screens` fill the image slots in order."""
+    """One training sequence. `mask` marks the learned tokens; `screens` fill the image slots in order.
+
+    For the only screen of a question: `targets` are the cells of what its instruction names, `on` those of
+    all elements that are on. None if the lesson does not tell them.
+    """
 
     token_ids: tuple[int, ...]
     mask: tuple[bool, ...]
     screens: tuple[WordCanvas, ...]
+    targets: tuple[Rectangle, ...] | None = None
+    on: tuple[Rectangle, ...] | None = None
 
 
 class LessonGenerator:
@@ -52,21 +59,27 @@ class LessonGenerator:
     def lessons(self, rng: random.Random, stage: Stage) -> list[Lesson]:
         """Random lessons of the stage: a demonstration, a page, or a few questions about one screen."""
         questions = [stage.lessons[kind] for kind in QUESTIONS]
-        shares = (stage.lessons[ACT], stage.lessons[PAGE], sum(questions) / QUESTIONS_PER_SCREEN)
-        [kind] = rng.choices((ACT, PAGE, "questions"), shares)
+        shares = [stage.lessons[kind] for kind in (ACT, PAGE, SEARCH)]
+        shares.append(sum(questions) / QUESTIONS_PER_SCREEN)
+        [kind] = rng.choices((ACT, PAGE, SEARCH, "questions"), shares)
         if kind == ACT:
             return [self._demonstration(rng, stage)]
         if kind == PAGE:
             return [self.sequence(PAGE_INSTRUCTION, [random_page(rng)])]
+        if kind == SEARCH:
+            return [self._question(*page_to_search(rng))]
         return self._questions(rng, rng.choices(list(QUESTIONS), questions, k=QUESTIONS_PER_SCREEN))
 
     def _questions(self, rng: random.Random, kinds: Sequence[str]) -> list[Lesson]:
         desktop = random_desktop(rng)
         screen = draw(desktop)
         asked = [QUESTIONS[kind](rng, desktop) for kind in kinds]  # None if the screen has no such element
-        return [
-            self.sequence(each.instruction, [(screen, each.answer)]) for each in asked if each is not None
-        ]
+        on = tuple(rectangle(element) for element in desktop.visible_elements() if element.on)
+        return [replace(self._question(screen, each), on=on) for each in asked if each is not None]
+
+    def _question(self, screen: WordCanvas, question: Question) -> Lesson:
+        lesson = self.sequence(question.instruction, [(screen, question.answer)])
+        return replace(lesson, targets=question.targets or None)
 
     def _demonstration(self, rng: random.Random, stage: Stage) -> Lesson:
         desktop = quiet_desktop(rng)

@@ -1,12 +1,13 @@
 """Reading and pointing: questions about a screen, with their answers.
 
 A question names an element in the words of the solver's thoughts ("Click Wifi", "Open Mail", "Click B2"), so
-that reading and pointing carry over to acting. All kinds of elements are asked for equally often.
+that reading and pointing carry over to acting. Kinds of elements are asked for by their rarity (`screens`).
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from arpo.envs.desk.window import Window
 from tools.pretrain.screens import choose_by_kind
 
 READ_INSTRUCTION = "Read the screen"
+FIND = "Select"  # the instruction to find words: "Select Save report"
 NOTHING = "no"  # the answer for an empty field or cell
 _UNLISTED_KINDS = ("app", "close")  # identical on every screen
 _MAX_LISTED = 40
@@ -28,17 +30,23 @@ KIND_WORDS = {
     "Check": "check", "Radio": "radio", "Tab": "tab", "DropDown": "list", "Slider": "slider",
     "Field": "field", "Item": "Item", "Cell": "cell",
 }  # fmt: skip
+Rectangle = tuple[int, int, int, int]  # row, column, rows, columns, in cells
 POINTED_KINDS = tuple(kind for kind in KIND_WORDS if kind not in ("title", "Label"))
+_FOUND_KINDS = tuple(kind for kind in POINTED_KINDS if kind not in ("Slider", "app", "close"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """An instruction with its answer. `kind` and `element`: the element asked for, if it is one."""
+    """An instruction with its answer. `kind` and `element`: the element asked for, if it is one.
+
+    `targets`: the cells of all elements that the instruction names.
+    """
 
     instruction: str
     answer: str
     kind: str = ""
     element: Element | None = None
+    targets: tuple[Rectangle, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +156,37 @@ def point(rng: random.Random, desktop: Desktop) -> Question | None:
     else:
         thought, action = _named_action(rng, part, parts)
     return Question(
-        instruction=thought, answer=render([action], thought), kind=part.kind, element=part.element
+        instruction=thought,
+        answer=render([action], thought),
+        kind=part.kind,
+        element=part.element,
+        targets=(rectangle(part.element),),
     )
+
+
+def find(rng: random.Random, desktop: Desktop) -> Question | None:
+    """One to four elements by their names, in any order: "Select Save Wifi" is "Save(70,35)Wifi(63,49)"."""
+    parts = [part for part in visible_parts(desktop) if part.kind in _FOUND_KINDS and part.name]
+    counts = Counter(part.name for part in parts)
+    unique = [(part.kind, part) for part in parts if counts[part.name] == 1 and " " not in part.name]
+    if not unique:
+        return None
+    drawn = [choose_by_kind(rng, unique) for _ in range(number_to_find(rng))]
+    asked = list({part.name: part for part in drawn}.values())
+    return Question(
+        instruction=f"{FIND} {' '.join(part.name for part in asked)}",
+        answer="".join(f"{part.name}({part.element.centre[0]},{part.element.centre[1]})" for part in asked),
+        targets=tuple(rectangle(part.element) for part in asked),
+    )
+
+
+def number_to_find(rng: random.Random) -> int:
+    """Mostly one: it teaches to match a name with the screen. Several teach to keep names apart."""
+    return rng.choices((1, 2, 3, 4), (50, 20, 15, 15))[0]
+
+
+def rectangle(element: Element) -> Rectangle:
+    return element.row, element.column, element.rows, element.columns
 
 
 def _named_action(rng: random.Random, part: Part, parts: Sequence[Part]) -> tuple[str, Action]:

@@ -20,10 +20,10 @@ _BUSY = 0.7  # share of busy desktops
 _QUIET_CLICKS = (0, 0, 0, 1, 2, 3, 5)  # one is drawn
 _COLUMNS, _ROWS = 9, 3  # windows begin in one of these
 _MAX_BUSY_WINDOWS, _MAX_BUSY_EVENTS = 5, 6
-# Weights of kinds: high for those on few screens, low for those on all screens.
+# Weights of kinds: high for those on few screens or with many names, low for those on all screens.
 _RARITY = {
-    "app": 0.1, "close": 0.1, "title": 0.3, "Button": 0.4, "Label": 0.4, "Check": 2.0, "Cell": 2.0,
-    "Item": 2.0, "Radio": 2.0, "DropDown": 2.0, "choice": 3.0, "Slider": 8.0,
+    "app": 0.1, "close": 0.5, "title": 0.3, "Button": 0.4, "Label": 0.4, "Check": 2.0, "Cell": 2.0,
+    "Item": 6.0, "Radio": 2.0, "DropDown": 2.0, "choice": 3.0, "Slider": 8.0,
 }  # fmt: skip
 # Elements which open a menu or a dialog, or change the page: the last event of a busy desktop.
 _OPENERS = ("DropDown", "Button", "Item", "Tab", "Field")

@@ -9,7 +9,7 @@ import numpy as np
 
 from arpo.envs.desk.canvas import Canvas
 from arpo.envs.desk.words import vocabulary
-from tools.pretrain.pages import _STYLES, random_page
+from tools.pretrain.pages import _STYLES, page_to_search, random_page
 from tools.pretrain.word_canvas import NO_WORD, readable_words
 
 
@@ -41,3 +41,16 @@ def test_pages_contain_all_words_and_numbers() -> None:
     rng = random.Random(1)
     found = {word for _ in range(200) for word in re.findall("[A-Za-z]+", random_page(rng)[1])}
     assert found == set(vocabulary())
+
+
+def test_words_to_find_are_in_the_cells_of_the_targets() -> None:
+    for seed in range(40):
+        page, question = page_to_search(random.Random(seed))
+        instruction = question.instruction.split()[1:]
+        entries = re.findall(r"([A-Za-z0-9]+)\((\d+),(\d+)\)", question.answer)
+        assert [word for word, *_ in entries] == instruction
+        assert 1 <= len(instruction) == len(question.targets) <= 4
+        for (word, x, y), (row, column, rows, columns) in zip(entries, question.targets, strict=True):
+            assert {readable_words()[i] for i in page.words_RC[row, column : column + columns]} == {word}
+            assert (rows, columns) == (1, len(word))
+            assert (int(x) // 7 - column, int(y) // 14) == (columns // 2, row)

@@ -11,6 +11,7 @@ from arpo.envs.desk.desktop import Desktop
 from desks import cell, click, desk
 from tools.pretrain.reading import (
     Question,
+    find,
     list_elements,
     point,
     read_kind,
@@ -103,3 +104,13 @@ def test_a_name_in_two_windows_is_told_with_its_window() -> None:
     found = asked(point, desktop, 800)
     assert "Click New" not in found
     assert {"Click New of Mail", "Click New of File"} <= set(found)
+
+
+def test_elements_are_found_by_their_names_in_any_order() -> None:
+    found = asked(find, sound(), times=600)
+    assert found["Select Net"] == "Net(42,35)"
+    assert found["Select User Look"] == "User(140,35)Look(70,35)"
+    assert not any("Volume" in instruction for instruction in found)  # a caption and a slider have this name
+    question = find(random.Random(0), sound())
+    assert question is not None
+    assert len(question.targets) == len(question.instruction.split()) - 1

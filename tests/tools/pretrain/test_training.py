@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from arpo.envs.desk.canvas import PALETTE
@@ -21,6 +23,7 @@ from tools.pretrain.settings import Settings
 from tools.pretrain.tiny import IMAGE_SETTINGS
 from tools.pretrain.tokenizer import desk_tokenizer
 from tools.pretrain.training import (
+    BEFORE_CARELESS,
     Pretraining,
     _load_parts,
     _save_parts,
@@ -50,7 +53,7 @@ def test_the_loss_is_transformers_own(some: list[LessonBatch], tmp_path: Path) -
     training = Pretraining(settings(), tmp_path)
     palette = torch.from_numpy(PALETTE)
     batch = min(some, key=lambda batch: batch.tokens_BT.numel())
-    loss = answer_loss(training.model, batch, screen_features(training.model, batch, palette))
+    loss, _ = answer_loss(training.model, batch, screen_features(training.model, batch, palette))
     training.model.save_pretrained(tmp_path / "plain")
     stock = AutoModelForImageTextToText.from_pretrained(tmp_path / "plain", dtype=torch.float32)
     screens = iter(batch.screens_NHW)
@@ -111,6 +114,36 @@ def test_image_tokens_tell_their_places(tmp_path: Path) -> None:
     logp = head.places(features).log_softmax(-1)
     expected = -torch.stack([logp[48 * screen + place, place] for screen in (0, 1) for place in range(48)])
     assert head.place_loss(features).item() == pytest.approx(expected.mean().item(), abs=1e-5)
+
+
+def test_image_tokens_tell_the_cells_of_targets_and_states(tmp_path: Path) -> None:
+    """Cells (3, 30) and (3, 31) are cells 6 and 7 of token 15; the first lesson tells nothing."""
+    generator = LessonGenerator(RENDERER, load_template("desk"))
+    silent = generator.sequence("Read", [(WordCanvas(), "milk")])
+    telling = replace(silent, targets=((3, 30, 1, 2),), on=())
+    batch = collate([silent, telling], RENDERER)
+    assert batch.target_tokens_T.tolist() == batch.state_tokens_S.tolist() == list(range(48, 96))
+    assert batch.targets_TC.nonzero().tolist() == [[15, 6], [15, 7]]
+    assert batch.states_SC.sum() == 0
+    head = Pretraining(settings(), tmp_path).head
+    images = torch.randn(96, 64)
+    with torch.no_grad():
+        p_TC = head.targets(images[48:]).sigmoid()
+        marked = torch.zeros(48, 8, dtype=torch.bool)
+        marked[15, 6:] = True
+        expected = -(8 * p_TC[marked].log().sum() + (1 - p_TC[~marked]).log().sum()) / (48 * 8)
+        assert head.target_loss(batch, images).item() == pytest.approx(expected.item(), abs=1e-5)
+        off = -(1 - head.states(images[48:]).sigmoid()).log().mean()
+        assert head.state_loss(batch, images).item() == pytest.approx(off.item(), abs=1e-5)
+        assert head.target_loss(collate([silent], RENDERER), images).item() == 0
+
+
+def test_the_last_stage_can_be_repeated_alone(tmp_path: Path) -> None:
+    training = Pretraining(Settings(device="cpu", steps=1000), tmp_path)
+    training.begin_careless()
+    assert (training.step, training.stage) == (770, "careless")
+    stored = load_file(BEFORE_CARELESS)
+    assert all(torch.equal(weight, stored[name].float()) for name, weight in training._parameters().items())
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(some: list[LessonBatch], tmp_path: Path) -> None:

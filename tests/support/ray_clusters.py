@@ -120,7 +120,7 @@ class TrainCommand:
         self._log = run.with_suffix(".log")
         with self._log.open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "arpo", "train", "desk", *words, "--run.dir", str(run)],
+                [sys.executable, "-m", "arpo", "train", *words, "--run.dir", str(run)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -19,12 +19,13 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from arpo.cli import doctor_machines, doctor_servers
+from arpo.cli import doctor_machines
 from arpo.config import Config
 from arpo.config.recipe import find_program
 from arpo.config.settings import OSWorldConfig
 from arpo.errors import UserError
-from arpo.serving.vllm_server import INSTALL
+from arpo.serving.placement import parse_gpus, place_on_gpus
+from arpo.serving.vllm_server import INSTALL, find_vllm
 
 REQUIRED = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "Pillow", "rich", "tensorboardX"),
@@ -89,7 +90,7 @@ def run_memory(config: Config, gpu: int | None, gpus: int | None = None) -> int:
         gpu_bytes = torch.cuda.get_device_properties(0).total_memory
         gpus = torch.cuda.device_count() if gpus is None else gpus
     facts = read_model_info(config)
-    servers, servers_fit = doctor_servers.plan_servers(config, gpus, gpu_bytes)
+    servers, servers_fit = plan_servers(config, gpus, gpu_bytes)
     for line in (*describe_plan(facts, config, gpu_bytes), *servers):
         print(line)
     uses_docker = config.env.name == "osworld" and config.osworld.provider == "docker"
@@ -113,7 +114,7 @@ def findings() -> list[Finding]:
         _try("GPU", _gpu, "not needed for the recipe desk; large models need one", needed=False),
         _try("base model", _base_model, "reinstall this package"),
         _try("desk", _desk, "reinstall this package"),
-        _try("vLLM", doctor_servers.vllm, INSTALL, needed=False),
+        _try("vLLM", _vllm, INSTALL, needed=False),
         *_desktops(Config().osworld),
         *machine_findings(Config().osworld),
         _try("disk", _disk, "change to a writable folder"),
@@ -268,6 +269,34 @@ def _real_desktops() -> str:
     sandbox.boot(BOOT_SECONDS)
     sandbox.close()
     return f"a light desktop starts and closes in {time.monotonic() - began:.1f} s"
+
+
+def _vllm() -> str:
+    """Interpreter and kind of vLLM. Raises UserError if it is not installed."""
+    python, on_cpu = find_vllm(Config())
+    return f"{python}, built for {'CPUs' if on_cpu else 'GPUs'}"
+
+
+def share_gpu(config: Config, gpus: int | None) -> bool:
+    """Whether servers share a GPU with the learner. `gpus`: None plans for a machine with enough of them."""
+    enough = config.optim.ranks + config.engine.replicas
+    count = max(enough, *parse_gpus(config.engine.gpus), 0) + 1 if gpus is None else gpus
+    return place_on_gpus(config, config.engine.replicas, count, learning=True, environ={}).shared
+
+
+def plan_servers(config: Config, gpus: int | None, gpu_bytes: int | None) -> tuple[list[str], bool]:
+    """Lines about the memory of the servers of the recipe, and whether they fit."""
+    if config.engine.name != "vllm":
+        return [], True
+    if not config.engine.replicas:
+        return [f"the vLLM servers run elsewhere: {config.engine.endpoints} (engine.endpoints)"], True
+    from arpo.models.memory_plan import plan_memory, read_model_info
+    from arpo.serving.memory import describe_server, fits, server_memory
+
+    info, shared = read_model_info(config), share_gpu(config, gpus)
+    lines = describe_server(info, config, gpu_bytes, shared=shared)
+    learner = plan_memory(info, config) if shared else None
+    return lines, gpu_bytes is None or fits(server_memory(info, config), learner, gpu_bytes)
 
 
 def _disk() -> str:

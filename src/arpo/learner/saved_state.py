@@ -67,22 +67,19 @@ class SavedState:
         return [name for name in self.weights if f"{name}/step" in self.optimiser_state]
 
     def _check_shapes(self, parameters: Mapping[str, Tensor]) -> None:
+        """Raise ValueError if a tensor is missing, unknown or of another shape."""
         wanted = {name: p.shape for name, p in parameters.items()}
-        found = {name: weight.shape for name, weight in self.weights.items()}
+        found = {
+            name: tensor.shape for name, tensor in (*self.weights.items(), *self.optimiser_state.items())
+        }
         for name in wanted.keys() & {key.rpartition("/")[0] for key in self.optimiser_state}:
-            for key in (f"{name}/{key}" for key in ADAM_KEYS):
-                wanted[key] = (
-                    self.optimiser_state[f"{name}/step"].shape if key.endswith("/step") else wanted[name]
+            step, *moments = (f"{name}/{key}" for key in ADAM_KEYS)
+            wanted |= {step: self.optimiser_state[step].shape, **dict.fromkeys(moments, wanted[name])}
+        for name in sorted(wanted.keys() | found.keys()):
+            if wanted.get(name) != found.get(name):
+                raise ValueError(
+                    f"{name} is {found.get(name, 'missing')}, not {wanted.get(name, 'in the model')}"
                 )
-        found |= {name: key.shape for name, key in self.optimiser_state.items()}
-        differing = sorted(
-            name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)
-        )
-        if differing:
-            name = differing[0]
-            raise ValueError(
-                f"{name} is {found.get(name, 'missing')}, not {wanted.get(name, 'in the model')}"
-            )
 
 
 def load_tensors(folder: Path, name: str) -> dict[str, Tensor]:

@@ -135,7 +135,7 @@ def _find(source: Path) -> Source:
                 + "".join(f"{line}; " for line in damaged)
                 + "train it first, or restore a checkpoint"
             )
-        return _of_run(source, newest, read_summary(source))
+        return Source(config=load_config(source / RECIPE), checkpoint=newest, summary=read_summary(source))
     if (source / MANIFEST).is_file():
         step = step_of(source.resolve())
         if step is None:
@@ -146,7 +146,8 @@ def _find(source: Path) -> Source:
         run = source.resolve().parents[1]
         newest, _ = latest(run / CHECKPOINTS)
         is_last = newest is not None and newest.step == step
-        return _of_run(run, checkpoint, read_summary(run) if is_last else {})
+        summary = read_summary(run) if is_last else {}
+        return Source(config=load_config(run / RECIPE), checkpoint=checkpoint, summary=summary)
     if (source / "config.json").is_file():
         # Absolute: "base" alone would mean the shipped model.
         return Source(config=_of_model(replace(Config(), model=ModelConfig(path=str(source.resolve())))))
@@ -162,10 +163,6 @@ def _of_model(config: Config) -> Config:
     stored = read_config(resolve_model(config.model.path)).dtype
     dtype: Literal["float32", "bfloat16"] = "bfloat16" if stored == torch.bfloat16 else "float32"
     return replace(config, model=replace(config.model, dtype=dtype))
-
-
-def _of_run(run: Path, checkpoint: Checkpoint, summary: Mapping[str, Any]) -> Source:
-    return Source(config=load_config(run / RECIPE), checkpoint=checkpoint, summary=summary)
 
 
 def _title(out: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from arpo.algorithms.credit import Credit
 from arpo.algorithms.samples import split_by_signal
+from arpo.config import Config
 from arpo.errors import Outage
 from arpo.evaluation.scoring import report_failures
 from arpo.storage.codec import BATCH
@@ -53,7 +54,7 @@ class LockStep:
         groups: list[Group] = []
         run.scheduler.pool.quarantine.begin_batch()
         for attempt in range(1 + DYNAMIC_ROUNDS if settings.dynamic_sampling else 1):
-            missing = settings.tasks_per_batch - self._count_trained(groups)
+            missing = settings.tasks_per_batch - len(trained_groups(groups, run.config, self._credit))
             tasks = self._order.take(run.progress.tasks, missing)
             if not tasks:
                 break
@@ -69,13 +70,6 @@ class LockStep:
             self._store(fresh)
             groups += fresh
         return groups
-
-    def _count_trained(self, groups: Sequence[Group]) -> int:
-        """The groups that fill a batch: with dynamic sampling, those with signal."""
-        config = self._run.config
-        if not config.train.dynamic_sampling:
-            return len(groups)
-        return len(split_by_signal(groups, config.loss, self._credit)[0])
 
     def _store(self, groups: Sequence[Group]) -> None:
         for group in groups:
@@ -114,3 +108,8 @@ class LockStep:
     def waiting_episodes(self) -> set[str]:
         """Ids of stored episodes for a later batch."""
         return set()
+
+
+def trained_groups(groups: Sequence[Group], config: Config, credit: Credit) -> Sequence[Group]:
+    """The groups that fill a batch. Dynamic sampling drops those without signal."""
+    return split_by_signal(groups, config.loss, credit)[0] if config.train.dynamic_sampling else groups

@@ -16,7 +16,7 @@ from typing import Any
 
 from arpo.algorithms.credit import Credit
 from arpo.algorithms.replay import ReplayBuffer, replay_rng
-from arpo.algorithms.samples import GroupStats, build_updates, count_groups, split_by_signal
+from arpo.algorithms.samples import GroupStats, build_updates, count_groups
 from arpo.algorithms.schedules import decay
 from arpo.config import Config
 from arpo.engines.factory import require_tokens
@@ -33,7 +33,7 @@ from arpo.tasks.sources import TaskIndex, replay_key
 from arpo.training.checkpoints import Progress, check_folder, load_checked
 from arpo.training.export import export_model
 from arpo.training.group_stream import GroupStream
-from arpo.training.lock_step import LockStep
+from arpo.training.lock_step import LockStep, trained_groups
 from arpo.training.offline import OfflineTrainer
 from arpo.training.reporting import report_failed_episodes
 from arpo.training.run import Run
@@ -106,11 +106,6 @@ class Trainer:
             self.credit.reward(trajectory)  # also of episodes that replay has replaced
         return groups
 
-    def _trained(self, groups: Sequence[Group]) -> Sequence[Group]:
-        """The groups in the mean of an update. Dynamic sampling drops groups without signal."""
-        dynamic = self.config.train.dynamic_sampling
-        return split_by_signal(groups, self.config.loss, self.credit)[0] if dynamic else groups
-
     async def _samples(self, groups: Sequence[Group]) -> Batch:
         """The samples of the groups, with their advantages, split into updates.
 
@@ -119,7 +114,7 @@ class Trainer:
         rollout = self.config.rollout
         updates = []
         for update in build_updates(
-            self._trained(groups),
+            trained_groups(groups, self.config, self.credit),
             self.config.loss,
             tasks_per_update=self.config.train.tasks_per_update,
             token_budget=rollout.max_steps * rollout.max_answer_tokens,

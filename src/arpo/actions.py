@@ -1,13 +1,16 @@
 """Typed actions of UI-TARS. `render` writes them as text; `scale` converts their coordinates.
 
+`action_to_json` and `action_from_json` are their form in stored episodes and in requests.
 `arpo.parsing` does the opposite of `render`: it reads the text of a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from typing import Any, get_args, get_type_hints
 
 
 class Direction(StrEnum):
@@ -125,6 +128,8 @@ Action = (
 
 TERMINAL = (Finished, Fail, CallUser)
 
+_KINDS: Mapping[str, type[Action]] = {kind.__name__: kind for kind in get_args(Action)}
+_HINTS: Mapping[str, Mapping[str, Any]] = {name: get_type_hints(kind) for name, kind in _KINDS.items()}
 _ESCAPES = str.maketrans({"\\": r"\\", "'": r"\'", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
 
 
@@ -171,6 +176,56 @@ def scale(action: Action, from_size: tuple[int, int], to_size: tuple[int, int]) 
             return Drag(start=scaled(start), end=scaled(end))
         case _:
             return action
+
+
+def action_to_json(action: Action) -> dict[str, Any]:
+    """For example {"do": "Click", "point": {"x": 3, "y": 4}}."""
+    return {"do": type(action).__name__, **asdict(action)}
+
+
+def action_from_json(value: Any, path: str = "action") -> Action:
+    """The opposite of `action_to_json`. Every key and type is checked: the caller may be hostile.
+
+    Raises ValueError with the place: "action.keys: must be a list of texts, not None".
+    """
+    name = value.get("do") if isinstance(value, dict) else value
+    if not isinstance(name, str) or name not in _KINDS or not isinstance(value, dict):
+        raise ValueError(f"{path}: unknown action {_shown(name)}")
+    hints = _HINTS[name]
+    if value.keys() != {"do", *hints}:
+        raise ValueError(f"{path}: its keys must be {', '.join(('do', *hints))}, not {_shown([*value])}")
+    return _KINDS[name](**{key: _argument(value[key], hint, f"{path}.{key}") for key, hint in hints.items()})
+
+
+def _argument(value: Any, hint: Any, path: str) -> Any:
+    if hint is bool or hint is str:
+        wanted = "a text" if hint is str else "true or false"
+        if type(value) is hint:
+            return value
+    elif hint is Direction:
+        wanted = f"one of {', '.join(Direction)}"
+        if isinstance(value, str) and value in list(Direction):
+            return Direction(value)
+    elif hint == tuple[str, ...]:
+        wanted = "a list of texts"
+        if isinstance(value, list) and all(isinstance(text, str) for text in value):
+            return tuple(value)
+    else:
+        assert hint in (Point, Point | None), hint
+        wanted = "{x, y} in finite numbers"
+        if value is None and hint != Point:
+            return None
+        if isinstance(value, dict) and value.keys() == {"x", "y"} and all(map(_is_finite, value.values())):
+            return Point(**value)
+    raise ValueError(f"{path}: must be {wanted}, not {_shown(value)}")
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < math.inf
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:60]
 
 
 def _call(action: Action) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from arpo.actions import action_from_json
 from arpo.envs.desk.env import DeskEnv
-from arpo.storage.codec import action_from_json
 from arpo.tasks.lists import load_tasks
 from arpo.types import Task
 from processes import wait_until

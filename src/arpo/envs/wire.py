@@ -17,16 +17,14 @@ with its path, such as "actions[1].keys". Only actions and errors are looked up 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, get_type_hints
+from typing import Any
 
-from arpo.actions import Action, Direction, Point
+from arpo.actions import Action, action_from_json, action_to_json
 from arpo.config import EnvConfig
 from arpo.errors import EnvError, EnvTimeout
 from arpo.processes.environment import read_secret
-from arpo.storage.codec import ACTIONS, action_to_json
 from arpo.types import Task
 
 EPISODE, TERMINATED = "Arpo-Episode", "Arpo-Terminated"
@@ -137,7 +135,10 @@ def actions_to_json(actions: Sequence[Action]) -> list[dict[str, Any]]:
 
 def actions_from_json(value: Any, where: str) -> tuple[Action, ...]:
     entries = _expect(value, list, where, "actions")
-    return tuple(_action(entry, where, f"actions[{index}]") for index, entry in enumerate(entries))
+    try:
+        return tuple(action_from_json(entry, f"actions[{index}]") for index, entry in enumerate(entries))
+    except ValueError as error:
+        raise BadRequest(where, str(error)) from error
 
 
 def fault_to_json(fault: EnvError) -> dict[str, str]:
@@ -178,62 +179,11 @@ def _kind(fault: EnvError) -> type[EnvError]:
     return next(kind for kind in type(fault).__mro__ if kind in STATUS)
 
 
-def _action(value: Any, where: str, path: str) -> Action:
-    name = _expect(value, dict, where, path).get("do")
-    kind = ACTIONS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise BadRequest(where, f"{path}: unknown action {_short_repr(name)}")
-    hints = get_type_hints(kind)
-    _, *arguments = object_values(value, ("do", *hints), where, path)
-    read = {
-        field: _READERS[hint](argument, where, f"{path}.{field}")
-        for (field, hint), argument in zip(hints.items(), arguments, strict=True)
-    }
-    return kind(**read)
-
-
-def _point(value: Any, where: str, path: str) -> Point:
-    x, y = object_values(value, ("x", "y"), where, path)
-    return Point(_coordinate(x, where, f"{path}.x"), _coordinate(y, where, f"{path}.y"))
-
-
-def _coordinate(value: Any, where: str, path: str) -> float:
-    if type(value) not in (int, float) or not abs(value) < math.inf:
-        raise BadRequest(where, f"{path}: must be a finite number, not {_short_repr(value)}")
-    return value
-
-
-def _point_or_none(value: Any, where: str, path: str) -> Point | None:
-    return None if value is None else _point(value, where, path)
-
-
-def _direction(value: Any, where: str, path: str) -> Direction:
-    if value not in list(Direction):
-        raise BadRequest(where, f"{path}: must be one of {', '.join(Direction)}, not {_short_repr(value)}")
-    return Direction(value)
-
-
 def _texts(value: Any, where: str, path: str) -> tuple[str, ...]:
     return tuple(_expect(text, str, where, path) for text in _expect(value, list, where, path))
 
 
-def _text(value: Any, where: str, path: str) -> str:
-    return _expect(value, str, where, path)
-
-
-def _flag(value: Any, where: str, path: str) -> bool:
-    return _expect(value, bool, where, path)
-
-
-_READERS: Mapping[Any, Any] = {
-    Point: _point,
-    Point | None: _point_or_none,
-    Direction: _direction,
-    tuple[str, ...]: _texts,
-    str: _text,
-    bool: _flag,
-}
-_TYPE_NAMES = {str: "a string", bool: "true or false", int: "an integer", list: "a list", dict: "an object"}
+_TYPE_NAMES = {str: "a string", int: "an integer", list: "a list", dict: "an object"}
 
 
 def _expect(value: Any, kind: type, where: str, path: str) -> Any:

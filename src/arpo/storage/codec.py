@@ -1,7 +1,7 @@
 """Converts trajectories and training samples to plain JSON values and back, without loss.
 
-A screenshot is written as its sha256, an action as its class name and fields. There is no pickle; only action
-classes are looked up by name. Repeated token ids, such as image placeholders, are run-length encoded.
+A screenshot is written as its sha256. There is no pickle; only action classes are looked up by name.
+Repeated token ids, such as image placeholders, are run-length encoded.
 
 Reading checks every type, because a file may be damaged. A wrong value raises ValueError, KeyError, TypeError
 or AttributeError.
@@ -10,19 +10,18 @@ or AttributeError.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from itertools import groupby
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from arpo.actions import Action, Direction, Hotkey, Point, Scroll
+from arpo.actions import action_from_json, action_to_json
 from arpo.config.task_set_names import TRAINING_EPISODES
 from arpo.types import Completion, Failure, Group, Rescue, Sample, Screenshot, StopReason, Trajectory, Turn
 
 # An episode id begins with one of these: batch3-0-1 (lock step), group-17-1 (asynchronous training),
 # eval12-train-0-0, collect-7-0.
 BATCH, GROUP, EVALUATED, COLLECTED = "batch", "group", "eval", "collect"
-ACTIONS: Mapping[str, type[Action]] = {kind.__name__: kind for kind in get_args(Action)}
 MIN_RUN_LENGTH = 4
 MAX_IDS = 1 << 24  # tokens in one list: a damaged run length must not fill the memory
 
@@ -258,24 +257,6 @@ def sample_from_json(value: Mapping[str, Any], screenshots: Mapping[str, Screens
         kl_weight=value["kl_weight"],
         staleness=ids_from_json(value["staleness"]),
     )
-
-
-def action_to_json(action: Action) -> dict[str, Any]:
-    """For example {"do": "Click", "point": {"x": 3, "y": 4}}."""
-    return {"do": type(action).__name__, **asdict(action)}
-
-
-def action_from_json(value: Mapping[str, Any]) -> Action:
-    kind = ACTIONS[value["do"]]
-    arguments: dict[str, Any] = {entry.name: value[entry.name] for entry in fields(kind)}
-    for name in ("point", "start", "end"):
-        if arguments.get(name) is not None:
-            arguments[name] = Point(**arguments[name])
-    if kind is Scroll:
-        arguments["direction"] = Direction(arguments["direction"])
-    if kind is Hotkey:
-        arguments["keys"] = tuple(arguments["keys"])
-    return kind(**arguments)
 
 
 def ids_to_json(token_ids: Sequence[int]) -> list[int | list[int]]:

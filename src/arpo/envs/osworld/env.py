@@ -15,7 +15,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from arpo.actions import Action
+from arpo.actions import Action, action_to_json
 from arpo.config import EnvConfig, OSWorldConfig
 from arpo.config.recipe import find_program
 from arpo.envs.osworld.fork_server import fork_server
@@ -26,7 +26,6 @@ from arpo.envs.osworld.runnable import allows_network, why_not_runnable
 from arpo.envs.osworld.worker_client import STOP_SECONDS, WorkerClient
 from arpo.envs.wire import task_to_json
 from arpo.errors import EnvError, UserError
-from arpo.storage.codec import action_to_json
 from arpo.types import Observation, Screenshot, StepResult, Task
 
 PROVIDERS = (LOCAL, "docker", "vmware", "virtualbox", "aws", "azure", "aliyun", "volcengine")

@@ -26,13 +26,13 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from arpo.actions import action_from_json
 from arpo.config import EnvConfig, OSWorldConfig
 from arpo.envs.osworld.messages import CRASH_FILE, MAX_PACKET_BYTES, receive, send
 from arpo.envs.osworld.sandbox import guest_files
 from arpo.envs.osworld.sandbox_layout import readable_by_guest
 from arpo.errors import ArpoFault, EnvTimeout, UserError
 from arpo.processes.child import end_with_parent
-from arpo.storage.codec import action_from_json
 from arpo.types import Json, Task
 
 if TYPE_CHECKING:

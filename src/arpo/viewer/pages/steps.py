@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from arpo.actions import Action, Point
-from arpo.storage.codec import action_from_json, action_to_json, ids_from_json
+from arpo.actions import Action, Point, action_from_json, action_to_json
+from arpo.storage.codec import ids_from_json
 from arpo.viewer.action_texts import action_label, split_answer
 from arpo.viewer.index import as_number
 from arpo.viewer.run_index import count_tokens

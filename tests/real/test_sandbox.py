@@ -227,7 +227,7 @@ def test_parallel_desktops_share_nothing():
         assert two.run("cat /tmp/who ~/who")["output"] == ""
         assert "http.server" not in two.output("ps -e -o args")
         assert one.sandbox.token != two.sandbox.token
-        assert two.request("/platform", token=one.sandbox.token)[0] == 401
+        assert two.request("/screenshot", token=one.sandbox.token)[0] == 401
 
 
 def host_address():

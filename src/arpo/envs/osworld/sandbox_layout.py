@@ -52,7 +52,7 @@ _PROC_HIDDEN = (
 )  # fmt: skip
 _ENVIRONMENT = {  # of the guest's server; `guest/session.py` sets the environment of the desktop
     "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "PYTHONPATH": "/opt/arpo",
+    "PYTHONPATH": "/opt/arpo:/opt/arpo/packages",
     "MALLOC_ARENA_MAX": "2",  # many threads allocate screenshots: return their memory to the system
     "MALLOC_MMAP_THRESHOLD_": "1000000",
 }

@@ -40,7 +40,7 @@ def send():
 
 @pytest.mark.parametrize("token", ["", "S3cret", "s3cret ", "é"])
 def test_a_wrong_token_is_refused(send, token):
-    assert send("GET", "/platform", token=token)[0] == 401
+    assert send("POST", "/desktop_path", token=token)[0] == 401
 
 
 def test_missing_credentials_are_refused(send):
@@ -48,13 +48,14 @@ def test_missing_credentials_are_refused(send):
 
 
 def test_the_correct_token_is_accepted(send):
-    assert send("GET", "/platform") == (200, b"Linux")
+    status, body = send("POST", "/desktop_path")
+    assert status == 200 and json.loads(body)["desktop_path"].endswith("/Desktop")
 
 
 def test_unknown_routes_and_methods(send):
     assert send("GET", "/nothing")[0] == 404
     assert send("GET", "/execute")[0] == 405
-    assert send("GET", "/platform?x=1")[0] == 200
+    assert send("POST", "/desktop_path?x=1")[0] == 200
 
 
 def test_a_command_result_has_osworlds_fields(send):
@@ -78,12 +79,6 @@ def test_a_malformed_body_has_an_error_message(send, body):
     status, content = send("POST", "/execute", body)
     assert status == 400
     assert json.loads(content)["error"]
-
-
-def test_downloads_need_an_http_address(send):
-    status, content = send("POST", "/setup/download_file", {"url": "file:///etc/passwd", "path": "/tmp/x"})
-    assert status == 400
-    assert b"must begin with http" in content
 
 
 def test_upload_and_read_a_file(send, tmp_path):
@@ -128,21 +123,6 @@ def test_list_directory(send, tmp_path):
         {"type": "file", "name": "loop"},
     ]
     assert send("POST", "/list_directory", {"path": "/no/such"})[0] == 400
-
-
-def test_scripts_run_in_their_working_directory(send, tmp_path):
-    script = {"script": "pwd; exit 2", "working_dir": str(tmp_path), "timeout": 20}
-    status, body = send("POST", "/run_bash_script", script)
-    answer = {"status": "error", "output": f"{tmp_path}\n", "error": "", "returncode": 2}
-    assert (status, json.loads(body)) == (200, answer)
-    assert send("POST", "/run_bash_script", {"script": "true", "working_dir": "/no/such"})[0] == 400
-    assert send("POST", "/run_bash_script", {"script": "true", "timeout": "long"})[0] == 400
-
-
-def test_recording_is_not_supported(send):
-    status, body = send("POST", "/start_recording")
-    assert status == 501
-    assert json.loads(body)["message"] == "This guest does not record its screen."
 
 
 def test_an_unexpected_exception_is_one_line_with_status_500(send):

@@ -46,14 +46,13 @@ def _expand(word: str) -> str:
     return os.path.expanduser(word) if word.startswith("~/") else word
 
 
-def run(command: CommandLine, shell: bool, seconds: float, folder: str | None = None) -> CommandResult:
+def run(command: CommandLine, shell: bool, seconds: float = TIMEOUT_SECONDS) -> CommandResult:
     """Waits at most `seconds` for the command to exit. Failures are part of the result: nothing is raised."""
     try:
         words = popen_arguments(command, shell)
         process = subprocess.Popen(
             words,
             shell=shell,
-            cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -43,11 +43,6 @@ class Windows:
         screen = self._display.screen()
         return screen.width_in_pixels, screen.height_in_pixels
 
-    def cursor(self) -> tuple[int, int]:
-        with self._lock:
-            pointer = self._root.query_pointer()
-            return pointer.root_x, pointer.root_y
-
     def paint_background(self, color: int) -> None:
         with self._lock:
             self._root.change_attributes(background_pixel=color)

@@ -5,28 +5,26 @@ import ast
 import pytest
 
 from arpo.actions import Action, Click, Direction, Drag, Hotkey, Point, RightClick, Scroll, Type, Wait
-from arpo.envs.osworld.guest.input_events import (
-    ButtonDown,
-    ButtonUp,
+from arpo.envs.osworld.guest.pyautogui_parser import (
     ClickButton,
     KeyChord,
-    KeyDown,
-    KeyUp,
     MovePointer,
     PressKeys,
+    SetButton,
     SetClipboard,
+    SetKey,
     Sleep,
     TurnWheel,
     TypeText,
+    parse_program,
 )
-from arpo.envs.osworld.guest.pyautogui_parser import parse_program
 from arpo.envs.pyautogui_program import program
 
 PREFIX = "import pyautogui; import time; pyautogui.FAILSAFE = False; "
 
 
 def move(x, y, seconds=0.0):
-    return MovePointer(x=x, y=y, relative=False, seconds=seconds)
+    return MovePointer(x=x, y=y, seconds=seconds)
 
 
 def click(button=1, times=1, interval=0.0):
@@ -52,15 +50,14 @@ def write(text):
         ("pyautogui.click(button=pyautogui.RIGHT)", (click(3),)),
         ("pyautogui.moveTo(3, 4, 0.5, pyautogui.easeInQuad)", (move(3, 4, 0.5),)),
         ("pyautogui.moveTo()", ()),
-        ("pyautogui.moveRel(5, -6)", (MovePointer(x=5, y=-6, relative=True, seconds=0.0),)),
         (
             "pyautogui.dragTo(10, 20, duration=1.0, button='left', mouseDownUp=True)",
-            (ButtonDown(button=1), move(10, 20, 1.0), ButtonUp(button=1)),
+            (SetButton(button=1, down=True), move(10, 20, 1.0), SetButton(button=1, down=False)),
         ),
         ("pyautogui.dragTo(10, 20, mouseDownUp=False)", (move(10, 20),)),
         (
             "pyautogui.mouseDown(1, 2); pyautogui.mouseUp()",
-            (move(1, 2), ButtonDown(button=1), ButtonUp(button=1)),
+            (move(1, 2), SetButton(button=1, down=True), SetButton(button=1, down=False)),
         ),
         ("pyautogui.scroll(-5, 30, 40)", (move(30, 40), TurnWheel(notches=-5, horizontal=False))),
         ("pyautogui.hscroll(2)", (TurnWheel(notches=2, horizontal=True),)),
@@ -68,7 +65,10 @@ def write(text):
         ("pyautogui.press(['a', 'B'], presses=2)", (PressKeys(keys=("a", "B"), times=2, interval=0.0),)),
         ("pyautogui.hotkey('Ctrl', 'S')", (KeyChord(keys=("ctrl", "S")),)),
         ("pyautogui.hotkey(['shift', 'ctrl', 'e'])", (KeyChord(keys=("shift", "ctrl", "e")),)),
-        ("pyautogui.keyDown('shift'); pyautogui.keyUp('shift')", (KeyDown(key="shift"), KeyUp(key="shift"))),
+        (
+            "pyautogui.keyDown('shift'); pyautogui.keyUp('shift')",
+            (SetKey(key="shift", down=True), SetKey(key="shift", down=False)),
+        ),
         ("pyautogui.write('a <b> é')", (write("a <b> é"),)),
         ("pyautogui.typewrite(message='x', interval=0.1)", (TypeText(text="x", interval=0.1),)),
         ("pyautogui.typewrite(['a', 'enter'])", (PressKeys(keys=("a", "enter"), times=1, interval=0.0),)),
@@ -97,6 +97,7 @@ def test_calls_with_literals_become_events(code, events):
         "pyautogui.press()",
         "pyautogui.write(open('/etc/passwd').read())",
         "pyautogui.position()",
+        "pyautogui.moveRel(5, -6)",
         "pyautogui.__class__('x')",
         "time.sleep('1')",
         "x = pyautogui.size()",
@@ -139,9 +140,9 @@ def test_programs_of_arpo_are_parsed_completely():
         move(1, 2),
         click(3),
         move(1, 1),
-        ButtonDown(button=1),
+        SetButton(button=1, down=True),
         move(5, 9, 1.0),
-        ButtonUp(button=1),
+        SetButton(button=1, down=False),
         move(3, 3),
         TurnWheel(notches=-5, horizontal=False),
         KeyChord(keys=("ctrl", "c")),

@@ -17,22 +17,20 @@ from dataclasses import dataclass
 from Xlib import X, display
 from Xlib.ext import xtest
 
-from arpo.envs.osworld.guest.input_events import (
-    ButtonDown,
-    ButtonUp,
+from arpo.envs.osworld.guest.keys import SHIFT, keysym_of_character, keysym_of_key, typeable_prefix
+from arpo.envs.osworld.guest.pyautogui_parser import (
     ClickButton,
     InputEvent,
     KeyChord,
-    KeyDown,
-    KeyUp,
     MovePointer,
     PressKeys,
+    SetButton,
     SetClipboard,
+    SetKey,
     Sleep,
     TurnWheel,
     TypeText,
 )
-from arpo.envs.osworld.guest.keys import SHIFT, keysym_of_character, keysym_of_key, typeable_prefix
 from arpo.envs.osworld.guest.screen import Screen
 
 _DOUBLE_CLICK_SECONDS = 0.5
@@ -41,7 +39,7 @@ _MIN_GLIDE_STEPS = 20  # minimum number of positions on the path of a drag
 _STEP_SECONDS = 0.01
 _KEY_SECONDS = 0.002
 _LAYOUT_SECONDS = 0.05
-_NO_WAIT_AFTER = (MovePointer, ButtonDown, KeyDown, KeyUp, SetClipboard, Sleep)
+_NO_WAIT_AFTER = (MovePointer, SetKey, SetClipboard, Sleep)
 # (horizontal, positive) to X button
 _WHEEL_BUTTONS = {(False, True): 4, (False, False): 5, (True, False): 6, (True, True): 7}
 
@@ -71,7 +69,8 @@ class InputController:
                 if not isinstance(event, Sleep):
                     self._screen.wait_until_stable()
                 warnings += self._perform_one(event)
-                if not isinstance(event, _NO_WAIT_AFTER):
+                pressed = isinstance(event, SetButton) and event.down
+                if not pressed and not isinstance(event, _NO_WAIT_AFTER):
                     self._screen.expect_change()
             self._display.sync()
             if not all(isinstance(event, Sleep) for event in events):
@@ -91,23 +90,17 @@ class InputController:
                 self._move(event)
             case ClickButton(button=button, times=times, interval=interval):
                 self._click(button, times, interval)
-            case ButtonDown(button=button):
-                self._button(button, True)
-            case ButtonUp(button=button):
-                self._button(button, False)
+            case SetButton(button=button, down=down):
+                self._button(button, down)
             case TurnWheel(notches=notches, horizontal=horizontal):
                 for _ in range(abs(notches)):
                     self._press_and_release(_WHEEL_BUTTONS[horizontal, notches > 0])
-            case KeyDown(key=key):
-                return self._hold_keys((key,))
-            case KeyUp(key=key):
-                self._release_keys((key,))
+            case SetKey(key=key, down=down):
+                return self._hold_keys((key,)) if down else self._release_keys((key,))
             case PressKeys():
                 return self._press_keys(event)
             case KeyChord(keys=keys):
-                warnings = self._hold_keys(keys)
-                self._release_keys(keys)
-                return warnings
+                return self._hold_keys(keys) + self._release_keys(keys)
             case TypeText(text=text, interval=interval):
                 return self._keyboard.write(text, max(interval, _KEY_SECONDS))
             case SetClipboard(text=text):
@@ -119,10 +112,7 @@ class InputController:
     def _move(self, event: MovePointer) -> None:
         pointer = self._display.screen().root.query_pointer()
         x0, y0 = pointer.root_x, pointer.root_y
-        if event.relative:
-            x1, y1 = x0 + (event.x or 0), y0 + (event.y or 0)
-        else:
-            x1, y1 = x0 if event.x is None else event.x, y0 if event.y is None else event.y
+        x1, y1 = x0 if event.x is None else event.x, y0 if event.y is None else event.y
         gliding = bool(self._held_buttons) or event.seconds > 0
         steps = max(_MIN_GLIDE_STEPS, int(event.seconds / _STEP_SECONDS)) if gliding else 1
         for step in range(1, steps + 1):
@@ -157,17 +147,18 @@ class InputController:
         warnings: list[str] = []
         for _ in range(event.times):
             for key in event.keys:
-                warnings += self._hold_keys((key,))
-                self._release_keys((key,))
+                warnings += self._hold_keys((key,)) + self._release_keys((key,))
                 time.sleep(max(event.interval, _KEY_SECONDS))
         return warnings
 
     def _hold_keys(self, keys: Sequence[str]) -> list[str]:
         return [f"unknown key {key!r}, skipped" for key in keys if not self._keyboard.set_key(key, True)]
 
-    def _release_keys(self, keys: Sequence[str]) -> None:
+    def _release_keys(self, keys: Sequence[str]) -> list[str]:
+        """No warnings: the press has given them."""
         for key in reversed(keys):
             self._keyboard.set_key(key, False)
+        return []
 
 
 class _Keyboard:

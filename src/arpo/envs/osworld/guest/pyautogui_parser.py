@@ -1,34 +1,19 @@
 """Parses pyautogui programs into input events, without executing code.
 
-Supported: imports, pyautogui calls with literal arguments, `time.sleep` and `pyperclip.copy`. For any other
-code `parse_program` returns None, and the caller runs the code with Python.
+Supported: imports, common pyautogui calls with literal arguments, `time.sleep` and `pyperclip.copy`. For any
+other code `parse_program` returns None, and the caller runs the code with Python and pyautogui itself.
 
 >>> parse_program("import pyautogui; pyautogui.click(105, 63)")
-(MovePointer(x=105, y=63, relative=False, seconds=0.0), ClickButton(button=1, times=1, interval=0.0))
+(MovePointer(x=105, y=63, seconds=0.0), ClickButton(button=1, times=1, interval=0.0))
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-from arpo.envs.osworld.guest.input_events import (
-    ButtonDown,
-    ButtonUp,
-    ClickButton,
-    InputEvent,
-    KeyChord,
-    KeyDown,
-    KeyUp,
-    MovePointer,
-    PressKeys,
-    SetClipboard,
-    Sleep,
-    TurnWheel,
-    TypeText,
-)
 
 MAX_SECONDS = 60.0
 MAX_TEXT_LENGTH = 20_000
@@ -37,10 +22,82 @@ _MAX_PIXELS = 1e6
 _MODULES = {"pyautogui", "time", "pyperclip"}
 # Ignored settings of pyautogui: there is no fail-safe here, and the screen decides about pauses.
 _IGNORED_SETTINGS = {"FAILSAFE", "PAUSE"}
-_BUTTONS = {"left": 1, "primary": 1, 1: 1, "middle": 2, 2: 2, "right": 3, "secondary": 3, 3: 3}
+_IGNORED_KEYWORDS = {"tween", "logScreenshot", "_pause"}
+_BUTTONS = {"left": 1, "primary": 1, 1: 1, "middle": 2, 2: 2, "right": 3, "secondary": 3, 3: 3}  # X's numbers
 
 
-Arguments = dict[str, Any]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovePointer:
+    """A coordinate of None does not change."""
+
+    x: float | None
+    y: float | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClickButton:
+    button: int
+    times: int
+    interval: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetButton:
+    button: int
+    down: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnWheel:
+    """Positive notches scroll up, or right if horizontal."""
+
+    notches: int
+    horizontal: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetKey:
+    key: str
+    down: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PressKeys:
+    """Presses and releases the keys in sequence, and repeats the sequence `times` times."""
+
+    keys: tuple[str, ...]
+    times: int
+    interval: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyChord:
+    """Presses the keys in order, then releases them in reverse order."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeText:
+    text: str
+    interval: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetClipboard:
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sleep:
+    seconds: float
+
+
+InputEvent = (
+    MovePointer | ClickButton | SetButton | TurnWheel | SetKey | PressKeys | KeyChord | TypeText
+    | SetClipboard | Sleep
+)  # fmt: skip
 
 
 class _Unsupported(Exception):
@@ -74,8 +131,8 @@ class _Parser:
                     self._names[name] = self._value(value)
                 case ast.If(test=test, body=body) if self._tests_if_typeable(test):
                     yield from self.events(body)
-                case ast.Expr(value=ast.Call() as call):
-                    yield from self._call(call)
+                case ast.Expr(value=ast.Call(func=ast.Attribute(ast.Name(id=module), name)) as call):
+                    yield from self._call(_FUNCTIONS[f"{module}.{name}"], call)
                 case ast.Pass():
                     pass
                 case _:
@@ -88,38 +145,18 @@ class _Parser:
                 return isinstance(self._names.get(name), str)
         return False
 
-    def _call(self, call: ast.Call) -> Iterator[InputEvent]:
-        match call.func:
-            case ast.Attribute(value=ast.Name(id=module), attr=name):
-                function = _FUNCTIONS.get((module, name))
-            case _:
-                function = None
-        if function is None:
-            raise _Unsupported
-        parameters, make_events = function
-        yield from make_events(self._bind(call, parameters))
-
-    def _bind(self, call: ast.Call, parameters: tuple[str, ...]) -> Arguments:
-        values = [self._value(each) for each in call.args]
-        if parameters[0].startswith("*"):
-            bound: Arguments = {parameters[0][1:]: values}
-        elif len(values) > len(parameters):
-            raise _Unsupported
-        else:
-            bound = dict(zip(parameters, values, strict=False))
-        for keyword in call.keywords:
-            if keyword.arg not in parameters or keyword.arg in bound:
-                raise _Unsupported
-            bound[keyword.arg] = self._value(keyword.value)
-        return bound
+    def _call(self, function: Callable[..., Iterator[InputEvent]], call: ast.Call) -> Iterator[InputEvent]:
+        """Arguments that pyautogui's function would not accept raise TypeError."""
+        keywords = {each.arg: each.value for each in call.keywords if each.arg not in _IGNORED_KEYWORDS}
+        return function(
+            *map(self._value, call.args), **{str(name): self._value(each) for name, each in keywords.items()}
+        )
 
     def _value(self, node: ast.expr) -> Any:
         match node:
             case ast.Name(id=name) if name in self._names:
                 return self._names[name]
-            case ast.Attribute(value=ast.Name(id="pyautogui"), attr=name) if name.startswith(
-                ("ease", "linear")
-            ):
+            case ast.Attribute(value=ast.Name(id="pyautogui"), attr=name) if name.startswith("ease"):
                 return name
             case ast.Attribute(value=ast.Name(id="pyautogui"), attr=("LEFT" | "MIDDLE" | "RIGHT") as name):
                 return name.lower()
@@ -137,8 +174,8 @@ def _pixel(value: Any) -> float | None:
     return None if value is None else _number(value, -_MAX_PIXELS, _MAX_PIXELS)
 
 
-def _seconds(arguments: Arguments, key: str) -> float:
-    return float(_number(arguments.get(key, 0.0), 0.0, MAX_SECONDS))
+def _seconds(value: Any) -> float:
+    return float(_number(value, 0.0, MAX_SECONDS))
 
 
 def _count(value: Any) -> int:
@@ -159,131 +196,121 @@ def _text(value: Any) -> str:
     return value
 
 
-def _button(arguments: Arguments) -> int:
-    name = arguments.get("button", "left")
-    key = name.lower() if isinstance(name, str) else name
-    if not isinstance(key, str | int) or key not in _BUTTONS:
-        raise _Unsupported
-    return _BUTTONS[key]
+def _button(name: Any) -> int:
+    return _BUTTONS[name.lower() if isinstance(name, str) else name]
 
 
-def _move(arguments: Arguments, relative: bool = False) -> Iterator[InputEvent]:
-    x, y = (
-        (arguments.get("xOffset"), arguments.get("yOffset"))
-        if relative
-        else (arguments.get("x"), arguments.get("y"))
-    )
+# The functions of pyautogui, with its parameters in its order.
+
+
+def _move(x: Any = None, y: Any = None, duration: Any = 0.0, tween: Any = None) -> Iterator[InputEvent]:
     if isinstance(x, list | tuple):
-        if len(x) != 2:
-            raise _Unsupported
         x, y = x
-    if x is None and y is None:
-        return
-    yield MovePointer(x=_pixel(x), y=_pixel(y), relative=relative, seconds=_seconds(arguments, "duration"))
+    if x is not None or y is not None:
+        yield MovePointer(x=_pixel(x), y=_pixel(y), seconds=_seconds(duration))
 
 
-def _click(arguments: Arguments, times: int = 1, button: str = "left") -> Iterator[InputEvent]:
-    yield from _move(arguments)
-    count = _count(arguments.get("clicks", times))
-    yield ClickButton(
-        button=_button({"button": button} | arguments), times=count, interval=_seconds(arguments, "interval")
-    )
+def _click(
+    x: Any = None,
+    y: Any = None,
+    clicks: Any = 1,
+    interval: Any = 0.0,
+    button: Any = "left",
+    duration: Any = 0.0,
+) -> Iterator[InputEvent]:
+    yield from _move(x, y, duration)
+    yield ClickButton(button=_button(button), times=_count(clicks), interval=_seconds(interval))
 
 
-def _drag(arguments: Arguments, relative: bool = False) -> Iterator[InputEvent]:
-    if not arguments.get("mouseDownUp", True):
-        yield from _move(arguments, relative)
-        return
-    yield ButtonDown(button=_button(arguments))
-    yield from _move(arguments, relative)
-    yield ButtonUp(button=_button(arguments))
+def _double_click(
+    x: Any = None,
+    y: Any = None,
+    interval: Any = 0.0,
+    button: Any = "left",
+    duration: Any = 0.0,
+    *,
+    times: int,
+) -> Iterator[InputEvent]:
+    return _click(x, y, times, interval, button, duration)
 
 
-def _button_down(arguments: Arguments) -> Iterator[InputEvent]:
-    yield from _move(arguments)
-    yield ButtonDown(button=_button(arguments))
+def _other_click(
+    x: Any = None, y: Any = None, interval: Any = 0.0, duration: Any = 0.0, *, own_button: str
+) -> Iterator[InputEvent]:
+    return _click(x, y, 1, interval, own_button, duration)
 
 
-def _button_up(arguments: Arguments) -> Iterator[InputEvent]:
-    yield from _move(arguments)
-    yield ButtonUp(button=_button(arguments))
+def _drag(
+    x: Any = None, y: Any = None, duration: Any = 0.0, tween: Any = None, button: Any = "left",
+    mouseDownUp: Any = True,
+) -> Iterator[InputEvent]:  # fmt: skip
+    moves = _move(x, y, duration)
+    yield from _between(_button(button), moves) if mouseDownUp else moves
 
 
-def _wheel(arguments: Arguments, horizontal: bool = False) -> Iterator[InputEvent]:
-    yield from _move(arguments)
-    yield TurnWheel(notches=_count(arguments["clicks"]), horizontal=horizontal)
+def _between(button: int, moves: Iterator[InputEvent]) -> Iterator[InputEvent]:
+    yield SetButton(button=button, down=True)
+    yield from moves
+    yield SetButton(button=button, down=False)
 
 
-def _press(arguments: Arguments) -> Iterator[InputEvent]:
-    times = _count(arguments.get("presses", 1))
-    yield PressKeys(keys=_keys(arguments["keys"]), times=times, interval=_seconds(arguments, "interval"))
+def _set_button(
+    x: Any = None, y: Any = None, button: Any = "left", duration: Any = 0.0, *, down: bool
+) -> Iterator[InputEvent]:
+    yield from _move(x, y, duration)
+    yield SetButton(button=_button(button), down=down)
 
 
-def _chord(arguments: Arguments) -> Iterator[InputEvent]:
-    keys = arguments["args"]
+def _wheel(clicks: Any, x: Any = None, y: Any = None, *, horizontal: bool) -> Iterator[InputEvent]:
+    yield from _move(x, y)
+    yield TurnWheel(notches=_count(clicks), horizontal=horizontal)
+
+
+def _press(keys: Any, presses: Any = 1, interval: Any = 0.0) -> Iterator[InputEvent]:
+    yield PressKeys(keys=_keys(keys), times=_count(presses), interval=_seconds(interval))
+
+
+def _chord(*keys: Any, interval: Any = 0.0) -> Iterator[InputEvent]:
     yield KeyChord(keys=_keys(keys[0] if len(keys) == 1 and isinstance(keys[0], list | tuple) else keys))
 
 
-def _key_down(arguments: Arguments) -> Iterator[InputEvent]:
-    yield from (KeyDown(key=key) for key in _keys(_text(arguments["key"])))
+def _set_key(key: Any, *, down: bool) -> Iterator[InputEvent]:
+    yield from (SetKey(key=each, down=down) for each in _keys(_text(key)))
 
 
-def _key_up(arguments: Arguments) -> Iterator[InputEvent]:
-    yield from (KeyUp(key=key) for key in _keys(_text(arguments["key"])))
-
-
-def _write(arguments: Arguments) -> Iterator[InputEvent]:
-    message, interval = arguments["message"], _seconds(arguments, "interval")
+def _write(message: Any, interval: Any = 0.0) -> Iterator[InputEvent]:
     if isinstance(message, list):
-        yield PressKeys(keys=_keys(message), times=1, interval=interval)
-    else:
-        yield TypeText(text=_text(message), interval=interval)
+        return _press(message, 1, interval)
+    return iter([TypeText(text=_text(message), interval=_seconds(interval))])
 
 
-def _sleep(arguments: Arguments) -> Iterator[InputEvent]:
-    yield Sleep(seconds=_number(arguments["seconds"], 0.0, MAX_SECONDS))
+def _sleep(seconds: Any) -> Iterator[InputEvent]:
+    yield Sleep(seconds=_number(seconds, 0.0, MAX_SECONDS))
 
 
-def _copy(arguments: Arguments) -> Iterator[InputEvent]:
-    yield SetClipboard(text=_text(arguments["text"]))
+def _copy(text: Any) -> Iterator[InputEvent]:
+    yield SetClipboard(text=_text(text))
 
 
-_POSITION = ("x", "y")
-_MOVEMENT = ("duration", "tween", "logScreenshot", "_pause")
-_ANY_BUTTON_CLICK = (*_POSITION, "interval", "button", *_MOVEMENT)
-_ONE_BUTTON_CLICK = (*_POSITION, "interval", *_MOVEMENT)
-_OFFSET = ("xOffset", "yOffset")
-_DRAG = ("duration", "tween", "button", "logScreenshot", "_pause", "mouseDownUp")
-_SCROLL = ("clicks", *_POSITION, "logScreenshot", "_pause")
-
-# Function name to parameters, in pyautogui's order, and the generator of its events.
-_PYAUTOGUI_FUNCTIONS: dict[str, tuple[tuple[str, ...], Callable[[Arguments], Iterator[InputEvent]]]] = {
-    "click": ((*_POSITION, "clicks", "interval", "button", *_MOVEMENT), _click),
-    "leftClick": (_ONE_BUTTON_CLICK, _click),
-    "rightClick": (_ONE_BUTTON_CLICK, partial(_click, button="right")),
-    "middleClick": (_ONE_BUTTON_CLICK, partial(_click, button="middle")),
-    "doubleClick": (_ANY_BUTTON_CLICK, partial(_click, times=2)),
-    "tripleClick": (_ANY_BUTTON_CLICK, partial(_click, times=3)),
-    "mouseDown": ((*_POSITION, "button", *_MOVEMENT), _button_down),
-    "mouseUp": ((*_POSITION, "button", *_MOVEMENT), _button_up),
-    "moveTo": ((*_POSITION, *_MOVEMENT), _move),
-    "move": ((*_OFFSET, *_MOVEMENT), partial(_move, relative=True)),
-    "moveRel": ((*_OFFSET, *_MOVEMENT), partial(_move, relative=True)),
-    "dragTo": ((*_POSITION, *_DRAG), _drag),
-    "drag": ((*_OFFSET, *_DRAG), partial(_drag, relative=True)),
-    "dragRel": ((*_OFFSET, *_DRAG), partial(_drag, relative=True)),
-    "scroll": (_SCROLL, _wheel),
-    "vscroll": (_SCROLL, _wheel),
-    "hscroll": (_SCROLL, partial(_wheel, horizontal=True)),
-    "press": (("keys", "presses", "interval", "logScreenshot", "_pause"), _press),
-    "keyDown": (("key", "logScreenshot", "_pause"), _key_down),
-    "keyUp": (("key", "logScreenshot", "_pause"), _key_up),
-    "hotkey": (("*args", "interval", "logScreenshot", "_pause"), _chord),
-    "write": (("message", "interval", "logScreenshot", "_pause"), _write),
-    "typewrite": (("message", "interval", "logScreenshot", "_pause"), _write),
-    "sleep": (("seconds",), _sleep),
-}
-_FUNCTIONS = {("pyautogui", name): function for name, function in _PYAUTOGUI_FUNCTIONS.items()} | {
-    ("time", "sleep"): (("seconds",), _sleep),
-    ("pyperclip", "copy"): (("text",), _copy),
+_FUNCTIONS: dict[str, Callable[..., Iterator[InputEvent]]] = {
+    "pyautogui.click": _click,
+    "pyautogui.rightClick": partial(_other_click, own_button="right"),
+    "pyautogui.middleClick": partial(_other_click, own_button="middle"),
+    "pyautogui.doubleClick": partial(_double_click, times=2),
+    "pyautogui.tripleClick": partial(_double_click, times=3),
+    "pyautogui.mouseDown": partial(_set_button, down=True),
+    "pyautogui.mouseUp": partial(_set_button, down=False),
+    "pyautogui.moveTo": _move,
+    "pyautogui.dragTo": _drag,
+    "pyautogui.scroll": partial(_wheel, horizontal=False),
+    "pyautogui.hscroll": partial(_wheel, horizontal=True),
+    "pyautogui.press": _press,
+    "pyautogui.keyDown": partial(_set_key, down=True),
+    "pyautogui.keyUp": partial(_set_key, down=False),
+    "pyautogui.hotkey": _chord,
+    "pyautogui.write": _write,
+    "pyautogui.typewrite": _write,
+    "pyautogui.sleep": _sleep,
+    "time.sleep": _sleep,
+    "pyperclip.copy": _copy,
 }

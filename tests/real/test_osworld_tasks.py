@@ -85,7 +85,7 @@ def test_names_read_from_source_are_those_of_the_imported_desktop_env(host_confi
         from desktop_env.controllers.setup import SetupController
         from desktop_env.evaluators import getters, metrics
         from arpo.envs.osworld.desktop_env_names import installed_names, to_json
-        from arpo.envs.osworld.task_check import KnownNames
+        from arpo.envs.osworld.desktop_env_names import KnownNames
         steps = [name for name in dir(SetupController) if name.startswith("_") and name.endswith("_setup")]
         public = [name for name in dir(metrics) if not name.startswith("_")]
         imported = KnownNames(

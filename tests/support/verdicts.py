@@ -21,7 +21,7 @@ from arpo.config import Config
 from arpo.config.recipe import load_config
 from arpo.envs.base import Env
 from arpo.envs.desk.env import DeskEnv
-from arpo.envs.osworld.task_check import KnownNames
+from arpo.envs.osworld.desktop_env_names import KnownNames
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.testing import FailingEnv, LyingEnv, Times
 from arpo.types import Observation, Screenshot, StepResult, Task

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 from arpo.config import Config
 from arpo.config.recipe import PROJECT, find_program
-from arpo.envs.osworld.desktop_env_names import names_for
+from arpo.envs.osworld.desktop_env_names import names_for, why_refused
 from arpo.envs.osworld.fetch import fetch_cache
 from arpo.envs.osworld.install import install_desktops
 from arpo.envs.osworld.needs import LOCAL, Needs, needs
 from arpo.envs.osworld.runnable import split_runnable, uncached
-from arpo.envs.osworld.task_check import why_refused
 from arpo.errors import UserError
 from arpo.evaluation.osworld_summary import by_reason
 from arpo.reporting.display import count_noun

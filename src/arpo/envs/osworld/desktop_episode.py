@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,14 +20,12 @@ from typing import Any
 
 from arpo.actions import TERMINAL, Action, Finished, Wait, up_to_terminal
 from arpo.config import EnvConfig, OSWorldConfig
-from arpo.envs.osworld.desktop_env_names import installed_names
+from arpo.envs.osworld.desktop_env_names import check_task, installed_names
 from arpo.envs.osworld.limits import Limits
-from arpo.envs.osworld.local_provider import LocalProvider
-from arpo.envs.osworld.machine import ErrorRecorder, Machine, MachineSettings, stop_machine
+from arpo.envs.osworld.machine import ErrorRecorder, LocalProvider, Machine, MachineSettings, stop_machine
 from arpo.envs.osworld.messages import MACHINE_FILE
 from arpo.envs.osworld.needs import LOCAL, stage_files
 from arpo.envs.osworld.sandbox import SandboxSettings
-from arpo.envs.osworld.task_check import check_task
 from arpo.envs.pyautogui_program import program
 from arpo.errors import ArpoFault, EnvError, UserError
 from arpo.types import Json, Task
@@ -34,20 +33,6 @@ from arpo.types import Json, Task
 PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 WAIT_SECONDS = 1.0  # duration of a Wait on a local desktop; minimum elsewhere
 MISSING_FILE_SECONDS = 0.5  # a local guest answers at once, but an application may still write the file
-
-# Module imported by a desktop-env provider → packages to install with pip.
-_PIP_NAMES = {
-    "alibabacloud_ecs20140526": "alibabacloud_ecs20140526",
-    "alibabacloud_tea_openapi": "alibabacloud_tea_openapi",
-    "alibabacloud_tea_util": "alibabacloud_tea_util",
-    "azure": "azure-identity azure-mgmt-compute azure-mgmt-network",
-    "boto3": "boto3",
-    "botocore": "boto3",
-    "docker": "docker",
-    "volcenginesdkautoscaling": "volcengine-python-sdk",
-    "volcenginesdkcore": "volcengine-python-sdk",
-    "volcenginesdkecs": "volcengine-python-sdk",
-}
 
 
 class DesktopEpisode:
@@ -178,9 +163,8 @@ class DesktopEpisode:
         except UserError as error:
             raise EnvError(where, str(error)) from error
         except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            remedy = f": pip install {_PIP_NAMES[package]}" if package in _PIP_NAMES else ""
-            raise EnvError(where, f"provider {self._config.provider!r}: {error}{remedy}") from error
+            remedy = f"install it with {sys.executable} -m pip"
+            raise EnvError(where, f"provider {self._config.provider!r}: {error}; {remedy}") from error
         except Exception as error:
             suffix = f"{self._recorder.suffix()}{self._pauser.suffix()}"
             raise EnvError(where, f"{type(error).__name__}: {error}{suffix}") from error

@@ -2,7 +2,7 @@
 
 LibreOffice and GIMP take seconds for their first start in an empty home. This module starts each application
 once in a sandbox, and saves its files next to the guest's packages. Every later desktop copies these files
-into its home (`guest/fresh_home.py`). Without them the desktop works too, but applications start more
+into its home (`guest/session.py`). Without them the desktop works too, but applications start more
 slowly.
 """
 

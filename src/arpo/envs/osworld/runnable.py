@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from arpo.config import Config, OSWorldConfig
-from arpo.envs.osworld.desktop_env_names import names_for
+from arpo.envs.osworld.desktop_env_names import names_for, why_refused
 from arpo.envs.osworld.needs import LOCAL, NeededFile, Needs, needs
-from arpo.envs.osworld.task_check import why_refused
 from arpo.errors import UserError
 from arpo.types import Task
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
 import struct
 import subprocess
@@ -15,8 +16,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-
-from arpo.envs.osworld.guest.fresh_home import fill_home
 
 GUEST_FOLDER = Path(__file__).parent
 HOME = Path("/home/user")
@@ -51,6 +50,16 @@ ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/games",
 }
 _POLL_SECONDS = 0.005
+
+FOLDERS = ("Desktop", "Documents", "Downloads", "Music", "Pictures", "Public", "Templates", "Videos")
+REGISTRY = Path(".config/libreoffice/4/user/registrymodifications.xcu")
+_SETUP_FLAGS = (
+    "/org.openoffice.Setup/Product",
+    "LastCompatibilityCheckID",
+    "ooSetupInstCompleted",
+    "ooLocale",
+)
+_CLOSING_TAG = "</oor:items>"
 
 
 class DesktopSession:
@@ -122,3 +131,27 @@ def _exit_with_display(display: subprocess.Popen[bytes]) -> None:
     display.wait()
     print("guest: Xvfb exited", file=sys.stderr, flush=True)
     os._exit(1)
+
+
+def fill_home(home: Path, template: Path, prepared: Path) -> None:
+    """Copies the prepared home (`prepare_home.py`), then the template, which overrides it.
+
+    Of LibreOffice's prepared settings, only the flags of a completed first start are kept, no window state.
+    Names with the prefix `dot_` in the template become dot files. `prepared` may be missing.
+    """
+    if prepared.is_dir():
+        shutil.copytree(prepared, home, dirs_exist_ok=True)
+    prepared_settings = (home / REGISTRY).read_text("utf-8") if (home / REGISTRY).is_file() else ""
+    for source in template.iterdir():
+        shutil.copytree(source, home / source.name.replace("dot_", ".", 1), dirs_exist_ok=True)
+    settings = (home / REGISTRY).read_text("utf-8")
+    (home / REGISTRY).write_text(add_setup_flags(settings, prepared_settings), "utf-8")
+    for name in FOLDERS:
+        (home / name).mkdir(exist_ok=True)
+
+
+def add_setup_flags(settings: str, prepared_settings: str) -> str:
+    """Adds the lines of `prepared_settings` that mark LibreOffice's first start as completed."""
+    flags = [line for line in prepared_settings.splitlines() if any(flag in line for flag in _SETUP_FLAGS)]
+    missing = [line for line in flags if line not in settings]
+    return settings.replace(_CLOSING_TAG, "".join(f"{line}\n" for line in missing) + _CLOSING_TAG)

@@ -1,6 +1,6 @@
 """The fresh home: the template overrides the prepared home, except for the flags of a completed setup."""
 
-from arpo.envs.osworld.guest.fresh_home import FOLDERS, REGISTRY, add_setup_flags, fill_home
+from arpo.envs.osworld.guest.session import FOLDERS, REGISTRY, add_setup_flags, fill_home
 from arpo.envs.osworld.sandbox import GUEST
 
 SETTINGS = "<oor:items>\n<item>no tips</item>\n</oor:items>\n"

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from bottle import Bottle, HTTPError, request, response
+from bottle import BaseRequest, Bottle, HTTPError, request, response
 
 from arpo.envs.osworld.guest import accessibility, commands
 from arpo.envs.osworld.guest.launcher import start_process
@@ -41,6 +41,8 @@ OPEN_PAINT_SECONDS = 3.0
 MAX_TREE_ENTRIES = 100_000
 _PYTHON_NAMES = {"python", "python3", "/usr/bin/python", "/usr/bin/python3"}
 _WALLPAPER = ("org.gnome.desktop.background", "picture-uri")
+
+BaseRequest.MEMFILE_MAX = 16 * 2**20  # bytes of a body in memory; a longer one goes to /tmp
 
 Answer = dict[str, Any] | str | bytes | Any  # a dictionary becomes JSON; an open file is sent
 

@@ -10,7 +10,7 @@ or AttributeError.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from itertools import groupby
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints

@@ -98,6 +98,7 @@ def test_an_installed_package_installs_into_a_folder_of_the_user(tmp_path: Path)
     package.mkdir(parents=True)
     for module in PACKAGE.glob("*.py"):
         shutil.copy(module, package)
+    shutil.copytree(PACKAGE / "config", package / "config")
     code = "from arpo.config.recipe import PROJECT; print(PROJECT)"
     environment = {"PYTHONPATH": str(package.parent), "XDG_DATA_HOME": str(tmp_path / "data")}
     done = subprocess.run(

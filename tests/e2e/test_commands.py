@@ -52,7 +52,7 @@ def test_train_writes_all_promised_files(run: Path) -> None:
     assert summary["groups"].keys() == {"total", "without_signal", "rescued"}
     assert (summary["episodes"], summary["groups"]["total"], summary["failures"]) == (4, 2, 0)
     assert sorted(path.name for path in run.iterdir() if not path.name.startswith(".")) == [
-        *("calls.jsonl", "checkpoints", "evaluations.jsonl", "failures.jsonl", "groups.jsonl"),
+        *("calls.jsonl", "checkpoints", "evaluations.jsonl", "failures.jsonl", "format.json", "groups.jsonl"),
         *("metrics.jsonl", "model", "recipe.toml", "report.html", "screenshots.pack", "summary.json"),
         *("tensorboard", "timing.jsonl", "token_stats.jsonl", "trajectories.jsonl"),
     ]

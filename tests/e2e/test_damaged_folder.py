@@ -23,6 +23,7 @@ SETTINGS = """
 """
 FILES = (
     *("metrics.jsonl", "evaluations.jsonl", "timing.jsonl", "failures.jsonl", "trajectories.jsonl"),
+    *("groups.jsonl", "format.json"),
     *("screenshots.pack", "recipe.toml", "summary.json", "report.html", ".lock", "skipped.json"),
     *("model/config.json", "checkpoints/step-000002/manifest.json", "checkpoints/step-000002/state.json"),
     *("checkpoints/step-000001/manifest.json", "checkpoints/step-000002/learner/learner.json"),

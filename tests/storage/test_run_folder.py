@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import zlib
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -482,3 +483,18 @@ def test_a_summary_of_a_wrong_form_is_named(tmp_path, summary):
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     with pytest.raises(UserError, match=r"summary\.json: damaged, .*: restore the file, or remove the run"):
         read_summary(tmp_path)
+
+
+def test_a_folder_of_another_format_is_refused_with_the_version_that_wrote_it(tmp_path):
+    with closing(RunFolder(tmp_path)) as store:
+        store.write_recipe(Config())
+    with closing(RunFolder(tmp_path)):
+        pass
+    path = tmp_path / "format.json"
+    path.write_text('{"format": 99, "arpo": "7.0"}')
+    with pytest.raises(UserError, match=r"version 7\.0.*another --run\.dir"):
+        RunFolder(tmp_path)
+    path.unlink()
+    with pytest.raises(UserError, match="earlier version"):
+        RunFolder(tmp_path)
+    assert RunFolderReader(tmp_path).episode_ids() == []

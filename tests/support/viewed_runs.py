@@ -8,6 +8,7 @@ scores 1, and its second answer does not parse; pool-021 scores 1 and 1.
 from __future__ import annotations
 
 import io
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from PIL import Image, ImageDraw
 from arpo import actions as act
 from arpo.algorithms.credit import Credit
 from arpo.config import Config, LossConfig, ReplayConfig, TasksConfig
-from arpo.config.recipe import to_toml
 from arpo.storage.run_folder import RunFolder
 from arpo.types import Completion, Failure, Group, Rescue, Screenshot, StopReason, Trajectory, Turn
 from arpo.viewer.library import Library
@@ -187,7 +187,8 @@ def add_group(store: RunFolder, step: int, *episodes: Trajectory, stored: Trajec
 def answer_of(config: Config, *parts: str) -> dict:
     """The answer of `arpo view` about a run, completely indexed. Writes its recipe, as `arpo train` does."""
     folder = Path(config.run.dir)
-    (folder / "recipe.toml").write_text(to_toml(config), "utf-8")
+    with closing(RunFolder(folder)) as store:
+        store.write_recipe(config)
     library = Library([folder])
     try:
         index_all(library)

@@ -291,7 +291,8 @@ def test_the_rewards_of_a_plug_in_are_shown_and_it_is_not_called(tmp_path):
 def test_a_run_of_an_earlier_version_shows_the_played_episodes(tmp_path):
     folder = tmp_path / "run"
     make_run(folder)
-    (folder / "groups.jsonl").unlink()
+    for name in ("groups.jsonl", "format.json"):
+        (folder / name).unlink()
     library = opened(folder)
     batch = library.answer(["s", "run", "batches", "2"], {})
     assert "earlier version" in batch["note"]

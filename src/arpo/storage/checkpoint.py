@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arpo.errors import UserError
-from arpo.storage.files import naming
+from arpo.storage.files import WRITTEN_BY, naming
 
 CHECKPOINTS = "checkpoints"  # their folder inside a run folder
 LEARNER = "learner"  # the folder of the learner inside a checkpoint
@@ -155,7 +155,9 @@ def _write_manifest(folder: Path, step: int) -> None:
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": digest}
         for path, digest in zip(paths, _sha256_of(paths), strict=True)
     }
-    (folder / MANIFEST).write_text(json.dumps({"step": step, "files": files}, indent=2), "utf-8")
+    (folder / MANIFEST).write_text(
+        json.dumps({**WRITTEN_BY, "step": step, "files": files}, indent=2), "utf-8"
+    )
 
 
 def _sha256_of(paths: Iterable[Path]) -> list[str]:

@@ -14,10 +14,13 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from arpo import __version__
 from arpo.errors import UserError
 
 RESTORE = "restore the file, or remove the run"
 RESTORE_OR_LEAVE = "restore the file, or start a run in another run.dir"
+FORMAT = 2  # of run folders and checkpoints. 1 had no number and no groups.jsonl
+WRITTEN_BY = {"format": FORMAT, "arpo": __version__}
 MAX_DEPTH = 100  # of nested JSON values in a document that is kept as a whole
 _CONTAINERS = (dict, list)
 # What the readers of this package raise for content of a wrong form.
@@ -87,6 +90,17 @@ def read_json(path: Path) -> dict[str, Any]:
     with damage(path):
         check_depth(record)
     return record
+
+
+def check_format(path: Path) -> None:
+    """Raise UserError if the JSON file, which has WRITTEN_BY in it, is from a version with another format."""
+    found = read_json(path)
+    if found.get("format") != FORMAT:
+        version = f"version {found['arpo']}" if "arpo" in found else "an earlier version"
+        raise UserError(
+            f"{path.parent}: {version} of arpo wrote it, in another format than this one ({__version__}): "
+            "resume with that version, or choose another --run.dir"
+        )
 
 
 def parse_object(text: bytes, location: Path | str, remedy: str = RESTORE) -> dict[str, Any]:

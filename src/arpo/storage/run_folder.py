@@ -1,6 +1,7 @@
 """The run folder: all files of a run, except its checkpoints.
 
     recipe.toml         all config keys
+    format.json         number of this format, version of arpo
     metrics.jsonl       deterministic metrics: a repeated run writes the same bytes
     evaluations.jsonl   every evaluation, with the score of each task
     timing.jsonl        times and rates
@@ -54,6 +55,8 @@ from arpo.storage.codec import (
 )
 from arpo.storage.files import (
     RESTORE_OR_LEAVE,
+    WRITTEN_BY,
+    check_format,
     damage,
     lock_folder,
     naming,
@@ -77,7 +80,7 @@ METRICS, EVALUATIONS, TIMING, GROUPS, FAILURES, TRAJECTORIES = (
 )
 CALLS, TOKEN_STATS = "calls.jsonl", "token_stats.jsonl"
 LOGS = (METRICS, EVALUATIONS, TIMING, GROUPS, CALLS, TOKEN_STATS, FAILURES, TRAJECTORIES)
-PACK, RECIPE, SUMMARY = "screenshots.pack", "recipe.toml", "summary.json"
+PACK, RECIPE, FORMAT_FILE, SUMMARY = "screenshots.pack", "recipe.toml", "format.json", "summary.json"
 _CHECKS = {
     METRICS: check_numbers,
     TIMING: check_numbers,
@@ -181,6 +184,8 @@ class RunFolderReader:
 class RunFolder(RunFolderReader):
     """Writes a run folder. Creates it if needed, and locks it against other writers until `close`.
 
+    Raises UserError for the folder of a version with another format.
+
     Opening changes no content: a file may be damaged, and its remains may be needed to restore it. The first
     line that is appended replaces an incomplete last line.
     """
@@ -188,6 +193,8 @@ class RunFolder(RunFolderReader):
     def __init__(self, folder: Path) -> None:
         with ExitStack() as opened:
             opened.callback(os.close, lock_folder(folder, "run", "--run.dir"))
+            if (folder / RECIPE).exists():
+                check_format(folder / FORMAT_FILE)
             for name in (*LOGS, PACK):
                 (folder / name).touch()
                 if not (folder / name).is_file():
@@ -199,6 +206,7 @@ class RunFolder(RunFolderReader):
             self._opened = opened.pop_all()
 
     def write_recipe(self, config: Config) -> None:
+        write_atomically(self.folder / FORMAT_FILE, json.dumps(WRITTEN_BY) + "\n")
         write_atomically(self.folder / RECIPE, to_toml(config))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ from arpo.reporting.display import Display
 from arpo.rollout.player import Player
 from arpo.storage import checkpoint
 from arpo.storage.codec import COLLECTED, failure_from_json
-from arpo.storage.files import RESTORE_OR_LEAVE, damage, parse_object
+from arpo.storage.files import RESTORE_OR_LEAVE, check_format, damage, parse_object
 from arpo.storage.run_folder import METRICS, RECIPE, TRAJECTORIES, RunFolder, RunFolderReader
 from arpo.types import Group, Rescue, Trajectory, Turn
 
@@ -142,6 +142,7 @@ class Checkpoints:
 
 
 def _read_state(found: checkpoint.Checkpoint) -> dict[str, Any]:
+    check_format(found.path / checkpoint.MANIFEST)
     path = found.path / STATE
     state = parse_object(path.read_bytes(), path, RESTORE_OR_LEAVE)
     with damage(path, RESTORE_OR_LEAVE):

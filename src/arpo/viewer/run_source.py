@@ -20,7 +20,7 @@ from arpo.storage.codec import EVALUATED, check_evaluation, check_numbers, check
 from arpo.storage.files import damage
 from arpo.storage.run_folder import (
     EVALUATIONS,
-    GROUPS,
+    FORMAT_FILE,
     LOGS,
     METRICS,
     PACK,
@@ -115,7 +115,7 @@ class RunSource(Source):
 
     def _records_groups(self) -> bool:
         """False for a run of an earlier version."""
-        return self.folder.stat(GROUPS) is not None
+        return self.folder.stat(FORMAT_FILE) is not None
 
     def stamp(self) -> str:
         return self._indexed  # not the present state: the pages cannot show it yet

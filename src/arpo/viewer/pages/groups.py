@@ -36,13 +36,11 @@ class GroupReader:
         )
         failed = self._counts("SELECT batch, count(*) AS count FROM failures GROUP BY batch")
         dropped = self._counts("SELECT batch, count(*) AS count FROM groups WHERE dropped GROUP BY batch")
-        rescued = self._counts("SELECT batch, sum(rescued) AS count FROM groups GROUP BY batch")
         return [
             {
                 **{name: row[name] for name in ("batch", "groups", "episodes", "solved")},
                 "failed": failed.get(row["batch"], 0),
-                "rescued": rescued.get(row["batch"], 0),
-                "without_signal": logged.get(row["batch"], {}).get("without_signal"),
+                **{name: logged.get(row["batch"], {}).get(name) for name in ("rescued", "without_signal")},
                 "dropped": dropped.get(row["batch"], 0),
             }
             for row in rows

@@ -142,14 +142,14 @@ def test_a_reader_waits_while_the_pruned_file_is_opened(tmp_path, monkeypatch):
     kept, other = small(1), desktop(1)
     pack.add(kept, None)
     pack.add(other, None)
-    opening, may_open, original = threading.Event(), threading.Event(), ScreenshotPack._read_header
+    opening, may_open, original = threading.Event(), threading.Event(), ScreenshotPack._next_record
 
-    def read_header(pack, offset):
+    def next_record(pack):
         opening.set()
         assert may_open.wait(DEADLINE)
-        return original(pack, offset)
+        return original(pack)
 
-    monkeypatch.setattr(ScreenshotPack, "_read_header", read_header)
+    monkeypatch.setattr(ScreenshotPack, "_next_record", next_record)
     with ThreadPoolExecutor(2) as threads:
         pruned = threads.submit(pack.prune, [kept.sha256])
         assert opening.wait(DEADLINE)

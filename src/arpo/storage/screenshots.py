@@ -29,7 +29,7 @@ import numpy as np
 from PIL import Image
 
 from arpo.errors import UserError
-from arpo.png import read_size, rgb
+from arpo.png import decode, read_size, rgb
 from arpo.storage.encoders import Encoders
 from arpo.storage.files import RESTORE, RESTORE_OR_LEAVE, naming, write_all
 from arpo.storage.picture_codec import (
@@ -49,6 +49,8 @@ MAGIC = b"SHOT"
 # Kinds of payload. PATCH with a base: a change of the whole screen, as written by earlier versions.
 PRUNED, PNG, PATCH, CHANGE = range(4)
 NO_BASE = bytes(32)
+DAMAGED = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # raised for a damaged picture
+MAX_PICTURE_BYTES = 160 << 20  # MAX_SCREEN_PIXELS without compression
 MAX_CHAIN = 15  # changes to apply when reading one screenshot
 _THREADS = min(8, os.cpu_count() or 1)
 _SIZE_ONLY = struct.Struct(">16xII")  # the beginning of a PNG, as far as Screenshot.size reads it
@@ -56,7 +58,9 @@ PROCESS_PIXELS = 1 << 18  # smaller pictures are encoded in place, in a few mill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Record:
+class Record:
+    """The header of a stored picture, at byte `offset`."""
+
     kind: int
     name: str
     base: str  # "" if it is complete
@@ -76,6 +80,42 @@ class _Record:
     def header(self) -> bytes:
         base = bytes.fromhex(self.base) or NO_BASE
         return HEADER.pack(MAGIC, self.kind, bytes.fromhex(self.name), base, self.size, self.crc)
+
+
+def read_header(descriptor: int, offset: int) -> Record | None:
+    """The record at an offset. None if there is none, or an incomplete or unknown one."""
+    raw = os.pread(descriptor, HEADER.size, offset)
+    if len(raw) < HEADER.size or not raw.startswith(MAGIC):
+        return None
+    _, kind, name, base, size, crc = HEADER.unpack(raw)
+    base_name = "" if base == NO_BASE else base.hex()
+    if kind > CHANGE or (kind == CHANGE and not base_name):
+        return None
+    return Record(kind=kind, name=name.hex(), base=base_name, offset=offset, size=size, crc=crc)
+
+
+def read_payload(descriptor: int, record: Record) -> bytes:
+    """Raises ValueError if it is too large or has another checksum."""
+    if record.size > MAX_PICTURE_BYTES:
+        raise ValueError(f"has {record.size:,} bytes, more than {MAX_PICTURE_BYTES:,}")
+    payload = os.pread(descriptor, record.size, record.payload)
+    if zlib.crc32(payload) != record.crc:
+        raise ValueError("its checksum differs")
+    return payload
+
+
+def payload_size(record: Record, payload: bytes) -> tuple[int, int]:
+    """(width, height) of a complete picture, from its header. Raises UserError or one of DAMAGED."""
+    return read_size(payload) if record.kind == PNG else picture_size(payload)
+
+
+def decode_payload(record: Record, payload: bytes, base: np.ndarray | None) -> np.ndarray:
+    """RGB pixels. `base` are those of the picture that the record changes. Raises one of DAMAGED."""
+    if record.kind == PNG:
+        return np.asarray(decode(payload))  # strict: the pack may come from somebody else
+    if base is None:
+        return decode_whole(payload)
+    return (apply_change if record.kind == CHANGE else apply_patch)(payload, base)
 
 
 class ScreenshotPack:
@@ -143,7 +183,7 @@ class ScreenshotPack:
             encoded = self._encoded(shot, base)
             if was_read or len(encoded) < len(shot.png):
                 kind, payload = CHANGE if base else PATCH, encoded
-        record = _Record(
+        record = Record(
             kind=kind,
             name=shot.sha256,
             base=base.sha256 if base and kind == CHANGE else "",
@@ -258,28 +298,20 @@ class ScreenshotPack:
 
     def _open(self) -> None:
         self._file = self._path.open(self._mode, buffering=0)
-        self._records: list[_Record] = []  # in the order of the file
-        self._live: dict[str, _Record] = {}
+        self._records: list[Record] = []  # in the order of the file
+        self._live: dict[str, Record] = {}
         self._depth: dict[str, int] = {}
         total = os.fstat(self._file.fileno()).st_size
-        while (record := self._read_header(self.size)) and record.end <= total:
+        while (record := self._next_record()) and record.end <= total:
             self._register(record)
 
-    def _read_header(self, offset: int) -> _Record | None:
-        raw = os.pread(self._file.fileno(), HEADER.size, offset)
-        if len(raw) < HEADER.size or not raw.startswith(MAGIC):
-            return None
-        _, kind, name, base, size, crc = HEADER.unpack(raw)
-        base_name = "" if base == NO_BASE else base.hex()
-        if (
-            kind > CHANGE
-            or (kind == CHANGE and not base_name)
-            or (kind in (PATCH, CHANGE) and base_name and self._depth.get(base_name, MAX_CHAIN) >= MAX_CHAIN)
-        ):
-            return None  # damaged: the records from here on cannot be trusted
-        return _Record(kind=kind, name=name.hex(), base=base_name, offset=offset, size=size, crc=crc)
+    def _next_record(self) -> Record | None:
+        """None also for a damaged one: the records from there on cannot be trusted."""
+        record = read_header(self._file.fileno(), self.size)
+        deep = record and record.base and self._depth.get(record.base, MAX_CHAIN) >= MAX_CHAIN
+        return None if record and deep and record.kind != PRUNED else record
 
-    def _register(self, record: _Record) -> None:
+    def _register(self, record: Record) -> None:
         self._records.append(record)
         if record.kind != PRUNED:
             self._depth[record.name] = self._depth[record.base] + 1 if record.base else 0
@@ -288,29 +320,27 @@ class ScreenshotPack:
         self._prepared.pop(record.name, None)
         self._encoders.forget(record.name)
 
-    def _find(self, name: str) -> _Record:
+    def _find(self, name: str) -> Record:
         if name not in self:
             raise UserError(f"{self._path}: damaged, contains no screenshot {name}: {RESTORE}")
         return self._live[name]
 
-    def _chain(self, name: str) -> Iterator[_Record]:
+    def _chain(self, name: str) -> Iterator[Record]:
         while name:
             record = self._find(name)
             yield record
             name = record.base
 
-    def _payload(self, record: _Record) -> bytes:
-        payload = os.pread(self._file.fileno(), record.size, record.payload)
-        if zlib.crc32(payload) != record.crc:
-            raise self._damaged(record)
-        return payload
+    def _payload(self, record: Record) -> bytes:
+        with self._naming_damage(record):
+            return read_payload(self._file.fileno(), record)
 
-    def _damaged(self, record: _Record) -> UserError:
+    def _damaged(self, record: Record) -> UserError:
         return UserError(
             f"{self._path}: screenshot {record.name} at byte {record.offset} is damaged: {RESTORE}"
         )
 
-    def _screen_size(self, record: _Record, sizes: dict[str, tuple[int, int]]) -> tuple[int, int]:
+    def _screen_size(self, record: Record, sizes: dict[str, tuple[int, int]]) -> tuple[int, int]:
         """(width, height). `sizes` caches those of its chain of bases."""
         if record.name not in sizes:
             payload = self._payload(record)
@@ -318,36 +348,32 @@ class ScreenshotPack:
                 sizes[record.name] = self._screen_size(self._live[record.base], sizes)
             else:
                 with self._naming_damage(record):
-                    sizes[record.name] = picture_size(payload)
+                    sizes[record.name] = payload_size(record, payload)
         return sizes[record.name]
 
     @contextmanager
-    def _naming_damage(self, record: _Record) -> Iterator[None]:
+    def _naming_damage(self, record: Record) -> Iterator[None]:
         """Convert what a damaged picture raises in the block to a UserError."""
         try:
             yield
         except UserError:
             raise
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        except DAMAGED as error:
             raise self._damaged(record) from error
 
-    def _original(self, record: _Record) -> Screenshot:
+    def _original(self, record: Record) -> Screenshot:
         """A screenshot stored as the original PNG."""
         shot = Screenshot.of(self._payload(record))
         if shot.sha256 != record.name:
             raise self._damaged(record)
         return shot
 
-    def _restore(self, record: _Record, decoded: dict[str, np.ndarray]) -> np.ndarray:
+    def _restore(self, record: Record, decoded: dict[str, np.ndarray]) -> np.ndarray:
         """Decode the pixels of a record. `decoded` caches the pixels of its chain of bases."""
         if record.name not in decoded:
             payload = self._payload(record)
-            if record.base:
-                base = self._restore(self._live[record.base], decoded)
-                apply = apply_change if record.kind == CHANGE else apply_patch
-                decoded[record.name] = apply(payload, base)
-            else:
-                decoded[record.name] = decode_whole(payload)
+            base = self._restore(self._live[record.base], decoded) if record.base else None
+            decoded[record.name] = decode_payload(record, payload, base)
         return decoded[record.name]
 
 

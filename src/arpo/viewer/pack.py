@@ -10,60 +10,36 @@ import hashlib
 import os
 import sqlite3
 import time
-import zlib
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
-from PIL import Image
 
 from arpo.errors import UserError
-from arpo.storage.picture_codec import apply_change, apply_patch, decode_whole, encode_png, picture_size
+from arpo.storage.picture_codec import encode_png
 from arpo.storage.run_folder import PACK
-from arpo.storage.screenshots import CHANGE, HEADER, MAGIC, MAX_CHAIN, NO_BASE, PNG, PRUNED
+from arpo.storage.screenshots import (
+    DAMAGED,
+    MAX_CHAIN,
+    PNG,
+    PRUNED,
+    Record,
+    decode_payload,
+    payload_size,
+    read_header,
+    read_payload,
+)
 from arpo.viewer.folder import SafeFolder
 from arpo.viewer.index import Index, set_mark, shot_key
-from arpo.viewer.pictures import (
-    MAX_PICTURE_BYTES,
-    Picture,
-    PixelCache,
-    checked_png,
-    checked_size,
-    png_pixels,
-)
+from arpo.viewer.pictures import Picture, PixelCache, checked_size
 from arpo.viewer.tail import Mark
 
 _RECORDS = 1_000  # in one transaction
 _KEPT_SIZES = 4096
 NOT_YET = "the screenshot is not indexed yet"
 DELETED = "the screenshot was deleted (store.prune_every), or is damaged"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """The header of a stored picture."""
-
-    kind: int
-    name: str
-    base: str  # "" if it is complete
-    at: int  # of the header
-    size: int
-    crc: int
-
-    @property
-    def end(self) -> int:
-        return self.at + HEADER.size + self.size
-
-
-def read_header(descriptor: int, at: int) -> Record | None:
-    raw = os.pread(descriptor, HEADER.size, at)
-    if len(raw) < HEADER.size or not raw.startswith(MAGIC):
-        return None
-    _, kind, name, base, size, crc = HEADER.unpack(raw)
-    return Record(
-        kind=kind, name=name.hex(), base="" if base == NO_BASE else base.hex(), at=at, size=size, crc=crc
-    )
 
 
 class PackReader:
@@ -102,7 +78,7 @@ class PackReader:
             if record is None or complete:
                 break
             if record.kind != PRUNED:
-                found.append((shot_key(record.name), record.at))
+                found.append((shot_key(record.name), record.offset))
             end = record.end
 
         def change(connection: sqlite3.Connection) -> None:
@@ -119,8 +95,8 @@ class PackReader:
             root = self._chain(descriptor, name)[-1]
             if root.name not in self._sizes:
                 content = self._payload(descriptor, root)
-                size = checked_png(content) if root.kind == PNG else _webp_size(content)
-                self._sizes[root.name] = size
+                with self._naming(root):
+                    self._sizes[root.name] = checked_size(*payload_size(root, content))
                 while len(self._sizes) > _KEPT_SIZES:
                     self._sizes.popitem(last=False)
             return self._sizes[root.name]
@@ -130,15 +106,15 @@ class PackReader:
         with self._folder.open(PACK) as descriptor:
             record = self._find(descriptor, name)
             content = self._payload(descriptor, record)
+        if record.base:
+            return Picture(content=encode_png(self.pixels(name)), media_type="image/png")
+        with self._naming(record):
+            checked_size(*payload_size(record, content))
         if record.kind == PNG:
-            checked_png(content)
             if hashlib.sha256(content).hexdigest() != name:
                 raise UserError(f"{self._folder.path(PACK)}: screenshot {name} is damaged")
             return Picture(content=content, media_type="image/png")
-        if not record.base:
-            _webp_size(content)
-            return Picture(content=content, media_type="image/webp")
-        return Picture(content=encode_png(self.pixels(name)), media_type="image/png")
+        return Picture(content=content, media_type="image/webp")
 
     def pixels(self, name: str) -> np.ndarray:
         with self._folder.open(PACK) as descriptor:
@@ -151,17 +127,10 @@ class PackReader:
 
     def _decode(self, descriptor: int, record: Record, base: np.ndarray | None) -> np.ndarray:
         content = self._payload(descriptor, record)
-        if record.kind == PNG:
-            return png_pixels(content)
-        try:
+        with self._naming(record):
             if base is None:
-                _webp_size(content)
-                return decode_whole(content)
-            return (apply_change if record.kind == CHANGE else apply_patch)(content, base)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise UserError(
-                f"{self._folder.path(PACK)}: screenshot {record.name} is damaged: {error}"
-            ) from error
+                checked_size(*payload_size(record, content))
+            return decode_payload(record, content, base)
 
     def _chain(self, descriptor: int, name: str) -> list[Record]:
         """The record of a picture, then its bases up to a complete picture."""
@@ -178,7 +147,7 @@ class PackReader:
         if row is None:
             raise UserError(DELETED if self._complete == self._index.generation else NOT_YET)
         record = read_header(descriptor, int(row["at"]))
-        if record is None or record.name != name or record.kind > CHANGE:
+        if record is None or record.name != name:
             self._index.distrust()
             raise UserError(
                 f"{self._folder.path(PACK)}: damaged, or its index did not fit and is made again: try again "
@@ -189,18 +158,15 @@ class PackReader:
         return record
 
     def _payload(self, descriptor: int, record: Record) -> bytes:
-        if record.size > MAX_PICTURE_BYTES:
+        with self._naming(record):
+            return read_payload(descriptor, record)
+
+    @contextmanager
+    def _naming(self, record: Record) -> Iterator[None]:
+        """Convert what a damaged picture raises in the block to a UserError."""
+        try:
+            yield
+        except DAMAGED as error:
             raise UserError(
-                f"the screenshot has {record.size:,} bytes, must have at most {MAX_PICTURE_BYTES:,}"
-            )
-        payload = os.pread(descriptor, record.size, record.at + HEADER.size)
-        if zlib.crc32(payload) != record.crc:
-            raise UserError(f"{self._folder.path(PACK)}: screenshot {record.name} is damaged")
-        return payload
-
-
-def _webp_size(content: bytes) -> tuple[int, int]:
-    try:
-        return checked_size(*picture_size(content))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f"the screenshot cannot be shown: {error}") from error
+                f"{self._folder.path(PACK)}: screenshot {record.name} is damaged: {error}"
+            ) from error

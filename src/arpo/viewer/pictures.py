@@ -19,7 +19,6 @@ from arpo.errors import UserError
 from arpo.png import decode, read_size
 from arpo.types import screen_fault
 
-MAX_PICTURE_BYTES = 64 << 20
 MAX_CACHED_BYTES = 96 << 20  # 15 pictures of 1920x1080
 MIN_WIDTH, MAX_WIDTH = 32, 1280  # of a thumbnail
 COMPACT_WIDTH = 960

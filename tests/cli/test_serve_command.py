@@ -150,4 +150,4 @@ def test_a_server_that_does_not_start(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     python = fake_vllm.install(tmp_path, "fails")
     assert main(["serve", "base", "--port", str(free_port()), "--engine.python", python]) == 2
-    assert "did not start in 3 attempts: exit code 3; its last errors: ValueError" in capsys.readouterr().err
+    assert "did not start: exit code 3; its last output: ValueError" in capsys.readouterr().err

@@ -38,7 +38,7 @@ from arpo.models.forward import TokenRow
 from arpo.models.loading import load_model, load_renderer, resolve_model
 from arpo.models.lora import ADAPTED_LAYERS
 from arpo.models.memory_plan import GIB, ModelDimensions, measure_dimensions
-from arpo.models.trainable import set_trainable
+from arpo.models.trainable import FEATURES_MEGABYTES, set_trainable
 from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
 from arpo.types import Message, Sample, Screenshot
@@ -227,7 +227,7 @@ def ours(
 
 
 def clear_feature_cache(model: Any, config: Config) -> None:
-    model.model.visual.feature_cache = type(model.model.visual.feature_cache)(config.model.features_megabytes)
+    model.model.visual.feature_cache = type(model.model.visual.feature_cache)(FEATURES_MEGABYTES)
 
 
 def measured_flops() -> float:

@@ -33,7 +33,7 @@ class BadSetting(UserError):
 
 
 class Outage(Exception):
-    """No environment worked for env.outage_seconds, or no server for engine.outage_seconds.
+    """No environment, or no vLLM server, worked for env.outage_seconds.
 
     The run is resumable; `arpo` exits with code 1. `boundary` does not convert it.
     """

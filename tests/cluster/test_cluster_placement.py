@@ -35,9 +35,9 @@ def test_environments_are_divided_among_hosts():
 
 def test_servers_and_ranks_need_a_gpu_each_if_the_cluster_has_gpus():
     assert has_gpus(NODES) and not has_gpus(NODES[:1])
-    config = load_config("desk", {"engine.replicas": 3, "cluster.replica_cpus": 2.0})
-    assert replica_role(config, on_gpus=True).each == {"CPU": 2.0, "GPU": 1.0}
-    assert replica_role(config, on_gpus=False).each == {"CPU": 2.0}
+    config = load_config("desk", {"engine.replicas": 3})
+    assert replica_role(config, on_gpus=True).each == {"CPU": 1.0, "GPU": 1.0}
+    assert replica_role(config, on_gpus=False).each == {"CPU": 1.0}
     assert replica_role(config, on_gpus=False).count == 3
     ranks = rank_role(config, 7, on_gpus=True)
     assert ranks.each == {"CPU": 1.0, "GPU": 1.0} and ranks.count == 7 and ranks.strategy == "PACK"

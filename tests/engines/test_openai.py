@@ -49,10 +49,17 @@ def prompt(episode: str = "e", *shades: int) -> Prompt:
     return Prompt(episode_id=episode, token_ids=(), images=(), messages=(*words, *looks))
 
 
-def engine(*urls: str, time: Time | None = None, key: str = "", **settings: Any) -> OpenAIEngine:
+def engine(
+    *urls: str,
+    time: Time | None = None,
+    key: str = "",
+    seconds: float = 300.0,
+    attempts: int = 8,
+    **settings: Any,
+) -> OpenAIEngine:
     time = time or Time()
     config = ServerConfig(endpoints=",".join(urls), model=MODEL, **settings)
-    return OpenAIEngine(config, key, sleep=time.sleep, clock=time.clock)
+    return OpenAIEngine(config, key, seconds=seconds, attempts=attempts, sleep=time.sleep, clock=time.clock)
 
 
 @asynccontextmanager

@@ -263,6 +263,7 @@ def test_a_replica_whose_probe_differs_gets_no_requests(pair: list[ScriptedVllm]
     pair[0].probe_error = -0.06
 
     async def test(engine: VllmEngine) -> None:
+        engine.max_probe_gap = 0.05
         await engine.load(weights(tmp_path, 1, pair))
         for name in ("one", "two"):
             await ask(engine, pair, name)
@@ -271,7 +272,7 @@ def test_a_replica_whose_probe_differs_gets_no_requests(pair: list[ScriptedVllm]
         await until(lambda: "works again" in notes[-1])
 
     notes: list[str] = []
-    notes_of(pair, test, "--engine.probe_gap=0.05", notes=notes)
+    notes_of(pair, test, notes=notes)
     assert "its log-probabilities differ by 0.06 from the learner's" in notes[0]
 
 
@@ -404,7 +405,7 @@ def test_an_outage_ends(pair: list[ScriptedVllm], tmp_path: Path, way: str) -> N
         with pytest.raises(Outage, match=r"no vLLM server has worked for .* run the same command again"):
             await ask(engine, pair)
 
-    notes_of(pair, test, f"--engine.outage_seconds={3600 if way == 'stop' else 0.3}")
+    notes_of(pair, test, f"--env.outage_seconds={3600 if way == 'stop' else 0.3}")
 
 
 def test_a_stop_does_not_end_an_update(pair: list[ScriptedVllm], tmp_path: Path) -> None:

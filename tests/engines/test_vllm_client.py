@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from arpo.config import EngineConfig
 from arpo.engines.http_exchange import HttpExchange, TransientError
 from arpo.engines.vllm_client import UNCHANGED, VllmClient
 from arpo.errors import EngineError
@@ -43,9 +42,14 @@ def ask(
     async def run() -> Result:
         http = HttpExchange("", max_bytes, lambda url, target: "correct engine.endpoints")
         http.open()
-        settings = EngineConfig(seconds=seconds, load_seconds=load_seconds)
         client = VllmClient(
-            server.url, http, server.renderer, settings, lora=lora, trains_vision=trains_vision
+            server.url,
+            http,
+            server.renderer,
+            lora=lora,
+            trains_vision=trains_vision,
+            answer_seconds=seconds,
+            load_seconds=load_seconds,
         )
         try:
             return await calls(client)

@@ -31,7 +31,7 @@ TOKEN = "0123456789abcdef"
 
 
 def config(**changes):
-    return EnvConfig(**{"name": FAKE, "parallel": 2, "lease_seconds": 60.0, **changes})
+    return EnvConfig(**{"name": FAKE, "parallel": 2, **changes})
 
 
 class Made:
@@ -75,8 +75,11 @@ class Caller:
 
 
 @asynccontextmanager
-async def calling(factory=FakeEnv, token=None, **settings):
-    async with hosted(factory, config(**settings), token) as address, aiohttp.ClientSession() as session:
+async def calling(factory=FakeEnv, token=None, lease_seconds=60.0, **settings):
+    async with (
+        hosted(factory, config(**settings), token, lease_seconds=lease_seconds) as address,
+        aiohttp.ClientSession() as session,
+    ):
         yield Caller(session, address)
 
 

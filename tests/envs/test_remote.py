@@ -244,10 +244,11 @@ def test_faults_keep_their_class_and_message():
 
 
 def test_an_expired_episode_is_an_env_error():
-    short = config(lease_seconds=0.2)
-
     async def play():
-        async with hosted(FakeEnv, short) as address, hosts_at(short, address).lease() as env:
+        async with (
+            hosted(FakeEnv, config(), lease_seconds=0.2) as address,
+            hosts_at(config(), address).lease() as env,
+        ):
             await env.start(TASK)
             await asyncio.sleep(0.6)
             with pytest.raises(EnvError, match=r"expired after 0.2 s without a call"):

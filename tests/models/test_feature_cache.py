@@ -22,7 +22,7 @@ SHOTS = (screenshot(1), screenshot(2, 140, 56), screenshot(3), screenshot(1))
 
 def frozen(family: str, train: Train, megabytes: int = 64) -> Any:
     model = tiny_of(family)
-    set_trainable(model, ModelConfig(train=train, lora_rank=4, features_megabytes=megabytes), 0)
+    set_trainable(model, ModelConfig(train=train, lora_rank=4), 0, megabytes)
     return model
 
 

@@ -83,14 +83,12 @@ def opened(config: Config) -> Cluster:
 
 
 def test_a_cluster_that_is_too_small_is_reported_with_its_resources(nodes: Nodes, tmp_path: Path) -> None:
-    """Two nodes with desktops have four CPUs: room for two hosts with two CPUs each."""
-    config = config_of(
-        nodes, tmp_path, "--cluster.hosts=3", "--cluster.host_cpus=2", "--cluster.wait_seconds=2"
-    )
+    """Two nodes with desktops have four CPUs: room for four hosts."""
+    config = config_of(nodes, tmp_path, "--cluster.hosts=5", "--env.parallel=5", "--cluster.wait_seconds=2")
     with pytest.raises(UserError) as caught:
         opened(config).open_hosts()
-    assert "no place for 3 environment hosts within 2 s (cluster.wait_seconds)" in str(caught.value)
-    assert "Needed: 3 x CPU 2, desktops." in str(caught.value)
+    assert "no place for 5 environment hosts within 2 s (cluster.wait_seconds)" in str(caught.value)
+    assert "Needed: 5 x CPU 1, desktops." in str(caught.value)
     assert "Free in all: CPU 6, desktops 2." in str(caught.value)
 
 

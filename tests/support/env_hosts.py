@@ -26,8 +26,12 @@ ANY_PORT = Listen(host="127.0.0.1", port=0)
 
 
 @asynccontextmanager
-async def hosted(factory: EnvFactory, settings: EnvConfig, token: str | None = None) -> AsyncIterator[str]:
-    async with hosting(factory, settings, token=token, listen=ANY_PORT) as address:
+async def hosted(
+    factory: EnvFactory, settings: EnvConfig, token: str | None = None, *, lease_seconds: float = 60.0
+) -> AsyncIterator[str]:
+    async with hosting(
+        factory, settings, token=token, listen=ANY_PORT, lease_seconds=lease_seconds
+    ) as address:
         yield address
 
 

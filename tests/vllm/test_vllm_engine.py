@@ -272,8 +272,7 @@ def test_a_replica_that_answers_with_stale_weights(pair: list[RealServer], tmp_p
     async def load_elsewhere(url: str, weights: Weights, label: str) -> None:
         http = HttpExchange("", 1 << 20, lambda url, target: "")
         http.open()
-        settings = config_of().engine
-        client = VllmClient(url, http, policy.renderer, settings, lora=False, trains_vision=True)
+        client = VllmClient(url, http, policy.renderer, lora=False, trains_vision=True)
         await client.load(weights.handle, label)
         await http.close()
 
@@ -328,6 +327,7 @@ def test_weights_other_than_the_learners_are_not_served(pair: list[RealServer], 
     prompt = prompt_of(policy.renderer, "one", 1, 2)
 
     async def test(engine: VllmEngine, notes: list[str]) -> None:
+        engine.max_probe_gap = 0.001
         old = await policy.publisher.publish()
         await engine.load(old)
         tensors = load_file(old.handle / "model.safetensors")
@@ -337,7 +337,7 @@ def test_weights_other_than_the_learners_are_not_served(pair: list[RealServer], 
         await engine.load(new)
         assert all("its log-probabilities differ by" in note for note in notes) and len(notes) == 2
 
-    play(pair, test, "--engine.probe_gap=0.001")
+    play(pair, test)
 
 
 def test_adapters(tmp_path: Path) -> None:

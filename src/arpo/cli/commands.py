@@ -382,7 +382,7 @@ arpo osworld fetch-cache --tasks evaluation_examples --tasks.domains libreoffice
             argument("action", "install, list or fetch-cache", choices=ACTIONS, metavar="ACTION"),
             (RECIPE[0], RECIPE[1] | {"default": "osworld_local"}),
             argument("--tasks", "tasks (default: tasks.train)", metavar="SOURCE"),
-            argument("--jobs", "parallel downloads (default: osworld.downloads)", type=count, metavar="N"),
+            argument("--jobs", "parallel downloads (default: 8)", type=count, metavar="N"),
             argument("--json", "list: print JSON", action="store_true"),
             argument("--python", "install: Python 3.11 or later (default: this one)", metavar="PROGRAM"),
         ),

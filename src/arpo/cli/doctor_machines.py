@@ -66,8 +66,9 @@ def image(config: OSWorldConfig) -> str:
 def limits(config: OSWorldConfig) -> str:
     """Limits of one light desktop. Raises UserError if this user cannot make control groups."""
     from arpo.envs.osworld.fork_server import control_groups
+    from arpo.envs.osworld.limits import MAX_PROCESSES
 
-    values = f"{config.memory_megabytes} MiB, {config.processes} processes"
+    values = f"{config.memory_megabytes} MiB, {MAX_PROCESSES} processes"
     if control_groups() is None:
         raise UserError(f"no control groups: {values} per desktop, but memory and CPU time count per process")
     return f"control groups: {values}, {config.cpus:g} CPU cores per desktop"

@@ -20,15 +20,17 @@ from arpo.reporting.display import count_noun
 from arpo.tasks.lists import load_tasks, select_tasks
 from arpo.types import Json, Task
 
+PARALLEL_DOWNLOADS = 8
+
 
 def run_osworld_action(
     action: str, config: Config, source: str | None, jobs: int | None, *, as_json: bool
 ) -> int:
-    """`source` defaults to tasks.train, `jobs` to osworld.downloads. Returns the exit code."""
+    """`source` defaults to tasks.train, `jobs` to PARALLEL_DOWNLOADS. Returns the exit code."""
     tasks = select_tasks(load_tasks(source or config.tasks.train, config.tasks.examples), config.tasks)
     if action == "list":
         return list_tasks(tasks, config, as_json=as_json)
-    return fetch_cache(tasks, config.osworld, jobs or config.osworld.downloads)
+    return fetch_cache(tasks, config.osworld, jobs or PARALLEL_DOWNLOADS)
 
 
 def run_install(config: Config, python: str | None) -> int:

@@ -116,22 +116,20 @@ class Role:
 
 def replica_role(config: Config, *, on_gpus: bool) -> Role:
     """The vLLM servers of engine.replicas. Each has a GPU if the cluster has GPUs."""
-    wanted = {"CPU": config.cluster.replica_cpus, "GPU": float(on_gpus)}
+    wanted = {"CPU": 1.0, "GPU": float(on_gpus)}
     return Role(
         name="vLLM server", count=config.engine.replicas, each=_selected(wanted, config.cluster.replica_nodes)
     )
 
 
 def host_role(config: Config) -> Role:
-    wanted = {"CPU": config.cluster.host_cpus}
-    return Role(
-        name="environment host", count=config.cluster.hosts, each=_selected(wanted, config.cluster.host_nodes)
-    )
+    each = _selected({"CPU": 1.0}, config.cluster.host_nodes)
+    return Role(name="environment host", count=config.cluster.hosts, each=each)
 
 
 def rank_role(config: Config, count: int, *, on_gpus: bool) -> Role:
     """`count` learner ranks, close to each other."""
-    wanted = {"CPU": config.cluster.rank_cpus, "GPU": float(on_gpus)}
+    wanted = {"CPU": 1.0, "GPU": float(on_gpus)}
     each = _selected(wanted, config.cluster.rank_nodes)
     return Role(name="learner rank", count=count, each=each, strategy="PACK")
 

@@ -29,7 +29,7 @@ from arpo.processes.child import Child
 from arpo.processes.supervisor import Supervised
 from arpo.serving.load import read_load
 from arpo.serving.servers import Place, ServerProgram, free_port
-from arpo.serving.servers import watch_of as server_watch
+from arpo.serving.servers import WATCH as SERVER_WATCH
 from arpo.serving.vllm_server import find_server
 
 Kind = Literal["server", "host"]
@@ -93,7 +93,7 @@ class Service:
             config, is_server = load_config(None, self._order.settings), self._order.kind == "server"
             make = NodeServer if is_server else NodeHost
             self._program = make(config, self._address, token, Path(self._order.logs))
-            watch = server_watch(config) if is_server else host_watch(config.env)
+            watch = SERVER_WATCH if is_server else host_watch(config.env)
             self._watch = Supervised(self._program, watch)
         return asdict(self._report())
 

@@ -42,7 +42,7 @@ from arpo.config import Config
 from arpo.engines.http_exchange import TransientError
 from arpo.envs.remote import HostLost, Hosts, RemoteHost
 from arpo.errors import UserError, printable
-from arpo.serving.servers import START_ATTEMPTS
+from arpo.serving.servers import START_ATTEMPTS, START_SECONDS
 
 _ACTOR_SECONDS = 60.0  # for Ray to start the process of an actor
 _POLL_SECONDS = 1.0
@@ -102,7 +102,7 @@ class Cluster:
     @property
     def server_seconds(self) -> float:
         """Timeout for starting the servers: Ray's part, and all attempts of a supervisor."""
-        return START_ATTEMPTS * self._config.engine.start_seconds + _ACTOR_SECONDS
+        return START_ATTEMPTS * START_SECONDS + _ACTOR_SECONDS
 
 
 class ClusterServers:

@@ -37,7 +37,6 @@ INCIDENTAL = (
     "run.threads",
     "store.",
     "offline.source",
-    "model.features_megabytes",
     "optim.rank",
     "env.hosts",
     "engine.",

@@ -65,9 +65,6 @@ class ModelConfig:
     )
     lora_rank: int = setting(32, "Rank of the LoRA adapters", low=1, high=4096)
     lora_alpha: float = setting(64.0, "Scale of the LoRA adapters: lora_alpha / lora_rank", above=0)
-    features_megabytes: int = setting(
-        4096, "CPU memory (MiB) for caching vision features when the vision tower is frozen", low=0
-    )
     prompt: str = setting("desk", 'Prompt template: "desk", a text file, or package.module:ATTRIBUTE')
     min_pixels: int = setting(3136, "Minimum image size (width x height); smaller ones grow", low=784)
     max_pixels: int = setting(2116800, "Maximum image size (width x height); larger ones shrink", low=784)
@@ -146,16 +143,13 @@ class EnvConfig:
         4, "Batches before a task set aside gets another trial; doubles after each failed trial", low=1
     )
     outage_seconds: float = setting(
-        3600.0, "Timeout (seconds) of a pause while no environment works", low=0, high=LARGEST
+        3600.0,
+        "Timeout (seconds) of a pause while no environment, or no vLLM server, works",
+        low=0,
+        high=LARGEST,
     )
     listen: str = setting(
         "127.0.0.1:8700", "Address (HOST:PORT) of `arpo env-host`; beyond this machine it requires a token"
-    )
-    lease_seconds: float = setting(
-        900.0,
-        "Timeout (seconds) after which a host ends an episode that receives no calls",
-        above=0,
-        high=LARGEST,
     )
 
 
@@ -174,18 +168,12 @@ class OSWorldConfig:
     network: str = setting(
         "off", 'Network access of the desktops: "off", "on", or a file with the ids of tasks with access'
     )
-    downloads: int = setting(8, "Parallel downloads of `arpo osworld fetch-cache`", low=1, high=256)
-    download_seconds: float = setting(
-        60.0, "Timeout (seconds) for a download without progress", above=0, high=LARGEST
-    )
     pause: float = setting(
         2.0, "Pause (seconds) between an action and its screenshot, on virtual machines", low=0, high=LARGEST
     )
-    home_megabytes: int = setting(512, "Disk space (MiB) of one local desktop", low=64, high=1_048_576)
     memory_megabytes: int = setting(
         4096, "Memory (MiB) of one local desktop, its disk space included", low=512
     )
-    processes: int = setting(2048, "Maximum number of processes and threads of one local desktop", low=256)
     cpus: float = setting(4.0, "Maximum number of CPU cores that one local desktop keeps busy", above=0)
     machine: str = setting("", "Path or id of the virtual machine, for providers that need it")
     region: str = setting("", "Region of a cloud provider")
@@ -227,21 +215,6 @@ class EngineConfig:
         "",
         "Folder for new weights, readable by all servers; empty: shared memory (/dev/shm) if it has space, "
         "otherwise, and on a cluster, the run folder",
-    )
-    start_seconds: float = setting(900.0, "Timeout (seconds) for starting a server", above=0, high=LARGEST)
-    seconds: float = setting(600.0, "Timeout (seconds) for one answer", above=0, high=LARGEST)
-    load_seconds: float = setting(
-        300.0, "Timeout (seconds) for loading new weights into a server", above=0, high=LARGEST
-    )
-    outage_seconds: float = setting(
-        3600.0, "Timeout (seconds) of a pause while no server works", low=0, high=LARGEST
-    )
-    probe_gap: float = setting(
-        0.2,
-        "Maximum mean difference of the log-probabilities of server and learner after loading weights; in "
-        "bfloat16 rounding alone gives some hundredths",
-        above=0,
-        high=LARGEST,
     )
 
 
@@ -288,10 +261,6 @@ class ServerConfig:
     special_tokens: bool = setting(
         True, "Special tokens such as <|box_start|> in the answers; false for servers that reject the option"
     )
-    seconds: float = setting(300.0, "Timeout (seconds) for one request", above=0, high=LARGEST)
-    attempts: int = setting(
-        8, "Attempts per request, over all servers, with growing pauses", low=1, high=1000
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,13 +279,10 @@ class ClusterConfig:
         low=0,
         high=4096,
     )
-    host_cpus: float = setting(1.0, "CPUs reserved for each environment host", above=0, high=4096)
     host_nodes: str = setting(
         "", "Custom resource of the nodes for environment hosts, such as desktops; empty: all nodes"
     )
-    replica_cpus: float = setting(1.0, "CPUs reserved for each vLLM server", above=0, high=4096)
     replica_nodes: str = setting("", "Custom resource of the nodes for vLLM servers; empty: all nodes")
-    rank_cpus: float = setting(1.0, "CPUs reserved for each learner rank", above=0, high=4096)
     rank_nodes: str = setting("", "Custom resource of the nodes for learner ranks; empty: all nodes")
     wait_seconds: float = setting(
         60.0,
@@ -506,12 +472,10 @@ class StoreConfig:
         "bytes a token and 110 an answer",
     )
     tensorboard: bool = setting(True, "TensorBoard files in the run folder")
-    wandb_project: str = setting("", "Weights & Biases project; empty: off")
-    wandb_entity: str = setting("", "Weights & Biases user or team; empty: your default one")
-    wandb_name: str = setting("", "Weights & Biases name of the run; empty: run.dir")
-    wandb_tags: str = setting("", "Weights & Biases tags of the run, separated by commas")
-    wandb_episodes: int = setting(
-        4, "Episodes that each evaluation shows on Weights & Biases, per task set", low=0, high=1000
+    wandb_project: str = setting(
+        "",
+        "Weights & Biases project; empty: off. WANDB_ENTITY, WANDB_NAME and WANDB_TAGS of the process "
+        "environment give the team, the name and the tags of the run",
     )
 
 

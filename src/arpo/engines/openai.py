@@ -38,6 +38,8 @@ from arpo.types import Completion, Message, Prompt, Sampling, Screenshot
 
 _CHAT, _MODELS = "/chat/completions", "/models"  # routes
 _MAX_BYTES = 4 << 20  # of a response; 32,000 tokens, each an escaped text of 100 bytes, fit
+_ANSWER_SECONDS = 300.0  # timeout of one request
+_ATTEMPTS = 8  # per request, over all servers, with growing pauses
 _BUSY = (408, 409, 425, 429)
 _NO_SUCH_ROUTE = (404, 405, 501)
 _TOO_LONG = re.compile(
@@ -65,10 +67,12 @@ class OpenAIEngine:
         config: ServerConfig,
         key: str,
         *,
+        seconds: float = _ANSWER_SECONDS,
+        attempts: int = _ATTEMPTS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config = config
+        self._config, self._seconds, self._attempts = config, seconds, attempts
         self._http = HttpExchange(key, _MAX_BYTES, _redirect_remedy)
         self._sleep, self._clock = sleep, clock
         self._servers = [_Server(url) for url in endpoints(config.endpoints)]
@@ -110,7 +114,7 @@ class OpenAIEngine:
         """Sample an answer. Retries after an error, on another server if there is one."""
         body = json.dumps(self._request(prompt, sampling)).encode()
         fault = TransientError("not tried")
-        for _ in range(self._config.attempts):
+        for _ in range(self._attempts):
             server = self._server_of(prompt.episode_id)
             if (pause := server.until - self._clock()) > 0:
                 await self._sleep(pause)
@@ -123,7 +127,7 @@ class OpenAIEngine:
             else:
                 server.failed = 0
                 return completion
-        message = f"{fault} (tried {self._config.attempts} times)"
+        message = f"{fault} (tried {self._attempts} times)"
         raise EngineError("generate", message, host=server.url)
 
     async def release(self, episode_id: str) -> None:
@@ -177,7 +181,7 @@ class OpenAIEngine:
         return [_message(message, images) for message in prompt.messages]
 
     async def _ask(self, server: _Server, body: bytes) -> Completion:
-        status, text, pause = await self._http.request("POST", server.url + _CHAT, body, self._config.seconds)
+        status, text, pause = await self._http.request("POST", server.url + _CHAT, body, self._seconds)
         if status == 200:
             return _completion(server.url, text)
         detail = f"{server.url}: status {status}: {first_line(text)}"

@@ -38,6 +38,9 @@ WAVES = 4  # of a rolling update: a quarter of the replicas is updated at a time
 _MAX_BYTES = 32 << 20  # of a response; 64,000 tokens of a prompt with log-probabilities fit
 _CHECK_SECONDS = 10.0  # between two checks of a replica
 _FOREIGN = "has the weights of a training run, or is paused. Start this server again"
+# Mean difference of the log-probabilities of server and learner after loading weights. In bfloat16, rounding
+# alone gives some hundredths.
+MAX_PROBE_GAP = 0.2
 _REPORT_SECONDS = 10.0  # without any replica before the user is told
 
 
@@ -101,6 +104,7 @@ class VllmEngine:
     def __init__(self, config: Config, renderer: Renderer, key: str, *, learning: bool) -> None:
         self.report: Callable[[str], None] = lambda text: None
         self.check_seconds = _CHECK_SECONDS
+        self.max_probe_gap = MAX_PROBE_GAP
         self._config, self._settings, self._renderer = config, config.engine, renderer
         self._addresses: Sequence[Address] = ()
         self.use_servers((), key)
@@ -222,7 +226,6 @@ class VllmEngine:
             url,
             self._http,
             self._renderer,
-            self._settings,
             lora=train == "lora",
             trains_vision=train != "language",
         )
@@ -272,16 +275,16 @@ class VllmEngine:
         while not (working := [replica for replica in self._replicas if replica.target is not None]):
             waited = loop.time() - began
             is_outage = all(replica.failed.is_set() for replica in self._replicas)  # not only an update
-            if (self._stopping and is_outage) or waited > self._settings.outage_seconds:
+            if (self._stopping and is_outage) or waited > self._config.env.outage_seconds:
                 raise Outage(
-                    f"no vLLM server has worked for {waited:.0f} s (engine.outage_seconds): "
+                    f"no vLLM server has worked for {waited:.0f} s (env.outage_seconds): "
                     f"{self._replicas[0].fault}. Start the servers, then run the same command again to resume"
                 )
             if waited >= _REPORT_SECONDS and self._outage_began is None and is_outage:
                 self._outage_began = began
                 self.report(f"no vLLM server works ({self._replicas[0].fault}). The run pauses")
             self._changed.clear()
-            left = max(0.0, self._settings.outage_seconds - waited)
+            left = max(0.0, self._config.env.outage_seconds - waited)
             try:
                 async with asyncio.timeout(min(_REPORT_SECONDS, left + 0.01)):
                     await self._changed.wait()
@@ -385,10 +388,10 @@ class VllmEngine:
         found = await client.score((*probe.token_ids, *probe.answer), probe.images, label)
         pairs = zip(found[-len(probe.answer) :], probe.logprobs, strict=True)
         gap = fmean(abs(one - other) for one, other in pairs)
-        if not gap <= self._settings.probe_gap:
+        if not gap <= self.max_probe_gap:
             raise TransientError(
                 f"{client.url}: after loading version {published.version}, its log-probabilities differ by "
-                f"{gap:.3g} from the learner's, more than engine.probe_gap = {self._settings.probe_gap:g}"
+                f"{gap:.3g} from the learner's, more than {self.max_probe_gap:g}"
             )
 
     def _fail(self, replica: _Replica, fault: str) -> None:

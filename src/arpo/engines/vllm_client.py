@@ -19,7 +19,6 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from arpo.config import EngineConfig
 from arpo.engines.echoed_prompt import cut_prompt
 from arpo.engines.http_exchange import HttpExchange, TransientError, first_line, one_line, parse_json
 from arpo.errors import EngineError
@@ -30,6 +29,8 @@ UNCHANGED = "default"  # vLLM's label of its first weights
 MAX_FLOAT = sys.float_info.max
 MAX_TEMPERATURE = 2.0  # that vLLM accepts
 _LOADING = "loading"  # label of a mixture of two versions
+ANSWER_SECONDS = 600.0  # timeout of one answer
+LOAD_SECONDS = 300.0  # timeout of loading new weights into a server
 _STATE_SECONDS = 30.0  # timeout of questions about a server's state
 _MAX_KNOWN_IMAGES = 10_000
 _BUSY = (404, 408, 409, 425, 429)  # 404: the server has restarted and lost the adapter
@@ -64,13 +65,15 @@ class VllmClient:
         url: str,
         http: HttpExchange,
         renderer: Renderer,
-        settings: EngineConfig,
         *,
         lora: bool,
         trains_vision: bool,
+        answer_seconds: float = ANSWER_SECONDS,
+        load_seconds: float = LOAD_SECONDS,
     ) -> None:
         self.url = url
-        self._http, self._renderer, self._settings = http, renderer, settings
+        self._http, self._renderer = http, renderer
+        self._answer_seconds, self._load_seconds = answer_seconds, load_seconds
         self._lora, self._trains_vision = lora, trains_vision
         self._known_images: set[str] = set()  # probably in the server's cache
 
@@ -144,7 +147,7 @@ class VllmClient:
             "stop_token_ids": sorted(self._renderer.end_ids),
             "detokenize": False,
         }
-        seconds = self._settings.seconds
+        seconds = self._answer_seconds
         response = await self._ask(prompt.token_ids, prompt.images, parameters, label, seconds)
         try:
             return self._answer(response, sampling, label)
@@ -156,7 +159,7 @@ class VllmClient:
     ) -> tuple[float, ...]:
         """Log-probabilities of all tokens but the first, at temperature 1."""
         parameters = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "detokenize": False}
-        response = await self._ask(token_ids, images, parameters, label, self._settings.load_seconds)
+        response = await self._ask(token_ids, images, parameters, label, self._load_seconds)
         try:
             found = response["prompt_logprobs"][1:]
             pairs = zip(token_ids[1:], found, strict=True)
@@ -255,7 +258,7 @@ class VllmClient:
         return models
 
     async def _change(self, route: str, body: dict[str, Any] | None = None) -> Any:
-        return await self._call("POST", route, body, self._settings.load_seconds)
+        return await self._call("POST", route, body, self._load_seconds)
 
     async def _call(self, method: str, route: str, body: dict[str, Any] | None, seconds: float) -> Any:
         encoded = None if body is None else json.dumps(body).encode()

@@ -1,7 +1,7 @@
 """`arpo env-host`: serves environments to other processes with the protocol of `wire.py`.
 
 A host has a fixed number of slots, one environment in each. It applies the same timeouts as a local pool. It
-closes hanging environments, episodes without a call for `env.lease_seconds`, and episodes whose caller
+closes hanging environments, episodes without a call for LEASE_SECONDS, and episodes whose caller
 disconnects during a call; each frees the slot. Without a token it listens on loopback only; with a token it
 refuses every request without it. `host_server.py` limits connections, `host_log.py` limits the log. Errors
 leave the host as typed messages, never as tracebacks.
@@ -47,6 +47,7 @@ from arpo.processes.environment import is_loopback
 from arpo.types import Screenshot
 
 RETRY_SECONDS = 1
+LEASE_SECONDS = 900.0  # without a call before a host ends an episode
 BODY_SECONDS = 30.0  # for receiving the body of a request
 _log = logging.getLogger(__name__)
 
@@ -62,9 +63,12 @@ class _Episode:
 class Host:
     """The slots and their episodes; `application` serves them over HTTP."""
 
-    def __init__(self, factory: EnvFactory, config: EnvConfig, token: str | None) -> None:
+    def __init__(
+        self, factory: EnvFactory, config: EnvConfig, token: str | None, lease_seconds: float
+    ) -> None:
         self._factory = factory
         self._config = config
+        self._lease_seconds = lease_seconds
         self._token = token
         self.connections = Connections(connection_limit(config.parallel))
         self._episodes: dict[str, _Episode] = {}
@@ -199,7 +203,7 @@ class Host:
         """
         name = request.match_info["episode"]
         if name not in self._episodes:
-            limit = f"{self._config.lease_seconds:g} s without a call"
+            limit = f"{self._lease_seconds:g} s without a call"
             raise NoSuchEpisode(where, f"no such episode: it was closed, or expired after {limit}")
         episode = self._episodes[name]
         if episode.call is not None:
@@ -220,7 +224,7 @@ class Host:
             if call.done():
                 episode.call = None
             if name in self._episodes:
-                episode.timer = self._timer(name, self._config.lease_seconds)
+                episode.timer = self._timer(name, self._lease_seconds)
 
     def _timer(self, name: str, seconds: float) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(seconds, self._close, name)
@@ -249,10 +253,15 @@ class Host:
 
 @asynccontextmanager
 async def hosting(
-    factory: EnvFactory, config: EnvConfig, *, token: str | None, listen: Listen
+    factory: EnvFactory,
+    config: EnvConfig,
+    *,
+    token: str | None,
+    listen: Listen,
+    lease_seconds: float = LEASE_SECONDS,
 ) -> AsyncIterator[str]:
     """Run a host during the block and yield its URL. Leaving the block closes every environment."""
-    host = Host(factory, config, token)
+    host = Host(factory, config, token, lease_seconds)
     try:
         async with listening(host.application(), listen, host.connections) as address:
             yield address

@@ -13,11 +13,14 @@ from arpo.config import ModelConfig
 from arpo.models import lora
 from arpo.models.feature_cache import FeatureCache
 
+FEATURES_MEGABYTES = 4096  # CPU memory for caching vision features when the vision tower is frozen
 _FINGERPRINT_VALUES = 4096  # per frozen tensor
 _M = TypeVar("_M", bound=nn.Module)
 
 
-def set_trainable(model: Any, settings: ModelConfig, seed: int) -> None:
+def set_trainable(
+    model: Any, settings: ModelConfig, seed: int, features_megabytes: int = FEATURES_MEGABYTES
+) -> None:
     """Freeze the parameters outside model.train; with model.train = lora, add adapters."""
     if settings.train == "all":
         return
@@ -26,7 +29,7 @@ def set_trainable(model: Any, settings: ModelConfig, seed: int) -> None:
         visual.requires_grad_(False)
     else:
         lora.attach(model, settings.lora_rank, settings.lora_alpha, seed)
-    visual.feature_cache = FeatureCache(settings.features_megabytes)
+    visual.feature_cache = FeatureCache(features_megabytes)
 
 
 def base_model_of(model: nn.Module) -> nn.Module:

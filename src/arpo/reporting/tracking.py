@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -24,6 +25,7 @@ from arpo.storage.run_folder import RunFolder
 from arpo.types import Task, Trajectory
 
 WANDB_ID = "wandb-id.txt"
+WANDB_EPISODES = 4  # that each evaluation shows, per task set
 
 
 class EpisodeTracker(Tracker, Protocol):
@@ -112,13 +114,11 @@ class WandbTracker:
         run_id = id_file.read_text("utf-8").strip() if id_file.is_file() else uuid4().hex[:8]
         write_atomically(id_file, run_id + "\n")
         store = config.store
-        self._wandb, self._episodes = wandb, store.wandb_episodes
+        self._wandb = wandb
         try:
             self._run = wandb.init(
                 project=store.wandb_project,
-                entity=store.wandb_entity or None,
-                name=store.wandb_name or config.run.dir,
-                tags=[tag.strip() for tag in store.wandb_tags.split(",") if tag.strip()],
+                name=os.environ.get("WANDB_NAME") or config.run.dir,
                 id=run_id,
                 resume="allow",
                 dir=str(folder),
@@ -135,10 +135,10 @@ class WandbTracker:
         self._run.log(dict(metrics), step=step)
 
     def log_episodes(self, step: int, name: str, played: Sequence[tuple[Task, Trajectory]]) -> None:
-        if not self._episodes or not played:
+        if not played:
             return
         table = self._wandb.Table(columns=["task", "instruction", "score", "step", "screenshot", "answer"])
-        for task, trajectory in played[: self._episodes]:
+        for task, trajectory in played[:WANDB_EPISODES]:
             answers = [turn.completion.text for turn in trajectory.turns]
             shots = [turn.screenshot for turn in trajectory.turns]
             steps = zip([*shots, trajectory.final], [*answers, f"(end: {trajectory.stop})"], strict=True)

@@ -26,6 +26,7 @@ from typing import Protocol
 
 from arpo.config import Config
 from arpo.engines.vllm_access import KEY_VARIABLE, key_headers, read_key
+from arpo.engines.vllm_client import LOAD_SECONDS
 from arpo.errors import UserError
 from arpo.processes.child import Child
 from arpo.processes.environment import MIN_SECRET_LENGTH, is_loopback
@@ -35,6 +36,7 @@ from arpo.serving.vllm_server import find_server, find_vllm, link_package
 
 LOOPBACK = "127.0.0.1"
 START_ATTEMPTS = 3
+START_SECONDS = 900.0  # timeout of one start of a server
 GRACE_SECONDS = 10.0  # for a clean exit of a server
 LAST_PORT = 65_535
 CHECK_SECONDS = 30.0
@@ -120,15 +122,14 @@ class Server:
         return self.place.url
 
 
-def watch_of(config: Config) -> Supervision:
-    """A server is silent while it loads weights: so it has more checks than that takes."""
-    return Supervision(
-        start_seconds=config.engine.start_seconds,
-        attempts=START_ATTEMPTS,
-        check_seconds=CHECK_SECONDS,
-        failed_checks=1 + ceil(config.engine.load_seconds / CHECK_SECONDS),
-        poll_seconds=0.5,
-    )
+# A server is silent while it loads weights: so it has more checks than that takes.
+WATCH = Supervision(
+    start_seconds=START_SECONDS,
+    attempts=START_ATTEMPTS,
+    check_seconds=CHECK_SECONDS,
+    failed_checks=1 + ceil(LOAD_SECONDS / CHECK_SECONDS),
+    poll_seconds=0.5,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +198,7 @@ def open_servers(config: Config, *, learning: bool) -> OwnServers | None:
         host=LOOPBACK,
         port=config.engine.port,
         key=read_key() or secrets.token_urlsafe(24),
-        watch=watch_of(config),
+        watch=WATCH,
         skip_used=True,
         share_gpu=placement.shared,
     )
@@ -219,7 +220,7 @@ def open_served(config: Config, host: str) -> OwnServers:
         host=host,
         port=config.engine.port,
         key=key,
-        watch=watch_of(config),
+        watch=WATCH,
     )
 
 

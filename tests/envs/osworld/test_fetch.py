@@ -95,8 +95,8 @@ def task(id: str, *urls: str) -> Task:
     )
 
 
-def settings(cache: Path, seconds: float = 60.0) -> OSWorldConfig:
-    return OSWorldConfig(cache=str(cache), download_seconds=seconds)
+def settings(cache: Path) -> OSWorldConfig:
+    return OSWorldConfig(cache=str(cache))
 
 
 def contents(cache: Path) -> dict[str, str]:
@@ -166,7 +166,7 @@ def test_failures_are_listed_and_leave_no_files(
 
 
 def test_a_stalled_download_fails(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fetch_cache([task("a", site.url("never"))], settings(tmp_path, seconds=0.2), jobs=1) == 1
+    assert fetch_cache([task("a", site.url("never"))], settings(tmp_path), jobs=1, seconds=0.2) == 1
     assert contents(tmp_path) == {}
     assert "no data for 0.2 s" in capsys.readouterr().out
 

@@ -29,8 +29,8 @@ def test_limits_of_a_control_group_and_of_processes():
     worker = {"RLIMIT_DATA": 67_108_864, "RLIMIT_FSIZE": 16_777_216, "RLIMIT_CORE": 0}
     assert LIMITS.of_worker() == worker
     assert LIMITS.of_guest() == worker | {"RLIMIT_NPROC": 100, "RLIMIT_CPU": 3600}
-    config = OSWorldConfig(memory_megabytes=1024, processes=512, cpus=2.0, home_megabytes=128)
-    assert Limits.of(config) == Limits(memory_megabytes=1024, processes=512, cpus=2.0, file_megabytes=128)
+    config = OSWorldConfig(memory_megabytes=1024, cpus=2.0)
+    assert Limits.of(config) == Limits(memory_megabytes=1024, processes=2048, cpus=2.0, file_megabytes=512)
 
 
 def test_a_group_is_added_next_to_this_process_or_above_it():

@@ -21,7 +21,7 @@ from typing import Any
 from arpo.actions import TERMINAL, Action, Finished, Wait, up_to_terminal
 from arpo.config import EnvConfig, OSWorldConfig
 from arpo.envs.osworld.desktop_env_names import check_task, installed_names
-from arpo.envs.osworld.limits import Limits
+from arpo.envs.osworld.limits import HOME_MEGABYTES, Limits
 from arpo.envs.osworld.machine import ErrorRecorder, LocalProvider, Machine, MachineSettings, stop_machine
 from arpo.envs.osworld.messages import MACHINE_FILE
 from arpo.envs.osworld.needs import LOCAL, stage_files
@@ -195,7 +195,7 @@ class DesktopEpisode:
         settings = SandboxSettings(
             width=self._env.width,
             height=self._env.height,
-            home_megabytes=self._config.home_megabytes,
+            home_megabytes=HOME_MEGABYTES,
             network=self._network,
             limits=Limits.of(self._config),
         )

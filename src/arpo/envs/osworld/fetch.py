@@ -25,6 +25,7 @@ from arpo.reporting.display import count_noun
 from arpo.types import Task
 
 CHUNK = 1 << 16
+STALLED_SECONDS = 60.0
 NETWORK_FAULTS = (aiohttp.ClientError, TimeoutError)
 
 
@@ -34,14 +35,19 @@ class FailedDownload:
     reason: str
 
 
-def fetch_cache(tasks: Sequence[Task], settings: OSWorldConfig, jobs: int) -> int:
-    """Downloads uncached files, `jobs` at a time. Returns the exit code: 1 if a download failed."""
+def fetch_cache(
+    tasks: Sequence[Task], settings: OSWorldConfig, jobs: int, seconds: float = STALLED_SECONDS
+) -> int:
+    """Downloads uncached files, `jobs` at a time. Returns the exit code: 1 if a download failed.
+
+    A download without progress for `seconds` fails.
+    """
     cache = Path(settings.cache)
     needed = [file for task in tasks for file in needs(task).files if not file.shipped]
     uncached = [file for file in needed if not (cache / file.path).is_file()]
     files, wanting = count_noun(len(needed), "file"), count_noun(len(tasks), "task")
     print(f"{files} for {wanting}, {len(needed) - len(uncached)} already in {cache}")
-    failures = run_interruptibly(_fetch_all(uncached, cache, settings.download_seconds, jobs))
+    failures = run_interruptibly(_fetch_all(uncached, cache, seconds, jobs))
     print(f"{count_noun(len(uncached) - len(failures), 'file')} downloaded, {len(failures)} failed")
     for failed in failures:
         print(f"  {failed.file.path}\n    {failed.file.url}\n    {failed.reason}")

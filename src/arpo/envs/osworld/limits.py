@@ -18,6 +18,8 @@ from pathlib import Path
 from arpo.config.settings import OSWorldConfig
 
 MEBIBYTE = 2**20
+HOME_MEGABYTES = 512  # disk space of one local desktop: a file cannot be larger
+MAX_PROCESSES = 2048  # of one local desktop, threads included
 CPU_PERIOD = 100_000  # microseconds
 CPU_SECONDS = 3600  # of one process, without a control group
 CONTROLLERS = ("memory", "pids", "cpu")
@@ -37,9 +39,9 @@ class Limits:
     def of(cls, config: OSWorldConfig) -> Limits:
         return cls(
             memory_megabytes=config.memory_megabytes,
-            processes=config.processes,
+            processes=MAX_PROCESSES,
             cpus=config.cpus,
-            file_megabytes=config.home_megabytes,
+            file_megabytes=HOME_MEGABYTES,
         )
 
     def of_group(self) -> dict[str, str]:

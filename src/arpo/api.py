@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from arpo.actions import Action
 from arpo.config import Config
-from arpo.config.recipe import load_config, nearest
+from arpo.config.recipe import load_config, load_recorded, nearest
 from arpo.errors import EngineError, EnvError, UserError
 from arpo.interrupts import INTERRUPTED
 from arpo.parsing import thought_of
@@ -256,7 +256,7 @@ class StoredRun:
     def config(self) -> Config:
         from arpo.storage.run_folder import RECIPE
 
-        return load_config(self.folder / RECIPE)
+        return load_recorded(self.folder / RECIPE)[0]
 
     @property
     def model(self) -> Path:

@@ -16,6 +16,7 @@ from arpo.config.recipe import (
     find_program,
     keys,
     load_config,
+    parse_recorded,
     shipped_recipes,
     to_toml,
 )
@@ -487,3 +488,13 @@ def test_token_statistics_belong_to_online_training():
         UserError, match=r"store\.token_stats: is true, must be false with train\.method = rft"
     ):
         load_config("desk", ["--store.token_stats=true", "--train.method=rft", "--loss.kl=0"])
+
+
+def test_the_recipe_of_an_earlier_version_keeps_what_this_version_knows():
+    text = to_toml(Config()).replace("[loss]", "[loss]\ndual_clip = 3.0\nkl = 0.5", 1)
+    text = text.replace("\nkl = 0.0", "", 1).replace('curriculum = "none"', 'curriculum = "hardest"')
+    config, refused = parse_recorded(text + "[pretraining]\nsteps = 3\n")
+    assert refused == ["train.curriculum", "loss.dual_clip", "pretraining.steps"]
+    assert (config.loss.kl, config.train.curriculum) == (0.5, "none")
+    with pytest.raises(UserError, match=r"loss\.clip_low"):
+        parse_recorded("[loss]\nclip_low = 7.0")

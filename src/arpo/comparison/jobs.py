@@ -20,7 +20,7 @@ from typing import Any
 
 from arpo.comparison.settings import NEUTRAL_KEYS
 from arpo.config import LEARNING, Config
-from arpo.config.recipe import changed, load_config
+from arpo.config.recipe import changed, load_recorded
 from arpo.errors import UserError
 from arpo.models.hub import with_recorded_model
 from arpo.processes.child import Child, read_tail
@@ -73,7 +73,7 @@ def is_finished(job: Job) -> bool:
     """Whether the job has a result. Raises UserError if the result is of a run with other settings."""
     if not job.result_path.is_file() or not read_json(job.result_path).get("ended", True):
         return False
-    recorded = load_config(job.folder / RECIPE)
+    recorded, _ = load_recorded(job.folder / RECIPE)
     differing = changed(recorded, with_recorded_model(job.config, recorded))
     if job.collects:
         differing = [key for key in differing if affects_episodes(key)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arpo.config import Config
-from arpo.config.recipe import load_config, shipped_recipes
+from arpo.config.recipe import load_recorded, shipped_recipes
 from arpo.errors import UserError
 from arpo.storage.run_folder import EVALUATIONS, RECIPE, read_log, read_summary
 
@@ -52,7 +52,8 @@ def _group(name: str, given: Iterable[Path]) -> RunGroup:
     folders: dict[int, Path] = {}
     for folder in (run for parent in given for run in _runs_in(parent)):
         _require_finished(folder)
-        configs[folder] = config = load_config(folder / RECIPE)
+        config, _ = load_recorded(folder / RECIPE)
+        configs[folder] = config
         if other := folders.get(config.run.seed):
             raise UserError(
                 f"{folder}: has the seed {config.run.seed} of {other}: a method has one run per seed; "

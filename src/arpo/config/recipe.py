@@ -135,6 +135,34 @@ def load_config(
         raise UserError(f"{settings.get(error.key, (None, source))[1]}: {error}") from None
 
 
+def load_recorded(path: Path) -> tuple[Config, list[str]]:
+    """The recipe that a run of any version wrote, and its keys that this version does not accept."""
+    try:
+        return parse_recorded(path.read_text("utf-8"))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    except (ValueError, OSError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read as TOML: {error}") from None
+
+
+def parse_recorded(text: str) -> tuple[Config, list[str]]:
+    """The recipe that a run of any version wrote, and its keys that this version does not accept.
+
+    They have their defaults in the Config. Text that is not TOML raises ValueError or RecursionError.
+    """
+    known = {key.name: key for key in keys()}
+    settings: dict[str, Any] = {}
+    refused = []
+    for section, table in tomllib.loads(text).items():
+        for name, found in table.items() if isinstance(table, Mapping) else ():
+            try:
+                key = _known(f"{section}.{name}", known, "recipe")
+                settings[key.name] = _typed(key, found, "recipe")
+            except UserError:
+                refused.append(f"{section}.{name}")
+    return _build(settings), refused
+
+
 def find_recipe(recipe: Path | str) -> Path:
     if Path(recipe).is_file():
         return Path(recipe)

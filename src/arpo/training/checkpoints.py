@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from arpo.config import INCIDENTAL, Config
-from arpo.config.recipe import changed, load_config
+from arpo.config.recipe import changed, load_recorded
 from arpo.errors import UserError
 from arpo.learner.base import Learner
 from arpo.prompts import vision
@@ -228,7 +228,13 @@ def check_recipe(store: RunFolder, config: Config, may_change: Callable[[str], b
     """Refuse a folder whose recipe differs from this one in a setting that may not change."""
     path = store.folder / RECIPE
     if path.is_file():
-        others = [key for key in changed(load_config(path), config) if not may_change(key)]
+        recorded, unknown = load_recorded(path)
+        if unknown:
+            raise UserError(
+                f"{path}: an earlier version wrote this run, with settings that this version does not have: "
+                f"{', '.join(unknown)}. Resume it with that version, or choose another --run.dir"
+            )
+        others = [key for key in changed(recorded, config) if not may_change(key)]
         if others:
             raise UserError(
                 f"{path}: the run in this folder has a different {', '.join(others)}. Choose another "

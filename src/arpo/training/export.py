@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from arpo.config import Config, ModelConfig
-from arpo.config.recipe import load_config
+from arpo.config.recipe import load_recorded
 from arpo.errors import UserError
 from arpo.learner.saved_state import COUNTERS_FILE, WEIGHTS_FILE, iterate_tensors, writing_tensors
 from arpo.models.hub import parse_hub_model, pin_model
@@ -135,7 +135,7 @@ def _find(source: Path) -> Source:
                 + "".join(f"{line}; " for line in damaged)
                 + "train it first, or restore a checkpoint"
             )
-        return Source(config=load_config(source / RECIPE), checkpoint=newest, summary=read_summary(source))
+        return Source(config=load_recorded(source / RECIPE)[0], checkpoint=newest, summary=read_summary(source))
     if (source / MANIFEST).is_file():
         step = step_of(source.resolve())
         if step is None:
@@ -147,7 +147,7 @@ def _find(source: Path) -> Source:
         newest, _ = latest(run / CHECKPOINTS)
         is_last = newest is not None and newest.step == step
         summary = read_summary(run) if is_last else {}
-        return Source(config=load_config(run / RECIPE), checkpoint=checkpoint, summary=summary)
+        return Source(config=load_recorded(run / RECIPE)[0], checkpoint=checkpoint, summary=summary)
     if (source / "config.json").is_file():
         # Absolute: "base" alone would mean the shipped model.
         return Source(config=_of_model(replace(Config(), model=ModelConfig(path=str(source.resolve())))))

@@ -22,7 +22,7 @@ from arpo.comparison.run_groups import split_words
 from arpo.comparison.run_results import Evaluation, RunResult
 from arpo.comparison.tables import render_markdown
 from arpo.comparison.terminal import render_terminal
-from arpo.config.recipe import load_config
+from arpo.config.recipe import load_recorded
 from arpo.errors import UserError
 from arpo.storage.run_folder import (
     EVALUATIONS,
@@ -114,7 +114,7 @@ def _seed_of(folder: Path) -> int:
 
 def read_run_result(folder: Path, method: str, seed: int) -> RunResult:
     """Read a run folder, finished or not. Raises UserError if a record in it is damaged."""
-    config = load_config(folder / RECIPE)
+    config, _ = load_recorded(folder / RECIPE)
     summary = read_summary(folder)
     batches = [line for line in read_log(folder, METRICS) if line["step"] > 0]
     evaluations = [_evaluation(line) for line in read_log(folder, EVALUATIONS)]

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping
 from typing import Any
 
 from arpo.config import Config
-from arpo.config.recipe import keys, load_config, value
+from arpo.config.recipe import keys, parse_recorded, value
 from arpo.errors import UserError
 from arpo.storage.run_folder import RECIPE
 from arpo.viewer.folder import SafeFolder
 
 
 def read_recipe(folder: SafeFolder) -> tuple[Config, str]:
-    """The settings and the text of recipe.toml. Keys of other versions are left out.
+    """The settings and the text of recipe.toml. Keys and values of other versions are left out.
 
     Raises UserError if there is no readable recipe.
     """
     try:
         text = folder.read(RECIPE).decode("utf-8", "replace")
-        document = tomllib.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{folder.path(RECIPE)}: cannot be read as TOML: {error}") from None
-    known = {key.name for key in keys()}
-    settings = {
-        f"{section}.{name}": found
-        for section, table in document.items()
-        if isinstance(table, Mapping)
-        for name, found in table.items()
-        if f"{section}.{name}" in known
-    }
-    try:
-        return load_config(None, settings), text
+        return parse_recorded(text)[0], text
     except UserError as error:
         raise UserError(f"{folder.path(RECIPE)}: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{folder.path(RECIPE)}: cannot be read as TOML: {error}") from None
 
 
 def recipe_json(config: Config, text: str) -> dict[str, Any]:

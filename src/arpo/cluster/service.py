@@ -22,14 +22,12 @@ from arpo.config import Config
 from arpo.config.recipe import keys, load_config, value
 from arpo.engines.vllm_access import key_headers
 from arpo.envs import wire
-from arpo.envs.child_host import CHECK_SECONDS, HostProgram
-from arpo.envs.child_host import watch_of as host_watch
+from arpo.envs.child_host import CHECK_SECONDS, HostProgram, watch_of
 from arpo.errors import UserError
 from arpo.processes.child import Child
 from arpo.processes.supervisor import Supervised
 from arpo.serving.load import read_load
-from arpo.serving.servers import Place, ServerProgram, free_port
-from arpo.serving.servers import WATCH as SERVER_WATCH
+from arpo.serving.servers import SERVER_WATCH, Place, ServerProgram, free_port
 from arpo.serving.vllm_server import find_server
 
 Kind = Literal["server", "host"]
@@ -93,7 +91,7 @@ class Service:
             config, is_server = load_config(None, self._order.settings), self._order.kind == "server"
             make = NodeServer if is_server else NodeHost
             self._program = make(config, self._address, token, Path(self._order.logs))
-            watch = SERVER_WATCH if is_server else host_watch(config.env)
+            watch = SERVER_WATCH if is_server else watch_of(config.env)
             self._watch = Supervised(self._program, watch)
         return asdict(self._report())
 

@@ -123,7 +123,7 @@ class Server:
 
 
 # A server is silent while it loads weights: so it has more checks than that takes.
-WATCH = Supervision(
+SERVER_WATCH = Supervision(
     start_seconds=START_SECONDS,
     attempts=START_ATTEMPTS,
     check_seconds=CHECK_SECONDS,
@@ -198,7 +198,7 @@ def open_servers(config: Config, *, learning: bool) -> OwnServers | None:
         host=LOOPBACK,
         port=config.engine.port,
         key=read_key() or secrets.token_urlsafe(24),
-        watch=WATCH,
+        watch=SERVER_WATCH,
         skip_used=True,
         share_gpu=placement.shared,
     )
@@ -220,7 +220,7 @@ def open_served(config: Config, host: str) -> OwnServers:
         host=host,
         port=config.engine.port,
         key=key,
-        watch=WATCH,
+        watch=SERVER_WATCH,
     )
 
 

@@ -135,7 +135,9 @@ def _find(source: Path) -> Source:
                 + "".join(f"{line}; " for line in damaged)
                 + "train it first, or restore a checkpoint"
             )
-        return Source(config=load_recorded(source / RECIPE)[0], checkpoint=newest, summary=read_summary(source))
+        return Source(
+            config=load_recorded(source / RECIPE)[0], checkpoint=newest, summary=read_summary(source)
+        )
     if (source / MANIFEST).is_file():
         step = step_of(source.resolve())
         if step is None:

@@ -11,7 +11,7 @@ from arpo.config.recipe import load_config, shipped_recipes
 
 LESSON = """\
 Episodes per task: eval.rollouts for tasks.train (0: none), eval.heldout_rollouts for tasks.heldout,
-eval.overall_rollouts for tasks.overall; sampling at eval.temperature. New tasks of desk:fresh are not played.
+one for tasks.overall; sampling at eval.temperature. New tasks of desk:fresh are not played.
 Writes success rates and counts as JSON, for each set of held-out tasks.
 RECIPE may be the folder of a finished run: its recipe, with its trained model.
 Desk has three held-out sets: new instances, new goal families, new applications. Each has a half to choose

@@ -438,7 +438,6 @@ class EvalConfig:
         4, "Episodes per training task; 0: training tasks are not evaluated", low=0, high=10_000
     )
     heldout_rollouts: int = setting(1, "Episodes per held-out task", low=1, high=10_000)
-    overall_rollouts: int = setting(1, "Episodes per task of tasks.overall", low=1, high=10_000)
     tasks: str = setting(
         "evaluation_examples/test_all.json", "Tasks of `arpo eval osworld`; values as in tasks.train"
     )

@@ -98,7 +98,7 @@ def refuse_desk_tasks(config: Config, sources: Mapping[str, str]) -> None:
 
 def rollouts_of(name: str, settings: EvalConfig) -> int:
     """Episodes per task of a set in an evaluation."""
-    return {TRAIN: settings.rollouts, OVERALL: settings.overall_rollouts}.get(name, settings.heldout_rollouts)
+    return {TRAIN: settings.rollouts, OVERALL: 1}.get(name, settings.heldout_rollouts)
 
 
 def evaluated(sets: Mapping[str, Sequence[Task]], settings: EvalConfig) -> dict[str, Sequence[Task]]:

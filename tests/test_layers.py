@@ -39,12 +39,11 @@ LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in name
 VOCABULARY = set(LAYERS[0].split())
 PURE = {"algorithms", "prompts"}
 PURE_MODULES = {
-    "storage/codec.py", "tasks/screened.py", "comparison/statistics.py", "comparison/run_results.py",
-    "comparison/curves.py", "comparison/results.py",
+    "storage/codec.py", "tasks/screened.py", "comparison/statistics.py", "comparison/results.py",
 }  # fmt: skip
 
-HEAVY = ("torch", "transformers", "numpy", "PIL", "ray", "vllm")
-PURE_LIBRARIES = {"numpy", "torch", "PIL", "tokenizers"}
+HEAVY = ("torch", "transformers", "numpy", "scipy", "PIL", "ray", "vllm")
+PURE_LIBRARIES = {"numpy", "scipy", "torch", "PIL", "tokenizers"}
 CLOCKS_AND_PROCESSES = {
     "time", "datetime", "asyncio", "threading", "subprocess", "socket", "os", "sys", "shutil", "tempfile"
 }  # fmt: skip

@@ -68,6 +68,17 @@ def test_two_methods_of_a_comparison_differ_in_their_recipes(visit):
     expect(page.locator("thead")).to_contain_text("arpo, seed 0")
 
 
+def test_the_page_of_a_comparison(visit):
+    page = visit.open("/runs")
+    page.get_by_role("link", name="compared", exact=False).first.click()
+    expect(page.locator("h1")).to_have_text("Comparison of 2 recipes")
+    expect(page.locator("h2").first).to_have_text("Success rate")
+    expect(page.get_by_role("slider", name="Success rate of training episodes")).to_be_visible()
+    page.get_by_label("Baseline").select_option("grpo")
+    expect(page.get_by_role("heading", name="Difference from grpo")).to_be_visible()
+    expect(page.get_by_role("img", name="difference in percentage points").first).to_be_visible()
+
+
 def test_collected_episodes_have_no_batches(visit):
     page = visit.open("/runs")
     page.get_by_role("link", name="collected").click()

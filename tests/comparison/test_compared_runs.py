@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from arpo.cli.entry_point import main
-from arpo.comparison.jobs import collection_seconds
+from arpo.comparison.methods import collection_seconds
 
 TASKS = {"train": ("desk:pool", "pool-001", "pool-010"), "heldout": ("desk:heldout", "heldout-006")}
 ARPO = """
@@ -79,10 +79,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_run_has_a_folder_and_the_comparison_three_files(folder: Path) -> None:
+def test_every_run_has_a_folder_and_the_comparison_two_files(folder: Path) -> None:
     out = folder / "out"
     assert sorted(path.name for path in out.iterdir()) == [
-        *(".lock", "arpo", "collected", "compare.html", "compare.json", "compare.md", "rft")
+        *(".lock", "arpo", "collected", "compare.html", "compare.json", "rft")
     ]
     content = json.loads((out / "compare.json").read_text("utf-8"))
     assert [row["name"] for row in content["rows"]] == ["base", "arpo", "rft"]
@@ -106,9 +106,7 @@ def test_finished_runs_are_not_repeated_and_a_failed_run_does_not_stop_others(fo
     assert "1 of 2 runs failed: run the same command to retry them" in output
     assert "arpo, seed 0" not in output
     assert (folder / "out" / "arpo" / "seed-0" / "summary.json").stat().st_mtime_ns == before
-    assert "Unfinished runs, not included in the figures: lost: seed 0." in (
-        folder / "out" / "compare.md"
-    ).read_text("utf-8")
+    assert "Unfinished runs, not included in the figures: lost: seed 0." in output
 
 
 def test_a_report_needs_neither_checkpoints_nor_episodes(folder: Path, tmp_path: Path) -> None:
@@ -130,9 +128,7 @@ def test_a_report_needs_neither_checkpoints_nor_episodes(folder: Path, tmp_path:
     code, output = compared(tmp_path, "--report", "--out", "out")
     assert code == 0 and output.endswith("\nout/compare.html\n")
     assert output.splitlines()[3].split()[:4] == ["training", "tasks", "held-out", "tasks"]
-    assert "Unfinished runs, not included in the figures: rft: seed 0." in (
-        tmp_path / "out" / "compare.md"
-    ).read_text("utf-8")
+    assert "Unfinished runs, not included in the figures: rft: seed 0." in output
 
 
 def test_an_interrupted_comparison_resumes_with_identical_results(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Comparisons of run folders: worked numbers, the three output files, unfinished runs, damaged folders."""
+"""Comparisons of run folders: worked numbers, the page and the JSON, unfinished runs, damaged folders."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from scipy.stats import t as student
 
-from arpo.comparison.curves import CurvePoint, average_curves
+from arpo.comparison.methods import load_comparison, read_run_result
 from arpo.comparison.results import (
     Comparison,
+    CurvePoint,
     Difference,
     MethodResult,
+    RunResult,
+    average_curves,
     bin_by_difficulty,
     compare_runs,
     paired_difference,
+    success_rate,
 )
-from arpo.comparison.run_results import RunResult, success_rate
-from arpo.comparison.statistics import holm, student_p, student_quantile
-from arpo.comparison.tables import significance
-from arpo.comparison.terminal import render_terminal
+from arpo.comparison.statistics import holm
+from arpo.comparison.tables import page_json, significance, terminal_lines, to_json
 from arpo.config import Config
 from arpo.errors import UserError
 from arpo.tasks.screened import Count
-from arpo.viewer.comparison import load_comparison, read_run_result, write_comparison
 from comparisons import RunRecords, Scores, write_run
-from markup import parsed
 
 BASE: Scores = {"train": {"a": [1, 0, 0, 0], "b": [0, 0]}, "heldout": {"h": [1, 0]}}
 NEW = Config(tasks=replace(Config().tasks, train="no-such-list.json"))
@@ -64,6 +66,25 @@ def read_run(folder: Path) -> RunResult:
     return read_run_result(folder, folder.parent.name, int(folder.name.removeprefix("seed-")))
 
 
+def compared(out: Path, words: list[str], seeds: int | None, against: str | None) -> dict[str, Any]:
+    """The content of compare.json."""
+    return json.loads(to_json(*load_comparison(out, words, seeds, against)))
+
+
+def page_of(out: Path, words: list[str], seeds: int | None, against: str | None) -> dict[str, Any]:
+    return page_json(*load_comparison(out, words, seeds, against))
+
+
+def cells(page: dict[str, Any], title: str, method: str) -> list[list[str]]:
+    """The rows of a method in a section's table: "value (detail)"."""
+    table = next(one for one in page["sections"] if one["title"] == title)["table"]
+    return [
+        [f"{value} ({detail})" if detail else value for value, detail, _ in row["cells"]]
+        for row in table["rows"]
+        if page["methods"][row["method"]] == method
+    ]
+
+
 def row(comparison: Comparison, name: str) -> MethodResult:
     return next(one for one in comparison.rows if one.name == name)
 
@@ -94,17 +115,16 @@ def test_the_difference_is_paired_by_seed_and_task(tmp_path: Path) -> None:
     assert one.by_seed == {0: 0.25, 1: 0.625} and one.mean == 0.4375 and one.task_count == 2
     # Means by task: a 0.375, b 0.5. Squared error: 0.1875² over seeds + 0.0625² over tasks = 0.0390625.
     # Degrees of freedom: 0.0390625² / (0.1875⁴ + 0.0625⁴) = 1.2195.
-    half_width = student_quantile(0.0390625**2 / (0.1875**4 + 0.0625**4)) * 0.0390625**0.5
+    half_width = student.ppf(0.975, 0.0390625**2 / (0.1875**4 + 0.0625**4)) * 0.0390625**0.5
     assert one.interval == pytest.approx((0.4375 - half_width, 0.4375 + half_width))
-    assert one.p == pytest.approx(student_p(0.4375 / 0.0390625**0.5, 1.219512), abs=1e-6)
+    assert one.p == pytest.approx(2 * student.sf(0.4375 / 0.0390625**0.5, 1.219512), abs=1e-6)
 
 
 def test_p_values_are_corrected_for_all_differences_of_the_comparison(tmp_path: Path) -> None:
     for seed in range(3):
         for name, a, b, h in (("arpo", 4, 1, 2), ("grpo", 2, 1, 1), ("other", 3, 1, 1)):
             write_run(tmp_path / name / f"seed-{seed}", records(a, b, h, between=BASE))
-    write_comparison(tmp_path, ["grpo", "arpo", "other"], 3, None)
-    found = json.loads((tmp_path / "compare.json").read_text("utf-8"))["differences"]
+    found = compared(tmp_path, ["grpo", "arpo", "other"], 3, None)["differences"]
     assert len(found) == 6  # two task sets; base model, arpo and other
     assert [one["corrected_p"] for one in found] == holm([one["p"] for one in found])
     assert any(one["p"] < one["corrected_p"] for one in found)
@@ -114,29 +134,25 @@ def test_a_task_without_a_verdict_in_one_run_is_left_out_of_all(tmp_path: Path) 
     before = {"train": {"a": [0.0, 1.0], "b": [0.0, 0.0]}}
     for name, after in (("arpo", {"a": [1.0, 1.0], "b": []}), ("grpo", {"a": [1.0, 0.0], "b": [1.0, 1.0]})):
         write_run(tmp_path / name / "seed-0", RunRecords(base=before, final={"train": after}))
-    write_comparison(tmp_path, ["arpo", "grpo"], 1, None)
-    content = json.loads((tmp_path / "compare.json").read_text("utf-8"))
+    content = compared(tmp_path, ["arpo", "grpo"], 1, None)
     assert content["left_out"] == {"train": ["b"]}
     assert {one["name"]: one["success"]["train"]["mean"] for one in content["rows"]} == {
         "base": 0.5,
         "arpo": 1.0,
         "grpo": 0.5,
     }
-    note = "Tasks without a verdict in some evaluation, left out of all success rates: b."
-    assert note in (tmp_path / "compare.md").read_text("utf-8")
-    assert note in (tmp_path / "compare.html").read_text("utf-8")
+    assert page_of(tmp_path, ["arpo", "grpo"], 1, None)["warning"].endswith("all success rates: b.")
 
 
 def test_one_seed_is_too_few(tmp_path: Path) -> None:
     write_run(tmp_path / "arpo" / "seed-0", records(4, 2, 1))
     write_run(tmp_path / "grpo" / "seed-0", records(2, 1, 1))
-    write_comparison(tmp_path, ["arpo", "grpo"], 1, None)
-    content = json.loads((tmp_path / "compare.json").read_text("utf-8"))
+    content = compared(tmp_path, ["arpo", "grpo"], 1, None)
     assert [one["task_count"] for one in content["differences"]] == [2, 2, 1, 1]
     assert content["differences"][2]["interval"] is None  # one seed, one task
-    text = (tmp_path / "compare.md").read_text("utf-8")
-    row = "| grpo | training tasks (2) | −50.0 | −50.0 to −50.0 | <0.0001 | <0.0001 | lower in these runs;"
-    assert f"{row} too few seeds (1) |" in text
+    rows = cells(page_of(tmp_path, ["arpo", "grpo"], 1, None), "Difference from arpo", "grpo")
+    assert rows[0][:5] == ["training tasks (2)", "−50.0", "−50.0 to −50.0", "<0.0001", "<0.0001"]
+    assert rows[0][5] == "lower in these runs; too few seeds (1)"
 
 
 def test_the_difference_leaves_out_tasks_without_rollouts_on_one_side() -> None:
@@ -196,15 +212,18 @@ def test_each_held_out_set_has_its_column_and_its_differences(tmp_path: Path) ->
 
     for seed in range(3):
         write_run(tmp_path / "new" / f"seed-{seed}", RunRecords(base=scores(1), final=scores(3)))
-    write_comparison(tmp_path, [], None, None)
-    text = (tmp_path / "compare.md").read_text("utf-8")
-    assert "|  | new instances (validation) | new goal families (validation) | episodes |" in text
-    assert "| new | 62.5 ± 0.0 (62.5, 62.5, 62.5) | 75.0 ± 0.0 (75.0, 75.0, 75.0) |" in text
-    assert "| new | new instances (validation) (2) | +25.0 (+25.0, +25.0, +25.0) |" in text
-    assert "Success rate on new instances (validation), in evaluations:" in text
-    shown = " ".join(parsed(tmp_path / "compare.html").text)
-    assert "New goal families (validation): difference in percentage points" in shown
-    terminal = render_terminal(load_comparison(tmp_path, [], None, None)[0])
+    page = page_of(tmp_path, [], None, None)
+    assert cells(page, "Success rate", "new")[0][:2] == [
+        "62.5 ± 0.0 (62.5, 62.5, 62.5)",
+        "75.0 ± 0.0 (75.0, 75.0, 75.0)",
+    ]
+    differences = cells(page, "Difference from base model", "new")
+    assert differences[0][:2] == ["new instances (validation) (2)", "+25.0 (+25.0, +25.0, +25.0)"]
+    titles = [one["title"] for section in page["sections"] for one in section.get("curves", ())]
+    assert titles[0] == "Success rate on new instances (validation), in evaluations"
+    charts = [one["title"] for section in page["sections"] for one in section.get("intervals", ())]
+    assert charts[1] == "New goal families (validation): difference in percentage points"
+    terminal = "\n".join(terminal_lines(load_comparison(tmp_path, [], None, None)[0]))
     assert "Difference from base model in percentage points, with its 95% interval:" in terminal
     assert "corrected p" in terminal and "new goal families (validation) (2)" in terminal
 
@@ -283,24 +302,18 @@ def test_difficulty_uses_screening_counts_if_there_are_any(tmp_path: Path) -> No
     assert row(screened, "arpo").by_difficulty["1–3 of 16"].mean == 1.0
 
 
-def test_the_files_agree_and_the_json_holds_the_raw_counts(tmp_path: Path) -> None:
+def test_the_page_has_the_figures_and_the_json_holds_the_raw_counts(tmp_path: Path) -> None:
     write_two(tmp_path)
-    page = write_comparison(tmp_path, [], None, "grpo")
-    assert page == tmp_path / "compare.html"
-    content = json.loads((tmp_path / "compare.json").read_text("utf-8"))
-    text = (tmp_path / "compare.md").read_text("utf-8")
-    assert "| arpo | 87.5 ± 17.7 (75.0, 100.0) | 75.0 ± 35.4 (50.0, 100.0) | 20 | 3:20 |" in text
-    assert "| 50% (4 of 8) | 25% (2 of 8) |" in text
-    assert "87.5 ± 17.7" in " ".join(parsed(page).text)
+    shown = cells(page_of(tmp_path, [], None, "grpo"), "Success rate", "arpo")[0]
+    assert shown[:4] == ["87.5 ± 17.7 (75.0, 100.0)", "75.0 ± 35.4 (50.0, 100.0)", "20", "3:20"]
+    assert shown[4:] == ["50% (4 of 8)", "25% (2 of 8)"]
     # Recompute the success rate from the raw counts in the JSON.
+    content = compared(tmp_path, [], None, "grpo")
     for run in content["runs"]:
         last = [one for one in run["evaluations"] if one["landmark"] == "final"][-1]
         shares = [solved / rollouts for solved, rollouts in last["tallies"]["train"].values()]
         success = next(one for one in content["rows"] if one["name"] == run["method"])["success"]["train"]
         assert success["seeds"][str(run["seed"])] == sum(shares) / len(shares)
-    before = {path.name: path.read_bytes() for path in tmp_path.glob("compare.*")}
-    write_comparison(tmp_path, [], None, "grpo")
-    assert {path.name: path.read_bytes() for path in tmp_path.glob("compare.*")} == before
 
 
 def test_unfinished_runs_are_listed_and_show_their_curves(tmp_path: Path) -> None:
@@ -308,42 +321,21 @@ def test_unfinished_runs_are_listed_and_show_their_curves(tmp_path: Path) -> Non
     write_run(tmp_path / "grpo" / "seed-0", RunRecords(base=BASE, batches=((4, 1, 0, 0.0),), config=NEW))
     with (tmp_path / "grpo" / "seed-0" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "epi')  # an incomplete line
-    page = write_comparison(tmp_path, ["arpo", "grpo", "third"], 2, "base")
-    text = (tmp_path / "compare.md").read_text("utf-8")
-    assert (
-        "Unfinished runs, not included in the figures: arpo: seed 1; grpo: seed 0, 1; third: seed 0, 1."
-        in text
-    )
-    assert "| grpo | – | – | – |" in text
-    content = json.loads((tmp_path / "compare.json").read_text("utf-8"))
+    words = ["arpo", "grpo", "third"]
+    page = page_of(tmp_path, words, 2, "base")
+    assert page["warning"].endswith(": arpo: seed 1; grpo: seed 0, 1; third: seed 0, 1.")
+    assert cells(page, "Success rate", "grpo")[0][:3] == ["–", "–", "–"]
+    content = compared(tmp_path, words, 2, "base")
     assert content["curves"]["without_signal"]["grpo"] == [
         {"x": 10.0, "mean": 0.25, "low": 0.25, "high": 0.25}
     ]
     assert {one["method"] for one in content["differences"]} == {"arpo"}
-    parsed(page)
 
 
 def test_a_page_without_any_finished_run_lists_the_unfinished(tmp_path: Path) -> None:
-    page = write_comparison(tmp_path, ["arpo", "grpo"], 1, None)
-    assert "Unfinished runs, not included in the figures: arpo: seed 0; grpo: seed 0." in " ".join(
-        parsed(page).text
-    )
-
-
-def test_the_page_needs_no_other_file_and_escapes_names(tmp_path: Path) -> None:
-    evil = "<script>alert(1)<|script>&\"'"
-    write_run(tmp_path / evil / "seed-0", records(4, 1, 1))
-    write_run(tmp_path / "grpo" / "seed-0", records(2, 1, 1))
-    page = write_comparison(tmp_path, [evil, "grpo"], 1, None)
-    tags = parsed(page)
-    assert not any(tag == "script" for tag, _ in tags.seen)
-    assert evil in "".join(tags.text)
-    assert not [
-        name for _, attrs in tags.seen for name in attrs if name in {"src", "href"} or name[:2] == "on"
-    ]
-    policies = [attrs["content"] for tag, attrs in tags.seen if "http-equiv" in attrs]
-    assert policies == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
-    assert "\\|" in (tmp_path / "compare.md").read_text("utf-8")
+    page = page_of(tmp_path, ["arpo", "grpo"], 1, None)
+    assert page["warning"].endswith(": arpo: seed 0; grpo: seed 0.")
+    assert [section["title"] for section in page["sections"]] == ["Success rate", "Time"]
 
 
 def test_rows_follow_the_order_of_recipes_else_the_baseline_comes_first(tmp_path: Path) -> None:
@@ -351,11 +343,10 @@ def test_rows_follow_the_order_of_recipes_else_the_baseline_comes_first(tmp_path
         write_run(tmp_path / name / "seed-0", records(4, 1, 1))
 
     def rows(recipes: list[str], against: str | None) -> tuple[str, list[str]]:
-        write_comparison(tmp_path, recipes, None, against)
-        content = json.loads((tmp_path / "compare.json").read_text("utf-8"))
+        content = compared(tmp_path, recipes, None, against)
         return content["reference"], [row["name"] for row in content["rows"]]
 
-    assert rows(["c", "a", "c"], None) == ("c", ["base", "c", "a"])
+    assert rows(["c", "a"], None) == ("c", ["base", "c", "a"])
     assert rows(["c", "a"], "a") == ("a", ["base", "c", "a"])
     assert rows([], "b") == ("b", ["base", "b", "a", "c"])
     assert rows([], None) == ("base", ["base", "a", "b", "c"])
@@ -367,11 +358,11 @@ def test_the_report_lists_settings_that_differ_from_the_baseline(tmp_path: Path)
     write_run(tmp_path / "b" / "seed-0", records(4, 1, 1))
     write_run(tmp_path / "c" / "seed-0", records(4, 1, 1))
     for against, expected in (
-        ("b", "that differ from b.\n\n- a: replay.capacity = 1\n- c: none\n"),
-        ("base", "that differ from a.\n\n- b: replay.capacity = 8\n- c: replay.capacity = 8\n"),
+        ("b", ["a differs from b in 1 setting", "  replay.capacity  1 (b: 8)", "c has the settings of b"]),
+        ("base", ["b differs from a in 1 setting", "  replay.capacity  8 (a: 1)"]),
     ):
-        write_comparison(tmp_path, [], None, against)
-        assert (tmp_path / "compare.md").read_text("utf-8").endswith(expected)
+        section = page_of(tmp_path, [], None, against)["sections"][-1]
+        assert section["title"] == "Recipes" and section["text"].splitlines()[: len(expected)] == expected
 
 
 def test_methods_with_different_models_have_no_base_model(tmp_path: Path) -> None:
@@ -390,36 +381,36 @@ def test_damaged_and_foreign_folders_are_errors(tmp_path: Path) -> None:
     foreign = tmp_path / "other" / "seed-old"
     foreign.mkdir(parents=True)
     (foreign / "recipe.toml").write_text("")
-    write_comparison(tmp_path, ["arpo", "grpo"], None, None)
+    load_comparison(tmp_path, ["arpo", "grpo"], None, None)
     absurd = tmp_path / "grpo" / "seed-99999999999"  # the report lists every seed up to the largest
     shutil.copytree(tmp_path / "grpo" / "seed-0", absurd)
     with pytest.raises(UserError, match=r"seed-99999999999: run folders of a comparison are named seed-0"):
-        write_comparison(tmp_path, ["arpo", "grpo"], None, None)
+        load_comparison(tmp_path, ["arpo", "grpo"], None, None)
     shutil.rmtree(absurd)
     with pytest.raises(
         UserError, match=r"seed-old: run folders of a comparison are named seed-0, seed-1, …: move it away"
     ):
-        write_comparison(tmp_path, [], None, None)
+        load_comparison(tmp_path, [], None, None)
     (tmp_path / "arpo" / "seed-1" / "summary.json").write_text('{"episodes": ')
     with pytest.raises(UserError, match=r"seed-1/summary\.json: damaged, not JSON \(Expecting value\)"):
-        write_comparison(tmp_path, ["arpo", "grpo"], None, None)
+        load_comparison(tmp_path, ["arpo", "grpo"], None, None)
     (tmp_path / "arpo" / "seed-0" / "metrics.jsonl").write_text('{"step": "a"}\n')
     with pytest.raises(UserError, match=r"seed-0/metrics\.jsonl: line 1: damaged, step is not a number"):
         read_run(tmp_path / "arpo" / "seed-0")
     (tmp_path / "arpo" / "seed-0" / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match=r"seed-0/metrics\.jsonl: line 1: damaged, no 'step'"):
-        write_comparison(tmp_path, ["arpo", "grpo"], None, None)
+        load_comparison(tmp_path, ["arpo", "grpo"], None, None)
 
 
 def test_folders_without_a_comparison_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="contains no runs: start them with `arpo compare RECIPE"):
-        write_comparison(tmp_path, [], None, None)
+        load_comparison(tmp_path, [], None, None)
     with pytest.raises(UserError, match="no such folder"):
-        write_comparison(tmp_path / "x", [], None, None)
+        load_comparison(tmp_path / "x", [], None, None)
     write_two(tmp_path)
     with pytest.raises(UserError, match=r"contains no runs of desk: choose from arpo, grpo"):
-        write_comparison(tmp_path, ["arpo", "desk"], None, None)
+        load_comparison(tmp_path, ["arpo", "desk"], None, None)
     with pytest.raises(
         UserError, match=r"--against gpro: not part of this comparison \(did you mean grpo\?\)"
     ):
-        write_comparison(tmp_path, [], None, "gpro")
+        load_comparison(tmp_path, [], None, "gpro")

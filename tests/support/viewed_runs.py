@@ -146,7 +146,18 @@ def make_run(folder: Path, *, replay: bool = True) -> None:
     add_group(store, 1, played("batch0-1-0", "pool-013", 0.0), played("batch0-1-1", "pool-013", 0.0))
     add_group(store, 1, played("batch0-2-0", "pool-021", 1.0))
     store.add_failure(failure("batch0-2-1", "pool-021"))
-    store.log_metrics(1, {"success": 0.4, "reward": 0.4, "rescued": 0.0, "without_signal": 1.0, "loss": 0.1})
+    store.log_metrics(
+        1,
+        {
+            "episodes": 6,
+            "success": 0.4,
+            "reward": 0.4,
+            "groups": 3,
+            "rescued": 0,
+            "without_signal": 1,
+            "loss": 0.1,
+        },
+    )
     store.log_timing(1, timing(3.0, 1.0))
     add_times(store)
     add_token_stats(store)
@@ -249,6 +260,15 @@ def add_second_batch(store: RunFolder, *, replay: bool = True) -> None:
     add_group(store, 2, played("batch1-1-0", "pool-013", 1.0, 1), malformed("batch1-1-1", "pool-013"))
     add_group(store, 2, played("batch1-2-0", "pool-021", 1.0, 1), played("batch1-2-1", "pool-021", 1.0, 1))
     store.log_metrics(
-        2, {"success": 0.5, "reward": 0.33, "rescued": 1.0, "without_signal": 1.0, "eval_train": 0.75}
+        2,
+        {
+            "episodes": 12,
+            "success": 0.5,
+            "reward": 0.33,
+            "groups": 3,
+            "rescued": 1,
+            "without_signal": 1,
+            "eval_train": 0.75,
+        },
     )
     store.log_timing(2, timing(2.0, 2.0))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from arpo.comparison.curves import CURVES
+from arpo.comparison.results import CURVES
 from arpo.config import Config
 from arpo.config.recipe import load_config
 from arpo.config.task_set_names import RESERVED

@@ -15,7 +15,7 @@ Each argument is one method: a recipe to train, or finished runs.
   NAME=runs/a,runs/b       finished runs with different seeds, and a name for the table
 First prints the settings in which the methods differ. Config keys on the command line apply to all recipes.
 For offline methods (rft, dpo, kto) the base model first records episodes in OUT/collected.
-Then prints tables, and writes compare.html, compare.md and compare.json in OUT: success on training tasks and
+Then prints tables, and writes compare.html and compare.json in OUT: success on training tasks and
 on every set of held-out tasks, learning curves, success by difficulty, times, and the difference of every
 method to the baseline with its 95% confidence interval over seeds and tasks, p, p corrected for the number of
 comparisons (Holm), and the result in words. Use three seeds or more.
@@ -30,8 +30,6 @@ arpo compare --report --out runs/mine"""
 
 
 def run_compare(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    from arpo.viewer.comparison import print_comparison
-
     code = 0
     if options.report and overrides:
         raise UserError(f"{overrides[0]}: not possible with --report, which trains nothing; remove it")
@@ -40,11 +38,25 @@ def run_compare(options: argparse.Namespace, overrides: Sequence[str]) -> int:
             raise UserError(
                 "compare needs recipes and --seeds N, run folders, or --report (see: arpo compare --help)"
             )
-        from arpo.comparison.compare import run_comparison
+        from arpo.comparison.jobs import run_comparison
 
         code = run_comparison(
             options.methods, options.seeds, options.jobs, options.out, options.against, overrides
         )
     if code != INTERRUPTED:
-        print_comparison(options.out, options.methods, options.seeds, options.against)
+        _write_report(options)
     return code
+
+
+def _write_report(options: argparse.Namespace) -> None:
+    """Write compare.json and compare.html, and print the tables."""
+    from arpo.comparison.methods import load_comparison
+    from arpo.comparison.tables import page_json, terminal_lines, to_json
+    from arpo.storage.run_folder import write_atomically
+    from arpo.viewer.report import write_comparison
+
+    comparison, runs = load_comparison(options.out, options.methods, options.seeds, options.against)
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_atomically(options.out / "compare.json", to_json(comparison, runs))
+    page = write_comparison(options.out, page_json(comparison, runs))
+    print(*terminal_lines(comparison), "", page, sep="\n")

@@ -1,8 +1,11 @@
-"""Runs the jobs of a comparison: `arpo` processes, several at once, each with its own folder.
+"""Trains the recipes of a comparison: `arpo` processes, several at once, each with its own folder.
 
-This module starts processes and waits for them. A finished run is not started again; an unfinished run
-resumes from its last checkpoint. A failed run does not stop the others. All runs end with this process, even
-if it is killed.
+    OUT/NAME/seed-0/       run folder of `arpo train`; its output is in OUT/NAME/seed-0.log
+    OUT/collected/seed-0/  episodes of the base model for offline methods; seed-0.json beside it says whether
+                           the collection is complete
+
+A finished run is not started again; an unfinished run resumes from its last checkpoint. A failed run does not
+stop the others. All runs end with this process, even if it is killed.
 """
 
 from __future__ import annotations
@@ -14,21 +17,86 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from arpo.comparison.settings import NEUTRAL_KEYS
+from arpo.comparison.methods import (
+    COLLECTED,
+    NEUTRAL_KEYS,
+    Method,
+    choose_baseline,
+    collection_seconds,
+    describe_differences,
+    differing_keys,
+    find_methods,
+)
+from arpo.comparison.results import BASE
 from arpo.config import LEARNING, Config
-from arpo.config.recipe import changed, load_recorded
+from arpo.config.recipe import changed, load_config, load_recorded
 from arpo.errors import UserError
+from arpo.interrupts import INTERRUPTED
 from arpo.models.hub import with_recorded_model
 from arpo.processes.child import Child, read_tail
-from arpo.reporting.display import Display, format_duration, format_seconds
-from arpo.storage.run_folder import METRICS, RECIPE, SUMMARY, TIMING, read_json, read_log, write_atomically
+from arpo.reporting.display import Display, format_duration, open_display
+from arpo.storage.run_folder import METRICS, RECIPE, SUMMARY, lock_folder, read_json, write_atomically
+from arpo.tasks.sets import load_sets
 
+RESERVED_KEYS = ("run.dir", "run.seed")
 POLL_SECONDS = 1.0  # interval of the progress bar
 EXIT_SECONDS = 0.1  # interval of the checks for ended processes
+
+
+def run_comparison(
+    words: Sequence[str],
+    seeds: int | None,
+    jobs_at_once: int,
+    out: Path,
+    against: str | None,
+    settings: Sequence[str],
+) -> int:
+    """Train the recipes among `words`; the others are finished runs. Prints first how the settings differ.
+
+    Returns the exit code of `arpo compare`: 0 all finished, 1 a run failed, 130 interrupted.
+    """
+    methods = find_methods(words)
+    recipes = [method for method in methods if not method.runs]
+    if recipes and seeds is None:
+        raise UserError(f"compare needs --seeds N to train {recipes[0].word} (see: arpo compare --help)")
+    if settings and not recipes:
+        raise UserError(f"{settings[0].partition('=')[0]}: nothing is trained: remove it")
+    configs = {method.name: method.config(settings) for method in methods}
+    baseline = choose_baseline(against, [*configs, BASE])  # fail before the runs start
+    threads = max(1, _available_cores() // jobs_at_once) if jobs_at_once > 1 else 0
+    jobs = make_jobs(recipes, seeds or 0, out, settings, threads)
+    planned = {job.title: planned_episodes(job.config) for job in jobs if job.plays_training_episodes}
+    lock_fd = lock_folder(out, "comparison", "--out")
+    display = open_display(sys.stdout)
+    try:
+        reference = baseline if baseline in configs else next(iter(configs))
+        for line in describe_differences(configs, reference, {one.name: one.word for one in recipes}):
+            display.note(line)
+        if not jobs:
+            return 0
+        runner = JobRunner(jobs_at_once, planned, display)
+        left = asyncio.run(runner.run_all(jobs))
+        if runner.stopping and left:
+            display.note(f"{len(left)} of {len(jobs)} runs are unfinished: run the same command to resume")
+            return INTERRUPTED
+        if left:
+            display.note(f"{len(left)} of {len(jobs)} runs failed: run the same command to retry them")
+        return 1 if left else 0
+    finally:
+        display.close()
+        os.close(lock_fd)
+
+
+def planned_episodes(config: Config) -> int:
+    """Number of training episodes of a run. Raises UserError if a task list cannot be loaded."""
+    return config.planned_tasks(len(load_sets(config)["train"])) * config.rollout.group_size
+
+
+def _available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +137,69 @@ class Job:
         return [sys.executable, "-m", "arpo", self.command, self.recipe, *self.settings]
 
 
+def make_jobs(
+    recipes: Sequence[Method], seeds: int, out: Path, settings: Sequence[str], threads: int
+) -> list[Job]:
+    """Jobs of all runs, seed by seed: an early report covers every method. 0 threads: as in the recipes."""
+    for key in RESERVED_KEYS:
+        if any(word.partition("=")[0] == f"--{key}" for word in settings):
+            raise UserError(f"--{key}: a comparison sets it for each run: use --out and --seeds instead")
+    offline = [method for method in recipes if _needs_collection(method.config(settings))]
+    for method in offline[1:]:
+        _check_same_collection(offline[0], method, settings)
+
+    def make_job(command: str, method: Method, folder: Path, *more: str) -> Job:
+        seed = folder.name.removeprefix("seed-")
+        own = [*settings, *more, "--run.dir", str(folder), "--run.seed", seed]
+        if threads and not method.config(settings).run.threads:
+            own += ["--run.threads", str(threads)]
+        return Job(
+            title=f"{folder.parent.name}, seed {seed}",
+            command=command,
+            recipe=method.word,
+            settings=tuple(own),
+            config=load_config(method.word, own),
+        )
+
+    jobs = []
+    for seed in range(seeds):
+        source = out / COLLECTED / f"seed-{seed}"
+        if offline:
+            jobs.append(make_job("collect", offline[0], source))
+        for method in recipes:
+            folder = out / method.name / source.name
+            if method in offline:
+                job = make_job("train", method, folder, "--offline.source", str(source))
+                jobs.append(replace(job, waits_for=f"{COLLECTED}, seed {seed}"))
+            else:
+                jobs.append(make_job("train", method, folder))
+    return jobs
+
+
+def _needs_collection(config: Config) -> bool:
+    return config.train.method != "online" and not config.offline.source
+
+
+def _check_same_collection(one: Method, other: Method, settings: Sequence[str]) -> None:
+    """All offline methods learn from one collection, so settings that affect its episodes must agree."""
+    differing = [k for k in changed(one.config(settings), other.config(settings)) if affects_episodes(k)]
+    if differing:
+        raise UserError(
+            f"{other.word}: {', '.join(differing)} differs from {one.word}, but both learn from the same "
+            "collected episodes: use equal values, or set offline.source in each recipe"
+        )
+
+
 def is_finished(job: Job) -> bool:
     """Whether the job has a result. Raises UserError if the result is of a run with other settings."""
     if not job.result_path.is_file() or not read_json(job.result_path).get("ended", True):
         return False
     recorded, _ = load_recorded(job.folder / RECIPE)
-    differing = changed(recorded, with_recorded_model(job.config, recorded))
+    present = with_recorded_model(job.config, recorded)
     if job.collects:
-        differing = [key for key in differing if affects_episodes(key)]
+        differing = [key for key in changed(recorded, present) if affects_episodes(key)]
     else:
-        differing = [key for key in differing if not key.startswith(NEUTRAL_KEYS)]
+        differing = differing_keys(recorded, present)
     if differing:
         raise UserError(
             f"{job.folder}: this finished run has another {', '.join(differing)}: choose another --out, or "
@@ -98,8 +219,7 @@ class JobRunner:
         self.stopping = False
         self._display = display
         self._jobs_at_once = jobs_at_once
-        self._children: dict[str, Child] = {}
-        self._running: list[Job] = []
+        self._children: list[Child] = []
         self._planned = planned  # training episodes by job title; offline runs have none
         self._shown: dict[str, int] = {}  # episodes in the progress bar, by job title
 
@@ -166,8 +286,7 @@ class JobRunner:
         except OSError as error:
             reason = f"cannot be written: {error.strerror}: choose another --out"
             raise UserError(f"{job.log_path}: {reason}") from None
-        self._children[job.title] = child
-        self._running.append(job)
+        self._children.append(child)
         if self.stopping:
             child.process.send_signal(signal.SIGINT)
         try:
@@ -176,23 +295,16 @@ class JobRunner:
             return code
         finally:
             child.end()
-            del self._children[job.title]
-            self._running.remove(job)
+            self._children.remove(child)
 
     def _stop(self) -> None:
         if not self.stopping:
             self._display.note(
-                f"interrupted: the runs finish their batch and save ({self._longest_batch()}); press Ctrl-C "
-                "again to stop them now"
+                "interrupted: the runs finish their batch and save; press Ctrl-C again to stop them now"
             )
         self.stopping = True
-        for child in self._children.values():
+        for child in self._children:
             child.process.send_signal(signal.SIGINT)
-
-    def _longest_batch(self) -> str:
-        """An upper bound of the time to wait: the longest last batch of the running jobs."""
-        seconds = [seconds for job in self._running if (seconds := _batch_seconds(job.folder))]
-        return f"at most about {format_seconds(max(seconds))}" if seconds else "duration unknown"
 
     async def _poll_progress(self, jobs: Sequence[Job]) -> None:
         """Advance the progress bar from the metrics files until cancelled."""
@@ -208,22 +320,10 @@ class JobRunner:
 
 
 def _episodes_played(folder: Path) -> int:
-    """Episodes in the last complete line of metrics.jsonl; 0 if it cannot be read."""
-    return int(_last_record(folder / METRICS).get("episodes", 0))
-
-
-def _batch_seconds(folder: Path) -> float:
-    """Duration of the last batch of a run without its evaluation; 0 if it is unknown."""
-    last = _last_record(folder / TIMING)
-    return float(sum(last.get(stage) or 0.0 for stage in ("rollout", "wait", "judge", "learn", "save")))
-
-
-def _last_record(path: Path) -> dict[str, Any]:
-    """The last complete line of the .jsonl file of a running run; {} if it cannot be read."""
-    with suppress(OSError, ValueError):
-        lines = path.read_bytes().split(b"\n")[:-1]
-        return dict(json.loads(lines[-1])) if lines else {}
-    return {}
+    """Episodes in the last complete line of metrics.jsonl of a running run; 0 if it cannot be read."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(json.loads((folder / METRICS).read_bytes().split(b"\n")[-2]).get("episodes", 0))
+    return 0
 
 
 def _outcome(job: Job) -> str:
@@ -233,7 +333,3 @@ def _outcome(job: Job) -> str:
     rates = [f", {task_set} {rate:.1%}" for task_set, rate in final.items() if rate is not None]
     seconds = collection_seconds(job.folder) if job.collects else summary["seconds"]
     return "".join(rates) + f", {format_duration(seconds)}"
-
-
-def collection_seconds(folder: Path) -> float:
-    return sum(line.get("rollout", 0.0) for line in read_log(folder, TIMING))

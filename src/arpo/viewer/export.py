@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -38,6 +39,9 @@ def write_export(library: Library, folder: Path, episodes: str) -> int:
     site = _FolderSite(folder)
     count = 0
     add_sources(site, library)
+    for name in library.comparisons():
+        with suppress(UserError, OSError):
+            site.add(["comparison", name], library.answer(["comparison", name], {}))
     for source in library.sources.values():
         chosen = source.episodes({**filters, "size": filters.get("size", str(MAX_EPISODES))})
         count += len(chosen["episodes"])

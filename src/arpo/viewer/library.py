@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from arpo import __version__
+from arpo.comparison.methods import COLLECTED
+from arpo.comparison.results import BASE
 from arpo.errors import UserError
 from arpo.storage.files import damage
+from arpo.tasks.screened import Count
 from arpo.viewer.discovery import MAX_SOURCES, find_sources
 from arpo.viewer.folder import SafeFolder
 from arpo.viewer.osworld_source import KIND as OSWORLD
 from arpo.viewer.osworld_source import OSWorldSource
+from arpo.viewer.pages.comparison import comparison_page
 from arpo.viewer.pages.episodes import PAGE
 from arpo.viewer.pictures import PixelCache
 from arpo.viewer.run_source import RunSource
@@ -81,6 +85,8 @@ class Library:
                 return self._all()
             case ["search"]:
                 return self._search(query)
+            case ["comparison", folder]:
+                return self._comparison(folder, query.get("against"))
             case ["s", name, *rest]:
                 source = self.source(name)
                 if not source.complete:
@@ -88,6 +94,28 @@ class Library:
                 with damage(source.identity.shown):
                     return _page(source, rest, query)
         raise NotFound("no such address")
+
+    def comparisons(self) -> dict[str, list[RunSource]]:
+        """The sources with runs of `arpo compare`, by its folder. They include collected episodes."""
+        found: dict[str, list[RunSource]] = {}
+        for source in list(self.sources.values()):
+            if isinstance(source, RunSource) and source.identity.comparison:
+                found.setdefault(source.identity.comparison, []).append(source)
+        return found
+
+    def _comparison(self, folder: str, against: str | None) -> Json:
+        sources = self.comparisons().get(folder, [])
+        collected = {one.identity.seed: one for one in sources if one.identity.method == COLLECTED}
+        runs = [one for one in sources if one.identity.method not in (BASE, COLLECTED)]
+        if not runs:
+            raise NotFound(f"{folder!r}: no such comparison")
+        counts: dict[str, Count] = {}
+        for one in runs:
+            counts |= one.screening_counts()
+        with damage(folder):
+            seconds = {seed: one.rollout_seconds() for seed, one in collected.items()}
+            results = [one.result(seconds.get(one.identity.seed, 0.0)) for one in runs]
+            return comparison_page(results, counts, against)
 
     def _all(self) -> Json:
         entries, errors = [], list(self._errors)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
 import shlex
 import sqlite3
@@ -21,9 +22,9 @@ from arpo.viewer.pages.episodes import find_episode, row_json
 from arpo.viewer.pictures import Picture, compact
 from arpo.viewer.run_source import RunSource, encode_part
 from arpo.viewer.site import EXPORT, PAGE, STATIC, Site, add_source, add_sources, index_all
-from arpo.viewer.source import Source
+from arpo.viewer.source import Json, Source
 
-REPORT = "report.html"
+REPORT, COMPARISON = "report.html", "compare.html"
 POLICY = (
     "default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
@@ -49,6 +50,16 @@ def write_report(run_folder: Path, episodes: str = "") -> Path:
         library.close()
     write_atomically(run_folder / REPORT, page)
     return run_folder / REPORT
+
+
+def write_comparison(out: Path, page: Json) -> Path:
+    """Write compare.html: the page "Comparison" in a single file. Returns its path."""
+    site, name = _FileSite(), os.path.normpath(out)
+    site.add(["comparison", name], page)
+    listed = {"sources": [], "errors": [], "command": f"arpo view {shlex.quote(name)}", "export": True}
+    site.add(["sources"], {**listed, "start": f"/comparison/{encode_part(name)}"})
+    write_atomically(out / COMPARISON, _one_file(site))
+    return out / COMPARISON
 
 
 def _page(library: Library, source: RunSource, episodes: str) -> str:

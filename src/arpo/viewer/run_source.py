@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from arpo.comparison.results import RunResult, run_result
 from arpo.config import Config
 from arpo.errors import UserError
 from arpo.storage.codec import EVALUATED, check_evaluation, check_numbers, check_summary
@@ -29,6 +30,7 @@ from arpo.storage.run_folder import (
     TIMING,
     TRAJECTORIES,
 )
+from arpo.tasks.screened import Count
 from arpo.viewer.folder import SafeFolder
 from arpo.viewer.index import as_number, read_indexed, storable
 from arpo.viewer.outcomes import describe_end
@@ -181,6 +183,26 @@ class RunSource(Source):
         if self._config_error:
             raise UserError(self._config_error)
         return recipe_json(self.config, self.recipe_text)
+
+    def result(self, collection_seconds: float) -> RunResult:
+        """This run in a comparison. `collection_seconds`: duration of the collection of its episodes."""
+        assert self.identity.method is not None and self.identity.seed is not None
+        return run_result(
+            self.identity.method,
+            self.identity.seed,
+            self.config,
+            summary=self._summary,
+            metrics=self._metrics.rows,
+            timing=self._timing.rows,
+            evaluations=self._evaluations.rows,
+            collection_seconds=collection_seconds if self.config.train.method != "online" else 0.0,
+        )
+
+    def rollout_seconds(self) -> float:
+        return sum(row.get("rollout", 0.0) for row in self._timing.rows)
+
+    def screening_counts(self) -> dict[str, Count]:
+        return self._texts.screening_counts()
 
     def report(self, episodes: str = "") -> Json:
         """The page "Report". `episodes`: as of `arpo report --episodes`."""

@@ -16,7 +16,8 @@ from arpo.config import Config
 from arpo.config.task_set_names import split_sources
 from arpo.envs.desk.fresh import fresh_task
 from arpo.errors import UserError
-from arpo.tasks.lists import is_shipped, load_tasks
+from arpo.tasks.lists import is_shipped, load_counts, load_tasks
+from arpo.tasks.screened import Count
 from arpo.types import Task
 from arpo.viewer.folder import SafeFolder
 
@@ -50,14 +51,24 @@ class TaskTexts:
 
     def _load(self, source: str) -> Sequence[Task]:
         """The tasks of a list that may be read; none of others."""
-        examples = self._config.tasks.examples
-        allowed = is_shipped(source) or self._is_readable(source)
-        if not source or not allowed or (examples and not self._is_readable(examples)):
-            return ()
         try:
-            return load_tasks(source, examples)
+            return load_tasks(source, self._config.tasks.examples) if self._may_load(source) else ()
         except (UserError, OSError, ValueError):
             return ()
+
+    def screening_counts(self) -> dict[str, Count]:
+        """Screening counts of the training tasks; {} if their list may not be read or has none."""
+        settings = self._config.tasks
+        try:
+            return load_counts(settings.train, settings.examples) if self._may_load(settings.train) else {}
+        except (UserError, OSError, ValueError):
+            return {}
+
+    def _may_load(self, source: str) -> bool:
+        examples = self._config.tasks.examples
+        if not source or (examples and not self._is_readable(examples)):
+            return False
+        return is_shipped(source) or self._is_readable(source)
 
     def _is_readable(self, path: str) -> bool:
         try:

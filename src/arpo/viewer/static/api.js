@@ -77,7 +77,8 @@ arpo.api = (() => {
 
   // Whether the answer behind a view is there: #/s/desk/batch/3 needs /api/s/desk/batches/3.
   function contains(address) {
-    const [, , source, page, name] = address.split("?")[0].split("/");
+    const [, first, source, page, name] = address.split("?")[0].split("/");
+    if (exported && first === "comparison") return `/api/comparison/${source}` in exported;
     if (!exported || !Object.hasOwn(ANSWERS, page) || !name) return true;
     return `/api/s/${source}/${ANSWERS[page]}/${name}` in exported;
   }

@@ -40,7 +40,8 @@ arpo.app = (() => {
 
   // An address without a view is the first view of a report, otherwise the list of runs.
   function parse(fragment) {
-    const [path, query = ""] = (fragment || sources.start || "").replace(/^#?\/?/, "").split(/\?(.*)/s);
+    if (sources.start && (!fragment || !sources.sources.length)) fragment = sources.start;
+    const [path, query = ""] = fragment.replace(/^#?\/?/, "").split(/\?(.*)/s);
     const parts = path.split("/").filter(Boolean).map(decode);
     const query_ = Object.fromEntries(new URLSearchParams(query));
     if (parts[0] === "s")
@@ -154,7 +155,7 @@ arpo.app = (() => {
     };
     replace(
       byId("tabs"),
-      tab("runs", "#/runs"),
+      (context.sources.length > 0 || !arpo.api.exported) && tab("runs", "#/runs"),
       info && [
         h(
           "span",

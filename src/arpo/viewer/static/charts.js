@@ -58,8 +58,9 @@ arpo.charts = (() => {
   }
 
   // Line chart with a cursor: mouse, or arrow keys when it has the focus. A click or Enter opens a point.
-  // series: [{ label, colour: 0…7, points: [[step, value], …] }]; open(series, step); notes: [[metric, meaning]].
-  function lineChart({ title, note, notes = [], series, inPercent, open }) {
+  // series: [{ label, colour: 0…7, dashed, points: [[step, value, low, high], …] }], low and high of a band are
+  // optional; open(series, step); notes: [[metric, meaning]]; fit: the axis has the range of the values.
+  function lineChart({ title, note, notes = [], series, inPercent, fit, open, unit = "batch" }) {
     const drawn = series
       .map((one) => ({ ...one, points: one.points.filter(([, value]) => Number.isFinite(value)) }))
       .filter((one) => one.points.length);
@@ -72,17 +73,27 @@ arpo.charts = (() => {
     );
     const xs = [steps[0], steps.length > 1 ? steps[steps.length - 1] : steps[0] + 1];
     const ys = range(
-      drawn.flatMap((one) => one.points.map(([, value]) => value)),
-      inPercent,
+      drawn.flatMap((one) => one.points.flatMap(([, ...values]) => values)),
+      inPercent && !fit,
     );
     const x = scale(...xs, LEFT, WIDTH - RIGHT),
       y = scale(...ys, HEIGHT - BOTTOM, TOP);
+    const position = (step, value) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`;
+    const band = ({ points }) =>
+      points[0].length > 2 &&
+      svg("polygon", {
+        points: [
+          ...points.map(([step, , , high]) => position(step, high)),
+          ...points.map(([step, , low]) => position(step, low)).reverse(),
+        ].join(" "),
+      });
     const lines = drawn.map((one) =>
       svg(
         "g",
-        { class: `c${one.colour}` },
+        { class: `c${one.colour}${one.dashed ? " dashed" : ""}` },
+        band(one),
         svg("polyline", {
-          points: one.points.map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`).join(" "),
+          points: one.points.map(([step, value]) => position(step, value)).join(" "),
         }),
         one.points.length < 60
           ? one.points.map(([step, value]) => svg("circle", { cx: x(step), cy: y(value), r: 2.2 }))
@@ -111,7 +122,7 @@ arpo.charts = (() => {
       const newest = drawn.map((one) => [one, one.points[one.points.length - 1][1]]);
       replace(
         readout,
-        h("span", { class: "dim" }, visible ? `batch ${number(steps[at])}` : "newest"),
+        h("span", { class: "dim" }, visible ? `${unit} ${number(steps[at])}` : "newest"),
         (visible ? values() : newest).map(([one, value]) =>
           h("span", { class: `key c${one.colour}` }, h("b", {}, format(value)), " ", one.label),
         ),
@@ -127,7 +138,7 @@ arpo.charts = (() => {
       plot.setAttribute("aria-valuenow", steps[at]);
       plot.setAttribute(
         "aria-valuetext",
-        `batch ${steps[at]}: ` +
+        `${unit} ${steps[at]}: ` +
           values()
             .map(([one, value]) => `${one.label} ${format(value)}`)
             .join(", "),
@@ -168,7 +179,7 @@ arpo.charts = (() => {
         class: "plot",
         tabindex: 0,
         role: "slider",
-        "aria-label": `${title}: choose a batch`,
+        "aria-label": `${title}: choose ${unit === "episode" ? "an" : "a"} ${unit}`,
         "aria-valuemin": steps[0],
         "aria-valuemax": steps[steps.length - 1],
         onmousemove: follow,
@@ -275,5 +286,5 @@ arpo.charts = (() => {
     return element;
   }
 
-  return { lineChart, stackedChart, sparkline, heat };
+  return { ticks, lineChart, stackedChart, sparkline, heat };
 })();

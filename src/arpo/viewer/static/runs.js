@@ -131,7 +131,7 @@ arpo.runs = (() => {
         "td",
         {},
         h("a", { class: "name", href: link(["s", one.id, first]) }, nameOf(one)),
-        one.method && h("small", {}, one.comparison),
+        one.method && h("small", {}, h("a", { href: link(["comparison", one.comparison]) }, one.comparison)),
       ),
       h("td", { class: "dim wide" }, one.subtitle || one.kind),
       h("td", {}, state(one)),

@@ -1,4 +1,4 @@
-"""Jobs of a comparison: names, folders, commands and errors. tests/e2e runs them."""
+"""Jobs of a comparison: folders, commands and errors. test_compared_runs.py runs them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from arpo.cli.entry_point import main
-from arpo.comparison.compare import load_methods, make_jobs, planned_episodes
-from arpo.comparison.jobs import is_finished
+from arpo.comparison.jobs import is_finished, make_jobs, planned_episodes
+from arpo.comparison.methods import find_methods
 from arpo.config import Config
 from arpo.config.recipe import changed, load_config, to_toml
 from arpo.errors import UserError
@@ -20,25 +20,13 @@ PAPER = ["paper", "paper/grpo", "paper/rft", "paper/dpo"]
 
 
 def jobs_for(out: Path, *settings: str, seeds: int = 1, threads: int = 0, recipes: list[str] = PAPER):
-    return make_jobs(load_methods(recipes, settings), seeds, out, settings, threads)
+    return make_jobs(find_methods(recipes), seeds, out, settings, threads)
 
 
-def test_a_recipe_keeps_its_name_and_a_file_is_named_after_its_stem(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text("")
-    names = [method.name for method in load_methods(["paper/grpo", str(tmp_path / "mine.toml"), "desk"], [])]
-    assert names == ["paper-grpo", "mine", "desk"]
-
-
-def test_names_must_differ_and_not_be_reserved(tmp_path: Path) -> None:
-    (tmp_path / "desk.toml").write_text("")
-    (tmp_path / "base.toml").write_text("")
-    with pytest.raises(UserError, match="desk has the name 'desk' too: rename one of them"):
-        load_methods(["desk", str(tmp_path / "desk.toml")], [])
-    with pytest.raises(UserError, match="the name 'base' is reserved in a comparison"):
-        load_methods([str(tmp_path / "base.toml")], [])
+def test_folder_and_seed_of_a_run_are_no_settings(tmp_path: Path) -> None:
     for setting in (["--run.dir", "x"], ["--run.seed=3"]):
         with pytest.raises(UserError, match="a comparison sets it for each run"):
-            load_methods(["desk"], setting)
+            jobs_for(tmp_path, *setting, recipes=["desk"])
 
 
 def test_jobs_are_ordered_by_seed_and_offline_runs_wait_for_their_collection(tmp_path: Path) -> None:

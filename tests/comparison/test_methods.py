@@ -1,4 +1,4 @@
-"""Finished run folders as methods of a comparison: names, seeds, and what is refused."""
+"""The methods of a comparison: recipes and finished runs, their names and settings, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from arpo.cli.entry_point import main
-from arpo.comparison.run_groups import find_runs, split_words
+from arpo.comparison.methods import (
+    Method,
+    describe_differences,
+    find_methods,
+)
 from arpo.config import Config
+from arpo.config.recipe import load_config
 from arpo.errors import UserError
 from comparisons import RunRecords, write_run
 
@@ -17,16 +22,35 @@ SCORES = {"train": {"a": [1, 0], "b": [0, 0]}}
 DONE = RunRecords(base=SCORES, final=SCORES, batches=((4, 1, 2, 3.0),))
 
 
+def find(word: str) -> Method:
+    return find_methods([word])[0]
+
+
+def test_a_recipe_keeps_its_name_and_a_file_is_named_after_its_stem(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("")
+    names = [method.name for method in find_methods(["paper/grpo", str(tmp_path / "mine.toml"), "desk"])]
+    assert names == ["paper-grpo", "mine", "desk"]
+
+
+def test_names_must_differ_and_not_be_reserved(tmp_path: Path) -> None:
+    (tmp_path / "desk.toml").write_text("")
+    (tmp_path / "base.toml").write_text("")
+    with pytest.raises(UserError, match="desk has the name 'desk' too: rename one of them"):
+        find_methods(["desk", str(tmp_path / "desk.toml")])
+    with pytest.raises(UserError, match="the name 'base' is reserved in a comparison"):
+        find_methods([str(tmp_path / "base.toml")])
+
+
 def test_a_folder_is_one_run_or_the_runs_in_it(tmp_path: Path) -> None:
     for seed in (1, 0):
         write_run(tmp_path / "mine" / f"seed-{seed}", DONE)
-    several = find_runs(str(tmp_path / "mine"))
-    assert several is not None and several.name == "mine"
-    assert several.folders == {seed: tmp_path / "mine" / f"seed-{seed}" for seed in (0, 1)}
-    single = find_runs(str(tmp_path / "mine" / "seed-1"))
-    assert single is not None and (single.name, list(single.folders)) == ("mine", [1])
-    named = find_runs(f"other={tmp_path}/mine/seed-1,{tmp_path}/mine/seed-0")
-    assert named is not None and named.name == "other" and named.folders == several.folders
+    several = find(str(tmp_path / "mine"))
+    assert several.name == "mine"
+    assert several.runs == {seed: tmp_path / "mine" / f"seed-{seed}" for seed in (0, 1)}
+    single = find(str(tmp_path / "mine" / "seed-1"))
+    assert (single.name, list(single.runs)) == ("mine", [1])
+    named = find(f"other={tmp_path}/mine/seed-1,{tmp_path}/mine/seed-0")
+    assert named.name == "other" and named.runs == several.runs
 
 
 def test_recipes_are_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,8 +58,8 @@ def test_recipes_are_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "a=b.toml").write_text("")
     (tmp_path / "desk").mkdir()  # the shipped recipe has the name; ./desk is the folder
     write_run(tmp_path / "runs" / "seed-0", DONE)
-    recipes, groups = split_words(["desk", "a=b.toml", "runs", "mispelled"])
-    assert recipes == ["desk", "a=b.toml", "mispelled"] and list(groups) == ["runs"]
+    methods = find_methods(["desk", "a=b.toml", "runs", "mispelled"])
+    assert [bool(method.runs) for method in methods] == [False, False, True, False]
 
 
 def test_folders_that_cannot_be_compared(tmp_path: Path) -> None:
@@ -53,7 +77,7 @@ def test_folders_that_cannot_be_compared(tmp_path: Path) -> None:
         f"z={tmp_path}/x,{tmp_path}/y": "y/seed-3: has the seed 3 of",
     }.items():
         with pytest.raises(UserError) as caught:
-            find_runs(word)
+            find(word)
         assert reason in str(caught.value)
 
 
@@ -93,3 +117,39 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["compare", *words]) == 2
         assert reason in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def described(*recipes: str) -> list[str]:
+    names = {Path(recipe).stem: recipe for recipe in recipes}
+    configs = {name: load_config(recipe) for name, recipe in names.items()}
+    return describe_differences(configs, next(iter(names)), names)
+
+
+def test_a_recipe_that_does_not_extend_the_other_gets_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plain.toml").write_text("[replay]\nenabled = false\n[run]\nthreads = 1\n")
+    first, *keys, hint = described("desk", "plain.toml")
+    assert first == f"plain differs from desk in {len(keys)} settings"
+    assert len(keys) > 4 and "  replay.enabled          false (desk: true)" in keys
+    assert hint.endswith('put this line first in plain.toml: extends = "desk"')
+    Path("plain.toml").write_text('extends = "desk"\n[replay]\nenabled = false\n[run]\nthreads = 1\n')
+    assert described("desk", "plain.toml") == [
+        "plain differs from desk in 1 setting",
+        "  replay.enabled  false (desk: true)",
+    ]
+
+
+def test_the_hint_names_a_file_relative_to_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sub").mkdir()
+    Path("one.toml").write_text("[optim]\nlr = 0.5\n")
+    Path("sub/other.toml").write_text("[loss]\nkl = 0.25\n")
+    assert described("one.toml", "sub/other.toml")[-1].endswith('extends = "../one.toml"')
+    Path("sub/other.toml").write_text("[loss]\nkl = 0.25\n[optim]\nlr = 0.1\n")
+    assert "extends" not in described("one.toml", "sub/other.toml")[-1]  # it sets all that differs
+    Path("same.toml").write_text('extends = "desk"\n')
+    assert described("desk", "same.toml") == ["same has the settings of desk"]

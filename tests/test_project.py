@@ -80,9 +80,9 @@ def test_every_dependency_is_pinned():
 
 def test_continuous_integration_runs_every_test_target():
     script = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
-    goals = [word for line in script if line.startswith("make ") for word in line.split() if word[0] != "-"]
+    goals = [word for line in script if line.startswith("step ") for word in line.split() if word[0] != "-"]
     tests = [goal for goal in goals if goal.startswith("test")]
-    assert tests == ["test", "test-real", "test-slow", "test-vllm", "test-browser"]
+    assert tests == ["test", "test-real", "test-slow", "test-vllm", "test-browser", "test-cluster"]
 
 
 def test_the_hosted_workflow_runs_the_same_targets():

@@ -148,18 +148,19 @@ def load_recorded(path: Path) -> tuple[Config, list[str]]:
 def parse_recorded(text: str) -> tuple[Config, list[str]]:
     """The recipe that a run of any version wrote, and its keys that this version does not accept.
 
-    They have their defaults in the Config. Text that is not TOML raises ValueError or RecursionError.
+    They have their defaults in the Config. Text that is not TOML raises ValueError or RecursionError, a value
+    of a wrong type UserError.
     """
     known = {key.name: key for key in keys()}
     settings: dict[str, Any] = {}
     refused = []
     for section, table in tomllib.loads(text).items():
         for name, found in table.items() if isinstance(table, Mapping) else ():
-            try:
-                key = _known(f"{section}.{name}", known, "recipe")
-                settings[key.name] = _typed(key, found, "recipe")
-            except UserError:
+            key = known.get(f"{section}.{name}")
+            if key is None or (isinstance(found, str) and found not in (get_args(key.type) or (found,))):
                 refused.append(f"{section}.{name}")
+            else:
+                settings[key.name] = _typed(key, found, "recipe")
     return _build(settings), refused
 
 

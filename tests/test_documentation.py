@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from arpo.cli import osworld_flags
+from arpo.cli import eval_osworld_command
 from arpo.cli.commands import COMMANDS
 from arpo.cli.entry_point import main, parse_command
 from arpo.config.recipe import keys, load_config, shipped_recipes
@@ -48,7 +48,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def check_settings(name: str, options: Namespace, overrides: list[str]) -> None:
     """Load the config that the command would load. A UserError says what is wrong on the page."""
     if name == "eval osworld":
-        overrides = [*osworld_flags.overrides(options), *overrides]
+        overrides = [*eval_osworld_command.flag_overrides(options), *overrides]
     if name == "env-host":
         flags = {key: getattr(options, flag) for flag, key in FLAGS_OF_HOSTS.items()}
         overrides += [f"--{key}={value}" for key, value in flags.items() if value is not None]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from arpo.cli import doctor_machines
+from arpo.cli import doctor
 from arpo.cli.doctor import machine_findings
 from arpo.cli.entry_point import main
 from arpo.config.settings import OSWorldConfig
@@ -14,12 +14,12 @@ from arpo.errors import UserError
 
 
 def test_docker_needs_client_and_engine() -> None:
-    assert doctor_machines.docker(["echo", "27.1.0 27.0.3"]) == "client 27.1.0, engine 27.0.3"
+    assert doctor.docker(["echo", "27.1.0 27.0.3"]) == "client 27.1.0, engine 27.0.3"
     with pytest.raises(UserError, match="the client `docker` is not installed"):
-        doctor_machines.docker(["/none/docker", "version"])
+        doctor.docker(["/none/docker", "version"])
     silent = "echo 27.1.0; echo note >&2; echo 'Cannot connect to the Docker daemon' >&2; exit 1"
     with pytest.raises(UserError) as refused:
-        doctor_machines.docker(["sh", "-c", silent])
+        doctor.docker(["sh", "-c", silent])
     assert str(refused.value) == (
         "the engine does not answer the client: Cannot connect to the Docker daemon"
     )
@@ -28,32 +28,32 @@ def test_docker_needs_client_and_engine() -> None:
 def test_kvm_needs_a_device_that_this_user_may_use(tmp_path: Path) -> None:
     device = tmp_path / "kvm"
     with pytest.raises(UserError, match="kvm does not exist"):
-        doctor_machines.kvm(device)
+        doctor.kvm(device)
     device.touch()
-    assert doctor_machines.kvm(device) == f"{device} is accessible"
+    assert doctor.kvm(device) == f"{device} is accessible"
 
 
 def test_the_image_is_an_unpacked_disk(tmp_path: Path) -> None:
     path = tmp_path / "Ubuntu.qcow2"
     config = OSWorldConfig(machine=str(path))
     with pytest.raises(UserError, match=f"no disk image at {path}"):
-        doctor_machines.image(config)
+        doctor.image(config)
     path.write_bytes(b"PK\x03\x04 a zip archive")
     with pytest.raises(UserError, match="is not a qcow2 disk image; a"):
-        doctor_machines.image(config)
+        doctor.image(config)
     with path.open("wb") as file:
         file.write(b"QFI\xfb")
         file.truncate(3 * 2**29)  # sparse
-    assert doctor_machines.image(config) == f"{path}, 1.5 GiB"
+    assert doctor.image(config) == f"{path}, 1.5 GiB"
 
 
 def test_limits_are_those_of_control_groups_or_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = "arpo.envs.osworld.fork_server.control_groups"
     monkeypatch.setattr(groups, lambda: None)
     with pytest.raises(UserError, match="no control groups: 4096 MiB, 2048 processes per desktop, but"):
-        doctor_machines.limits(OSWorldConfig())
+        doctor.limits(OSWorldConfig())
     monkeypatch.setattr(groups, object)
-    assert doctor_machines.limits(OSWorldConfig(cpus=1.5)) == (
+    assert doctor.limits(OSWorldConfig(cpus=1.5)) == (
         "control groups: 4096 MiB, 2048 processes, 1.5 CPU cores per desktop"
     )
 

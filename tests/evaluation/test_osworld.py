@@ -17,7 +17,7 @@ from aiohttp import web
 
 import verdicts
 from arpo.actions import Action
-from arpo.cli import osworld_flags
+from arpo.cli import eval_osworld_command
 from arpo.cli.entry_point import _parser, main
 from arpo.config import Config
 from arpo.config.recipe import load_config
@@ -271,8 +271,8 @@ def test_tasks_that_cannot_run_are_never_scored(tmp_path: Path, capsys: pytest.C
 
 def configured(*words: str) -> tuple[Config, list[str]]:
     options = _parser().parse_args(["eval osworld", *words])
-    config = load_config(options.recipe, osworld_flags.overrides(options))
-    return config, osworld_flags.notes(options, config)
+    config = load_config(options.recipe, eval_osworld_command.flag_overrides(options))
+    return config, eval_osworld_command.notes(options, config)
 
 
 def test_the_published_command() -> None:
@@ -317,7 +317,7 @@ def test_flags_are_settings(words: str, key: str, value: Any) -> None:
 
 
 def test_every_flag_has_both_spellings() -> None:
-    for flag in osworld_flags.FLAGS:
+    for flag in eval_osworld_command.FLAGS:
         assert {flag.name, "--" + flag.key} <= set(flag.spellings.split())
 
 

@@ -5,18 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from arpo.cli.command import Command, argument
 from arpo.config import Config
 from arpo.config.recipe import load_config
 from arpo.errors import UserError
 from arpo.interrupts import run_interruptibly
-
-LESSON = """\
-MODULE:CLASS is a Python class without constructor arguments and with the async methods start, step, evaluate
-and close (see arpo.envs.base.Env and the tutorial). Your own class needs --tasks.
-If a task has a "solution", a list of calls such as "click(start_box='(105,63)')" in pixels of the screenshot,
-check-env plays it: it must score 1, and doing nothing must not. No model sees it.
-Prints one line per rule that holds and one per finding: file and line, what is wrong, what to write instead.
-Exit code 1 if a line begins with FAIL; warn and skip are no failures."""
 
 
 def run_check_env(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -52,3 +45,27 @@ def _default_tasks(config: Config) -> str:
             "--tasks tasks.json"
         )
     return config.tasks.train
+
+
+COMMAND = Command(
+    name="check-env",
+    run=run_check_env,
+    purpose="test your own environment with the conformance suite",
+    lesson="""\
+MODULE:CLASS is a Python class without constructor arguments and with the async methods start, step, evaluate
+and close (see arpo.envs.base.Env and the tutorial). Your own class needs --tasks.
+If a task has a "solution", a list of calls such as "click(start_box='(105,63)')" in pixels of the screenshot,
+check-env plays it: it must score 1, and doing nothing must not. No model sees it.
+Prints one line per rule that holds and one per finding: file and line, what is wrong, what to write instead.
+Exit code 1 if a line begins with FAIL; warn and skip are no failures.""",
+    example="arpo check-env my_package.my_env:MyEnv --tasks my-tasks.json --env.step_seconds 5",
+    arguments=(
+        argument("target", "class to check", metavar="MODULE:CLASS"),
+        argument(
+            "--tasks",
+            "tasks for the checks (default: tasks.train; required for your own class)",
+            metavar="SOURCE",
+        ),
+    ),
+    settings=True,
+)

@@ -30,13 +30,14 @@ def argument(name: str, help: str, **details: Any) -> tuple[str, dict[str, Any]]
 
 
 RECIPE_HELP = "TOML file or name of a shipped recipe"
-RECIPE = argument(
-    "recipe",
-    f"{RECIPE_HELP} (default: %(default)s); change its keys with --section.key VALUE",
-    nargs="?",
-    default="desk",
-    metavar="RECIPE",
-)
+
+
+def recipe_argument(
+    default: str | None = "desk", help: str = f"{RECIPE_HELP} (default: %(default)s)"
+) -> tuple[str, dict[str, Any]]:
+    """The recipe as an optional positional argument."""
+    text = f"{help}; change its keys with --section.key VALUE"
+    return argument("recipe", text, nargs="?", default=default, metavar="RECIPE")
 
 
 def count(text: str) -> int:

@@ -10,19 +10,20 @@ import asyncio
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from arpo.cli import doctor_machines
 from arpo.config import Config
 from arpo.config.recipe import find_program
 from arpo.config.settings import OSWorldConfig
+from arpo.envs.osworld.env import DEFAULT_IMAGE, IMAGE_SOURCE
 from arpo.errors import UserError
 from arpo.serving.placement import parse_gpus, place_on_gpus
 from arpo.serving.vllm_server import INSTALL, find_vllm
@@ -35,6 +36,22 @@ BOOT_SECONDS = 60.0
 OPTIONAL = {"wandb": "metrics on Weights & Biases: pip install 'arpo[wandb]'"}
 BFLOAT16_FLAGS = {"bf16", "avx512_bf16", "amx_bf16"}  # aarch64, x86
 CPUINFO = Path("/proc/cpuinfo")
+KVM = Path("/dev/kvm")
+QCOW2 = b"QFI\xfb"  # the first bytes of a disk image
+DOCKER_SECONDS = 20.0
+DOCKER_VERSIONS = ("docker", "version", "--format", "{{.Client.Version}} {{.Server.Version}}")
+DOCKER_REMEDY = (
+    'only for osworld.provider = "docker": install Docker Engine, start it, and add your user to its group'
+)
+KVM_REMEDY = (
+    "only for virtual machines, which are very slow without it: enable virtualisation (firmware or cloud "
+    "instance), and add your user to the group kvm"
+)
+IMAGE_REMEDY = f'only for osworld.provider = "docker": unpack {IMAGE_SOURCE}, or set osworld.machine'
+LIMITS_REMEDY = (
+    "needs a cgroup v2 that this user may write to: as root outside containers, or inside your systemd "
+    "session: systemd-run --user --scope arpo train …"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +71,7 @@ class Finding:
         return line if self.works or not self.remedy else f"{line}\n{'':>10}{'':<14} -> {self.remedy}"
 
 
-def run_doctor() -> int:
+def check_machine() -> int:
     """Print the result of each check. Returns 0 if training works on this machine, otherwise 1."""
     ready = True
     for finding in findings():
@@ -66,7 +83,7 @@ def run_doctor() -> int:
     return 0 if ready else 1
 
 
-def run_memory(config: Config, gpu: int | None, gpus: int | None = None) -> int:
+def plan_recipe(config: Config, gpu: int | None, gpus: int | None = None) -> int:
     """Print the GPU memory of the recipe, and settings to reduce it if it does not fit.
 
     Plans for `gpus` GPUs of `gpu` GiB (None: those of this machine). Returns 1 if the recipe does not fit. If
@@ -125,20 +142,20 @@ def _desktops(config: OSWorldConfig) -> list[Finding]:
     remedy = "arpo osworld install, on Debian or Ubuntu"
     found = [_try("real desktops", _real_desktops, remedy, needed=False)]
     if find_program(config.python) is not None:
-        limits = partial(doctor_machines.limits, config)
-        found.append(_try("limits", limits, doctor_machines.LIMITS_REMEDY, needed=False, warning=True))
+        check = partial(limits, config)
+        found.append(_try("limits", check, LIMITS_REMEDY, needed=False, warning=True))
     return found
 
 
 def machine_findings(config: OSWorldConfig, *, warning: bool = False) -> list[Finding]:
     """Checks for virtual machines. `warning`: the recipe needs them."""
     return [
-        _try("Docker", doctor_machines.docker, doctor_machines.DOCKER_REMEDY, needed=False, warning=warning),
-        _try("KVM", doctor_machines.kvm, doctor_machines.KVM_REMEDY, needed=False, warning=warning),
+        _try("Docker", docker, DOCKER_REMEDY, needed=False, warning=warning),
+        _try("KVM", kvm, KVM_REMEDY, needed=False, warning=warning),
         _try(
             "OSWorld image",
-            partial(doctor_machines.image, config),
-            doctor_machines.IMAGE_REMEDY,
+            partial(image, config),
+            IMAGE_REMEDY,
             needed=False,
             warning=warning,
         ),
@@ -271,6 +288,57 @@ def _real_desktops() -> str:
     return f"a light desktop starts and closes in {time.monotonic() - began:.1f} s"
 
 
+def _disk() -> str:
+    with tempfile.NamedTemporaryFile(dir=Path.cwd()):
+        free = shutil.disk_usage(Path.cwd()).free / 2**30
+    return f"{Path.cwd()} is writable, {free:.0f} GiB free"
+
+
+def docker(command: Sequence[str] = DOCKER_VERSIONS) -> str:
+    """Versions of client and engine. Raises UserError if one of them does not answer."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DOCKER_SECONDS, check=False)
+    except FileNotFoundError:
+        raise UserError("the client `docker` is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise UserError(f"the engine does not answer within {DOCKER_SECONDS:g} s") from None
+    versions = done.stdout.split()
+    if done.returncode or len(versions) != 2:
+        said = done.stderr.strip() or f"exit status {done.returncode}"
+        raise UserError(f"the engine does not answer the client: {said.splitlines()[-1]}")
+    return f"client {versions[0]}, engine {versions[1]}"
+
+
+def kvm(device: Path = KVM) -> str:
+    if not device.exists():
+        raise UserError(f"{device} does not exist")
+    if not os.access(device, os.R_OK | os.W_OK):
+        raise UserError(f"{device}: this user may not use it")
+    return f"{device} is accessible"
+
+
+def image(config: OSWorldConfig) -> str:
+    """Path and size of the disk image of provider "docker"."""
+    path = Path(config.machine or DEFAULT_IMAGE).absolute()
+    if not path.is_file():
+        raise UserError(f"no disk image at {path}")
+    with path.open("rb") as file:
+        if file.read(len(QCOW2)) != QCOW2:
+            raise UserError(f"{path}: is not a qcow2 disk image; a .zip must be unpacked first")
+    return f"{path}, {path.stat().st_size / 2**30:.1f} GiB"
+
+
+def limits(config: OSWorldConfig) -> str:
+    """Limits of one light desktop. Raises UserError if this user cannot make control groups."""
+    from arpo.envs.osworld.fork_server import control_groups
+    from arpo.envs.osworld.limits import MAX_PROCESSES
+
+    values = f"{config.memory_megabytes} MiB, {MAX_PROCESSES} processes"
+    if control_groups() is None:
+        raise UserError(f"no control groups: {values} per desktop, but memory and CPU time count per process")
+    return f"control groups: {values}, {config.cpus:g} CPU cores per desktop"
+
+
 def _vllm() -> str:
     """Interpreter and kind of vLLM. Raises UserError if it is not installed."""
     python, on_cpu = find_vllm(Config())
@@ -297,9 +365,3 @@ def plan_servers(config: Config, gpus: int | None, gpu_bytes: int | None) -> tup
     lines = describe_server(info, config, gpu_bytes, shared=shared)
     learner = plan_memory(info, config) if shared else None
     return lines, gpu_bytes is None or fits(server_memory(info, config), learner, gpu_bytes)
-
-
-def _disk() -> str:
-    with tempfile.NamedTemporaryFile(dir=Path.cwd()):
-        free = shutil.disk_usage(Path.cwd()).free / 2**30
-    return f"{Path.cwd()} is writable, {free:.0f} GiB free"

@@ -6,30 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from arpo.cli.command import RECIPE, RECIPE_HELP, argument
+from arpo.cli.command import RECIPE_HELP, Command, argument, recipe_argument
 from arpo.config.recipe import load_config, shipped_recipes
-
-LESSON = """\
-Episodes per task: eval.rollouts for tasks.train (0: none), eval.heldout_rollouts for tasks.heldout,
-one for tasks.overall; sampling at eval.temperature. New tasks of desk:fresh are not played.
-Writes success rates and counts as JSON, for each set of held-out tasks.
-RECIPE may be the folder of a finished run: its recipe, with its trained model.
-Desk has three held-out sets: new instances, new goal families, new applications. Each has a half to choose
-settings with (desk:validation) and a half for the final measurement (desk:test).
-If it is interrupted, run the same command again: it plays only the missing episodes."""
-
-EXAMPLE = """\
-arpo eval --out base.json
-arpo eval --model.path exported --eval.rollouts 16 --out after.json
-arpo eval runs/mine --tasks.heldout desk:test --eval.rollouts 0 --out test.json"""
-
-ARGUMENTS = (
-    (
-        RECIPE[0],
-        RECIPE[1] | {"help": RECIPE[1]["help"].replace(RECIPE_HELP, f"{RECIPE_HELP}, or run folder")},
-    ),
-    argument("--out", "output file (JSON)", type=Path, required=True, metavar="FILE"),
-)
 
 
 def run_eval(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -42,3 +20,27 @@ def run_eval(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from arpo.evaluation.evaluate import run_evaluation
 
     return run_evaluation(config, options.out)
+
+
+COMMAND = Command(
+    name="eval",
+    run=run_eval,
+    purpose="measure the success rate of a model on training and held-out tasks",
+    lesson="""\
+Episodes per task: eval.rollouts for tasks.train (0: none), eval.heldout_rollouts for tasks.heldout,
+one for tasks.overall; sampling at eval.temperature. New tasks of desk:fresh are not played.
+Writes success rates and counts as JSON, for each set of held-out tasks.
+RECIPE may be the folder of a finished run: its recipe, with its trained model.
+Desk has three held-out sets: new instances, new goal families, new applications. Each has a half to choose
+settings with (desk:validation) and a half for the final measurement (desk:test).
+If it is interrupted, run the same command again: it plays only the missing episodes.""",
+    example="""\
+arpo eval --out base.json
+arpo eval --model.path exported --eval.rollouts 16 --out after.json
+arpo eval runs/mine --tasks.heldout desk:test --eval.rollouts 0 --out test.json""",
+    arguments=(
+        recipe_argument(help=f"{RECIPE_HELP}, or run folder (default: %(default)s)"),
+        argument("--out", "output file (JSON)", type=Path, required=True, metavar="FILE"),
+    ),
+    settings=True,
+)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from arpo.actions import render
 from arpo.api import Episode, Step, play
+from arpo.cli.command import RECIPE_HELP, Command, argument
 from arpo.config import Config
+from arpo.config.recipe import load_config
 from arpo.errors import ArpoFault, UserError, printable
-from arpo.reporting.display import count_noun
 from arpo.types import Task
-from arpo.viewer.outcomes import describe_end
 
 
-def run_play(task: str, config: Config, save: Path | None) -> int:
-    """Play the task with this id, or a random one. `save` is a folder for drawings of the steps."""
+def run_play(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    config, save = load_config(options.recipe, overrides), options.save
+    from arpo.reporting.display import count_noun
+
     if save is not None:
         save.mkdir(parents=True, exist_ok=True)
-    playing = play(task, config)
+    playing = play(options.task, config)
     print(f"task {playing.task.id}: {printable(playing.task.instruction)}", flush=True)
     began = shown = time.monotonic()
     try:
@@ -49,6 +53,8 @@ def _describe(step: Step, seconds: float) -> str:
 
 
 def _describe_result(episode: Episode, task: Task, config: Config) -> str:
+    from arpo.viewer.outcomes import describe_end
+
     reason, detail = describe_end(
         episode.outcome,
         solved=episode.score >= config.replay.threshold,
@@ -56,3 +62,22 @@ def _describe_result(episode: Episode, task: Task, config: Config) -> str:
         limits=config.rollout,
     )
     return printable(f"score {episode.score:g}: {reason}" + (f" ({detail})" if detail else ""))
+
+
+COMMAND = Command(
+    name="play",
+    run=run_play,
+    purpose="play one task with a model, and print each step",
+    lesson="""\
+TASK is the id of a training or held-out task of the recipe, or random. Prints the time, the thought and the
+actions of each step, and the score. The same task, model and run.seed give the same episode.""",
+    example="""\
+arpo play random
+arpo play pool-023 --model.path runs/desk/model --save steps""",
+    arguments=(
+        argument("task", "task id, or random", metavar="TASK"),
+        argument("--recipe", f"{RECIPE_HELP} (default: %(default)s)", default="desk", metavar="RECIPE"),
+        argument("--save", "folder for screenshots with the actions drawn", type=Path, metavar="FOLDER"),
+    ),
+    settings=True,
+)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
+
+from arpo.cli.command import Command, argument
 from arpo.config.recipe import find_recipe, nearest, shipped_recipes
 from arpo.errors import UserError
 
 
-def run_recipes(name: str | None) -> int:
+def run_recipes(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Print the shipped recipe `name`; None: one line for each, from the first comment of its file."""
-    names = shipped_recipes()
+    name, names = options.name, shipped_recipes()
     if name is None:
         width = max(map(len, names))
         # Recipes of the top folder first, then their variants.
@@ -25,3 +29,16 @@ def run_recipes(name: str | None) -> int:
 def purpose(name: str) -> str:
     """The first line of the recipe's file, without its comment sign."""
     return find_recipe(name).read_text("utf-8").partition("\n")[0].removeprefix("# ")
+
+
+COMMAND = Command(
+    name="recipes",
+    run=run_recipes,
+    purpose="list the shipped recipes, or print one",
+    lesson="""\
+Prints one line for each shipped recipe: what it trains and what it needs. With NAME, prints the file.""",
+    example="""\
+arpo recipes
+arpo recipes desk > mine.toml""",
+    arguments=(argument("name", "name of a shipped recipe", nargs="?", metavar="NAME"),),
+)

@@ -8,40 +8,8 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from arpo.cli.command import RECIPE_HELP, argument, count
+from arpo.cli.command import RECIPE_HELP, Command, argument, count
 from arpo.config.recipe import load_config
-
-LESSON = """\
-Starts vLLM servers, one per GPU, and waits until they answer (about a minute). A server that dies or hangs is
-started again. Ctrl-C ends all servers; so does a kill of this command.
-Other commands use the servers with --engine.name vllm --engine.endpoints http://127.0.0.1:9000-9003. They
-need the same model and the same keys of the recipe: model.*, rollout.max_images, rollout.max_context_tokens.
-For training with LoRA, add --model.train lora.
-By default the servers listen on 127.0.0.1 only. To listen on another address, set the environment variable
-ARPO_ENGINE_KEY to the same secret (at least 16 characters) for the servers and for their callers.
-Install vLLM with pip install 'arpo[vllm]', or in an environment of its own (engine.python)."""
-EXAMPLE = """\
-arpo serve base
-arpo serve /models/UI-TARS-1.5-7B --recipe osworld_128 --gpus 0-7
-arpo train osworld_128 --engine.name vllm --engine.endpoints http://127.0.0.1:9000-9007
-ARPO_ENGINE_KEY=SECRET arpo serve ORG/NAME --gpus 0-3 --host 0.0.0.0"""
-ARGUMENTS = (
-    argument("model", "model to serve; sets model.path", metavar="MODEL"),
-    argument("--recipe", f"{RECIPE_HELP} (default: %(default)s)", default="desk", metavar="RECIPE"),
-    argument(
-        "--replicas", "number of servers (default: one per GPU of --gpus, or 1)", type=count, metavar="N"
-    ),
-    argument("--gpus", "GPUs, such as 0-3,6; sets engine.gpus", metavar="LIST"),
-    argument("--port", "port of the first server; sets engine.port", metavar="PORT"),
-    argument("--host", "address to listen on (default: %(default)s)", default="127.0.0.1", metavar="HOST"),
-    argument(
-        "--log-dir",
-        "folder for logs (default: %(default)s)",
-        type=Path,
-        default=Path("runs/serve"),
-        metavar="FOLDER",
-    ),
-)
 
 
 def run_serve(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -79,3 +47,44 @@ def _end_once(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None
         loop.remove_signal_handler(number)
     print("ending all servers", flush=True)
     task.cancel()
+
+
+COMMAND = Command(
+    name="serve",
+    run=run_serve,
+    purpose="start vLLM servers of a model, for other commands",
+    lesson="""\
+Starts vLLM servers, one per GPU, and waits until they answer (about a minute). A server that dies or hangs is
+started again. Ctrl-C ends all servers; so does a kill of this command.
+Other commands use the servers with --engine.name vllm --engine.endpoints http://127.0.0.1:9000-9003. They
+need the same model and the same keys of the recipe: model.*, rollout.max_images, rollout.max_context_tokens.
+For training with LoRA, add --model.train lora.
+By default the servers listen on 127.0.0.1 only. To listen on another address, set the environment variable
+ARPO_ENGINE_KEY to the same secret (at least 16 characters) for the servers and for their callers.
+Install vLLM with pip install 'arpo[vllm]', or in an environment of its own (engine.python).""",
+    example="""\
+arpo serve base
+arpo serve /models/UI-TARS-1.5-7B --recipe osworld_128 --gpus 0-7
+arpo train osworld_128 --engine.name vllm --engine.endpoints http://127.0.0.1:9000-9007
+ARPO_ENGINE_KEY=SECRET arpo serve ORG/NAME --gpus 0-3 --host 0.0.0.0""",
+    arguments=(
+        argument("model", "model to serve; sets model.path", metavar="MODEL"),
+        argument("--recipe", f"{RECIPE_HELP} (default: %(default)s)", default="desk", metavar="RECIPE"),
+        argument(
+            "--replicas", "number of servers (default: one per GPU of --gpus, or 1)", type=count, metavar="N"
+        ),
+        argument("--gpus", "GPUs, such as 0-3,6; sets engine.gpus", metavar="LIST"),
+        argument("--port", "port of the first server; sets engine.port", metavar="PORT"),
+        argument(
+            "--host", "address to listen on (default: %(default)s)", default="127.0.0.1", metavar="HOST"
+        ),
+        argument(
+            "--log-dir",
+            "folder for logs (default: %(default)s)",
+            type=Path,
+            default=Path("runs/serve"),
+            metavar="FOLDER",
+        ),
+    ),
+    settings=True,
+)

@@ -13,50 +13,15 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from arpo.cli.command import Command
+from arpo.cli.command import Command, argument
 from arpo.errors import UserError
 from arpo.interrupts import run_interruptibly
-
-LESSON = """\
-Opens a page in the browser about runs (also during training), comparisons, collected episodes, and OSWorld
-results of any agent: curves, batches, groups, episodes with screenshots, tokens, tasks, failures, recipes.
-FOLDER is one of these, or a folder that contains several. The server listens on this machine only, and the
-address has a token: nobody else can read the page. Ctrl-C ends the server.
-An index file, .view-index.sqlite, is written beside each run. It can be deleted at any time.
---export writes a static site of chosen episodes instead. It opens from a file, without a server. --episodes
-chooses them with the filters of the list of episodes, for example task=pool-040&solved=0&size=20."""
-
-EXAMPLE = """\
-arpo view
-arpo view runs/desk runs/plain-grpo --no-open
-arpo view runs/desk --at /s/desk/batch/3
-arpo view runs/desk --export site --episodes 'replayed=1&size=20'"""
 
 
 def port(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"is {text!r}, must be a port from 0 to 65535")
     return int(text)
-
-
-ARGUMENTS: tuple[tuple[str, dict[str, Any]], ...] = (
-    (
-        "folders",
-        {"help": "folders (default: runs)", "type": Path, "nargs": "*", "metavar": "FOLDER"},
-    ),
-    ("--port", {"help": "port; 0: any free one (default: %(default)s)", "type": port, "default": 0}),
-    (
-        "--open",
-        {
-            "help": "browser window at the start (default: yes)",
-            "action": argparse.BooleanOptionalAction,
-            "default": True,
-        },
-    ),
-    ("--at", {"help": "page to open: the part of the address after #", "default": "", "metavar": "PATH"}),
-    ("--export", {"help": "output directory of a static site", "type": Path, "metavar": "FOLDER"}),
-    ("--episodes", {"help": "filters of the episodes to export", "default": "", "metavar": "FILTERS"}),
-)
 
 
 def run_view(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -121,7 +86,30 @@ COMMAND = Command(
     name="view",
     run=run_view,
     purpose="open runs and results in the browser",
-    lesson=LESSON,
-    example=EXAMPLE,
-    arguments=ARGUMENTS,
+    lesson="""\
+Opens a page in the browser about runs (also during training), comparisons, collected episodes, and OSWorld
+results of any agent: curves, batches, groups, episodes with screenshots, tokens, tasks, failures, recipes.
+FOLDER is one of these, or a folder that contains several. The server listens on this machine only, and the
+address has a token: nobody else can read the page. Ctrl-C ends the server.
+An index file, .view-index.sqlite, is written beside each run. It can be deleted at any time.
+--export writes a static site of chosen episodes instead. It opens from a file, without a server. --episodes
+chooses them with the filters of the list of episodes, for example task=pool-040&solved=0&size=20.""",
+    example="""\
+arpo view
+arpo view runs/desk runs/plain-grpo --no-open
+arpo view runs/desk --at /s/desk/batch/3
+arpo view runs/desk --export site --episodes 'replayed=1&size=20'""",
+    arguments=(
+        argument("folders", "folders (default: runs)", type=Path, nargs="*", metavar="FOLDER"),
+        argument("--port", "port; 0: any free one (default: %(default)s)", type=port, default=0),
+        argument(
+            "--open",
+            "browser window at the start (default: yes)",
+            action=argparse.BooleanOptionalAction,
+            default=True,
+        ),
+        argument("--at", "page to open: the part of the address after #", default="", metavar="PATH"),
+        argument("--export", "output directory of a static site", type=Path, metavar="FOLDER"),
+        argument("--episodes", "filters of the episodes to export", default="", metavar="FILTERS"),
+    ),
 )

@@ -1,0 +1,33 @@
+"""`arpo collect`: records episodes for offline training."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from arpo.cli.command import Command, recipe_argument
+from arpo.config.recipe import load_config
+
+
+def run_collect(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    config = load_config(options.recipe, overrides)
+    from arpo.training.collect import run_collection
+
+    return run_collection(config)
+
+
+COMMAND = Command(
+    name="collect",
+    run=run_collect,
+    purpose="record episodes of the training tasks, for offline training",
+    lesson="""\
+Plays the same number of episodes as `arpo train` with the same recipe, without training the model:
+train.epochs x training tasks (or train.tasks) x rollout.group_size. Output in run.dir.
+If it is interrupted, run the same command again: it plays the missing episodes. A larger train.epochs or
+train.tasks adds episodes.""",
+    example="""\
+arpo collect paper --run.dir runs/collected
+arpo train paper/rft --offline.source runs/collected --run.dir runs/rft""",
+    arguments=(recipe_argument(),),
+    settings=True,
+)

@@ -84,6 +84,7 @@ def arpo(environment: dict[str, str], folder: Path, *commands: str) -> tuple[lis
     return done.stdout.splitlines(), [line for line in done.stderr.splitlines() if line.startswith("arpo: ")]
 
 
+@pytest.mark.slow
 def test_a_pushed_model_comes_back_the_same(run: Path, hub: Hub, tmp_path: Path) -> None:
     before = Repository(private=True)
     before.commit({"model-00001-of-00002.safetensors": b"old", "picture.png": b"kept"})
@@ -120,6 +121,7 @@ def test_a_pushed_model_comes_back_the_same(run: Path, hub: Hub, tmp_path: Path)
     assert before.private  # an existing repository stays private
 
 
+@pytest.mark.slow
 def test_refusals_come_before_the_work(run: Path, hub: Hub, tmp_path: Path) -> None:
     hub.forbidden.add("other")
     _, errors = arpo(

@@ -17,6 +17,8 @@ import fake_vllm
 from arpo.cli.entry_point import main
 from processes import descendants, wait_until
 
+pytestmark = pytest.mark.slow
+
 KEY = "0123456789abcdef"
 
 

@@ -12,6 +12,7 @@ from arpo.cli.entry_point import main
 from viewed_runs import make_run
 
 
+@pytest.mark.slow
 def test_it_prints_the_address_and_ends_with_ctrl_c(tmp_path):
     make_run(tmp_path / "desk")
     command = [sys.executable, "-m", "arpo", "view", str(tmp_path), "--no-open", "--at", "/s/desk/batch/2"]

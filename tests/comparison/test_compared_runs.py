@@ -18,6 +18,8 @@ import pytest
 from arpo.cli.entry_point import main
 from arpo.comparison.methods import collection_seconds
 
+pytestmark = pytest.mark.slow
+
 TASKS = {"train": ("desk:pool", "pool-001", "pool-010"), "heldout": ("desk:heldout", "heldout-006")}
 ARPO = """
 extends = "desk"

@@ -15,6 +15,8 @@ from kill_at import Ended, arpo
 from test_resume import TASKS, episodes, metrics
 from trained import group_numbers
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = """
     --train.max_staleness 1 --train.epochs 4 --train.tasks_per_batch 4 --train.tasks_per_update 2
     --rollout.max_steps 3 --env.parallel 6 --eval.every 2 --eval.rollouts 1 --eval.heldout_rollouts 1

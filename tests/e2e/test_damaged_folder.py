@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from arpo.cli.entry_point import main
 
+pytestmark = pytest.mark.slow
+
 TASKS = {"pool": ("pool-001", "pool-013"), "heldout": ("heldout-006",)}
 SETTINGS = """
     --train.epochs 2 --train.tasks_per_batch 2 --train.tasks_per_update 2 --rollout.max_steps 2

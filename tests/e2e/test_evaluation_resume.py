@@ -10,6 +10,8 @@ import pytest
 
 from kill_at import Ended, arpo
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = """
     --rollout.max_steps 3 --eval.rollouts 3 --eval.heldout_rollouts 1 --run.threads 1 --env.parallel 4
     --tasks.ids pool-001,pool-010,pool-013,heldout-001,heldout-006

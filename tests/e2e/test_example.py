@@ -8,8 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from arpo.actions import Click, Point
 from arpo.tasks.lists import check_disjoint, load_tasks
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -6,7 +6,11 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from kill_at import Ended, arpo
+
+pytestmark = pytest.mark.slow
 
 # Goals that the base model sometimes reaches in three steps. The buffer holds successes of other tasks: it
 # comes back from the checkpoint.

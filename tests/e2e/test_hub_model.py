@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from arpo.config.recipe import load_config
 from arpo.models.loading import resolve_model
 from fake_hub import TOKEN, hub_environment, serving_hub
+
+pytestmark = pytest.mark.slow
 
 SMALL = """
     --run.threads 1 --train.tasks_per_batch 1 --train.tasks_per_update 1 --rollout.max_steps 1

@@ -10,6 +10,8 @@ import pytest
 
 from kill_at import Ended, arpo
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = """
     --train.epochs 4 --rollout.max_steps 3 --optim.lr 1e-3 --loss.kl 0
     --eval.every 0 --eval.rollouts 1 --eval.heldout_rollouts 1 --run.threads 1 --store.tensorboard false
@@ -40,7 +42,7 @@ class Offline:
             "--tasks.heldout",
             f"{self._folder}/heldout.json",
         )
-        words = (command, *SETTINGS.split(), *tasks, "--run.dir", str(self._folder / run), *more)
+        words = (command, "desk", *SETTINGS.split(), *tasks, "--run.dir", str(self._folder / run), *more)
         return arpo(self._folder / f"{run}.log", *words, at=at)
 
     def train(self, method: str, run: str, at: str = "") -> Ended:

@@ -15,6 +15,8 @@ import arpo
 from arpo.plugins import KINDS
 from verdicts import HELDOUT, select
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "python.md").read_text("utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

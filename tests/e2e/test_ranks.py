@@ -14,6 +14,8 @@ import pytest
 
 from kill_at import Ended, arpo
 
+pytestmark = pytest.mark.slow
+
 TASKS = {
     "train": ("desk:pool", "pool-054", "pool-055", "pool-076", "pool-101"),
     "heldout": ("desk:heldout", "heldout-006"),

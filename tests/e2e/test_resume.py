@@ -14,6 +14,8 @@ import pytest
 from arpo.storage.run_folder import RunFolder
 from kill_at import MOMENTS, Ended, arpo
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = """
     --train.epochs 4 --train.tasks_per_batch 4 --train.tasks_per_update 2 --rollout.max_steps 3
     --eval.every 2 --eval.rollouts 1 --eval.heldout_rollouts 1 --run.threads 1

@@ -59,6 +59,7 @@ SMALL = """
 """
 
 
+@pytest.mark.slow
 def test_full_and_read_only_disks_are_one_line(tmp_path: Path) -> None:
     disk, out = tmp_path / "disk", tmp_path / "out"
     disk.mkdir()

@@ -703,6 +703,7 @@ def test_a_leased_environment_must_be_started():
     asyncio.run(play())
 
 
+@pytest.mark.slow
 def test_a_run_on_a_host_equals_a_local_run(tmp_path):
     """The files are byte-identical with one environment at a time.
 

@@ -159,6 +159,7 @@ def test_each_trial_draws_for_itself(tmp_path: Path) -> None:
     assert len(seeds) == 2 and all(0 <= seed < 2**63 for seed in seeds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGKILL])
 def test_stopped_or_killed_the_same_command_goes_on(tmp_path: Path, blow: signal.Signals) -> None:
     stuck = True

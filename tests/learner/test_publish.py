@@ -155,6 +155,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("train", ["all", "language", "lora"])
 def test_ranks_publish_the_same_without_gathering_the_model(

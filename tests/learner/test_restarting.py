@@ -23,6 +23,8 @@ from processes import descendants
 from rank_learners import alone, batches, config, on_ranks, renderer_of, tensors, train
 from tiny_vlm import save_folder, tiny_model
 
+pytestmark = pytest.mark.slow
+
 
 class KillableRanks(LocalRanks):
     """Counts starts, and kills running ranks."""

@@ -57,6 +57,8 @@ from rank_learners import (
 )
 from tiny_vlm import QWEN2_5, QWEN3, save_folder, tiny_model, tiny_qwen3, tiny_renderer
 
+pytestmark = pytest.mark.slow
+
 Stats = Sequence[Sequence[TokenStats]]
 
 

@@ -11,6 +11,8 @@ from arpo.learner.sharded import marked
 from rank_learners import alone, batches, config, on_ranks, renderer_of, tensors, train
 from tiny_vlm import save_folder, tiny_model
 
+pytestmark = pytest.mark.slow
+
 
 def test_rank_0_writes_everything_if_no_other_rank_sees_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -106,6 +106,7 @@ def check_against_stock(
         torch.testing.assert_close(mine.grad, theirs.grad, atol=close, rtol=close, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled_parts_equal_plain_transformers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms, gates and rotary positions of both towers, as on a GPU."""
@@ -129,6 +130,7 @@ def test_compiled_parts_equal_plain_transformers(family: str, monkeypatch: pytes
         torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-4, rtol=1e-4, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "kept"),
     [

@@ -133,6 +133,7 @@ def state(config: Config) -> dict[str, Any]:
     return dict(json.loads((newest.path / "state.json").read_text("utf-8")))
 
 
+@pytest.mark.slow
 def test_a_stop_while_groups_play_keeps_the_finished_ones(tmp_path: Path) -> None:
     """Batches of 2 groups, 4 episodes each, one environment: the first group ends after 4 episodes.
 

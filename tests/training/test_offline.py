@@ -124,6 +124,7 @@ def test_a_run_and_a_collection_do_not_share_a_folder(source: Path, tmp_path: Pa
         run_collection(config)
 
 
+@pytest.mark.slow
 def test_each_method_takes_what_it_can_learn_from(source: Path, tmp_path: Path) -> None:
     sizes = {}
     for method, more in (("rft", ()), ("dpo", ()), ("kto", ("--offline.batch=5",))):
@@ -157,6 +158,7 @@ def test_a_pass_has_an_order_of_its_own_and_pairs_of_one_task(source: Path, tmp_
     assert trainer._updates(3) == trainer._updates(3) and len({str(pairs) for pairs in drawn}) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dpo", "kto"])
 def test_more_passes_go_on_where_fewer_ended(source: Path, tmp_path: Path, method: str) -> None:
     for name in ("whole", "parts"):

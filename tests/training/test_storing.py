@@ -42,6 +42,7 @@ def content(config: Config) -> dict[str, bytes]:
     return {name: (Path(config.run.dir) / name).read_bytes() for name in SAME}
 
 
+@pytest.mark.slow
 def test_processes_encode_the_screenshots_and_the_files_are_those_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_screenshot_is_encoded_when_it_is_taken(tmp_path: Path, monkeypatch: p
     assert all(early["evaluating", episode] for episode in evaluated)
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_stores_resumes_to_the_same_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def test_the_last_stage_of_a_run_is_careless() -> None:
     assert all(map(same, chunk(4000, 0), chunk(4000, 5)))
 
 
+@pytest.mark.slow
 def test_workers_continue_with_the_next_batch(chunks: list[list[LessonBatch]]) -> None:
     """A run that was interrupted after 6 updates continues with the third batch of the second chunk."""
     with LessonLoader(settings(), step=6) as batches:

@@ -200,6 +200,7 @@ def test_learning_the_same_lessons_again_lowers_the_loss(some: list[LessonBatch]
     assert losses[2] < losses[0] - 0.2
 
 
+@pytest.mark.slow
 def test_two_steps_leave_a_model_that_plain_transformers_loads(tmp_path: Path) -> None:
     messages: list[str] = []
     assert run_pretraining(settings(), tmp_path, messages.append)

@@ -25,16 +25,17 @@ class Scripted:
     def __init__(self, *codes: str | Exception) -> None:
         self.codes, self.healthy = list(codes), True
         self.started: list[float] = []
+        self._last: str | Exception = ""
 
     def start(self) -> Child:
         self.started.append(time.monotonic())
-        code = self.codes.pop(0) if len(self.codes) > 1 else self.codes[0]
+        code = self._last = self.codes.pop(0) if len(self.codes) > 1 else self.codes[0]
         if isinstance(code, Exception):
             raise code
         return Child([sys.executable, "-I", "-c", code], env={})
 
     def is_ready(self) -> bool:
-        return self.codes[0] == STAYS
+        return self._last == STAYS
 
     def is_healthy(self) -> bool:
         return self.healthy
@@ -63,7 +64,7 @@ def test_a_program_that_does_not_start_is_tried_again_and_its_reason_is_known() 
     with pytest.raises(UserError, match=r"the program did not start: .*No space left on device"):
         wait_until_ready([watch])
     assert wait_until(lambda: watch.was_ready)
-    assert (watch.state, watch.fault, watch.restarts) == ("healthy", "", 3)
+    assert (watch.state, watch.fault, watch.restarts) == ("healthy", "", 4)
     assert notes[0].startswith("the program: exit code 1; its last output: no such screen; restart in ")
     watch.close()
     assert watch.child is not None and watch.child.exit_reason == "killed by SIGKILL"

@@ -260,7 +260,9 @@ def test_files_open_in_their_applications(guest):
 def test_the_ports_of_browser_and_player_reach_the_guest(guest):
     guest.launch("google-chrome", "--remote-debugging-port=1337")
     guest.launch("socat", "tcp-listen:9222,fork", "tcp:localhost:1337")
-    guest.run("timeout 10 sh -c 'until curl -s localhost:9222/json/version; do sleep 0.1; done'")
+    # A page proves that the profile is loaded: a browser that ends earlier does not write it.
+    has_page = "curl -s localhost:9222/json/list | grep -q webSocketDebuggerUrl"
+    guest.run(f"timeout 20 sh -c 'until {has_page}; do sleep 0.1; done'")
     with urllib.request.urlopen(
         f"http://127.0.0.1:{guest.sandbox.ports.chromium}/json/version", timeout=20
     ) as got:

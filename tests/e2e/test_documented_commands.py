@@ -32,7 +32,7 @@ TINY = {
     "store.tensorboard": "false",
 }
 PLAYING = ("train", "collect", "eval", "screen", "play")
-SETTINGS_OF_FRESH = {"tasks.train": "desk:fresh", "train.tasks": "2"}
+SETTINGS_OF_FRESH = {"tasks.train": "desk:fresh", "tasks.distinct": "2", "rollout.max_steps": "8"}
 # Commands that are not run, by the word that tells them.
 NEEDS = {
     "--help": "tests/test_documentation.py runs them",

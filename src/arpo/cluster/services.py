@@ -80,7 +80,7 @@ class Cluster:
 
     def open_hosts(self) -> Hosts:
         """Start the hosts of cluster.hosts and wait until they listen. Raises UserError if one does not."""
-        config, role = self._config, host_role(self._config)
+        config, role = _of_service(self._config), host_role(self._config)
         shares = slots_of_hosts(config.env.parallel, role.count)
         configs = [replace(config, env=replace(config.env, parallel=slots)) for slots in shares]
         self.hosts = self.start(role, configs, "host", Path())
@@ -90,12 +90,11 @@ class Cluster:
     def start_servers(self, logs: Path) -> Services:
         config = self._config
         role = replica_role(config, on_gpus=has_gpus(living_nodes()))
-        return self.start(role, [config] * role.count, "server", logs)
+        return self.start(role, [_of_service(config)] * role.count, "server", logs)
 
     def start(self, role: Role, configs: Sequence[Config], kind: Kind, logs: Path) -> Services:
         orders = [
-            Order.of(_of_service(config), kind, f"{role.name} {number}", logs)
-            for number, config in enumerate(configs)
+            Order.of(config, kind, f"{role.name} {number}", logs) for number, config in enumerate(configs)
         ]
         return Services(role, orders, self.token, self.run, self._config.cluster.wait_seconds, self.notes)
 

@@ -74,7 +74,7 @@ def train(config: Recipe, *, display: bool = False) -> StoredRun:
     """
     config = load(config)
     from arpo.training.trainer import run_training
-    from arpo.viewer.report import write_report
+    from arpo.viewer.export import write_report
 
     if run_training(config, _open_display(display)) == INTERRUPTED:
         raise KeyboardInterrupt(f"the run in {config.run.dir} is saved: train again to resume")

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from arpo.storage.run_folder import RunFolder
-from arpo.viewer.report import write_report
+from arpo.viewer.export import write_report
 from browsers import serving, violations, visiting
 from viewed_runs import config, make_run, played
 

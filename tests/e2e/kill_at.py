@@ -17,7 +17,7 @@ from typing import Any
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["arpo.training.trainer", "arpo.training.collect", "arpo.viewer.report", "tensorboardX"]
+    ["arpo.training.trainer", "arpo.training.collect", "arpo.viewer.export", "tensorboardX"]
 )
 
 

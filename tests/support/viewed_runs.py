@@ -19,8 +19,8 @@ from arpo.algorithms.credit import Credit
 from arpo.config import Config, LossConfig, ReplayConfig, TasksConfig
 from arpo.storage.run_folder import RunFolder
 from arpo.types import Completion, Failure, Group, Rescue, Screenshot, StopReason, Trajectory, Turn
+from arpo.viewer.export import index_all
 from arpo.viewer.library import Library
-from arpo.viewer.site import index_all
 
 SIZE = (320, 240)
 STEPS: tuple[tuple[str, str, act.Action], ...] = (

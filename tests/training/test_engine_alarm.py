@@ -14,7 +14,7 @@ from arpo.reporting.display import NullDisplay, total_rows
 from arpo.storage.run_folder import RunFolder
 from arpo.training.trainer import Trainer
 from arpo.types import Completion
-from arpo.viewer.report import write_report
+from arpo.viewer.export import write_report
 from markup import report_of
 from trained import lines
 from verdicts import A, B, Scripted, small_config

@@ -15,7 +15,7 @@ from arpo.reporting.display import success_rows
 from arpo.storage.run_folder import RunFolder
 from arpo.tasks.sources import open_tasks
 from arpo.training.trainer import run_training
-from arpo.viewer.report import write_report
+from arpo.viewer.export import write_report
 from markup import report_of
 from trained import lines
 from verdicts import HELDOUT, Scripted, select, small_config

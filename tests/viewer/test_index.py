@@ -3,10 +3,13 @@
 import os
 import sqlite3
 import struct
+import subprocess
+import sys
+import tempfile
 
 import pytest
 
-from arpo.viewer.index import NAME, Index, add_problems, shot_key
+from arpo.viewer.index import NAME, PREFIX, Index, TemporaryFolder, add_problems, remove_stale, shot_key
 
 
 def test_content_stays_until_the_next_start(tmp_path):
@@ -160,3 +163,26 @@ def test_all_caches_together_are_bounded(tmp_path):
     index.rebuild()
     assert index.rows("PRAGMA cache_size")[0][0] == -327  # KiB: 96 MiB / 300
     index.close()
+
+
+KILLED = """
+import os, signal
+from arpo.viewer.index import TemporaryFolder
+print(TemporaryFolder().path, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_folder_of_a_killed_process_is_removed_and_others_stay(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    subprocess.run([sys.executable, "-c", KILLED], check=False, stdout=subprocess.DEVNULL)
+    (left,) = tmp_path.iterdir()
+    foreign = tmp_path / f"{PREFIX}without-a-lock"
+    foreign.mkdir()
+    (tmp_path / f"{PREFIX}link").symlink_to(left)
+    mine = TemporaryFolder()
+    remove_stale()
+    assert not left.exists() and mine.path.is_dir() and foreign.is_dir()
+    mine.close()
+    assert not mine.path.exists()

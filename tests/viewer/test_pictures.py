@@ -1,16 +1,156 @@
-"""Thumbnails and compact pictures with worked numbers; pictures beyond the limits are refused."""
+"""Pictures: hostile records of the pack are errors; thumbnails and compact pictures with worked numbers."""
 
+import hashlib
 import io
+import os
+import time
+import zlib
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from arpo.errors import UserError
-from arpo.viewer.pictures import Picture, PixelCache, checked_png, compact, thumbnail
+from arpo.storage.screenshots import CHANGE, HEADER, MAGIC, NO_BASE, PATCH, PNG
+from arpo.viewer.files import SafeFolder
+from arpo.viewer.index import Index
+from arpo.viewer.pictures import PackReader, Picture, PixelCache, checked_png, compact, thumbnail
 from pngs import header
 from pngs import png as chunks
+from stored_episodes import small
+
+NAMES = [hashlib.sha256(bytes([number])).hexdigest() for number in range(40)]
+
+
+def record(name, payload, kind=PATCH, base=""):
+    base_name = bytes.fromhex(base) if base else NO_BASE
+    return (
+        HEADER.pack(MAGIC, kind, bytes.fromhex(name), base_name, len(payload), zlib.crc32(payload)) + payload
+    )
+
+
+def webp(size=(16, 12), colour=(10, 20, 30)):
+    buffer = io.BytesIO()
+    Image.new("RGB", size, colour).save(buffer, "WEBP", lossless=True)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def reader(tmp_path):
+    """A function: the reader of a pack with this content."""
+    indexes = []
+
+    def make(*records):
+        (tmp_path / "screenshots.pack").write_bytes(b"".join(records))
+        index = Index(tmp_path)
+        indexes.append(index)
+        pack = PackReader(SafeFolder(tmp_path), index, PixelCache())
+        assert pack.refresh(time.monotonic() + 60)
+        return pack
+
+    yield make
+    for index in indexes:
+        index.close()
+
+
+def test_pictures_and_sizes(reader):
+    shot = small(1)
+    pack = reader(record(shot.sha256, shot.png, PNG), record(NAMES[0], webp()))
+    assert pack.picture(shot.sha256).content == shot.png
+    assert pack.size(shot.sha256) == (16, 12)
+    assert pack.picture(NAMES[0]).media_type == "image/webp"
+    assert pack.pixels(NAMES[0])[0, 0].tolist() == [10, 20, 30]
+
+
+def test_indexing_goes_on_after_a_deadline_that_has_passed(reader, tmp_path, monkeypatch):
+    """Episodes are indexed first. If they take all the time, every refresh still adds screenshots."""
+    monkeypatch.setattr("arpo.viewer.pictures._RECORDS", 1)
+    pack = reader()
+    (tmp_path / "screenshots.pack").write_bytes(b"".join(record(name, webp()) for name in NAMES[:3]))
+    assert [pack.refresh(time.monotonic() - 1) for _ in range(4)] == [False, False, False, True]
+    assert pack.size(NAMES[2]) == (16, 12)
+
+
+def test_an_incomplete_last_record_waits(reader, tmp_path):
+    whole = record(NAMES[1], webp())
+    pack = reader(record(NAMES[0], webp()), whole[:-3])
+    with pytest.raises(UserError, match="deleted"):
+        pack.size(NAMES[1])
+    with (tmp_path / "screenshots.pack").open("ab") as file:
+        file.write(whole[-3:])
+    assert pack.refresh(time.monotonic() + 60)
+    assert pack.size(NAMES[1]) == (16, 12)
+
+
+def test_a_replaced_pack_is_indexed_again(reader, tmp_path):
+    pack = reader(record(NAMES[0], webp()))
+    (tmp_path / "new").write_bytes(record(NAMES[1], webp()) * 2)
+    os.replace(tmp_path / "new", tmp_path / "screenshots.pack")
+    assert pack.refresh(time.monotonic() + 60)
+    assert pack.size(NAMES[1]) == (16, 12)
+    with pytest.raises(UserError, match="deleted"):
+        pack.size(NAMES[0])
+
+
+def every_use(pack, name):
+    for use in (pack.size, pack.picture, pack.pixels):
+        with pytest.raises(UserError):
+            use(name)
+
+
+@pytest.mark.parametrize(
+    ("payload", "kind"),
+    [
+        (chunks(header(60_000, 60_000)), PNG),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", PATCH),
+        (b"GIF89a\xff\xff\xff\xff" + bytes(50), PATCH),
+        (b"", PATCH),
+        (b"RIFF\x10\0\0\0WEBPVP8L", PATCH),
+    ],
+    ids=["bomb", "postscript", "gif", "empty", "torn"],
+)
+def test_a_hostile_picture_is_an_error(reader, payload, kind):
+    name = hashlib.sha256(payload).hexdigest()
+    every_use(reader(record(name, payload, kind)), name)
+
+
+def test_a_png_under_another_name_and_a_wrong_checksum_are_errors(reader):
+    damaged = bytearray(record(NAMES[1], webp()))
+    damaged[-1] ^= 1
+    pack = reader(record(NAMES[0], small(1).png, PNG), bytes(damaged))
+    with pytest.raises(UserError, match="is damaged"):
+        pack.picture(NAMES[0])
+    every_use(pack, NAMES[1])
+
+
+def test_a_picture_based_on_itself_and_a_long_chain_are_errors(reader):
+    change = bytes(4) + webp((1, 1))
+    chain = [record(NAMES[0], webp())]
+    chain += [record(name, change, CHANGE, base) for base, name in pairwise(NAMES[:20])]
+    pack = reader(*chain, record(NAMES[30], change, CHANGE, NAMES[30]))
+    assert pack.pixels(NAMES[15]).shape == (12, 16, 3)
+    every_use(pack, NAMES[19])
+    every_use(pack, NAMES[30])
+
+
+def test_a_change_outside_of_its_picture_is_an_error(reader):
+    change = bytes([255, 255, 0, 0]) + webp((4, 4))
+    pack = reader(record(NAMES[0], webp()), record(NAMES[1], change, CHANGE, NAMES[0]))
+    with pytest.raises(UserError, match="damaged"):
+        pack.pixels(NAMES[1])
+
+
+def test_names_with_the_same_beginning_do_not_index_forever(reader):
+    twin = NAMES[0][:16] + "0" * 48
+    pack = reader(record(NAMES[0], webp()), record(twin, webp()))
+    for _ in range(3):
+        with pytest.raises(UserError, match="made again"):
+            pack.size(twin)
+        pack.refresh(time.monotonic() + 60)
+    assert pack._index.generation == 1
+    assert pack.size(NAMES[0]) == (16, 12)
 
 
 def test_a_thumbnail_is_a_small_jpeg_and_never_larger_than_the_picture():

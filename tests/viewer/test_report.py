@@ -13,7 +13,7 @@ from arpo.errors import UserError
 from arpo.reporting.metrics import METRICS
 from arpo.storage.run_folder import RunFolder
 from arpo.types import Completion, Failure, StopReason
-from arpo.viewer.report import write_report
+from arpo.viewer.export import write_report
 from markup import answers, parsed, report_of
 from stored_episodes import ALL_ACTIONS, episode, small, turn
 from viewed_runs import add_group

@@ -3,7 +3,7 @@
 import os
 
 from arpo.config import Config, TasksConfig
-from arpo.viewer.folder import SafeFolder
+from arpo.viewer.files import SafeFolder
 from arpo.viewer.task_texts import TaskTexts
 
 TASK = '[{"id": "mine", "instruction": "Do it", "evaluator": {"func": "infeasible"}}]'

@@ -35,7 +35,7 @@ def _write_report(options: argparse.Namespace) -> None:
     from arpo.comparison.methods import load_comparison
     from arpo.comparison.tables import page_json, terminal_lines, to_json
     from arpo.storage.run_folder import write_atomically
-    from arpo.viewer.report import write_comparison
+    from arpo.viewer.export import write_comparison
 
     comparison, runs = load_comparison(options.out, options.methods, options.seeds, options.against)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ class PrintMetrics(argparse.Action):
 
 
 def run_report(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    from arpo.viewer.report import write_report
+    from arpo.viewer.export import write_report
 
     print(write_report(options.run, options.episodes))
     return 0

@@ -20,7 +20,7 @@ def run_train(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
     code = run_training(config)
     if code != INTERRUPTED:
-        from arpo.viewer.report import write_report
+        from arpo.viewer.export import write_report
 
         print(f"report: {write_report(Path(config.run.dir))}")
     return code

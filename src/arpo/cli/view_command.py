@@ -56,8 +56,8 @@ def _export(library: Any, folder: Path, episodes: str) -> int:
 
 async def _serve(library: Any, number: int, at: str, *, opened: bool) -> None:
     """Serve until cancelled by Ctrl-C."""
+    from arpo.viewer.index import remove_stale
     from arpo.viewer.server import ViewServer
-    from arpo.viewer.temporary import remove_stale
 
     server = ViewServer(library)
     async with server.started(number):
@@ -73,7 +73,7 @@ async def _serve(library: Any, number: int, at: str, *, opened: bool) -> None:
 @contextmanager
 def _redirect(url: str) -> Iterator[Path]:
     """A file that leads to an address. Other users see the arguments of the browser, and not this file."""
-    from arpo.viewer.temporary import TemporaryFolder
+    from arpo.viewer.index import TemporaryFolder
 
     with closing(TemporaryFolder()) as folder:
         file = folder.path / "open.html"

@@ -10,7 +10,7 @@ from pathlib import Path
 from arpo.errors import UserError
 from arpo.evaluation.osworld_results import RESULT, STEPS
 from arpo.storage.run_folder import METRICS, RECIPE, TRAJECTORIES
-from arpo.viewer.folder import SafeFolder
+from arpo.viewer.files import SafeFolder
 from arpo.viewer.source import Identity
 
 MAX_FOLDERS = 20_000  # visited in one search

@@ -11,10 +11,13 @@ as its super-journal. Ours never name one, so such a journal is removed before S
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import sqlite3
 import stat
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -23,10 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from arpo.errors import UserError
-from arpo.viewer.folder import MAX_LINE, SafeFolder
-from arpo.viewer.tail import Mark, parse_shallow
-from arpo.viewer.temporary import TemporaryFolder
+from arpo.viewer.files import MAX_LINE, Mark, SafeFolder, parse_shallow
 
+PREFIX, LOCK = "arpo-view-", "lock"  # of temporary folders
 NAME = ".view-index.sqlite"
 VERSION = "3"
 MAX_PROBLEMS = 100
@@ -223,6 +225,38 @@ class Index:
                 connection.rollback()
                 raise _Foreign
         connection.commit()
+
+
+class TemporaryFolder:
+    """A private folder. `close` deletes it.
+
+    Its process locks a file in it. A folder with an unlocked file belongs to a process that was killed, and
+    the next process removes it.
+    """
+
+    def __init__(self) -> None:
+        remove_stale()
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def remove_stale() -> None:
+    """Remove the folders of this user's processes that have ended."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):  # in use, of another user, or removed meanwhile
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 class _Foreign(Exception):

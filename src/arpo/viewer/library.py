@@ -17,7 +17,7 @@ from arpo.errors import UserError
 from arpo.storage.files import damage
 from arpo.tasks.screened import Count
 from arpo.viewer.discovery import MAX_SOURCES, find_sources
-from arpo.viewer.folder import SafeFolder
+from arpo.viewer.files import SafeFolder
 from arpo.viewer.osworld_source import KIND as OSWORLD
 from arpo.viewer.osworld_source import OSWorldSource
 from arpo.viewer.pages.comparison import comparison_page

@@ -24,14 +24,13 @@ from arpo.errors import UserError
 from arpo.evaluation.osworld_results import RESULT, STEPS
 from arpo.storage.screenshots import MAX_PICTURE_BYTES
 from arpo.tasks.lists import load_tasks
-from arpo.viewer.folder import MAX_LINE, SafeFolder
+from arpo.viewer.files import MAX_LINE, SafeFolder, parse_shallow
 from arpo.viewer.index import add_problems, storable
 from arpo.viewer.pages.episodes import Listing
 from arpo.viewer.pages.steps import MAX_STEPS, answer_json, empty_step
 from arpo.viewer.pictures import Picture, PixelCache, checked_png, png_pixels
 from arpo.viewer.run_source import shot_url
 from arpo.viewer.source import Identity, Json, Source
-from arpo.viewer.tail import parse_shallow
 
 KIND = "osworld"
 MAX_DEPTH = 4  # folders between a source and its episodes

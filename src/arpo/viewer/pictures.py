@@ -1,4 +1,4 @@
-"""Pictures for the browser: bytes, sizes and thumbnails.
+"""Pictures for the browser: those of a run's screenshot pack, sizes, and thumbnails.
 
 Sizes are checked before pixels are decoded, so a decompression bomb is refused by its header. One picture is
 decoded at a time, and the newest ones stay in memory: the next screenshot of an episode is one small change.
@@ -6,22 +6,47 @@ decoded at a time, and the newest ones stay in memory: the next screenshot of an
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
+import sqlite3
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from PIL import Image
 
 from arpo.errors import UserError
 from arpo.png import decode, read_size
+from arpo.storage.picture_codec import encode_png
+from arpo.storage.run_folder import PACK
+from arpo.storage.screenshots import (
+    DAMAGED,
+    MAX_CHAIN,
+    PNG,
+    PRUNED,
+    Record,
+    decode_payload,
+    payload_size,
+    read_header,
+    read_payload,
+)
 from arpo.types import screen_fault
+from arpo.viewer.files import Mark, SafeFolder
+from arpo.viewer.index import Index, set_mark, shot_key
 
 MAX_CACHED_BYTES = 96 << 20  # 15 pictures of 1920x1080
 MIN_WIDTH, MAX_WIDTH = 32, 1280  # of a thumbnail
 COMPACT_WIDTH = 960
+_RECORDS = 1_000  # in one transaction
+_KEPT_SIZES = 4096
+NOT_YET = "the screenshot is not indexed yet"
+DELETED = "the screenshot was deleted (store.prune_every), or is damaged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +113,137 @@ def compact(picture: Picture, pixels: Callable[[], np.ndarray]) -> Picture:
     buffer = io.BytesIO()
     Image.fromarray(pixels()).resize(size).save(buffer, "WEBP", quality=80)
     return Picture(content=buffer.getvalue(), media_type="image/webp")
+
+
+class PackReader:
+    """The pictures of a run, by sha256. One picture is a few reads at byte offsets of the index.
+
+    `ScreenshotPack` reads the headers of all pictures first; a million of them would take too long, and too
+    much memory. The header at an offset must have the expected name, otherwise the index is made again.
+    """
+
+    def __init__(self, folder: SafeFolder, index: Index, cache: PixelCache) -> None:
+        self._folder, self._index, self._cache = folder, index, cache
+        self._sizes: OrderedDict[str, tuple[int, int]] = OrderedDict()  # of complete pictures
+        self._complete: int | None = None  # generation of the index that has all pictures
+
+    def refresh(self, deadline: float) -> bool:
+        """Index new pictures until the deadline, in seconds of time.monotonic(). True: all are indexed."""
+        try:
+            with self._folder.open(PACK) as descriptor:
+                generation, mark = self._index.generation, self._index.mark(PACK)
+                if mark is not None and not mark.fits(descriptor):
+                    self._index.write(lambda connection: connection.execute("DELETE FROM shots"))
+                    mark = None
+                end, total, complete = mark.end if mark else 0, os.fstat(descriptor).st_size, False
+                while not complete:
+                    end, complete = self._add(descriptor, end, total, generation)
+                    if time.monotonic() > deadline:
+                        break
+                self._complete = generation if complete else None
+                return complete
+        except FileNotFoundError:
+            return True
+
+    def _add(self, descriptor: int, end: int, total: int, generation: int) -> tuple[int, bool]:
+        """Index up to _RECORDS pictures from `end` on. Returns the new end, and whether all are done."""
+        found: list[tuple[int, int]] = []
+        first, complete = end, False
+        for _ in range(_RECORDS):
+            record = read_header(descriptor, end)
+            complete = record is None or record.end > total
+            if record is None or complete:
+                break
+            if record.kind != PRUNED:
+                found.append((shot_key(record.name), record.offset))
+            end = record.end
+
+        def change(connection: sqlite3.Connection) -> None:
+            connection.executemany("INSERT OR IGNORE INTO shots VALUES (?, ?)", found)
+            set_mark(connection, PACK, Mark.at(descriptor, end))
+
+        if end != first and not self._index.write(change, generation):
+            return 0, False
+        return end, complete
+
+    def size(self, name: str) -> tuple[int, int]:
+        """(width, height). Raises UserError for a picture that is missing, damaged or too large."""
+        with self._folder.open(PACK) as descriptor:
+            root = self._chain(descriptor, name)[-1]
+            if root.name not in self._sizes:
+                content = self._payload(descriptor, root)
+                with self._naming(root):
+                    self._sizes[root.name] = checked_size(*payload_size(root, content))
+                while len(self._sizes) > _KEPT_SIZES:
+                    self._sizes.popitem(last=False)
+            return self._sizes[root.name]
+
+    def picture(self, name: str) -> Picture:
+        """The picture as it is stored if that is complete, otherwise as a new PNG of the same pixels."""
+        with self._folder.open(PACK) as descriptor:
+            record = self._find(descriptor, name)
+            content = self._payload(descriptor, record)
+        if record.base:
+            return Picture(content=encode_png(self.pixels(name)), media_type="image/png")
+        with self._naming(record):
+            checked_size(*payload_size(record, content))
+        if record.kind == PNG:
+            if hashlib.sha256(content).hexdigest() != name:
+                raise UserError(f"{self._folder.path(PACK)}: screenshot {name} is damaged")
+            return Picture(content=content, media_type="image/png")
+        return Picture(content=content, media_type="image/webp")
+
+    def pixels(self, name: str) -> np.ndarray:
+        with self._folder.open(PACK) as descriptor:
+            chain = self._chain(descriptor, name)
+            pixels: np.ndarray | None = None
+            for record in reversed(chain):
+                pixels = self._cache.get(record.name, partial(self._decode, descriptor, record, pixels))
+            assert pixels is not None
+            return pixels
+
+    def _decode(self, descriptor: int, record: Record, base: np.ndarray | None) -> np.ndarray:
+        content = self._payload(descriptor, record)
+        with self._naming(record):
+            if base is None:
+                checked_size(*payload_size(record, content))
+            return decode_payload(record, content, base)
+
+    def _chain(self, descriptor: int, name: str) -> list[Record]:
+        """The record of a picture, then its bases up to a complete picture."""
+        chain: list[Record] = []
+        while name:
+            if len(chain) > MAX_CHAIN:
+                raise UserError(f"{self._folder.path(PACK)}: damaged, more than {MAX_CHAIN} changes in a row")
+            chain.append(self._find(descriptor, name))
+            name = chain[-1].base
+        return chain
+
+    def _find(self, descriptor: int, name: str) -> Record:
+        row = self._index.row("SELECT at FROM shots WHERE key = ?", (shot_key(name),))
+        if row is None:
+            raise UserError(DELETED if self._complete == self._index.generation else NOT_YET)
+        record = read_header(descriptor, int(row["at"]))
+        if record is None or record.name != name:
+            self._index.distrust()
+            raise UserError(
+                f"{self._folder.path(PACK)}: damaged, or its index did not fit and is made again: try again "
+                "in a moment"
+            )
+        if record.kind == PRUNED:
+            raise UserError(DELETED)
+        return record
+
+    def _payload(self, descriptor: int, record: Record) -> bytes:
+        with self._naming(record):
+            return read_payload(descriptor, record)
+
+    @contextmanager
+    def _naming(self, record: Record) -> Iterator[None]:
+        """Convert what a damaged picture raises in the block to a UserError."""
+        try:
+            yield
+        except DAMAGED as error:
+            raise UserError(
+                f"{self._folder.path(PACK)}: screenshot {record.name} is damaged: {error}"
+            ) from error

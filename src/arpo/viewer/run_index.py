@@ -28,11 +28,10 @@ from arpo.storage.codec import (
 )
 from arpo.storage.files import damage
 from arpo.storage.run_folder import CALLS, FAILURES, GROUPS, TOKEN_STATS, TRAJECTORIES
-from arpo.viewer.folder import SafeFolder
+from arpo.viewer.files import Mark, SafeFolder, complete_lines, parse_line
 from arpo.viewer.index import Index, add_problems, set_mark, shot_key, storable
 from arpo.viewer.pages.call_times import add_calls
 from arpo.viewer.pages.token_values import add_token_stats
-from arpo.viewer.tail import Mark, complete_lines, parse_line
 
 EARLIER_BATCHES = "batches.jsonl"
 MAX_TOKENS = 1 << 20  # of one episode

@@ -31,10 +31,9 @@ from arpo.storage.run_folder import (
     TRAJECTORIES,
 )
 from arpo.tasks.screened import Count
-from arpo.viewer.folder import SafeFolder
+from arpo.viewer.files import Log, SafeFolder
 from arpo.viewer.index import as_number, read_indexed, storable
 from arpo.viewer.outcomes import describe_end
-from arpo.viewer.pack import PackReader
 from arpo.viewer.pages.call_times import CallTimes
 from arpo.viewer.pages.episodes import COLUMNS, Listing, find_episode, phase_of, replayed_in, row_json
 from arpo.viewer.pages.groups import GroupReader
@@ -44,11 +43,10 @@ from arpo.viewer.pages.steps import run_steps, token_rows
 from arpo.viewer.pages.tasks import LABELS, Evaluation, mean, read_evaluation, task_rows
 from arpo.viewer.pages.token_values import TokenValues
 from arpo.viewer.pages.tokens import load_tokenizer, token_texts
-from arpo.viewer.pictures import Picture, PixelCache
+from arpo.viewer.pictures import PackReader, Picture, PixelCache
 from arpo.viewer.played import Played, stored_of
 from arpo.viewer.run_index import RunIndexer
 from arpo.viewer.source import NOT_STORED, Identity, Json, Source, checked_sha256
-from arpo.viewer.tail import Log
 from arpo.viewer.task_texts import TaskTexts
 from arpo.viewer.timeline import ENVIRONMENTS, LANES, STAGES
 

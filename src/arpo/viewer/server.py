@@ -25,9 +25,9 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from arpo.errors import UserError
+from arpo.viewer.export import PAGE, STATIC
 from arpo.viewer.library import Library, NotFound, finite
 from arpo.viewer.pictures import Picture
-from arpo.viewer.site import PAGE, STATIC
 
 HOST = "127.0.0.1"
 COOKIE, TOKEN = "arpo_view", "token"

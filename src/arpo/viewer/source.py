@@ -19,7 +19,7 @@ import numpy as np
 
 from arpo.config.task_set_names import set_label
 from arpo.errors import UserError
-from arpo.viewer.folder import SafeFolder
+from arpo.viewer.files import SafeFolder
 from arpo.viewer.index import Index
 from arpo.viewer.pages.episodes import (
     COLUMNS,

@@ -19,7 +19,7 @@ from arpo.errors import UserError
 from arpo.tasks.lists import is_shipped, load_counts, load_tasks
 from arpo.tasks.screened import Count
 from arpo.types import Task
-from arpo.viewer.folder import SafeFolder
+from arpo.viewer.files import SafeFolder
 
 MAX_BYTES = 64 << 20
 INFEASIBLE = "infeasible"  # name of the checker

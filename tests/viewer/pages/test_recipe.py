@@ -5,7 +5,7 @@ import pytest
 from arpo.config import Config, ReplayConfig
 from arpo.config.recipe import to_toml
 from arpo.errors import UserError
-from arpo.viewer.folder import SafeFolder
+from arpo.viewer.files import SafeFolder
 from arpo.viewer.pages.recipe import read_recipe, recipe_json
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from arpo.errors import UserError
 from arpo.storage.run_folder import CALLS
-from arpo.viewer.folder import SafeFolder
+from arpo.viewer.files import SafeFolder
 from arpo.viewer.index import Index, read_indexed, storable
 from arpo.viewer.pages.lanes import Attempt, lane_json
 

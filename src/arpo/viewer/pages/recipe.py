@@ -8,7 +8,7 @@ from arpo.config import Config
 from arpo.config.recipe import keys, parse_recorded, value
 from arpo.errors import UserError
 from arpo.storage.run_folder import RECIPE
-from arpo.viewer.folder import SafeFolder
+from arpo.viewer.files import SafeFolder
 
 
 def read_recipe(folder: SafeFolder) -> tuple[Config, str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from arpo.storage.run_folder import TOKEN_STATS
-from arpo.viewer.folder import SafeFolder
+from arpo.viewer.files import SafeFolder
 from arpo.viewer.index import Index, as_number, read_indexed, storable
 
 HOW_TO_STORE = (

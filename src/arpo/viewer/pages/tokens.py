@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from arpo.errors import UserError
-from arpo.viewer.folder import SafeFolder
+from arpo.viewer.files import SafeFolder
 
 FILE = "tokenizer.json"
 MAX_BYTES = 64 << 20

@@ -1,13 +1,69 @@
-"""Append-only files: new lines only, and no file that was truncated or replaced goes unnoticed."""
+"""Files of a folder that somebody else made: no link is followed, and growing files are read further."""
 
 import os
 
 import pytest
 
+from arpo.errors import UserError
 from arpo.storage.codec import check_numbers
-from arpo.viewer import tail
-from arpo.viewer.folder import SafeFolder
-from arpo.viewer.tail import Log, Mark, complete_lines
+from arpo.viewer import files
+from arpo.viewer.files import Log, Mark, SafeFolder, complete_lines
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "secret.txt").write_text("secret")
+    inner = tmp_path / "run"
+    (inner / "sub").mkdir(parents=True)
+    (inner / "a.json").write_text('{"a": 1}')
+    (inner / "sub" / "b.txt").write_text("bee")
+    return SafeFolder(inner)
+
+
+def test_files_inside_are_read(folder):
+    assert folder.read("sub/b.txt") == b"bee"
+    assert folder.read_json("a.json") == {"a": 1}
+    assert folder.list() == (["sub"], ["a.json"])
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret.txt", "sub/../../secret.txt", "/etc/passwd", "sub/./b.txt", "a\0b"]
+)
+def test_a_path_that_leads_out_is_refused(folder, name):
+    with pytest.raises(UserError, match="not a path inside"):
+        folder.read(name)
+
+
+def test_links_are_not_followed(folder):
+    (folder.root / "link.txt").symlink_to(folder.root.parent / "secret.txt")
+    (folder.root / "out").symlink_to(folder.root.parent)
+    with pytest.raises(UserError, match="symbolic link"):
+        folder.read("link.txt")
+    with pytest.raises(OSError):
+        folder.read("out/secret.txt")
+    assert folder.list() == (["sub"], ["a.json"])
+    assert folder.list("out") == ([], [])
+    assert folder.stat("link.txt") is None
+
+
+def test_a_pipe_does_not_block(folder):
+    os.mkfifo(folder.root / "pipe")
+    with pytest.raises(UserError, match="is not a file"):
+        folder.read("pipe")
+
+
+def test_a_large_file_is_refused(folder):
+    with (folder.root / "large").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UserError, match="at most 1,000"):
+        folder.read("large", 1000)
+
+
+def test_damaged_json_is_one_error_and_a_missing_file_is_none(folder):
+    (folder.root / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="nested too deeply"):
+        folder.read_json("deep.json")
+    assert folder.read_json("missing.json") is None
 
 
 def lines(path, at=0):
@@ -22,16 +78,16 @@ def test_only_complete_lines_with_their_offsets(tmp_path):
 
 
 def test_a_huge_line_is_skipped_and_the_next_one_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(tail, "MAX_LINE", 10)
-    monkeypatch.setattr(tail, "_CHUNK", 4)
+    monkeypatch.setattr(files, "MAX_LINE", 10)
+    monkeypatch.setattr(files, "_CHUNK", 4)
     (tmp_path / "f").write_bytes(b"x" * 35 + b"\n" + b"y" * 10 + b"\n" + b"z" * 11 + b"\nok\n")
     assert lines(tmp_path / "f") == [(0, 36, None), (36, 47, b"y" * 10), (47, 59, None), (59, 62, b"ok")]
 
 
 def test_a_file_without_line_ends_comes_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(tail, "MAX_LINE", 10)
-    monkeypatch.setattr(tail, "_CHUNK", 4)
-    monkeypatch.setattr(tail, "_PIECE", 20)
+    monkeypatch.setattr(files, "MAX_LINE", 10)
+    monkeypatch.setattr(files, "_CHUNK", 4)
+    monkeypatch.setattr(files, "_PIECE", 20)
     (tmp_path / "f").write_bytes(b"x" * 47)
     assert lines(tmp_path / "f") == [(0, 20, None), (20, 40, None)]
     (tmp_path / "f").write_bytes(b"x" * 47 + b"\nok\n")
@@ -116,7 +172,7 @@ def test_a_mark_fits_a_grown_file_and_no_other(tmp_path):
 
 
 def test_a_log_is_read_up_to_its_limit(log, monkeypatch):
-    monkeypatch.setattr(tail, "MAX_BYTES", 30)
+    monkeypatch.setattr(files, "MAX_BYTES", 30)
     write(log, '{"step": 1}\n' * 4)
     log.poll()
     log.poll()

@@ -1,7 +1,7 @@
 """Texts of actions and answers."""
 
 from arpo import actions as act
-from arpo.viewer.action_texts import action_label, split_answer
+from arpo.viewer.steps import action_label, split_answer
 from stored_episodes import ALL_ACTIONS
 
 DRAWN = (act.Click, act.DoubleClick, act.RightClick, act.Hover, act.LongPress, act.Drag)

@@ -1,6 +1,6 @@
 """Warnings about answers that do not depend on the task."""
 
-from arpo.viewer.answer_checks import answer_warnings
+from arpo.viewer.pages.report import answer_warnings
 from played_episodes import played
 
 INSTRUCTIONS = {f"t{number}": f"Open file {number}" for number in range(16)}

@@ -121,8 +121,10 @@ def test_every_slice_of_indexing_adds_an_episode(folder):
     [source] = library.sources.values()
     counts = []
     while not source.refresh(-1.0):
-        counts.append(source.entry()["episodes"])
-    assert counts == list(range(1, len(counts) + 1)) and source.entry()["episodes"] == len(counts) + 1 >= 2
+        counts.append(source.index.count("episodes"))
+    assert (
+        counts == list(range(1, len(counts) + 1)) and source.index.count("episodes") == len(counts) + 1 >= 2
+    )
     library.close()
 
 

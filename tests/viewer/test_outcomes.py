@@ -5,7 +5,7 @@ import pytest
 from arpo.config import RolloutConfig
 from arpo.storage.codec import StoredEpisode
 from arpo.types import StopReason
-from arpo.viewer.outcomes import describe_end
+from arpo.viewer.pages.episode import describe_end
 
 LIMITS = RolloutConfig(max_steps=15, max_answer_tokens=2048, max_context_tokens=65536)
 

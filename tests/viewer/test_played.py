@@ -1,12 +1,12 @@
 """The stored episodes of a run: phases."""
 
-from arpo.viewer.played import phase_title
+from arpo.viewer.pages.episodes import phase_title
 from played_episodes import played
 
 
 def test_phases_have_titles():
     titles = {"eval0": "evaluation before training", "eval1200": "evaluation after batch 1,200"}
-    titles |= {"batch0": "training batch 1", "batch1535": "training batch 1,536", "collect": "collect"}
+    titles |= {"batch1": "training batch 1", "batch1536": "training batch 1,536", "collect": "collected"}
     assert {phase: phase_title(phase) for phase in titles} == titles
 
 

@@ -343,8 +343,8 @@ def test_a_wrong_offset_of_a_screenshot_makes_the_index_again(tmp_path):
     source = library.source("run")
     source.index.write(lambda connection: connection.execute("UPDATE shots SET at = at + 7"))
     episode = library.answer(["s", "run", "episodes", "batch0-0-0"], {})
-    assert "made again" in episode["final"]["error"]
-    assert "not indexed yet" in episode["steps_list"][0]["shot"]["error"]
+    assert "made again" in episode["steps_list"][0]["shot"]["error"]
+    assert "not indexed yet" in episode["final"]["error"]
     while not source.refresh(5.0):
         pass
     assert library.answer(["s", "run", "episodes", "batch0-0-0"], {})["final"]["url"]

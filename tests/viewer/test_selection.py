@@ -4,12 +4,12 @@ import pytest
 
 from arpo.errors import UserError
 from arpo.types import StopReason
-from arpo.viewer.selection import choose_episodes
+from arpo.viewer.pages.report import choose_episodes
 from played_episodes import played
 
 
 def ids(*arguments):
-    return [tuple(one.id for one in shown) for shown in choose_episodes(*arguments)]
+    return [tuple(one.episode for one in shown) for shown in choose_episodes(*arguments)]
 
 
 def evaluated(task, before, after):

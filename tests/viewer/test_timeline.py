@@ -4,7 +4,7 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
-from arpo.viewer.timeline import STAGES
+from arpo.viewer.pages.timeline import STAGES
 
 
 def test_every_stage_of_training_has_a_label():

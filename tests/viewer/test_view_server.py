@@ -194,7 +194,7 @@ def test_new_content_appears_by_itself(tmp_path):
 
 
 def test_a_fault_of_ours_is_one_answer_with_safety_headers(folder, monkeypatch, caplog):
-    monkeypatch.setattr(Library, "_all", lambda self: {"a": 1}["missing"])
+    monkeypatch.setattr("arpo.viewer.library.runs_page", lambda *_: {"a": 1}["missing"])
     (status, content, headers), (other, _, _) = served(folder, "/api/sources", "/api/s/desk/tasks")
     assert (status, other) == (500, 200)
     assert b"missing" not in content and HEADERS.items() <= headers.items()
@@ -225,7 +225,7 @@ def test_indexing_waits_for_requests(folder, monkeypatch):
         slices.append(seconds)
         indexed.set()
 
-    def answer_late(_):
+    def answer_late(*_):
         begun.set()
         answer_now.wait()
         return {"sources": []}
@@ -233,7 +233,7 @@ def test_indexing_waits_for_requests(folder, monkeypatch):
     async def check():
         async with serving(folder) as (server, session):
             monkeypatch.setattr(server.library, "refresh", refresh)
-            monkeypatch.setattr(Library, "_all", answer_late)
+            monkeypatch.setattr("arpo.viewer.library.runs_page", answer_late)
             request = asyncio.create_task(get(server, session, "/api/sources"))
             assert await asyncio.to_thread(begun.wait, 20)
             await asyncio.sleep(0.2)  # a slice from before the request may end

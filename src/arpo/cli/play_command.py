@@ -53,7 +53,7 @@ def _describe(step: Step, seconds: float) -> str:
 
 
 def _describe_result(episode: Episode, task: Task, config: Config) -> str:
-    from arpo.viewer.outcomes import describe_end
+    from arpo.viewer.pages.episode import describe_end
 
     reason, detail = describe_end(
         episode.outcome,

@@ -336,13 +336,13 @@ def _turn_from_json(value: Mapping[str, Any], screenshots: Mapping[str, Screensh
         context=ids_from_json(value["context"]),
         images=tuple(screenshots[name] for name in value["images"]),
         restart=value["restart"],
-        completion=_completion_from_json(value["completion"]),
+        completion=completion_from_json(value["completion"]),
         actions=tuple(action_from_json(action) for action in value["actions"]),
         error=value["error"],
     )
 
 
-def _completion_from_json(value: Mapping[str, Any]) -> Completion:
+def completion_from_json(value: Mapping[str, Any]) -> Completion:
     token_ids, logprobs = ids_from_json(value["token_ids"]), tuple(value["logprobs"])
     if len(token_ids) != len(logprobs):
         raise ValueError(f"an answer has {len(token_ids)} tokens and {len(logprobs)} log-probabilities")

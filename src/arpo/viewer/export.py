@@ -27,10 +27,12 @@ from arpo.errors import UserError
 from arpo.storage.run_folder import RECIPE, write_atomically
 from arpo.viewer.discovery import identify
 from arpo.viewer.library import Library, finite
-from arpo.viewer.pages.episodes import FILTERS, find_episode, row_json
+from arpo.viewer.pages.episodes import FILTERS, episode_json, episodes_page, find_episode
+from arpo.viewer.pages.recipe import recipe_page
+from arpo.viewer.pages.report import report_page
 from arpo.viewer.pictures import Picture, compact
-from arpo.viewer.run_source import RunSource, encode_part
-from arpo.viewer.source import Json, Source
+from arpo.viewer.run_source import RunSource
+from arpo.viewer.source import Json, Source, encode_part
 
 STATIC = Path(str(files("arpo"))) / "viewer" / "static"
 PAGE = "index.html"
@@ -66,7 +68,7 @@ def write_export(library: Library, folder: Path, episodes: str) -> int:
         with suppress(UserError, OSError):
             site.add(["comparison", name], library.answer(["comparison", name], {}))
     for source in library.sources.values():
-        chosen = source.episodes({**filters, "size": filters.get("size", str(MAX_EPISODES))})
+        chosen = episodes_page(source, {**filters, "size": filters.get("size", str(MAX_EPISODES))})
         count += len(chosen["episodes"])
         _add_source(site, library, source, chosen, groups=True)
     _write_folder(site, folder)
@@ -95,14 +97,14 @@ def write_report(run_folder: Path, episodes: str = "") -> Path:
 
 
 def _report(library: Library, source: RunSource, episodes: str) -> str:
-    source.recipe()  # raises UserError if it cannot be read
+    recipe_page(source)  # raises UserError if it cannot be read
     index_all(library)
-    report = source.report(episodes)
+    report = report_page(source, episodes)
     names = dict.fromkeys(name for shown in report["episodes"]["shown"] for name in shown)
-    rows = [row_json(source.listing, find_episode(source.index, name)) for name in names]
+    rows = [episode_json(source, find_episode(source, name)) for name in names]
     site = _Site(_embed_picture)
     _add_sources(site, library, start=f"/s/{encode_part(source.identity.id)}/report")
-    chosen = {**source.episodes({"size": "1"}), "episodes": rows}
+    chosen = {**episodes_page(source, {"size": "1"}), "episodes": rows}
     _add_source(site, library, source, chosen, groups=False, report=report)
     return _one_file(site)
 
@@ -249,13 +251,13 @@ def _write_folder(site: _Site, folder: Path) -> None:
     shutil.copytree(STATIC, folder / "static", ignore=shutil.ignore_patterns(PAGE))
     (folder / "static" / EXPORT).write_text("window.ARPO_EXPORT = {};\n", "utf-8")
     (folder / "data").mkdir()
-    statements, names = list(site.statements()), []
-    for start in range(0, len(statements), _ANSWERS):
-        names.append(f"data/{len(names)}.js")
-        (folder / names[-1]).write_text("".join(statements[start : start + _ANSWERS]), "utf-8")
+    statements = list(site.statements())
+    parts = [statements[at : at + _ANSWERS] for at in range(0, len(statements), _ANSWERS)]
+    for number, part in enumerate(parts):
+        (folder / f"data/{number}.js").write_text("".join(part), "utf-8")
     page = _static(PAGE)
     assert _DATA_LINE in page
-    scripts = "\n".join(f'<script src="{name}" defer></script>' for name in names)
+    scripts = "\n".join(f'<script src="data/{number}.js" defer></script>' for number in range(len(parts)))
     (folder / PAGE).write_text(page.replace(_DATA_LINE, scripts), "utf-8")
 
 

@@ -199,6 +199,12 @@ class Log:
         self.problems: list[str] = []
         self.generation = 0  # counts truncations and replacements
 
+    def since(self, start: int) -> dict[str, Any]:
+        """The rows from `start` on. If the log has become shorter, all rows, with reset."""
+        reset = start > len(self.rows)
+        start = 0 if reset else start
+        return {"from": start, "next": len(self.rows), "reset": reset, "rows": self.rows[start:]}
+
     def poll(self) -> bool:
         """Read new lines. Returns whether something changed."""
         try:

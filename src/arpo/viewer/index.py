@@ -107,6 +107,16 @@ class Index:
     def row(self, query: str, values: Sequence[Any] = ()) -> sqlite3.Row | None:
         return next(iter(self.rows(query, values)), None)
 
+    def count(self, table: str, values: Sequence[Any] = ()) -> int:
+        """The number of rows of a table. `table` may have conditions: "episodes WHERE task = ?"."""
+        row = self.row(f"SELECT count(*) AS count FROM {table}", values)
+        return row["count"] if row else 0
+
+    def counts(self, table: str, column: str) -> dict[Any, int]:
+        """The number of rows for each value of a column."""
+        rows = self.rows(f"SELECT {column} AS value, count(*) AS count FROM {table} GROUP BY {column}")
+        return {row["value"]: row["count"] for row in rows}
+
     def write(self, change: Callable[[sqlite3.Connection], object], generation: int | None = None) -> bool:
         """Call `change` within a transaction. Returns False if the index was damaged, and is empty now.
 
@@ -267,6 +277,13 @@ def set_mark(connection: sqlite3.Connection, name: str, mark: Mark) -> None:
     connection.execute(
         "INSERT OR REPLACE INTO state VALUES (?, ?)", (f"mark {name}", json.dumps(asdict(mark)))
     )
+
+
+def insert(connection: sqlite3.Connection, table: str, **values: object) -> int | None:
+    """Add a row. Returns its number."""
+    names, marks = ", ".join(values), ", ".join("?" * len(values))
+    stored = [storable(value) if isinstance(value, str) else value for value in values.values()]
+    return connection.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", stored).lastrowid
 
 
 def add_problems(connection: sqlite3.Connection, problems: Iterable[str]) -> None:

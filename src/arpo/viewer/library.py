@@ -6,27 +6,32 @@ The server and the static export use the same function, `answer`, so an exported
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from arpo import __version__
-from arpo.comparison.methods import COLLECTED
-from arpo.comparison.results import BASE
 from arpo.errors import UserError
 from arpo.storage.files import damage
-from arpo.tasks.screened import Count
 from arpo.viewer.discovery import MAX_SOURCES, find_sources
 from arpo.viewer.files import SafeFolder
 from arpo.viewer.osworld_source import KIND as OSWORLD
 from arpo.viewer.osworld_source import OSWorldSource
+from arpo.viewer.pages.batches import batch_page, batches_page
 from arpo.viewer.pages.comparison import comparison_page
-from arpo.viewer.pages.episodes import PAGE
+from arpo.viewer.pages.episode import episode_page
+from arpo.viewer.pages.episodes import episodes_page, search_page
+from arpo.viewer.pages.failures import failures_page
+from arpo.viewer.pages.groups import group_page
+from arpo.viewer.pages.recipe import recipe_page
+from arpo.viewer.pages.report import report_page
+from arpo.viewer.pages.runs import metrics_page, runs_page
+from arpo.viewer.pages.tasks import task_page, tasks_page
+from arpo.viewer.pages.timeline import lanes_page, timeline_page
+from arpo.viewer.pages.tokens import tokens_page
 from arpo.viewer.pictures import PixelCache
 from arpo.viewer.run_source import RunSource
 from arpo.viewer.source import Identity, Json, Source
 
-MAX_RESULTS = 50
 STEP_SECONDS = 0.05  # of indexing within one request, if the index is not complete
 
 
@@ -82,11 +87,14 @@ class Library:
         """The JSON for /api/PART/PART…. Raises NotFound for an unknown address, UserError for a bad one."""
         match parts:
             case ["sources"]:
-                return self._all()
+                return runs_page(list(self.sources.values()), self._errors, self._command)
             case ["search"]:
-                return self._search(query)
+                return search_page(list(self.sources.values()), query)
             case ["comparison", folder]:
-                return self._comparison(folder, query.get("against"))
+                if folder not in self.comparisons():
+                    raise NotFound(f"{folder!r}: no such comparison")
+                with damage(folder):
+                    return comparison_page(self.comparisons()[folder], query.get("against"))
             case ["s", name, *rest]:
                 source = self.source(name)
                 if not source.complete:
@@ -103,84 +111,43 @@ class Library:
                 found.setdefault(source.identity.comparison, []).append(source)
         return found
 
-    def _comparison(self, folder: str, against: str | None) -> Json:
-        sources = self.comparisons().get(folder, [])
-        collected = {one.identity.seed: one for one in sources if one.identity.method == COLLECTED}
-        runs = [one for one in sources if one.identity.method not in (BASE, COLLECTED)]
-        if not runs:
-            raise NotFound(f"{folder!r}: no such comparison")
-        counts: dict[str, Count] = {}
-        for one in runs:
-            counts |= one.screening_counts()
-        with damage(folder):
-            seconds = {seed: one.rollout_seconds() for seed, one in collected.items()}
-            results = [one.result(seconds.get(one.identity.seed, 0.0)) for one in runs]
-            return comparison_page(results, counts, against)
-
-    def _all(self) -> Json:
-        entries, errors = [], list(self._errors)
-        for source in list(self.sources.values()):
-            try:
-                with damage(source.identity.shown):
-                    entries.append(source.entry())
-            except UserError as error:
-                errors.append(str(error))
-        return {
-            "version": __version__,
-            "export": False,
-            "command": self._command,
-            "sources": entries,
-            "errors": errors,
-        }
-
-    def _search(self, query: Mapping[str, str]) -> Json:
-        text = query.get("text", "")
-        results: list[Json] = []
-        total = 0
-        for name, source in list(self.sources.items()):
-            if query.get("source", name) == name and text.strip():
-                found = source.episodes({"text": text, "size": str(PAGE), "sort": "-order"})
-                total += found["total"]
-                results += [{"source": name, **row} for row in found["episodes"]]
-        return {"text": text, "total": total, "results": results[:MAX_RESULTS]}
-
 
 def _page(source: Source, rest: Sequence[str], query: Mapping[str, str]) -> Json:
     match rest:
         case ["episodes"]:
-            return source.episodes(query)
+            return episodes_page(source, query)
         case ["episodes", name]:
-            return source.episode(name)
-        case ["episodes", name, "tokens", step]:
-            return source.tokens(name, _count(step), _count(query["trained"]) if "trained" in query else None)
+            return episode_page(source, name)
         case ["tasks"]:
-            return source.tasks()
+            return tasks_page(source)
         case ["tasks", name]:
-            return source.task(name)
+            return task_page(source, name)
         case ["failures"]:
-            return source.failures()
+            return failures_page(source)
     if not isinstance(source, RunSource):
         raise NotFound("no such page: these are episodes without training")
-    simple: dict[str, Callable[[], Json]] = {
-        "batches": source.batches,
-        "recipe": source.recipe,
-        "report": source.report,
-    }
     match rest:
-        case [name] if name in simple:
-            return simple[name]()
-        case ["metrics"]:
-            return source.metrics(_count(query.get("from", "0")))
-        case ["timeline"]:
-            return source.timeline(_count(query.get("from", "0")))
-        case ["lanes"]:
-            return source.lanes(None)
-        case ["lanes", number]:
-            return source.lanes(_count(number))
+        case ["episodes", name, "tokens", step]:
+            trained = _count(query["trained"]) if "trained" in query else None
+            return tokens_page(source, name, _count(step), trained)
+        case ["batches"]:
+            return batches_page(source)
         case ["batches", number]:
-            return source.batch(_count(number))
+            return batch_page(source, _count(number))
         case ["groups", name]:
-            return source.group(name)
+            return group_page(source, name)
+        case ["metrics"]:
+            return metrics_page(source, _count(query.get("from", "0")))
+        case ["timeline"]:
+            return timeline_page(source, _count(query.get("from", "0")))
+        case ["lanes"]:
+            return lanes_page(source, None)
+        case ["lanes", number]:
+            return lanes_page(source, _count(number))
+        case ["recipe"]:
+            return recipe_page(source)
+        case ["report"]:
+            return report_page(source)
     raise NotFound("no such address")
 
 

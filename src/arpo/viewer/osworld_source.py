@@ -25,12 +25,10 @@ from arpo.evaluation.osworld_results import RESULT, STEPS
 from arpo.storage.screenshots import MAX_PICTURE_BYTES
 from arpo.tasks.lists import load_tasks
 from arpo.viewer.files import MAX_LINE, SafeFolder, parse_shallow
-from arpo.viewer.index import add_problems, storable
-from arpo.viewer.pages.episodes import Listing
-from arpo.viewer.pages.steps import MAX_STEPS, answer_json, empty_step
+from arpo.viewer.index import add_problems, insert, storable
 from arpo.viewer.pictures import Picture, PixelCache, checked_png, png_pixels
-from arpo.viewer.run_source import shot_url
 from arpo.viewer.source import Identity, Json, Source
+from arpo.viewer.steps import MAX_STEPS, answer_json, empty_step
 
 KIND = "osworld"
 MAX_DEPTH = 4  # folders between a source and its episodes
@@ -54,14 +52,12 @@ class OSWorldSource(Source):
 
     def __init__(self, identity: Identity, folder: SafeFolder, cache: PixelCache) -> None:
         super().__init__(identity, folder, cache)
+        self.threshold = Config().replay.threshold
         self._next_scan, self._generation = 0.0, -1  # of the index at the last scan
         self._new: deque[tuple[str, _State]] = deque()  # found by the last scan, not indexed yet
-        self.listing = Listing(
-            index=self.index,
-            threshold=Config().replay.threshold,
-            instruction=lambda task: self._instructions.get(task, ""),
-            text_of=lambda row: "\n".join(step["answer"] for step in self._steps(row["id"])),
-        )
+
+    def instruction(self, task: str) -> str:
+        return self._instructions.get(task, "")
 
     @cached_property
     def _instructions(self) -> dict[str, str]:
@@ -128,21 +124,25 @@ class OSWorldSource(Source):
             (number,) = connection.execute("SELECT coalesce(max(n), 0) + 1 FROM episodes").fetchone()
             connection.execute("DELETE FROM episodes WHERE id = ?", (storable(name),))
             connection.execute("DELETE FROM problems WHERE instr(text, ?)", (storable(f"{name}/"),))
-            connection.execute(
-                "INSERT INTO episodes (n, id, task, kind, group_id, score, malformed, stop, steps, "
-                "tokens, version, error, at, size) VALUES (?, ?, ?, ?, ?, ?, 0, ?, ?, 0, 0, ?, ?, ?)",
-                [
-                    number,
-                    *map(storable, (name, name.rpartition("/")[2], KIND, name)),
-                    score,
-                    storable(stop),
-                    len(steps),
-                    storable(error),
-                    *state,
-                ],
+            insert(
+                connection,
+                "episodes",
+                n=number,
+                id=name,
+                task=name.rpartition("/")[2],
+                kind=KIND,
+                group_id=name,
+                score=score,
+                malformed=0,
+                stop=stop,
+                steps=len(steps),
+                tokens=0,
+                version=0,
+                error=error,
+                at=state[0],
+                size=state[1],
             )
-            text = storable("\n".join(map(_answer, steps)))
-            connection.execute("INSERT INTO words (rowid, body) VALUES (?, ?)", (number, text))
+            insert(connection, "words", rowid=number, body="\n".join(map(_answer, steps)))
             add_problems(connection, problems)
 
         self.index.write(change)
@@ -197,15 +197,15 @@ class OSWorldSource(Source):
             "errors": [],
         }
 
-    def episode_details(self, row: sqlite3.Row) -> Json:
-        steps = self._steps(row["id"])
-        shots = self._screenshots(row["id"])
-        last = self._shot(row["id"], shots[-1]) if shots else None
-        return {"end": row["stop"], "end_detail": "", "final": last, "steps_list": steps}
+    def steps(self, episode: str) -> tuple[list[Json], Json | None]:
+        shots = self._screenshots(episode)
+        return self._steps(episode, shots), self.shot(f"{episode}/{shots[-1]}") if shots else None
 
-    def _steps(self, name: str) -> list[Json]:
+    def answers(self, episode: str) -> list[str]:
+        return [_answer(record) for record in self._lines(episode, [])]
+
+    def _steps(self, name: str, shots: list[str]) -> list[Json]:
         records = list(self._lines(name, []))
-        shots = self._screenshots(name)
         times = [_time(record) for record in records]
         # With one picture more than steps, the first one is the start.
         shown = (
@@ -223,7 +223,7 @@ class OSWorldSource(Source):
                     **empty_step(number),
                     **answer_json(_answer(record), list(_actions(record))),
                     "action_text": _action_text(record),
-                    "shot": self._shot(name, shot) if shot else None,
+                    "shot": self.shot(f"{name}/{shot}") if shot else None,
                     "error": str(info.get("error", ""))[:2000] if isinstance(info, Mapping) else "",
                     "seconds": after - before if before is not None and after is not None else None,
                 }
@@ -239,16 +239,8 @@ class OSWorldSource(Source):
         found = [file for file in self.folder.list(name)[1] if file.lower().endswith(".png")]
         return sorted(found, key=lambda file: (_step_number(file), file))[: MAX_STEPS + 1]
 
-    def _shot(self, episode: str, file: str) -> Json:
-        name = f"{episode}/{file}"
-        shot: Json = {"shot": name, "width": None, "height": None, "url": None, "error": ""}
-        try:
-            with self.folder.open(name):
-                content = self.folder.read(name, MAX_PICTURE_BYTES)
-            shot["width"], shot["height"] = checked_png(content)
-        except (OSError, UserError) as error:
-            return {**shot, "error": str(error)}
-        return {**shot, "url": shot_url(self.identity.id, name)}
+    def size(self, shot: str) -> tuple[int, int]:
+        return checked_png(self._read_picture(shot))
 
     def picture(self, shot: str) -> Picture:
         content = self._read_picture(shot)

@@ -1,4 +1,4 @@
-"""Indexes the files of a run: episodes, failures, and groups. Reads only what is new.
+"""Indexes the files of a run: episodes, failures, groups, calls, token values. Reads only what is new.
 
 A damaged line becomes an error entry, and the next line is read. Everything is made again if a file was
 truncated or replaced, as by a resumed run.
@@ -11,7 +11,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -29,13 +29,12 @@ from arpo.storage.codec import (
 from arpo.storage.files import damage
 from arpo.storage.run_folder import CALLS, FAILURES, GROUPS, TOKEN_STATS, TRAJECTORIES
 from arpo.viewer.files import Mark, SafeFolder, complete_lines, parse_line
-from arpo.viewer.index import Index, add_problems, set_mark, shot_key, storable
-from arpo.viewer.pages.call_times import add_calls
-from arpo.viewer.pages.token_values import add_token_stats
+from arpo.viewer.index import Index, add_problems, insert, set_mark, shot_key, storable
 
 EARLIER_BATCHES = "batches.jsonl"
 MAX_TOKENS = 1 << 20  # of one episode
 MAX_ID = 200  # characters of an episode or task id
+MAX_CALLS = 20_000  # of one episode
 _SECONDS = 0.02  # of reading between two transactions
 _PLACES = (
     (BATCH, re.compile(rf"{BATCH}(\d{{1,9}})-(\d{{1,9}})-\d{{1,9}}")),
@@ -45,7 +44,8 @@ _PLACES = (
 )
 UNKNOWN_HOST = "not stored"  # in runs of older versions
 
-Adder = Callable[[sqlite3.Connection, dict[str, Any], int, int], None]
+Json = dict[str, Any]
+Adder = Callable[[sqlite3.Connection, Json, int, int], None]  # connection, line, its place and size
 
 
 def place_of(episode_id: str) -> tuple[str, int | None, int | None, int | None]:
@@ -69,18 +69,12 @@ class RunIndexer:
     def __init__(self, folder: SafeFolder, index: Index) -> None:
         self._folder, self._index = folder, index
         self.share = 0.0  # of trajectories.jsonl that is indexed
-        self.errors: dict[str, str] = {}  # of optional files that cannot be read, by name
+        self.errors: dict[str, str] = {}  # of files that cannot be read, by name
 
     def refresh(self, deadline: float) -> bool:
         """Index new lines until the deadline, in seconds of time.monotonic(). True: all are indexed."""
-        files: tuple[tuple[str, Adder], ...] = (
-            (FAILURES, self._add_failure),
-            (GROUPS, self._add_group),
-            (EARLIER_BATCHES, self._add_batch),
-            (TRAJECTORIES, self._add_episode),
-        )
-        complete = [self._follow(name, add, deadline) for name, add in files]
-        for name, add in ((CALLS, add_calls), (TOKEN_STATS, add_token_stats)):
+        complete = []
+        for name, add in _ADDERS.items():
             try:
                 complete.append(self._follow(name, add, deadline))
                 self.errors.pop(name, None)
@@ -153,73 +147,160 @@ class RunIndexer:
             )
         set_mark(connection, name, Mark.at(descriptor, batch[-1][1]))
 
-    def _add_episode(
-        self, connection: sqlite3.Connection, record: dict[str, Any], at: int, size: int
-    ) -> None:
-        tokens = sum(count_tokens(turn["completion"]["token_ids"]) for turn in record["turns"])
-        if tokens > MAX_TOKENS:
-            raise ValueError(f"an episode of more than {MAX_TOKENS:,} tokens")
-        for turn in record["turns"]:
-            count_tokens(turn["completion"].get("versions", ()))
-        episode = stored_episode(record)
-        name, task = _id(episode.episode_id), _id(episode.task_id)
-        kind, number, place, batch = place_of(name)
-        shots = record["turns"][0]["screenshot"], record["final"]
-        values = (
-            name, task, kind, number, place, group_of(name), batch, float(episode.score),
-            int(episode.malformed), episode.stop.value, episode.steps, tokens, episode.policy_version,
-            storable(episode.error),
-            *map(shot_key, shots), at, size,
-        )  # fmt: skip
-        cursor = connection.execute(
-            "INSERT OR IGNORE INTO episodes (id, task, kind, number, place, group_id, batch, score, "
-            "malformed, stop, steps, tokens, version, error, first, final, at, size) VALUES ("
-            + ",".join("?" * 18)
-            + ")",
-            values,
-        )
-        if not cursor.rowcount:
-            raise ValueError(f"a second episode {name!r}")
-        text = "\n".join(str(turn["completion"]["text"]) for turn in record["turns"])
-        connection.execute(
-            "INSERT INTO words (rowid, body) VALUES (?, ?)", (cursor.lastrowid, storable(text))
-        )
 
-    def _add_failure(
-        self, connection: sqlite3.Connection, record: dict[str, Any], at: int, size: int
-    ) -> None:
-        failure = failure_from_json(record)
-        name, task = _id(failure.episode_id), _id(failure.task_id)
-        host = failure.host[:200] if "host" in record else UNKNOWN_HOST
-        values = (
-            name, task, failure.kind, failure.where, host, failure.message[:4000],
-            failure.attempts, failure.place, group_of(name), place_of(name)[3],
-        )  # fmt: skip
-        connection.execute(
-            "INSERT INTO failures (id, task, kind, called, host, message, attempts, place, group_id, batch) "
-            "VALUES (" + ",".join("?" * 10) + ")",
-            [*map(_storable, values)],
+def _add_episode(connection: sqlite3.Connection, record: Json, at: int, size: int) -> None:
+    tokens = sum(count_tokens(turn["completion"]["token_ids"]) for turn in record["turns"])
+    if tokens > MAX_TOKENS:
+        raise ValueError(f"an episode of more than {MAX_TOKENS:,} tokens")
+    for turn in record["turns"]:
+        count_tokens(turn["completion"].get("versions", ()))
+    episode = stored_episode(record)
+    name = _id(episode.episode_id)
+    kind, number, place, batch = place_of(name)
+    try:
+        row = insert(
+            connection,
+            "episodes",
+            id=name,
+            task=_id(episode.task_id),
+            kind=kind,
+            number=number,
+            place=place,
+            group_id=group_of(name),
+            batch=batch,
+            score=float(episode.score),
+            malformed=int(episode.malformed),
+            stop=episode.stop.value,
+            steps=episode.steps,
+            tokens=tokens,
+            version=episode.policy_version,
+            error=episode.error,
+            first=shot_key(record["turns"][0]["screenshot"]),
+            final=shot_key(record["final"]),
+            at=at,
+            size=size,
         )
+    except sqlite3.IntegrityError:
+        raise ValueError(f"a second episode {name!r}") from None
+    text = "\n".join(str(turn["completion"]["text"]) for turn in record["turns"])
+    insert(connection, "words", rowid=row, body=text)
 
-    def _add_group(self, connection: sqlite3.Connection, record: dict[str, Any], at: int, size: int) -> None:
-        group = stored_group(record)
-        values = (_id(group.group), group.step, group.dropped, group.task, bool(group.rescues))
-        connection.execute(
-            "INSERT OR REPLACE INTO groups VALUES (?, ?, ?, ?, ?, ?)",
-            (*map(_storable, values), storable(json.dumps(record))),
-        )
-        connection.executemany(
-            "INSERT INTO replayed VALUES (?, ?)",
-            [(_id(rescue.stored_episode), group.step) for rescue in group.rescues],
-        )
 
-    def _add_batch(self, connection: sqlite3.Connection, record: dict[str, Any], at: int, size: int) -> None:
-        """A line of batches.jsonl, which earlier versions wrote in asynchronous training."""
-        for name, dropped in (("groups", 0), ("dropped", 1)):
-            connection.executemany(
-                "INSERT OR REPLACE INTO groups VALUES (?, ?, ?, '', 0, '')",
-                [(f"{GROUP}-{int(number)}", int(record["step"]), dropped) for number in record[name]],
+def _add_failure(connection: sqlite3.Connection, record: Json, at: int, size: int) -> None:
+    failure = failure_from_json(record)
+    name = _id(failure.episode_id)
+    insert(
+        connection,
+        "failures",
+        id=name,
+        task=_id(failure.task_id),
+        kind=failure.kind,
+        called=failure.where,
+        host=failure.host[:200] if "host" in record else UNKNOWN_HOST,
+        message=failure.message[:4000],
+        attempts=failure.attempts,
+        place=failure.place,
+        group_id=group_of(name),
+        batch=place_of(name)[3],
+    )
+
+
+def _add_group(connection: sqlite3.Connection, record: Json, at: int, size: int) -> None:
+    group = stored_group(record)
+    _insert_group(
+        connection,
+        id=_id(group.group),
+        batch=group.step,
+        dropped=group.dropped,
+        task=group.task,
+        rescued=bool(group.rescues),
+        record=json.dumps(record),
+    )
+    for rescue in group.rescues:
+        insert(connection, "replayed", episode=_id(rescue.stored_episode), batch=group.step)
+
+
+def _add_batch(connection: sqlite3.Connection, record: Json, at: int, size: int) -> None:
+    """A line of batches.jsonl, which earlier versions wrote in asynchronous training."""
+    for name, dropped in (("groups", False), ("dropped", True)):
+        for number in record[name]:
+            group, batch = f"{GROUP}-{int(number)}", int(record["step"])
+            _insert_group(
+                connection, id=group, batch=batch, dropped=dropped, task="", rescued=False, record=""
             )
+
+
+def _insert_group(connection: sqlite3.Connection, **values: Any) -> None:
+    """A later line about the same group counts."""
+    connection.execute("DELETE FROM groups WHERE id = ?", (values["id"],))
+    insert(connection, "groups", **values)
+
+
+def _add_calls(connection: sqlite3.Connection, record: Json, at: int, size: int) -> None:
+    """An attempt at an episode, or the stages of a batch."""
+    calls = checked_calls(record)
+    if not calls:
+        return
+    step = record.get("step")
+    episode = None if step is not None else clipped_id(record["episode"])
+    if episode is None and not _is_count(step):
+        raise ValueError("step is not a number of batches")
+    began, ended = calls[0][1], max(began + seconds for _, began, seconds in calls)
+    insert(connection, "calls", episode=episode, step=step, began=began, ended=ended, at=at, size=size)
+
+
+def _add_token_stats(connection: sqlite3.Connection, record: Json, at: int, size: int) -> None:
+    """One answer in one update."""
+    step, update, turn = (record[name] for name in ("step", "update", "turn"))
+    if not all(map(_is_count, (step, update, turn))):
+        raise ValueError("step, update or turn is not a number")
+    insert(
+        connection,
+        "token_stats",
+        episode=clipped_id(record["episode"]),
+        step=step,
+        updated=update,
+        turn=turn,
+        replayed=record["replayed"] is True,
+        at=at,
+        size=size,
+    )
+
+
+_ADDERS: Mapping[str, Adder] = {
+    FAILURES: _add_failure,
+    GROUPS: _add_group,
+    EARLIER_BATCHES: _add_batch,
+    TRAJECTORIES: _add_episode,
+    CALLS: _add_calls,
+    TOKEN_STATS: _add_token_stats,
+}
+
+
+def checked_calls(record: Mapping[str, Any]) -> tuple[tuple[str, float, float], ...]:
+    """The calls of a line of calls.jsonl: (name, begin, duration), in seconds since the start of the run.
+
+    Raises ValueError if they are not in order, or have no times.
+    """
+    calls = record["calls"]
+    if not isinstance(calls, list) or len(calls) > MAX_CALLS:
+        raise ValueError(f"calls must be a list of at most {MAX_CALLS:,}")
+    end = 0.0
+    for name, began, seconds in calls:
+        if not (isinstance(name, str) and _is_time(began) and _is_time(seconds)):
+            raise ValueError("a call is not [name, begin, duration]")
+        if began < end - 1e-3:  # each number is rounded
+            raise ValueError("a call begins before the last one ends")
+        end = began + seconds
+    return tuple((name[:40], float(began), float(seconds)) for name, began, seconds in calls)
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e9
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 31
 
 
 def count_tokens(encoded: Any) -> int:
@@ -243,9 +324,6 @@ def _id(text: str) -> str:
     return storable(text)
 
 
-def _storable(value: object) -> object:
-    return storable(value) if isinstance(value, str) else value
-
-
-def problems(index: Index) -> list[str]:
-    return [str(row["text"]) for row in index.rows("SELECT text FROM problems ORDER BY n")]
+def clipped_id(name: Any) -> str:
+    """The id in an optional file, which may be of another length."""
+    return storable(str(name))[:MAX_ID]

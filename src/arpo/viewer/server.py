@@ -27,7 +27,8 @@ from aiohttp import web
 from arpo.errors import UserError
 from arpo.viewer.export import PAGE, STATIC
 from arpo.viewer.library import Library, NotFound, finite
-from arpo.viewer.pictures import Picture
+from arpo.viewer.pictures import Picture, thumbnail
+from arpo.viewer.source import Source
 
 HOST = "127.0.0.1"
 COOKIE, TOKEN = "arpo_view", "token"
@@ -193,14 +194,16 @@ class ViewServer:
         source = self.library.source(name)
         if width and not (width.isascii() and width.isdigit() and len(width) <= 5):
             raise UserError("w: must be a width in pixels")
-        make: Callable[[], Picture] = partial(source.picture, shot)
-        if width:
-            make = partial(source.small_picture, shot, int(width))
+        make = partial(_thumbnail, source, shot, int(width)) if width else partial(source.picture, shot)
         picture = await self._in_thread(make)
         return web.Response(body=picture.content, content_type=picture.media_type, headers=_FOREVER)
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _thumbnail(source: Source, shot: str, width: int) -> Picture:
+    return thumbnail(source.pixels(shot), width)
 
 
 def _lower_priority() -> None:

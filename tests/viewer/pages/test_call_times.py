@@ -11,7 +11,7 @@ import pytest
 from arpo.errors import UserError
 from arpo.storage.run_folder import RunFolder
 from arpo.viewer.library import Library
-from arpo.viewer.pages.call_times import checked_calls
+from arpo.viewer.run_index import checked_calls
 from viewed_runs import make_run
 
 

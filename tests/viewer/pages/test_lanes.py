@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from arpo.viewer.pages.lanes import COLUMNS, MAX_ROWS, Attempt, assign_lanes, lane_json
+from arpo.viewer.pages.timeline import COLUMNS, MAX_ROWS, Attempt, assign_lanes, lane_json
 
 
 def attempt(began: float, ended: float, host: str = "", name: str = "e", kind: str = "step") -> Attempt:

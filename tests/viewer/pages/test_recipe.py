@@ -6,13 +6,15 @@ from arpo.config import Config, ReplayConfig
 from arpo.config.recipe import to_toml
 from arpo.errors import UserError
 from arpo.viewer.files import SafeFolder
-from arpo.viewer.pages.recipe import read_recipe, recipe_json
+from arpo.viewer.library import Library
+from arpo.viewer.run_source import read_recipe
 
 
 def test_a_recipe_with_its_defaults(tmp_path):
     (tmp_path / "recipe.toml").write_text(to_toml(Config(replay=ReplayConfig(enabled=False))))
-    config, text = read_recipe(SafeFolder(tmp_path))
-    sections = {part["section"]: part["keys"] for part in recipe_json(config, text)["sections"]}
+    (tmp_path / "metrics.jsonl").touch()
+    page = Library([tmp_path]).answer(["s", tmp_path.name, "recipe"], {})
+    sections = {part["section"]: part["keys"] for part in page["sections"]}
     enabled = next(key for key in sections["replay"] if key["key"] == "replay.enabled")
     assert (enabled["value"], enabled["default"], enabled["changed"]) == (False, True, True)
     assert [key["key"] for key in sections["replay"] if key["changed"]] == ["replay.enabled"]

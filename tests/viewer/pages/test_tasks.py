@@ -1,6 +1,7 @@
 """Success rates by task."""
 
-from arpo.viewer.pages.tasks import evaluation_note, read_evaluation, task_rows
+from arpo.viewer.pages.report import evaluation_note
+from arpo.viewer.pages.tasks import evaluated_tasks, read_evaluation
 
 
 def evaluation(step, landmark="", **sets):
@@ -14,45 +15,31 @@ MIDDLE = evaluation(4, train={"a": [0, 1], "b": [0, 0]}, heldout={"c": [1]})
 FINAL = evaluation(8, "final", train={"a": [1, 1], "b": [1, 1]}, heldout={"c": [0]}, overall={"d": [0]})
 
 
-def rows(*evaluations):
-    return [(row.task, row.task_set, row.before, row.after) for row in task_rows(evaluations)]
+def rates(*evaluations):
+    found = evaluated_tasks(evaluations)
+    return {task: (row["task_set"], row["before"], row["after"]) for task, row in found.items()}
 
 
-def test_the_largest_gain_of_a_set_is_first():
-    assert rows(BASE, MIDDLE, FINAL) == [
-        ("a", "training", [0, 0, 1], [1, 1]),
-        ("b", "training", [1, 0], [1, 1]),
-        ("c", "held-out", [0], [0]),
-        ("d", "other", [1], [0]),
-    ]
+def test_the_first_evaluation_is_compared_with_the_newest_one_of_a_task():
+    assert rates(BASE, MIDDLE, FINAL) == {
+        "a": ("training", 1 / 3, 1.0),
+        "b": ("training", 0.5, 1.0),
+        "c": ("held-out", 0.0, 0.0),
+        "d": ("other", 1.0, 0.0),
+    }
+    stopped = rates(BASE, MIDDLE)
+    assert (stopped["b"], stopped["d"]) == (("training", 0.5, 0.0), ("other", 1.0, None))
+    assert rates() == {}
 
 
-def test_levels_come_between_held_out_and_other_tasks():
-    one = evaluation(0, "base", overall={"d": [1]}, applications_test={"x": [0]}, heldout={"c": [0]})
-    assert [row[:2] for row in rows(one)] == [
-        ("c", "held-out"),
-        ("x", "new applications (test)"),
-        ("d", "other"),
-    ]
-
-
-def test_a_run_that_was_stopped_is_compared_with_its_newest_evaluation():
-    assert rows(BASE, MIDDLE) == [
-        ("a", "training", [0, 0, 1], [0, 1]),
-        ("b", "training", [1, 0], [0, 0]),
-        ("c", "held-out", [0], [1]),
-        ("d", "other", [1], None),
-    ]
-
-
-def test_with_one_evaluation_the_hardest_task_is_first():
-    assert [row[0] for row in rows(BASE)] == ["a", "b", "c", "d"]
-    assert rows() == []
+def test_a_level_of_held_out_tasks_has_a_label():
+    one = evaluation(0, "base", applications_test={"x": [0]})
+    assert rates(one) == {"x": ("new applications (test)", 0.0, None)}
 
 
 def test_an_evaluation_without_episodes_of_a_task_has_no_rate():
-    (row,) = task_rows([evaluation(0, train={"a": []}), evaluation(1, train={"a": [1]})])
-    assert row.change is None
+    found = evaluated_tasks([evaluation(0, train={"a": []}), evaluation(1, train={"a": [1]})])
+    assert found["a"]["change"] is None
 
 
 def test_the_note_says_which_evaluations_are_missing():

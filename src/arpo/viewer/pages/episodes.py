@@ -1,17 +1,17 @@
-"""Queries of the index: lists of episodes with filters, search, failures."""
+"""Pages "Episodes" and "Search": lists of episodes with filters."""
 
 from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from arpo.errors import UserError
 from arpo.storage.codec import BATCH, COLLECTED, EVALUATED, GROUP
 from arpo.viewer.index import Index, storable
-from arpo.viewer.played import phase_title
+from arpo.viewer.source import Json, Source
 
 PAGE, MAX_PAGE = 50, 200
 MAX_WORDS = 20
@@ -28,17 +28,69 @@ _SHOWN = (
     "AND EXISTS (SELECT 1 FROM shots WHERE key = final)))"
 )
 _REPLAYED = "SELECT group_concat(batch) FROM replayed WHERE episode = episodes.id"
-COLUMNS = f"episodes.*, {_SHOWN} AS shown, ({_REPLAYED}) AS replayed_in"
+_NUMBERED = re.compile(rf"({BATCH}|{EVALUATED})(\d{{1,9}})")
+_COLUMNS = f"episodes.*, {_SHOWN} AS shown, ({_REPLAYED}) AS replayed_in"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """What a list of episodes needs to know about its source."""
+class Episode:
+    """An indexed episode. Its fields are those of its JSON form."""
 
-    index: Index
-    threshold: float  # score of a success
-    instruction: Callable[[str], str]  # of a task
-    text_of: Callable[[sqlite3.Row], str]  # all answers, for snippets
+    episode: str  # its id
+    group: str
+    task: str
+    phase: str  # as in the filter: batch4 (counted from 1), eval12, collect, group (in no batch)
+    batch: int | None
+    score: float | None
+    solved: bool
+    malformed: bool
+    stop: str
+    steps: int
+    tokens: int
+    version: int
+    replayed_in: tuple[int, ...]  # batches
+    shown: bool  # whether its screenshots are stored
+    error: str  # of the last answer
+
+
+def read_episodes(source: Source, query: str, values: Sequence[object] = ()) -> list[Episode]:
+    """Indexed episodes. `query` are conditions and order: "WHERE task = ? ORDER BY n"."""
+    rows = source.index.rows(f"SELECT {_COLUMNS} FROM episodes {query}", values)
+    return [_episode(row, source.threshold) for row in rows]
+
+
+def find_episode(source: Source, name: str) -> Episode:
+    found = read_episodes(source, "WHERE id = ?", (name,))
+    if not found:
+        raise UserError(f"{name!r}: no such episode, or it is not indexed yet")
+    return found[0]
+
+
+def _episode(row: sqlite3.Row, threshold: float) -> Episode:
+    same = {
+        name: row[name] for name in ("task", "batch", "score", "stop", "steps", "tokens", "version", "error")
+    }
+    return Episode(
+        **same,
+        episode=row["id"],
+        group=row["group_id"],
+        phase=_phase(row),
+        solved=row["score"] is not None and row["score"] >= threshold,
+        malformed=bool(row["malformed"]),
+        replayed_in=tuple(sorted(map(int, (row["replayed_in"] or "").split(","))))
+        if row["replayed_in"]
+        else (),
+        shown=bool(row["shown"]),
+    )
+
+
+def episode_json(source: Source, one: Episode) -> Json:
+    return {
+        **asdict(one),
+        "replayed_in": list(one.replayed_in),
+        "instruction": source.instruction(one.task),
+        "phase_title": phase_title(one.phase),
+    }
 
 
 @dataclass(slots=True)
@@ -55,102 +107,75 @@ class _Where:
         return f" WHERE {' AND '.join(self.parts)}" if self.parts else ""
 
 
-def list_episodes(listing: Listing, filters: Mapping[str, str]) -> dict[str, Any]:
+def episodes_page(source: Source, filters: Mapping[str, str]) -> Json:
     """One page of the matching episodes, with the total."""
-    where = _where(listing, filters)
+    where = _where(source, filters)
     size = min(_number(filters, "size", PAGE), MAX_PAGE)
     page = _number(filters, "page", 0)
-    total = listing.index.rows(f"SELECT count(*) AS total FROM episodes{where.sql}", where.values)
-    rows = listing.index.rows(
-        f"SELECT {COLUMNS} FROM episodes{where.sql} ORDER BY {_order(filters)} LIMIT ? OFFSET ?",
+    found = read_episodes(
+        source,
+        f"{where.sql} ORDER BY {_order(filters)} LIMIT ? OFFSET ?",
         [*where.values, size, page * size],
     )
     text = filters.get("text", "")
+    rows = [episode_json(source, one) for one in found]
+    if text:
+        rows = [{**row, "snippet": snippet("\n".join(source.answers(row["episode"])), text)} for row in rows]
+    stops = source.index.rows("SELECT DISTINCT stop FROM episodes ORDER BY stop")
     return {
-        "total": total[0]["total"] if total else 0,
+        "total": source.index.count(f"episodes{where.sql}", where.values),
         "page": page,
         "size": size,
-        "episodes": [row_json(listing, row, text) for row in rows],
-        "stops": [
-            row["stop"] for row in listing.index.rows("SELECT DISTINCT stop FROM episodes ORDER BY stop")
-        ],
-        "phases": _phases(listing.index),
+        "episodes": rows,
+        "stops": [row["stop"] for row in stops],
+        "phases": _phases(source.index),
+        "complete": source.complete,
     }
 
 
-def row_json(listing: Listing, row: sqlite3.Row, text: str = "") -> dict[str, Any]:
-    """One episode of a list. With `text`: the place where it is found."""
-    solved = row["score"] is not None and row["score"] >= listing.threshold
-    phase = phase_of(row)
-    return {
-        "episode": row["id"],
-        "group": row["group_id"],
-        "task": row["task"],
-        "instruction": listing.instruction(row["task"]),
-        "phase": phase,
-        "phase_title": _title(row),
-        "batch": row["batch"],
-        "score": row["score"],
-        "solved": solved,
-        "malformed": bool(row["malformed"]),
-        "stop": row["stop"],
-        "steps": row["steps"],
-        "tokens": row["tokens"],
-        "version": row["version"],
-        "replayed_in": replayed_in(row),
-        "shown": bool(row["shown"]),
-        "error": row["error"],
-        **({"snippet": snippet(listing.text_of(row), text)} if text else {}),
-    }
+def search_page(sources: Iterable[Source], query: Mapping[str, str]) -> Json:
+    """Episodes of several sources with a text in their answers."""
+    text = query.get("text", "")
+    results: list[Json] = []
+    total = 0
+    for source in sources:
+        name = source.identity.id
+        if query.get("source", name) == name and text.strip():
+            found = episodes_page(source, {"text": text, "size": str(PAGE), "sort": "-order"})
+            total += found["total"]
+            results += [{"source": name, **row} for row in found["episodes"]]
+    return {"text": text, "total": total, "results": results[:PAGE]}
 
 
-def replayed_in(row: sqlite3.Row) -> list[int]:
-    """Batches in which an episode was replayed, counted from 1."""
-    return sorted(map(int, (row["replayed_in"] or "").split(",") if row["replayed_in"] else ()))
-
-
-def find_episode(index: Index, episode_id: str) -> sqlite3.Row:
-    row = index.row(f"SELECT {COLUMNS} FROM episodes WHERE id = ?", (episode_id,))
-    if row is None:
-        raise UserError(f"{episode_id!r}: no such episode, or it is not indexed yet")
-    return row
-
-
-def neighbours(index: Index, row: sqlite3.Row) -> dict[str, str | None]:
-    """The episodes before and after one, in the order of the run."""
-    found = {}
-    for name, sign, order in (("previous", "<", "DESC"), ("next", ">", "ASC")):
-        other = index.row(f"SELECT id FROM episodes WHERE n {sign} ? ORDER BY n {order} LIMIT 1", (row["n"],))
-        found[name] = other["id"] if other else None
-    return found
-
-
-def phase_of(row: sqlite3.Row) -> str:
-    """As in the filter `phase`: batch4 (counted from 1), eval12, collect, group (in no batch)."""
+def _phase(row: sqlite3.Row) -> str:
     if row["batch"] is not None:
         return f"{BATCH}{row['batch']}"
     return f"{EVALUATED}{row['number']}" if row["kind"] == EVALUATED else row["kind"]
 
 
-def _title(row: sqlite3.Row) -> str:
-    if row["batch"] is not None:
-        return phase_title(f"{BATCH}{row['batch'] - 1}")
-    if row["kind"] == COLLECTED:
-        return "collected"
-    return phase_title(phase_of(row))
+def phase_title(phase: str) -> str:
+    """eval0: evaluation before training; eval12: evaluation after batch 12; batch1: training batch 1."""
+    match = _NUMBERED.fullmatch(phase)
+    if not match:
+        return {GROUP: "training, in no batch", COLLECTED: "collected"}.get(phase, phase)
+    number = int(match[2])
+    if match[1] == BATCH:
+        return f"training batch {number:,}"
+    return f"evaluation after batch {number:,}" if number else "evaluation before training"
 
 
-def _phases(index: Index) -> list[dict[str, Any]]:
+def _phases(index: Index) -> list[Json]:
     """All phases except training batches, which have a page of their own."""
     rows = index.rows(
         "SELECT kind, number, batch, count(*) AS total, min(n) FROM episodes WHERE batch IS NULL "
         "GROUP BY kind, CASE WHEN kind = ? THEN number END ORDER BY min(n)",
         (EVALUATED,),
     )
-    return [{"phase": phase_of(row), "title": _title(row), "episodes": row["total"]} for row in rows]
+    phases = [(_phase(row), row["total"]) for row in rows]
+    return [{"phase": phase, "title": phase_title(phase), "episodes": total} for phase, total in phases]
 
 
-def _where(listing: Listing, filters: Mapping[str, str]) -> _Where:
+def _where(source: Source, filters: Mapping[str, str]) -> _Where:
     where = _Where()
     filters = {name: storable(value) for name, value in filters.items()}
     for name, column in (("task", "task"), ("stop", "stop"), ("group", "group_id")):
@@ -164,7 +189,7 @@ def _where(listing: Listing, filters: Mapping[str, str]) -> _Where:
         if filters.get(name):
             where.add(f"score {sign} ?", _decimal(filters, name))
     if filters.get("solved"):
-        where.add(f"coalesce(score, 0) {'>=' if _flag(filters, 'solved') else '<'} ?", listing.threshold)
+        where.add(f"coalesce(score, 0) {'>=' if _flag(filters, 'solved') else '<'} ?", source.threshold)
     if filters.get("malformed"):
         where.add("malformed = ?", int(_flag(filters, "malformed")))
     if filters.get("shown"):
@@ -173,12 +198,12 @@ def _where(listing: Listing, filters: Mapping[str, str]) -> _Where:
         sign = "IN" if _flag(filters, "replayed") else "NOT IN"
         where.add(f"id {sign} (SELECT episode FROM replayed)")
     if filters.get("text"):
-        _add_text(where, filters["text"], listing.index.full_text)
+        _add_text(where, filters["text"], source.index.full_text)
     return where
 
 
 def _add_phase(where: _Where, phase: str) -> None:
-    match = re.fullmatch(rf"({BATCH}|{EVALUATED})(\d{{1,9}})", phase)
+    match = _NUMBERED.fullmatch(phase)
     if match and match[1] == BATCH:
         where.add("batch = ?", int(match[2]))
     elif match:
@@ -215,34 +240,6 @@ def snippet(body: str, text: str) -> str:
     at = min((place for place in places if place >= 0), default=0)
     begin, end = max(0, at - SNIPPET), min(len(flat), at + SNIPPET)
     return ("…" if begin else "") + flat[begin:end] + ("…" if end < len(flat) else "")
-
-
-def list_failures(index: Index) -> dict[str, Any]:
-    """Failed episodes by kind, call and host, and the newest 200."""
-    total = index.row("SELECT count(*) AS total FROM failures")
-    kinds = index.rows(
-        "SELECT kind, called, host, count(*) AS count, count(DISTINCT task) AS tasks, "
-        "max(message) AS message, max(id) AS example FROM failures GROUP BY kind, called, host "
-        "ORDER BY count(*) DESC LIMIT 200"
-    )
-    newest = index.rows("SELECT * FROM failures ORDER BY n DESC LIMIT 200")
-    return {
-        "total": total["total"] if total else 0,
-        "by_kind": [
-            {
-                "kind": row["kind"],
-                "where": row["called"],
-                **{name: row[name] for name in ("host", "count", "tasks", "message", "example")},
-            }
-            for row in kinds
-        ],
-        "newest": [failure_json(row) for row in newest],
-    }
-
-
-def failure_json(row: sqlite3.Row) -> dict[str, Any]:
-    names = ("task", "kind", "host", "message", "attempts", "place", "batch")
-    return {"episode": row["id"], "where": row["called"], **{name: row[name] for name in names}}
 
 
 def _order(filters: Mapping[str, str]) -> str:

@@ -1,216 +1,153 @@
-"""Pages "Batches", "Batch" and "Group": episodes with the rewards and advantages of groups.jsonl."""
+"""Page "Group": the episodes of a group with the rewards and advantages of groups.jsonl."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from statistics import fmean, pstdev
-from typing import Any
 
-from arpo.config import Config
 from arpo.errors import UserError
 from arpo.storage.codec import GROUP, StoredGroup, stored_group
 from arpo.types import Rescue
-from arpo.viewer.index import Index, storable
-from arpo.viewer.pages.episodes import COLUMNS, Listing
+from arpo.viewer.index import storable
+from arpo.viewer.pages.episodes import Episode, read_episodes
+from arpo.viewer.run_source import RunSource
+from arpo.viewer.source import Json
 
 EARLIER_NOTE = "An earlier version wrote this run: it has no record of rewards, advantages and replay."
+_NOT_PLAYED = dict.fromkeys(
+    ("score", "reward", "advantage", "stop", "steps", "replaced", "origin_batch", "age")
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupReader:
-    config: Config
-    index: Index
-    listing: Listing
-    recorded: Callable[[], bool]  # whether the run has groups.jsonl
-
-    def batches(self, metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """All batches with their counts, those of groups from metrics.jsonl."""
-        logged = {row["step"]: row for row in metrics}
-        rows = self.index.rows(
-            "SELECT batch, count(DISTINCT group_id) AS groups, count(*) AS episodes, "
-            "sum(score >= ?) AS solved FROM episodes WHERE batch IS NOT NULL GROUP BY batch ORDER BY batch",
-            (self.listing.threshold,),
-        )
-        failed = self._counts("SELECT batch, count(*) AS count FROM failures GROUP BY batch")
-        dropped = self._counts("SELECT batch, count(*) AS count FROM groups WHERE dropped GROUP BY batch")
-        return [
-            {
-                **{name: row[name] for name in ("batch", "groups", "episodes", "solved")},
-                "failed": failed.get(row["batch"], 0),
-                **{name: logged.get(row["batch"], {}).get(name) for name in ("rescued", "without_signal")},
-                "dropped": dropped.get(row["batch"], 0),
-            }
-            for row in rows
-        ]
-
-    def _counts(self, query: str) -> dict[int, int]:
-        return {row["batch"]: row["count"] for row in self.index.rows(query)}
-
-    def batch(self, number: int) -> dict[str, Any]:
-        """The groups of a batch, in its order; then those dropped before it."""
-        rows = self.index.rows(f"SELECT {COLUMNS} FROM episodes WHERE batch = ? ORDER BY place, n", (number,))
-        dropped = self.index.rows("SELECT id FROM groups WHERE batch = ? AND dropped", (number,))
-        names = list(dict.fromkeys(row["group_id"] for row in rows))
-        failed = self.index.rows("SELECT DISTINCT group_id FROM failures WHERE batch = ?", (number,))
-        names += [row["group_id"] for row in failed if row["group_id"] not in names]
-        names += [row["id"] for row in dropped]
-        if not names:
-            raise UserError(f"batch {number}: has no episodes, or they are not indexed yet")
-        return {
-            "batch": number,
-            "previous": self._batch_beside(number, "<", "max"),
-            "next": self._batch_beside(number, ">", "min"),
-            "note": self._note,
-            "groups": [self.group(name) for name in names],
-        }
-
-    def _batch_beside(self, number: int, sign: str, choice: str) -> int | None:
-        row = self.index.row(f"SELECT {choice}(batch) AS batch FROM episodes WHERE batch {sign} ?", (number,))
-        return row["batch"] if row else None
-
-    def group(self, name: str) -> dict[str, Any]:
-        """One group with its dots. A group without episodes was dropped, or all of its episodes failed."""
-        rows = self.index.rows(f"SELECT {COLUMNS} FROM episodes WHERE group_id = ? ORDER BY n", (name,))
-        failures = self.index.rows("SELECT * FROM failures WHERE group_id = ? ORDER BY n", (name,))
-        record = self._record(name)
-        rescues = {rescue.index: rescue for rescue in record.rescues} if record else {}
-        signal = any(record.advantages) if record and not record.dropped else None
-        task = (rows[0] if rows else failures[0])["task"] if rows or failures else ""
-        return {
-            "group": name,
-            "batch": rows[0]["batch"] if rows else None,
-            "task": task,
-            "instruction": self.listing.instruction(task),
-            "solved": sum(self._solved(row) for row in rows),
-            "episodes_count": len(rows),
-            "signal": signal,
-            "mean": fmean(record.rewards) if record and record.rewards else None,
-            "sigma": pstdev(record.rewards) if record and record.rewards else None,
-            "dropped": self._dropped(name, rows, signal),
-            "note": self._note,
-            "dots": [
-                self._dot(row, rescues.get(place), reward, advantage)
-                for place, (row, reward, advantage) in enumerate(self._members(rows, record))
-                if row is not None
-            ]
-            + [_failure_dot(failure) for failure in failures],
-        }
-
-    @property
-    def _note(self) -> str:
-        return "" if self.recorded() else EARLIER_NOTE
-
-    def _record(self, name: str) -> StoredGroup | None:
-        """None if no batch has trained the group, or the run was written by an earlier version."""
-        row = self.index.row("SELECT record FROM groups WHERE id = ?", (name,))
-        return stored_group(json.loads(row["record"])) if row and row["record"] else None
-
-    def _members(
-        self, played: Sequence[sqlite3.Row], record: StoredGroup | None
-    ) -> Iterator[tuple[sqlite3.Row | None, float | None, float | None]]:
-        """The trained episodes with reward and advantage, or the played ones if none is trained."""
-        if record is None or record.dropped:
-            yield from ((row, None, None) for row in played)
-            return
-        for name, reward, advantage in zip(record.episodes, record.rewards, record.advantages, strict=True):
-            query = f"SELECT {COLUMNS} FROM episodes WHERE id = ?"
-            yield self.index.row(query, (storable(name),)), reward, advantage
-
-    def _dot(
-        self, row: sqlite3.Row, rescue: Rescue | None, reward: float | None, advantage: float | None
-    ) -> dict[str, Any]:
-        kind = "solved" if self._solved(row) else "failed"
-        return {
-            "episode": row["id"],
-            "kind": "replayed" if rescue else kind,
-            "score": row["score"],
-            "reward": reward,
-            "advantage": advantage,
-            "malformed": bool(row["malformed"]),
-            "stop": row["stop"],
-            "steps": row["steps"],
-            "shown": bool(row["shown"]),
-            "task": row["task"],
-            "replaced": rescue.replaced_episode if rescue else None,
-            "origin_batch": row["batch"] if rescue else None,
-            "age": rescue.age if rescue else None,
-            "error": None,
-        }
-
-    def episode_credit(self, row: sqlite3.Row) -> dict[str, Any]:
-        """Reward and advantage of a training episode, and the success that replaced it in its group."""
-        dots = self.group(row["group_id"])["dots"] if row["batch"] is not None else []
-        own = next((dot for dot in dots if dot["episode"] == row["id"] and dot["replaced"] is None), None)
-        instead = next((dot for dot in dots if dot["replaced"] == row["id"]), None)
-        return {
-            "reward": own["reward"] if own else None,
-            "advantage": own["advantage"] if own else None,
-            "replaced_by": {"episode": instead["episode"], "batch": row["batch"], "age": instead["age"]}
-            if instead
-            else None,
-        }
-
-    def replaced_dot(self, name: str) -> dict[str, Any] | None:
-        row = self.index.row(f"SELECT {COLUMNS} FROM episodes WHERE id = ?", (name,))
-        return self._dot(row, None, None, None) if row is not None else None
-
-    def neighbours(self, name: str) -> dict[str, str | None]:
-        """The groups before and after one, in the order of the run."""
-        row = self.index.row(
-            "SELECT min(n) AS first, max(n) AS last FROM episodes WHERE group_id = ?", (name,)
-        )
-        if row is None or row["first"] is None:
-            return {"previous": None, "next": None}
-        before = self.index.row(
-            "SELECT group_id FROM episodes WHERE n < ? ORDER BY n DESC LIMIT 1", (row["first"],)
-        )
-        after = self.index.row("SELECT group_id FROM episodes WHERE n > ? ORDER BY n LIMIT 1", (row["last"],))
-        return {
-            "previous": before["group_id"] if before else None,
-            "next": after["group_id"] if after else None,
-        }
-
-    def _solved(self, row: sqlite3.Row) -> bool:
-        return row["score"] is not None and row["score"] >= self.listing.threshold
-
-    def _dropped(self, name: str, rows: Sequence[sqlite3.Row], signal: bool | None) -> str | None:
-        """Why a group was not trained on, in words."""
-        if name.startswith(f"{GROUP}-"):
-            placed = self.index.row("SELECT dropped FROM groups WHERE id = ?", (name,))
-            if placed is None:
-                return "no batch has taken it yet"
-            if placed["dropped"]:
-                limit = self.config.train.max_staleness
-                stale = f"no batch could take it within train.max_staleness = {limit}"
-                return f"stale: {stale}; its task was played again"
-        if (
-            len(rows) < 2
-            and self.config.rollout.group_size > 1
-            and (not rows or rows[0]["batch"] is not None)
-        ):
-            return "fewer than two episodes were played: there is nothing to compare"
-        if self.config.train.dynamic_sampling and signal is False and rows:
-            return "no signal: dynamic sampling played another group instead"
-        return None
+def group_page(run: RunSource, name: str) -> Json:
+    """The group, and the steps of its episodes."""
+    group = group_json(run, name)
+    dots = group.pop("dots")
+    if not dots:
+        raise UserError(f"{name!r}: no such group, or it is not indexed yet")
+    return {**group, **_neighbours(run, name), "members": [_member(run, dot) for dot in dots]}
 
 
-def _failure_dot(row: sqlite3.Row) -> dict[str, Any]:
+def _member(run: RunSource, dot: Json) -> Json:
+    steps = [] if dot["kind"] == "error" else run.steps(dot["episode"])[0]
+    replaced = read_episodes(run, "WHERE id = ?", (dot["replaced"],))
+    return {**dot, "steps_list": steps, "replaced_dot": _dot(replaced[0]) if replaced else None}
+
+
+def group_json(run: RunSource, name: str) -> Json:
+    """One group with its dots. A group without episodes was dropped, or all of its episodes failed."""
+    played = read_episodes(run, "WHERE group_id = ? ORDER BY n", (name,))
+    failures = run.index.rows("SELECT * FROM failures WHERE group_id = ? ORDER BY n", (name,))
+    record = _record(run, name)
+    rewards = record.rewards if record else ()
+    signal = any(record.advantages) if record and not record.dropped else None
+    task = next((one.task for one in played), next((row["task"] for row in failures), ""))
     return {
-        "episode": row["id"],
-        "kind": "error",
-        "score": None,
+        "group": name,
+        "batch": played[0].batch if played else None,
+        "task": task,
+        "instruction": run.instruction(task),
+        "solved": sum(one.solved for one in played),
+        "episodes_count": len(played),
+        "signal": signal,
+        "mean": fmean(rewards) if rewards else None,
+        "sigma": pstdev(rewards) if rewards else None,
+        "dropped": _dropped(run, name, played, signal),
+        "note": note_of(run),
+        "dots": [
+            *_dots(run, played, record),
+            *(
+                {
+                    **_NOT_PLAYED,
+                    "episode": row["id"],
+                    "kind": "error",
+                    "malformed": False,
+                    "shown": False,
+                    "task": row["task"],
+                    "error": f"{row['kind']} in {row['called']}: {row['message']}",
+                }
+                for row in failures
+            ),
+        ],
+    }
+
+
+def note_of(run: RunSource) -> str:
+    return "" if run.records_groups() else EARLIER_NOTE
+
+
+def _record(run: RunSource, name: str) -> StoredGroup | None:
+    """None if no batch has trained the group, or the run was written by an earlier version."""
+    row = run.index.row("SELECT record FROM groups WHERE id = ?", (name,))
+    return stored_group(json.loads(row["record"])) if row and row["record"] else None
+
+
+def _dots(run: RunSource, played: Sequence[Episode], record: StoredGroup | None) -> Iterator[Json]:
+    """The trained episodes with reward and advantage, or the played ones if none is trained."""
+    if record is None or record.dropped:
+        yield from map(_dot, played)
+        return
+    rescues = {rescue.index: rescue for rescue in record.rescues}
+    trained = zip(record.episodes, record.rewards, record.advantages, strict=True)
+    for place, (name, reward, advantage) in enumerate(trained):
+        for one in read_episodes(run, "WHERE id = ?", (storable(name),)):
+            yield {**_dot(one, rescues.get(place)), "reward": reward, "advantage": advantage}
+
+
+def _dot(one: Episode, rescue: Rescue | None = None) -> Json:
+    return {
+        **asdict(one),
+        "kind": "replayed" if rescue else "solved" if one.solved else "failed",
         "reward": None,
         "advantage": None,
-        "malformed": False,
-        "stop": None,
-        "steps": None,
-        "shown": False,
-        "task": row["task"],
-        "replaced": None,
-        "origin_batch": None,
-        "age": None,
-        "error": f"{row['kind']} in {row['called']}: {row['message']}",
+        "replaced": rescue.replaced_episode if rescue else None,
+        "origin_batch": one.batch if rescue else None,
+        "age": rescue.age if rescue else None,
     }
+
+
+def episode_credit(run: RunSource, one: Episode) -> Json:
+    """Reward and advantage of a training episode, and the success that replaced it in its group."""
+    dots = group_json(run, one.group)["dots"] if one.batch is not None else []
+    own = next(
+        (dot for dot in dots if dot["episode"] == one.episode and dot["replaced"] is None), _NOT_PLAYED
+    )
+    instead = next((dot for dot in dots if dot["replaced"] == one.episode), None)
+    return {
+        "reward": own["reward"],
+        "advantage": own["advantage"],
+        "replaced_by": instead and {"episode": instead["episode"], "batch": one.batch, "age": instead["age"]},
+    }
+
+
+def _neighbours(run: RunSource, name: str) -> dict[str, str | None]:
+    """The groups before and after one, in the order of the run."""
+    found = {}
+    for key, sign, end, order in (("previous", "<", "min", "DESC"), ("next", ">", "max", "ASC")):
+        other = run.index.row(
+            f"SELECT group_id FROM episodes WHERE n {sign} "
+            f"(SELECT {end}(n) FROM episodes WHERE group_id = ?) ORDER BY n {order} LIMIT 1",
+            (name,),
+        )
+        found[key] = other["group_id"] if other else None
+    return found
+
+
+def _dropped(run: RunSource, name: str, played: Sequence[Episode], signal: bool | None) -> str | None:
+    """Why a group was not trained on, in words."""
+    if name.startswith(f"{GROUP}-"):
+        placed = run.index.row("SELECT dropped FROM groups WHERE id = ?", (name,))
+        if placed is None:
+            return "no batch has taken it yet"
+        if placed["dropped"]:
+            limit = run.config.train.max_staleness
+            stale = f"no batch could take it within train.max_staleness = {limit}"
+            return f"stale: {stale}; its task was played again"
+    alone = len(played) < 2 and run.config.rollout.group_size > 1
+    if alone and (not played or played[0].batch is not None):
+        return "fewer than two episodes were played: there is nothing to compare"
+    if run.config.train.dynamic_sampling and signal is False and played:
+        return "no signal: dynamic sampling played another group instead"
+    return None

@@ -1,35 +1,20 @@
-"""The recipe of a run as JSON. Follows no path in a recipe."""
+"""Page "Recipe": all settings of a run, with their defaults and help texts."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from arpo.config import Config
-from arpo.config.recipe import keys, parse_recorded, value
+from arpo.config.recipe import keys, value
 from arpo.errors import UserError
-from arpo.storage.run_folder import RECIPE
-from arpo.viewer.files import SafeFolder
+from arpo.viewer.run_source import RunSource
+from arpo.viewer.source import Json
 
 
-def read_recipe(folder: SafeFolder) -> tuple[Config, str]:
-    """The settings and the text of recipe.toml. Keys and values of other versions are left out.
-
-    Raises UserError if there is no readable recipe.
-    """
-    try:
-        text = folder.read(RECIPE).decode("utf-8", "replace")
-        return parse_recorded(text)[0], text
-    except UserError as error:
-        raise UserError(f"{folder.path(RECIPE)}: {error}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{folder.path(RECIPE)}: cannot be read as TOML: {error}") from None
-
-
-def recipe_json(config: Config, text: str) -> dict[str, Any]:
-    """All keys by section, with their defaults and help texts."""
-    sections: dict[str, list[dict[str, Any]]] = {}
+def recipe_page(run: RunSource) -> Json:
+    """All keys by section. Raises UserError if the recipe cannot be read."""
+    if run.recipe_error:
+        raise UserError(run.recipe_error)
+    sections: dict[str, list[Json]] = {}
     for key in keys():
-        own = value(config, key.name)
+        own = value(run.config, key.name)
         sections.setdefault(key.name.partition(".")[0], []).append(
             {
                 "key": key.name,
@@ -39,4 +24,5 @@ def recipe_json(config: Config, text: str) -> dict[str, Any]:
                 "help": key.help,
             }
         )
-    return {"sections": [{"section": name, "keys": found} for name, found in sections.items()], "text": text}
+    listed = [{"section": name, "keys": found} for name, found in sections.items()]
+    return {"sections": listed, "text": run.recipe_text}

@@ -1,29 +1,33 @@
-"""The page "Report" of a run, as JSON: `arpo view` shows it, and report.html has it as its first page.
+"""Page "Report": a whole run on one page. report.html has it as its first page.
 
 Curves, tasks, faults, screenshots and the recipe are answers of their own.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from arpo.config import Config
+from arpo.comparison.results import FINAL
+from arpo.config.checks import shorten
+from arpo.config.recipe import nearest
 from arpo.config.task_set_names import TRAIN, TRAINING_EPISODES, in_order, set_label
+from arpo.errors import UserError
 from arpo.evaluation.scoring import over_same_tasks, training_episodes
-from arpo.reporting.display import format_rate, success_rows, total_rows
-from arpo.reporting.metrics import EVALUATION, find_metric
+from arpo.reporting.display import count_noun, format_rate, success_rows, total_rows
+from arpo.reporting.metrics import EVALUATION
+from arpo.reporting.numbers import format_number
 from arpo.storage.codec import BATCH, EVALUATED
-from arpo.viewer.answer_checks import ReadAnswers, answer_warnings
-from arpo.viewer.outcomes import describe_end
-from arpo.viewer.pages.tasks import Evaluation, evaluation_note
-from arpo.viewer.played import Played, phase_title, phases
-from arpo.viewer.selection import Shown, choose_episodes
+from arpo.types import StopReason
+from arpo.viewer.pages.episode import describe_end
+from arpo.viewer.pages.episodes import Episode, phase_title, read_episodes
+from arpo.viewer.pages.tasks import Evaluation, read_evaluations
+from arpo.viewer.run_source import RunSource
+from arpo.viewer.source import Json
 
 MAX_MESSAGE = 1000  # characters
-
 # (title, labels by metric)
 CHARTS: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("Success rate of training episodes", {"success": "success rate"}),
@@ -36,104 +40,76 @@ CHARTS: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("Clipped tokens", {"clip_fraction": "share of tokens"}),
     ("Log-probability gap between engine and learner", {"logprob_gap": "mean"}),
 )
+OPTION = "--episodes"
+PAIRS = "before-after"
+PER_ITEM = 6
+KINDS: Mapping[str, Callable[[Episode], bool]] = {
+    "solved": lambda one: one.solved,
+    "failed": lambda one: not one.solved,
+    "replayed": lambda one: bool(one.replayed_in),
+    "parse-errors": lambda one: one.stop == StopReason.PARSE_ERROR,
+}
+# Preferred outcomes of a pair (solved before, solved after), in turn.
+_OUTCOMES = ((False, True), (True, False), (False, True), (False, False))
 
-Json = dict[str, Any]
+Shown = tuple[Episode, ...]  # one episode, or a task's episodes before and after
+MIN_TASKS = 8  # with fewer tasks, equal answers may be chance
+OPENING = 3  # answers of an episode that are compared: many tasks begin with the same click
+COMMON_OPENING = 0.5  # share of tasks with the same opening
+DISTINCT_OPENINGS = 0.125  # different openings per task
+COMMON_ACTION = 0.8  # share of answers with the same action
+MOSTLY_SOLVED = 0.5
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """Everything that the report says about a run."""
-
-    config: Config
-    folder: str  # for commands
-    metrics: Sequence[Mapping[str, Any]]
-    summary: Mapping[str, Any]  # {} until the run has ended
-    evaluations: Sequence[Evaluation]
-    played: Sequence[Played]
-    instruction: Callable[[str], str]  # of a task; "" if it is not known
-    is_infeasible: Callable[[str], bool]
-    answers: ReadAnswers
-
-    def end_of(self, one: Played) -> tuple[str, str]:
-        """Why an episode ended: reason and detail."""
-        return describe_end(
-            one.stored,
-            solved=one.solved,
-            infeasible=self.is_infeasible(one.task),
-            limits=self.config.rollout,
-        )
+ReadAnswers = Callable[[str], Sequence[str]]  # from an episode id
+Instruction = Callable[[str], str]  # from a task id; "" if it is not known
 
 
-def report_json(facts: RunFacts, episodes: str = "") -> Json:
-    """`episodes` is the value of `arpo report --episodes`, such as "task:pool-040,failed:3"."""
-    chosen = choose_episodes(facts.played, episodes)
+def report_page(run: RunSource, wanted: str = "") -> Json:
+    """`wanted` is the value of `arpo report --episodes`, such as "task:pool-040,failed:3"."""
+    played, evaluations = read_episodes(run, "ORDER BY n"), read_evaluations(run)
+    chosen = choose_episodes(played, wanted)
+    paired = bool(chosen) and all(len(shown) == 2 for shown in chosen)
+    summary = run.summary or _summary_so_far(run.metrics.rows, evaluations)
+    after = "after"
+    if not run.summary and evaluations and evaluations[-1].step:
+        after = f"after batch {evaluations[-1].step:,}"
     return {
-        "finished": bool(facts.summary),
-        "warnings": _warnings(facts),
-        "success": _success(facts),
-        "totals": total_rows(facts.summary or _summary_so_far(facts)),
-        "evaluations": evaluation_note(facts.evaluations, facts.config.eval.every),
-        "charts": [{"title": title, "metrics": dict(names)} for title, names in _charts(facts.metrics)],
-        "endings": _endings(facts),
-        "batches": _first_and_last(facts.played),
+        "finished": bool(run.summary),
+        "warnings": answer_warnings(played, run.instruction, run.answers) + _engine_warnings(run),
+        "success": {"heads": ["", "before", after, "change"], "rows": success_rows(summary)},
+        "totals": total_rows(summary),
+        "evaluations": evaluation_note(evaluations, run.config.eval.every),
+        "charts": [{"title": title, "metrics": names} for title, names in _charts(run.metrics.rows)],
+        "endings": _endings(run, played),
+        "batches": _end_batches(played),
         "episodes": {
-            "title": "Same tasks before and after training" if _all_pairs(chosen) else "Episodes",
-            "note": _episodes_note(chosen, episodes, facts),
-            "shown": [[one.id for one in shown] for shown in chosen],
+            "title": "Same tasks before and after training" if paired else "Episodes",
+            "note": _choice(chosen, paired, wanted, run.identity.shown) + _left_out(played),
+            "shown": [[one.episode for one in shown] for shown in chosen],
         },
     }
 
 
-def explain_metrics(names: Iterable[str], config: Config) -> Json:
-    """Title, explanation and unit of metrics, by name."""
-    return {name: _explain(name, config) for name in names if name != "step"}
-
-
-def _explain(name: str, config: Config) -> Json:
-    if metric := find_metric(name):
-        return {"title": metric.title, "explanation": metric.explanation, "percent": metric.percent}
-    callback = config.plugins.callback
-    unknown = "Not a metric of this version of ARPO."
-    text = f"Returned by plugins.callback = {callback}." if callback else unknown
-    return {"title": name, "explanation": text, "percent": False}
-
-
-def _warnings(facts: RunFacts) -> list[str]:
-    found = answer_warnings(facts.played, facts.instruction, facts.answers)
-    return found + _engine_warnings(facts.metrics, facts.config.train.engine_kl_alarm)
-
-
-def _engine_warnings(metrics: Sequence[Mapping[str, Any]], threshold: float) -> list[str]:
+def _engine_warnings(run: RunSource) -> list[str]:
     """A warning about the batches in which engine and learner disagreed."""
-    alarms = [record for record in metrics if record.get("engine_alarm")]
+    alarms = [record for record in run.metrics.rows if record.get("engine_alarm")]
     if not alarms:
         return []
     untrained = sum(bool(record.get("untrained")) for record in alarms)
     batches = ", ".join(f"{record['step']:,}" for record in alarms)
     return [
         "Engine and learner disagreed about the probabilities of the same tokens: engine_kl exceeded "
-        f"train.engine_kl_alarm ({threshold:g}) in batch {batches}. Not trained on: {untrained:,} of "
-        f"{len(alarms):,}."
+        f"train.engine_kl_alarm ({run.config.train.engine_kl_alarm:g}) in batch {batches}. Not trained on: "
+        f"{untrained:,} of {len(alarms):,}."
     ]
 
 
-def _success(facts: RunFacts) -> Json:
-    """Success rates of the summary, or of the run so far."""
-    after = "after"
-    if not facts.summary and facts.evaluations and facts.evaluations[-1].step:
-        after = f"after batch {facts.evaluations[-1].step:,}"
-    rows = success_rows(facts.summary or _summary_so_far(facts))
-    return {"heads": ["", "before", after, "change"], "rows": rows}
-
-
-def _summary_so_far(facts: RunFacts) -> Json:
+def _summary_so_far(metrics: Sequence[Json], evaluations: Sequence[Evaluation]) -> Json:
     """The content of summary.json for an unfinished run: its first and its newest evaluation."""
-    landmarks = {"base": dict(facts.evaluations[0].by_set)} if facts.evaluations else {}
-    if len(facts.evaluations) > 1:
-        landmarks["base"], landmarks["final"] = over_same_tasks(
-            landmarks["base"], facts.evaluations[-1].by_set
-        )
-    batches = [record for record in facts.metrics if record.get("step")]
+    landmarks = {"base": dict(evaluations[0].by_set)} if evaluations else {}
+    if len(evaluations) > 1:
+        landmarks["base"], landmarks["final"] = over_same_tasks(landmarks["base"], evaluations[-1].by_set)
+    batches = [record for record in metrics if record.get("step")]
     newest = batches[-1] if batches else {}
     groups = {
         total: sum(record.get(name) or 0 for record in batches)
@@ -156,7 +132,7 @@ def _summary_so_far(facts: RunFacts) -> Json:
     }
 
 
-def _charts(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, str]]]:
+def _charts(metrics: Sequence[Json]) -> list[tuple[str, Mapping[str, str]]]:
     """The charts at the top: (title, labels by metric)."""
     names = (name for record in metrics for name in record if name.startswith(EVALUATION))
     sets = in_order(name.removeprefix(EVALUATION) for name in names)
@@ -164,11 +140,26 @@ def _charts(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str
     return [("Success rate in evaluations", evaluated), *CHARTS]
 
 
-def _endings(facts: RunFacts) -> Json:
+def _phases(played: Iterable[Episode], kind: str = "") -> dict[str, list[Episode]]:
+    """Episodes by phase, in the order of the run. `kind` is BATCH, EVALUATED, or "" for all phases."""
+    found: dict[str, list[Episode]] = {}
+    for one in played:
+        if one.phase.startswith(kind):
+            found.setdefault(one.phase, []).append(one)
+    return found
+
+
+def _endings(run: RunSource, played: Sequence[Episode]) -> Json:
     """Why the episodes of the first and the last batch ended; without batches, those of evaluations."""
-    by_phase = phases(facts.played, BATCH) or phases(facts.played, EVALUATED) or phases(facts.played, "")
-    ends = [by_phase[phase] for phase in (next(iter(by_phase)), list(by_phase)[-1])] if by_phase else []
-    shown = {members[0].phase: [(one, *facts.end_of(one)) for one in members] for members in ends}
+
+    def end_of(one: Episode) -> tuple[str, str]:
+        infeasible = run.texts.is_infeasible(one.task)
+        return describe_end(one, solved=one.solved, infeasible=infeasible, limits=run.config.rollout)
+
+    by_phase = list((_phases(played, BATCH) or _phases(played, EVALUATED) or _phases(played)).items())
+    shown = {
+        phase: [(one, *end_of(one)) for one in found] for phase, found in (*by_phase[:1], *by_phase[-1:])
+    }
     counts = {phase: Counter(reason for _, reason, _ in found) for phase, found in shown.items()}
     flat = [end for found in shown.values() for end in found]
     solved = {reason: one.solved for one, reason, _ in flat}
@@ -187,33 +178,259 @@ def _endings(facts: RunFacts) -> Json:
     }
 
 
-def _first_and_last(played: Sequence[Played]) -> list[int]:
-    """The first and the last batch with episodes, counted from 1."""
-    batches = {one.trained_in + 1 for one in played if one.trained_in is not None}
-    return sorted({min(batches), max(batches)}) if batches else []
-
-
 def _most_frequent(details: Iterable[str]) -> str:
     common = Counter(filter(None, details)).most_common(1)
     text = " ".join(common[0][0].split()) if common else ""
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}…"
 
 
-def _all_pairs(chosen: Sequence[Shown]) -> bool:
-    return bool(chosen) and all(len(shown) == 2 for shown in chosen)
+def _end_batches(played: Sequence[Episode]) -> list[int]:
+    """The first and the last batch with episodes, counted from 1."""
+    batches = {one.batch for one in played if one.batch is not None}
+    return sorted({min(batches), max(batches)}) if batches else []
 
 
-def _episodes_note(chosen: Sequence[Shown], wanted: str, facts: RunFacts) -> str:
-    pruned = sum(not one.shown for one in facts.played)
-    deleted = "their screenshots were deleted (store.prune_every)"
-    left_out = f"; {pruned:,} of {len(facts.played):,} stored episodes cannot be shown: {deleted}"
-    return _choice(chosen, wanted, facts.folder) + (left_out if pruned else "")
-
-
-def _choice(chosen: Sequence[Shown], wanted: str, folder: str) -> str:
+def _choice(chosen: Sequence[Shown], paired: bool, wanted: str, folder: str) -> str:
     if wanted:
         return f"chosen with --episodes {wanted}"
     hint = f"choose others with arpo report {folder} --episodes failed:3,task:ID"
     if not chosen:
         return "none is stored with screenshots"
-    return hint if _all_pairs(chosen) else f"no task was played in two phases yet; {hint}"
+    return hint if paired else f"no task was played in two phases yet; {hint}"
+
+
+def _left_out(played: Sequence[Episode]) -> str:
+    pruned = sum(not one.shown for one in played)
+    deleted = "their screenshots were deleted (store.prune_every)"
+    return f"; {pruned:,} of {len(played):,} stored episodes cannot be shown: {deleted}" if pruned else ""
+
+
+def evaluation_note(evaluations: Sequence[Evaluation], every: int) -> str:
+    """Which evaluations the run folder has, and what is missing."""
+    if not evaluations:
+        return "The run has no evaluation yet."
+    steps = [f"after batch {one.step:,}" if one.step else "before training" for one in evaluations]
+    listed = f"Evaluations in this run: {', '.join(steps)}."
+    if evaluations[-1].landmark == FINAL:
+        return listed
+    if len(evaluations) == 1:
+        when = f"after batch {every:,}" if every else "at the end of training"
+        return f"{listed} There is nothing to compare it with yet: the next evaluation is {when}."
+    return f"{listed} The run has not reached its last evaluation: 'after' is the newest one."
+
+
+def choose_episodes(played: Sequence[Episode], wanted: str = "") -> list[Shown]:
+    """The episodes to show. `wanted` is the value of --episodes: items separated by commas; "": the default.
+
+    The default is PER_ITEM tasks before and after. Without such tasks: first and last successes and failures.
+    Raises UserError for an item that matches no episode.
+    """
+    available = [one for one in played if one.shown]
+    if not wanted:
+        return _choose_pairs(available, PER_ITEM) or [
+            (one,)
+            for name in ("solved", "failed")
+            for one in _first_and_last([one for one in available if KINDS[name](one)], PER_ITEM)
+        ]
+    chosen: dict[tuple[str, ...], Shown] = {}
+    for item in wanted.split(","):
+        for shown in _matching(item.strip(), played, available):
+            chosen.setdefault(tuple(one.episode for one in shown), shown)
+    return list(chosen.values())
+
+
+def _matching(item: str, played: Sequence[Episode], available: Sequence[Episode]) -> list[Shown]:
+    ids = {one.episode: one for one in available}
+    if item in ids:
+        return [(ids[item],)]
+    if any(one.episode == item for one in played):
+        raise UserError(
+            f"{OPTION} {item}: its screenshots were deleted (store.prune_every): choose another episode"
+        )
+    if item.startswith("task:"):
+        return [(one,) for one in _of_task(item, available)]
+    name, count = _with_count(item)
+    if name == PAIRS:
+        found = _choose_pairs(available, count)
+    elif name in KINDS:
+        found = [(one,) for one in _first_and_last([one for one in available if KINDS[name](one)], count)]
+    elif re.match(r"(batch|eval|collect)\d*-", item):
+        raise UserError(f"{OPTION} {item}: no such episode{_nearest_or_some(item, list(ids))}")
+    else:
+        raise UserError(
+            f"{OPTION} {shorten(item)}: unknown. Write an episode id, task:ID, {', '.join(KINDS)} or "
+            f"{PAIRS}, for example failed:3"
+        )
+    if not found:
+        raise UserError(f"{OPTION} {item}: no episode matches. {_inventory(played, available)}")
+    return found
+
+
+def _of_task(item: str, available: Sequence[Episode]) -> list[Episode]:
+    """Episodes of "task:ID" or "task:ID:COUNT". An id may contain colons."""
+    tasks = _by_task(available)
+    name, count = item.removeprefix("task:"), PER_ITEM
+    if name not in tasks:
+        name, count = _with_count(name)
+    if name not in tasks:
+        raise UserError(f"{OPTION} {item}: no episode of this task{_nearest_or_some(name, list(tasks))}")
+    return _first_and_last(tasks[name], count)
+
+
+def _with_count(item: str) -> tuple[str, int]:
+    """Split "failed:3" into its parts."""
+    name, found, number = item.rpartition(":")
+    if not found:
+        return item, PER_ITEM
+    if not re.fullmatch(r"[1-9][0-9]{0,3}", number):
+        raise UserError(
+            f"{OPTION} {shorten(item)}: the number after the colon must be an integer from 1 to 9999"
+        )
+    return name, int(number)
+
+
+def _nearest_or_some(name: str, names: Sequence[str]) -> str:
+    if not names:
+        return ": the run has no episodes with screenshots yet"
+    close = nearest(name, names)
+    return close if "did you mean" in close else f" (there are {len(names):,}: {', '.join(names[:3])}, …)"
+
+
+def _inventory(played: Sequence[Episode], available: Sequence[Episode]) -> str:
+    counts = ", ".join(f"{sum(map(test, available)):,} {name}" for name, test in KINDS.items())
+    pruned = len(played) - len(available)
+    deleted = f" {pruned:,} more have no screenshots (store.prune_every)." if pruned else ""
+    tasks = count_noun(len(_by_task(available)), "task")
+    pairs = len(_pairs(available))
+    return f"The run has episodes of {tasks}: {counts}; {pairs:,} tasks {PAIRS}.{deleted}"
+
+
+def _first_and_last(played: Sequence[Episode], count: int) -> list[Episode]:
+    """`count` episodes: the first half of them from the beginning of the run, the others from its end."""
+    if len(played) <= count:
+        return list(played)
+    last = count // 2
+    return [*played[: count - last], *played[len(played) - last :]]
+
+
+def _pairs(available: Sequence[Episode]) -> list[tuple[Episode, Episode]]:
+    """The first and the last episode of each task, from evaluations if it was evaluated twice."""
+    pairs = []
+    for episodes in _by_task(available).values():
+        evaluated = [one for one in episodes if one.phase.startswith(EVALUATED)]
+        compared = evaluated if len({one.phase for one in evaluated}) > 1 else episodes
+        if len({one.phase for one in compared}) > 1:
+            last = next(one for one in compared if one.phase == compared[-1].phase)
+            pairs.append((compared[0], last))
+    return pairs
+
+
+def _by_task(played: Iterable[Episode]) -> dict[str, list[Episode]]:
+    found: dict[str, list[Episode]] = {}
+    for one in played:
+        found.setdefault(one.task, []).append(one)
+    return found
+
+
+def _choose_pairs(available: Sequence[Episode], count: int) -> list[Shown]:
+    """Pairs of different outcomes: tasks that the model learned, forgot, or still fails."""
+    left: dict[tuple[bool, bool], list[Shown]] = {}
+    for before, after in _pairs(available):
+        left.setdefault((before.solved, after.solved), []).append((before, after))
+    chosen: list[Shown] = []
+    while len(chosen) < count and any(left.get(outcome) for outcome in _OUTCOMES):
+        chosen += [left[outcome].pop(0) for outcome in _OUTCOMES if left.get(outcome)]
+    return (chosen + left.get((True, True), []))[:count]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerStats:
+    """How much the answers of one phase vary between tasks with different instructions."""
+
+    phase: str
+    tasks: int
+    solved: int
+    openings: int  # different sequences of the first OPENING actions
+    common_opening: int  # tasks with the most frequent one
+    answers: int
+    common_action: str
+    common_actions: int
+
+    @property
+    def collapsed(self) -> bool:
+        """Nearly all answers are one action."""
+        return self._conclusive and self.common_actions >= COMMON_ACTION * self.answers
+
+    @property
+    def same_for_all_tasks(self) -> bool:
+        return self._conclusive and (
+            self.common_opening >= COMMON_OPENING * self.tasks
+            or self.openings <= DISTINCT_OPENINGS * self.tasks
+        )
+
+    @property
+    def _conclusive(self) -> bool:
+        return self.tasks >= MIN_TASKS and self.solved < MOSTLY_SOLVED * self.tasks
+
+
+def answer_stats(
+    phase: str, played: Sequence[Episode], instruction: Instruction, read: ReadAnswers
+) -> AnswerStats:
+    """Statistics of the first episode of each instruction: tasks with the same one count once."""
+    episodes = {instruction(one.task) or one.task: one for one in reversed(played)}
+    actions = [[_action(answer) for answer in read(one.episode)] for one in episodes.values()]
+    openings = Counter(tuple(sequence[:OPENING]) for sequence in actions)
+    common = Counter(action for sequence in actions for action in sequence).most_common(1)
+    return AnswerStats(
+        phase=phase,
+        tasks=len(episodes),
+        solved=sum(one.solved for one in episodes.values()),
+        openings=len(openings),
+        common_opening=max(openings.values(), default=0),
+        answers=sum(map(len, actions)),
+        common_action=common[0][0] if common else "",
+        common_actions=common[0][1] if common else 0,
+    )
+
+
+def answer_warnings(played: Sequence[Episode], instruction: Instruction, read: ReadAnswers) -> list[str]:
+    """Warnings about the newest phase. Their advice depends on the first phase: was it so before training?"""
+    found = list(_phases(played).items())
+    if not found:
+        return []
+    first, last = (
+        answer_stats(phase, of_phase, instruction, read) for phase, of_phase in (found[0], found[-1])
+    )
+    phase = f"({phase_title(last.phase)})"
+    if last.collapsed:
+        share = format_number(last.common_actions / last.answers, percent=True)
+        return [
+            f"The model nearly always gives the same answer. In the newest episodes {phase}, {share} of "
+            f"{last.answers:,} answers are {shorten(last.common_action)}. {_advice(first.collapsed)}"
+        ]
+    if last.same_for_all_tasks:
+        return [
+            f"The answers do not depend on the task. In the newest episodes {phase}, {last.common_opening:,} "
+            f"of {last.tasks:,} tasks with different instructions begin with the same actions; together they "
+            f"begin in {count_noun(last.openings, 'different way')}. {_advice(first.same_for_all_tasks)}"
+        ]
+    return []
+
+
+def _advice(from_start: bool) -> str:
+    if from_start:
+        return (
+            "It was so from the start of the run. Read an episode below: does the prompt contain the "
+            "instruction (model.prompt), does the screenshot show the task, and do the drawn actions hit the "
+            "screen (model.coordinates)?"
+        )
+    return (
+        "It was different at the beginning of the run: training has destroyed the variety of answers. Train "
+        "again with a lower optim.lr or a higher loss.kl."
+    )
+
+
+def _action(answer: str) -> str:
+    """The action of an answer without its thought, or the whole answer if it has none."""
+    thought, found, action = answer.partition("Action:")
+    return (action if found else thought).strip()

@@ -1,4 +1,4 @@
-"""Success rates by task, before and after training, from evaluations.jsonl."""
+"""Pages "Tasks" and "Task": success by task, before and after training and over time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from arpo.config.task_set_names import GENERATED, HELDOUT, OVERALL, TRAIN, set_label
+from arpo.errors import UserError
 from arpo.evaluation.scoring import Score, read_scores
+from arpo.storage.codec import EVALUATED
+from arpo.viewer.pages.episodes import Episode, episode_json, read_episodes
+from arpo.viewer.source import Json, Source
 
 LABELS = {
     TRAIN: "training",
@@ -15,7 +19,6 @@ LABELS = {
     **{name: set_label(name) for name in GENERATED.values()},
     OVERALL: "other",
 }  # of the task sets, the first one counts
-FINAL = "final"  # landmark of the last evaluation of a complete run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,23 +32,8 @@ class Evaluation:
     by_set: Mapping[str, Score]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRow:
-    """One task: its scores in the first and in the newest evaluation; None if there is no such evaluation."""
-
-    task: str
-    task_set: str
-    before: Sequence[float] | None
-    after: Sequence[float] | None
-
-    @property
-    def change(self) -> float | None:
-        before, after = mean(self.before), mean(self.after)
-        return None if before is None or after is None else after - before
-
-
-def mean(scores: Sequence[float] | None) -> float | None:
-    return sum(scores) / len(scores) if scores else None
+def read_evaluations(source: Source) -> list[Evaluation]:
+    return [read_evaluation(row) for row in source.evaluations()]
 
 
 def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
@@ -61,36 +49,112 @@ def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
     )
 
 
-def task_rows(evaluations: Sequence[Evaluation]) -> list[TaskRow]:
-    """One row per task, by task set, the largest gain first; with one evaluation, the hardest first."""
+def task_sets(evaluations: Sequence[Evaluation]) -> dict[str, str]:
+    """The label of the task set of each task. The first evaluation counts."""
     sets = {task: name for one in reversed(evaluations) for task, name in one.sets.items()}
-    rows = [
-        TaskRow(
-            task=task,
-            task_set=LABELS.get(name, name),
-            before=evaluations[0].scores.get(task),
-            after=next((one.scores[task] for one in reversed(evaluations[1:]) if task in one.scores), None),
+    return {task: LABELS.get(name, name) for task, name in sets.items()}
+
+
+def tasks_page(source: Source) -> Json:
+    """One entry per task, the hardest first: by the newest success rate that is known."""
+    evaluations = read_evaluations(source)
+    rates = evaluated_tasks(evaluations)
+    played = {
+        row["task"]: row
+        for row in source.index.rows(
+            "SELECT task, count(*) AS trained, sum(coalesce(score, 0) >= ?) AS solved FROM episodes "
+            "WHERE kind != 'eval' GROUP BY task",
+            (source.threshold,),
         )
-        for task, name in sets.items()
+    }
+    failed = source.index.counts("failures", "task")
+    rescued = source.index.counts("groups WHERE rescued", "task")
+    history = _history(source)
+    tasks = [
+        {
+            "task": name,
+            "instruction": source.instruction(name),
+            **dict.fromkeys(("task_set", "before", "after", "change")),
+            **rates.get(name, {}),
+            "trained": played[name]["trained"] if name in played else 0,
+            "solved": played[name]["solved"] if name in played else 0,
+            "rescued": rescued.get(name, 0),
+            "failures": failed.get(name, 0),
+            "history": history.get(name, []),
+        }
+        for name in dict.fromkeys([*played, *rates, *failed])
     ]
-    return sorted(rows, key=_order)
+    return {
+        "evaluations": [{"step": one.step, "landmark": one.landmark} for one in evaluations],
+        "complete": source.complete,
+        "tasks": sorted(tasks, key=_difficulty),
+    }
 
 
-def _order(row: TaskRow) -> tuple[int, bool, float, float, str]:
-    change, before = row.change, mean(row.before)
-    task_set = [*LABELS.values(), row.task_set].index(row.task_set)
-    return task_set, change is None, -(change or 0.0), before if before is not None else 1.0, row.task
+def evaluated_tasks(evaluations: Sequence[Evaluation]) -> dict[str, Json]:
+    """By task: its set, and its success rate in the first and in the newest evaluation of it."""
+    return {task: _rates(task, task_set, evaluations) for task, task_set in task_sets(evaluations).items()}
 
 
-def evaluation_note(evaluations: Sequence[Evaluation], every: int) -> str:
-    """Which evaluations the run folder has, and what is missing."""
-    if not evaluations:
-        return "The run has no evaluation yet."
-    steps = [f"after batch {one.step:,}" if one.step else "before training" for one in evaluations]
-    listed = f"Evaluations in this run: {', '.join(steps)}."
-    if evaluations[-1].landmark == FINAL:
-        return listed
-    if len(evaluations) == 1:
-        when = f"after batch {every:,}" if every else "at the end of training"
-        return f"{listed} There is nothing to compare it with yet: the next evaluation is {when}."
-    return f"{listed} The run has not reached its last evaluation: 'after' is the newest one."
+def _rates(task: str, task_set: str, evaluations: Sequence[Evaluation]) -> Json:
+    before = _mean(evaluations[0].scores.get(task))
+    after = next((_mean(one.scores[task]) for one in reversed(evaluations[1:]) if task in one.scores), None)
+    change = None if before is None or after is None else after - before
+    return {"task_set": task_set, "before": before, "after": after, "change": change}
+
+
+def _mean(scores: Sequence[float] | None) -> float | None:
+    return sum(scores) / len(scores) if scores else None
+
+
+def _history(source: Source) -> Mapping[str, list[float]]:
+    """Success rates of the training episodes of each task, batch by batch."""
+    rates: dict[str, list[float]] = {}
+    for row in source.index.rows(
+        "SELECT task, avg(coalesce(score, 0) >= ?) AS rate FROM episodes "
+        "WHERE batch IS NOT NULL GROUP BY task, batch ORDER BY task, batch",
+        (source.threshold,),
+    ):
+        rates.setdefault(row["task"], []).append(row["rate"])
+    return rates
+
+
+def _difficulty(task: Mapping[str, Any]) -> tuple[float, str]:
+    trained = task["solved"] / task["trained"] if task["trained"] else None
+    rates: Sequence[float | None] = (task["after"], task["before"], trained)
+    return next((rate for rate in rates if rate is not None), 1.0), task["task"]
+
+
+def task_page(source: Source, name: str) -> Json:
+    newest = read_episodes(source, "WHERE task = ? ORDER BY n DESC LIMIT 50", (name,))
+    if not newest:
+        raise UserError(f"{name!r}: no episode of this task, or it is not indexed yet")
+    curve = source.index.rows(
+        "SELECT batch, count(*) AS episodes, sum(score >= ?) AS solved FROM episodes "
+        "WHERE task = ? AND batch IS NOT NULL GROUP BY batch ORDER BY batch",
+        (source.threshold, name),
+    )
+    scores = [(one.step, one.scores.get(name)) for one in read_evaluations(source)]
+    before, after = _before_and_after(source, name) or (None, None)
+    return {
+        **next((row for row in tasks_page(source)["tasks"] if row["task"] == name), {"task": name}),
+        "curve": [dict(row) for row in curve],
+        "evaluations": [{"step": step, "scores": found} for step, found in scores if found],
+        "before_episode": before and episode_json(source, before),
+        "after_episode": after and episode_json(source, after),
+        "episodes": [episode_json(source, one) for one in newest],
+    }
+
+
+def _before_and_after(source: Source, task: str) -> tuple[Episode, Episode] | None:
+    """The first and the last evaluation episode of a task, or else of all its episodes.
+
+    None if both are from the same evaluation or batch.
+    """
+    for kinds in ("kind = ?", "? IS NOT NULL"):
+        query = f"WHERE task = ? AND {kinds} ORDER BY n"
+        first = read_episodes(source, f"{query} LIMIT 1", (task, EVALUATED))
+        last = read_episodes(source, f"{query} DESC LIMIT 1", (task, EVALUATED))
+        if first and last and first[0].phase != last[0].phase:
+            return first[0], last[0]
+    return None

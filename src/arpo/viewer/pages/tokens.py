@@ -1,35 +1,99 @@
-"""Texts of tokens, from the tokenizer of the model of a run. No network, and no code of the model."""
+"""Tokens of an answer: texts, log-probabilities, and with store.token_stats entropy, ratio and clipping."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from arpo.errors import UserError
-from arpo.viewer.files import SafeFolder
+from arpo.storage.codec import completion_from_json
+from arpo.storage.files import damage
+from arpo.storage.run_folder import TOKEN_STATS
+from arpo.viewer.index import as_number, read_indexed
+from arpo.viewer.run_index import clipped_id, count_tokens
+from arpo.viewer.run_source import RunSource
+from arpo.viewer.source import Json
 
-FILE = "tokenizer.json"
-MAX_BYTES = 64 << 20
+HOW_TO_STORE = (
+    "This run stores no entropy, ratio and clipping per token. Train with --store.token_stats true to store "
+    "them."
+)
+NOT_TRAINED = "No update has trained this answer: it has no entropy, ratio and clipping."
+MAX_UPDATES = 200  # of one answer: the newest ones
+TRAINED = ("entropy", "ratio", "clipped")
 _BROKEN = "\ufffd"  # of a part of a character
 _MAX_PARTS = 4  # tokens of one character
 
 
-def load_tokenizer(folders: Sequence[Path]) -> Any | None:
-    """The tokenizer of the first folder with one. None without a readable one."""
-    import tokenizers
+def tokens_page(run: RunSource, episode: str, step: int, chosen: int | None) -> Json:
+    """The tokens of a step. `chosen`: the update whose values are shown, of those that trained it."""
+    turns = run.record(episode)["turns"]
+    if not 1 <= step <= len(turns):
+        raise UserError(f"step {step}: the episode has {len(turns)} steps")
+    with damage(f"{episode}: step {step}"):
+        rows = _token_rows(turns[step - 1]["completion"])
+        updates, values = _trained(run, episode, step, len(rows), chosen)
+    if values:
+        rows = [{**row, **value} for row, value in zip(rows, values, strict=True)]
+    if run.tokenizer is not None:
+        texts = token_texts(run.tokenizer, [row["id"] for row in rows])
+        rows = [{**row, "text": text} for row, text in zip(rows, texts, strict=True)]
+    note = ""
+    if not values:
+        note = NOT_TRAINED if run.index.count("token_stats") else HOW_TO_STORE
+    return {
+        "step": step,
+        "stored": {"logprob": bool(rows), **dict.fromkeys(TRAINED, bool(values))},
+        "trained": updates,
+        "note": note,
+        "tokenizer": run.tokenizer is not None,
+        "tokens": rows,
+    }
 
-    for folder in folders:
-        try:
-            content = SafeFolder(folder).read(FILE, MAX_BYTES)
-        except (OSError, RuntimeError, UserError):  # RuntimeError: a link to itself
-            continue
-        try:
-            return tokenizers.Tokenizer.from_buffer(content)
-        except BaseException as error:  # a panic of the library is a BaseException
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
-    return None
+
+def _token_rows(completion: Mapping[str, Any]) -> list[Json]:
+    """The tokens of an answer with what is stored about each: log-probability and policy version."""
+    for name in ("token_ids", "versions"):
+        count_tokens(completion.get(name, ()))
+    answer = completion_from_json(completion)
+    return [
+        {
+            "id": token,
+            "logprob": as_number(logprob),
+            "version": version,
+            **dict.fromkeys(("text", *TRAINED)),
+        }
+        for token, logprob, version in zip(answer.token_ids, answer.logprobs, answer.versions, strict=True)
+    ]
+
+
+def _trained(
+    run: RunSource, episode: str, turn: int, tokens: int, chosen: int | None
+) -> tuple[list[Json], list[Json]]:
+    """(updates that trained the answer, values of each token in the chosen one), both empty if none has."""
+    rows = run.index.rows(
+        "SELECT * FROM token_stats WHERE episode = ? AND turn = ? ORDER BY n DESC LIMIT ?",
+        (episode, turn, MAX_UPDATES),
+    )[::-1]
+    if not rows:
+        return [], []
+    at = len(rows) - 1 if chosen is None or chosen >= len(rows) else chosen
+    updates = [
+        {"batch": row["step"], "update": row["updated"], "replayed": bool(row["replayed"]), "shown": n == at}
+        for n, row in enumerate(rows)
+    ]
+
+    def fits(record: Json) -> bool:
+        return clipped_id(record.get("episode")) == episode and record.get("turn") == turn
+
+    record = read_indexed(run.folder, run.index, TOKEN_STATS, rows[at], fits)
+    columns: Sequence[Any] = [record.get(name) for name in TRAINED]
+    if not all(isinstance(column, list) and len(column) == tokens for column in columns):
+        raise ValueError("the values and the tokens of an answer differ in number")
+    return updates, [
+        {"entropy": as_number(entropy), "ratio": as_number(ratio), "clipped": clipped == 1}
+        for entropy, ratio, clipped in zip(*columns, strict=True)
+    ]
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
-from arpo.actions import Action, Point, action_from_json, action_to_json
-from arpo.storage.codec import ids_from_json
-from arpo.viewer.action_texts import action_label, split_answer
+from arpo.actions import (
+    Action,
+    Click,
+    DoubleClick,
+    Drag,
+    Fail,
+    Finished,
+    Hotkey,
+    Hover,
+    KeyDown,
+    KeyUp,
+    LongPress,
+    OpenApp,
+    RightClick,
+    Scroll,
+    Type,
+    action_from_json,
+    action_to_json,
+)
 from arpo.viewer.index import as_number
 from arpo.viewer.run_index import count_tokens
 
-Shot = Callable[[str], dict[str, Any]]  # the JSON form of a screenshot, by sha256
+Json = dict[str, Any]
+Shot = Callable[[str], Json]  # the JSON form of a screenshot, by sha256
 
 MAX_STEPS = 2_000
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
 
-def run_steps(record: Mapping[str, Any], shot: Shot) -> list[dict[str, Any]]:
+def run_steps(record: Mapping[str, Any], shot: Shot) -> list[Json]:
     """All steps. A damaged one becomes an entry with an error."""
     steps = []
     for number, turn in enumerate(record["turns"][:MAX_STEPS], 1):
@@ -30,7 +46,7 @@ def run_steps(record: Mapping[str, Any], shot: Shot) -> list[dict[str, Any]]:
     return steps
 
 
-def empty_step(number: int) -> dict[str, Any]:
+def empty_step(number: int) -> Json:
     return {
         "step": number,
         "shot": None,
@@ -50,20 +66,19 @@ def empty_step(number: int) -> dict[str, Any]:
     }
 
 
-def answer_json(answer: str, actions: Sequence[Action]) -> dict[str, Any]:
+def answer_json(answer: str, actions: Sequence[Action]) -> Json:
     """The fields of every kind of source: the answer, its parts, and its actions."""
     thought, action_text = split_answer(answer)
-    drawn = [action for action in actions if _is_finite(action)]
     return {
         "thought": thought,
         "action_text": action_text,
         "answer": answer,
-        "actions": [action_to_json(action) for action in drawn],
+        "actions": [action for action in map(action_to_json, actions) if _is_finite(action)],
         "labels": [label for label in map(action_label, actions) if label],
     }
 
 
-def _step(number: int, turn: Mapping[str, Any], shot: Shot) -> dict[str, Any]:
+def _step(number: int, turn: Mapping[str, Any], shot: Shot) -> Json:
     completion = turn["completion"]
     logprobs = [value for value in map(as_number, completion["logprobs"]) if value is not None]
     tokens = count_tokens(completion["token_ids"])
@@ -81,30 +96,38 @@ def _step(number: int, turn: Mapping[str, Any], shot: Shot) -> dict[str, Any]:
     }
 
 
-def token_rows(completion: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tokens of an answer with what is stored about each: log-probability and policy version."""
-    count = count_tokens(completion["token_ids"])
-    ids = ids_from_json(completion["token_ids"])
-    if "versions" in completion:
-        count_tokens(completion["versions"])
-        versions = ids_from_json(completion["versions"])
-    else:
-        versions = (int(completion["policy_version"]),) * count
-    logprobs = [as_number(value) for value in completion["logprobs"]]
-    if not len(ids) == len(logprobs) == len(versions):
-        raise ValueError("tokens, log-probabilities and versions differ in number")
-    empty = {"text": None, "entropy": None, "ratio": None, "clipped": None}
-    return [
-        {**empty, "id": token, "logprob": logprob, "version": version}
-        for token, logprob, version in zip(ids, logprobs, versions, strict=True)
-    ]
-
-
-def _is_finite(action: Action) -> bool:
+def _is_finite(action: Mapping[str, Any]) -> bool:
     """Whether the positions of an action are numbers and can be drawn."""
-    points = [value for value in _values(action) if isinstance(value, Point)]
-    return all(as_number(coordinate) is not None for point in points for coordinate in (point.x, point.y))
+    points = [value for value in action.values() if isinstance(value, Mapping)]
+    return all(as_number(coordinate) is not None for point in points for coordinate in point.values())
 
 
-def _values(action: Action) -> list[Any]:
-    return [getattr(action, name) for name in asdict(action)]
+def split_answer(text: str) -> tuple[str, str]:
+    """Thought and actions: ("Open it", "wait()") for the answer "Thought: Open it\\nAction: wait()"."""
+    thought, _, action = text.partition("Action:")
+    return thought.removeprefix("Thought:").strip(), action.strip()
+
+
+def action_label(action: Action) -> str:
+    """Text of an action without a position; empty for clicks and drags, which are drawn."""
+    match action:
+        case Click() | DoubleClick() | RightClick() | Hover() | LongPress() | Drag():
+            return ""
+        case Scroll(direction=direction):
+            return f"scroll {direction}"
+        case Type(text=text, submit=submit):
+            return f"type “{text}”{' ⏎' if submit else ''}"
+        case Hotkey(keys=keys):
+            return " + ".join(keys)
+        case KeyDown(key=key):
+            return f"press {key}"
+        case KeyUp(key=key):
+            return f"release {key}"
+        case OpenApp(name=name):
+            return f"open {name}"
+        case Finished(content=content):
+            return f"finished {content}".strip()
+        case Fail():
+            return "fail: infeasible"
+        case _:
+            return type(action).__name__

@@ -1,21 +1,151 @@
-"""The lanes of the timeline: which environment did what when, in cells of equal width.
+"""Page "Timeline": times of batches (timing.jsonl) and of calls (calls.jsonl).
 
-An environment plays one episode, so a lane has one environment after another. Episodes of one host that do
-not overlap share a lane. Everything is summed per cell, so 1,024 environments cost as much to draw as 128.
+The lanes show which environment did what when, in cells of equal width. An environment plays one episode, so
+a lane has one environment after another. Episodes of one host that do not overlap share a lane. Everything is
+summed per cell, so 1,024 environments cost as much to draw as 128.
 """
 
 from __future__ import annotations
 
 import heapq
+import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-KINDS = ("start", "step", "evaluate", "engine")  # digits of a row; "." is idle
+from arpo.errors import UserError
+from arpo.storage.run_folder import CALLS
+from arpo.viewer.index import read_indexed
+from arpo.viewer.run_index import checked_calls, clipped_id
+from arpo.viewer.run_source import RunSource
+from arpo.viewer.source import Json
+
+# Labels of the parts of a batch's time, by their names in timing.jsonl and calls.jsonl.
+ENVIRONMENTS = {
+    "env_start": "starting",
+    "env_step": "stepping",
+    "env_evaluate": "evaluating",
+    "env_engine": "waiting for an answer",
+    "env_idle": "idle or closing",
+}
+LANES = {
+    "start": "starting",
+    "step": "stepping",
+    "evaluate": "evaluating",
+    "engine": "waiting for an answer",
+}
+STAGES = {
+    "rollout": "rollouts",
+    "wait": "waiting for groups",
+    "learn": "learning",
+    "evaluate": "evaluation",
+    "save": "saving",
+    "judge": "log-probabilities of offline data",
+}
+KINDS = tuple(LANES)  # digits of a row; "." is idle
 COLUMNS = 300
 MAX_ROWS = 128
+MAX_ATTEMPTS = 8_000  # of one window
+MAX_BYTES = 8 << 20  # of the lines of one window: about 300,000 calls
+_SAME_BEGIN = 1e-9  # seconds; a window must have a length
+
+
+def timeline_page(run: RunSource, start: int) -> Json:
+    """The times of batches, from row `start` on."""
+    return {**run.timing.since(start), "environments": ENVIRONMENTS, "stages": STAGES}
+
+
+def lanes_page(run: RunSource, batch: int | None) -> Json:
+    """The lanes of a batch. None: of the whole run, or of the newest batch if the run is large."""
+    batches = [
+        dict(row)
+        for row in run.index.rows(
+            "SELECT step AS batch, min(began) AS began, max(ended) AS ended FROM calls "
+            "WHERE step IS NOT NULL GROUP BY step ORDER BY step"
+        )
+    ]
+    total = run.index.row(
+        "SELECT count(*) AS n, min(began) AS b, max(ended) AS e, sum(size) AS size FROM calls"
+    )
+    labels = {"labels": LANES, "stages": STAGES}
+    if total is None or not total["n"]:
+        return {"batches": [], "batch": None, **labels}
+    if batch is None and batches and (total["n"] > MAX_ATTEMPTS or total["size"] > MAX_BYTES):
+        batch = batches[-1]["batch"]
+    began, ended = total["b"], total["e"]
+    if batch is not None:
+        chosen = next((one for one in batches if one["batch"] == batch), None)
+        if chosen is None:
+            raise UserError(f"batch {batch}: has no times yet")
+        began, ended = chosen["began"], chosen["ended"]
+    ended = max(ended, began + _SAME_BEGIN)
+    found, complete = _lines(run, "episode", began, ended, MAX_ATTEMPTS)
+    stages, _ = _lines(run, "step", began, ended, 2_000)
+    return {
+        "batches": batches,
+        "batch": batch,
+        "began": began,
+        "ended": ended,
+        "complete": complete,
+        "learner": [call for line in stages for call in checked_calls(line)],
+        **lane_json([_attempt(line) for line in found], began, ended),
+        **labels,
+    }
+
+
+def _lines(run: RunSource, kind: str, began: float, ended: float, limit: int) -> tuple[list[Json], bool]:
+    """The first lines of a window of time, and whether these are all of them."""
+    rows = run.index.rows(
+        f"SELECT * FROM calls WHERE {kind} IS NOT NULL AND ended >= ? AND began <= ? ORDER BY n LIMIT ?",
+        (began, ended, limit + 1),
+    )
+    ends = accumulate(row["size"] for row in rows)
+    taken = [row for row, end in zip(rows[:limit], ends, strict=False) if end <= MAX_BYTES]
+    return [_read(run, row) for row in taken], len(taken) == len(rows)
+
+
+def _read(run: RunSource, row: sqlite3.Row) -> Json:
+    def fits(record: Json) -> bool:
+        name = record.get("episode")
+        found = None if name is None else clipped_id(name), record.get("step")
+        return found == (row["episode"], row["step"])
+
+    return read_indexed(run.folder, run.index, CALLS, row, fits)
+
+
+def add_times(run: RunSource, episode: str, steps: Sequence[Json]) -> Json:
+    """The steps with the times of their calls, and those of start and evaluation; None if not stored.
+
+    A time is [begin, duration]. The last attempt is the one that was played to its end.
+    """
+    row = run.index.row("SELECT * FROM calls WHERE episode = ? ORDER BY n DESC LIMIT 1", (episode,))
+    calls = () if row is None else checked_calls(_read(run, row))
+    by_name: dict[str, list[list[float]]] = {}
+    for name, began, seconds in calls:
+        by_name.setdefault(name, []).append([began, seconds])
+
+    def at(index: int, *names: str) -> Json | None:
+        found = {name: dict(enumerate(by_name.get(name, ()))).get(index) for name in names}
+        return found if calls else None
+
+    timed = []
+    for index, step in enumerate(steps):
+        times = at(index, "engine", "step")
+        seconds = times["engine"][1] if times and times["engine"] else step["seconds"]
+        timed.append({**step, "times": times, "seconds": seconds})
+    return {"steps_list": timed, "times": at(0, "start", "evaluate")}
+
+
+def _attempt(record: Json) -> Attempt:
+    return Attempt(
+        episode=clipped_id(record["episode"]),
+        host=str(record.get("host", ""))[:200],
+        fault=str(record.get("fault", ""))[:100],
+        calls=checked_calls(record),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from statistics import fmean
 from typing import Any
 from unittest import mock
 
-from simulation.waiting_learner import WaitingLearner
+from simulation.waiting_learner import WaitingLearner, work_in_loop
 
 from arpo.actions import Action
 from arpo.config import Config
@@ -38,7 +38,7 @@ from arpo.engines.factory import OpenedEngine
 from arpo.learner.base import Batch
 from arpo.models.loading import load_renderer
 from arpo.prompts.rendering import Renderer
-from arpo.reporting.display import NullDisplay
+from arpo.reporting.display import Display
 from arpo.storage.run_folder import TIMING, RunFolder
 from arpo.testing import screenshot
 from arpo.training.trainer import Trainer
@@ -178,8 +178,9 @@ def measure(max_staleness: int, batches: int) -> dict[str, float]:
         with (
             mock.patch("arpo.rollout.player.open_engine", lambda *_, **__: opened),
             mock.patch("arpo.training.run.open_learner", lambda *_: learner),
+            mock.patch("arpo.training.run.Run.work", work_in_loop),
         ):
-            trainer = Trainer(config, store, NullDisplay())
+            trainer = Trainer(config, store, Display())
             assert asyncio.run(trainer.train())
         timing = list(store.read_log(TIMING))
         store.close()

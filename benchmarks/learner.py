@@ -15,7 +15,6 @@ plain divided by ARPO.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import gc
 import json
 import sys
@@ -220,7 +219,7 @@ def ours(
     def learn() -> None:
         if hasattr(model.model.visual, "feature_cache"):  # no screenshot may be cached
             clear_feature_cache(model, config)
-        metrics = asyncio.run(learner.train(batch))
+        metrics = learner.train(batch)
         assert metrics["skipped"] == 0
 
     return learn, dims

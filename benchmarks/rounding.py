@@ -10,7 +10,6 @@ nats per token, and its ratio to the gain of float32:
 from __future__ import annotations
 
 import argparse
-import asyncio
 import copy
 import io
 import json
@@ -82,7 +81,7 @@ def measure(variant: dict[str, Any], renderer: Renderer, arguments: argparse.Nam
     learner = LocalLearner(prepare(model), renderer, config)
     before = likelihood(model, renderer, batch)
     for _ in range(arguments.updates):
-        asyncio.run(learner.train(Batch(updates=(batch,))))
+        learner.train(Batch(updates=(batch,)))
     return likelihood(model, renderer, batch) - before
 
 

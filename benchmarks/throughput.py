@@ -90,7 +90,7 @@ def measure(config: Config, batches: int) -> dict[str, float]:
                     tasks_per_update=config.train.tasks_per_update,
                     token_budget=rollout.max_steps * rollout.max_answer_tokens,
                 )
-                await learner.train(Batch(updates=tuple(map(tuple, updates))))
+                learner.train(Batch(updates=tuple(map(tuple, updates))))
                 await engine.load(learner.weights())
         return episodes, time.perf_counter() - began
 

@@ -20,8 +20,9 @@ from unittest import mock
 from arpo.config import Config
 from arpo.config.recipe import load_config
 from arpo.envs.pool import EnvPool, LocalEnvs
+from arpo.learner.background import in_background
 from arpo.models.loading import load_renderer
-from arpo.reporting.display import NullDisplay
+from arpo.reporting.display import Display
 from arpo.rollout.player import Player
 from arpo.storage.run_folder import RunFolder
 from arpo.testing import screenshot
@@ -38,6 +39,7 @@ from simulation.roles import (
     SimulatedPublisher,
 )
 from simulation.service_times import DEFAULT, ServiceTimes
+from simulation.waiting_learner import work_in_loop
 
 _T = TypeVar("_T")
 Background = Callable[[], Coroutine[Any, Any, None]]
@@ -144,7 +146,7 @@ class Result:
         return max(shares, key=shares.__getitem__)
 
 
-class _Recorder(NullDisplay):
+class _Recorder(Display):
     """Reads the meters at the end of each batch, and stops the run after the last one."""
 
     def __init__(self, parts: Parts, batches: int) -> None:
@@ -270,11 +272,7 @@ def settings(cluster: Cluster, folder: Path, speed: float) -> Config:
 def simulate(cluster: Cluster, selector: JumpingSelector | None = None) -> Result:
     """With a simulated clock: hours take seconds. `selector` may watch the event loop."""
 
-    async def in_loop(work: Coroutine[Any, Any, _T]) -> _T:
-        return await work
-
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch("arpo.training.run.in_background", in_loop))
+    with mock.patch("arpo.training.run.Run.work", work_in_loop):
         return _measure(cluster, Clock(), partial(run_simulated, selector=selector))
 
 
@@ -288,7 +286,11 @@ def run_real(cluster: Cluster, speed: float, beside: Background | None = None) -
 
         return asyncio.run(with_collections())
 
-    return _measure(cluster, Clock(speed), run, beside)
+    def in_thread(work: Callable[[], Any]) -> Coroutine[Any, Any, Any]:
+        return in_background(lambda: asyncio.run(work_in_loop(None, work)))
+
+    with mock.patch("arpo.training.run.in_background", in_thread):
+        return _measure(cluster, Clock(speed), run, beside)
 
 
 def _measure(cluster: Cluster, clock: Clock, run: Any, beside: Background | None = None) -> Result:

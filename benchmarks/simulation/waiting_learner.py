@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from arpo.engines.base import Weights
 from arpo.learner.base import Batch, Metrics
 from arpo.types import Sample
+
+
+async def work_in_loop(run: object, work: Callable[[], Any]) -> Any:
+    """Replaces `Run.work`: simulated parts return coroutines, which wait in the event loop."""
+    result = work()
+    return await result if inspect.isawaitable(result) else result
 
 
 class WaitingLearner:
@@ -24,7 +32,7 @@ class WaitingLearner:
         self._version += 1
         return {"skipped": 0.0, "updates": float(len(batch.updates))}
 
-    async def logprobs(
+    def logprobs(
         self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
     ) -> list[float]:
         return [self._logprob for _ in samples]

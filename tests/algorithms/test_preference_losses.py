@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from pathlib import Path
 from random import Random
@@ -222,11 +221,11 @@ def test_the_learner_descends_the_very_loss(method: str, tmp_path: Path) -> None
         "kto": KTO(beta=config.offline.beta, weights=WEIGHTS),
     }
     chosen = methods[method]
-    result = asyncio.run(chosen.loss(ours, given, [one.score == 1.0 for one in given], Random(2)))
+    result = chosen.loss(ours, given, [one.score == 1.0 for one in given], Random(2))
     batch = chosen.batch(given, result)
     assert len(batch.updates[0]) > len(given), "a trajectory is in several samples"
     assert len(split_microbatches(batch.updates[0], config.optim.tokens_per_microbatch)) > 1
-    metrics = asyncio.run(ours.train(batch))
+    metrics = ours.train(batch)
     assert (metrics["updates"], metrics["ratio"], metrics["clip_fraction"]) == (1, 1.0, 0.0)
 
     policy, base = tiny_model(seed=1, stock=True), tiny_model(seed=0, stock=True)

@@ -15,7 +15,7 @@ from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate, require_writable, run_evaluation
 from arpo.evaluation.scoring import Score, over_same_tasks, report_failures, without_partial_credit
-from arpo.reporting.display import NullDisplay
+from arpo.reporting.display import Display
 from arpo.rollout.episode import Agent
 from arpo.rollout.scheduler import Scheduler
 from arpo.tasks.sets import load_sets
@@ -244,4 +244,4 @@ def test_the_advice_names_the_engine_if_the_engine_failed() -> None:
     )
     failed = Group(index=0, task_id="t", trajectories=(), failures=(failure,))
     with pytest.raises(UserError, match=r"generate: boom\. Fix the engine, then run"):
-        report_failures([failed], NullDisplay())
+        report_failures([failed], Display())

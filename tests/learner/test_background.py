@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -31,38 +32,38 @@ def test_the_event_loop_goes_on_and_the_result_arrives() -> None:
     """The work ends only if the loop runs a callback meanwhile."""
     called = threading.Event()
 
-    async def work() -> str:
+    def work() -> str:
         assert threading.current_thread() is not threading.main_thread()
         assert called.wait(SECONDS), "the event loop is blocked"
         return "metrics"
 
     async def main() -> str:
         asyncio.get_running_loop().call_later(0, called.set)
-        return await in_background(work())
+        return await in_background(work)
 
     assert asyncio.run(main()) == "metrics"
 
 
 def test_an_exception_of_the_learner_arrives() -> None:
-    async def work() -> None:
+    def work() -> None:
         raise OSError("no space left")
 
     with pytest.raises(OSError, match="no space left"):
-        asyncio.run(in_background(work()))
+        asyncio.run(in_background(work))
 
 
 def test_a_cancelled_caller_waits_for_the_thread() -> None:
     """Cancelled twice: both times before the work ends."""
     began, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
-    async def work() -> None:
+    def work() -> None:
         began.set()
         assert may_end.wait(SECONDS)
         ended.set()
         raise RuntimeError("nobody reads this")
 
     async def main() -> None:
-        task = asyncio.create_task(in_background(work()))
+        task = asyncio.create_task(in_background(work))
         assert await asyncio.to_thread(began.wait, SECONDS)
         for _ in range(2):
             task.cancel()
@@ -81,7 +82,7 @@ def test_ctrl_c_waits_for_the_thread() -> None:
     """The second Ctrl-C cancels the run: the update ends first."""
     stopped, ended = threading.Event(), threading.Event()
 
-    async def work() -> None:
+    def work() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert stopped.wait(SECONDS)
         os.kill(os.getpid(), signal.SIGINT)
@@ -90,7 +91,7 @@ def test_ctrl_c_waits_for_the_thread() -> None:
 
     cancelled = threading.Event()
     with pytest.raises(KeyboardInterrupt):
-        run_interruptibly(in_background(work()), stop=stopped.set, on_cancel=cancelled.set)
+        run_interruptibly(in_background(work), stop=stopped.set, on_cancel=cancelled.set)
     assert ended.is_set()
 
 
@@ -132,7 +133,7 @@ def test_engine_and_learner_at_the_same_time_give_the_results_of_each_alone(trai
         return completion
 
     async def at_once() -> tuple[list[Completion], int]:
-        learning = asyncio.create_task(in_background(learner.train(BATCH)))
+        learning = asyncio.create_task(in_background(partial(learner.train, BATCH)))
         answers = [await ask(engine, 0)]
         while not learning.done():
             answers.append(await ask(engine, len(answers)))
@@ -148,7 +149,7 @@ def test_engine_and_learner_at_the_same_time_give_the_results_of_each_alone(trai
 
     quiet_engine, quiet_learner = parts()
     expected = [asyncio.run(ask(quiet_engine, number)) for number in range(during)]
-    asyncio.run(quiet_learner.train(BATCH))
+    quiet_learner.train(BATCH)
     asyncio.run(quiet_engine.load(Weights(version=1, handle=quiet_learner.weights().handle)))
     assert answers == [*expected, asyncio.run(ask(quiet_engine, 0))]
     pairs = zip(*(one.weights().handle.parameters() for one in (learner, quiet_learner)), strict=True)

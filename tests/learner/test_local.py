@@ -1,6 +1,5 @@
 """The local learner on a tiny Qwen2.5-VL."""
 
-import asyncio
 import copy
 import io
 import math
@@ -65,7 +64,7 @@ def learner(seed: int = 0, base: nn.Module | None = None, **settings: Any) -> Lo
 
 
 def train(one: LocalLearner, *updates: Update) -> dict[str, float]:
-    return dict(asyncio.run(one.train(Batch(updates=updates))))
+    return dict(one.train(Batch(updates=updates)))
 
 
 def episode(rng: Random, score: float, name: str, turns: int) -> Trajectory:
@@ -280,10 +279,10 @@ def test_warm_up_is_linear_then_constant(update: Update) -> None:
 def test_a_batch_scales_the_rate_of_each_of_its_updates(update: Update) -> None:
     one, other = learner(lr=1e-3), learner(lr=2.5e-4)
     scaled = Batch(updates=(update, (), update), lr_scales=(0.25, 0.5, 0.25))
-    assert asyncio.run(one.train(scaled))["lr"] == 0.25e-3
+    assert one.train(scaled)["lr"] == 0.25e-3
     assert train(other, update, update)["lr"] == 0.25e-3
     assert all(torch.equal(p, weights_of(other)[name]) for name, p in weights_of(one).items())
-    assert asyncio.run(one.train(Batch(updates=((),), lr_scales=(0.125,))))["lr"] == 0.125e-3
+    assert one.train(Batch(updates=((),), lr_scales=(0.125,)))["lr"] == 0.125e-3
 
 
 def test_a_batch_without_samples_is_a_version_and_nothing_else() -> None:
@@ -585,12 +584,12 @@ def test_log_probabilities_are_summed_over_each_sample(update: Update) -> None:
     for base, model in ((False, moved), (True, new_model(0))):
         with torch.no_grad():
             alone = [sampled_logprobs(model, [each], RENDERER, 1.0)[0].sum().item() for each in given]
-        assert asyncio.run(one.logprobs(given, base=base)) == pytest.approx(alone, rel=1e-5)
+        assert one.logprobs(given, base=base) == pytest.approx(alone, rel=1e-5)
 
 
 def test_adapters_are_compared_with_the_model_without_them(update: Update) -> None:
     one = lora_learner()
-    before = asyncio.run(one.logprobs(update, base=False))
+    before = one.logprobs(update, base=False)
     train(one, update)
-    assert asyncio.run(one.logprobs(update, base=True)) == pytest.approx(before, rel=1e-6)
-    assert asyncio.run(one.logprobs(update, base=False)) != pytest.approx(before, rel=1e-3)
+    assert one.logprobs(update, base=True) == pytest.approx(before, rel=1e-6)
+    assert one.logprobs(update, base=False) != pytest.approx(before, rel=1e-3)

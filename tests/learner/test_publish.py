@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -60,7 +59,7 @@ def trained(config: Config) -> Iterator[Learner]:
     renderer = Renderer.from_folder(Path(config.model.path), config.model.min_pixels, config.model.max_pixels)
     kind = ShardedLearner if config.optim.ranks > 1 else LocalLearner
     with closing(kind(model, renderer, config)) as learner:
-        asyncio.run(learner.train(Batch(updates=((sample(1), sample(2)),))))
+        learner.train(Batch(updates=((sample(1), sample(2)),)))
         yield learner
 
 
@@ -76,7 +75,7 @@ def sample(seed: int) -> Sample:
 
 def publish(learner: Learner, root: Path) -> PublishedWeights:
     root.mkdir(exist_ok=True)
-    weights = asyncio.run(Publisher(learner, RENDERER, root).publish())
+    weights = Publisher(learner, RENDERER, root).publish()
     published = newest_published(root)
     assert published == PublishedWeights(version=1, folder=weights.handle)
     assert weights.version == 1
@@ -186,7 +185,7 @@ def test_the_publisher_of_a_run_removes_its_folder(folder: Path) -> None:
     settings = config(folder)
     with trained(settings) as learner:
         with open_publisher(settings, learner, RENDERER, Path(settings.run.dir)) as publisher:
-            weights = asyncio.run(publisher.publish())
+            weights = publisher.publish()
             assert weights.handle.parents[1] == folder / "published"
             assert newest_published(weights.handle.parent) is not None
         assert not any((folder / "published").iterdir())
@@ -199,4 +198,4 @@ def test_weights_for_the_servers_of_a_cluster_are_in_the_run_folder(folder: Path
     )
     run = Path(settings.run.dir)
     with trained(settings) as learner, open_publisher(settings, learner, RENDERER, run) as publisher:
-        assert asyncio.run(publisher.publish()).handle.parents[1] == run.resolve()
+        assert publisher.publish().handle.parents[1] == run.resolve()

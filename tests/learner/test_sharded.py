@@ -15,6 +15,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -105,12 +106,12 @@ def test_ranks_learn_what_one_process_learns(family: str, settings: dict[str, An
         measured, wanted = train(several, *given), train(one, *given)
         assert several.weights().version == 4 and several.weights().handle is handle
         if recipe.train.engine_kl_skip:
-            refused = [asyncio.run(each.train(disagreeing(first))) for each in (several, one)]
+            refused = [each.train(disagreeing(first)) for each in (several, one)]
             assert refused[0] == pytest.approx(refused[1], rel=1e-4)
             assert refused[0]["untrained"] == 1 and refused[0]["engine_kl"] > 1e6
         judged = [*first.updates[0], *second.updates[1]]
         for base in (False, True)[: 1 + recipe.compares_with_base]:
-            found, right = (asyncio.run(each.logprobs(judged, base=base)) for each in (several, one))
+            found, right = (each.logprobs(judged, base=base) for each in (several, one))
             assert found == pytest.approx(right, rel=1e-4)
         train(several, second), train(one, second)
         assert_close_stats(several.token_stats(), one.token_stats())
@@ -137,10 +138,10 @@ def test_ranks_learn_in_a_thread_while_an_engine_keeps_its_weights(tmp_path: Pat
     before = {name: p.detach().clone() for name, p in engine_model.named_parameters()}
     one = alone(recipe)
     with closing(ShardedLearner(copy_trained(engine_model), renderer_of(recipe), recipe)) as several:
-        ours = asyncio.run(in_background(several.train(batch)))
+        ours = asyncio.run(in_background(partial(several.train, batch)))
         assert all(torch.equal(p, before[name]) for name, p in engine_model.named_parameters())
         load_trained(engine_model, several.weights().handle)
-    assert ours == pytest.approx(asyncio.run(one.train(batch)), rel=1e-4, abs=1e-6)
+    assert ours == pytest.approx(one.train(batch), rel=1e-4, abs=1e-6)
     assert all_close(dict(engine_model.named_parameters()), weights(one))
 
 

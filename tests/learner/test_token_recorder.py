@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from dataclasses import replace
 from random import Random
@@ -57,7 +56,7 @@ def config(**store: Any) -> Config:
 
 def trained(**store: Any) -> tuple[LocalLearner, dict[str, float]]:
     learner = LocalLearner(tiny_model(), RENDERER, config(**store))
-    return learner, dict(asyncio.run(learner.train(batch())))
+    return learner, dict(learner.train(batch()))
 
 
 def policy(model: Any, one: Sample) -> tuple[Tensor, Tensor]:
@@ -72,7 +71,7 @@ def test_values_equal_those_of_a_plain_computation() -> None:
     learner, metrics = trained(token_stats=True)
     before = tiny_model().eval()
     once = LocalLearner(tiny_model(), RENDERER, config())
-    asyncio.run(once.train(Batch(updates=batch().updates[:1])))
+    once.train(Batch(updates=batch().updates[:1]))
     after = copy.deepcopy(once.weights().handle)
 
     first, empty, second = learner.token_stats()
@@ -105,8 +104,8 @@ def test_recording_does_not_change_training() -> None:
 def test_only_the_last_batch_is_kept() -> None:
     learner, _ = trained(token_stats=True)
     single = Batch(updates=(batch().updates[0][:1],))
-    asyncio.run(learner.train(single))
+    learner.train(single)
     [[stats]] = learner.token_stats()
     assert isinstance(stats, TokenStats) and len(stats.ratio) == len(single.updates[0][0].behaviour_logprobs)
-    asyncio.run(learner.train(Batch(updates=((),))))
+    learner.train(Batch(updates=((),)))
     assert learner.token_stats() == ()

@@ -42,7 +42,7 @@ def test_a_model_plays_on_desk_and_learns(tiny: Callable[..., VisionLanguageMode
     async def play_and_learn() -> tuple[Group, dict[str, float], Group]:
         first = await play()
         updates = all_updates([first], config.loss, tasks_per_update=1, token_budget=24)
-        metrics = await learner.train(Batch(updates=updates))
+        metrics = learner.train(Batch(updates=updates))
         await player.scheduler.agent.engine.load(learner.weights())
         return first, dict(metrics), await play()
 

@@ -9,7 +9,7 @@ import pytest
 
 from arpo.config import Config, RunConfig, StoreConfig
 from arpo.errors import UserError
-from arpo.reporting.tracking import JsonlTracker, MultiTracker, NullTracker, open_tracker
+from arpo.reporting.tracking import Trackers, open_trackers
 from arpo.storage.run_folder import METRICS, RunFolder
 from arpo.testing import screenshot, task
 from trajectories import trajectory, turn
@@ -17,7 +17,7 @@ from trajectories import trajectory, turn
 
 def test_metrics_are_written_to_the_run_folder(tmp_path):
     store = RunFolder(tmp_path)
-    tracker = MultiTracker([JsonlTracker(store), NullTracker()])
+    tracker = Trackers(store, ())
     tracker.log(3, {"loss": 0.5})
     tracker.log(4, {"loss": math.nan})
     tracker.close()
@@ -28,7 +28,7 @@ def test_tensorboard_hides_steps_that_a_resumed_run_logs_again(tmp_path):
     config = Config(store=StoreConfig(tensorboard=True))
     store = RunFolder(tmp_path)
     for first, value in ((0, 1.0), (2, 9.0)):  # the second life begins again at step 2
-        tracker = open_tracker(config, store, next_step=first)
+        tracker = open_trackers(config, store, next_step=first)
         for step in range(first, 4):
             tracker.log(step, {"loss": value, "odd": math.inf})
         tracker.close()
@@ -39,7 +39,7 @@ def test_tensorboard_hides_steps_that_a_resumed_run_logs_again(tmp_path):
 
 def test_only_the_configured_trackers_are_opened(tmp_path):
     config = Config(store=StoreConfig(tensorboard=False))
-    tracker = open_tracker(config, RunFolder(tmp_path), next_step=0)
+    tracker = open_trackers(config, RunFolder(tmp_path), next_step=0)
     tracker.log(0, {"loss": 1.0})
     tracker.close()
     assert not (tmp_path / "tensorboard").exists()
@@ -49,7 +49,7 @@ def test_only_the_configured_trackers_are_opened(tmp_path):
 def test_missing_wandb_is_a_user_error(tmp_path):
     config = replace(Config(), store=StoreConfig(tensorboard=False, wandb_project="mine"))
     with pytest.raises(UserError, match=r"pip install 'arpo\[wandb\]'"):
-        open_tracker(config, RunFolder(tmp_path), next_step=0)
+        open_trackers(config, RunFolder(tmp_path), next_step=0)
 
 
 FAKE_WANDB = """
@@ -88,9 +88,9 @@ def tracked():
 
 
 def test_wandb_takes_the_name_of_the_run_from_its_variable_or_the_folder(wandb, tmp_path, monkeypatch):
-    open_tracker(tracked(), RunFolder(tmp_path / "a"), next_step=0).close()
+    open_trackers(tracked(), RunFolder(tmp_path / "a"), next_step=0).close()
     monkeypatch.setenv("WANDB_NAME", "first")
-    open_tracker(tracked(), RunFolder(tmp_path / "b"), next_step=0).close()
+    open_trackers(tracked(), RunFolder(tmp_path / "b"), next_step=0).close()
     unnamed, named = (given for given, _ in wandb.started)
     assert (unnamed["project"], unnamed["name"]) == ("gui", "runs/mine")
     assert named["name"] == "first"
@@ -99,7 +99,7 @@ def test_wandb_takes_the_name_of_the_run_from_its_variable_or_the_folder(wandb, 
 def test_a_refusal_of_wandb_is_one_line_with_the_remedy(wandb, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_ENTITY", "strangers")
     with pytest.raises(UserError) as refused:
-        open_tracker(tracked(), RunFolder(tmp_path), next_step=0)
+        open_trackers(tracked(), RunFolder(tmp_path), next_step=0)
     assert str(refused.value) == (
         "store.wandb_project = 'gui': W&B refuses the run: permission denied: no such team. Log in with "
         "`wandb login`, or set WANDB_MODE=offline in the process environment"
@@ -107,7 +107,7 @@ def test_a_refusal_of_wandb_is_one_line_with_the_remedy(wandb, tmp_path, monkeyp
 
 
 def test_an_evaluation_shows_a_few_episodes_on_wandb(wandb, tmp_path):
-    tracker = open_tracker(tracked(), RunFolder(tmp_path), next_step=0)
+    tracker = open_trackers(tracked(), RunFolder(tmp_path), next_step=0)
     shot = screenshot(7)
     turns = [replace(turn((1,), (2,)), screenshot=shot), replace(turn((3,), (4,)), screenshot=shot)]
     played = [(task(name), replace(trajectory(1.0, *turns), final=shot)) for name in "abcdef"]

@@ -15,7 +15,7 @@ from arpo.engines.vllm import VllmEngine
 from arpo.errors import Outage, UserError
 from arpo.learner.local import LocalLearner
 from arpo.prompts.conversation import load_template
-from arpo.reporting.display import NullDisplay
+from arpo.reporting.display import Display
 from arpo.rollout.player import open_player
 from arpo.serving.servers import OwnServers
 from arpo.tasks.lists import load_tasks
@@ -84,7 +84,7 @@ def test_a_player_starts_its_own_servers_and_ends_them(tmp_path: Path) -> None:
     before = descendants(os.getpid())  # of other tests
 
     async def scenario() -> None:
-        async with player.started(NullDisplay()):
+        async with player.started(Display()):
             assert len(descendants(os.getpid()) - before) == 6  # guard, server and its child, twice
 
     asyncio.run(scenario())
@@ -123,7 +123,7 @@ def test_a_stop_ends_an_outage_of_all_servers(tmp_path: Path) -> None:
     """An episode that waits for a server ends with Outage, as with environments: it is no failed episode."""
     notes: list[str] = []
 
-    class Noted(NullDisplay):
+    class Noted(Display):
         def note(self, text: str) -> None:
             notes.append(text)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -107,7 +106,7 @@ def on_ranks(config: Config) -> Iterator[ShardedLearner]:
 
 
 def train(learner: Learner, *batches: Batch) -> list[Mapping[str, float]]:
-    return [asyncio.run(learner.train(batch)) for batch in batches]
+    return [learner.train(batch) for batch in batches]
 
 
 def weights(learner: Learner) -> dict[str, Tensor]:

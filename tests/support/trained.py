@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from arpo.config import Config
-from arpo.reporting.display import Display, NullDisplay
+from arpo.reporting.display import Display
 from arpo.storage.run_folder import RunFolder
 from arpo.training.offline import OfflineTrainer
 from arpo.training.trainer import Trainer
@@ -21,7 +21,7 @@ def train_to_end(kind: Callable[[Config, RunFolder, Display], AnyRun], config: C
     """Start or resume a run and train until it is complete."""
     store = RunFolder(Path(config.run.dir))
     try:
-        run = kind(config, store, NullDisplay())
+        run = kind(config, store, Display())
         assert asyncio.run(run.train())
         return run
     finally:

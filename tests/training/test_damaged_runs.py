@@ -10,7 +10,7 @@ import pytest
 
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.reporting.display import NullDisplay
+from arpo.reporting.display import Display
 from arpo.storage.run_folder import RunFolder
 from arpo.training.trainer import Trainer, run_training
 from trained import train_to_end
@@ -31,7 +31,7 @@ def refusal(config: Config) -> str:
     store = RunFolder(Path(config.run.dir))
     try:
         with pytest.raises(UserError) as caught:
-            Trainer(config, store, NullDisplay())
+            Trainer(config, store, Display())
     finally:
         store.close()
     return str(caught.value)

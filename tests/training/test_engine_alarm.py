@@ -10,7 +10,7 @@ from typing import Any
 
 from arpo.config import Config
 from arpo.engines.base import Prompt, Sampling
-from arpo.reporting.display import NullDisplay, total_rows
+from arpo.reporting.display import Display, total_rows
 from arpo.storage.run_folder import RunFolder
 from arpo.training.trainer import Trainer
 from arpo.types import Completion
@@ -20,7 +20,7 @@ from trained import lines
 from verdicts import A, B, Scripted, small_config
 
 
-class Notes(NullDisplay):
+class Notes(Display):
     def __init__(self) -> None:
         self.texts: list[str] = []
 

@@ -18,7 +18,7 @@ import pytest
 from arpo.config import Config
 from arpo.errors import Outage, UserError
 from arpo.learner.base import Batch
-from arpo.reporting.display import NullDisplay
+from arpo.reporting.display import Display
 from arpo.storage.checkpoint import CHECKPOINTS, latest
 from arpo.storage.run_folder import RunFolder
 from arpo.tasks.order import TaskOrder
@@ -107,7 +107,7 @@ def test_failures_leave_a_smaller_group_as_in_lock_step(tmp_path: Path) -> None:
     assert metrics[-1]["episodes"] == 4
 
 
-class StopsAfter(NullDisplay):
+class StopsAfter(Display):
     """Asks its run to stop after so many episodes of training, as Ctrl-C does."""
 
     def __init__(self, episodes: int) -> None:
@@ -176,7 +176,7 @@ def test_an_outage_ends_the_run_and_keeps_the_finished_groups(
     config = small_config(tmp_path, [A, B], *settings, *batch, env="Reachable")
     monkeypatch.setattr(Reachable, "starts", 7)
     with pytest.raises(Outage, match="no environment has worked for 0 s"):
-        run_training(config, NullDisplay())
+        run_training(config, Display())
     assert [group["index"] for group in state(config)["stream"]["finished"]] == [0, 1]
     monkeypatch.setattr(Reachable, "starts", math.inf)
     train(config)
@@ -189,9 +189,9 @@ def test_a_learner_that_fails_ends_the_rollouts(tmp_path: Path, monkeypatch: pyt
     Stuck.started = Stuck.closed = 0
     config = small_config(tmp_path, [A, B, C, D], *SINGLE, "--train.epochs=2", env="Stuck")
     with closing(RunFolder(Path(config.run.dir))) as store:
-        trainer = Trainer(config, store, NullDisplay())
+        trainer = Trainer(config, store, Display())
 
-        async def fail(batch: object) -> Mapping[str, float]:
+        def fail(batch: object) -> Mapping[str, float]:
             raise RuntimeError("the GPU is gone")
 
         monkeypatch.setattr(trainer.run.learner, "train", fail)
@@ -207,7 +207,7 @@ def test_an_error_of_the_store_ends_the_run(
     Scripted.play({})
     config = small_config(tmp_path, [A, B], *ASYNC)
     with closing(RunFolder(Path(config.run.dir))) as store:
-        trainer = Trainer(config, store, NullDisplay())
+        trainer = Trainer(config, store, Display())
         add = store.add_trajectory
 
         def full(trajectory: Trajectory) -> None:
@@ -229,7 +229,7 @@ def test_no_checkpoint_keeps_a_group_that_is_stored_in_part(
     config = small_config(tmp_path, [A, B], *SINGLE, "--env.parallel=1")
     with closing(RunFolder(Path(config.run.dir))) as store:
         store.write_recipe(config)
-        trainer = Trainer(config, store, NullDisplay())
+        trainer = Trainer(config, store, Display())
         add, learn, failed = store.add_trajectory, trainer.run.learner.train, threading.Event()
 
         def full(trajectory: Trajectory) -> None:
@@ -238,9 +238,9 @@ def test_no_checkpoint_keeps_a_group_that_is_stored_in_part(
                 raise OSError("no space left on device")
             add(trajectory)
 
-        async def learn_later(batch: Batch) -> Mapping[str, float]:
+        def learn_later(batch: Batch) -> Mapping[str, float]:
             assert failed.wait(60)  # in the thread of the learner
-            return await learn(batch)
+            return learn(batch)
 
         monkeypatch.setattr(store, "add_trajectory", full)
         monkeypatch.setattr(trainer.run.learner, "train", learn_later)
@@ -258,7 +258,7 @@ def test_a_checkpoint_written_again_leaves_the_screenshots_of_the_one_before(
     """A stop writes the checkpoint of batch 2 again, with more finished groups. That of batch 1 stays."""
     config = small_config(tmp_path, [A, B], *ASYNC, "--store.prune_every=1", "--store.keep_checkpoints=2")
     with closing(RunFolder(Path(config.run.dir))) as store:
-        trainer = Trainer(config, store, NullDisplay())
+        trainer = Trainer(config, store, Display())
         kept: list[set[str]] = []
         monkeypatch.setattr(store, "prune", kept.append)
         for batch, waiting in ((1, "a"), (2, "b"), (2, "c"), (3, "d")):
@@ -273,10 +273,10 @@ def test_a_checkpoint_written_again_leaves_the_screenshots_of_the_one_before(
 def test_lock_step_does_not_continue_an_asynchronous_run(tmp_path: Path) -> None:
     Scripted.play({})
     config = small_config(tmp_path, [A, B], *ASYNC)
-    assert run_training(config, NullDisplay()) == 0
+    assert run_training(config, Display()) == 0
     other = small_config(tmp_path, [A, B], "--env.parallel=4")
     with pytest.raises(UserError, match=r"the run in this folder has a different train\.max_staleness"):
-        run_training(other, NullDisplay())
+        run_training(other, Display())
 
 
 def test_a_checkpoint_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +290,7 @@ def test_a_checkpoint_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     config = small_config(tmp_path, [A, B], *ASYNC)
     with closing(RunFolder(Path(config.run.dir))) as store:
-        trainer = Trainer(config, store, NullDisplay())
+        trainer = Trainer(config, store, Display())
         monkeypatch.setattr(RunFolder, "begin_offsets", begin_offsets)
         with closing(trainer.run):
             asyncio.run(trainer.run.save())

@@ -12,7 +12,7 @@ import pytest
 from arpo.config import Config
 from arpo.config.recipe import load_config
 from arpo.errors import UserError
-from arpo.reporting.display import NullDisplay
+from arpo.reporting.display import Display
 from arpo.storage.run_folder import RunFolder, RunFolderReader
 from arpo.training.collect import run_collection
 from arpo.training.offline import ONLINE_METRICS, OfflineTrainer, open_source
@@ -23,7 +23,7 @@ from trajectories import trajectory, turn
 from verdicts import A, B, C, D, Scripted, small_config
 
 
-class Notes(NullDisplay):
+class Notes(Display):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
@@ -199,7 +199,7 @@ def test_an_online_runs_own_episodes_are_a_source_too(tmp_path: Path) -> None:
     (tmp_path / "online").mkdir()
     online = small_config(tmp_path / "online", [A], "--train.epochs=2")
     assert run_training(online) == 0
-    found, _ = open_source(offline(tmp_path, "dpo", Path(online.run.dir), [A]), NullDisplay())
+    found, _ = open_source(offline(tmp_path, "dpo", Path(online.run.dir), [A]), Display())
     assert found.played == 4
     stored = RunFolderReader(Path(online.run.dir))
     scores = {
@@ -256,13 +256,13 @@ def test_a_malformed_episode_is_no_success(source: Path, tmp_path: Path) -> None
     store.add_trajectory(replace(RunFolderReader(source).load_trajectory("collect-0-0"), malformed=True))
     store.close()
     with pytest.raises(UserError, match="no successes among its 1 episodes of the training tasks"):
-        open_source(offline(tmp_path, "rft", tmp_path / "malformed", [A]), NullDisplay())
+        open_source(offline(tmp_path, "rft", tmp_path / "malformed", [A]), Display())
 
 
 def test_a_source_with_nothing_to_learn_is_refused(source: Path, tmp_path: Path) -> None:
     def refused(method: str, folder: Path | str, tasks: list[str], *overrides: str) -> str:
         with pytest.raises(UserError) as caught:
-            open_source(offline(tmp_path, method, Path(folder), tasks, *overrides), NullDisplay())
+            open_source(offline(tmp_path, method, Path(folder), tasks, *overrides), Display())
         return str(caught.value)
 
     assert "is empty, and rft learns from stored episodes" in refused("rft", "", [A], "--offline.source=")

@@ -16,7 +16,7 @@ from arpo.cli.entry_point import main
 from arpo.config import Config
 from arpo.config.recipe import to_toml
 from arpo.errors import Outage
-from arpo.reporting.display import NullDisplay
+from arpo.reporting.display import Display
 from arpo.storage.checkpoint import CHECKPOINTS, latest
 from arpo.storage.run_folder import RunFolder
 from arpo.training.run import Run
@@ -29,7 +29,7 @@ def train(config: Config) -> Trainer:
     return train_to_end(Trainer, config)
 
 
-class StopsAfter(NullDisplay):
+class StopsAfter(Display):
     """Asks its run to stop after a batch, as Ctrl-C does."""
 
     run: Run
@@ -69,7 +69,7 @@ def outage_config(folder: Path, *overrides: str) -> Config:
     return small_config(folder, [A, B], *settings, *overrides, env="Reachable")
 
 
-class Notes(NullDisplay):
+class Notes(Display):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
@@ -101,7 +101,7 @@ def test_a_run_without_environments_ends_and_resumes_where_it_was(
         Reachable, "starts", 8
     )  # three of the base evaluation, four of batch 1, one of batch 2
     with pytest.raises(Outage, match=r"start: OSError: no display\. Correct the environments, then run the"):
-        run_training(parts, NullDisplay())
+        run_training(parts, Display())
     newest, _ = latest(Path(parts.run.dir) / CHECKPOINTS)
     assert newest is not None and newest.step == 1
     assert not (Path(parts.run.dir) / "failures.jsonl").read_text("utf-8")

@@ -12,7 +12,7 @@ import pytest
 
 from arpo.config import Config
 from arpo.errors import UserError
-from arpo.reporting.display import NullDisplay
+from arpo.reporting.display import Display
 from arpo.storage import screenshots
 from arpo.storage.codec import screenshots_of
 from arpo.storage.run_folder import PACK, TRAJECTORIES, RunFolder
@@ -137,7 +137,7 @@ def test_a_resumed_run_decodes_only_the_episodes_that_it_replays(
     train_to_end(Trainer, photographic(tmp_path, "--train.epochs=1"))
     longer = photographic(tmp_path)
     with closing(RunFolder(Path(longer.run.dir))) as store:
-        restored = Trainer(longer, store, NullDisplay()).replay
+        restored = Trainer(longer, store, Display()).replay
         assert sum(map(len, restored.state().values())) == 4
     assert read_screenshots == []
 
@@ -178,4 +178,4 @@ def test_a_damaged_screenshot_of_the_replay_buffer_is_found_at_the_start(tmp_pat
             UserError, match=rf"{PACK}: screenshot {name} at byte \d+ is damaged: restore the file"
         ),
     ):
-        Trainer(config, store, NullDisplay())
+        Trainer(config, store, Display())

@@ -20,7 +20,7 @@ from arpo.config import Config
 from arpo.errors import UserError
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
-from arpo.reporting.display import NullDisplay, total_rows
+from arpo.reporting.display import Display, total_rows
 from arpo.rollout.player import open_player
 from arpo.storage.checkpoint import CHECKPOINTS
 from arpo.storage.run_folder import RunFolder, RunFolderReader
@@ -166,7 +166,7 @@ async def grpo(config: Config) -> dict[str, torch.Tensor]:
         order = epoch_order(tasks, config.run.seed, batch)
         groups = await player.scheduler.run(f"batch{batch}", list(enumerate(order)), lambda *_: None)
         updates = all_updates(groups, config.loss, tasks_per_update=2, token_budget=16)
-        await learner.train(Batch(updates=updates))
+        learner.train(Batch(updates=updates))
     return dict(player.model.named_parameters())
 
 
@@ -476,7 +476,7 @@ def test_a_folder_belongs_to_one_recipe_once_it_has_a_checkpoint(tmp_path: Path)
     store.close()
 
 
-class Stopping(NullDisplay):
+class Stopping(Display):
     """Asks its run to stop when the first batch is trained, as Ctrl-C does."""
 
     run: Run
@@ -542,7 +542,7 @@ def test_a_refused_resume_opens_no_tracker(tmp_path: Path, monkeypatch: pytest.M
     Scripted.play({})
     train(small_config(tmp_path, [A], "--train.epochs=2"))
     opened: list[str] = []
-    monkeypatch.setattr("arpo.training.run.open_tracker", lambda *_: opened.append("tracker"))
+    monkeypatch.setattr("arpo.training.run.open_trackers", lambda *_: opened.append("tracker"))
     with pytest.raises(UserError, match=r"train\.epochs = 1: the run in .* has already done 2"):
         run_training(small_config(tmp_path, [A], "--train.epochs=1"))
     assert opened == []

@@ -57,8 +57,8 @@ class Policy:
             weight=1 / len(answer.token_ids),
             replayed=False,
         )
-        await self.learner.train(Batch(updates=((sample,),)))
-        return await self.publisher.publish()
+        self.learner.train(Batch(updates=((sample,),)))
+        return self.publisher.publish()
 
 
 def config_of(*words: str) -> Config:
@@ -158,7 +158,7 @@ def test_vllm_agrees_with_the_learner_over_ten_updates(pair: list[RealServer], t
     prompt = prompt_of(policy.renderer, "one", 1, 2)
 
     async def test(engine: VllmEngine, notes: list[str]) -> None:
-        weights = await policy.publisher.publish()
+        weights = policy.publisher.publish()
         answers: list[Completion] = []
         for version in range(11):
             await engine.load(weights)
@@ -180,7 +180,7 @@ def test_many_prompts_at_once(pair: list[RealServer], tmp_path: Path) -> None:
     prompts = [prompt_of(policy.renderer, str(number), *range(4)) for number in range(100)]
 
     async def test(engine: VllmEngine, notes: list[str]) -> None:
-        await engine.load(await policy.publisher.publish())
+        await engine.load(policy.publisher.publish())
         answers = await asyncio.gather(*(engine.generate(prompt, SHORT) for prompt in prompts))
         assert len(answers) == 100 and notes == []
 
@@ -193,7 +193,7 @@ def test_an_update_under_running_answers(pair: list[RealServer], tmp_path: Path)
     prompt = prompt_of(policy.renderer, "one", 1, 2)
 
     async def test(engine: VllmEngine, notes: list[str]) -> None:
-        old = await policy.publisher.publish()
+        old = policy.publisher.publish()
         await engine.load(old)
         [short, _] = await both(engine, policy.renderer, SHORT)
         new = await policy.step(prompt, short)
@@ -216,7 +216,7 @@ def test_a_replica_that_is_killed_in_mid_answer(pair: list[RealServer], tmp_path
     policy = policy_of(config_of(), tmp_path)
 
     async def test(engine: VllmEngine, notes: list[str]) -> None:
-        await engine.load(await policy.publisher.publish())
+        await engine.load(policy.publisher.publish())
         [short, _] = await both(engine, policy.renderer, SHORT)
         answers = started(engine, policy.renderer)
         await asyncio.sleep(1)
@@ -242,7 +242,7 @@ def test_a_replica_that_hangs_and_then_all_of_them(
     policy = policy_of(config_of(), tmp_path)
 
     async def test(engine: VllmEngine, notes: list[str]) -> None:
-        await engine.load(await policy.publisher.publish())
+        await engine.load(policy.publisher.publish())
         answers = started(engine, policy.renderer)
         await asyncio.sleep(1)
         pair[0].signal(signal.SIGSTOP)
@@ -278,7 +278,7 @@ def test_a_replica_that_answers_with_stale_weights(pair: list[RealServer], tmp_p
 
     async def test(engine: VllmEngine, notes: list[str]) -> None:
         engine.check_seconds = 1000.0  # its answer shows it, not a check
-        old = await policy.publisher.publish()
+        old = policy.publisher.publish()
         await engine.load(old)
         [short, _] = await both(engine, policy.renderer, SHORT)
         await engine.load(await policy.step(prompt, short))
@@ -297,7 +297,7 @@ def test_an_update_that_fails_half_way(pair: list[RealServer], tmp_path: Path) -
     prompt = prompt_of(policy.renderer, "one", 1, 2)
 
     async def test(engine: VllmEngine, notes: list[str]) -> None:
-        await engine.load(await policy.publisher.publish())
+        await engine.load(policy.publisher.publish())
         [short, _] = await both(engine, policy.renderer, SHORT)
         good = await policy.step(prompt, short)
         published = read_published(good.handle)
@@ -328,7 +328,7 @@ def test_weights_other_than_the_learners_are_not_served(pair: list[RealServer], 
 
     async def test(engine: VllmEngine, notes: list[str]) -> None:
         engine.max_probe_gap = 0.001
-        old = await policy.publisher.publish()
+        old = policy.publisher.publish()
         await engine.load(old)
         tensors = load_file(old.handle / "model.safetensors")
         [short, _] = await both(engine, policy.renderer, SHORT)
@@ -355,10 +355,10 @@ def test_adapters(tmp_path: Path) -> None:
             weight=0.0,
             replayed=False,
         )
-        return (await policy.learner.logprobs([sample], base=False, temperature=1.0))[0]
+        return policy.learner.logprobs([sample], base=False, temperature=1.0)[0]
 
     async def test(engine: VllmEngine, notes: list[str]) -> None:
-        weights = await policy.publisher.publish()
+        weights = policy.publisher.publish()
         answers: list[Completion] = []
         for version in range(4):
             await engine.load(weights)

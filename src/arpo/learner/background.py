@@ -1,16 +1,15 @@
 """The learner in a thread of its own, for asynchronous training: rollouts continue while it works.
 
-    metrics = await in_background(learner.train(batch))
+    metrics = await in_background(partial(learner.train, batch))
 
-The methods of a learner block their thread: they compute instead of waiting. At most one of them may run at a
-time. The thread shares no weights with the engine, which samples from a copy.
+The thread shares no weights with the engine, which samples from a copy.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -19,8 +18,8 @@ _T = TypeVar("_T")
 _SWITCH_SECONDS = 0.001  # the event loop waits this long for the interpreter; Python's default is 0.005
 
 
-async def in_background(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run a learner's coroutine in a thread and return its result, or raise its exception.
+async def in_background(work: Callable[[], _T]) -> _T:
+    """Call a function in a thread and return its result, or raise its exception.
 
     If the caller is cancelled, this waits until the thread has ended, and then raises CancelledError: half an
     update must not be saved, and nothing may compute with freed resources. The learner bounds its own waits.
@@ -28,7 +27,7 @@ async def in_background(work: Coroutine[Any, Any, _T]) -> _T:
     loop = asyncio.get_running_loop()
     # A thread per call: none is left at the end of the run.
     with _short_turns(), ThreadPoolExecutor(1, "learner") as thread:
-        result = loop.run_in_executor(thread, asyncio.run, work)
+        result = loop.run_in_executor(thread, work)
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:

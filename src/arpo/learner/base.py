@@ -2,7 +2,7 @@
 
 learner: Learner = LocalLearner(model, renderer, config)
 batch = Batch(updates=((first, second), (third,)))  # three samples, two optimiser steps
-metrics = await learner.train(batch)  # {"loss": 0.12, "grad_norm": 0.8, "updates": 2.0, …}
+metrics = learner.train(batch)  # {"loss": 0.12, "grad_norm": 0.8, "updates": 2.0, …}
 await engine.load(learner.weights())  # version 1
 learner.save(folder)
 learner.close()
@@ -52,9 +52,12 @@ class TokenStats:
 
 
 class Learner(Protocol):
-    """Trains a policy and provides its weights. The module docstring has an example."""
+    """Trains a policy and provides its weights. The module docstring has an example.
 
-    async def train(self, batch: Batch) -> Metrics:
+    Its methods block their thread: they compute. At most one of them may run at a time.
+    """
+
+    def train(self, batch: Batch) -> Metrics:
         """Run all updates against one π_old, then increase the version by 1, even without samples.
 
         An update is skipped and counted (`metrics["skipped"]`) if its loss or gradient is not finite. With
@@ -70,7 +73,7 @@ class Learner(Protocol):
         """
         ...
 
-    async def logprobs(
+    def logprobs(
         self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
     ) -> list[float]:
         """log π of the sampled tokens, summed over each sample, under the policy or the base model.

@@ -4,7 +4,7 @@ An update is one pass over its samples in micro-batches, one clipped gradient an
 applies to matrices only. The learning rate has a linear warm-up, and the batch scales it. A step with an
 infinite or NaN loss or gradient is skipped and counted. All parameters with `requires_grad` are trained and
 saved; of the rest, only a fingerprint is saved. The learner draws no random numbers except for stochastic
-rounding. `train` blocks the event loop: at the end of a batch, no other task has work.
+rounding.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LocalLearner:
     """`base` is the base model to compare with: a copy, or the model itself if it has adapters.
 
     learner = LocalLearner(model, renderer, config)
-    metrics = await learner.train(batch)
+    metrics = learner.train(batch)
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class LocalLearner:
     def close(self) -> None:
         """Does nothing: all resources belong to this process."""
 
-    async def train(self, batch: Batch) -> Metrics:
+    def train(self, batch: Batch) -> Metrics:
         max_tokens = self._config.optim.tokens_per_microbatch
         split = [split_microbatches(update, max_tokens) for update in batch.updates]
         metrics = self._train_microbatches(split, batch.lr_scales)
@@ -96,7 +96,7 @@ class LocalLearner:
     def token_stats(self) -> Sequence[Sequence[TokenStats]]:
         return self._token_stats
 
-    async def logprobs(
+    def logprobs(
         self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
     ) -> list[float]:
         microbatches = split_microbatches(samples, self._config.optim.tokens_per_microbatch)

@@ -1,7 +1,7 @@
 """Publishes the weights of a learner for engines in other processes (`storage/published_weights`).
 
     with open_publisher(config, learner, renderer, run_folder) as publisher:
-        await engine.load(await publisher.publish())  # after each batch
+        await engine.load(publisher.publish())  # after each batch
 
 A version has a probe: a fixed prompt with screenshots and an answer, and the learner's log-probabilities of
 the answer's tokens. They prove that an engine has exactly these weights, at any later time, without the
@@ -51,16 +51,16 @@ class Publisher:
         self.folder: Path | None = None
         self._question, self._images, self._answer = _conversation(renderer)
 
-    async def publish(self) -> Weights:
+    def publish(self) -> Weights:
         """Write the current version. Returns the handle on its folder. Raises OSError if the disk is full."""
         version = self._learner.weights().version
         with publishing(self._root, version) as folder:
             self._learner.publish(folder)
-            write_probe(folder, await self._probe())
+            write_probe(folder, self._probe())
         self.folder = folder
         return Weights(version=version, handle=folder)
 
-    async def _probe(self) -> Probe:
+    def _probe(self) -> Probe:
         """One sample for each token of the answer: a learner returns sums over samples."""
         ends = range(1, len(self._answer) + 1)
         samples = [self._sample(self._answer[:end]) for end in ends]
@@ -68,7 +68,7 @@ class Publisher:
             token_ids=self._question,
             images=self._images,
             answer=self._answer,
-            logprobs=tuple(await self._learner.logprobs(samples, base=False, temperature=1.0)),
+            logprobs=tuple(self._learner.logprobs(samples, base=False, temperature=1.0)),
         )
 
     def _sample(self, answer: tuple[int, ...]) -> Sample:

@@ -1,7 +1,7 @@
 """A sharded learner that survives lost ranks: it restarts from the last checkpoint by itself.
 
     learner = RestartingLearner(ShardedLearner(model, renderer, config, recovery.launcher), recovery)
-    metrics = await learner.train(batch)  # a rank dies: all ranks start again, then the batch is trained
+    metrics = learner.train(batch)  # a rank dies: all ranks start again, then the batch is trained
 
 After a restart the learner loads the checkpoint and repeats the batches since then, in their order. It keeps
 them in memory until a checkpoint contains them. Then it repeats the interrupted call. So every batch is in
@@ -54,22 +54,22 @@ class RestartingLearner:
         self._learner, self._recovery = learner, recovery
         self._trained: list[_Trained] = []  # since the checkpoint
 
-    async def train(self, batch: Batch) -> Metrics:
+    def train(self, batch: Batch) -> Metrics:
         if (folder := self._recovery.newest_checkpoint()) is not None:
             saved = saved_version(folder)
             self._trained = [one for one in self._trained if one.version >= saved]
         version = self.weights().version
-        metrics = self._call(lambda: self._learner.train_now(batch))
+        metrics = self._call(lambda: self._learner.train(batch))
         self._trained.append(_Trained(version=version, batch=batch))
         return metrics
 
     def token_stats(self) -> Sequence[Sequence[TokenStats]]:
         return self._learner.token_stats()
 
-    async def logprobs(
+    def logprobs(
         self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
     ) -> list[float]:
-        return self._call(lambda: self._learner.logprobs_now(samples, base=base, temperature=temperature))
+        return self._call(lambda: self._learner.logprobs(samples, base=base, temperature=temperature))
 
     def weights(self) -> Weights:
         return self._learner.weights()
@@ -107,7 +107,7 @@ class RestartingLearner:
             self._learner.load(folder)
         for one in self._trained:
             if one.version >= self._learner.weights().version:
-                self._learner.train_now(one.batch)
+                self._learner.train(one.batch)
 
 
 def _into_empty(folder: Path, write: Callable[[Path], None]) -> None:

@@ -68,7 +68,7 @@ class ShardedLearner:
     """The learner of the run, on rank 0. Every rank starts with the values of `model`.
 
     with closing(ShardedLearner(model, renderer, config)) as learner:  # starts optim.ranks - 1 processes
-        metrics = await learner.train(batch)
+        metrics = learner.train(batch)
     """
 
     def __init__(
@@ -113,10 +113,7 @@ class ShardedLearner:
     def weights(self) -> Weights:
         return Weights(version=self._learner.weights().version, handle=self._model)
 
-    async def train(self, batch: Batch) -> Metrics:
-        return self.train_now(batch)
-
-    def train_now(self, batch: Batch) -> Metrics:
+    def train(self, batch: Batch) -> Metrics:
         optim = self._config.optim
         assigned = [
             assign_to_ranks(update, optim.ranks, optim.tokens_per_microbatch) for update in batch.updates
@@ -137,13 +134,8 @@ class ShardedLearner:
     def token_stats(self) -> Sequence[Sequence[TokenStats]]:
         return self._token_stats
 
-    async def logprobs(
+    def logprobs(
         self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
-    ) -> list[float]:
-        return self.logprobs_now(samples, base=base, temperature=temperature)
-
-    def logprobs_now(
-        self, samples: Sequence[Sample], *, base: bool, temperature: float | None
     ) -> list[float]:
         optim = self._config.optim
         shares = assign_to_ranks(samples, optim.ranks, optim.tokens_per_microbatch)

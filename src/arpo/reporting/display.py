@@ -1,8 +1,7 @@
 """Progress output of a run, and the table of results at its end.
 
 `open_display` chooses: on a terminal, a live progress bar with the latest metrics; otherwise plain lines.
-NullDisplay prints nothing; LogDisplay logs notes. A display only receives data. It measures rates and
-remaining time with its own clock.
+LogDisplay logs notes. A display only receives data. It measures rates and remaining time with its own clock.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -52,59 +51,38 @@ class PartProgress:
     successes: float
 
 
-class Display(Protocol):
-    """Receives the progress of a run: `begin`, then `episode_done` per episode and `batch` per batch."""
+class Display:
+    """Receives the progress of a run: `begin`, then `episode_done` per episode and `batch` per batch.
+
+    This one shows nothing. Subclasses show what they override.
+    """
 
     def begin(self, title: str, total_episodes: int, done: int = 0) -> None:
         """Start a phase: training or an evaluation. `done` episodes were completed before a resume."""
-        ...
 
-    def episode_done(self) -> None: ...
+    def episode_done(self) -> None:
+        """One more episode of the phase has ended."""
 
-    def batch(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def batch(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Batch `step` was trained."""
 
-    def evaluation(self, name: str, successes: float, episodes: int) -> None: ...
+    def evaluation(self, name: str, successes: float, episodes: int) -> None:
+        """A task set was evaluated."""
 
     def part_progress(self, parts: Sequence[PartProgress]) -> None:
         """Called with all parts whenever one of them has changed."""
-        ...
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        """A message for the user."""
 
     def summary(self, summary: Mapping[str, Any]) -> None:
         """Show the results of the run, the content of summary.json."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class NullDisplay:
-    def begin(self, title: str, total_episodes: int, done: int = 0) -> None:
-        pass
-
-    def episode_done(self) -> None:
-        pass
-
-    def batch(self, step: int, metrics: Mapping[str, float]) -> None:
-        pass
-
-    def evaluation(self, name: str, successes: float, episodes: int) -> None:
-        pass
-
-    def part_progress(self, parts: Sequence[PartProgress]) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def summary(self, summary: Mapping[str, Any]) -> None:
-        pass
 
     def close(self) -> None:
-        pass
+        """The run has ended."""
 
 
-class LogDisplay(NullDisplay):
+class LogDisplay(Display):
     """Logs notes as warnings, which Python prints to stderr by default. Shows no progress."""
 
     def note(self, text: str) -> None:
@@ -129,7 +107,7 @@ class Pace:
         return format_duration((self.total - self.done) / self.rate) if self.rate else "?"
 
 
-class PlainDisplay:
+class PlainDisplay(Display):
     """Prints lines: one per batch, per 10% of a phase, per completed part and per note."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -172,11 +150,8 @@ class PlainDisplay:
         console = Console(file=self._stream, width=100, highlight=False, color_system=None)
         console.print(_summary_table(summary))
 
-    def close(self) -> None:
-        pass
 
-
-class LiveDisplay:
+class LiveDisplay(Display):
     """A progress bar of the phase above the metrics of the newest batch."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,6 +1,6 @@
 """Metric trackers: always metrics.jsonl in the run folder; optionally TensorBoard, W&B and a plug-in.
 
-Training never reads from a tracker. Processes without reports use NullTracker.
+Training never reads from a tracker.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from PIL import Image
@@ -26,38 +26,6 @@ from arpo.types import Task, Trajectory
 
 WANDB_ID = "wandb-id.txt"
 WANDB_EPISODES = 4  # that each evaluation shows, per task set
-
-
-class EpisodeTracker(Tracker, Protocol):
-    """A tracker that also shows evaluation episodes."""
-
-    def log_episodes(self, step: int, name: str, played: Sequence[tuple[Task, Trajectory]]) -> None:
-        """`name` is the task set, for example "heldout"."""
-        ...
-
-
-class NullTracker:
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        pass
-
-    def log_episodes(self, step: int, name: str, played: Sequence[tuple[Task, Trajectory]]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class JsonlTracker:
-    """Writes metrics.jsonl. Does not close the run folder."""
-
-    def __init__(self, run_folder: RunFolder) -> None:
-        self._run_folder = run_folder
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run_folder.log_metrics(step, metrics)
-
-    def close(self) -> None:
-        pass
 
 
 class TensorBoardTracker:
@@ -169,33 +137,35 @@ class PluginTracker:
         self._plugin.call(self._tracker.close)
 
 
-class MultiTracker:
-    """Forwards to several trackers."""
+class Trackers:
+    """metrics.jsonl of the run folder, and other trackers. Does not close the run folder."""
 
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self._trackers = tuple(trackers)
+    def __init__(self, run_folder: RunFolder, others: Sequence[Tracker]) -> None:
+        self._run_folder, self._others = run_folder, tuple(others)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run_folder.log_metrics(step, metrics)
+        for tracker in self._others:
+            tracker.log(step, metrics)
 
     def log_episodes(self, step: int, name: str, played: Sequence[tuple[Task, Trajectory]]) -> None:
-        for tracker in self._trackers:
+        """Show evaluation episodes. `name` is the task set, for example "heldout"."""
+        for tracker in self._others:
             if isinstance(tracker, WandbTracker):
                 tracker.log_episodes(step, name, played)
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        for tracker in self._trackers:
-            tracker.log(step, metrics)
-
     def close(self) -> None:
-        for tracker in self._trackers:
+        for tracker in self._others:
             tracker.close()
 
 
-def open_tracker(config: Config, run_folder: RunFolder, next_step: int) -> EpisodeTracker:
+def open_trackers(config: Config, run_folder: RunFolder, next_step: int) -> Trackers:
     """Open the trackers in `config.store` and the plug-in. `next_step` is the first step to log."""
-    trackers: list[Tracker] = [JsonlTracker(run_folder)]
+    others: list[Tracker] = []
     if config.store.tensorboard:
-        trackers.append(TensorBoardTracker(run_folder.folder / "tensorboard", next_step))
+        others.append(TensorBoardTracker(run_folder.folder / "tensorboard", next_step))
     if config.store.wandb_project:
-        trackers.append(WandbTracker(run_folder.folder, config))
+        others.append(WandbTracker(run_folder.folder, config))
     if plugin := open_plugin(config, "tracker"):
-        trackers.append(PluginTracker(plugin, config))
-    return MultiTracker(trackers)
+        others.append(PluginTracker(plugin, config))
+    return Trackers(run_folder, others)

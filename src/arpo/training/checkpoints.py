@@ -99,7 +99,7 @@ class Checkpoints:
                 needed.update(group["trajectories"])
         return needed
 
-    async def save(
+    def save(
         self, batch: int, learner: Learner, state: Mapping[str, Any], offsets: Callable[[], Mapping[str, int]]
     ) -> None:
         """Write a checkpoint. It replaces one of the same batch. Blocks its thread.

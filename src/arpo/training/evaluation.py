@@ -62,7 +62,7 @@ class Evaluations:
                 raise
         for name, played in groups.items():
             shown = [(sets[name][one.index], one.trajectories[0]) for one in played if one.trajectories]
-            records.tracker.log_episodes(batch, name, shown)
+            records.trackers.log_episodes(batch, name, shown)
             for group in played:
                 records.store_group(group, episodes=1)
         scores = {name: Score.of(played) for name, played in groups.items()}

@@ -11,7 +11,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, pairwise
 from pathlib import Path
 from random import Random
@@ -82,12 +82,12 @@ class OfflineTrainer:
             while not self.done and not run.stopping:
                 trajectories = self._take()
                 with run.timing.stage("judge"):
-                    loss = await self.method.loss(
+                    loss = self.method.loss(
                         run.learner, trajectories, self._desirable(trajectories), self._rng()
                     )
                 batch = replace(self.method.batch(trajectories, loss), lr_scales=(self._lr_scale(),))
                 async with run.learning():
-                    learned = await run.work(run.learner.train(batch))
+                    learned = await run.work(partial(run.learner.train, batch))
                 await self._end_update(len(trajectories), loss, learned)
         return self.done and run.unfinished is None
 

@@ -44,7 +44,7 @@ class OfflineMethod(ABC):
         """The units of one pass, in a fixed order. Empty if the method has nothing to learn from."""
 
     @abstractmethod
-    async def loss(
+    def loss(
         self, learner: Learner, trajectories: Sequence[Trajectory], desirable: Sequence[bool], rng: Random
     ) -> TrajectoryLoss:
         """The loss of one update. `desirable` marks the successes among the trajectories."""
@@ -62,10 +62,10 @@ class RFT(OfflineMethod):
     def units(self, successes: EpisodesByTask, failures: EpisodesByTask, rng: Random) -> list[Unit]:
         return _single(successes)
 
-    async def loss(
+    def loss(
         self, learner: Learner, trajectories: Sequence[Trajectory], desirable: Sequence[bool], rng: Random
     ) -> TrajectoryLoss:
-        return rft(await _logps(learner, trajectories, per_token=True, base=False))
+        return rft(_logps(learner, trajectories, per_token=True, base=False))
 
 
 class DPO(OfflineMethod):
@@ -76,10 +76,10 @@ class DPO(OfflineMethod):
     def units(self, successes: EpisodesByTask, failures: EpisodesByTask, rng: Random) -> list[Unit]:
         return [*pairs(successes, failures, rng)]
 
-    async def loss(
+    def loss(
         self, learner: Learner, trajectories: Sequence[Trajectory], desirable: Sequence[bool], rng: Random
     ) -> TrajectoryLoss:
-        return dpo(await _gains(learner, trajectories), self.beta)
+        return dpo(_gains(learner, trajectories), self.beta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +91,11 @@ class KTO(OfflineMethod):
     def units(self, successes: EpisodesByTask, failures: EpisodesByTask, rng: Random) -> list[Unit]:
         return [*_single(successes), *_single(failures)] if successes else []
 
-    async def loss(
+    def loss(
         self, learner: Learner, trajectories: Sequence[Trajectory], desirable: Sequence[bool], rng: Random
     ) -> TrajectoryLoss:
-        reference = await _gains(learner, mismatched(trajectories, rng))
-        gains = await _gains(learner, trajectories)
+        reference = _gains(learner, mismatched(trajectories, rng))
+        gains = _gains(learner, trajectories)
         return kto(gains, desirable, reference, self.beta, self.weights)
 
 
@@ -115,20 +115,18 @@ def _single(episodes: EpisodesByTask) -> list[Unit]:
     return [(name,) for names in episodes.values() for name in names]
 
 
-async def _gains(learner: Learner, trajectories: Sequence[Trajectory]) -> list[float]:
+def _gains(learner: Learner, trajectories: Sequence[Trajectory]) -> list[float]:
     """Δ of each trajectory: log π_θ − log π_ref."""
-    policy, base = [
-        await _logps(learner, trajectories, per_token=False, base=which) for which in (False, True)
-    ]
+    policy, base = [_logps(learner, trajectories, per_token=False, base=which) for which in (False, True)]
     return [ours - theirs for ours, theirs in zip(policy, base, strict=True)]
 
 
-async def _logps(
+def _logps(
     learner: Learner, trajectories: Sequence[Trajectory], *, per_token: bool, base: bool
 ) -> list[float]:
     """log π of the sampled tokens of each trajectory: their mean if `per_token`, else their sum."""
     samples = [list(trajectory_samples(each, 0.0, 0.0, replayed=False)) for each in trajectories]
-    logps = iter(await learner.logprobs(list(chain(*samples)), base=base))
+    logps = iter(learner.logprobs(list(chain(*samples)), base=base))
     sums = [sum(next(logps) for _ in own) for own in samples]
     if not per_token:
         return sums

@@ -18,7 +18,7 @@ from arpo.evaluation.scoring import training_episodes
 from arpo.learner.base import Metrics, TokenStats
 from arpo.plugins import open_plugin, run_callback
 from arpo.reporting.display import Display, count_noun, format_seconds
-from arpo.reporting.tracking import EpisodeTracker, NullTracker
+from arpo.reporting.tracking import Trackers
 from arpo.rollout.activity import Call, EpisodeCalls
 from arpo.storage.codec import EVALUATED
 from arpo.storage.files import RESTORE_OR_LEAVE, damage
@@ -33,7 +33,7 @@ class Records:
     def __init__(self, config: Config, store: RunFolder, display: Display, progress: Progress) -> None:
         self.store, self.display, self.progress = store, display, progress
         self.timing = Timing(last_durations(store))
-        self.tracker: EpisodeTracker = NullTracker()  # until training begins: a loop may refuse to resume
+        self.trackers = Trackers(store, ())  # more when training begins: a loop may refuse to resume
         self.callback = open_plugin(config, "callback")
         self.calls = CallLog(store, progress.seconds)
         self._config = config
@@ -67,7 +67,7 @@ class Records:
         number, metrics = self.progress.batch, {**batch.metrics, **measured}
         if self.callback:
             metrics |= run_callback(self.callback, number, metrics, batch.groups)
-        self.tracker.log(number, metrics)
+        self.trackers.log(number, metrics)
         self.store.log_timing(number, self.timing.take(batch.played) | dict(activity))
         self.store_stages()
 
@@ -75,7 +75,7 @@ class Records:
         """Store the stages of the batch since the last call."""
         self.calls.add_stages(self.progress.batch, self.timing.take_stages())
 
-    async def store_token_stats(self, stats: Sequence[Sequence[TokenStats]]) -> None:
+    def store_token_stats(self, stats: Sequence[Sequence[TokenStats]]) -> None:
         """Store the learner's statistics of the batch in training. Blocks its thread."""
         for line in token_lines(self.progress.batch + 1, stats):
             self.store.log_token_stats(line)

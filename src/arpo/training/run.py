@@ -7,7 +7,7 @@ is recorded. The loops (`trainer`, `offline`) decide where a batch comes from an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from copy import deepcopy
 from dataclasses import asdict, replace
@@ -26,7 +26,7 @@ from arpo.learner.sharded import ShardedLearner
 from arpo.models.memory_advice import fit_memory
 from arpo.models.trainable import base_model_of, copy_trained, set_trainable
 from arpo.reporting.display import Display
-from arpo.reporting.tracking import open_tracker
+from arpo.reporting.tracking import open_trackers
 from arpo.rollout.player import Player, open_player
 from arpo.storage.checkpoint import CHECKPOINTS
 from arpo.storage.run_folder import RunFolder
@@ -133,8 +133,8 @@ class Run:
                     f"resuming from {self.checkpoints.newest.path}, after batch {self.progress.batch}"
                 )
             next_step = self.progress.batch + (self.unfinished is None)
-            self.records.tracker = open_tracker(self.config, self.store, next_step)
-            self._opened.callback(self.records.tracker.close)
+            self.records.trackers = open_trackers(self.config, self.store, next_step)
+            self._opened.callback(self.records.trackers.close)
             await self.scheduler.agent.engine.load(await self._new_weights())
             await self._measure_baseline()
             self._take_shares()  # the evaluation belongs to no batch
@@ -150,7 +150,7 @@ class Run:
                 await self._complete(self.unfinished)
             return
         try:
-            self.records.tracker.log(0, await self._evaluate("base"))
+            self.records.trackers.log(0, await self._evaluate("base"))
         except EvaluationStopped:
             return
         self.records.store_stages()
@@ -163,7 +163,7 @@ class Run:
             async with self.player.free_gpu():
                 yield
                 if self.config.store.token_stats:
-                    await self.work(self.records.store_token_stats(self.learner.token_stats()))
+                    await self.work(lambda: self.records.store_token_stats(self.learner.token_stats()))
                 weights = await self._new_weights()
             await self.scheduler.agent.engine.load(weights)
 
@@ -171,11 +171,11 @@ class Run:
         """The learner's weights for the engine: its module, or a published folder for other processes."""
         if self._publisher is None:
             return self.learner.weights()
-        return await self.work(self._publisher.publish())
+        return await self.work(self._publisher.publish)
 
-    async def work(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine that blocks: in a thread if rollouts continue or servers are watched meanwhile."""
-        return await (in_background(work) if self.asynchronous or self._publisher is not None else work)
+    async def work(self, work: Callable[[], _T]) -> _T:
+        """Call a function that blocks: in a thread if rollouts continue or servers are watched meanwhile."""
+        return await in_background(work) if self.asynchronous or self._publisher is not None else work()
 
     async def end_batch(self, metrics: Metrics, groups: Sequence[Group], *, played: int) -> None:
         """Evaluate if due, then write metrics and checkpoint.
@@ -228,7 +228,7 @@ class Run:
         with self.timing.stage("save"):
             state = deepcopy(self._state())  # rollouts may continue, and change parts of it
             offsets = self.store.begin_offsets()
-            await self.work(self.checkpoints.save(self.progress.batch, self.learner, state, offsets))
+            await self.work(lambda: self.checkpoints.save(self.progress.batch, self.learner, state, offsets))
         if self.unfinished is None:
             self.evaluations.forget_finished()
             self._loop.saved()

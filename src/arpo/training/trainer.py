@@ -75,13 +75,13 @@ class Trainer:
         run = self.run
         async with run.begun(), self.source as source:
             while not self.done and (played := await source.next_batch()) is not None:
-                groups = await run.work(self._replay(played))
-                training = run.learner.train(await self._samples(groups))
+                groups = await run.work(partial(self._replay, played))
+                batch = await self._samples(groups)
                 async with run.learning():
-                    learned = await run.work(training)
+                    learned = await run.work(partial(run.learner.train, batch))
                 source.trained()
                 await self._end_batch(played, groups, self._check_engine(learned))
-                del groups
+                del groups, batch
                 await _free(played)
         return self.done and run.unfinished is None
 
@@ -94,7 +94,7 @@ class Trainer:
     def done(self) -> bool:
         return self.run.progress.tasks >= self.order.total
 
-    async def _replay(self, played: Sequence[Group]) -> list[Group]:
+    def _replay(self, played: Sequence[Group]) -> list[Group]:
         """Put stored successes into the groups, compute and record their advantages. It may take seconds."""
         rng = replay_rng(self.config.run.seed, self.run.progress.batch)
         version = self.run.learner.weights().version

@@ -8,36 +8,35 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
-from arpo.cli.doctor import bfloat16_finding, cpuinfo_flags
+from arpo.cli import doctor
 from arpo.cli.entry_point import main
 from arpo.models.loading import resolve_model
 
-NEOVERSE_N1 = """\
-processor	: 0
-BogoMIPS	: 243.75
-Features	: fp asimd aes sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp
-CPU implementer	: 0x41
-"""
-NEOVERSE_V1 = "processor	: 0\nFeatures	: fp asimd sve asimdfhm dit uscat i8mm bf16 dgh rng\n"
-SAPPHIRE_RAPIDS = (
-    "processor	: 0\nmodel name	: Xeon\nflags		: fpu sse avx512_bf16 amx_bf16 amx_tile\n"
-)
-ZEN_3 = "processor	: 0\nmodel name	: AMD EPYC 7763\nflags		: fpu sse avx avx2 vaes\n"
-
 
 @pytest.mark.parametrize(
-    ("cpuinfo", "sign"),
-    [(NEOVERSE_N1, "warning"), (NEOVERSE_V1, "ok"), (SAPPHIRE_RAPIDS, "ok"), (ZEN_3, "warning"), ("", "ok")],
+    ("features", "sign"),
+    [
+        ({"asimd": True, "bf16": False}, "warning"),
+        ({"asimd": True, "bf16": True}, "ok"),
+        ({"avx2": True, "amx_bf16": True}, "ok"),
+        ({"avx2": True}, "warning"),
+    ],
 )
-def test_emulated_bfloat16_is_a_warning_and_no_failure(cpuinfo: str, sign: str) -> None:
-    finding = bfloat16_finding(cpuinfo_flags(cpuinfo))
-    assert str(finding).split()[:2] == [sign, "bfloat16"]
-    if sign == "warning":
-        assert 'model.dtype = "bfloat16" run very slowly' in str(finding)
-        assert str(finding).endswith('-> on this CPU, use model.dtype = "float32"')
-        assert not finding.needed
+def test_emulated_bfloat16_is_a_warning_and_no_failure(
+    features: dict[str, bool],
+    sign: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
+    monkeypatch.setattr(doctor, "findings", lambda: [doctor._bfloat16()])
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.split()[:2] == [sign, "bfloat16"]
+    assert ("float32" in shown) == (sign == "warning")
 
 
 @pytest.fixture

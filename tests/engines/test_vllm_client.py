@@ -8,10 +8,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from arpo.engines.http_exchange import HttpExchange, TransientError
-from arpo.engines.vllm_client import UNCHANGED, VllmClient
+from arpo.engines.vllm_client import UNCHANGED, VllmClient, cut_prompt
 from arpo.errors import EngineError
 from arpo.testing import screenshot
 from arpo.types import Message, Prompt, Sampling
@@ -40,7 +43,7 @@ def ask(
     max_bytes: int = 1 << 20,
 ) -> Result:
     async def run() -> Result:
-        http = HttpExchange("", max_bytes, lambda url, target: "correct engine.endpoints")
+        http = HttpExchange("", max_bytes, "engine.endpoints")
         http.open()
         client = VllmClient(
             server.url,
@@ -163,7 +166,7 @@ def test_a_wrong_answer_is_a_fault_of_the_server(
         (200, "hello", "status 200, but without an answer: hello"),
         (200, "[" * 100_000, "without an answer"),
         (200, "x" * 2_000_000, "the response is larger than 1048576 bytes"),
-        (307, "", "redirects to another address. Redirects are not followed: correct engine.endpoints"),
+        (307, "", "redirects to another address. Redirects are not followed"),
     ],
 )
 def test_a_bad_response_is_a_fault_of_the_server(
@@ -304,3 +307,34 @@ def test_timeouts_of_answers_and_of_probes(server: ScriptedVllm) -> None:
         ask(server, lambda client: client.generate(prompt_of(server), SAMPLING, UNCHANGED), seconds=0.1)
     with pytest.raises(TransientError, match=r"no answer within 0.2 s"):
         ask(server, lambda client: client.score((5, 6), (), UNCHANGED), load_seconds=0.2)
+
+
+TOKENS = st.lists(st.sampled_from([0, 7, 12, 151655]), min_size=1, max_size=12)
+SEPARATORS = st.sampled_from([(",", ":"), (", ", ": ")])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"prompt_token_ids":[7,9,9],"choices":[]}', ('{"prompt_token_ids":[],"choices":[]}', True)),
+        ('{"prompt_token_ids": [7, 9, 9]}', ('{"prompt_token_ids": []}', True)),
+        ('{"prompt_token_ids":[7,9,9,9]}', ('{"prompt_token_ids":[7,9,9,9]}', False)),
+        ('{"prompt_token_ids":[7,9,91]}', ('{"prompt_token_ids":[7,9,91]}', False)),
+        ('{"prompt_token_ids":[7,9]}', ('{"prompt_token_ids":[7,9]}', False)),
+        ('{"prompt_token_ids":[]}', ('{"prompt_token_ids":[]}', False)),
+        ('{"prompt_token_ids":[7, 9,9]}', ('{"prompt_token_ids":[7, 9,9]}', False)),
+        ("[7,9,9]", ("[7,9,9]", False)),
+    ],
+)
+def test_only_the_same_tokens_are_cut(text: str, expected: tuple[str, bool]) -> None:
+    assert cut_prompt(text, np.array([7, 9, 9])) == expected
+
+
+@given(own=TOKENS, read=TOKENS, separators=SEPARATORS)
+def test_the_verdict_is_that_of_parsed_json(
+    own: list[int], read: list[int], separators: tuple[str, str]
+) -> None:
+    response = {"model": "m", "prompt_token_ids": read, "choices": [{"token_ids": own}]}
+    text, same = cut_prompt(json.dumps(response, separators=separators), np.array(own))
+    assert same == (own == read)
+    assert json.loads(text) == response | {"prompt_token_ids": [] if same else read}

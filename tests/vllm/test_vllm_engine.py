@@ -270,7 +270,7 @@ def test_a_replica_that_answers_with_stale_weights(pair: list[RealServer], tmp_p
     prompt = prompt_of(policy.renderer, "one", 1, 2)
 
     async def load_elsewhere(url: str, weights: Weights, label: str) -> None:
-        http = HttpExchange("", 1 << 20, lambda url, target: "")
+        http = HttpExchange("", 1 << 20, "engine.endpoints")
         http.open()
         client = VllmClient(url, http, policy.renderer, lora=False, trains_vision=True)
         await client.load(weights.handle, label)

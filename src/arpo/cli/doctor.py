@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -35,7 +35,6 @@ REQUIRED = (
 BOOT_SECONDS = 60.0
 OPTIONAL = {"wandb": "metrics on Weights & Biases: pip install 'arpo[wandb]'"}
 BFLOAT16_FLAGS = {"bf16", "avx512_bf16", "amx_bf16"}  # aarch64, x86
-CPUINFO = Path("/proc/cpuinfo")
 KVM = Path("/dev/kvm")
 QCOW2 = b"QFI\xfb"  # the first bytes of a disk image
 DOCKER_SECONDS = 20.0
@@ -127,7 +126,7 @@ def findings() -> list[Finding]:
         *[_package(name, remedy, needed=False) for name, remedy in OPTIONAL.items()],
         _try("images", _images, "pip install --force-reinstall Pillow"),
         _try("CPU", _cpu, "pip install torch"),
-        bfloat16_finding(_cpu_flags()),
+        _bfloat16(),
         _try("GPU", _gpu, "not needed for the recipe desk; large models need one", needed=False),
         _try("base model", _base_model, "reinstall this package"),
         _try("desk", _desk, "reinstall this package"),
@@ -152,13 +151,7 @@ def machine_findings(config: OSWorldConfig, *, warning: bool = False) -> list[Fi
     return [
         _try("Docker", docker, DOCKER_REMEDY, needed=False, warning=warning),
         _try("KVM", kvm, KVM_REMEDY, needed=False, warning=warning),
-        _try(
-            "OSWorld image",
-            partial(image, config),
-            IMAGE_REMEDY,
-            needed=False,
-            warning=warning,
-        ),
+        _try("OSWorld image", partial(image, config), IMAGE_REMEDY, needed=False, warning=warning),
     ]
 
 
@@ -202,39 +195,19 @@ def _cpu() -> str:
     return f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"
 
 
-def bfloat16_finding(flags: Set[str] | None) -> Finding:
-    """A warning if the CPU has no bfloat16 instructions. `flags`: names of its features; None: unknown."""
-    if flags is None:
-        return Finding(name="bfloat16", works=True, detail="not checked: the CPU's features are unknown")
-    if flags & BFLOAT16_FLAGS:
-        return Finding(name="bfloat16", works=True, detail="supported by this CPU")
-    return Finding(
-        name="bfloat16",
-        works=False,
-        detail='emulated by this CPU: models with model.dtype = "bfloat16" run very slowly on it',
-        remedy='on this CPU, use model.dtype = "float32"',
-        needed=False,
-        warning=True,
-    )
+def _bfloat16() -> Finding:
+    """A warning if the CPU has no bfloat16 instructions."""
 
-
-def _cpu_flags() -> Set[str] | None:
-    """Features of this CPU, from torch or from /proc/cpuinfo; None if neither names them."""
-    try:
+    def check() -> str:
         import torch
 
-        return {name for name, value in torch.cpu.get_capabilities().items() if value is True}
-    except (ImportError, AttributeError):
-        return cpuinfo_flags(CPUINFO.read_text("utf-8")) if CPUINFO.is_file() else None
+        features = {name for name, value in torch.cpu.get_capabilities().items() if value is True}
+        if not features & BFLOAT16_FLAGS:
+            raise UserError('emulated by this CPU: models with model.dtype = "bfloat16" run very slowly')
+        return "supported by this CPU"
 
-
-def cpuinfo_flags(cpuinfo: str) -> Set[str] | None:
-    """Features of the first core: its line "flags" (x86) or "Features" (aarch64); None if it has neither."""
-    for line in cpuinfo.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return set(value.split())
-    return None
+    remedy = 'on this CPU, use model.dtype = "float32"'
+    return _try("bfloat16", check, remedy, needed=False, warning=True)
 
 
 def _gpu() -> str:

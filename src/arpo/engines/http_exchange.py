@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -35,12 +34,12 @@ class RedirectError(TransientError):
 class HttpExchange:
     """A session for requests with JSON bodies. Use between `open()` and `close()`.
 
-    `redirect_remedy(url, target)` says what to do about a redirect from `url` to `target`.
+    `setting` is the config key with the addresses of the servers.
     """
 
-    def __init__(self, key: str, max_bytes: int, redirect_remedy: Callable[[str, str], str]) -> None:
+    def __init__(self, key: str, max_bytes: int, setting: str) -> None:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._max_bytes, self._redirect_remedy = max_bytes, redirect_remedy
+        self._max_bytes, self._setting = max_bytes, setting
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
@@ -81,10 +80,10 @@ class HttpExchange:
     async def _read(self, url: str, response: aiohttp.ClientResponse) -> str:
         """The text of a response, or the first part of an error. The caller closes the connection."""
         if 300 <= response.status < 400:
-            target = one_line(response.headers.get("Location", ""))
-            remedy = self._redirect_remedy(url, target)
+            target = one_line(response.headers.get("Location", "")) or "another address"
             raise RedirectError(
-                f"{url}: redirects to {target or 'another address'}. Redirects are not followed: {remedy}"
+                f"{url}: redirects to {target}. Redirects are not followed: name the server's own address "
+                f"in {self._setting}"
             )
         if (packing := response.headers.get("Content-Encoding", "").lower()) not in ("", "identity"):
             raise TransientError(f"{url}: the response is compressed with {one_line(packing)}, not as asked")

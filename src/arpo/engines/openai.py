@@ -15,9 +15,8 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urljoin, urlsplit
 
 from arpo.config import ServerConfig
 from arpo.config.recipe import nearest
@@ -32,6 +31,7 @@ from arpo.engines.http_exchange import (
     one_line,
     parse_json,
 )
+from arpo.engines.routing import Router
 from arpo.errors import ContextTooLong, EngineError, UserError
 from arpo.processes.backoff import LONGEST_SECONDS, pause_after
 from arpo.types import Completion, Message, Prompt, Sampling, Screenshot
@@ -54,7 +54,6 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8
 @dataclass(slots=True, eq=False)
 class _Server:
     url: str
-    episodes: set[str] = field(default_factory=set)
     failed: int = 0  # consecutive failures
     until: float = 0.0  # clock time of the next attempt
 
@@ -73,9 +72,10 @@ class OpenAIEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._seconds, self._attempts = config, seconds, attempts
-        self._http = HttpExchange(key, _MAX_BYTES, _redirect_remedy)
+        self._http = HttpExchange(key, _MAX_BYTES, "server.endpoints")
         self._sleep, self._clock = sleep, clock
         self._servers = [_Server(url) for url in endpoints(config.endpoints)]
+        self._router: Router[_Server] = Router()
         self._images: dict[str, dict[str, str]] = {}  # data URLs by episode and screenshot hash
 
     async def start(self) -> Sequence[str]:
@@ -132,23 +132,18 @@ class OpenAIEngine:
 
     async def release(self, episode_id: str) -> None:
         self._images.pop(episode_id, None)
-        for server in self._servers:
-            server.episodes.discard(episode_id)
+        self._router.release(episode_id)
 
     async def load(self, weights: Weights) -> None:
         raise EngineError("load", "a chat server cannot load weights from the learner")
 
     def _server_of(self, episode_id: str) -> _Server:
         """The episode's server. If it is unavailable, the least loaded one, or the first to be available."""
-        own = next((server for server in self._servers if episode_id in server.episodes), None)
         now = self._clock()
-        if own is not None and own.until <= now:
-            return own
-        chosen = min(self._servers, key=lambda server: (max(0.0, server.until - now), len(server.episodes)))
-        if own is not None:
-            own.episodes.discard(episode_id)
-        chosen.episodes.add(episode_id)
-        return chosen
+        available = [server for server in self._servers if server.until <= now]
+        return self._router.choose(
+            episode_id, available or [min(self._servers, key=lambda server: server.until)]
+        )
 
     def _mark_failed(self, server: _Server, began: float, pause: float | None) -> None:
         """Count a failure. Concurrent requests to a dead server count once."""
@@ -220,32 +215,6 @@ class OpenAIEngine:
             return [model["id"] for model in parse_json(text)["data"] if isinstance(model["id"], str)]
         except (ValueError, KeyError, TypeError):
             return f"{server.url}: /models did not answer like an OpenAI-compatible server"
-
-
-def _redirect_remedy(url: str, target: str) -> str:
-    address = _redirected_endpoint(url, target)
-    return (
-        f"set server.endpoints to {address}"
-        if address
-        else "name the server's own address in server.endpoints"
-    )
-
-
-def _redirected_endpoint(url: str, target: str) -> str | None:
-    """The endpoint to set for a redirect from `url` to `target`; None if there is none, or the same one.
-
-    >>> _redirected_endpoint("http://a/v1/models", "https://a/v1/models")
-    'https://a/v1'
-    """
-    try:
-        parts = urlsplit(urljoin(url, target))
-        path = parts.path.rstrip("/")
-        route = next(route for route in (_CHAT, _MODELS) if path.endswith(route))
-        address = f"{parts.scheme}://{parts.netloc}{path.removesuffix(route)}"
-        usable = endpoints(address) == (address,) and "@" not in address
-    except (ValueError, StopIteration, UserError):
-        return None
-    return address if usable and url not in (address + _CHAT, address + _MODELS) else None
 
 
 def endpoints(text: str) -> tuple[str, ...]:

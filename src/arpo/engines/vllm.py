@@ -122,7 +122,7 @@ class VllmEngine:
     def use_servers(self, addresses: Sequence[Address], key: str) -> None:
         """Use these servers from the next `start` on; none means those of engine.endpoints."""
         self._addresses = addresses
-        self._http = HttpExchange(key, _MAX_BYTES, lambda url, target: "correct engine.endpoints")
+        self._http = HttpExchange(key, _MAX_BYTES, "engine.endpoints")
 
     async def start(self) -> Sequence[str]:
         """Connect. Returns notes for the user. A silent server of this run restarts; requests wait for it.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from arpo.engines.echoed_prompt import cut_prompt
 from arpo.engines.http_exchange import HttpExchange, TransientError, first_line, one_line, parse_json
 from arpo.errors import EngineError
 from arpo.prompts.rendering import Renderer
@@ -33,6 +33,8 @@ ANSWER_SECONDS = 600.0  # timeout of one answer
 LOAD_SECONDS = 300.0  # timeout of loading new weights into a server
 _STATE_SECONDS = 30.0  # timeout of questions about a server's state
 _MAX_KNOWN_IMAGES = 10_000
+_PROMPT_TOKENS = re.compile(r'"prompt_token_ids": ?\[')
+_FIRST_TOKENS = 30  # characters, to find the separator
 _BUSY = (404, 408, 409, 425, 429)  # 404: the server has restarted and lost the adapter
 
 
@@ -305,3 +307,31 @@ def _content_part(image: Screenshot, *, known: bool) -> bytes:
     """
     url = b"null" if known else b'"data:image/png;base64,%b"' % base64.b64encode(image.png)
     return b'{"type": "image_url", "url": %b, "uuid": "%b"}' % (url, image.sha256.encode())
+
+
+def cut_prompt(text: str, tokens_T: NDArray[np.int64]) -> tuple[str, bool]:
+    """If the list `prompt_token_ids` is exactly these tokens, the text with an empty list, and True.
+
+    A prompt with 15 screenshots has 43,000 tokens. To parse them blocks the event loop for 4 ms; to compare
+    them as text takes less than half of it.
+
+    >>> cut_prompt('{"prompt_token_ids":[7,9,9],"choices":[]}', np.array([7, 9, 9]))
+    ('{"prompt_token_ids":[],"choices":[]}', True)
+    """
+    if (found := _PROMPT_TOKENS.search(text)) is None:
+        return text, False
+    start = found.end()
+    separator = ", " if ", " in text[start : start + _FIRST_TOKENS] else ","
+    own = _as_text(tokens_T, separator)
+    if not text.startswith(f"{own}]", start):
+        return text, False
+    return text[:start] + text[start + len(own) :], True
+
+
+def _as_text(tokens_T: NDArray[np.int64], separator: str) -> str:
+    """Runs of equal tokens (images) are repeated as text."""
+    edges = np.flatnonzero(np.diff(tokens_T)) + 1
+    starts = np.concatenate(([0], edges))
+    counts = np.diff(starts, append=len(tokens_T)).tolist()
+    runs = zip(tokens_T[starts].tolist(), counts, strict=True)
+    return "".join([f"{token}{separator}" * count for token, count in runs]).removesuffix(separator)

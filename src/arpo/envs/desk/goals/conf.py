@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
 
 from arpo.actions import Click, Point
 from arpo.envs.desk.apps.conf import Conf
@@ -34,10 +35,6 @@ def show_tab(desktop: Desktop, tab: str) -> Step | None:
     return None if front.tab == tab else click_on(desktop, tab, "Tab")
 
 
-def _other_value(rng: random.Random, values: tuple[str, ...], now: str) -> str:
-    return rng.choice([value for value in values if value != now])
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnSwitch:
     app: ClassVar[str] = "Conf"
@@ -63,101 +60,84 @@ class TurnSwitch:
         return close_menu(desktop) or show_tab(desktop, tab) or click_on(desktop, self.name, "Check")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetTheme:
+class _SetValue:
+    """A setting gets another value: the only field of the subclass."""
+
     app: ClassVar[str] = "Conf"
-    theme: str
+    key: ClassVar[str]  # in the world's settings
+    tab: ClassVar[str]
+    noun: ClassVar[str]  # in the instruction
+    values: ClassVar[Sequence[Any]]
 
     @classmethod
-    def sample(cls, rng: random.Random, world: World) -> SetTheme:
-        return cls(theme=_other_value(rng, THEMES, world["conf"]["Theme"]))
+    def sample(cls, rng: random.Random, world: World) -> Self:
+        (field,) = fields(cls)  # type: ignore[arg-type]
+        others = [value for value in cls.values if value != world["conf"][cls.key]]
+        return cls(**{field.name: rng.choice(others)})
 
     @property
     def instruction(self) -> str:
-        return f"Set the theme to {self.theme}"
+        return f"Set the {self.noun} to {self._value}"
 
     def apply(self, world: World) -> None:
-        world["conf"]["Theme"] = self.theme
+        world["conf"][self.key] = self._value
 
     def next_step(self, desktop: Desktop) -> Step | None:
-        if desktop.world["conf"]["Theme"] == self.theme:
+        if desktop.world["conf"][self.key] == self._value:
             return None
-        return close_menu(desktop) or show_tab(desktop, "Look") or click_on(desktop, self.theme, "Radio")
+        return self._close_menu(desktop) or show_tab(desktop, self.tab) or self._change(desktop)
+
+    @property
+    def _value(self) -> Any:
+        (field,) = fields(self)  # type: ignore[arg-type]
+        return getattr(self, field.name)
+
+    def _close_menu(self, desktop: Desktop) -> Step | None:
+        return close_menu(desktop)
+
+    def _change(self, desktop: Desktop) -> Step:
+        """Change the value on the open tab."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _DropDownSetting:
-    """A setting with the only drop-down on its tab."""
+class SetTheme(_SetValue):
+    key, tab, noun, values = "Theme", "Look", "theme", THEMES
+    theme: str
+
+    def _change(self, desktop: Desktop) -> Step:
+        return click_on(desktop, self.theme, "Radio")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SetDropDown(_SetValue):
+    """The setting has the only drop-down on its tab."""
 
     value: str
 
-    def _pick(self, desktop: Desktop, key: str, tab: str) -> Step | None:
-        if desktop.world["conf"][key] == self.value:
-            return None
-        if step := choose(desktop, self.value) or show_tab(desktop, tab):
-            return step
+    def _close_menu(self, desktop: Desktop) -> Step | None:
+        return choose(desktop, self.value)
+
+    def _change(self, desktop: Desktop) -> Step:
         element = find_element(desktop, "", "DropDown")
         assert element is not None
-        return click(element, f"Click {key}")
+        return click(element, f"Click {self.key}")
 
 
-class SetTextSize(_DropDownSetting):
-    app: ClassVar[str] = "Conf"
-
-    @classmethod
-    def sample(cls, rng: random.Random, world: World) -> SetTextSize:
-        return cls(value=_other_value(rng, SIZES, world["conf"]["Text"]))
-
-    @property
-    def instruction(self) -> str:
-        return f"Set the text size to {self.value}"
-
-    def apply(self, world: World) -> None:
-        world["conf"]["Text"] = self.value
-
-    def next_step(self, desktop: Desktop) -> Step | None:
-        return self._pick(desktop, "Text", "Look")
+class SetTextSize(_SetDropDown):
+    key, tab, noun, values = "Text", "Look", "text size", SIZES
 
 
-class SetLanguage(_DropDownSetting):
-    app: ClassVar[str] = "Conf"
-
-    @classmethod
-    def sample(cls, rng: random.Random, world: World) -> SetLanguage:
-        return cls(value=_other_value(rng, LANGUAGES, world["conf"]["Lang"]))
-
-    @property
-    def instruction(self) -> str:
-        return f"Set the language to {self.value}"
-
-    def apply(self, world: World) -> None:
-        world["conf"]["Lang"] = self.value
-
-    def next_step(self, desktop: Desktop) -> Step | None:
-        return self._pick(desktop, "Lang", "User")
+class SetLanguage(_SetDropDown):
+    key, tab, noun, values = "Lang", "User", "language", LANGUAGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetVolume:
-    app: ClassVar[str] = "Conf"
+class SetVolume(_SetValue):
+    key, tab, noun, values = "Volume", "Sound", "volume", range(0, 101, 10)
     volume: int
 
-    @classmethod
-    def sample(cls, rng: random.Random, world: World) -> SetVolume:
-        return cls(volume=rng.choice([v for v in range(0, 101, 10) if v != world["conf"]["Volume"]]))
-
-    @property
-    def instruction(self) -> str:
-        return f"Set the volume to {self.volume}"
-
-    def apply(self, world: World) -> None:
-        world["conf"]["Volume"] = self.volume
-
-    def next_step(self, desktop: Desktop) -> Step | None:
-        if desktop.world["conf"]["Volume"] == self.volume:
-            return None
-        if step := close_menu(desktop) or show_tab(desktop, "Sound"):
-            return step
+    def _change(self, desktop: Desktop) -> Step:
         slider = find_element(desktop, "Volume", "Slider")
         assert slider is not None
         x = (slider.column + self.volume // 10) * CELL_WIDTH + CELL_WIDTH // 2
@@ -165,30 +145,12 @@ class SetVolume:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetUserName:
-    app: ClassVar[str] = "Conf"
+class SetUserName(_SetValue):
+    key, tab, noun, values = "Name", "User", "user name", PEOPLE
     name: str
 
-    @classmethod
-    def sample(cls, rng: random.Random, world: World) -> SetUserName:
-        return cls(name=_other_value(rng, PEOPLE, world["conf"]["Name"]))
-
-    @property
-    def instruction(self) -> str:
-        return f"Set the user name to {self.name}"
-
-    def apply(self, world: World) -> None:
-        world["conf"]["Name"] = self.name
-
-    def next_step(self, desktop: Desktop) -> Step | None:
-        if desktop.world["conf"]["Name"] == self.name:
-            return None
-        return (
-            close_menu(desktop)
-            or show_tab(desktop, "User")
-            or fill_field(desktop, "Name", self.name)
-            or click_on(desktop, "Save")
-        )
+    def _change(self, desktop: Desktop) -> Step:
+        return fill_field(desktop, "Name", self.name) or click_on(desktop, "Save")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from arpo.config import ModelConfig
-from arpo.models.trainable import base_model_of, frozen_fingerprint, set_trainable
+from arpo.models.trainable import base_model_of, fingerprint, frozen_fingerprint, set_trainable
 from tiny_vlm import QWEN2_5, tiny_model, tiny_of
 
 ALL, LANGUAGE = ModelConfig(train="all"), ModelConfig(train="language")
@@ -67,3 +68,15 @@ def test_one_changed_bias_changes_the_fingerprint() -> None:
     with torch.no_grad():
         model.get_parameter("model.language_model.layers.1.self_attn.q_proj.bias")[3] += 1.0
     assert frozen_fingerprint(model) != before
+
+
+def test_one_bit_changes_the_fingerprint() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        model, same = nn.Linear(8, 4, dtype=dtype), nn.Linear(8, 4, dtype=dtype)
+        same.load_state_dict(model.state_dict())
+        assert fingerprint(same) == fingerprint(model)
+        with torch.no_grad():
+            bits = same.weight.view(torch.int32 if dtype == torch.float32 else torch.int16)
+            bits[3, 5] ^= 1
+        assert fingerprint(same) != fingerprint(model)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -77,11 +76,6 @@ def living_nodes() -> list[Node]:
         if node["Alive"]
     ]
     return sorted(found, key=lambda node: (node.address, node.id))
-
-
-def new_token() -> str:
-    """A secret of one run, for its servers and hosts. It is passed in calls only: never stored or logged."""
-    return secrets.token_urlsafe(24)
 
 
 def _check_reachable(address: str) -> None:

@@ -31,7 +31,6 @@ from arpo.cluster.nodes import (
     has_gpus,
     host_role,
     living_nodes,
-    new_token,
     options_in,
     replica_role,
     reserve,
@@ -45,6 +44,7 @@ from arpo.errors import UserError, printable
 from arpo.serving.servers import START_ATTEMPTS, START_SECONDS
 
 _ACTOR_SECONDS = 60.0  # for Ray to start the process of an actor
+_SERVER_SECONDS = START_ATTEMPTS * START_SECONDS + _ACTOR_SECONDS  # Ray's part, and all attempts
 _POLL_SECONDS = 1.0
 _FAILED_STARTS_SHOWN = 300  # characters of a fault
 # At the end of an actor, Ray kills its child processes, but not theirs. Guards and hosts end all of them
@@ -60,10 +60,6 @@ def open_cluster(config: Config) -> Cluster | None:
     return Cluster(config)
 
 
-def uses_servers(config: Config) -> bool:
-    return config.engine.name == "vllm" and config.engine.replicas > 0
-
-
 class Cluster:
     """A connected cluster. `notes.report` receives messages for the user.
 
@@ -73,9 +69,10 @@ class Cluster:
     def __init__(self, config: Config) -> None:
         self.notes = Notes()
         self.run = f"{Path(config.run.dir).name}-{secrets.token_hex(3)}"
-        self.token = new_token()
+        self.token = secrets.token_urlsafe(24)  # passed in calls only: never stored or logged
         self.hosts: Services | None = None
-        self.servers = ClusterServers(self) if uses_servers(config) else None
+        starts_servers = config.engine.name == "vllm" and config.engine.replicas > 0
+        self.servers = ClusterServers(self) if starts_servers else None
         self._config = config
 
     def open_hosts(self) -> Hosts:
@@ -98,11 +95,6 @@ class Cluster:
         ]
         return Services(role, orders, self.token, self.run, self._config.cluster.wait_seconds, self.notes)
 
-    @property
-    def server_seconds(self) -> float:
-        """Timeout for starting the servers: Ray's part, and all attempts of a supervisor."""
-        return START_ATTEMPTS * START_SECONDS + _ACTOR_SECONDS
-
 
 class ClusterServers:
     """The vLLM servers of engine.replicas, placed by Ray. None shares a GPU with a learner."""
@@ -121,7 +113,7 @@ class ClusterServers:
         report(f"starting vLLM servers on the Ray cluster: a minute or more; logs on their nodes: {logs}")
         services = await asyncio.to_thread(self._cluster.start_servers, logs)
         try:
-            await asyncio.to_thread(services.wait, self._cluster.server_seconds)
+            await asyncio.to_thread(services.wait, _SERVER_SECONDS)
             yield [PlacedServer(one) for one in services]
         finally:
             await asyncio.to_thread(services.close)
@@ -174,16 +166,12 @@ class PlacedService:
         self.fault = ""  # why its last start failed, or why it does not answer
         self.is_dead = False  # Ray does not start it again
         self._worked = False  # it had an address since the last report of a fault
-        self._earlier = 0  # restarts of lost incarnations, themselves included
+        self.earlier = 0  # restarts of lost incarnations, themselves included
         self._report: Report | None = None
 
     @property
     def restarts(self) -> int:
-        return self._earlier + (self._report.restarts if self._report is not None else 0)
-
-    @property
-    def earlier(self) -> int:
-        return self._earlier
+        return self.earlier + (self._report.restarts if self._report is not None else 0)
 
     @property
     def has_failed(self) -> bool:
@@ -199,7 +187,7 @@ class PlacedService:
         """A new state. Tells the user if Ray has started the service again, or if it no longer starts."""
         before = self._report
         if before is not None and before.incarnation != report.incarnation:
-            self._earlier += before.restarts + 1
+            self.earlier += before.restarts + 1
             self._notes.report(f"{self.name} was lost on {before.node} and starts again on {report.node}")
         self._report, self.fault = report, report.fault
         if self._worked and report.fault:

@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from arpo.config import Config
@@ -26,8 +27,9 @@ from arpo.evaluation.scoring import (
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, note_cancel, open_display
+from arpo.rollout.episode import OnScreenshot
 from arpo.rollout.player import open_player
-from arpo.rollout.scheduler import Outcome, Scheduler
+from arpo.rollout.scheduler import OnEpisode, Outcome, Scheduler
 from arpo.storage.run_folder import write_atomically
 from arpo.tasks.sets import evaluated, load_sets, playable, report_skipped, rollouts_of
 from arpo.types import Group, Screenshot, Task, Trajectory
@@ -40,16 +42,33 @@ async def evaluate(
     tasks: Sequence[tuple[int, Task]],
     *,
     name: str,
+    rollouts: int,
+    temperature: float,
+    on_episode: OnEpisode,
+    finished: Mapping[str, Trajectory] = MappingProxyType({}),
+    on_screenshot: OnScreenshot = lambda screenshot, previous: None,
+) -> list[Group]:
+    """Play `rollouts` episodes of each (index, task) at `temperature`. Episode ids are name-index-number.
+
+    Episodes in `finished` are not played again.
+    """
+    settings = replace(scheduler.settings, group_size=rollouts, temperature=temperature)
+    playing = replace(scheduler, settings=settings)
+    return await playing.run(name, tasks, on_episode, finished, on_screenshot=on_screenshot)
+
+
+async def evaluate_resumably(
+    scheduler: Scheduler,
+    tasks: Sequence[tuple[int, Task]],
+    *,
+    name: str,
     shown: str,
     rollouts: int,
     temperature: float,
     display: Display,
     kept: FinishedEpisodes | None,
 ) -> list[Group]:
-    """Play `rollouts` episodes of each (index, task) at `temperature`. Episode ids are name-index-number.
-
-    `shown` is the title of the progress bar. `kept` has the finished episodes, and gets the others.
-    """
+    """`evaluate` with a progress bar (`shown`). `kept` has the finished episodes, and gets the others."""
 
     def on_screenshot(screenshot: Screenshot, previous: Screenshot | None) -> None:
         if kept is not None:
@@ -64,9 +83,16 @@ async def evaluate(
     total = len(tasks) * rollouts
     done = sum(episode.startswith(f"{name}-") for episode in finished)
     display.begin(shown, total, min(done, total))
-    settings = replace(scheduler.settings, group_size=rollouts, temperature=temperature)
-    playing = replace(scheduler, settings=settings)
-    return await playing.run(name, tasks, on_episode, finished, on_screenshot=on_screenshot)
+    return await evaluate(
+        scheduler,
+        tasks,
+        name=name,
+        rollouts=rollouts,
+        temperature=temperature,
+        on_episode=on_episode,
+        finished=finished,
+        on_screenshot=on_screenshot,
+    )
 
 
 async def evaluate_sets(
@@ -88,7 +114,7 @@ async def evaluate_sets(
             groups[set_name] = []
             continue
         shown = shown_name(set_name)
-        played = await evaluate(
+        played = await evaluate_resumably(
             scheduler,
             list(enumerate(tasks)),
             name=f"{name}-{set_name}",

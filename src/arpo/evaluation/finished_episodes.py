@@ -60,7 +60,7 @@ def evaluation_key(config: Config, sets: Mapping[str, Sequence[Task]], model: An
     elif isinstance(model, Path):  # the probe depends on all weights
         weights = hashlib.sha256((model / PROBE_FILE).read_bytes()).hexdigest()
     else:
-        from arpo.models.fingerprint import fingerprint
+        from arpo.models.trainable import fingerprint
 
         weights = fingerprint(model)
     settings = {key.name: value(config, key.name) for key in keys() if key.name.startswith(_EPISODE_KEYS)}

@@ -18,7 +18,7 @@ from pathlib import Path
 from arpo.config import Config
 from arpo.engines.factory import model_id
 from arpo.errors import UserError
-from arpo.evaluation.evaluate import delete_kept, evaluate, play_resumably, require_writable
+from arpo.evaluation.evaluate import delete_kept, evaluate_resumably, play_resumably, require_writable
 from arpo.evaluation.finished_episodes import FinishedEpisodes
 from arpo.evaluation.scoring import describe_failures
 from arpo.models.hub import pin_model
@@ -89,7 +89,7 @@ def _play(
     as_training = replace(config, eval=replace(config.eval, temperature=temperature))
 
     async def play(scheduler: Scheduler, kept: FinishedEpisodes | None) -> list[Group]:
-        return await evaluate(
+        return await evaluate_resumably(
             scheduler,
             left,
             name=SCREEN,

@@ -1,4 +1,4 @@
-"""Trained parameters (model.train), copies that share the frozen ones, a fingerprint of frozen weights."""
+"""Trained parameters (model.train), copies that share the frozen ones, fingerprints of weights."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from arpo.models.feature_cache import FeatureCache
 
 FEATURES_MEGABYTES = 4096  # CPU memory for caching vision features when the vision tower is frozen
 _FINGERPRINT_VALUES = 4096  # per frozen tensor
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 _M = TypeVar("_M", bound=nn.Module)
 
 
@@ -70,3 +71,16 @@ def frozen_fingerprint(model: nn.Module) -> str:
         digest.update(f"{name} {tuple(parameter.shape)}".encode())
         digest.update(values.numpy().tobytes())
     return digest.hexdigest() if frozen else ""
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of all weights. Weights that differ in one bit have another one.
+
+    Each tensor contributes the sum of its bits as integers: this needs no copy to the CPU, and integer sums
+    do not depend on the order of addition.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        bits = tensor.detach().contiguous().view(_INTEGERS[tensor.element_size()])
+        digest.update(f"{name} {tuple(tensor.shape)} {int(bits.sum(dtype=torch.int64))}\n".encode())
+    return digest.hexdigest()

@@ -22,7 +22,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Protocol
 
 from arpo.config import Config
 from arpo.engines.vllm_access import KEY_VARIABLE, key_headers, read_key
@@ -32,7 +31,7 @@ from arpo.processes.child import Child
 from arpo.processes.environment import MIN_SECRET_LENGTH, is_loopback
 from arpo.processes.supervisor import Supervised, Supervision, responds, wait_until_ready
 from arpo.serving.placement import Placement, place_on_cpu, place_on_gpus
-from arpo.serving.vllm_server import find_server, find_vllm, link_package
+from arpo.serving.vllm_server import VllmServer, find_server, find_vllm, link_package
 
 LOOPBACK = "127.0.0.1"
 START_ATTEMPTS = 3
@@ -42,14 +41,6 @@ LAST_PORT = 65_535
 CHECK_SECONDS = 30.0
 IN_USE = os.strerror(errno.EADDRINUSE)
 ENGINE_ROUTE = "/is_paused"  # asks the engine process; /health does not, so it would not find one that hangs
-
-
-class Model(Protocol):
-    """A server without port and GPU, for example `VllmServer`."""
-
-    def command(self, host: str, port: int) -> list[str]: ...
-
-    def environment(self, packages: Path, gpu: str, key: str) -> dict[str, str]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +62,7 @@ class Place:
 class ServerProgram:
     """A server on its place. `key` protects it; "" for none."""
 
-    model: Model
+    model: VllmServer
     place: Place
     log_dir: Path
     key: str
@@ -103,20 +94,12 @@ class ServerProgram:
         return responds(f"{self.place.url}{route}", key_headers(self.key), self.check_seconds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class Server(Supervised):
     """A started server."""
 
-    place: Place
-    watch: Supervised
-
-    @property
-    def state(self) -> str:
-        return self.watch.state
-
-    @property
-    def restarts(self) -> int:
-        return self.watch.restarts
+    def __init__(self, program: ServerProgram, watch: Supervision, report: Callable[[str], None]) -> None:
+        self.place = program.place
+        super().__init__(program, watch, report)
 
     def address(self) -> str:
         return self.place.url
@@ -140,7 +123,7 @@ class OwnServers:
     use is skipped instead of refused.
     """
 
-    model: Model
+    model: VllmServer
     gpus: tuple[str, ...]
     host: str
     port: int
@@ -176,12 +159,12 @@ async def supervised(
 
     Raises UserError with the end of a log if a server dies at each of its first starts.
     """
-    servers = [Server(place=one.place, watch=Supervised(one, watch, report)) for one in programs]
+    servers = [Server(program, watch, report) for program in programs]
     try:
-        await asyncio.to_thread(wait_until_ready, [server.watch for server in servers])
+        await asyncio.to_thread(wait_until_ready, servers)
         yield servers
     finally:
-        await asyncio.gather(*(asyncio.to_thread(server.watch.close) for server in servers))
+        await asyncio.gather(*(asyncio.to_thread(server.close) for server in servers))
 
 
 def open_servers(config: Config, *, learning: bool) -> OwnServers | None:
@@ -224,7 +207,7 @@ def open_served(config: Config, host: str) -> OwnServers:
     )
 
 
-def _plan(config: Config, *, learning: bool) -> tuple[Placement, Model]:
+def _plan(config: Config, *, learning: bool) -> tuple[Placement, VllmServer]:
     replicas = config.engine.replicas
     _, on_cpu = find_vllm(config)
     if on_cpu:

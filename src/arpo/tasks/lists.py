@@ -105,7 +105,7 @@ def _names(text: str) -> list[str]:
 def _load(source: str, folder: Path, examples: Path | None, trail: tuple[str, ...]) -> tuple[Task, ...]:
     """`folder` is the base of relative paths; `trail` holds the selections referring to this source."""
     if source in GENERATED:
-        from arpo.envs.desk.heldout_sets import heldout_tasks  # here: it loads numpy
+        from arpo.envs.desk.heldout import heldout_tasks  # here: it loads numpy
 
         return heldout_tasks(source)
     file = _find(source, folder)

@@ -1,9 +1,103 @@
-"""Held-out goal families and applications: disjoint from those of training, and complete with them."""
+"""The held-out sets of Desk: what each level contains, and that no set shares a task with another source."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+
+import pytest
+
+from arpo.config import RolloutConfig
+from arpo.config.task_set_names import GENERATED, LEVELS
+from arpo.envs.desk.env import set_up
+from arpo.envs.desk.fresh import FreshTasks
+from arpo.envs.desk.goal_mix import open_goal_mix
 from arpo.envs.desk.goals import FAMILIES
-from arpo.envs.desk.heldout import APPLICATION_FAMILIES, HELDOUT_FAMILIES, TRAINING_FAMILIES
+from arpo.envs.desk.heldout import (
+    APPLICATION_FAMILIES,
+    HELDOUT_APPLICATIONS,
+    HELDOUT_FAMILIES,
+    TRAINING_FAMILIES,
+    heldout_tasks,
+)
+from arpo.errors import UserError
+from arpo.tasks.lists import load_counts, load_tasks
+from arpo.types import Task
+from desks import score, solution
+
+OWN = {"instances": TRAINING_FAMILIES, "families": HELDOUT_FAMILIES, "applications": APPLICATION_FAMILIES}
+
+
+def families(task: Task) -> set[str]:
+    return set(task.snapshot.split("+"))
+
+
+def windows(task: Task) -> set[str]:
+    return {step["parameters"]["app"] for step in task.config if step["type"] == "open"}
+
+
+@pytest.mark.parametrize("source", GENERATED)
+def test_a_set_has_goals_of_its_level(source: str) -> None:
+    tasks, level = load_tasks(source), GENERATED[source].partition("_")[0]
+    assert [task.id for task in tasks] == [f"{GENERATED[source]}-{number:03d}" for number in range(128)]
+    assert [len(families(task)) for task in tasks] == [1, 2] * 64
+    for task in tasks:
+        assert families(task) & set(OWN[level]), task.id
+        assert families(task) <= {*TRAINING_FAMILIES, *OWN[level]}, task.id
+    assert {name for task in tasks for name in families(task)} >= set(OWN[level])
+    held_out = {app for task in tasks for app in windows(task)} & set(HELDOUT_APPLICATIONS)
+    assert bool(held_out) == (level == "applications")
+    assert load_counts(source) == {}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_solver_finishes_the_tasks(level: str) -> None:
+    for task in heldout_tasks(f"desk:{level}/test")[::6]:
+        desktop = set_up(task)
+        steps = solution(task, desktop)
+        assert score(task, desktop, steps[-1][1]) == 1.0, task.id
+        assert len(steps) <= RolloutConfig().max_steps
+
+
+def test_no_set_shares_a_task_with_another_one_or_with_a_stream() -> None:
+    sets = [task for source in GENERATED for task in heldout_tasks(source)]
+    lists = [task for name in ("pool", "heldout") for task in load_tasks(f"desk:{name}")]
+    mix = open_goal_mix("", "1,2")
+    stream = FreshTasks(mix, seed=0, count=300, max_steps=15, endless=True)[:]
+    contents = {task.content for task in (*sets, *lists, *stream)}
+    assert len(contents) == len(sets) + len(lists) + len(stream) == 6 * 128 + 369 + 128 + 300
+
+
+def test_the_sets_stay_the_same() -> None:
+    """Success rates on a set compare only if every version of the generator makes the same tasks."""
+    found = {
+        name: hashlib.sha256(
+            json.dumps([task.content for task in heldout_tasks(source)]).encode()
+        ).hexdigest()
+        for source, name in GENERATED.items()
+    }
+    assert {name: digest[:12] for name, digest in found.items()} == {
+        "instances_validation": "72363549cae0",
+        "instances_test": "164f6a530a41",
+        "families_validation": "1cf263a6d771",
+        "families_test": "99e1dad0fa06",
+        "applications_validation": "e845144dfbc7",
+        "applications_test": "2c5f50c5a774",
+    }
+
+
+def test_unknown_sets_are_errors_with_a_list() -> None:
+    with pytest.raises(UserError, match=r"desk:instances/all: no such shipped task list; the lists are: .*, "
+                       r"desk:instances/validation, desk:instances/test, "):  # fmt: skip
+        load_tasks("desk:instances/all")
+
+
+def test_a_stream_skips_candidates_with_the_content_of_a_held_out_task() -> None:
+    stream = FreshTasks(open_goal_mix("", "1"), seed=3, count=5, max_steps=15, endless=True)
+    first, second = stream[0], stream[1]
+    other = stream.without([first])
+    assert other[0] != first and other[0].id.startswith("fresh-3-0.1-")
+    assert other[1] == second and stream[0] == first
 
 
 def test_every_family_is_in_exactly_one_part() -> None:

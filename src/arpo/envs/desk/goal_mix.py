@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import combinations
 
 from arpo.config.recipe import nearest
-from arpo.envs.desk.goals import FAMILIES, INFEASIBLE, compatible
+from arpo.envs.desk.goals import FAMILIES, combinations_of
 from arpo.envs.desk.heldout import HELDOUT_APPLICATIONS, TRAINING_APPLICATIONS, TRAINING_FAMILIES
 from arpo.errors import UserError
 
@@ -36,16 +35,6 @@ class GoalMix:
         (number,) = rng.choices(self._goals)
         (drawn,) = rng.choices(self._combinations[number])
         return tuple(rng.sample(drawn, number))
-
-
-def combinations_of(families: Sequence[str], number: int) -> list[tuple[str, ...]]:
-    """All sets of so many families that one task may combine. An infeasible goal is always alone."""
-    return [
-        names
-        for names in combinations(families, number)
-        if (number == 1 or not INFEASIBLE.keys() & set(names))
-        and compatible([FAMILIES[name] for name in names])
-    ]
 
 
 def open_goal_mix(families: str, goals: str, domains: str = "") -> GoalMix:

@@ -10,7 +10,6 @@ import asyncio
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import IO
@@ -29,12 +28,6 @@ STALLED_SECONDS = 60.0
 NETWORK_FAULTS = (aiohttp.ClientError, TimeoutError)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedDownload:
-    file: NeededFile
-    reason: str
-
-
 def fetch_cache(
     tasks: Sequence[Task], settings: OSWorldConfig, jobs: int, seconds: float = STALLED_SECONDS
 ) -> int:
@@ -49,8 +42,8 @@ def fetch_cache(
     print(f"{files} for {wanting}, {len(needed) - len(uncached)} already in {cache}")
     failures = run_interruptibly(_fetch_all(uncached, cache, seconds, jobs))
     print(f"{count_noun(len(uncached) - len(failures), 'file')} downloaded, {len(failures)} failed")
-    for failed in failures:
-        print(f"  {failed.file.path}\n    {failed.file.url}\n    {failed.reason}")
+    for file, reason in failures.items():
+        print(f"  {file.path}\n    {file.url}\n    {reason}")
     if failures:
         print("run the same command again to retry")
     return 1 if failures else 0
@@ -58,10 +51,10 @@ def fetch_cache(
 
 async def _fetch_all(
     uncached: Sequence[NeededFile], cache: Path, seconds: float, jobs: int
-) -> list[FailedDownload]:
-    """`jobs` coroutines share one iterator of files."""
+) -> dict[NeededFile, str]:
+    """Reasons of failed downloads. `jobs` coroutines share one iterator of files."""
     remaining = iter(enumerate(uncached, 1))
-    failures: list[FailedDownload] = []
+    failures: dict[NeededFile, str] = {}
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=seconds, sock_read=seconds)
 
     async def download(session: aiohttp.ClientSession) -> None:
@@ -69,8 +62,8 @@ async def _fetch_all(
             try:
                 outcome = f"{await _fetch(session, file.url, cache / file.path):,} bytes"
             except NETWORK_FAULTS as error:
-                outcome = f"failed: {_reason(error, seconds)}"
-                failures.append(FailedDownload(file=file, reason=_reason(error, seconds)))
+                failures[file] = _reason(error, seconds)
+                outcome = f"failed: {failures[file]}"
             print(f"[{number}/{len(uncached)}] {file.path}: {outcome}", flush=True)
 
     async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import combinations
 from typing import Any
 
 from arpo.actions import Finished
@@ -58,6 +59,16 @@ def compatible(families: Sequence[type[Any]]) -> bool:
     """Whether one task may combine these families: no goal can undo another."""
     areas = [_AREA.get(family.app, family.__name__) for family in families]
     return len(set(areas)) == len(areas) and (len(areas) == 1 or SendFileText not in families)
+
+
+def combinations_of(families: Sequence[str], number: int) -> list[tuple[str, ...]]:
+    """All sets of so many families that one task may combine. An infeasible goal is always alone."""
+    return [
+        names
+        for names in combinations(families, number)
+        if (number == 1 or not INFEASIBLE.keys() & set(names))
+        and compatible([FAMILIES[name] for name in names])
+    ]
 
 
 def to_json(goals: Sequence[Goal]) -> list[dict[str, Any]]:

@@ -203,7 +203,7 @@ def test_failures_are_of_tasks_without_a_result(tmp_path: Path) -> None:
 
 
 def test_a_trial_belongs_to_one_process(tmp_path: Path) -> None:
-    with Trial(tmp_path, "m", "0"), pytest.raises(UserError, match="another process is playing this trial"):
+    with Trial(tmp_path, "m", "0"), pytest.raises(UserError, match="another process"):
         Trial(tmp_path, "m", "0").__enter__()
     with Trial(tmp_path, "m", "0"), Trial(tmp_path, "m", "1"):
         pass

@@ -8,6 +8,7 @@ import sys
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ async def running(tmp_path, *behaviours, key=KEY, places=None, **changes):
     """Servers with these behaviours, the notes about them, and a function that lists their pids."""
     places = places or free_places(len(behaviours))
     notes: list[str] = []
-    model = FakeModel({place.port: text for place, text in zip(places, behaviours, strict=True)})
+    model: Any = FakeModel({place.port: text for place, text in zip(places, behaviours, strict=True)})
     watch = Supervision(start_seconds=60.0, attempts=3, check_seconds=10.0, poll_seconds=0.02)
     watch = replace(watch, **changes)
     programs = [

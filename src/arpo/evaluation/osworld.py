@@ -167,57 +167,36 @@ class _Progress:
         self, display: Display, tasks: Sequence[Task], done: Mapping[str, Mapping[TaskKey, float]]
     ) -> None:
         self.display = display
-        self._total = Counter({domain: count * len(done) for domain, count in _by_domain(tasks).items()})
-        self._ended: Counter[str] = Counter()
-        self._played: Counter[str] = Counter()
-        self._successes: dict[str, float] = dict.fromkeys(self._total, 0.0)
+        counts = Counter(task_key(task)[0] for task in tasks)
+        self._domains = {
+            name: PartProgress(name=name, total=count * len(done)) for name, count in counts.items()
+        }
         self._failures: dict[tuple[str, str], Failure] = {}
         keys = {task_key(task) for task in tasks}
-        for (domain, name), score in (pair for results in done.values() for pair in results.items()):
-            if (domain, name) in keys:
-                self._count(domain, score)
-        display.begin("playing", self._total.total(), self._ended.total())
-        self._show()
+        for key, score in (pair for results in done.values() for pair in results.items()):
+            if key in keys:
+                self._domains[key[0]].add(score)
+        total = sum(domain.total for domain in self._domains.values())
+        display.begin("playing", total, self._ended)
+        display.part_progress([*self._domains.values()])
+
+    @property
+    def _ended(self) -> int:
+        return sum(domain.ended for domain in self._domains.values())
 
     def ended(self, key: TaskKey, outcome: Trajectory | Failure) -> None:
-        if isinstance(outcome, Trajectory):
-            self._count(key[0], outcome.score)
-        else:
-            self._ended[key[0]] += 1
-            if (kind := (outcome.where, outcome.kind)) not in self._failures:
-                self._failures[kind] = outcome
-                self.display.note(f"an episode failed: {describe_failure(outcome)}")
+        self._domains[key[0]].add(outcome.score if isinstance(outcome, Trajectory) else None)
+        if isinstance(outcome, Failure) and (kind := (outcome.where, outcome.kind)) not in self._failures:
+            self._failures[kind] = outcome
+            self.display.note(f"an episode failed: {describe_failure(outcome)}")
         self.display.episode_done()
-        self._show()
+        self.display.part_progress([*self._domains.values()])
 
     def refuse_if_nothing_was_played(self) -> None:
         """Raise UserError if every episode failed: there is nothing to summarise."""
-        if self._failures and not self._played:
+        if self._failures and not any(domain.played for domain in self._domains.values()):
             first = next(iter(self._failures.values()))
             raise UserError(
-                f"all {self._ended.total()} episodes failed. First failure: {describe_failure(first)}. "
+                f"all {self._ended} episodes failed. First failure: {describe_failure(first)}. "
                 "Fix it, then run the same command again"
             )
-
-    def _count(self, domain: str, score: float) -> None:
-        self._ended[domain] += 1
-        self._played[domain] += 1
-        self._successes[domain] += score
-
-    def _show(self) -> None:
-        self.display.part_progress(
-            [
-                PartProgress(
-                    name=domain,
-                    total=total,
-                    ended=self._ended[domain],
-                    played=self._played[domain],
-                    successes=self._successes[domain],
-                )
-                for domain, total in self._total.items()
-            ]
-        )
-
-
-def _by_domain(tasks: Sequence[Task]) -> Counter[str]:
-    return Counter(task_key(task)[0] for task in tasks)

@@ -13,7 +13,6 @@ it is logged and played again. Results of other settings are refused, never mixe
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -27,7 +26,7 @@ from typing import Any, Self
 from arpo.actions import TERMINAL, Action, Finished, Wait
 from arpo.envs.pyautogui_program import program
 from arpo.errors import UserError
-from arpo.storage.files import escapes_folder
+from arpo.storage.files import escapes_folder, lock_folder
 from arpo.storage.run_folder import write_atomically
 from arpo.types import Failure, StopReason, Task, Trajectory
 
@@ -76,18 +75,7 @@ class Trial:
         self._lock = -1
 
     def __enter__(self) -> Self:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise UserError(f"{self.folder}: cannot write results there: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise UserError(
-                f"{self.folder}: another process is playing this trial. Choose another --trial-id"
-            ) from None
+        self._lock = lock_folder(self.folder, "trial", "--trial-id or --result-dir")
         shutil.rmtree(self._aside, ignore_errors=True)
         return self
 

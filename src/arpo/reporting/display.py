@@ -37,7 +37,7 @@ BATCH_METRICS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PartProgress:
     """Progress of one part (a domain) of an evaluation. `ended` includes failed episodes, `played` does not.
 
@@ -46,9 +46,16 @@ class PartProgress:
 
     name: str
     total: int
-    ended: int
-    played: int
-    successes: float
+    ended: int = 0
+    played: int = 0
+    successes: float = 0.0
+
+    def add(self, score: float | None) -> None:
+        """Count an episode that has ended. `score` is None if it failed."""
+        self.ended += 1
+        if score is not None:
+            self.played += 1
+            self.successes += score
 
 
 class Display:

@@ -6,7 +6,7 @@ import pytest
 
 from arpo.errors import UserError
 from arpo.storage.run_folder import RunFolder
-from arpo.viewer.export import write_export
+from arpo.viewer.export import PAGE, STATIC, write_export
 from arpo.viewer.library import Library
 from markup import answers
 from viewed_runs import config, make_run, played
@@ -96,3 +96,9 @@ def test_the_report_of_an_export_shows_its_episodes(tmp_path):
     _, table = exported(tmp_path / "desk", tmp_path / "site")
     shown = table["/api/s/desk/report"]["episodes"]["shown"]
     assert shown[0] == ["eval0-train-0-0", "eval2-train-0-0"]
+
+
+def test_every_page_has_its_data_and_its_view_under_one_name():
+    data = {path.stem for path in (STATIC.parent / "pages").glob("*.py")} - {"__init__"}
+    views = {path.stem for path in (STATIC / "pages").glob("*.js")}
+    assert data == views == set(re.findall(r'src="static/pages/(\w+)\.js"', (STATIC / PAGE).read_text()))

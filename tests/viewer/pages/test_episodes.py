@@ -1,11 +1,12 @@
-"""Filters, order, pages and search of the list of episodes."""
+"""Lists of episodes: filters, search, and titles of phases."""
 
 import pytest
 
 from arpo.errors import UserError
 from arpo.viewer import index as index_module
 from arpo.viewer.library import Library
-from arpo.viewer.pages.episodes import snippet
+from arpo.viewer.pages.episodes import phase_title, snippet
+from played_episodes import played
 from viewed_runs import make_run
 
 
@@ -94,3 +95,13 @@ def test_a_snippet_shows_the_surroundings():
     assert snippet(body, "NEEDLE").startswith("…a a")
     assert "needle b" in snippet(body, "needle") and snippet(body, "needle").endswith("b…")
     assert snippet("short", "other") == "short"
+
+
+def test_phases_have_titles():
+    titles = {"eval0": "evaluation before training", "eval1200": "evaluation after batch 1,200"}
+    titles |= {"batch1": "training batch 1", "batch1536": "training batch 1,536", "collect": "collected"}
+    assert {phase: phase_title(phase) for phase in titles} == titles
+
+
+def test_a_group_in_no_batch_has_a_phase_of_its_own() -> None:
+    assert phase_title(played("group-3-0").phase) == "training, in no batch"

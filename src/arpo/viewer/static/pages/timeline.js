@@ -1,17 +1,83 @@
 "use strict";
-// Lanes of the page "Timeline": environments, engine and learner over time, drawn on a canvas.
+// Page "Timeline": lanes of environments, engine and learner, and use of time by batch.
 
-arpo.lanes = (() => {
+arpo.timeline = (() => {
   const { h, table, select, replace } = arpo.dom;
   const { number, seconds, percent } = arpo.words;
   const { link, go } = arpo.app;
+  const { lineChart, stackedChart } = arpo.charts;
   const CELL = 4; // pixels of a column
   const BAND = 16, // pixels of the lanes of learner and engine
     GAP = 6,
     HEIGHT = 384; // pixels of all environments, if there are many
   const SLOWEST = 10;
 
+  const stagesOf = ({ rows, stages }) => Object.keys(stages).filter((name) => rows.some((row) => row[name]));
+
+  const secondsOf = (row, stages) => stages.reduce((sum, name) => sum + (row[name] || 0), 0);
+
   async function render(context) {
+    const answer = await arpo.api.get(["s", context.source, "timeline"]);
+    const { rows } = answer;
+    const drawn = await lanes(context);
+    if (!rows.length)
+      return [h("h1", {}, "Timeline"), drawn, h("p", { class: "notice" }, "No batch was timed yet.")];
+    const total = rows.reduce((sum, row) => sum + secondsOf(row, stagesOf(answer)), 0);
+    return [
+      h("h1", {}, "Timeline ", h("small", {}, `${number(rows.length)} batches, ${seconds(total)}`)),
+      drawn,
+      h("h2", {}, "By batch"),
+      timeCharts(context, answer),
+    ];
+  }
+
+  // Shares of time by batch, of the environments and of the training loop.
+  function timeCharts(context, answer) {
+    const { rows, environments, stages } = answer;
+    const columns = (names) => rows.map((row) => [row.step, names.map((name) => row[name] || 0)]);
+    const used = stagesOf(answer);
+    const busy = (label, colour, value) => ({
+      label,
+      colour,
+      points: rows.map((row) => [row.step, value(row)]),
+    });
+    const open = (_, step) => {
+      arpo.app.go(arpo.app.stepLink(context.source, step));
+    };
+    return h(
+      "div",
+      { class: "charts large" },
+      stackedChart({
+        title: "Time of the environments",
+        labels: Object.values(environments),
+        columns: columns(Object.keys(environments)),
+        note: "Environments without an episode are idle. Low is good: raise train.max_staleness if it is high.",
+      }),
+      stackedChart({
+        title: "Time of the training loop",
+        labels: used.map((name) => stages[name]),
+        columns: columns(used),
+        note: "In asynchronous training, the learner waits for groups. In lock step, it waits for rollouts.",
+      }),
+      lineChart({
+        title: "Busy",
+        inPercent: true,
+        open,
+        series: [
+          busy("engine", 0, (row) => row.engine_busy),
+          busy("learner", 1, (row) => ((row.learn || 0) + (row.judge || 0)) / (secondsOf(row, used) || NaN)),
+        ],
+      }),
+      lineChart({
+        title: "Seconds per batch",
+        open,
+        series: used.map((name, index) => busy(stages[name], index, (row) => row[name])),
+      }),
+    );
+  }
+
+  // Environments, engine and learner over time, drawn on a canvas.
+  async function lanes(context) {
     const batch = context.query.batch || "";
     const answer = await arpo.api.get(["s", context.source, "lanes", ...(batch ? [batch] : [])]);
     if (!answer.rows)
@@ -193,5 +259,6 @@ arpo.lanes = (() => {
     return table(HEADS, rows.map(row), { kind: "slow", caption: "Slowest episodes" });
   }
 
-  return { render };
+  arpo.app.pages.timeline = { title: () => "Timeline", tab: "timeline", render };
+  return { timeCharts };
 })();

@@ -1,4 +1,4 @@
-"""report.html: its data, its content policy, and text that cannot become markup."""
+"""The report: data, file, chosen episodes, warnings; text from the model cannot become markup."""
 
 import base64
 import hashlib
@@ -14,7 +14,9 @@ from arpo.reporting.metrics import METRICS
 from arpo.storage.run_folder import RunFolder
 from arpo.types import Completion, Failure, StopReason
 from arpo.viewer.export import write_report
+from arpo.viewer.pages.report import answer_warnings, choose_episodes
 from markup import answers, parsed, report_of
+from played_episodes import played
 from stored_episodes import ALL_ACTIONS, episode, small, turn
 from viewed_runs import add_group
 
@@ -270,3 +272,148 @@ def test_the_report_does_not_depend_on_time(tmp_path):
     first = write_report(tmp_path).read_bytes()
     (tmp_path / ".view-index.sqlite").unlink()
     assert write_report(tmp_path).read_bytes() == first
+
+
+def ids(*arguments):
+    return [tuple(one.episode for one in shown) for shown in choose_episodes(*arguments)]
+
+
+def evaluated(task, before, after):
+    return [
+        played(f"eval0-train-{task}-0", task, solved=before),
+        played(f"eval4-train-{task}-0", task, solved=after),
+    ]
+
+
+RUN = [
+    played("eval0-train-0-0", "a"),
+    *(played(f"batch{number}-0-0", "a", solved=number % 2 == 1) for number in range(20)),
+    played("batch20-0-0", "b", stop=StopReason.PARSE_ERROR),
+    played("batch20-1-0", "a", solved=True, shown=False),
+]
+
+
+def test_by_default_the_same_tasks_before_and_after():
+    run = [one for task in "abc" for one in evaluated(task, False, True)]
+    run += [one for task in "de" for one in evaluated(task, True, False)]
+    run += evaluated("f", False, False) + evaluated("g", True, True)
+    pairs = [(f"eval0-train-{task}-0", f"eval4-train-{task}-0") for task in "adbfce"]
+    assert ids(run) == pairs  # learned, forgotten, learned, never solved; then again
+    assert ids(run, "before-after:7")[-1] == ("eval0-train-g-0", "eval4-train-g-0")
+
+
+def test_without_a_second_evaluation_the_newest_batch_is_after():
+    run = [played("eval0-train-0-0"), played("batch0-0-0"), played("batch3-0-0"), played("batch3-0-1")]
+    assert ids(run) == [("eval0-train-0-0", "batch3-0-0")]
+
+
+def test_without_pairs_the_first_and_last_of_each_outcome():
+    run = [played(f"collect-{number}-0", str(number), solved=number % 2 == 1) for number in range(40)]
+    assert ids(run) == [(f"collect-{number}-0",) for number in (1, 3, 5, 35, 37, 39, 0, 2, 4, 34, 36, 38)]
+    assert ids([]) == []
+
+
+def test_episodes_are_chosen_by_id_task_and_kind():
+    assert ids(RUN, "batch3-0-0") == [("batch3-0-0",)]
+    assert ids(RUN, "task:a:2") == [("eval0-train-0-0",), ("batch19-0-0",)]
+    assert ids(RUN, "task:b") == [("batch20-0-0",)]
+    assert ids(RUN, "solved:3") == [("batch1-0-0",), ("batch3-0-0",), ("batch19-0-0",)]
+    assert len(ids(RUN, "failed")) == 6
+    assert ids(RUN, "parse-errors,batch20-0-0, batch0-0-0") == [("batch20-0-0",), ("batch0-0-0",)]
+    assert ids([*RUN, played("batch9-9-9", replayed_in=(11,))], "replayed") == [("batch9-9-9",)]
+
+
+def test_an_id_of_a_task_may_contain_a_colon():
+    assert ids([played("batch0-0-0", "web:1"), played("batch0-0-1", "web:1")], "task:web:1:1") == [
+        ("batch0-0-0",)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("batch99-0-0", "--episodes batch99-0-0: no such episode (did you mean batch9-0-0?)"),
+        ("batch20-1-0", "--episodes batch20-1-0: its screenshots were deleted (store.prune_every)"),
+        ("task:pool", "--episodes task:pool: no episode of this task (there are 2: a, b, …)"),
+        ("replayed", "--episodes replayed: no episode matches. The run has episodes of 2 tasks: 10 solved, "
+         "12 failed, 0 replayed, 1 parse-errors; 1 tasks before-after. 1 more have no screenshots"),
+        ("faild", "--episodes 'faild': unknown. Write an episode id, task:ID, solved, failed, replayed,"),
+        ("failed:0", "--episodes 'failed:0': the number after the colon must be an integer from 1 to 9999"),
+        ("failed:x", "must be an integer from 1 to 9999"),
+        ("failed,", "--episodes '': unknown"),
+    ],
+)  # fmt: skip
+def test_a_choice_without_episodes_is_one_clear_error(wanted, message):
+    with pytest.raises(UserError) as raised:
+        choose_episodes(RUN, wanted)
+    assert message in str(raised.value)
+
+
+def test_a_run_without_episodes_says_so():
+    with pytest.raises(UserError, match="the run has no episodes with screenshots yet"):
+        choose_episodes([], "task:a")
+
+
+INSTRUCTIONS = {f"t{number}": f"Open file {number}" for number in range(16)}
+
+
+def warnings(*by_phase, solved=False, instructions=INSTRUCTIONS):
+    """`by_phase` has the answers of each task, for each batch."""
+    run = [
+        played(f"batch{batch}-{index}-0", f"t{index}", solved=solved)
+        for batch, answers in enumerate(by_phase)
+        for index in range(len(answers))
+    ]
+    texts = {
+        f"batch{batch}-{index}-0": answers
+        for batch, of_batch in enumerate(by_phase)
+        for index, answers in enumerate(of_batch)
+    }
+    return answer_warnings(run, lambda task: instructions.get(task, ""), texts.__getitem__)
+
+
+VARIED = [
+    [
+        "Thought: Open it\nAction: click(start_box='(1,1)')",
+        f"Action: type(content='{n}')",
+        "Action: finished()",
+    ]
+    for n in range(16)
+]
+SAME = [["Action: click(start_box='(1,1)')", "Action: wait()", "Action: finished()"]] * 16
+
+
+def test_a_common_first_click_is_no_reason_to_warn():
+    assert warnings(VARIED) == []
+
+
+def test_equal_answers_to_different_tasks_are():
+    (text,) = warnings(VARIED, SAME)
+    assert text.startswith(
+        "The answers do not depend on the task. In the newest episodes (training batch 2), 16 of"
+    )
+    assert "16 of 16 tasks with different instructions begin with the same actions" in text
+    assert "lower optim.lr or a higher loss.kl" in text
+
+
+def test_the_advice_is_another_one_if_it_was_so_from_the_start():
+    (text,) = warnings(SAME, SAME)
+    assert "It was so from the start of the run" in text and "model.prompt" in text
+
+
+def test_two_openings_for_all_tasks_are_too_few():
+    other = ["Action: wait()", "Action: wait()", "Action: finished()"]
+    assert len(warnings(VARIED, [*SAME[:8], *[other] * 8])) == 1
+
+
+def test_one_action_for_everything():
+    (text,) = warnings(VARIED, [["Action: wait()"] * 15] * 16)
+    assert text.startswith("The model nearly always gives the same answer.")
+    assert "(training batch 2), 100% of 240 answers are 'wait()'." in text
+
+
+def test_no_warning_without_evidence():
+    assert warnings() == []
+    assert warnings(VARIED, SAME, solved=True) == []  # the same answer solves all of them
+    assert warnings(SAME[:7]) == []  # too few tasks
+    assert warnings(SAME, instructions=dict.fromkeys(INSTRUCTIONS, "Open the file")) == []  # one instruction

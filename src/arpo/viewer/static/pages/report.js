@@ -20,7 +20,7 @@ arpo.report = (() => {
       success(report),
       curves(context, report, log),
       timeline?.rows.some((row) => "env_idle" in row)
-        ? [section("Where time goes", "by batch"), arpo.machinery.timeCharts(context, timeline)]
+        ? [section("Where time goes", "by batch"), arpo.timeline.timeCharts(context, timeline)]
         : null,
       tasks?.tasks.length
         ? [
@@ -30,7 +30,7 @@ arpo.report = (() => {
         : null,
       endings(report.endings),
       await groups(context, report.batches.at(-1)).catch((error) => arpo.runs.problems([error.message])),
-      failures?.total ? [section("Faults", faultsNote(failures)), arpo.machinery.kinds(failures)] : null,
+      failures?.total ? [section("Faults", faultsNote(failures)), arpo.failures.kinds(failures)] : null,
       section(report.episodes.title, report.episodes.note),
       await Promise.all(
         report.episodes.shown.map((names, index) =>

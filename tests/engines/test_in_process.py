@@ -118,12 +118,12 @@ def test_the_learner_gives_the_same_log_probabilities(
 ) -> None:
     """Also after in-place changes of the weights and with other lengths: no captured graph is stale."""
     model, renderer = tiny_of(family).to(device), RENDERERS[family]
-    engine = new_engine(model, renderer, slots=5)
-    for names in (range(5), range(5, 9)):
+    engine = new_engine(model, renderer, slots=3)
+    for names in (range(3), range(3, 5)):
         samples = [sample_of(played) for played in play_all(engine, names, family=family)]
         logp_N, _ = sampled_logprobs(model, samples, renderer, 1.0)
         engine_N = torch.tensor([logp for sample in samples for logp in sample.behaviour_logprobs])
-        assert len(engine_N) > 50
+        assert len(engine_N) > 25
         torch.testing.assert_close(engine_N, logp_N.detach().cpu(), atol=1e-5, rtol=0)
         with torch.no_grad():
             for parameter in model.parameters():
@@ -205,9 +205,9 @@ def test_only_new_tokens_are_prefilled_and_each_image_is_encoded_once(new_engine
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_answer_does_not_depend_on_the_batch(new_engine: NewEngine, family: str) -> None:
     model, renderer = tiny_of(family), RENDERERS[family]
-    together = play_all(new_engine(model, renderer, slots=6), range(6), family=family)
+    together = play_all(new_engine(model, renderer, slots=3), range(3), turns=2, family=family)
     for name, played in enumerate(together):
-        [alone] = play_all(new_engine(model, renderer, slots=1), [name], family=family)
+        [alone] = play_all(new_engine(model, renderer, slots=1), [name], turns=2, family=family)
         for (_, one), (_, other) in zip(played, alone, strict=True):
             assert one.token_ids == other.token_ids
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
@@ -354,16 +354,23 @@ def test_an_idle_episode_loses_its_slot_to_a_waiting_request(new_engine: NewEngi
     assert len(second) == 2
 
 
+def long_prompt(episode_id: str, shot: Screenshot, size: int) -> Prompt:
+    """A prompt of `size` tokens."""
+    prompt = first_prompt(RENDERER, episode_id, shot)
+    padding = prompt.token_ids[:1] * (size - len(prompt.token_ids))
+    return replace(prompt, token_ids=(*prompt.token_ids, *padding))
+
+
 def small_pool(model: Any, episodes: int, tokens: int) -> InProcessEngine:
     gigabytes = tokens * key_value_bytes(measure_dimensions(model, 1), 4) / GIB
     return pool_engine(model, RENDERER, slots=episodes, max_tokens=300, gigabytes=gigabytes)
 
 
 def test_more_episodes_than_a_pool_holds_all_get_their_answers() -> None:
-    """Two of nine fit at a time. The third turn of an episode may find its cache gone."""
+    """Two of five fit at a time. The third turn of an episode may find its cache gone."""
     model = tiny_model()
-    crowded = play_all(small_pool(model, 9, 512), range(9))
-    roomy = play_all(slot_engine(model, RENDERER, slots=9), range(9))
+    crowded = play_all(small_pool(model, 5, 512), range(5))
+    roomy = play_all(slot_engine(model, RENDERER, slots=5), range(5))
     for one, other in zip(crowded, roomy, strict=True):
         assert [c.token_ids for _, c in one] == [c.token_ids for _, c in other]
         for (_, first), (_, second) in zip(one, other, strict=True):
@@ -373,12 +380,12 @@ def test_more_episodes_than_a_pool_holds_all_get_their_answers() -> None:
 def test_a_decoding_request_that_outgrows_the_pool_postpones_the_latest() -> None:
     """Both answers need 512 tokens of a pool with 768: the second one starts again after the first."""
     model = tiny_model()
-    prompts = [first_prompt(RENDERER, name, screenshot(seed)) for seed, name in enumerate(("one", "two"))]
+    prompts = [long_prompt(name, screenshot(seed), 220) for seed, name in enumerate(("one", "two"))]
     engine = small_pool(model, 2, 768)
     finished: list[str] = []
 
     async def ask(asked: InProcessEngine, prompt: Prompt, seed: int) -> Completion:
-        answer = await asked.generate(prompt, sampling(seed, 260))
+        answer = await asked.generate(prompt, sampling(seed, 60))
         finished.append(prompt.episode_id)
         return answer
 
@@ -387,11 +394,11 @@ def test_a_decoding_request_that_outgrows_the_pool_postpones_the_latest() -> Non
 
     answers = asyncio.run(both())
     assert finished == ["one", "two"]
-    assert [len(answer.token_ids) for answer in answers] == [260, 260]
-    assert engine.stats.decoded_tokens == 520
+    assert [len(answer.token_ids) for answer in answers] == [60, 60]
+    assert engine.stats.decoded_tokens == 120
     assert engine.stats.prefilled_tokens == sum(len(prompt.token_ids) for prompt in (*prompts, prompts[1]))
     for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        alone = asyncio.run(slot_engine(model, RENDERER, slots=1).generate(prompt, sampling(1 + number, 260)))
+        alone = asyncio.run(slot_engine(model, RENDERER, slots=1).generate(prompt, sampling(1 + number, 60)))
         assert answer.token_ids == alone.token_ids
         assert answer.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
 
@@ -399,33 +406,26 @@ def test_a_decoding_request_that_outgrows_the_pool_postpones_the_latest() -> Non
 def test_a_request_longer_than_the_whole_pool_fails_alone() -> None:
     """A pool for 512 tokens. Otherwise the request would start again forever."""
     engine = small_pool(tiny_model(), 2, 512)
-    good = first_prompt(RENDERER, "good", screenshot(0))
-    long = replace(good, episode_id="long", token_ids=(*good.token_ids, *good.token_ids[:1] * 600))
+    good = long_prompt("good", screenshot(0), 480)
+    long = long_prompt("long", screenshot(0), 600)
     talkative = replace(good, episode_id="talkative")
-    size = len(good.token_ids)
 
     async def ask() -> list[Completion | BaseException]:
-        asked = ((good, 512 - size), (long, 3), (talkative, 513 - size))
+        asked = ((good, 32), (long, 3), (talkative, 33))
         requests = (engine.generate(prompt, sampling(1, tokens)) for prompt, tokens in asked)
         return await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), timeout=60)
 
     answer, *errors = asyncio.run(ask())
-    assert isinstance(answer, Completion) and len(answer.token_ids) == 512 - size
+    assert isinstance(answer, Completion) and len(answer.token_ids) == 32
     assert [type(error) for error in errors] == [ContextTooLong, ContextTooLong]
-    assert str(errors[0]) == (
-        f"generate: prompt and answer need {size + 600} + 3 tokens, more than the cache was made for: "
-        "raise rollout.max_context_tokens"
-    )
+    for word in ("600 + 3 tokens", "rollout.max_context_tokens"):
+        assert word in str(errors[0])
 
 
 def test_a_pool_too_small_for_the_longest_episode_is_an_error() -> None:
     engine = small_pool(tiny_model(), 2, 256)
-    with pytest.raises(EngineError) as raised:
+    with pytest.raises(EngineError, match=r"256 tokens .*512: .*rollout\.max_context_tokens"):
         asyncio.run(engine.generate(first_prompt(RENDERER, "e", screenshot(0)), sampling(1)))
-    assert str(raised.value) == (
-        "generate: the cache has room for 256 tokens (0.0 GiB), and the longest episode has 512: reduce "
-        "rollout.max_context_tokens, or raise engine.cache_gigabytes"
-    )
 
 
 def test_loading_drops_what_older_weights_computed_and_starts_as_new(new_engine: NewEngine) -> None:
@@ -572,7 +572,7 @@ def test_an_episode_has_one_request_at_a_time(new_engine: NewEngine) -> None:
 
     answer, error = asyncio.run(twice())
     assert isinstance(answer, Completion)
-    assert str(error) == "generate: episode e has an unfinished request; send one request at a time"
+    assert "episode e has an unfinished request" in str(error)
 
 
 def test_episodes_act_while_others_decode(new_engine: NewEngine) -> None:
@@ -650,9 +650,7 @@ def test_a_screenshot_that_cannot_be_decoded_fails_its_request_alone(new_engine:
 
     first, error, last = asyncio.run(ask(*prompts))
     assert isinstance(error, EngineError)
-    assert (
-        str(error) == "generate: the screenshot is a damaged PNG: broken data stream when reading image file"
-    )
+    assert "the screenshot is a damaged PNG" in str(error)
     for found, expected in zip((first, last), asyncio.run(ask(prompts[0], prompts[2])), strict=True):
         assert isinstance(found, Completion) and isinstance(expected, Completion)
         assert found.token_ids == expected.token_ids

@@ -1,4 +1,4 @@
-"""The Python interface on Desk, with the shipped model: in a script and in a running event loop (Jupyter)."""
+"""The Python interface on Desk: in a script and in a running event loop (Jupyter)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from arpo.envs.desk.env import DeskEnv
 from arpo.tasks.lists import load_tasks
 from arpo.tasks.sources import open_tasks
 from arpo.types import Observation, StepResult, StopReason, Task
-from verdicts import HELDOUT, A, B, select
+from clicking_model import clicking_model
+from verdicts import HELDOUT, A, B, select_few
 
 SMALL = {
     "run.threads": 1,
@@ -41,11 +42,12 @@ SMALL = {
 def small(folder: Path, **settings: arpo.api.Setting) -> arpo.Config:
     """Two training tasks, one held-out task, episodes of two steps. `settings` have _ in place of the dot."""
     changes = {key.replace("_", ".", 1): value for key, value in settings.items()}
-    tasks = {
-        "tasks.train": select(folder / "train.json", "desk:pool", [A, B]),
-        "tasks.heldout": select(folder / "heldout.json", "desk:heldout", [HELDOUT]),
+    parts = {
+        "model.path": clicking_model(),
+        "tasks.train": select_few(folder / "train.json", "pool", [A, B]),
+        "tasks.heldout": select_few(folder / "heldout.json", "heldout", [HELDOUT]),
     }
-    return arpo.load("desk", {**SMALL, **tasks, "run.dir": folder / "run", **changes})
+    return arpo.load("desk", {**SMALL, **parts, "run.dir": folder / "run", **changes})
 
 
 @pytest.fixture(scope="module")

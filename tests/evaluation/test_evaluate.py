@@ -111,9 +111,10 @@ def test_the_verdicts_of_both_sets_are_written(tmp_path: Path, capsys: pytest.Ca
     Scripted.play({A: [1, 0, 0.5], B: [1, 1, 1], HELDOUT: [0, 1]})
     rollouts = ("--eval.rollouts=3", "--eval.heldout_rollouts=2")
     out = tmp_path / "new" / "folder" / "scores.json"
-    assert run_evaluation(small_config(tmp_path, [A, B], *rollouts), out) == 0
+    config = small_config(tmp_path, [A, B], *rollouts)
+    assert run_evaluation(config, out) == 0
     written = json.loads(out.read_text("utf-8"))
-    assert (written["model"], written["temperature"]) == ("base", 0.6)
+    assert (written["model"], written["temperature"]) == (config.model.path, 0.6)
     assert written["train"].pop("tasks").keys() == {A, B}
     assert written["train"] == {
         "success": 0.75,

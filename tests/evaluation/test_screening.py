@@ -13,11 +13,12 @@ from arpo.errors import UserError
 from arpo.evaluation.finished_episodes import FinishedEpisodes
 from arpo.evaluation.screening import run_screening
 from arpo.tasks.lists import load_tasks
+from clicking_model import clicking_model
 from verdicts import NO_VS_CODE, A, B, C, D, Scripted, osworld_config, select, small_config
 
 HOW = {
     "of": 2,
-    "model": "base",
+    "model": clicking_model(),
     "temperature": 1.0,
     "max_steps": 1,
     "max_images": 15,

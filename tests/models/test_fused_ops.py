@@ -77,6 +77,7 @@ def test_every_norm_and_gated_layer_is_fused() -> None:
     assert left == ["model.visual.merger.mlp"]  # an ungated pair of layers
 
 
+@pytest.mark.slow
 def test_compiled_parts_agree_with_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_ops, "MIN_COMPILED_VALUES", 0)
     torch.manual_seed(0)

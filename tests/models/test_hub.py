@@ -95,6 +95,7 @@ def test_files_are_downloaded_once_without_pickles_and_code(hub: Hub, tmp_path: 
     assert [line for line in hub.requests if "acme" in line] == []  # a commit in the cache needs no network
 
 
+@pytest.mark.slow
 def test_a_revision_chooses_a_branch_or_a_commit(hub: Hub, tmp_path: Path) -> None:
     old, new = hub.add("acme/desk", BASE), hub.add("acme/desk", BASE)
     other = hub.add("acme/desk", BASE, "trial")
@@ -111,6 +112,7 @@ def test_a_revision_chooses_a_branch_or_a_commit(hub: Hub, tmp_path: Path) -> No
     )[0]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_unknown_private_and_gated_repositories(hub: Hub, tmp_path: Path) -> None:
     hub.add("acme/secret", BASE)
     hub.repositories["acme/secret"].private = True
@@ -133,6 +135,7 @@ def test_unknown_private_and_gated_repositories(hub: Hub, tmp_path: Path) -> Non
     assert [(Path(folder) / "model.safetensors").is_file() for folder in allowed[1:]] == [True, True]
 
 
+@pytest.mark.slow
 def test_without_a_network_the_cache_is_enough(hub: Hub, tmp_path: Path) -> None:
     commit = hub.add("acme/desk", BASE)
     folder = fetch(hub_environment(hub, tmp_path), "acme/desk")[0]
@@ -145,6 +148,7 @@ def test_without_a_network_the_cache_is_enough(hub: Hub, tmp_path: Path) -> None
     assert fetch(hub_environment(None, tmp_path), f"acme/desk@{commit}") == [folder]
 
 
+@pytest.mark.slow
 def test_without_a_network_and_without_the_cache(hub: Hub, tmp_path: Path) -> None:
     unreachable = fetch(hub_environment(None, tmp_path), "acme/desk", f"acme/desk@{COMMIT}")
     for name, line in zip(("acme/desk", f"acme/desk@{COMMIT}"), unreachable, strict=True):
@@ -165,6 +169,7 @@ def test_without_a_network_and_without_the_cache(hub: Hub, tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.slow
 def test_a_full_disk(hub: Hub, tmp_path: Path) -> None:
     hub.add("acme/desk", BASE)
     limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -179,6 +184,7 @@ def test_a_full_disk(hub: Hub, tmp_path: Path) -> None:
     assert json.loads((Path(folder) / "config.json").read_text())["model_type"] == "qwen2_5_vl"
 
 
+@pytest.mark.slow
 def test_an_upload_without_a_network(hub: Hub, tmp_path: Path) -> None:
     program = """
 import sys

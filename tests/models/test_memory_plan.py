@@ -266,8 +266,14 @@ def test_only_the_logits_computed_at_once_are_planned() -> None:
 
 
 @pytest.mark.parametrize("room", GPU_SIZES)
-@pytest.mark.parametrize("recipe", ["osworld_128", "osworld_subset32"])
-@pytest.mark.parametrize("more", ["", "--model.train lora", "--model.dtype float32 --optim.ranks 4"])
+@pytest.mark.parametrize(
+    ("recipe", "more"),
+    [
+        ("osworld_128", ""),
+        ("osworld_128", "--model.dtype float32 --optim.ranks 4"),
+        ("osworld_subset32", "--model.train lora"),
+    ],
+)
 def test_advised_settings_fit_or_a_larger_gpu_is_requested(
     recipe: str, room: int, more: str, info: ModelInfo
 ) -> None:

@@ -122,6 +122,7 @@ def test_an_evaluation_shows_a_few_episodes_on_wandb(wandb, tmp_path):
     assert table.data[2][4].size == shot.size and table.data[2][5] == "(end: finished)"
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error_with_the_folder_and_not_a_hang(tmp_path):
     code = (
         "import resource, sys\nfrom pathlib import Path\n"

@@ -78,7 +78,7 @@ def test_a_part_that_is_not_there_is_named(tmp_path: Path, setting: str, reason:
 
 def test_a_player_starts_its_own_servers_and_ends_them(tmp_path: Path) -> None:
     python = fake_vllm.install(tmp_path, "child")
-    engine = ["--engine.name=vllm", "--engine.replicas=2", f"--engine.python={python}"]
+    engine = ["--engine.name=vllm", "--engine.replicas=2", f"--engine.python={python}", "--model.path=base"]
     player = open_player(small_config(tmp_path, [A], *engine))
     assert player.model is None
     before = descendants(os.getpid())  # of other tests
@@ -129,7 +129,7 @@ def test_a_stop_ends_an_outage_of_all_servers(tmp_path: Path) -> None:
 
     with scripted_vllm() as server:
         down = answering(500, "down")
-        words = ("--engine.name=vllm", f"--engine.endpoints={server.url}")
+        words = ("--engine.name=vllm", f"--engine.endpoints={server.url}", "--model.path=base")
         player = open_player(small_config(tmp_path, [A], *words, env="Scripted"))
         [task] = load_tasks(small_config(tmp_path, [A]).tasks.train)
 

@@ -28,7 +28,7 @@ from arpo.types import Observation, Screenshot, StepResult, Task
 from installed import install_desktop
 from pngs import corrupt
 
-A, B, C, D = "pool-001", "pool-010", "pool-013", "pool-021"  # the model wavers at their first step
+A, B, C, D = "pool-001", "pool-010", "pool-013", "pool-021"
 HELDOUT = "heldout-006"
 
 
@@ -146,7 +146,10 @@ def select_few(path: Path, name: str, tasks: Sequence[str]) -> str:
 
 def small_config(folder: Path, train: Sequence[str], *overrides: str, env: str = "Scripted") -> Config:
     """One step an episode, one held-out task, one rollout a task in evaluation, one update a batch."""
+    from clicking_model import clicking_model  # here: hosts of these environments need no torch
+
     settings = {
+        "model.path": clicking_model(),
         "run.dir": str(folder / "run"),
         "run.threads": "1",
         "env.name": f"verdicts:{env}",

@@ -35,6 +35,7 @@ def families(task: Task) -> list[str]:
     return [goal["family"] for goal in task.evaluator["solution"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "portions", "size"), [("pool", POOL, 369), ("heldout", HELDOUT, 128)])
 def test_the_shipped_list_equals_the_generated_one(name: str, portions: Any, size: int) -> None:
     tasks = read(name)

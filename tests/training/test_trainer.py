@@ -1,4 +1,4 @@
-"""The training loop on Desk, with the shipped model: one step an episode and verdicts written here."""
+"""The training loop on Desk: one step an episode and verdicts written here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from arpo.testing import Times
 from arpo.training.checkpoints import check_folder
 from arpo.training.run import Run
 from arpo.training.trainer import Trainer, run_training
-from tiny_vlm import save_folder, tiny_model
 from trained import lines, train_to_end
 from trajectories import all_updates
 from verdicts import HELDOUT, A, B, C, Corrupting, D, Scripted, osworld_config, select, small_config
@@ -108,9 +107,7 @@ def test_a_corrupt_screenshot_fails_its_own_episode_alone(tmp_path: Path) -> Non
     failures = lines(config, "failures.jsonl")
     assert len(failures) == Corrupting.shown // 11 >= 3
     assert {failure["kind"] for failure in failures} == {"EnvError"}
-    assert {failure["message"] for failure in failures} == {
-        "the screenshot is a damaged PNG: broken data stream when reading image file"
-    }
+    assert all("damaged PNG" in failure["message"] for failure in failures)
     assert trainer.run.progress.failures == len(failures)
 
 
@@ -265,7 +262,7 @@ def test_the_base_model_of_the_kl_term_outlives_a_stop(tmp_path: Path) -> None:
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
     Scripted.play(script)
-    kl = ("--loss.kl=0.1", "--eval.every=1", *HOT)
+    kl = ("--loss.kl=0.1", "--optim.lr=1e-3", "--eval.every=1", *HOT)
     whole = small_config(tmp_path / "whole", [A, B], *kl, "--train.epochs=2")
     train(whole)
     Scripted.play(script)
@@ -281,13 +278,8 @@ def test_the_base_model_of_the_kl_term_outlives_a_stop(tmp_path: Path) -> None:
 def test_whatever_is_trained_a_stop_changes_nothing(tmp_path: Path, model: str) -> None:
     """Adapters beside a frozen model, the language model alone, and weights that are rounded by chance."""
     script = {A: [0, 1, 0, 0, 1, 0, 0], B: [0, 1, 0, 0, 1, 0, 0]}
-    smaller = save_folder(tiny_model(), tmp_path / "smaller")  # many CPUs emulate bfloat16
-    rounded = (
-        f"--model.path={smaller}",
-        "--model.dtype=bfloat16",
-        "--optim.moments=bfloat16",
-        "--rollout.max_answer_tokens=4",
-    )
+    short = "--rollout.max_answer_tokens=4"  # many CPUs emulate bfloat16
+    rounded = ("--model.dtype=bfloat16", "--optim.moments=bfloat16", short)
     trained = rounded if model == "bfloat16" else (f"--model.train={model}", "--model.lora_rank=4")
     settings = ("--optim.lr=1e-3", "--loss.kl=0.1", "--eval.every=1", *HOT, *trained)
     for name in ("whole", "parts"):
@@ -531,9 +523,7 @@ def test_a_run_keeps_to_the_tasks_that_could_run_when_it_began(
     more = osworld_config(monkeypatch, tmp_path, {A: "os", B: "vscode"}, "--train.epochs=3")
     assert train(more).run.progress.tasks == 3
     more = osworld_config(monkeypatch, tmp_path, {A: "os", B: "os"}, "--train.epochs=4")
-    with pytest.raises(
-        UserError, match=f"the set of runnable tasks has changed since this run began, for example {B}"
-    ):
+    with pytest.raises(UserError, match=f"runnable tasks has changed .*{B}"):
         train(more)
     assert skipped.exists()
 

@@ -272,7 +272,7 @@ def random_action(rng: random.Random, env: DeskEnv) -> Action:
     return rng.choice(actions)
 
 
-@pytest.mark.parametrize(("size", "episodes"), [((224, 168), 40), ((301, 203), 4), ((1920, 1080), 1)])
+@pytest.mark.parametrize(("size", "episodes"), [((224, 168), 12), ((301, 203), 2), ((1920, 1080), 1)])
 def test_random_actions_never_raise(size: tuple[int, int], episodes: int) -> None:
     for seed in range(episodes):
         rng = random.Random(seed)
@@ -281,7 +281,7 @@ def test_random_actions_never_raise(size: tuple[int, int], episodes: int) -> Non
 
         async def episode(env: DeskEnv, task: Task, rng: random.Random) -> None:
             await env.start(task)
-            for _ in range(80):
+            for _ in range(80 if size < (1000, 1000) else 10):
                 result = await env.step((random_action(rng, env),))
                 assert result.observation.screenshot.size == size
                 assert await env.evaluate() in (0.0, 1.0)

@@ -101,6 +101,7 @@ def test_tasks_are_solvable_within_the_limit() -> None:
         next(_tasks(3, 1, max_steps=3))
 
 
+@pytest.mark.slow
 def test_a_report_of_the_shipped_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = load_config("desk", ["--model.device=cpu", "--rollout.max_steps=8", "--run.threads=1"])
     with pytest.raises(UserError, match="has no folder 'model'"):

@@ -72,6 +72,7 @@ def is_demonstration(lesson: Lesson) -> bool:
     return answers(lesson)[-1].endswith(("finished()", "error_env()")) or len(lesson.screens) > 1
 
 
+@pytest.mark.slow
 def test_shares_of_the_ladder_are_shares_of_lessons() -> None:
     """48 of 100 lessons of the second stage are demonstrations."""
     found = [lesson for number in range(200) for lesson in some_lessons(ACT, number)]

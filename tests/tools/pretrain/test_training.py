@@ -146,6 +146,7 @@ def test_the_last_stage_can_be_repeated_alone(tmp_path: Path) -> None:
     assert all(torch.equal(weight, stored[name].float()) for name, weight in training._parameters().items())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_uninterrupted_one(some: list[LessonBatch], tmp_path: Path) -> None:
     palette = torch.from_numpy(PALETTE)
     whole = Pretraining(settings(), tmp_path / "whole")

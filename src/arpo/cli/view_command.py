@@ -8,9 +8,10 @@ import re
 import shlex
 import webbrowser
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from html import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from arpo.cli.command import Command, argument
@@ -56,14 +57,12 @@ def _export(library: Any, folder: Path, episodes: str) -> int:
 
 async def _serve(library: Any, number: int, at: str, *, opened: bool) -> None:
     """Serve until cancelled by Ctrl-C."""
-    from arpo.viewer.index import remove_stale
     from arpo.viewer.server import ViewServer
 
     server = ViewServer(library)
     async with server.started(number):
         url = server.url(at)
         print(f"{url}\nCtrl-C ends the server", flush=True)
-        remove_stale()
         with _redirect(url) if opened else nullcontext() as file:
             if file:
                 await asyncio.to_thread(webbrowser.open, file.as_uri())
@@ -73,10 +72,8 @@ async def _serve(library: Any, number: int, at: str, *, opened: bool) -> None:
 @contextmanager
 def _redirect(url: str) -> Iterator[Path]:
     """A file that leads to an address. Other users see the arguments of the browser, and not this file."""
-    from arpo.viewer.index import TemporaryFolder
-
-    with closing(TemporaryFolder()) as folder:
-        file = folder.path / "open.html"
+    with TemporaryDirectory(prefix="arpo-view-") as folder:
+        file = Path(folder) / "open.html"
         file.touch(0o600)
         file.write_text(f'<meta http-equiv="refresh" content="0; url={escape(url)}">\n', "utf-8")
         yield file

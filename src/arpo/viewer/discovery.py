@@ -45,27 +45,15 @@ def _walk(root: Path) -> Iterator[tuple[str, Path]]:
         name = waiting.pop()
         visited += 1
         folders, files = safe.list(name)
-        if kind := _kind(set(files)):
-            yield kind, root / name if name else root
+        if RECIPE in files and {TRAJECTORIES, METRICS} & set(files):
+            yield "run", root / name
         elif {RESULT, STEPS} & set(files):
-            parts = name.split("/")
-            trials.setdefault("/".join(parts[:-2]))
+            trials.setdefault("/".join(name.split("/")[:-2]))
         elif name.count("/") < MAX_DEPTH:
             inner = [folder for folder in folders if folder not in _SKIPPED]
             waiting += [f"{name}/{folder}" if name else folder for folder in reversed(inner)]
     for name in trials:
-        yield "osworld", root / name if name else root
-
-
-def _kind(files: set[str]) -> str:
-    if TRAJECTORIES in files and RECIPE in files:
-        return "run"
-    return "run" if METRICS in files and RECIPE in files else ""
-
-
-def identify(path: Path) -> Identity:
-    """The source of one run folder."""
-    return _identity("run", path, path, set())
+        yield "osworld", root / name
 
 
 def _identity(kind: str, path: Path, root: Path, taken: set[str]) -> Identity:

@@ -25,7 +25,6 @@ from urllib.parse import parse_qsl
 
 from arpo.errors import UserError
 from arpo.storage.run_folder import RECIPE, write_atomically
-from arpo.viewer.discovery import identify
 from arpo.viewer.library import Library, finite
 from arpo.viewer.pages.episodes import FILTERS, episode_json, episodes_page, find_episode
 from arpo.viewer.pages.recipe import recipe_page
@@ -82,11 +81,11 @@ def write_report(run_folder: Path, episodes: str = "") -> Path:
     """
     if not (run_folder / RECIPE).is_file():
         raise UserError(f"{run_folder}: not a run folder: {RECIPE} is missing: give the folder of a run")
-    identity = identify(run_folder)
-    library = Library([], f"arpo view {shlex.quote(identity.shown)}")
+    library = Library([run_folder], f"arpo view {shlex.quote(os.path.normpath(run_folder))}")
     try:
-        source = library.add(identity, run_folder)
-        assert isinstance(source, RunSource)
+        source = next(iter(library.sources.values()), None)
+        if not isinstance(source, RunSource):
+            raise UserError(f"{run_folder}: the run has no files yet: wait until it plays")
         page = _report(library, source, episodes)
     except sqlite3.Error as error:
         raise UserError(f"{run_folder}: the report cannot be made: {error}: check the disk") from error

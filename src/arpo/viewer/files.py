@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from arpo.errors import UserError
-from arpo.storage.files import check_depth, damage
+from arpo.storage.files import RESTORE, check_depth, damage, parse_object
 
 MAX_LINE = 8 << 20  # bytes of one line of a .jsonl file; an episode of 120,000 sampled tokens has about 4 MiB
 MAX_SMALL_FILE = 4 << 20  # bytes of a recipe or a summary
@@ -172,13 +172,9 @@ def complete_lines(descriptor: int, at: int) -> Iterator[tuple[int, int, bytes |
 
 def parse_line(line: bytes | None, location: str) -> dict[str, Any]:
     """The JSON object in a line. Raises UserError if there is none."""
-    with damage(location):
-        if line is None:
-            raise ValueError(f"a line of more than {MAX_LINE:,} bytes")
-        value = json.loads(line)
-        if not isinstance(value, dict):
-            raise ValueError("not a JSON object")
-    return value
+    if line is None:
+        raise UserError(f"{location}: damaged, a line of more than {MAX_LINE:,} bytes: {RESTORE}")
+    return parse_object(line, location)
 
 
 def parse_shallow(line: bytes | None, location: str) -> dict[str, Any]:
@@ -199,39 +195,26 @@ class Log:
         self.problems: list[str] = []
         self.generation = 0  # counts truncations and replacements
 
-    def since(self, start: int) -> dict[str, Any]:
-        """The rows from `start` on. If the log has become shorter, all rows, with reset."""
-        reset = start > len(self.rows)
-        start = 0 if reset else start
-        return {"from": start, "next": len(self.rows), "reset": reset, "rows": self.rows[start:]}
-
-    def poll(self) -> bool:
-        """Read new lines. Returns whether something changed."""
+    def poll(self) -> None:
+        """Read new lines."""
         try:
             with self._folder.open(self._name) as descriptor:
-                return self._read(descriptor)
+                self._read(descriptor)
         except (OSError, UserError) as error:
-            missing = isinstance(error, FileNotFoundError)
-            changed = self._mark is not None or (not missing and not self.problems)
             self._clear()
-            self.problems = [] if missing else [str(error)]
-            return changed
+            self.problems = [] if isinstance(error, FileNotFoundError) else [str(error)]
 
-    def _read(self, descriptor: int) -> bool:
-        changed = False
+    def _read(self, descriptor: int) -> None:
         if self._mark is not None and not self._mark.fits(descriptor):
             self._clear()
-            changed = True
-        begin = end = self._mark.end if self._mark else 0
+        end = self._mark.end if self._mark else 0
         for start, stop, line in complete_lines(descriptor, end):
             if stop > MAX_BYTES:
                 self._report(f"{self._folder.path(self._name)}: only the first {MAX_BYTES:,} bytes are shown")
                 break
             self._add(line, start)
             end = stop
-        if self._mark is None or end != begin:
-            self._mark = Mark.at(descriptor, end)
-        return changed or end != begin
+        self._mark = Mark.at(descriptor, end)
 
     def _clear(self) -> None:
         self.generation += self._mark is not None

@@ -2,7 +2,7 @@
 
 A page of 100,000 episodes is a query, and one episode is a read at a byte offset. The index is made again if
 it is missing, damaged, of another version, or does not fit the files any more. If it cannot be written, or
-another process uses it, it is in a temporary folder.
+another process uses it, it is a temporary file, which SQLite deletes.
 
 The file may come from a stranger, together with the run. So it must have exactly our tables, and a reader of
 an offset compares what is there with what it expects. SQLite deletes the file that a journal beside it names
@@ -11,13 +11,10 @@ as its super-journal. Ours never name one, so such a journal is removed before S
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import shutil
 import sqlite3
 import stat
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -28,9 +25,8 @@ from typing import Any
 from arpo.errors import UserError
 from arpo.viewer.files import MAX_LINE, Mark, SafeFolder, parse_shallow
 
-PREFIX, LOCK = "arpo-view-", "lock"  # of temporary folders
 NAME = ".view-index.sqlite"
-VERSION = "3"
+VERSION = 4
 MAX_PROBLEMS = 100
 CACHE_KIB, ALL_CACHES_KIB = 32 << 10, 96 << 10  # of one index, and of all together
 _JOURNAL = "-journal"
@@ -38,7 +34,7 @@ _SIDE_FILES = (_JOURNAL, "-wal", "-shm")  # SQLite writes them beside an index
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # at the end of a journal that names one
 
 TABLES = (
-    "CREATE TABLE state (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    f"CREATE TABLE state (name TEXT PRIMARY KEY, value TEXT NOT NULL /* version {VERSION} */)",
     # kind, number: of the id. place: position of the group in its batch. first, final: keys of screenshots.
     "CREATE TABLE episodes (n INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, task TEXT NOT NULL, "
     "kind TEXT NOT NULL, number INTEGER, place INTEGER, group_id TEXT NOT NULL, batch INTEGER, score REAL, "
@@ -71,27 +67,19 @@ TABLES = (
     "size INTEGER NOT NULL)",
     "CREATE INDEX token_stats_by_answer ON token_stats (episode, turn)",
     "CREATE TABLE problems (n INTEGER PRIMARY KEY, text TEXT NOT NULL)",
+    "CREATE VIRTUAL TABLE words USING fts5(body, content='')",
 )
-_FULL_TEXT = "CREATE VIRTUAL TABLE words USING fts5(body, content='')"
-_PLAIN_TEXT = "CREATE TABLE words (body TEXT NOT NULL)"
 
 
 class Index:
     """One connection, shared by threads. `write` is one transaction."""
 
-    def __init__(self, folder: Path, full_text: bool | None = None) -> None:
-        """`full_text` False: without SQLite's full-text search; None: with it if SQLite has it."""
-        self._folder = folder
-        self._temporary: TemporaryFolder | None = None
+    def __init__(self, folder: Path) -> None:
+        self.path: Path | None = folder / NAME  # None: a temporary file of SQLite
         self._lock = threading.RLock()
-        self.full_text = _has_full_text() if full_text is None else full_text
         self._cache_kib = CACHE_KIB
         self.generation = 0  # counts how often the index was made again
         self._connection = self._open()
-
-    @property
-    def path(self) -> Path:
-        return (self._temporary.path if self._temporary else self._folder) / NAME
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
         """All rows of a query. A damaged index is made again: the result is empty then."""
@@ -153,7 +141,8 @@ class Index:
         """Delete the content: the next refresh reads all files again."""
         with self._lock:
             self._connection.close()
-            _remove(self.path)
+            if self.path:
+                _remove(self.path)
             self.generation += 1
             self._connection = self._open()
 
@@ -179,26 +168,28 @@ class Index:
     def close(self) -> None:
         with self._lock:
             self._connection.close()
-            if self._temporary:
-                self._temporary.close()
 
     def _open(self) -> sqlite3.Connection:
-        if self._temporary is None:
-            for _ in range(2):
-                try:
-                    return self._connect()
-                except _Foreign:
-                    _remove(self.path)
-                except (sqlite3.OperationalError, OSError):  # read-only, or in use by another process
-                    break
-            self._temporary = TemporaryFolder()
-        return self._connect()
+        for _ in range(2 if self.path else 0):
+            try:
+                return self._connect()
+            except _Foreign:
+                assert self.path is not None
+                _remove(self.path)
+            except (sqlite3.OperationalError, OSError):  # read-only, or in use by another process
+                break
+        self.path = None
+        try:
+            return self._connect()
+        except sqlite3.OperationalError as error:
+            raise UserError(f"no index can be made: {error}: SQLite needs disk space, and FTS5") from error
 
     def _connect(self) -> sqlite3.Connection:
-        _refuse_link(self.path)
-        if _names_super_journal(self.path):
-            raise _Foreign
-        connection = sqlite3.connect(self.path, timeout=0.1, check_same_thread=False)
+        if self.path:
+            _refuse_link(self.path)
+            if _names_super_journal(self.path):
+                raise _Foreign
+        connection = sqlite3.connect(self.path or "", timeout=0.1, check_same_thread=False)
         try:
             connection.row_factory = sqlite3.Row
             for pragma in (
@@ -219,54 +210,14 @@ class Index:
     def _check(self, connection: sqlite3.Connection) -> None:
         """Create the tables of a new file. Raises _Foreign if a file has other tables than ours."""
         connection.execute("BEGIN EXCLUSIVE")
-        expected = [*TABLES, _FULL_TEXT if self.full_text else _PLAIN_TEXT]
         found = _schema(connection)
         if not found:
-            for table in expected:
+            for table in TABLES:
                 connection.execute(table)
-            connection.execute("INSERT INTO state VALUES ('version', ?)", (VERSION,))
-        else:
-            version = (
-                connection.execute("SELECT value FROM state WHERE name = 'version'").fetchone()
-                if found == _schema_of(expected)
-                else None
-            )
-            if version is None or version[0] != VERSION:
-                connection.rollback()
-                raise _Foreign
+        elif found != _schema_of(TABLES):
+            connection.rollback()
+            raise _Foreign
         connection.commit()
-
-
-class TemporaryFolder:
-    """A private folder. `close` deletes it.
-
-    Its process locks a file in it. A folder with an unlocked file belongs to a process that was killed, and
-    the next process removes it.
-    """
-
-    def __init__(self) -> None:
-        remove_stale()
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-
-    def close(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
-
-
-def remove_stale() -> None:
-    """Remove the folders of this user's processes that have ended."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError):  # in use, of another user, or removed meanwhile
-            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-                continue
-            lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)
 
 
 class _Foreign(Exception):
@@ -372,14 +323,3 @@ def _schema_of(tables: Sequence[str]) -> list[tuple[str, ...]]:
         return _schema(connection)
     finally:
         connection.close()
-
-
-def _has_full_text() -> bool:
-    connection = sqlite3.connect(":memory:")
-    try:
-        connection.execute(_FULL_TEXT)
-    except sqlite3.OperationalError:
-        return False
-    finally:
-        connection.close()
-    return True

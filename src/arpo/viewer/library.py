@@ -30,7 +30,7 @@ from arpo.viewer.pages.timeline import lanes_page, timeline_page
 from arpo.viewer.pages.tokens import tokens_page
 from arpo.viewer.pictures import PixelCache
 from arpo.viewer.run_source import RunSource
-from arpo.viewer.source import Identity, Json, Source
+from arpo.viewer.source import Json, Source
 
 STEP_SECONDS = 0.05  # of indexing within one request, if the index is not complete
 
@@ -57,17 +57,11 @@ class Library:
                 self.sources.pop(name).close()
         for name, (identity, path) in found.items():
             if name not in self.sources:
-                self.add(identity, path)
+                kind = OSWorldSource if identity.kind == OSWORLD else RunSource
+                self.sources[name] = kind(identity, SafeFolder(path), self._cache)
         self.sources = {name: self.sources[name] for name in found}  # in the order of the folders
         for source in self.sources.values():
             source.index.share_cache(len(self.sources))
-
-    def add(self, identity: Identity, path: Path) -> Source:
-        kind = OSWorldSource if identity.kind == OSWORLD else RunSource
-        source = self.sources[identity.id] = kind(identity, SafeFolder(path), self._cache)
-        if isinstance(source, RunSource):
-            source.read_logs()
-        return source
 
     def refresh(self, seconds: float) -> bool:
         """Index new content of every source, each for up to this time. Returns whether all is indexed."""
@@ -139,7 +133,7 @@ def _page(source: Source, rest: Sequence[str], query: Mapping[str, str]) -> Json
         case ["metrics"]:
             return metrics_page(source, _count(query.get("from", "0")))
         case ["timeline"]:
-            return timeline_page(source, _count(query.get("from", "0")))
+            return timeline_page(source)
         case ["lanes"]:
             return lanes_page(source, None)
         case ["lanes", number]:

@@ -44,7 +44,6 @@ MAX_CACHED_BYTES = 96 << 20  # 15 pictures of 1920x1080
 MIN_WIDTH, MAX_WIDTH = 32, 1280  # of a thumbnail
 COMPACT_WIDTH = 960
 _RECORDS = 1_000  # in one transaction
-_KEPT_SIZES = 4096
 NOT_YET = "the screenshot is not indexed yet"
 DELETED = "the screenshot was deleted (store.prune_every), or is damaged"
 
@@ -124,7 +123,6 @@ class PackReader:
 
     def __init__(self, folder: SafeFolder, index: Index, cache: PixelCache) -> None:
         self._folder, self._index, self._cache = folder, index, cache
-        self._sizes: OrderedDict[str, tuple[int, int]] = OrderedDict()  # of complete pictures
         self._complete: int | None = None  # generation of the index that has all pictures
 
     def refresh(self, deadline: float) -> bool:
@@ -170,13 +168,9 @@ class PackReader:
         """(width, height). Raises UserError for a picture that is missing, damaged or too large."""
         with self._folder.open(PACK) as descriptor:
             root = self._chain(descriptor, name)[-1]
-            if root.name not in self._sizes:
-                content = self._payload(descriptor, root)
-                with self._naming(root):
-                    self._sizes[root.name] = checked_size(*payload_size(root, content))
-                while len(self._sizes) > _KEPT_SIZES:
-                    self._sizes.popitem(last=False)
-            return self._sizes[root.name]
+            content = self._payload(descriptor, root)
+            with self._naming(root):
+                return checked_size(*payload_size(root, content))
 
     def picture(self, name: str) -> Picture:
         """The picture as it is stored if that is complete, otherwise as a new PNG of the same pixels."""

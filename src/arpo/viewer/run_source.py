@@ -64,6 +64,7 @@ class RunSource(Source):
         self.texts = TaskTexts(self.config, folder)
         self._pack = PackReader(folder, self.index, cache)
         self._indexer = RunIndexer(folder, self.index)
+        self._read_logs()
 
     def is_outdated(self) -> bool:
         return self._recipe_state() != self._recipe_read
@@ -72,7 +73,7 @@ class RunSource(Source):
         state = self.folder.stat(RECIPE)
         return (state.st_ino, state.st_mtime_ns) if state else None
 
-    def read_logs(self) -> None:
+    def _read_logs(self) -> None:
         """Read new lines of the small files. The first page needs no more."""
         for log in (self.metrics, self.timing, self._evaluations):
             log.poll()
@@ -89,7 +90,7 @@ class RunSource(Source):
 
     def _refresh(self, deadline: float) -> bool:
         found = self._file_states()
-        self.read_logs()
+        self._read_logs()
         now = time.monotonic()
         episodes = self._indexer.refresh(now + (deadline - now) / 2)
         complete = self._pack.refresh(deadline) and episodes

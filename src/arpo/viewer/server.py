@@ -37,16 +37,6 @@ SLICE_SECONDS = 0.05  # of indexing a source without a pause
 QUIET_SECONDS = 0.05  # after an answer: a page has several requests, and indexing would slow them down
 DISCOVER_SECONDS = 5.0
 INDEXING_PRIORITY = 10  # as of the command nice
-MEDIA_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".json": "application/json",
-    ".txt": "text/plain; charset=utf-8",
-    ".woff2": "font/woff2",
-}
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
@@ -223,21 +213,17 @@ def _error(status: int, message: str) -> web.Response:
     return response
 
 
-def _static(name: str) -> web.Response:
+def _static(name: str) -> web.StreamResponse:
     """A file of the front end. Its names are a fixed list: no path of the request reaches the disk."""
     path = _static_files().get(name)
     if path is None:
         raise NotFound("no such file")
-    return web.Response(
-        body=path.read_bytes(),
-        headers={"Content-Type": MEDIA_TYPES[path.suffix], "Cache-Control": "no-cache"},
-    )
+    return web.FileResponse(path, headers={"Cache-Control": "no-cache"})
 
 
 @cache
 def _static_files() -> dict[str, Path]:
-    found = [path for path in STATIC.rglob("*") if path.is_file() and path.suffix in MEDIA_TYPES]
-    return {path.relative_to(STATIC).as_posix(): path for path in found}
+    return {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
 
 
 def _equal(given: str, expected: str) -> bool:

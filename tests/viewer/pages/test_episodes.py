@@ -3,21 +3,17 @@
 import pytest
 
 from arpo.errors import UserError
-from arpo.viewer import index as index_module
 from arpo.viewer.library import Library
 from arpo.viewer.pages.episodes import phase_title, snippet
 from played_episodes import played
 from viewed_runs import make_run
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["full text", "like"])
-def library(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "desk"
     make_run(folder)
-    patch = pytest.MonkeyPatch()
-    patch.setattr(index_module, "_has_full_text", lambda: request.param)
     library = Library([folder])
-    patch.undo()
     while not library.refresh(5.0):
         pass
     yield library

@@ -33,7 +33,7 @@ def batches_page(run: RunSource) -> Json:
         }
         for row in rows
     ]
-    return {"batches": batches, "complete": run.complete}
+    return {"batches": batches}
 
 
 def batch_page(run: RunSource, number: int) -> Json:

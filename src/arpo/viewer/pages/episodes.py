@@ -129,7 +129,6 @@ def episodes_page(source: Source, filters: Mapping[str, str]) -> Json:
         "episodes": rows,
         "stops": [row["stop"] for row in stops],
         "phases": _phases(source.index),
-        "complete": source.complete,
     }
 
 
@@ -140,7 +139,7 @@ def search_page(sources: Iterable[Source], query: Mapping[str, str]) -> Json:
     total = 0
     for source in sources:
         name = source.identity.id
-        if query.get("source", name) == name and text.strip():
+        if text.strip():
             found = episodes_page(source, {"text": text, "size": str(PAGE), "sort": "-order"})
             total += found["total"]
             results += [{"source": name, **row} for row in found["episodes"]]
@@ -198,7 +197,7 @@ def _where(source: Source, filters: Mapping[str, str]) -> _Where:
         sign = "IN" if _flag(filters, "replayed") else "NOT IN"
         where.add(f"id {sign} (SELECT episode FROM replayed)")
     if filters.get("text"):
-        _add_text(where, filters["text"], source.index.full_text)
+        _add_text(where, filters["text"])
     return where
 
 
@@ -214,19 +213,14 @@ def _add_phase(where: _Where, phase: str) -> None:
         where.add("kind = ?", phase)
 
 
-def _add_text(where: _Where, text: str, full_text: bool) -> None:
+def _add_text(where: _Where, text: str) -> None:
     """Every word must occur; the last one may be the beginning of a word. Ids match as a whole."""
     words = text[:MAX_TEXT].replace("\0", " ").split()[:MAX_WORDS]
     if not words:
         return
-    if full_text:
-        quoted = " ".join('"' + word.replace('"', '""') + '"' for word in words)
-        found, values = "n IN (SELECT rowid FROM words WHERE words MATCH ?)", [f"{quoted}*"]
-    else:
-        likes = " AND ".join(["body LIKE ? ESCAPE '\\'"] * len(words))
-        found = f"n IN (SELECT rowid FROM words WHERE {likes})"
-        values = ["%" + re.sub(r"([%_\\])", r"\\\1", word) + "%" for word in words]
-    where.add(f"({found} OR id = ? OR task = ?)", *values, text.strip(), text.strip())
+    quoted = " ".join('"' + word.replace('"', '""') + '"' for word in words)
+    found = "n IN (SELECT rowid FROM words WHERE words MATCH ?)"
+    where.add(f"({found} OR id = ? OR task = ?)", f"{quoted}*", text.strip(), text.strip())
 
 
 def snippet(body: str, text: str) -> str:

@@ -9,7 +9,7 @@ def failures_page(source: Source) -> Json:
     """Failed episodes by kind, call and host, and the newest 200."""
     kinds = source.index.rows(
         'SELECT kind, called AS "where", host, count(*) AS count, count(DISTINCT task) AS tasks, '
-        "max(message) AS message, max(id) AS example FROM failures GROUP BY kind, called, host "
+        "max(message) AS message FROM failures GROUP BY kind, called, host "
         "ORDER BY count(*) DESC LIMIT 200"
     )
     newest = source.index.rows(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from arpo import __version__
 from arpo.config import Config
 from arpo.config.task_set_names import set_label
 from arpo.errors import UserError
@@ -25,7 +24,6 @@ def runs_page(sources: Iterable[Source], errors: Iterable[str], command: str) ->
         except UserError as error:
             problems.append(str(error))
     return {
-        "version": __version__,
         "export": False,
         "command": command,
         "sources": entries,
@@ -60,7 +58,8 @@ def metrics_page(run: RunSource, start: int) -> Json:
     """The rows of metrics.jsonl from `start` on, with explanations."""
     names = dict.fromkeys(name for row in run.metrics.rows for name in row if name != "step")
     return {
-        **run.metrics.since(start),
+        "rows": run.metrics.rows[start:],
+        "next": len(run.metrics.rows),
         "generation": f"{run.opened}-{run.metrics.generation}",  # if it changes, so may the earlier rows
         "explained": {name: _explain(name, run.config) for name in names},
     }

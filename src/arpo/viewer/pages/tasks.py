@@ -57,8 +57,7 @@ def task_sets(evaluations: Sequence[Evaluation]) -> dict[str, str]:
 
 def tasks_page(source: Source) -> Json:
     """One entry per task, the hardest first: by the newest success rate that is known."""
-    evaluations = read_evaluations(source)
-    rates = evaluated_tasks(evaluations)
+    rates = evaluated_tasks(read_evaluations(source))
     played = {
         row["task"]: row
         for row in source.index.rows(
@@ -85,8 +84,6 @@ def tasks_page(source: Source) -> Json:
         for name in dict.fromkeys([*played, *rates, *failed])
     ]
     return {
-        "evaluations": [{"step": one.step, "landmark": one.landmark} for one in evaluations],
-        "complete": source.complete,
         "tasks": sorted(tasks, key=_difficulty),
     }
 

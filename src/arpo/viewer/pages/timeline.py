@@ -24,19 +24,13 @@ from arpo.viewer.run_source import RunSource
 from arpo.viewer.source import Json
 
 # Labels of the parts of a batch's time, by their names in timing.jsonl and calls.jsonl.
-ENVIRONMENTS = {
-    "env_start": "starting",
-    "env_step": "stepping",
-    "env_evaluate": "evaluating",
-    "env_engine": "waiting for an answer",
-    "env_idle": "idle or closing",
-}
 LANES = {
     "start": "starting",
     "step": "stepping",
     "evaluate": "evaluating",
     "engine": "waiting for an answer",
 }
+ENVIRONMENTS = {**{f"env_{name}": label for name, label in LANES.items()}, "env_idle": "idle or closing"}
 STAGES = {
     "rollout": "rollouts",
     "wait": "waiting for groups",
@@ -53,9 +47,8 @@ MAX_BYTES = 8 << 20  # of the lines of one window: about 300,000 calls
 _SAME_BEGIN = 1e-9  # seconds; a window must have a length
 
 
-def timeline_page(run: RunSource, start: int) -> Json:
-    """The times of batches, from row `start` on."""
-    return {**run.timing.since(start), "environments": ENVIRONMENTS, "stages": STAGES}
+def timeline_page(run: RunSource) -> Json:
+    return {"rows": run.timing.rows, "environments": ENVIRONMENTS, "stages": STAGES}
 
 
 def lanes_page(run: RunSource, batch: int | None) -> Json:

@@ -46,7 +46,6 @@ def tokens_page(run: RunSource, episode: str, step: int, chosen: int | None) -> 
         "stored": {"logprob": bool(rows), **dict.fromkeys(TRAINED, bool(values))},
         "trained": updates,
         "note": note,
-        "tokenizer": run.tokenizer is not None,
         "tokens": rows,
     }
 

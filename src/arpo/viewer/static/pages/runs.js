@@ -27,7 +27,7 @@ arpo.runs = (() => {
       known = UNREAD; // the file was truncated, or replaced by a longer one
       answer = await arpo.api.get(["s", source, "metrics"]);
     }
-    const rows = answer.reset || arpo.api.exported ? answer.rows : [...known.rows, ...answer.rows];
+    const rows = arpo.api.exported ? answer.rows : [...known.rows, ...answer.rows];
     const { next, generation } = answer;
     const found = { rows, next, generation, explained: { ...known.explained, ...answer.explained } };
     logs.set(source, found);

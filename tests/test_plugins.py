@@ -12,8 +12,7 @@ import pytest
 from arpo.algorithms.credit import Credit
 from arpo.config import Config, LossConfig, PluginsConfig
 from arpo.config.recipe import load_config
-from arpo.envs.desk.fresh import FreshTasks
-from arpo.envs.desk.goal_mix import GoalMix
+from arpo.envs.desk.fresh import FreshTasks, GoalMix
 from arpo.errors import UserError
 from arpo.plugins import Plugin, check_plugins, import_attribute, open_plugin, run_callback
 from arpo.tasks.order import PluginOrder

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from arpo.cluster.service import Order, Report, Service
-from arpo.cluster.services import Lost, Notes, PlacedService
+from arpo.cluster.services import Notes, PlacedService
 from arpo.config.recipe import load_config
 from arpo.errors import UserError
 from processes import descendants, parents
@@ -49,12 +49,12 @@ def test_a_node_with_another_version_is_refused():
 
 
 def test_a_service_without_an_answer_has_no_address():
-    placed = PlacedService("environment host 0", None, Notes())
-    with pytest.raises(Lost, match="environment host 0 is starting"):
+    placed = PlacedService("environment host 0", None, Notes(), LookupError)
+    with pytest.raises(LookupError, match="environment host 0 is starting"):
         placed.address()
     placed.update(replace(REPORT, url="", fault="no space left"))
     assert placed.has_failed
-    with pytest.raises(Lost, match="environment host 0 is starting: no space left"):
+    with pytest.raises(LookupError, match="environment host 0 is starting: no space left"):
         placed.address()
 
 
@@ -62,7 +62,7 @@ def test_restarts_of_programs_and_actors_are_added_up():
     """Two restarts of the first program, the loss of its actor, one restart of the second program."""
     notes, told = Notes(), list[str]()
     notes.report = told.append
-    placed = PlacedService("environment host 0", None, notes)
+    placed = PlacedService("environment host 0", None, notes, LookupError)
     placed.update(REPORT)
     placed.update(replace(REPORT, restarts=2))
     assert placed.restarts == 2 and placed.earlier == 0 and not told
@@ -75,7 +75,7 @@ def test_restarts_of_programs_and_actors_are_added_up():
 
 def test_no_answer_keeps_the_last_address():
     """Its callers find out themselves whether it still works."""
-    placed = PlacedService("environment host 0", None, Notes())
+    placed = PlacedService("environment host 0", None, Notes(), LookupError)
     placed.update(REPORT)
     placed.lost("the actor is unavailable", is_dead=False)
     assert placed.address() == REPORT.url and not placed.has_failed
@@ -134,7 +134,7 @@ def test_a_host_that_does_not_start_is_reported_with_its_reason() -> None:
 def test_a_service_that_no_longer_starts_is_reported_once() -> None:
     notes, told = Notes(), list[str]()
     notes.report = told.append
-    placed = PlacedService("environment host 0", None, notes)
+    placed = PlacedService("environment host 0", None, notes, LookupError)
     for report in (REPORT, *[replace(REPORT, url="", fault="No space left on device")] * 2):
         placed.update(report)
     assert told == ["environment host 0 does not start again on 10.0.0.1: No space left on device"]

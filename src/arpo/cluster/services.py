@@ -20,6 +20,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ class Cluster:
         configs = [replace(config, env=replace(config.env, parallel=slots)) for slots in shares]
         self.hosts = self.start(role, configs, "host", Path())
         self.hosts.wait(config.env.start_seconds + _ACTOR_SECONDS)
-        return Hosts([_remote_host(one, self.token) for one in self.hosts], config.env, self.hosts.close)
+        hosts = [RemoteHost(one.name, one.address, self.token) for one in self.hosts]
+        return Hosts(hosts, config.env, self.hosts.close)
 
     def start_servers(self, logs: Path) -> Services:
         config = self._config
@@ -107,40 +109,16 @@ class ClusterServers:
     @asynccontextmanager
     async def running(
         self, log_dir: Path | None, report: Callable[[str], None]
-    ) -> AsyncIterator[list[PlacedServer]]:
+    ) -> AsyncIterator[list[PlacedService]]:
         """Run the servers during the block. It begins when all are healthy. None: logs in a new folder."""
         logs = log_dir or Path(tempfile.gettempdir()) / f"arpo-servers-{secrets.token_hex(4)}"
         report(f"starting vLLM servers on the Ray cluster: a minute or more; logs on their nodes: {logs}")
         services = await asyncio.to_thread(self._cluster.start_servers, logs)
         try:
             await asyncio.to_thread(services.wait, _SERVER_SECONDS)
-            yield [PlacedServer(one) for one in services]
+            yield list(services)
         finally:
             await asyncio.to_thread(services.close)
-
-
-class PlacedServer:
-    """A vLLM server as the engine sees it."""
-
-    def __init__(self, placed: PlacedService) -> None:
-        self._placed = placed
-
-    def address(self) -> str:
-        """Raises TransientError while the server has no address."""
-        try:
-            return self._placed.address()
-        except Lost as lost:
-            raise TransientError(str(lost)) from None
-
-
-def _remote_host(placed: PlacedService, token: str) -> RemoteHost:
-    def address() -> str:
-        try:
-            return placed.address()
-        except Lost as lost:
-            raise HostLost("start", str(lost)) from None
-
-    return RemoteHost(placed.name, address, token)
 
 
 def _of_service(config: Config) -> Config:
@@ -154,15 +132,14 @@ class Notes:
     report: Callable[[str], None] = staticmethod(lambda text: None)
 
 
-class Lost(Exception):
-    """The service has no address at the moment."""
-
-
 class PlacedService:
-    """One service. `restarts` counts those of its program and of its actor."""
+    """One service. `restarts` counts those of its program and of its actor.
 
-    def __init__(self, name: str, actor: Any, notes: Notes) -> None:
-        self.name, self.actor, self._notes = name, actor, notes
+    `lost` makes the exception of `address` while the service has none.
+    """
+
+    def __init__(self, name: str, actor: Any, notes: Notes, lost: Callable[[str], Exception]) -> None:
+        self.name, self.actor, self._notes, self._lost = name, actor, notes, lost
         self.fault = ""  # why its last start failed, or why it does not answer
         self.is_dead = False  # Ray does not start it again
         self._worked = False  # it had an address since the last report of a fault
@@ -177,11 +154,15 @@ class PlacedService:
     def has_failed(self) -> bool:
         return self.is_dead or (self._report is not None and bool(self._report.fault))
 
+    @property
+    def url(self) -> str:
+        """ "" while the service is starting."""
+        return self._report.url if self._report is not None else ""
+
     def address(self) -> str:
-        """Raises `Lost` while the service is starting."""
-        if self._report is None or not self._report.url:
-            raise Lost(f"{self.name} is starting{f': {self.fault}' if self.fault else ''}")
-        return self._report.url
+        if not self.url:
+            raise self._lost(f"{self.name} is starting{f': {self.fault}' if self.fault else ''}")
+        return self.url
 
     def update(self, report: Report) -> None:
         """A new state. Tells the user if Ray has started the service again, or if it no longer starts."""
@@ -216,7 +197,12 @@ class Services:
     ) -> None:
         group = reserve(role, wait_seconds)
         self._placed = [
-            PlacedService(order.name, _start(role, order, group, index, f"{run}/{order.name}"), notes)
+            PlacedService(
+                order.name,
+                _start(role, order, group, index, f"{run}/{order.name}"),
+                notes,
+                TransientError if order.kind == "server" else partial(HostLost, "start"),
+            )
             for index, order in enumerate(orders)
         ]
         ended = threading.Event()
@@ -231,10 +217,7 @@ class Services:
         """Wait until all services have an address. Raises UserError if one fails, or after `seconds`."""
         end = time.monotonic() + seconds
         for placed in self._placed:
-            while True:
-                with suppress(Lost):
-                    placed.address()
-                    break
+            while not placed.url:
                 if placed.has_failed or time.monotonic() > end:
                     self.close()
                     reason = placed.fault or f"no answer within {seconds:g} s"

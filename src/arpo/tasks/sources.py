@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from arpo.algorithms.replay import task_key
 from arpo.config import FRESH, Config, ReplayConfig
 from arpo.config.settings import TasksConfig
-from arpo.envs.desk.fresh import FreshTasks, fresh_families, fresh_task
-from arpo.envs.desk.goal_mix import open_goal_mix
+from arpo.envs.desk.fresh import FreshTasks, fresh_families, fresh_task, open_goal_mix
 from arpo.envs.desk.goals import FAMILIES
 from arpo.errors import UserError
 from arpo.tasks.lists import load_tasks, select_tasks

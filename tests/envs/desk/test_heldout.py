@@ -10,8 +10,7 @@ import pytest
 from arpo.config import RolloutConfig
 from arpo.config.task_set_names import GENERATED, LEVELS
 from arpo.envs.desk.env import set_up
-from arpo.envs.desk.fresh import FreshTasks
-from arpo.envs.desk.goal_mix import open_goal_mix
+from arpo.envs.desk.fresh import FreshTasks, open_goal_mix
 from arpo.envs.desk.goals import FAMILIES
 from arpo.envs.desk.heldout import (
     APPLICATION_FAMILIES,

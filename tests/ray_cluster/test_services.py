@@ -16,7 +16,7 @@ import pytest
 
 import fake_vllm
 from arpo.cli.entry_point import main
-from arpo.cluster.services import Cluster, Lost, PlacedService, open_cluster
+from arpo.cluster.services import Cluster, PlacedService, open_cluster
 from arpo.config import Config
 from arpo.config.recipe import load_config
 from arpo.envs.remote import Hosts
@@ -50,10 +50,7 @@ def host_processes() -> set[int]:
 
 
 def has_address(service: PlacedService) -> bool:
-    try:
-        return bool(service.address())
-    except Lost:
-        return False
+    return bool(service.url)
 
 
 async def start_environments(source: Hosts, count: int) -> int:

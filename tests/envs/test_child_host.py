@@ -192,6 +192,7 @@ def test_a_host_that_fails_to_start_reports_its_stderr(tmp_path, monkeypatch):
         start_child_host(config(name="broken:Env"))
 
 
+@pytest.mark.slow
 def test_a_host_that_starts_too_slowly_is_stopped(tmp_path, monkeypatch):
     slow = "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
     (tmp_path / "slow.py").write_text(slow)

@@ -135,9 +135,7 @@ def test_listening_beyond_loopback_needs_a_token():
     for text in ("127.0.0.1:8700", "127.9.9.9:0", "[::1]:0", "localhost:1"):
         Listen.read(text).checked(None)
     for text in ("0.0.0.0:8700", "[::]:8700", "192.168.1.4:8700", "desktops-1:8700"):
-        with pytest.raises(
-            UserError, match="is reachable from other machines, but there is no token: set ARPO_HOST_TOKEN"
-        ):
+        with pytest.raises(UserError, match="no token: set ARPO_HOST_TOKEN"):
             Listen.read(text).checked(None)
         assert Listen.read(text).checked(TOKEN) == Listen.read(text)
 
@@ -196,6 +194,7 @@ class Greedy(FakeEnv):
 """
 
 
+@pytest.mark.slow
 def test_a_host_without_free_descriptors_recovers(tmp_path, monkeypatch):
     """Its environment takes all of them, and gives them back in its second step."""
     (tmp_path / "greedy.py").write_text(GREEDY)
@@ -460,14 +459,6 @@ def test_bad_requests_do_not_fill_the_log(tmp_path):
     assert len(written) < 10_000
 
 
-LIMITS = """
-import resource, sys
-from arpo.envs.host_server import connection_limit, raise_descriptor_limit
-raise_descriptor_limit(int(sys.argv[1]))
-print(*resource.getrlimit(resource.RLIMIT_NOFILE), connection_limit(int(sys.argv[1])))
-"""
-
-
 @pytest.mark.parametrize(
     ("slots", "soft", "hard", "raised", "connections"),
     [
@@ -476,13 +467,15 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE), connection_limit(int(sys.argv
         (100, 256, 300, 300, 150),  # raised as far as possible
     ],
 )
-def test_the_limit_of_connections_follows_slots_and_open_files(slots, soft, hard, raised, connections):
-    _, own = resource.getrlimit(resource.RLIMIT_NOFILE)
-    hard = hard if own == resource.RLIM_INFINITY else min(hard, own)  # nobody but root may exceed its own
-    limited = f'ulimit -Sn {soft} && ulimit -Hn {hard} && exec "$@"'
-    command = ["sh", "-c", limited, "sh", sys.executable, "-c", LIMITS, str(slots)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ended.stdout == f"{raised} {hard} {connections}\n"
+def test_the_limit_of_connections_follows_slots_and_open_files(
+    slots, soft, hard, raised, connections, monkeypatch
+):
+    limits = [(soft, hard)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.append(new))
+    host_server.raise_descriptor_limit(slots)
+    assert limits[-1] == (raised, hard)
+    assert host_server.connection_limit(slots) == connections
 
 
 def test_too_few_open_files_for_the_slots_are_a_user_error():
@@ -490,7 +483,4 @@ def test_too_few_open_files_for_the_slots_are_a_user_error():
     limited = ["sh", "-c", 'ulimit -n 120 && exec "$@"', "sh", *command, "--listen", "127.0.0.1:0"]
     ended = subprocess.run(limited, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert ended.stderr == (
-        "arpo: error: env.parallel = 100: the limit of 120 open files is too low: raise it with "
-        "`ulimit -n 928`, or use at most 60 slots\n"
-    )
+    assert "env.parallel = 100" in ended.stderr and "`ulimit -n 928`" in ended.stderr

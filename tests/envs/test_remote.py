@@ -409,6 +409,7 @@ def test_unreachable_hosts_are_a_user_error():
     assert all(address in str(refused.value) for address in addresses)
 
 
+@pytest.mark.slow
 def test_a_lease_fails_after_all_hosts_were_lost_for_start_seconds():
     lost = config(start_seconds=1.5, attempts=1, outage_seconds=0)
 

@@ -93,6 +93,7 @@ def test_the_shared_memory_of_a_killed_server_is_removed(tmp_path):
         assert are_gone(pids)
 
 
+@pytest.mark.slow
 def test_a_tracker_that_does_not_end_is_killed():
     tracker = ["-c", "import time; time.sleep(600)  # multiprocessing.resource_tracker"]
     code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, *{tracker}]); time.sleep(600)"

@@ -54,7 +54,8 @@ TASKS: list[dict[str, object]] = [
     for name in ("left", "right")
 ]
 TINY = f"""
-    --model.path={clicking_model()} --run.dir=run --run.threads=1 --store.tensorboard=false --tasks.train=tasks.json --tasks.heldout=
+    --model.path={clicking_model()} --run.dir=run
+    --run.threads=1 --store.tensorboard=false --tasks.train=tasks.json --tasks.heldout=
     --env.attempts=1 --eval.rollouts=1 --eval.every=0 --rollout.group_size=2 --rollout.max_steps=1
     --train.epochs=1 --train.tasks_per_batch=2 --train.tasks_per_update=2
 """.split()

@@ -22,11 +22,12 @@ from arpo.config import Config
 from arpo.config.task_set_names import OVERALL
 from arpo.errors import UserError
 from arpo.evaluation.osworld_results import RESULT, STEPS
+from arpo.png import decode
 from arpo.storage.screenshots import MAX_PICTURE_BYTES
 from arpo.tasks.lists import load_tasks
 from arpo.viewer.files import MAX_LINE, SafeFolder, parse_shallow
 from arpo.viewer.index import add_problems, insert, storable
-from arpo.viewer.pictures import Picture, PixelCache, checked_png, png_pixels
+from arpo.viewer.pictures import Picture, PixelCache, checked_png
 from arpo.viewer.source import Identity, Json, Source
 from arpo.viewer.steps import MAX_STEPS, answer_json, empty_step
 
@@ -98,13 +99,8 @@ class OSWorldSource(Source):
         folders, names = self.folder.list(name)
         if depth and {RESULT, STEPS} & set(names):
             states = [self.folder.stat(f"{name}/{file}") for file in (STEPS, RESULT)]
-            yield (
-                name,
-                (
-                    sum(state.st_mtime_ns for state in states if state) >> 10,
-                    sum(state.st_size for state in states if state),
-                ),
-            )
+            changed = sum(state.st_mtime_ns for state in states if state) >> 10
+            yield name, (changed, sum(state.st_size for state in states if state))
         elif depth < MAX_DEPTH:
             for folder in folders:
                 yield from self._scan(f"{name}/{folder}" if name else folder, depth + 1)
@@ -113,11 +109,8 @@ class OSWorldSource(Source):
         problems: list[str] = []
         score = self._score(name, problems)
         steps = list(self._lines(name, problems))
-        info = steps[-1].get("info") if steps else None
-        stop = str(info.get("stop", ""))[:40] if isinstance(info, Mapping) else ""
-        done = bool(steps) and bool(steps[-1].get("done"))
-        error = str(info.get("error", ""))[:1000] if isinstance(info, Mapping) else ""
-        stop = stop or ("finished" if done else "max_steps" if steps else "unknown")
+        last = steps[-1] if steps else {}
+        ended = "finished" if last.get("done") else "max_steps" if steps else "unknown"
 
         def change(connection: sqlite3.Connection) -> None:
             # A changed episode becomes the newest one: full-text search cannot replace the text of a number.
@@ -134,11 +127,11 @@ class OSWorldSource(Source):
                 group_id=name,
                 score=score,
                 malformed=0,
-                stop=stop,
+                stop=_info(last, "stop")[:40] or ended,
                 steps=len(steps),
                 tokens=0,
                 version=0,
-                error=error,
+                error=_info(last, "error"),
                 at=state[0],
                 size=state[1],
             )
@@ -185,7 +178,7 @@ class OSWorldSource(Source):
         return f"{row['count']} {row['at']}" if row else ""
 
     def facts(self) -> Json:
-        row = self.index.row("SELECT avg(score) AS rate, count(score) AS count FROM episodes")
+        row = self.index.row("SELECT avg(score) AS rate FROM episodes")
         rate = row["rate"] if row else None
         return {
             "subtitle": f"OSWorld results in {self.identity.shown}",
@@ -207,32 +200,22 @@ class OSWorldSource(Source):
     def _steps(self, name: str, shots: list[str]) -> list[Json]:
         records = list(self._lines(name, []))
         times = [_time(record) for record in records]
-        # With one picture more than steps, the first one is the start.
-        shown = (
-            shots
-            if len(shots) > len(records)
-            else [None, *(self._after(record, shots) for record in records)]
-        )
-        steps = []
-        for number, record in enumerate(records, 1):
-            shot = shown[number - 1] if number <= len(shown) else None
-            info = record.get("info")
-            before, after = times[number - 2] if number > 1 else None, times[number - 1]
-            steps.append(
-                {
-                    **empty_step(number),
-                    **answer_json(_answer(record), list(_actions(record))),
-                    "action_text": _action_text(record),
-                    "shot": self.shot(f"{name}/{shot}") if shot else None,
-                    "error": str(info.get("error", ""))[:2000] if isinstance(info, Mapping) else "",
-                    "seconds": after - before if before is not None and after is not None else None,
-                }
+        # With one picture more than steps, the first one is the start. Otherwise a step names its next one.
+        named = [None, *(record.get("screenshot_file") for record in records)]
+        shown = shots if len(shots) > len(records) else [file if file in shots else None for file in named]
+        return [
+            {
+                **empty_step(number),
+                **answer_json(_answer(record), list(_actions(record))),
+                "action_text": _action_text(record),
+                "shot": self.shot(f"{name}/{shot}") if shot else None,
+                "error": _info(record, "error"),
+                "seconds": after - before if before is not None and after is not None else None,
+            }
+            for number, (record, shot, before, after) in enumerate(
+                zip(records, shown, [None, *times], times, strict=False), 1
             )
-        return steps
-
-    def _after(self, record: Mapping[str, Any], shots: list[str]) -> str | None:
-        file = record.get("screenshot_file")
-        return file if isinstance(file, str) and file in shots else None
+        ]
 
     def _screenshots(self, name: str) -> list[str]:
         """The PNG files of an episode in the order of its steps."""
@@ -249,7 +232,7 @@ class OSWorldSource(Source):
 
     def pixels(self, shot: str) -> np.ndarray:
         key = f"{self.folder.path(shot)} {self.stamp()}"
-        return self._cache.get(key, lambda: png_pixels(self._read_picture(shot)))
+        return self._cache.get(key, lambda: np.asarray(decode(self._read_picture(shot))))
 
     def _read_picture(self, shot: str) -> bytes:
         """Only PNG files of an indexed episode are served."""
@@ -258,6 +241,12 @@ class OSWorldSource(Source):
         if known is None or not file.lower().endswith(".png"):
             raise UserError("no such screenshot")
         return self.folder.read(shot, MAX_PICTURE_BYTES)
+
+
+def _info(record: Mapping[str, Any], name: str) -> str:
+    """A text of the field "info" of a step, "" without it."""
+    info = record.get("info")
+    return str(info.get(name, ""))[:2000] if isinstance(info, Mapping) else ""
 
 
 def _answer(record: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 
 from arpo.errors import UserError
-from arpo.png import decode, read_size
+from arpo.png import read_size
 from arpo.storage.picture_codec import encode_png
 from arpo.storage.run_folder import PACK
 from arpo.storage.screenshots import (
@@ -78,18 +78,13 @@ class PixelCache:
 
 def checked_png(content: bytes) -> tuple[int, int]:
     """The size of a PNG. Raises UserError if it is none, or beyond the limits of a screen."""
-    width, height = read_size(content)
-    return checked_size(width, height)
+    return checked_size(*read_size(content))
 
 
 def checked_size(width: int, height: int) -> tuple[int, int]:
     if fault := screen_fault(width, height):
         raise UserError(f"the screenshot is {width}x{height}, {fault}")
     return width, height
-
-
-def png_pixels(content: bytes) -> np.ndarray:
-    return np.asarray(decode(content))
 
 
 def thumbnail(pixels: np.ndarray, width: int) -> Picture:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from arpo.errors import UserError
@@ -93,29 +93,17 @@ def episode_json(source: Source, one: Episode) -> Json:
     }
 
 
-@dataclass(slots=True)
-class _Where:
-    parts: list[str] = field(default_factory=list)
-    values: list[Any] = field(default_factory=list)
-
-    def add(self, part: str, *values: Any) -> None:
-        self.parts.append(part)
-        self.values += values
-
-    @property
-    def sql(self) -> str:
-        return f" WHERE {' AND '.join(self.parts)}" if self.parts else ""
-
-
 def episodes_page(source: Source, filters: Mapping[str, str]) -> Json:
     """One page of the matching episodes, with the total."""
-    where = _where(source, filters)
+    conditions = list(_conditions(source, {name: storable(value) for name, value in filters.items()}))
+    where = " WHERE " + " AND ".join(condition for condition, *_ in conditions) if conditions else ""
+    values = [value for _, *values in conditions for value in values]
     size = min(_number(filters, "size", PAGE), MAX_PAGE)
     page = _number(filters, "page", 0)
     found = read_episodes(
         source,
-        f"{where.sql} ORDER BY {_order(filters)} LIMIT ? OFFSET ?",
-        [*where.values, size, page * size],
+        f"{where} ORDER BY {_order(filters)} LIMIT ? OFFSET ?",
+        [*values, size, page * size],
     )
     text = filters.get("text", "")
     rows = [episode_json(source, one) for one in found]
@@ -123,7 +111,7 @@ def episodes_page(source: Source, filters: Mapping[str, str]) -> Json:
         rows = [{**row, "snippet": snippet("\n".join(source.answers(row["episode"])), text)} for row in rows]
     stops = source.index.rows("SELECT DISTINCT stop FROM episodes ORDER BY stop")
     return {
-        "total": source.index.count(f"episodes{where.sql}", where.values),
+        "total": source.index.count(f"episodes{where}", values),
         "page": page,
         "size": size,
         "episodes": rows,
@@ -174,53 +162,38 @@ def _phases(index: Index) -> list[Json]:
     return [{"phase": phase, "title": phase_title(phase), "episodes": total} for phase, total in phases]
 
 
-def _where(source: Source, filters: Mapping[str, str]) -> _Where:
-    where = _Where()
-    filters = {name: storable(value) for name, value in filters.items()}
+def _conditions(source: Source, filters: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:
+    """(SQL, value, …) for each filter."""
     for name, column in (("task", "task"), ("stop", "stop"), ("group", "group_id")):
         if filters.get(name):
-            where.add(f"{column} = ?", filters[name])
-    if filters.get("phase"):
-        _add_phase(where, filters["phase"])
+            yield f"{column} = ?", filters[name]
+    if phase := filters.get("phase"):
+        match = _NUMBERED.fullmatch(phase)
+        if match and match[1] == BATCH:
+            yield "batch = ?", int(match[2])
+        elif match:
+            yield "kind = ? AND number = ?", EVALUATED, int(match[2])
+        else:
+            yield "kind = ? AND batch IS NULL" if phase == GROUP else "kind = ?", phase
     if filters.get("batch"):
-        where.add("batch = ?", _number(filters, "batch", 0))
+        yield "batch = ?", _number(filters, "batch", 0)
     for name, sign in (("min_score", ">="), ("max_score", "<=")):
         if filters.get(name):
-            where.add(f"score {sign} ?", _decimal(filters, name))
+            yield f"score {sign} ?", _decimal(filters, name)
     if filters.get("solved"):
-        where.add(f"coalesce(score, 0) {'>=' if _flag(filters, 'solved') else '<'} ?", source.threshold)
+        yield f"coalesce(score, 0) {'>=' if _flag(filters, 'solved') else '<'} ?", source.threshold
     if filters.get("malformed"):
-        where.add("malformed = ?", int(_flag(filters, "malformed")))
+        yield "malformed = ?", int(_flag(filters, "malformed"))
     if filters.get("shown"):
-        where.add(f"{_SHOWN} = ?", int(_flag(filters, "shown")))
+        yield f"{_SHOWN} = ?", int(_flag(filters, "shown"))
     if filters.get("replayed"):
-        sign = "IN" if _flag(filters, "replayed") else "NOT IN"
-        where.add(f"id {sign} (SELECT episode FROM replayed)")
-    if filters.get("text"):
-        _add_text(where, filters["text"])
-    return where
-
-
-def _add_phase(where: _Where, phase: str) -> None:
-    match = _NUMBERED.fullmatch(phase)
-    if match and match[1] == BATCH:
-        where.add("batch = ?", int(match[2]))
-    elif match:
-        where.add("kind = ? AND number = ?", EVALUATED, int(match[2]))
-    elif phase == GROUP:
-        where.add("kind = ? AND batch IS NULL", GROUP)
-    else:
-        where.add("kind = ?", phase)
-
-
-def _add_text(where: _Where, text: str) -> None:
-    """Every word must occur; the last one may be the beginning of a word. Ids match as a whole."""
-    words = text[:MAX_TEXT].replace("\0", " ").split()[:MAX_WORDS]
-    if not words:
-        return
-    quoted = " ".join('"' + word.replace('"', '""') + '"' for word in words)
-    found = "n IN (SELECT rowid FROM words WHERE words MATCH ?)"
-    where.add(f"({found} OR id = ? OR task = ?)", f"{quoted}*", text.strip(), text.strip())
+        yield (f"id {'IN' if _flag(filters, 'replayed') else 'NOT IN'} (SELECT episode FROM replayed)",)
+    text = filters.get("text", "")[:MAX_TEXT].replace("\0", " ")
+    if words := text.split()[:MAX_WORDS]:
+        # Every word must occur; the last one may be the beginning of a word. Ids match as a whole.
+        quoted = " ".join('"' + word.replace('"', '""') + '"' for word in words)
+        found = "n IN (SELECT rowid FROM words WHERE words MATCH ?)"
+        yield f"({found} OR id = ? OR task = ?)", f"{quoted}*", text.strip(), text.strip()
 
 
 def snippet(body: str, text: str) -> str:

@@ -5,8 +5,7 @@ import pytest
 from arpo.config import Config
 from arpo.config.recipe import to_toml
 from arpo.errors import UserError
-from arpo.viewer.discovery import find_sources
-from arpo.viewer.library import Library
+from arpo.viewer.library import Library, find_sources
 
 
 def run(folder, first=""):
@@ -50,8 +49,7 @@ def test_folders_of_the_same_name_have_different_ids_and_no_folder_appears_twice
 
 
 def test_too_many_runs_are_reported(tmp_path, monkeypatch):
-    for module in ("discovery", "library"):
-        monkeypatch.setattr(f"arpo.viewer.{module}.MAX_SOURCES", 2)
+    monkeypatch.setattr("arpo.viewer.library.MAX_SOURCES", 2)
     for name in "abc":
         run(tmp_path / name)
     library = Library([tmp_path])

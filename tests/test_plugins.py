@@ -226,7 +226,7 @@ def test_the_curriculum_is_called_once_per_epoch_with_the_scores_so_far():
     assert ids == [["c", "b", "a"]] * 2
     assert len(seen) == 1 and seen[0][:2] == (0, {"a": (1.0,), "b": (0.5,), "c": ()})
     again = PluginOrder(TASKS, 7, 6, plugin(order, "curriculum"))
-    again.restore(curriculum.state(), [trajectory(0.0, name="g", task="a")])
+    again.restore(curriculum.state()["orders"], [trajectory(0.0, name="g", task="a")])
     assert [one.id for one in again.epoch(0)] == ["c", "b", "a"]
     again.epoch(1)
     assert seen[1][:2] == (1, {"a": (0.0,), "b": (), "c": ()})

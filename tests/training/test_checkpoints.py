@@ -7,9 +7,10 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from arpo.storage.from_json import from_json
 from arpo.storage.run_folder import RunFolder
 from arpo.training.checkpoints import UnfinishedBatch
-from arpo.types import Rescue
+from arpo.types import Rescue, Trajectory
 from stored_episodes import episode, small
 from trajectories import group
 
@@ -21,9 +22,10 @@ def test_a_batch_round_trips(tmp_path: Path) -> None:
     rescue = Rescue(
         index=1, replaced_episode="batch2-0-1", stored_episode="batch1-0-1", stored_task="t", age=1
     )
-    groups = [replace(group(*played, failures=1), rescues=(rescue,))]
+    groups = (replace(group(*played, failures=1), rescues=(rescue,)),)
     batch = UnfinishedBatch(metrics={"loss": 0.1}, groups=groups, played=2, seconds={"learn": 0.3})
     with closing(RunFolder(tmp_path / "run")) as store:
         for trajectory in played:
             store.add_trajectory(trajectory)
-        assert UnfinishedBatch.from_json(json.loads(json.dumps(batch.to_json())), store) == batch
+        stored = json.loads(json.dumps(batch.to_json()))
+        assert from_json(stored, UnfinishedBatch, {Trajectory: store.load_trajectory}) == batch

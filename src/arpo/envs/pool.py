@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 from arpo.actions import Action
 from arpo.config import EnvConfig
 from arpo.envs import wire
 from arpo.envs.base import Env, EnvFactory, EnvSource, host_of
 from arpo.envs.outage import OutageWatch
-from arpo.envs.quarantine import Quarantine
+from arpo.envs.quarantine import Quarantine, QuarantineState
 from arpo.envs.return_values import (
     definition,
     require_awaitable,
@@ -143,11 +142,11 @@ class EnvPool:
         """Close the source. Call it after the last episode."""
         self._source.close()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> QuarantineState:
         """Failures of tasks, for a checkpoint."""
         return self.quarantine.state()
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: QuarantineState) -> None:
         self.quarantine.restore(state)
 
     async def run(self, task: Task, episode_id: str, episode: Episode) -> Trajectory | Failure:

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantineState:
+    """By task id: failures in a row; times set aside, and the first batch of the next trial."""
+
+    batch: int
+    failures: dict[str, int]
+    aside: dict[str, tuple[int, int]]
 
 
 class Quarantine:
@@ -61,17 +70,14 @@ class Quarantine:
         for task in tasks:
             self._failures[task] = min(self._failures[task], self._after - 1)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> QuarantineState:
         """The counts, for a checkpoint."""
         failures = {task: count for task, count in self._failures.items() if count}
-        return {"batch": self._batch, "failures": failures, "aside": dict(self._aside)}
+        return QuarantineState(batch=self._batch, failures=failures, aside=dict(self._aside))
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Also accepts a checkpoint without trials: the number of failures by task id."""
-        if not isinstance(state.get("failures"), Mapping):
-            state = {"batch": 0, "failures": state, "aside": {}}
-        self._batch = state["batch"]
-        self._failures = Counter(state["failures"])
-        self._aside = {task: (times, until) for task, (times, until) in state["aside"].items()}
+    def restore(self, state: QuarantineState) -> None:
+        self._batch = state.batch
+        self._failures = Counter(state.failures)
+        self._aside = dict(state.aside)
         for task in self.tasks - self._aside.keys():
             self._aside[task] = 1, self._batch + self._batches

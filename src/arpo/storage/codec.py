@@ -3,20 +3,19 @@
 A screenshot is written as its sha256. There is no pickle; only action classes are looked up by name.
 Repeated token ids, such as image placeholders, are run-length encoded.
 
-Reading checks every type, because a file may be damaged. A wrong value raises ValueError, KeyError, TypeError
-or AttributeError.
+Reading checks every type (`from_json`). A wrong value raises ValueError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from math import isfinite
+from typing import Any
 
-from arpo.actions import action_from_json, action_to_json
-from arpo.config.task_set_names import TRAINING_EPISODES
+from arpo.actions import Action, action_from_json, action_to_json
+from arpo.storage.from_json import INTEGER_LIMIT, Readers, from_json
 from arpo.types import Completion, Failure, Group, Rescue, Sample, Screenshot, StopReason, Trajectory, Turn
 
 # An episode id begins with one of these: batch3-0-1 (lock step), group-17-1 (asynchronous training),
@@ -25,7 +24,88 @@ BATCH, GROUP, EVALUATED, COLLECTED = "batch", "group", "eval", "collect"
 MIN_RUN_LENGTH = 4
 MAX_IDS = 1 << 24  # tokens in one list: a damaged run length must not fill the memory
 
-_T = TypeVar("_T")
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Integers as pairs of a value and a count. They are not expanded, because a count may be damaged."""
+
+    pairs: Sequence[tuple[int, int]]
+
+    @property
+    def total(self) -> int:
+        return sum(count for _, count in self.pairs)
+
+    def expand(self) -> tuple[int, ...]:
+        return tuple([value for value, count in self.pairs for _ in range(count)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAnswer:
+    """A completion in its stored form."""
+
+    text: str
+    token_ids: Runs
+    logprobs: tuple[float, ...]
+    finish: str
+    versions: Runs | None = None
+    policy_version: int | None = None  # of all tokens, in older files
+
+    def __post_init__(self) -> None:
+        tokens, versions = self.token_ids.total, self.token_versions.total
+        if not tokens == len(self.logprobs) == versions:
+            raise ValueError(
+                f"an answer has {tokens} tokens, {len(self.logprobs)} log-probabilities and {versions} "
+                "policy versions"
+            )
+
+    @property
+    def token_versions(self) -> Runs:
+        if self.versions is not None:
+            return self.versions
+        if self.policy_version is None:
+            raise ValueError("no 'versions'")
+        return Runs([(self.policy_version, self.token_ids.total)])
+
+    def completion(self) -> Completion:
+        return Completion(
+            token_ids=self.token_ids.expand(),
+            logprobs=self.logprobs,
+            text=self.text,
+            finish=self.finish,
+            versions=self.token_versions.expand(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TurnOutline:
+    screenshot: str
+    images: tuple[str, ...]
+    completion: StoredAnswer
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EpisodeOutline:
+    """A trajectory in its stored form, without the parts that `stored_episode` does not need."""
+
+    episode_id: str
+    task_id: str
+    score: float
+    malformed: bool
+    stop: StopReason
+    final: str
+    turns: tuple[_TurnOutline, ...]
+
+    def __post_init__(self) -> None:
+        if not self.turns:
+            raise ValueError("the episode has no turns")
+        if not 0 <= self.score <= 1:
+            raise ValueError(f"score is {self.score}, not in [0, 1]")
+
+    @property
+    def screenshots(self) -> tuple[str, ...]:
+        names = [name for turn in self.turns for name in (*turn.images, turn.screenshot)]
+        return tuple(dict.fromkeys([*names, self.final]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,22 +124,22 @@ class StoredEpisode:
     screenshots: tuple[str, ...]  # sha256, in order of first use
 
 
-def stored_episode(value: Mapping[str, Any]) -> StoredEpisode:
-    """Read an outcome from the JSON form of a trajectory. Its turns are not checked."""
-    turns = value["turns"]
-    return _checked(
-        StoredEpisode(
-            episode_id=value["episode_id"],
-            task_id=value["task_id"],
-            score=_score(value["score"]),
-            malformed=value["malformed"],
-            stop=StopReason(value["stop"]),
-            steps=len(turns),
-            policy_version=min(min(_versions_from_json(turn["completion"]), default=0) for turn in turns),
-            error=turns[-1]["error"],
-            has_tokens=all(turn["completion"]["token_ids"] for turn in turns),
-            screenshots=tuple(screenshot_names(value)),
-        )
+def stored_episode(value: Any) -> StoredEpisode:
+    """Read an outcome from the JSON form of a trajectory. Contexts and actions are not checked."""
+    outline = from_json(value, _EpisodeOutline, _READERS)
+    answers = [turn.completion for turn in outline.turns]
+    versions = [min((version for version, _ in one.token_versions.pairs), default=0) for one in answers]
+    return StoredEpisode(
+        episode_id=outline.episode_id,
+        task_id=outline.task_id,
+        score=outline.score,
+        malformed=outline.malformed,
+        stop=outline.stop,
+        steps=len(answers),
+        policy_version=min(versions),
+        error=outline.turns[-1].error,
+        has_tokens=all(one.token_ids.pairs for one in answers),
+        screenshots=outline.screenshots,
     )
 
 
@@ -76,20 +156,10 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def trajectory_from_json(value: Mapping[str, Any], screenshots: Mapping[str, Screenshot]) -> Trajectory:
-    if not value["turns"]:
-        raise ValueError("the episode has no turns")
-    return _checked(
-        Trajectory(
-            episode_id=value["episode_id"],
-            task_id=value["task_id"],
-            turns=tuple(_turn_from_json(turn, screenshots) for turn in value["turns"]),
-            final=screenshots[value["final"]],
-            score=_score(value["score"]),
-            malformed=value["malformed"],
-            stop=StopReason(value["stop"]),
-        )
-    )
+def trajectory_from_json(value: Any, read: Callable[[Sequence[str]], Mapping[str, Screenshot]]) -> Trajectory:
+    """`read` returns the screenshots of the trajectory by their names."""
+    screenshots = read(screenshot_names(value))
+    return from_json(value, Trajectory, {**_READERS, Screenshot: screenshots.__getitem__})
 
 
 def screenshots_of(trajectory: Trajectory) -> list[Screenshot]:
@@ -102,20 +172,22 @@ def screenshots_of(trajectory: Trajectory) -> list[Screenshot]:
     return list(seen.values())
 
 
-def screenshot_names(value: Mapping[str, Any]) -> list[str]:
+def screenshot_names(value: Any) -> tuple[str, ...]:
     """The sha256 of `screenshots_of`, in the same order, from the JSON form."""
-    names = [name for turn in value["turns"] for name in (*turn["images"], turn["screenshot"])]
-    return list(dict.fromkeys([*names, value["final"]]))
+    return from_json(value, _EpisodeOutline, _READERS).screenshots
 
 
 def check_numbers(record: Mapping[str, Any]) -> None:
     """Check a line of metrics or timing: a step, and numbers or null."""
-    step = record["step"]
-    if type(step) is not int or step < 0:
+    step = from_json(record, _Step).step
+    if step < 0:
         raise ValueError("step is not a number of batches")
-    for name, value in record.items():
-        if value is not None and not _is_number(value):
-            raise ValueError(f"{name!r} is not a number")
+    from_json(record, dict[str, float | None], _FINITE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +207,20 @@ class StoredGroup:
     rewards: tuple[float, ...] = ()
     advantages: tuple[float, ...] = ()
     rescues: tuple[Rescue, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredCalls:
+    """A line of calls.jsonl: an attempt at an episode, or the stages of a batch.
+
+    `calls` are name, begin in seconds since the start of the run, and duration.
+    """
+
+    calls: tuple[tuple[str, float, float], ...]
+    episode: str | None = None
+    host: str = ""
+    fault: str = ""
+    step: int | None = None
 
 
 def store_group(
@@ -162,73 +248,70 @@ def group_of(episode_id: str) -> str:
     return episode_id.rpartition("-")[0] or episode_id
 
 
-def stored_group(value: Mapping[str, Any]) -> StoredGroup:
+def stored_group(value: Any) -> StoredGroup:
     """Read a line of groups.jsonl. Raises ValueError if its lists have different lengths."""
-    known = {entry.name: value[entry.name] for entry in fields(StoredGroup) if entry.name in value}
-    lists = {name: tuple(entry) for name, entry in known.items() if isinstance(entry, list)}
-    names = [entry.name for entry in fields(Rescue)]
-    rescues = tuple(Rescue(**{name: one[name] for name in names}) for one in value.get("rescues", ()))
-    group = _checked(StoredGroup(**{**known, **lists, "rescues": rescues}))
+    group = from_json(value, StoredGroup, {**_READERS, **_FINITE})
     if len({len(one) for one in (group.episodes, group.versions, group.rewards, group.advantages)}) > 1:
         raise ValueError("a group has lists of different lengths")
-    if not all(map(_is_number, (*group.rewards, *group.advantages))):
-        raise ValueError("a reward or advantage is not a finite number")
     if not all(0 <= rescue.index < len(group.episodes) for rescue in group.rescues):
         raise ValueError("a replayed episode has no place in its group")
     return group
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evaluation:
+    """A line of evaluations: batch, episodes, landmark, and by task set the scores of its tasks."""
+
+    step: int
+    episodes: int
+    landmark: str
+    sets: dict[str, dict[str, tuple[float, ...]]]
+    failures: dict[str, int] = field(default_factory=dict)
+
+
 def check_evaluation(record: Mapping[str, Any]) -> None:
-    """Check a line of evaluations: batch, episodes, landmark, and the scores by task set and task."""
-    if not all(type(record[name]) is int and record[name] >= 0 for name in ("step", "episodes")):
+    """Check a line of evaluations."""
+    evaluation = from_json(record, _Evaluation, _FINITE)
+    if evaluation.step < 0 or evaluation.episodes < 0:
         raise ValueError("step or episodes is not a count")
-    if not isinstance(record["landmark"], str):
-        raise ValueError("landmark is not a text")
-    for tasks in record["sets"].values():
-        for name, scores in tasks.items():
-            if not isinstance(scores, list) or not all(map(_is_number, scores)):
-                raise ValueError(f"the scores of {name!r} are not numbers")
 
 
-SUMMARY_TOTALS = (
-    "episodes",
-    "failures",
-    "dropped_groups",
-    "dropped_episodes",
-    "skipped_updates",
-    "untrained_batches",
-    "seconds",
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TrainingEpisodes:
+    batches: float
+    first: tuple[float, float]
+    last: tuple[float, float]
+
+    def __post_init__(self) -> None:
+        if not self.first[1] * self.last[1]:
+            raise ValueError("no episodes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Summary:
+    """The results in a summary. Other parts, such as the recipe, are not read."""
+
+    success: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    counts: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
+    left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    groups: dict[str, float | None] = field(default_factory=dict)
+    training_episodes: _TrainingEpisodes | None = None
+    episodes: float | None = None
+    failures: float | None = None
+    dropped_groups: float | None = None
+    dropped_episodes: float | None = None
+    skipped_updates: float | None = None
+    untrained_batches: float | None = None
+    seconds: float | None = None
 
 
 def check_summary(record: Mapping[str, Any]) -> None:
-    """Check the results in a summary. Other parts, such as the recipe, are not read."""
-    for when in ("base", "final"):
-        rates = record.get("success", {}).get(when, {}).values()
-        counts = record.get("counts", {}).get(when, {}).values()
-        if not all(rate is None or _is_number(rate) for rate in rates):
-            raise ValueError("a success rate is not a number")
-        if not all(len(pair) == 2 and _is_number(pair[0]) and type(pair[1]) is int for pair in counts):
-            raise ValueError("counts are not pairs of numbers")
-    if counted := record.get(TRAINING_EPISODES):
-        first, last = counted["first"], counted["last"]
-        numbers = (counted["batches"], *first, *last)
-        if len(first) != 2 or len(last) != 2 or not all(map(_is_number, numbers)) or not first[1] * last[1]:
-            raise ValueError("the counts of training episodes are not pairs of numbers")
-    left_out = [task for tasks in record.get("left_out", {}).values() for task in tasks]
-    if not all(isinstance(task, str) for task in left_out):
-        raise ValueError("a task that was left out has no name")
-    totals = (record.get(name) for name in SUMMARY_TOTALS)
-    if not all(value is None or _is_number(value) for value in (*totals, *record.get("groups", {}).values())):
-        raise ValueError("a total is not a number")
+    """Check the results in a summary."""
+    from_json(record, _Summary, _FINITE)
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e300  # false for NaN
-
-
-def failure_from_json(value: Mapping[str, Any]) -> Failure:
-    return _checked(Failure(**value))
+def failure_from_json(value: Any) -> Failure:
+    return from_json(value, Failure)
 
 
 def sample_to_json(sample: Sample) -> dict[str, Any]:
@@ -245,18 +328,9 @@ def sample_to_json(sample: Sample) -> dict[str, Any]:
     }
 
 
-def sample_from_json(value: Mapping[str, Any], screenshots: Mapping[str, Screenshot]) -> Sample:
-    return Sample(
-        token_ids=ids_from_json(value["token_ids"]),
-        mask=bytes(ids_from_json(value["mask"])),
-        images=tuple(screenshots[name] for name in value["images"]),
-        behaviour_logprobs=tuple(value["behaviour_logprobs"]),
-        advantage=value["advantage"],
-        weight=value["weight"],
-        replayed=value["replayed"],
-        kl_weight=value["kl_weight"],
-        staleness=ids_from_json(value["staleness"]),
-    )
+def sample_from_json(value: Any, screenshots: Mapping[str, Screenshot]) -> Sample:
+    mask = {Sequence[int]: lambda encoded: bytes(ids_from_json(encoded))}
+    return from_json(value, Sample, {**_READERS, **mask, Screenshot: screenshots.__getitem__})
 
 
 def ids_to_json(token_ids: Sequence[int]) -> list[int | list[int]]:
@@ -268,47 +342,43 @@ def ids_to_json(token_ids: Sequence[int]) -> list[int | list[int]]:
     return encoded
 
 
-def ids_from_json(encoded: Sequence[int | list[int]]) -> tuple[int, ...]:
-    token_ids: list[int] = []
-    for entry in encoded:
-        token, count = (entry, 1) if isinstance(entry, int) else entry
-        if count > MAX_IDS - len(token_ids):
-            raise ValueError(f"more than {MAX_IDS} tokens")
-        token_ids += [token] * count
-    return tuple(token_ids)
+def ids_from_json(encoded: Any) -> tuple[int, ...]:
+    return runs_from_json(encoded).expand()
 
 
-def _score(value: float) -> float:
-    if not 0 <= value <= 1:
-        raise ValueError(f"score is {value}, not in [0, 1]")
-    return value
+def runs_from_json(encoded: Any) -> Runs:
+    """Read what `ids_to_json` wrote."""
+    if not isinstance(encoded, list):
+        raise ValueError("must be a list of integers")
+    runs = Runs(
+        [(entry, 1) if type(entry) is int else from_json(entry, tuple[int, int]) for entry in encoded]
+    )
+    if min((count for _, count in runs.pairs), default=0) < 0 or runs.total > MAX_IDS:
+        raise ValueError(f"must be 0 to {MAX_IDS:,} integers, not {runs.total:,}")
+    if max((abs(value) for value, _ in runs.pairs), default=0) >= INTEGER_LIMIT:
+        raise ValueError("an integer of more than 63 bits")
+    return runs
 
 
-def _checked(value: _T) -> _T:
-    """The dataclass instance, if all of its fields have their declared types. Otherwise raises ValueError."""
-    kind: Any = type(value)
-    for name, hint in _hints(kind).items():
-        if not _fits(getattr(value, name), hint):
-            raise ValueError(f"{name} of {type(value).__name__} is of a wrong type")
-    return value
+def _finite(value: Any) -> float:
+    number = from_json(value, float)
+    if not isfinite(number):
+        raise ValueError("must be a finite number")
+    return number
 
 
-@cache
-def _hints(kind: Hashable) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _answer_from_json(value: Any) -> Completion:
+    return from_json(value, StoredAnswer, _READERS).completion()
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    if get_origin(hint) is tuple:
-        inner = get_args(hint)[0]
-        if inner in (int, float, str):  # long lists: compare the set of their types
-            return set(map(type, value)) <= ({int, float} if inner is float else {inner})
-        return all(_fits(element, inner) for element in value)
-    if is_dataclass(value):
-        return isinstance(value, hint) and _checked(value) is value
-    if hint is float:
-        return type(value) in (int, float)
-    return isinstance(value, hint) if hint is not int else type(value) is int
+# Types with a form of their own in files.
+_READERS: Readers = {
+    Action: action_from_json,
+    Completion: _answer_from_json,
+    Runs: runs_from_json,
+    tuple[int, ...]: ids_from_json,
+}
+_FINITE: Readers = {float: _finite}
 
 
 def _turn_to_json(turn: Turn) -> dict[str, Any]:
@@ -328,38 +398,3 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
         "actions": [action_to_json(action) for action in turn.actions],
         "error": turn.error,
     }
-
-
-def _turn_from_json(value: Mapping[str, Any], screenshots: Mapping[str, Screenshot]) -> Turn:
-    return Turn(
-        screenshot=screenshots[value["screenshot"]],
-        context=ids_from_json(value["context"]),
-        images=tuple(screenshots[name] for name in value["images"]),
-        restart=value["restart"],
-        completion=completion_from_json(value["completion"]),
-        actions=tuple(action_from_json(action) for action in value["actions"]),
-        error=value["error"],
-    )
-
-
-def completion_from_json(value: Mapping[str, Any]) -> Completion:
-    token_ids, logprobs = ids_from_json(value["token_ids"]), tuple(value["logprobs"])
-    if len(token_ids) != len(logprobs):
-        raise ValueError(f"an answer has {len(token_ids)} tokens and {len(logprobs)} log-probabilities")
-    versions = _versions_from_json(value)
-    if len(token_ids) != len(versions):
-        raise ValueError(f"an answer has {len(token_ids)} tokens and {len(versions)} policy versions")
-    return Completion(
-        token_ids=token_ids,
-        logprobs=logprobs,
-        text=value["text"],
-        finish=value["finish"],
-        versions=versions,
-    )
-
-
-def _versions_from_json(completion: Mapping[str, Any]) -> tuple[int, ...]:
-    """One policy version per token. Older files have one number for the whole answer."""
-    if "versions" in completion:
-        return ids_from_json(completion["versions"])
-    return (completion["policy_version"],) * len(ids_from_json(completion["token_ids"]))

@@ -23,36 +23,21 @@ FORMAT = 2  # of run folders and checkpoints. 1 had no number and no groups.json
 WRITTEN_BY = {"format": FORMAT, "arpo": __version__}
 MAX_DEPTH = 100  # of nested JSON values in a document that is kept as a whole
 _CONTAINERS = (dict, list)
-# What the readers of this package raise for content of a wrong form.
-_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @contextmanager
 def damage(location: Path | str, remedy: str = RESTORE) -> Iterator[None]:
-    """Convert what damaged content raises in the block to a UserError: location, reason, remedy.
+    """Convert a ValueError of the block to a UserError: location, reason, remedy. Other errors are bugs.
 
     >>> with damage(path):
-    ...     total = json.loads(path.read_text("utf-8"))["total"]  # KeyError: a UserError with the path
+    ...     point = from_json(parse_json(path.read_bytes()), Point)  # ValueError: a UserError with the path
     """
     try:
         yield
     except UserError:
         raise
-    except _DAMAGE as error:
-        raise UserError(f"{location}: damaged, {_reason(error)}: {remedy}") from error
-
-
-def _reason(error: BaseException) -> str:
-    match error:
-        case RecursionError():
-            return "nested too deeply"
-        case UnicodeDecodeError():
-            return "not UTF-8 text"
-        case json.JSONDecodeError():
-            return f"not JSON ({error.msg})"
-        case KeyError():
-            return f"no {error}"
-    return str(error)[:200]
+    except ValueError as error:
+        raise UserError(f"{location}: damaged, {str(error)[:200]}: {remedy}") from error
 
 
 @contextmanager
@@ -105,20 +90,32 @@ def check_format(path: Path) -> None:
 
 def parse_object(text: bytes, location: Path | str, remedy: str = RESTORE) -> dict[str, Any]:
     with damage(location, remedy):
-        record = json.loads(text)
+        record = parse_json(text)
         if not isinstance(record, dict):
             raise ValueError("not a JSON object")
     return record
 
 
+def parse_json(text: bytes) -> Any:
+    """Raises ValueError with the reason."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg})") from None
+
+
 def check_depth(value: Any) -> None:
-    """Raise RecursionError for values nested so deeply that a later copy or dump could fail."""
+    """Raise ValueError for values nested so deeply that a later copy or dump could fail."""
     layer = [value] if isinstance(value, _CONTAINERS) else []
     for _ in range(MAX_DEPTH + 1):
         if not layer:
             return
         layer = [inner for outer in layer for inner in _values(outer) if isinstance(inner, _CONTAINERS)]
-    raise RecursionError(f"nested more than {MAX_DEPTH} levels deep")
+    raise ValueError(f"nested too deeply: more than {MAX_DEPTH} levels")
 
 
 def _values(container: dict[str, Any] | list[Any]) -> Iterable[Any]:

@@ -60,6 +60,7 @@ from arpo.storage.files import (
     damage,
     lock_folder,
     naming,
+    parse_json,
     parse_object,
     read_json,
     read_lines,
@@ -137,7 +138,7 @@ class RunFolderReader:
     def load_trajectory(self, episode_id: str) -> Trajectory:
         value = self._read(episode_id)
         with damage(self._location(episode_id)):
-            return trajectory_from_json(value, self._pack.read(screenshot_names(value)))
+            return trajectory_from_json(value, self._pack.read)
 
     def load_outline(self, episode_id: str) -> Trajectory:
         """The episode with screenshots of a size and a name, without pixels.
@@ -146,7 +147,7 @@ class RunFolderReader:
         """
         value = self._read(episode_id)
         with damage(self._location(episode_id)):
-            return trajectory_from_json(value, self._pack.outlines(screenshot_names(value)))
+            return trajectory_from_json(value, self._pack.outlines)
 
     def has_screenshots(self, episode: StoredEpisode) -> bool:
         """Whether all screenshots of an episode are still stored: pruning deletes them and keeps the text."""
@@ -336,10 +337,14 @@ class RunFolder(RunFolderReader):
         """
 
         def prune() -> None:
-            lines = [self._read_line(name) for name in keep_episodes]
-            self._pack.prune({name for line in lines for name in screenshot_names(line)})
+            self._pack.prune({name for episode in keep_episodes for name in self._screenshots_of(episode)})
 
         self._writing.put(prune, 0)
+
+    def _screenshots_of(self, episode_id: str) -> tuple[str, ...]:
+        value = self._read_line(episode_id)
+        with damage(self._location(episode_id)):
+            return screenshot_names(value)
 
     def close(self) -> None:
         """Write all added episodes. Raises the error of one, unless it was raised before."""
@@ -398,7 +403,7 @@ def _episode_id(path: Path, offset: int, line: bytes) -> str:
     """Parse the first key only. Quotes in an id are escaped, so an id cannot contain the next key."""
     head, found, _ = line.partition(b',"task_id":')
     with damage(f"{path}: byte {offset}"):
-        name = json.loads(head[len(_ID_PREFIX) :]) if found and head.startswith(_ID_PREFIX) else None
+        name = parse_json(head[len(_ID_PREFIX) :]) if found and head.startswith(_ID_PREFIX) else None
         if not isinstance(name, str):
             raise ValueError("no episode starts here")
     return name

@@ -89,7 +89,7 @@ def read_header(descriptor: int, offset: int) -> Record | None:
         return None
     _, kind, name, base, size, crc = HEADER.unpack(raw)
     base_name = "" if base == NO_BASE else base.hex()
-    if kind > CHANGE or (kind == CHANGE and not base_name):
+    if kind > CHANGE or (kind == CHANGE and not base_name) or (kind == PNG and base_name):
         return None
     return Record(kind=kind, name=name.hex(), base=base_name, offset=offset, size=size, crc=crc)
 

@@ -92,8 +92,8 @@ class TaskOrder:
         """The part of a checkpoint from which `restore` continues."""
         return {}
 
-    def restore(self, state: Mapping[str, Any], played: Iterable[Outcome]) -> None:
-        """Continue from a checkpoint. `played` are all training episodes before it."""
+    def restore(self, orders: Iterable[tuple[int, Sequence[str]]], played: Iterable[Outcome]) -> None:
+        """Continue from the `orders` of a checkpoint. `played` are all training episodes before it."""
 
 
 class MiddleOrder(TaskOrder):
@@ -148,8 +148,8 @@ class PluginOrder(TaskOrder):
     def state(self) -> dict[str, Any]:
         return {"orders": [[epoch, ids] for epoch, ids in self._orders.items()]}
 
-    def restore(self, state: Mapping[str, Any], played: Iterable[Outcome]) -> None:
-        self._orders = {epoch: list(ids) for epoch, ids in state["orders"]}
+    def restore(self, orders: Iterable[tuple[int, Sequence[str]]], played: Iterable[Outcome]) -> None:
+        self._orders = {epoch: list(ids) for epoch, ids in orders}
         self._history = {}
         self.record(played)
 

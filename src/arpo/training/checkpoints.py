@@ -7,8 +7,8 @@ result as an uninterrupted one.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 from arpo.config import INCIDENTAL, Config
 from arpo.config.recipe import changed, load_recorded
+from arpo.envs.quarantine import QuarantineState
 from arpo.errors import UserError
 from arpo.learner.base import Learner
 from arpo.prompts import vision
@@ -23,10 +24,11 @@ from arpo.prompts.rendering import Renderer
 from arpo.reporting.display import Display
 from arpo.rollout.player import Player
 from arpo.storage import checkpoint
-from arpo.storage.codec import COLLECTED, failure_from_json
+from arpo.storage.codec import COLLECTED
 from arpo.storage.files import RESTORE_OR_LEAVE, check_format, damage, parse_object
+from arpo.storage.from_json import from_json
 from arpo.storage.run_folder import METRICS, RECIPE, TRAJECTORIES, RunFolder, RunFolderReader
-from arpo.types import Group, Rescue, Trajectory, Turn
+from arpo.types import Group, Trajectory, Turn
 
 STATE = "state.json"
 LENGTH = ("train.epochs", "train.tasks", "offline.passes")  # whole keys, not prefixes: train.tasks_per_batch
@@ -67,7 +69,8 @@ class Checkpoints:
         for line in damaged:
             display.note(line)
         if self.newest is not None:
-            store.check_sizes(_read_state(self.newest)["offsets"])
+            check_format(self.newest.path / checkpoint.MANIFEST)
+            store.check_sizes(_read_state(self.newest.path / STATE, lambda _: None).offsets)
         elif damaged or any(line.get("step") for line in store.read_log(METRICS)):
             # A new start would remove all files of the run.
             raise UserError(
@@ -87,16 +90,11 @@ class Checkpoints:
 
     def needed_episodes(self) -> set[str]:
         """Ids of the stored episodes that the checkpoints on disk name."""
-        needed = set()
+        needed: set[str] = set()
         for path in self._folder.glob(f"step-*/{STATE}"):
-            try:
-                state = parse_object(path.read_bytes(), path)
-            except UserError:  # a resume skips a damaged checkpoint
-                continue
-            for episodes in state.get("replay", {}).values():
-                needed.update(episodes)
-            for group in state.get("stream", {}).get("finished", ()):
-                needed.update(group["trajectories"])
+            with suppress(UserError):  # a resume skips a damaged checkpoint
+                state = _read_state(path, needed.add)
+                needed.update(episode for episodes in state.replay.values() for episode in episodes)
         return needed
 
     def save(
@@ -114,21 +112,19 @@ class Checkpoints:
 
         self.newest = checkpoint.save(self._folder, batch, write, self._keep)
 
-    @contextmanager
-    def restoring(self, learner: Learner) -> Iterator[Mapping[str, Any] | None]:
-        """Load the learner; yields the rest of the state, None for a new run.
+    def restore(self, learner: Learner, load: Callable[[str], Trajectory]) -> State | None:
+        """Load the learner; returns the rest of the state, None for a new run.
 
-        At the end of the block, everything written after the checkpoint is removed.
+        Everything written after the checkpoint is removed. `load` returns a stored trajectory by its
+        episode id.
         """
         if self.newest is None:
-            yield None
             self._store.rewind({})
-            return
-        state = _read_state(self.newest)
+            return None
+        state = _read_state(self.newest.path / STATE, load)
         learner.load(self.newest.path / checkpoint.LEARNER)
-        with damage(self.newest.path / STATE, RESTORE_OR_LEAVE):
-            yield state
-        self._store.rewind(state["offsets"])
+        self._store.rewind(state.offsets)
+        return state
 
     @contextmanager
     def resumable(self) -> Iterator[None]:
@@ -141,30 +137,17 @@ class Checkpoints:
             raise
 
 
-def _read_state(found: checkpoint.Checkpoint) -> dict[str, Any]:
-    check_format(found.path / checkpoint.MANIFEST)
-    path = found.path / STATE
-    state = parse_object(path.read_bytes(), path, RESTORE_OR_LEAVE)
+def _read_state(path: Path, load: Callable[[str], object]) -> State:
+    """`load` is called with the id of each episode of a group."""
+    value = parse_object(path.read_bytes(), path, RESTORE_OR_LEAVE)
     with damage(path, RESTORE_OR_LEAVE):
-        if not all(type(size) is int for size in state["offsets"].values()):
-            raise ValueError("offsets are not integers")
-    return state
+        return from_json(value, State, {Trajectory: lambda name: load(from_json(name, str))})
 
 
 def group_to_json(group: Group) -> dict[str, Any]:
+    """The group with the ids of its trajectories."""
     whole = asdict(replace(group, trajectories=()))
     return whole | {"trajectories": [trajectory.episode_id for trajectory in group.trajectories]}
-
-
-def group_from_json(value: Mapping[str, Any], load: Callable[[str], Trajectory]) -> Group:
-    """`load` returns a stored trajectory by its episode id."""
-    return Group(
-        index=value["index"],
-        task_id=value["task_id"],
-        trajectories=tuple(map(load, value["trajectories"])),
-        failures=tuple(map(failure_from_json, value["failures"])),
-        rescues=tuple(Rescue(**{"stored_task": value["task_id"]} | rescue) for rescue in value["rescues"]),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,17 +158,37 @@ class UnfinishedBatch:
     """
 
     metrics: Mapping[str, float]
-    groups: Sequence[Group]
+    groups: tuple[Group, ...]
     played: int
     seconds: Mapping[str, float]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(replace(self, groups=())) | {"groups": [group_to_json(group) for group in self.groups]}
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any], store: RunFolderReader) -> UnfinishedBatch:
-        groups = [group_from_json(group, store.load_trajectory) for group in value["groups"]]
-        return cls(**{**value, "groups": groups})
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamState:
+    """Groups of asynchronous training that no batch has taken. `unplayed` are numbers and task ids."""
+
+    taken: int
+    numbers: int
+    unplayed: tuple[tuple[int, str], ...]
+    finished: tuple[Group, ...]
+    dropped: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A checkpoint without the learner. The parts of other loops and orders of tasks are empty."""
+
+    offsets: dict[str, int]
+    progress: Progress
+    pool: QuarantineState
+    unfinished: UnfinishedBatch | None = None
+    replay: dict[str, tuple[str, ...]] = field(default_factory=dict)  # episode ids
+    orders: tuple[tuple[int, tuple[str, ...]], ...] = ()  # of a plug-in: an epoch and its task ids
+    stream: StreamState | None = None
+    source: str = ""  # digest of the offline episodes
 
 
 def load_checked(

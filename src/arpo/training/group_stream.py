@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arpo.algorithms.admission import Admission
-from arpo.errors import Outage
+from arpo.errors import Outage, UserError
 from arpo.evaluation.scoring import report_failures
 from arpo.rollout.scheduler import Outcome
 from arpo.storage.codec import GROUP
 from arpo.tasks.order import TaskOrder
 from arpo.tasks.sources import TaskIndex
-from arpo.training.checkpoints import group_from_json, group_to_json, load_checked
+from arpo.training.checkpoints import State, group_to_json
 from arpo.training.run import Run
 from arpo.types import Failure, Group, Task, Turn
 
@@ -250,13 +250,14 @@ class GroupStream:
             }
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        stream = state["stream"]
-        self._taken, self._numbers = stream["taken"], stream["numbers"]
-        self._dropped = list(stream["dropped"])
-        self._queue.extend((number, self._tasks[task_id]) for number, task_id in stream["unplayed"])
-        for value in stream["finished"]:
-            group = group_from_json(value, lambda name: load_checked(self._run.store, name, self._run.player))
+    def restore(self, state: State) -> None:
+        stream = state.stream
+        if stream is None:
+            raise UserError(f"{self._run.store.folder}: a checkpoint of lock step: choose another --run.dir")
+        self._taken, self._numbers = stream.taken, stream.numbers
+        self._dropped = list(stream.dropped)
+        self._queue.extend((number, self._tasks[task_id]) for number, task_id in stream.unplayed)
+        for group in stream.finished:
             self._finished[group.index] = group
             self._admission.start(group.index)
             self._admission.finish(group.index, _oldest(group))

@@ -9,11 +9,12 @@ from typing import Any
 from arpo.algorithms.credit import Credit
 from arpo.algorithms.samples import split_by_signal
 from arpo.config import Config
+from arpo.envs.quarantine import QuarantineState
 from arpo.errors import Outage
 from arpo.evaluation.scoring import report_failures
 from arpo.storage.codec import BATCH
 from arpo.tasks.order import TaskOrder
-from arpo.training.checkpoints import Progress
+from arpo.training.checkpoints import Progress, State
 from arpo.training.run import Run
 from arpo.types import Group
 
@@ -78,7 +79,7 @@ class LockStep:
         self._run.progress.episodes += sum(len(group.trajectories) for group in groups)
         report_failures(groups, self._run.display, some_tasks=True)
 
-    async def _abandon_batch(self, before: Progress, pool: Mapping[str, Any]) -> None:
+    async def _abandon_batch(self, before: Progress, pool: QuarantineState) -> None:
         """Save the run as it was before the batch.
 
         If dynamic sampling has stored a part of the batch, the newest checkpoint stays the newest: the
@@ -102,7 +103,7 @@ class LockStep:
         """Its part of a checkpoint, as JSON. Called when a checkpoint is written."""
         return {}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: State) -> None:
         """Continue from a checkpoint. Called before the first batch."""
 
     def waiting_episodes(self) -> set[str]:

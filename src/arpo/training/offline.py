@@ -30,7 +30,7 @@ from arpo.storage.codec import EVALUATED, StoredEpisode
 from arpo.storage.run_folder import PACK, RunFolder, RunFolderReader
 from arpo.tasks.sets import load_sets
 from arpo.tasks.sources import TaskIndex
-from arpo.training.checkpoints import Progress, images_fit, load_checked
+from arpo.training.checkpoints import Progress, State, images_fit, load_checked
 from arpo.training.offline_methods import OfflineMethod, Unit, open_method
 from arpo.training.run import Run
 from arpo.types import Trajectory
@@ -158,8 +158,8 @@ class OfflineTrainer:
 
     def saved(self) -> None: ...
 
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        if state["source"] != self.source.digest:
+    def _restore(self, state: State) -> None:
+        if state.source != self.source.digest:
             raise UserError(
                 f"offline.source: {self.source.reader.folder} holds other episodes than when this run "
                 "started. Restore them, or start again in another --run.dir"

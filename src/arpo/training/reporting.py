@@ -20,8 +20,9 @@ from arpo.plugins import open_plugin, run_callback
 from arpo.reporting.display import Display, count_noun, format_seconds
 from arpo.reporting.tracking import Trackers
 from arpo.rollout.activity import Call, EpisodeCalls
-from arpo.storage.codec import EVALUATED
+from arpo.storage.codec import EVALUATED, StoredCalls
 from arpo.storage.files import RESTORE_OR_LEAVE, damage
+from arpo.storage.from_json import from_json
 from arpo.storage.run_folder import CALLS, EVALUATIONS, FAILURES, METRICS, TIMING, RunFolder, RunFolderReader
 from arpo.training.checkpoints import Progress, UnfinishedBatch
 from arpo.types import Failure, Group
@@ -213,8 +214,8 @@ def logged_seconds(store: RunFolder) -> float:
     end = 0.0
     for number, record in enumerate(store.read_log(CALLS), 1):
         with damage(f"{store.folder / CALLS}: line {number}", RESTORE_OR_LEAVE):
-            for _, began, seconds in record["calls"][-1:]:
-                end = float(began + seconds)
+            for _, began, seconds in from_json(record, StoredCalls).calls[-1:]:
+                end = began + seconds
     return end
 
 

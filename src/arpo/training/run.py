@@ -7,10 +7,11 @@ is recorded. The loops (`trainer`, `offline`) decide where a batch comes from an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from copy import deepcopy
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from arpo.cluster.ranks import open_ranks
@@ -31,7 +32,7 @@ from arpo.rollout.player import Player, open_player
 from arpo.storage.checkpoint import CHECKPOINTS
 from arpo.storage.run_folder import RunFolder
 from arpo.tasks.sets import sets_of_run
-from arpo.training.checkpoints import Checkpoints, Progress, UnfinishedBatch
+from arpo.training.checkpoints import Checkpoints, Progress, State, UnfinishedBatch, load_checked
 from arpo.training.evaluation import Evaluations, EvaluationStopped
 from arpo.training.garbage import short_collections
 from arpo.training.reporting import Records
@@ -76,7 +77,7 @@ class Run:
         self.stopping = False
         self.on_stop: Callable[[], None] = lambda: None  # called in the event loop, to end a wait
         self.unfinished: UnfinishedBatch | None = None
-        self.restored: Mapping[str, Any] | None = None
+        self.restored: State | None = None
         self._loop = loop
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._opened = ExitStack()
@@ -183,7 +184,7 @@ class Run:
         `groups` are for the callback. `played` is the number of episodes in the batch.
         """
         self.records.show_batch(metrics)
-        kept = groups if self.records.callback else ()
+        kept = tuple(groups) if self.records.callback else ()
         await self._complete(UnfinishedBatch(metrics=metrics, groups=kept, played=played, seconds={}))
 
     async def _complete(self, batch: UnfinishedBatch) -> None:
@@ -237,19 +238,17 @@ class Run:
         self.progress.seconds = self.records.calls.elapsed()
         return {
             "progress": asdict(self.progress),
-            "pool": self.scheduler.pool.state(),
+            "pool": asdict(self.scheduler.pool.state()),
             **self._loop.state(),
             **({"unfinished": self.unfinished.to_json()} if self.unfinished is not None else {}),
         }
 
     def _restore(self) -> None:
-        with self.checkpoints.restoring(self.learner) as state:
-            self.restored = state
-            if state is not None:
-                self.progress = Progress(**state["progress"])
-                self.scheduler.pool.restore(state["pool"])
-                if state.get("unfinished") is not None:
-                    self.unfinished = UnfinishedBatch.from_json(state["unfinished"], self.store)
+        load = partial(load_checked, self.store, player=self.player)
+        self.restored = state = self.checkpoints.restore(self.learner, load)
+        if state is not None:
+            self.progress, self.unfinished = state.progress, state.unfinished
+            self.scheduler.pool.restore(state.pool)
 
     def refuse_less(self, key: str, done: float, total: float) -> None:
         """Refuse a total below the progress of the run: its summary would be wrong or missing."""

@@ -6,7 +6,7 @@ import asyncio
 import math
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -30,7 +30,7 @@ from arpo.storage.codec import EVALUATED
 from arpo.storage.run_folder import RunFolder
 from arpo.tasks.order import open_order
 from arpo.tasks.sources import TaskIndex, replay_key
-from arpo.training.checkpoints import Progress, check_folder, load_checked
+from arpo.training.checkpoints import Progress, State, check_folder, load_checked
 from arpo.training.export import export_model
 from arpo.training.group_stream import GroupStream
 from arpo.training.lock_step import LockStep, trained_groups
@@ -205,13 +205,13 @@ class Trainer:
             # Episodes that wait for a batch may have ended after the checkpoint: the next one names them.
             self.run.store.prune(self.run.checkpoints.needed_episodes() | self.source.waiting_episodes())
 
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        stored = [episode for episodes in state["replay"].values() for episode in episodes]
+    def _restore(self, state: State) -> None:
+        stored = [episode for episodes in state.replay.values() for episode in episodes]
         load = partial(load_checked, self.run.store, player=self.run.player, outline=True)
         self.replay.restore(map(load, stored))
         self.source.restore(state)
         played = self.run.store.episodes()
-        self.order.restore(state, (e for e in played if not e.episode_id.startswith(EVALUATED)))
+        self.order.restore(state.orders, (e for e in played if not e.episode_id.startswith(EVALUATED)))
         self._refuse_shorter()
 
     def _refuse_shorter(self) -> None:

@@ -130,7 +130,7 @@ def failed(factory, **changes):
     outcome = asyncio.run(pool.run(TASK, "e", episode))
     assert isinstance(outcome, Failure)
     assert outcome.kind == "EnvError"
-    assert pool.state()["failures"] == {"t": 1}
+    assert pool.state().failures == {"t": 1}
     return f"{outcome.where}: {outcome.message}"
 
 
@@ -319,7 +319,7 @@ def test_concurrent_failures_of_a_task_count_once():
         return await asyncio.gather(*(pool.run(TASK, str(number), late) for number in range(4)))
 
     assert [outcome.kind for outcome in asyncio.run(main())] == ["EnvError"] * 4
-    assert pool.state()["failures"] == {"t": 1}
+    assert pool.state().failures == {"t": 1}
     assert not pool.quarantine.tasks
 
 
@@ -331,7 +331,7 @@ def test_a_success_resets_consecutive_failures():
             await pool.run(TASK, str(number), episode)
         return pool
 
-    assert asyncio.run(main()).state()["failures"] == {}
+    assert asyncio.run(main()).state().failures == {}
 
 
 def test_engine_faults_quarantine_no_task():
@@ -447,7 +447,7 @@ def test_an_outage_of_all_environments_pauses_and_costs_no_task_and_no_episode()
         return await asyncio.gather(*(pool.run(one, one.id, episode) for one in tasks))
 
     assert all(isinstance(outcome, Trajectory) for outcome in asyncio.run(main()))
-    assert pool.state()["failures"] == {}
+    assert pool.state().failures == {}
     assert notes[0].startswith("no environment works (start: OSError: no display). The run pauses, next")
     assert notes[-1].startswith("the environments work again after") and len(notes) > 2
     assert pool.outage.take_seconds() > 0 == pool.outage.take_seconds()

@@ -1,4 +1,3 @@
-
 from arpo.envs.quarantine import Quarantine, QuarantineState
 
 

@@ -134,7 +134,7 @@ def test_a_prompt_that_does_not_fit_costs_its_own_task_alone():
         "task long, generate: rollout.max_context_tokens = 1000 is too small: prompt and answer need "
     )
     assert len(envs) == 6  # a retry would show the same task
-    assert plan.pool.state()["failures"] == {"long": 3}  # counts towards quarantine
+    assert plan.pool.state().failures == {"long": 3}  # counts towards quarantine
 
 
 def test_a_users_mistake_comes_out_as_itself():

@@ -2,15 +2,24 @@ import json
 
 import pytest
 
+import stored_episodes
 from arpo.storage.codec import (
+    StoredCalls,
+    check_evaluation,
+    check_numbers,
+    check_summary,
+    failure_from_json,
     sample_from_json,
     sample_to_json,
     stored_episode,
+    stored_group,
     trajectory_from_json,
     trajectory_to_json,
 )
+from arpo.storage.from_json import from_json
 from arpo.types import Sample
-from stored_episodes import episode, small
+from damaged_json import damaged
+from stored_episodes import ALL_ACTIONS, episode, small
 
 
 def written(versions_of_first_turn=(3, 3, 4)):
@@ -73,3 +82,72 @@ def test_a_sample_is_read_as_it_was_written():
         staleness=(0, 1),
     )
     assert sample_from_json(json.loads(json.dumps(sample_to_json(sample))), {shot.sha256: shot}) == sample
+
+
+FAILURE = {
+    "episode_id": "e", "task_id": "t", "kind": "EnvTimeout", "where": "step", "message": "late", "attempts": 3
+}  # fmt: skip
+RESCUE = {"index": 1, "replaced_episode": "a", "stored_episode": "b", "stored_task": "t", "age": 3}
+GROUP = {
+    "step": 1, "group": "batch0-0", "task": "t", "version": 0, "episodes": ["batch0-0-0", "b"],
+    "versions": [0, 0], "rewards": [0.0, 1.0], "advantages": [-1.0, 1.0], "rescues": [RESCUE],
+}  # fmt: skip
+SUMMARY = {
+    "success": {"base": {"train": 0.5}, "final": {"train": None}},
+    "counts": {"base": {"train": [1.0, 2]}},
+    "left_out": {"train": ["t"]},
+    "groups": {"total": 3},
+    "training_episodes": {"batches": 1, "first": [1, 4], "last": [2, 4]},
+    "seconds": 1.5,
+}
+EVALUATION = {
+    "step": 2,
+    "episodes": 8,
+    "landmark": "",
+    "sets": {"train": {"a": [1.0]}},
+    "failures": {"train": 1},
+}
+CALLS = {"episode": "e", "host": "", "fault": "", "calls": [["start", 0.0, 1.0], ["step", 1.0, 0.5]]}
+
+
+def stored(value):
+    shots = {shot.sha256: shot for shot in (small(1), small(2))}
+
+    def read(names):
+        if not set(names) <= shots.keys():
+            raise ValueError("no such screenshot")
+        return shots
+
+    stored_episode(value)
+    return trajectory_from_json(value, read)
+
+
+TRAJECTORY = trajectory_to_json(
+    episode("e", [small(1), small(2)], turns=(stored_episodes.turn(small(1), actions=ALL_ACTIONS[:4]),))
+)
+
+
+@pytest.mark.parametrize(
+    ("record", "read"),
+    [
+        (TRAJECTORY, stored),
+        (GROUP, stored_group),
+        (FAILURE, failure_from_json),
+        (EVALUATION, check_evaluation),
+        (SUMMARY, check_summary),
+        ({"step": 1, "loss": 0.5, "reward": None}, check_numbers),
+        (CALLS, lambda value: from_json(value, StoredCalls)),
+    ],
+    ids=["trajectory", "group", "failure", "evaluation", "summary", "numbers", "calls"],
+)
+def test_every_damaged_record_is_read_or_is_a_value_error(record, read):
+    """One key less, or a value of another type, at every place: no other error than ValueError."""
+    record = json.loads(json.dumps(record))
+    read(record)
+    refused = 0
+    for value in damaged(record):
+        try:
+            read(value)
+        except ValueError:
+            refused += 1
+    assert refused > 12

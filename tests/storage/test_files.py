@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from arpo.errors import UserError
-from arpo.storage.files import MAX_DEPTH, lock_folder, read_json, read_lines, write_atomically
+from arpo.storage.files import MAX_DEPTH, damage, lock_folder, read_json, read_lines, write_atomically
 
 
 def nested(depth):
@@ -68,3 +68,11 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
             UserError, match=r"/run: the folder of the run cannot be written: .*: choose another"
         ):
             lock_folder(tmp_path / folder, "run", "--run.dir")
+
+
+def test_a_value_error_is_damage_and_every_other_error_is_ours():
+    with pytest.raises(UserError, match=r"summary\.json: damaged, no 'a': restore"), damage("summary.json"):
+        raise ValueError("no 'a'")
+    for error in (KeyError("a"), AttributeError("a"), TypeError("a"), IndexError("a"), RecursionError("a")):
+        with pytest.raises(type(error)), damage("summary.json"):
+            raise error

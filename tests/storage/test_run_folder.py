@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import zlib
-from contextlib import closing
+from contextlib import closing, suppress
 
 import numpy as np
 import pytest
@@ -194,6 +194,30 @@ def test_a_flipped_bit_is_detected(tmp_path):
     (tmp_path / PACK).write_bytes(damaged)
     with pytest.raises(UserError, match=r"at byte \d+ is damaged: restore the file, or remove the run"):
         RunFolderReader(tmp_path).load_trajectory("a")
+
+
+def test_a_flipped_bit_of_a_header_is_detected(tmp_path):
+    """Also in the field of the base, which a PNG does not have."""
+    with closing(RunFolder(tmp_path)) as store:
+        store.add_trajectory(episode("a", [small(1), small(2)]))
+        offsets = store.offsets()
+    whole = (tmp_path / PACK).read_bytes()
+    for byte in range(HEADER.size):
+        damaged = bytearray(whole)
+        damaged[byte] ^= 1
+        (tmp_path / PACK).write_bytes(damaged)
+        with (
+            closing(RunFolderReader(tmp_path)) as reader,
+            pytest.raises(UserError, match=r"screenshots\.pack: .*damaged"),
+        ):
+            reader.load_outline("a")
+        in_base = 37 <= byte < 69
+        with (
+            closing(RunFolder(tmp_path)) as store,
+            pytest.raises(UserError) if in_base else suppress(UserError),
+        ):
+            store.rewind(offsets)
+        assert (tmp_path / PACK).read_bytes() == damaged
 
 
 def test_pruning_keeps_named_screenshots_and_their_bases(tmp_path):

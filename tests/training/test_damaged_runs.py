@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -57,6 +59,20 @@ def test_tokens_that_the_model_cannot_have_sampled_are_refused(config: Config, w
     lines[index] = changed[:-1] + b" " * (len(lines[index]) - len(changed)) + b"}"  # the offsets stay
     path.write_bytes(b"\n".join(lines))
     assert "trajectories.jsonl: damaged, the tokens of episode 'batch0-" in refusal(config)
+
+
+@pytest.mark.parametrize("key", ["offsets", "progress", "pool", "replay"])
+def test_a_checkpoint_of_a_wrong_form_is_named_and_nothing_is_removed(config: Config, key: str) -> None:
+    run = Path(config.run.dir)
+    newest = max((run / "checkpoints").iterdir())
+    (newest / "state.json").write_text(json.dumps(json.loads((newest / "state.json").read_text()) | {key: 3}))
+    manifest = json.loads((newest / "manifest.json").read_text())
+    content = (newest / "state.json").read_bytes()
+    manifest["files"]["state.json"] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (newest / "manifest.json").write_text(json.dumps(manifest))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert re.search(rf"state\.json: damaged, {key}.*: restore the file", refusal(config))
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def test_a_run_that_has_lost_its_checkpoints_is_not_emptied(config: Config) -> None:

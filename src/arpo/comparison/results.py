@@ -139,7 +139,7 @@ def run_result(
     stages: dict[str, float] = {}
     for line in timing:
         for key, stage in TIMING_KEYS.items():
-            stages[stage] = stages.get(stage, 0.0) + line.get(key, 0.0)
+            stages[stage] = stages.get(stage, 0.0) + (line.get(key) or 0.0)
     evaluated = tuple(
         Evaluation(
             step=line["step"],
@@ -156,8 +156,8 @@ def run_result(
         method=method,
         seed=seed,
         config=config,
-        episodes=summary.get("episodes", max((line.get("episodes", 0) for line in batches), default=0)),
-        seconds=summary.get("seconds", 0.0) + collection_seconds,
+        episodes=summary.get("episodes") or max((line.get("episodes") or 0 for line in batches), default=0),
+        seconds=(summary.get("seconds") or 0.0) + collection_seconds,
         ended=bool(summary) and any(one.landmark == FINAL for one in evaluated),
         batches=tuple({name: line.get(name) for name in BATCH_METRICS} for line in batches),
         stages=stages,
@@ -411,7 +411,8 @@ def _smoothed_ratio(numerator: str, denominator: str, weight: str = "") -> Calla
     """Ratio of two metrics, each summed over a window of batches. `weight` multiplies the numerator."""
 
     def curve(run: RunResult) -> Curve:
-        lines = [b for b in run.batches if b.get(numerator) is not None and b.get(denominator) is not None]
+        needed = [numerator, denominator, "episodes", *([weight] if weight else [])]
+        lines = [batch for batch in run.batches if all(batch.get(name) is not None for name in needed)]
         half_window = SMOOTHING_WINDOW // 2
         points = []
         for index, line in enumerate(lines):

@@ -26,7 +26,8 @@ from typing import Any, Self
 from arpo.actions import TERMINAL, Action, Finished, Wait
 from arpo.envs.pyautogui_program import program
 from arpo.errors import UserError
-from arpo.storage.files import escapes_folder, lock_folder
+from arpo.storage.files import escapes_folder, lock_folder, parse_json
+from arpo.storage.from_json import from_json
 from arpo.storage.run_folder import write_atomically
 from arpo.types import Failure, StopReason, Task, Trajectory
 
@@ -122,6 +123,27 @@ class Trial:
             file.write(line + "\n")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Args:
+    terms: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Key:
+    domain: str
+    task_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Info:
+    stop: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    info: _Info
+
+
 def trials(folder: Path) -> list[str]:
     """Names of the trials in a model's folder, without those that arpo did not write."""
     return sorted(path.parent.name for path in folder.glob(f"*/{ARGS}"))
@@ -130,8 +152,8 @@ def trials(folder: Path) -> list[str]:
 def read_settings(folder: Path) -> dict[str, Any]:
     """The settings of a trial. Empty if arpo did not write it."""
     try:
-        return dict(json.loads((folder / ARGS).read_text("utf-8"))["terms"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return from_json(parse_json((folder / ARGS).read_bytes()), _Args).terms
+    except (OSError, ValueError):
         return {}
 
 
@@ -152,12 +174,13 @@ def failures(folder: Path) -> dict[TaskKey, dict[str, Any]]:
     """The last failure of each task without a result. Ignores a torn line."""
     found: dict[TaskKey, dict[str, Any]] = {}
     path = folder / FAILURES
-    for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
-            record = json.loads(line)
-            found[record["domain"], record["task_id"]] = record
-        except (ValueError, KeyError, TypeError):
+            record = from_json(parse_json(line), dict[str, Any])
+            key = from_json(record, _Key)
+        except ValueError:
             continue
+        found[key.domain, key.task_id] = record
     done = scores(folder)
     return {key: record for key, record in found.items() if key not in done}
 
@@ -166,11 +189,9 @@ def stops(folder: Path) -> dict[TaskKey, str]:
     """The stop reason of each episode of a trial, if recorded."""
     found = {}
     for path in sorted(folder.glob(f"*/*/{STEPS}")):
-        lines = path.read_text("utf-8").splitlines()
-        try:
-            found[path.parts[-3], path.parts[-2]] = str(json.loads(lines[-1])["info"]["stop"])
-        except (IndexError, ValueError, KeyError, TypeError):
-            continue
+        lines = path.read_bytes().splitlines() or [b""]
+        with suppress(ValueError):
+            found[path.parts[-3], path.parts[-2]] = from_json(parse_json(lines[-1]), _Step).info.stop
     return found
 
 

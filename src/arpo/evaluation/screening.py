@@ -12,8 +12,9 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from arpo.config import Config
 from arpo.engines.factory import model_id
@@ -24,7 +25,8 @@ from arpo.evaluation.scoring import describe_failures
 from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, describe_failure, open_display
 from arpo.rollout.scheduler import Scheduler
-from arpo.storage.files import write_atomically
+from arpo.storage.files import parse_json, write_atomically
+from arpo.storage.from_json import from_json
 from arpo.tasks.lists import is_shipped
 from arpo.tasks.screened import Count, Screening, format_selection
 from arpo.tasks.sets import SKIPPED, playable, refuse_desk_tasks, write_skipped
@@ -155,24 +157,27 @@ def screening_settings(config: Config, rollouts: int) -> dict[str, str | int | f
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Report:
+    terms: dict[str, Any]
+    tasks: dict[str, Count]
+
+
 def _read_report(
     path: Path, settings: Mapping[str, object], pool: Mapping[str, Task], display: Display
 ) -> dict[str, Count]:
     """The counts of a finished screening with the same settings; none if the report is missing or damaged."""
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-        others = [
-            f"{key}: {report['terms'].get(key)}"
-            for key in settings
-            if report["terms"].get(key) != settings[key]
-        ]
-        counts = {
-            task: Count(successes=row["successes"], rollouts=row["rollouts"])
-            for task, row in report["tasks"].items()
-            if task in pool and 0 <= row["successes"] <= row["rollouts"] > 0
-        }
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        report = from_json(parse_json(path.read_bytes()), _Report)
+    except (FileNotFoundError, ValueError):
         return {}
+    terms = report.terms
+    others = [f"{key}: {terms.get(key)}" for key in settings if terms.get(key) != settings[key]]
+    counts = {
+        task: count
+        for task, count in report.tasks.items()
+        if task in pool and 0 <= count.successes <= count.rollouts > 0
+    }
     if others:
         display.note(f"{path}: has other settings ({', '.join(others)}); all tasks are played")
         return {}

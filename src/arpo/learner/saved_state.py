@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -24,11 +23,24 @@ from torch import Tensor, nn
 
 from arpo.errors import UserError
 from arpo.models.trainable import frozen_fingerprint
+from arpo.storage.files import parse_json
+from arpo.storage.from_json import from_json
 
 WEIGHTS_FILE, OPTIMISER_FILE, COUNTERS_FILE = "weights.safetensors", "optimiser.safetensors", "learner.json"
 ADAM_KEYS = ("step", "exp_avg", "exp_avg_sq")
 PART_BYTES = 4 * 2**30  # maximum of one file, except for a larger tensor
 _PARTS = "parts"  # metadata of the first file: the number of files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """Contents of learner.json. `frozen` is a fingerprint; `ranks` is 0 if one process wrote the folder."""
+
+    version: int
+    steps: int
+    skipped: int
+    frozen: str = ""
+    ranks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +57,18 @@ class SavedState:
     def read(cls, folder: Path, model: nn.Module) -> SavedState:
         """Read a folder. Raises `UserError` if it is damaged or does not match the model."""
         try:
-            counters = _read_counters(folder)
+            counters = read_counters(folder)
             saved = cls(
                 weights=load_tensors(folder, WEIGHTS_FILE),
                 optimiser_state=load_tensors(folder, OPTIMISER_FILE),
-                **{key: int(counters[key]) for key in ("version", "steps", "skipped")},
+                version=counters.version,
+                steps=counters.steps,
+                skipped=counters.skipped,
             )
-            if counters.get("frozen", "") != frozen_fingerprint(model):
+            if counters.frozen != frozen_fingerprint(model):
                 raise ValueError("the frozen weights differ from those of the saved run")
             saved._check_shapes({name: p for name, p in model.named_parameters() if p.requires_grad})
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, SafetensorError, ValueError) as error:
             raise UserError(
                 f"{folder}: damaged, or not a checkpoint of this model: {error}: restore it, or remove the "
                 "folder step-NUMBER to resume from the previous checkpoint"
@@ -74,6 +88,8 @@ class SavedState:
         }
         for name in wanted.keys() & {key.rpartition("/")[0] for key in self.optimiser_state}:
             step, *moments = (f"{name}/{key}" for key in ADAM_KEYS)
+            if step not in self.optimiser_state:
+                raise ValueError(f"{step} is missing")
             wanted |= {step: self.optimiser_state[step].shape, **dict.fromkeys(moments, wanted[name])}
         for name in sorted(wanted.keys() | found.keys()):
             if wanted.get(name) != found.get(name):
@@ -89,7 +105,7 @@ def load_tensors(folder: Path, name: str) -> dict[str, Tensor]:
 
 def iterate_tensors(folder: Path, name: str) -> Iterator[tuple[str, Tensor]]:
     """As `load_tensors`, with one tensor in memory at a time."""
-    ranks = int(_read_counters(folder).get("ranks", 0)) if (folder / COUNTERS_FILE).is_file() else 0
+    ranks = read_counters(folder).ranks if (folder / COUNTERS_FILE).is_file() else 0
     files = [rank_file(name, rank) for rank in range(ranks)] if ranks else [name]
     for part in [part for file in files for part in _parts(folder / file)]:
         with safe_open(part, framework="pt") as tensors:
@@ -155,11 +171,9 @@ def write_counters(folder: Path, model: nn.Module, **counters: int) -> None:
 
 def saved_version(folder: Path) -> int:
     """The version of the weights in a learner's folder."""
-    return int(_read_counters(folder)["version"])
+    return read_counters(folder).version
 
 
-def _read_counters(folder: Path) -> dict[str, Any]:
-    counters = json.loads((folder / COUNTERS_FILE).read_text(encoding="utf-8"))
-    if not isinstance(counters, dict):
-        raise ValueError(f"{COUNTERS_FILE} is not an object")
-    return counters
+def read_counters(folder: Path) -> Counters:
+    """Raises OSError or ValueError."""
+    return from_json(parse_json((folder / COUNTERS_FILE).read_bytes()), Counters)

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arpo.errors import UserError
-from arpo.storage.files import WRITTEN_BY, naming
+from arpo.storage.files import WRITTEN_BY, naming, parse_json
+from arpo.storage.from_json import from_json
 
 CHECKPOINTS = "checkpoints"  # their folder inside a run folder
 LEARNER = "learner"  # the folder of the learner inside a checkpoint
@@ -37,6 +38,18 @@ class Checkpoint:
 
     step: int
     path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SavedFile:
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Manifest:
+    step: int
+    files: dict[str, _SavedFile]
 
 
 def save(root: Path, step: int, write: Callable[[Path], None], keep: int) -> Checkpoint:
@@ -112,23 +125,22 @@ def step_of(folder: Path) -> int | None:
 def find_damage(checkpoint: Checkpoint) -> str:
     """Describe the first difference to the manifest; "" if the checkpoint is intact."""
     try:
-        manifest = json.loads((checkpoint.path / MANIFEST).read_text("utf-8"))
-        if manifest["step"] != checkpoint.step:
-            return f"{MANIFEST} belongs to step {manifest['step']}"
-        files = manifest["files"]
-        for name, expected in files.items():
+        manifest = from_json(parse_json((checkpoint.path / MANIFEST).read_bytes()), _Manifest)
+        if manifest.step != checkpoint.step:
+            return f"{MANIFEST} belongs to step {manifest.step}"
+        for name, expected in manifest.files.items():
             path = checkpoint.path / name
             if not path.is_file():
                 return f"{name} is missing"
-            if path.stat().st_size != expected["size"]:
-                return f"{name} has {path.stat().st_size} bytes, not {expected['size']}"
-        found = _sha256_of(checkpoint.path / name for name in files)
-        for (name, expected), digest in zip(files.items(), found, strict=True):
-            if digest != expected["sha256"]:
+            if path.stat().st_size != expected.size:
+                return f"{name} has {path.stat().st_size} bytes, not {expected.size}"
+        found = _sha256_of(checkpoint.path / name for name in manifest.files)
+        for (name, expected), digest in zip(manifest.files.items(), found, strict=True):
+            if digest != expected.sha256:
                 return f"{name} does not match its sha256"
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         return f"{MANIFEST} cannot be read: {error}"
     return ""
 

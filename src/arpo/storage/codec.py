@@ -126,7 +126,7 @@ class StoredEpisode:
 
 def stored_episode(value: Any) -> StoredEpisode:
     """Read an outcome from the JSON form of a trajectory. Contexts and actions are not checked."""
-    outline = from_json(value, _EpisodeOutline, _READERS)
+    outline = from_json(value, _EpisodeOutline, READERS)
     answers = [turn.completion for turn in outline.turns]
     versions = [min((version for version, _ in one.token_versions.pairs), default=0) for one in answers]
     return StoredEpisode(
@@ -159,7 +159,7 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
 def trajectory_from_json(value: Any, read: Callable[[Sequence[str]], Mapping[str, Screenshot]]) -> Trajectory:
     """`read` returns the screenshots of the trajectory by their names."""
     screenshots = read(screenshot_names(value))
-    return from_json(value, Trajectory, {**_READERS, Screenshot: screenshots.__getitem__})
+    return from_json(value, Trajectory, {**READERS, Screenshot: screenshots.__getitem__})
 
 
 def screenshots_of(trajectory: Trajectory) -> list[Screenshot]:
@@ -174,7 +174,7 @@ def screenshots_of(trajectory: Trajectory) -> list[Screenshot]:
 
 def screenshot_names(value: Any) -> tuple[str, ...]:
     """The sha256 of `screenshots_of`, in the same order, from the JSON form."""
-    return from_json(value, _EpisodeOutline, _READERS).screenshots
+    return from_json(value, _EpisodeOutline, READERS).screenshots
 
 
 def check_numbers(record: Mapping[str, Any]) -> None:
@@ -250,7 +250,7 @@ def group_of(episode_id: str) -> str:
 
 def stored_group(value: Any) -> StoredGroup:
     """Read a line of groups.jsonl. Raises ValueError if its lists have different lengths."""
-    group = from_json(value, StoredGroup, {**_READERS, **_FINITE})
+    group = from_json(value, StoredGroup, {**READERS, **_FINITE})
     if len({len(one) for one in (group.episodes, group.versions, group.rewards, group.advantages)}) > 1:
         raise ValueError("a group has lists of different lengths")
     if not all(0 <= rescue.index < len(group.episodes) for rescue in group.rescues):
@@ -330,7 +330,7 @@ def sample_to_json(sample: Sample) -> dict[str, Any]:
 
 def sample_from_json(value: Any, screenshots: Mapping[str, Screenshot]) -> Sample:
     mask = {Sequence[int]: lambda encoded: bytes(ids_from_json(encoded))}
-    return from_json(value, Sample, {**_READERS, **mask, Screenshot: screenshots.__getitem__})
+    return from_json(value, Sample, {**READERS, **mask, Screenshot: screenshots.__getitem__})
 
 
 def ids_to_json(token_ids: Sequence[int]) -> list[int | list[int]]:
@@ -368,11 +368,11 @@ def _finite(value: Any) -> float:
 
 
 def _answer_from_json(value: Any) -> Completion:
-    return from_json(value, StoredAnswer, _READERS).completion()
+    return from_json(value, StoredAnswer, READERS).completion()
 
 
 # Types with a form of their own in files.
-_READERS: Readers = {
+READERS: Readers = {
     Action: action_from_json,
     Completion: _answer_from_json,
     Runs: runs_from_json,

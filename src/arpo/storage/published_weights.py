@@ -21,9 +21,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from arpo.errors import UserError
-from arpo.storage.files import naming, read_json, write_atomically
+from arpo.storage.files import damage, naming, parse_json, read_json, write_atomically
+from arpo.storage.from_json import from_json
 from arpo.types import Screenshot
 
 MODEL_FILE, PROBE_FILE, MARKER = "model.safetensors", "probe.json", "COMPLETE"
@@ -51,6 +52,12 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Marker:
+    version: int
+    files: dict[str, int]  # bytes by name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedWeights:
     """A complete version."""
 
@@ -65,16 +72,12 @@ class PublishedWeights:
     def probe(self) -> Probe:
         """Raises UserError if probe.json is damaged."""
         path = self.folder / PROBE_FILE
-        value = read_json(path)
-        try:
-            return Probe(
-                token_ids=tuple(value["token_ids"]),
-                images=tuple(Screenshot.of(base64.b64decode(image)) for image in value["images"]),
-                answer=tuple(value["answer"]),
-                logprobs=tuple(value["logprobs"]),
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: damaged, {error}: start the run again") from error
+        with damage(path, "start the run again"):
+            return from_json(read_json(path), Probe, {Screenshot: _decode})
+
+
+def _decode(image: Any) -> Screenshot:
+    return Screenshot.of(base64.b64decode(from_json(image, str)))
 
 
 def version_folder(root: Path, version: int) -> Path:
@@ -116,10 +119,10 @@ def publishing(root: Path, version: int) -> Iterator[Path]:
 def read_published(folder: Path) -> PublishedWeights | None:
     """The version in this folder, or None if it is not complete."""
     try:
-        marker = json.loads((folder / MARKER).read_bytes())
-        complete = all((folder / name).stat().st_size == size for name, size in marker["files"].items())
-        return PublishedWeights(version=marker["version"], folder=folder) if complete else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        marker = from_json(parse_json((folder / MARKER).read_bytes()), _Marker)
+        complete = all((folder / name).stat().st_size == size for name, size in marker.files.items())
+        return PublishedWeights(version=marker.version, folder=folder) if complete else None
+    except (OSError, ValueError):
         return None
 
 

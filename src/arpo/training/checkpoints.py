@@ -52,7 +52,7 @@ class Progress:
     success: dict[str, dict[str, float]] = field(default_factory=dict)
     counts: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
     # By task set: tasks without a verdict before or after training.
-    left_out: dict[str, list[str]] = field(default_factory=dict)
+    left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
     seconds: float = 0.0
 
 

@@ -103,7 +103,7 @@ class Evaluations:
             base = next(one for one in self._records.store.read_log(EVALUATIONS) if one["landmark"] == "base")
             before, after = over_same_tasks(read_scores(base), scores)
             landmarks = {"base": before, "final": after}
-            progress.left_out = {name: sorted(score.left_out) for name, score in after.items()}
+            progress.left_out = {name: tuple(sorted(score.left_out)) for name, score in after.items()}
         for name, found in landmarks.items():
             progress.success[name] = {each: score.rate for each, score in found.items()}
             progress.counts[name] = {each: (score.successes, score.episodes) for each, score in found.items()}

@@ -7,7 +7,6 @@ The adapters of a LoRA run are merged into the weights, or written separately in
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from torch import nn
 from arpo.config import Config, ModelConfig
 from arpo.config.recipe import load_recorded
 from arpo.errors import UserError
-from arpo.learner.saved_state import COUNTERS_FILE, WEIGHTS_FILE, iterate_tensors, writing_tensors
+from arpo.learner.saved_state import WEIGHTS_FILE, iterate_tensors, read_counters, writing_tensors
 from arpo.models.hub import parse_hub_model, pin_model
 from arpo.models.loading import DTYPES, load_model, read_config, resolve_model
 from arpo.models.lora import merge, peft_tensors, write_peft_config
@@ -178,12 +177,13 @@ def _fill(model: nn.Module, folder: Path) -> None:
     """Load the weights of a checkpoint. Frozen weights must equal those that it was trained with."""
     frozen, parameters = frozen_fingerprint(model), dict(model.named_parameters())
     try:
-        saved = json.loads((folder / COUNTERS_FILE).read_text(encoding="utf-8"))["frozen"] if frozen else ""
-        if saved != frozen:
+        if frozen and read_counters(folder).frozen != frozen:
             raise UserError(f"{folder}: was trained with other frozen weights than model.path has now")
         for name, weight in iterate_tensors(folder, WEIGHTS_FILE):
             if name not in parameters or parameters[name].shape != weight.shape:
                 raise UserError(f"{folder}: {name} does not fit the model of the run's recipe")
             parameters[name].copy_(weight)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except UserError:
+        raise
+    except (OSError, SafetensorError, ValueError) as error:
         raise UserError(f"{folder}: damaged, {error}: {RESTORE_OR_OTHER}") from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from arpo.errors import UserError
-from arpo.storage.files import RESTORE, check_depth, damage, parse_object
+from arpo.storage.files import RESTORE, check_depth, damage, parse_json, parse_object
 
 MAX_LINE = 8 << 20  # bytes of one line of a .jsonl file; an episode of 120,000 sampled tokens has about 4 MiB
 MAX_SMALL_FILE = 4 << 20  # bytes of a recipe or a summary
@@ -98,7 +97,7 @@ class SafeFolder:
         except OSError:
             return None
         with damage(self.path(name)):
-            value = json.loads(content)
+            value = parse_json(content)
             check_depth(value)
         return value
 

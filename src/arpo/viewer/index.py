@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from arpo.errors import UserError
+from arpo.storage.from_json import from_json
 from arpo.viewer.files import MAX_LINE, Mark, SafeFolder, parse_shallow
 
 NAME = ".view-index.sqlite"
@@ -127,13 +128,8 @@ class Index:
         """How far a file was indexed."""
         found = self.row("SELECT value FROM state WHERE name = ?", (f"mark {name}",))
         try:
-            value = json.loads(found["value"]) if found else None
-            return (
-                Mark(inode=int(value["inode"]), end=int(value["end"]), hash=str(value["hash"]))
-                if value
-                else None
-            )
-        except (ValueError, TypeError, KeyError):
+            return from_json(json.loads(found["value"]), Mark) if found else None
+        except ValueError:
             self.rebuild()
             return None
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from arpo.errors import UserError
 from arpo.evaluation.osworld_results import RESULT, STEPS
-from arpo.storage.files import damage
 from arpo.storage.run_folder import METRICS, RECIPE, TRAJECTORIES
 from arpo.viewer.files import SafeFolder
 from arpo.viewer.osworld_source import KIND as OSWORLD
@@ -94,14 +93,12 @@ class Library:
             case ["comparison", folder]:
                 if folder not in self.comparisons():
                     raise NotFound(f"{folder!r}: no such comparison")
-                with damage(folder):
-                    return comparison_page(self.comparisons()[folder], query.get("against"))
+                return comparison_page(self.comparisons()[folder], query.get("against"))
             case ["s", name, *rest]:
                 source = self.source(name)
                 if not source.complete:
                     source.refresh(STEP_SECONDS)
-                with damage(source.identity.shown):
-                    return _page(source, rest, query)
+                return _page(source, rest, query)
         raise NotFound("no such address")
 
     def comparisons(self) -> dict[str, list[RunSource]]:

@@ -12,6 +12,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,12 +22,15 @@ from arpo.storage.codec import (
     COLLECTED,
     EVALUATED,
     GROUP,
+    StoredCalls,
     failure_from_json,
     group_of,
+    runs_from_json,
     stored_episode,
     stored_group,
 )
 from arpo.storage.files import damage
+from arpo.storage.from_json import from_json
 from arpo.storage.run_folder import CALLS, FAILURES, GROUPS, TOKEN_STATS, TRAJECTORIES
 from arpo.viewer.files import Mark, SafeFolder, complete_lines, parse_line
 from arpo.viewer.index import Index, add_problems, insert, set_mark, shot_key, storable
@@ -35,6 +39,7 @@ EARLIER_BATCHES = "batches.jsonl"
 MAX_TOKENS = 1 << 20  # of one episode
 MAX_ID = 200  # characters of an episode or task id
 MAX_CALLS = 20_000  # of one episode
+MAX_SECONDS = 1e9  # of a run
 _SECONDS = 0.02  # of reading between two transactions
 _PLACES = (
     (BATCH, re.compile(rf"{BATCH}(\d{{1,9}})-(\d{{1,9}})-\d{{1,9}}")),
@@ -45,6 +50,24 @@ _PLACES = (
 UNKNOWN_HOST = "not stored"  # in runs of older versions
 
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EarlierBatch:
+    step: int
+    groups: tuple[int, ...]
+    dropped: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TrainedAnswer:
+    step: int
+    update: int
+    episode: str
+    turn: int
+    replayed: bool
+
+
 Adder = Callable[[sqlite3.Connection, Json, int, int], None]  # connection, line, its place and size
 
 
@@ -149,12 +172,10 @@ class RunIndexer:
 
 
 def _add_episode(connection: sqlite3.Connection, record: Json, at: int, size: int) -> None:
-    tokens = sum(count_tokens(turn["completion"]["token_ids"]) for turn in record["turns"])
+    episode = stored_episode(record)
+    tokens = sum(runs_from_json(turn["completion"]["token_ids"]).total for turn in record["turns"])
     if tokens > MAX_TOKENS:
         raise ValueError(f"an episode of more than {MAX_TOKENS:,} tokens")
-    for turn in record["turns"]:
-        count_tokens(turn["completion"].get("versions", ()))
-    episode = stored_episode(record)
     name = _id(episode.episode_id)
     kind, number, place, batch = place_of(name)
     try:
@@ -182,7 +203,7 @@ def _add_episode(connection: sqlite3.Connection, record: Json, at: int, size: in
         )
     except sqlite3.IntegrityError:
         raise ValueError(f"a second episode {name!r}") from None
-    text = "\n".join(str(turn["completion"]["text"]) for turn in record["turns"])
+    text = "\n".join(turn["completion"]["text"] for turn in record["turns"])
     insert(connection, "words", rowid=row, body=text)
 
 
@@ -222,11 +243,12 @@ def _add_group(connection: sqlite3.Connection, record: Json, at: int, size: int)
 
 def _add_batch(connection: sqlite3.Connection, record: Json, at: int, size: int) -> None:
     """A line of batches.jsonl, which earlier versions wrote in asynchronous training."""
-    for name, dropped in (("groups", False), ("dropped", True)):
-        for number in record[name]:
-            group, batch = f"{GROUP}-{int(number)}", int(record["step"])
+    line = from_json(record, _EarlierBatch)
+    for numbers, dropped in ((line.groups, False), (line.dropped, True)):
+        for number in numbers:
+            group = f"{GROUP}-{number}"
             _insert_group(
-                connection, id=group, batch=batch, dropped=dropped, task="", rescued=False, record=""
+                connection, id=group, batch=line.step, dropped=dropped, task="", rescued=False, record=""
             )
 
 
@@ -238,30 +260,25 @@ def _insert_group(connection: sqlite3.Connection, **values: Any) -> None:
 
 def _add_calls(connection: sqlite3.Connection, record: Json, at: int, size: int) -> None:
     """An attempt at an episode, or the stages of a batch."""
-    calls = checked_calls(record)
-    if not calls:
+    line = checked_calls(record)
+    if not line.calls:
         return
-    step = record.get("step")
-    episode = None if step is not None else clipped_id(record["episode"])
-    if episode is None and not _is_count(step):
-        raise ValueError("step is not a number of batches")
-    began, ended = calls[0][1], max(began + seconds for _, began, seconds in calls)
-    insert(connection, "calls", episode=episode, step=step, began=began, ended=ended, at=at, size=size)
+    began, ended = line.calls[0][1], max(began + seconds for _, began, seconds in line.calls)
+    episode = None if line.episode is None else clipped_id(line.episode)
+    insert(connection, "calls", episode=episode, step=line.step, began=began, ended=ended, at=at, size=size)
 
 
 def _add_token_stats(connection: sqlite3.Connection, record: Json, at: int, size: int) -> None:
     """One answer in one update."""
-    step, update, turn = (record[name] for name in ("step", "update", "turn"))
-    if not all(map(_is_count, (step, update, turn))):
-        raise ValueError("step, update or turn is not a number")
+    line = from_json(record, _TrainedAnswer)
     insert(
         connection,
         "token_stats",
-        episode=clipped_id(record["episode"]),
-        step=step,
-        updated=update,
-        turn=turn,
-        replayed=record["replayed"] is True,
+        episode=clipped_id(line.episode),
+        step=line.step,
+        updated=line.update,
+        turn=line.turn,
+        replayed=line.replayed,
         at=at,
         size=size,
     )
@@ -277,45 +294,23 @@ _ADDERS: Mapping[str, Adder] = {
 }
 
 
-def checked_calls(record: Mapping[str, Any]) -> tuple[tuple[str, float, float], ...]:
-    """The calls of a line of calls.jsonl: (name, begin, duration), in seconds since the start of the run.
-
-    Raises ValueError if they are not in order, or have no times.
-    """
-    calls = record["calls"]
-    if not isinstance(calls, list) or len(calls) > MAX_CALLS:
-        raise ValueError(f"calls must be a list of at most {MAX_CALLS:,}")
+def checked_calls(record: Mapping[str, Any]) -> StoredCalls:
+    """Read a line of calls.jsonl. Raises ValueError if the calls are not in order, or have no times."""
+    line = from_json(record, StoredCalls)
+    if (line.step is None) == (line.episode is None):
+        raise ValueError("neither an episode nor a batch, or both")
+    if line.step is not None and line.step < 0:
+        raise ValueError("step is not a number of batches")
+    if len(line.calls) > MAX_CALLS:
+        raise ValueError(f"more than {MAX_CALLS:,} calls")
     end = 0.0
-    for name, began, seconds in calls:
-        if not (isinstance(name, str) and _is_time(began) and _is_time(seconds)):
-            raise ValueError("a call is not [name, begin, duration]")
+    for _, began, seconds in line.calls:
+        if not (0 <= began < MAX_SECONDS and 0 <= seconds < MAX_SECONDS):
+            raise ValueError("a call has no time")
         if began < end - 1e-3:  # each number is rounded
             raise ValueError("a call begins before the last one ends")
         end = began + seconds
-    return tuple((name[:40], float(began), float(seconds)) for name, began, seconds in calls)
-
-
-def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < 1e9
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 31
-
-
-def count_tokens(encoded: Any) -> int:
-    """The number of tokens in a run-length encoded list. Raises ValueError for more than MAX_TOKENS.
-
-    >>> count_tokens([5, [7, 4], 9])
-    6
-    """
-    lengths = [entry[1] for entry in encoded if type(entry) is not int]
-    if not all(type(length) is int and length >= 0 for length in lengths):
-        raise ValueError("a run length is not a number")
-    total = len(encoded) - len(lengths) + sum(lengths)
-    if total > MAX_TOKENS:
-        raise ValueError(f"more than {MAX_TOKENS:,} tokens")
-    return total
+    return replace(line, calls=tuple((name[:40], began, seconds) for name, began, seconds in line.calls))
 
 
 def _id(text: str) -> str:

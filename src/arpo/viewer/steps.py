@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from arpo.actions import (
@@ -22,17 +23,24 @@ from arpo.actions import (
     RightClick,
     Scroll,
     Type,
-    action_from_json,
     action_to_json,
 )
+from arpo.storage.codec import READERS, StoredAnswer
+from arpo.storage.from_json import from_json
 from arpo.viewer.index import as_number
-from arpo.viewer.run_index import count_tokens
 
 Json = dict[str, Any]
 Shot = Callable[[str], Json]  # the JSON form of a screenshot, by sha256
 
 MAX_STEPS = 2_000
-_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Turn:
+    screenshot: str
+    completion: StoredAnswer
+    actions: tuple[Action, ...]
+    error: str
 
 
 def run_steps(record: Mapping[str, Any], shot: Shot) -> list[Json]:
@@ -41,7 +49,7 @@ def run_steps(record: Mapping[str, Any], shot: Shot) -> list[Json]:
     for number, turn in enumerate(record["turns"][:MAX_STEPS], 1):
         try:
             steps.append(_step(number, turn, shot))
-        except _DAMAGED as error:
+        except ValueError as error:
             steps.append({**empty_step(number), "error": f"this step is damaged: {str(error)[:200]}"})
     return steps
 
@@ -78,21 +86,20 @@ def answer_json(answer: str, actions: Sequence[Action]) -> Json:
     }
 
 
-def _step(number: int, turn: Mapping[str, Any], shot: Shot) -> Json:
-    completion = turn["completion"]
-    logprobs = [value for value in map(as_number, completion["logprobs"]) if value is not None]
-    tokens = count_tokens(completion["token_ids"])
-    versions = completion.get("versions", [completion.get("policy_version", 0)])
+def _step(number: int, value: Any, shot: Shot) -> Json:
+    turn = from_json(value, _Turn, READERS)
+    answer, tokens = turn.completion, turn.completion.token_ids.total
+    logprobs = [logprob for logprob in map(as_number, answer.logprobs) if logprob is not None]
     return {
         **empty_step(number),
-        **answer_json(str(completion["text"]), [action_from_json(action) for action in turn["actions"]]),
-        "shot": shot(str(turn["screenshot"])),
-        "error": str(turn["error"]),
-        "finish": str(completion["finish"]),
+        **answer_json(answer.text, turn.actions),
+        "shot": shot(turn.screenshot),
+        "error": turn.error,
+        "finish": answer.finish,
         "tokens": tokens,
         "has_tokens": tokens > 0,
         "mean_logprob": math.fsum(logprobs) / len(logprobs) if logprobs else None,
-        "versions": sorted({entry if isinstance(entry, int) else int(entry[0]) for entry in versions}),
+        "versions": sorted({version for version, _ in answer.token_versions.pairs}),
     }
 
 

@@ -42,5 +42,5 @@ def _result(run: RunSource, collected: RunSource | None) -> RunResult:
         metrics=run.metrics.rows,
         timing=run.timing.rows,
         evaluations=run.evaluations(),
-        collection_seconds=sum(row.get("rollout", 0.0) for row in offline.timing.rows) if offline else 0.0,
+        collection_seconds=sum(row.get("rollout") or 0.0 for row in offline.timing.rows) if offline else 0.0,
     )

@@ -9,7 +9,6 @@ from arpo.config import Config
 from arpo.config.task_set_names import set_label
 from arpo.errors import UserError
 from arpo.reporting.metrics import find_metric
-from arpo.storage.files import damage
 from arpo.viewer.run_source import RunSource
 from arpo.viewer.source import Json, Source
 
@@ -19,8 +18,7 @@ def runs_page(sources: Iterable[Source], errors: Iterable[str], command: str) ->
     entries, problems = [], list(errors)
     for source in sources:
         try:
-            with damage(source.identity.shown):
-                entries.append(_entry(source))
+            entries.append(_entry(source))
         except UserError as error:
             problems.append(str(error))
     return {

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from arpo.errors import UserError
+from arpo.storage.codec import StoredCalls
+from arpo.storage.files import damage
 from arpo.storage.run_folder import CALLS
 from arpo.viewer.index import read_indexed
 from arpo.viewer.run_index import checked_calls, clipped_id
@@ -83,13 +85,13 @@ def lanes_page(run: RunSource, batch: int | None) -> Json:
         "began": began,
         "ended": ended,
         "complete": complete,
-        "learner": [call for line in stages for call in checked_calls(line)],
+        "learner": [call for line in stages for call in line.calls],
         **lane_json([_attempt(line) for line in found], began, ended),
         **labels,
     }
 
 
-def _lines(run: RunSource, kind: str, began: float, ended: float, limit: int) -> tuple[list[Json], bool]:
+def _lines(run: RunSource, kind: str, began: float, ended: float, limit: int) -> tuple[list[StoredCalls], bool]:
     """The first lines of a window of time, and whether these are all of them."""
     rows = run.index.rows(
         f"SELECT * FROM calls WHERE {kind} IS NOT NULL AND ended >= ? AND began <= ? ORDER BY n LIMIT ?",
@@ -100,13 +102,15 @@ def _lines(run: RunSource, kind: str, began: float, ended: float, limit: int) ->
     return [_read(run, row) for row in taken], len(taken) == len(rows)
 
 
-def _read(run: RunSource, row: sqlite3.Row) -> Json:
+def _read(run: RunSource, row: sqlite3.Row) -> StoredCalls:
     def fits(record: Json) -> bool:
         name = record.get("episode")
         found = None if name is None else clipped_id(name), record.get("step")
         return found == (row["episode"], row["step"])
 
-    return read_indexed(run.folder, run.index, CALLS, row, fits)
+    record = read_indexed(run.folder, run.index, CALLS, row, fits)
+    with damage(run.folder.path(CALLS)):
+        return checked_calls(record)
 
 
 def add_times(run: RunSource, episode: str, steps: Sequence[Json]) -> Json:
@@ -115,7 +119,7 @@ def add_times(run: RunSource, episode: str, steps: Sequence[Json]) -> Json:
     A time is [begin, duration]. The last attempt is the one that was played to its end.
     """
     row = run.index.row("SELECT * FROM calls WHERE episode = ? ORDER BY n DESC LIMIT 1", (episode,))
-    calls = () if row is None else checked_calls(_read(run, row))
+    calls = () if row is None else _read(run, row).calls
     by_name: dict[str, list[list[float]]] = {}
     for name, began, seconds in calls:
         by_name.setdefault(name, []).append([began, seconds])
@@ -132,12 +136,9 @@ def add_times(run: RunSource, episode: str, steps: Sequence[Json]) -> Json:
     return {"steps_list": timed, "times": at(0, "start", "evaluate")}
 
 
-def _attempt(record: Json) -> Attempt:
+def _attempt(line: StoredCalls) -> Attempt:
     return Attempt(
-        episode=clipped_id(record["episode"]),
-        host=str(record.get("host", ""))[:200],
-        fault=str(record.get("fault", ""))[:100],
-        calls=checked_calls(record),
+        episode=clipped_id(line.episode), host=line.host[:200], fault=line.fault[:100], calls=line.calls
     )
 
 

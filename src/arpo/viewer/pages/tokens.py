@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from arpo.errors import UserError
-from arpo.storage.codec import completion_from_json
+from arpo.storage.codec import READERS, StoredAnswer
 from arpo.storage.files import damage
+from arpo.storage.from_json import from_json
 from arpo.storage.run_folder import TOKEN_STATS
 from arpo.viewer.index import as_number, read_indexed
-from arpo.viewer.run_index import clipped_id, count_tokens
+from arpo.viewer.run_index import MAX_TOKENS, clipped_id
 from arpo.viewer.run_source import RunSource
 from arpo.viewer.source import Json
 
@@ -31,7 +33,7 @@ def tokens_page(run: RunSource, episode: str, step: int, chosen: int | None) -> 
     if not 1 <= step <= len(turns):
         raise UserError(f"step {step}: the episode has {len(turns)} steps")
     with damage(f"{episode}: step {step}"):
-        rows = _token_rows(turns[step - 1]["completion"])
+        rows = _token_rows(turns[step - 1])
         updates, values = _trained(run, episode, step, len(rows), chosen)
     if values:
         rows = [{**row, **value} for row, value in zip(rows, values, strict=True)]
@@ -50,11 +52,17 @@ def tokens_page(run: RunSource, episode: str, step: int, chosen: int | None) -> 
     }
 
 
-def _token_rows(completion: Mapping[str, Any]) -> list[Json]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Turn:
+    completion: StoredAnswer
+
+
+def _token_rows(turn: Any) -> list[Json]:
     """The tokens of an answer with what is stored about each: log-probability and policy version."""
-    for name in ("token_ids", "versions"):
-        count_tokens(completion.get(name, ()))
-    answer = completion_from_json(completion)
+    stored = from_json(turn, _Turn, READERS).completion
+    if stored.token_ids.total > MAX_TOKENS:
+        raise ValueError(f"more than {MAX_TOKENS:,} tokens")
+    answer = stored.completion()
     return [
         {
             "id": token,

@@ -395,7 +395,7 @@ def test_damaged_and_foreign_folders_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"seed-1/summary\.json: damaged, not JSON \(Expecting value\)"):
         load_comparison(tmp_path, ["arpo", "grpo"], None, None)
     (tmp_path / "arpo" / "seed-0" / "metrics.jsonl").write_text('{"step": "a"}\n')
-    with pytest.raises(UserError, match=r"seed-0/metrics\.jsonl: line 1: damaged, step is not a number"):
+    with pytest.raises(UserError, match=r"seed-0/metrics\.jsonl: line 1: damaged, step"):
         read_run(tmp_path / "arpo" / "seed-0")
     (tmp_path / "arpo" / "seed-0" / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match=r"seed-0/metrics\.jsonl: line 1: damaged, no 'step'"):

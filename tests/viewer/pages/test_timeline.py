@@ -110,7 +110,7 @@ def test_a_resumed_run_that_truncates_its_log_is_read_again(tmp_path: Path) -> N
 )
 def test_hostile_calls_are_refused(calls: Any) -> None:
     with pytest.raises(ValueError):
-        checked_calls({"calls": calls})
+        checked_calls({"episode": "e", "calls": calls})
 
 
 def test_hostile_lines_become_errors_and_the_others_are_shown(tmp_path: Path) -> None:

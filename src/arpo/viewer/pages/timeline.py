@@ -91,7 +91,9 @@ def lanes_page(run: RunSource, batch: int | None) -> Json:
     }
 
 
-def _lines(run: RunSource, kind: str, began: float, ended: float, limit: int) -> tuple[list[StoredCalls], bool]:
+def _lines(
+    run: RunSource, kind: str, began: float, ended: float, limit: int
+) -> tuple[list[StoredCalls], bool]:
     """The first lines of a window of time, and whether these are all of them."""
     rows = run.index.rows(
         f"SELECT * FROM calls WHERE {kind} IS NOT NULL AND ended >= ? AND began <= ? ORDER BY n LIMIT ?",

@@ -334,7 +334,7 @@ def test_failed_episodes_are_counted_and_are_no_rewards(
     assert final["without_verdict"] == {"train": [], "heldout": []}
     summary = trainer.run.records.summary()
     assert summary["counts"] == {name: {"train": (1.0, 1), "heldout": (0.0, 1)} for name in ("base", "final")}
-    assert summary["left_out"] == {"train": [lost], "heldout": []}
+    assert summary["left_out"] == {"train": (lost,), "heldout": ()}
     assert ("1 task without a verdict, not in the rates", lost) in total_rows(summary)
 
 

@@ -58,6 +58,7 @@ def test_asynchronous_rollouts_continue_during_learning() -> None:
     assert asynchronous.environments > lock_step.environments
 
 
+@pytest.mark.slow
 def test_the_simulation_repeats_itself() -> None:
     cluster = replace(SMALL, max_staleness=1, times=replace(ServiceTimes(), hangs=0.2))
     assert simulate(cluster) == simulate(cluster)
@@ -151,6 +152,7 @@ def test_a_rolling_update_takes_four_loads_whatever_the_number_of_replicas(
     assert run_simulated(main()) == pytest.approx((1.0, float(waves)))
 
 
+@pytest.mark.slow
 def test_the_command_compares_lock_step_with_asynchronous_training(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -103,6 +103,7 @@ def test_a_host_starts_at_the_first_check_and_again_after_a_kill(monkeypatch: py
     assert not hosts()
 
 
+@pytest.mark.slow
 def test_a_host_that_hangs_is_restarted_and_has_no_address_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("arpo.envs.child_host.CHECK_SECONDS", 0.2)
 

@@ -102,6 +102,7 @@ def test_a_dead_host_is_restarted():
     assert not is_running(pid) and not is_running(again)
 
 
+@pytest.mark.slow
 def test_a_hanging_host_is_restarted(monkeypatch):
     monkeypatch.setattr(child_host, "CHECK_SECONDS", 0.2)
     child = ChildHost(config(step_seconds=0.5))
@@ -123,6 +124,7 @@ def test_a_closed_source_has_ended_its_host():
     assert not descendants(os.getpid()) - before
 
 
+@pytest.mark.slow
 def test_a_run_continues_when_its_host_dies():
     child = ChildHost(config())
     child.wait()
@@ -159,7 +161,14 @@ if way == "stay":
 """
 
 
-@pytest.mark.parametrize(("name", "way"), [(FAKE, "stay"), (FAKE, "leave"), ("endless:Env", "stay")])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        (FAKE, "stay"),
+        pytest.param(FAKE, "leave", marks=pytest.mark.slow),
+        pytest.param("endless:Env", "stay", marks=pytest.mark.slow),
+    ],
+)
 def test_it_exits_with_its_parent(tmp_path, name, way):
     (tmp_path / "endless.py").write_text("while True: pass\n")
     command = [sys.executable, "-c", PARENT, name, way]
@@ -209,6 +218,7 @@ def test_a_missing_interpreter_is_named_with_its_remedy():
         open_pool(recipe)
 
 
+@pytest.mark.slow
 def test_only_the_last_lines_of_stderr_are_kept(tmp_path, monkeypatch):
     (tmp_path / "loud.py").write_text(
         "import sys\nfor n in range(30000): print('line', n, 'x' * 900, file=sys.stderr)\n1 / 0\n"

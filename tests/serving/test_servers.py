@@ -146,6 +146,7 @@ def test_a_server_is_restarted_if_its_guard_is_killed(tmp_path):
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_hanging_server_is_restarted(tmp_path):
     async def scenario():
         async with running(tmp_path, "", check_seconds=0.2, failed_checks=3) as ([server], notes, _):
@@ -198,6 +199,7 @@ def test_a_failed_start_is_repeated(tmp_path):
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_server_that_always_dies_at_its_start_is_an_error(tmp_path):
     async def scenario():
         async with running(tmp_path, "child", "fails"):

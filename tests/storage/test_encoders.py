@@ -122,6 +122,7 @@ def test_a_process_that_dies_is_replaced():
         assert coders.take(SECOND, FIRST) == encode(image(SECOND), image(FIRST))
 
 
+@pytest.mark.slow
 def test_a_picture_that_always_ends_its_process_is_an_error():
     with closing(Encoders(processes=1)) as coders:
         broken = Screenshot.of(FIRST.png[:-30] + bytes(30))
@@ -146,6 +147,7 @@ def test_a_process_killed_again_and_again_is_an_error(monkeypatch):
         coders.take(FIRST, None)
 
 
+@pytest.mark.slow
 def test_no_process_outlives_a_killed_parent():
     script = (
         "import sys; from arpo.storage.encoders import Encoders; from stored_episodes import large_desktop\n"

@@ -212,6 +212,7 @@ for number in range(1000):
 """
 
 
+@pytest.mark.slow
 def test_every_line_of_a_killed_process_refers_to_stored_screenshots(tmp_path):
     support = str(Path(__file__).parents[1] / "support")
     process = subprocess.Popen(
@@ -233,6 +234,7 @@ def test_every_line_of_a_killed_process_refers_to_stored_screenshots(tmp_path):
     store.close()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_error_and_keeps_the_episodes_before_it(tmp_path, monkeypatch):
     store = RunFolder(tmp_path)
     store.add_trajectory(EPISODES[1])
@@ -260,6 +262,7 @@ def test_a_full_disk_is_one_error_and_keeps_the_episodes_before_it(tmp_path, mon
     again.close()
 
 
+@pytest.mark.slow
 def test_an_encoder_that_dies_is_one_error_and_keeps_the_episodes_before_it(tmp_path):
     damaged = Screenshot.of(SHARED.png[:-30] + bytes(30))
     store = RunFolder(tmp_path)

@@ -43,6 +43,7 @@ def test_the_shipped_list_equals_the_generated_one(name: str, portions: Any, siz
     assert tasks == list(make_tasks(name, portions))
 
 
+@pytest.mark.slow
 def test_every_shipped_task_is_solved_by_its_solver_and_not_by_doing_nothing(
     shipped: dict[str, tuple[Task, ...]],
 ) -> None:

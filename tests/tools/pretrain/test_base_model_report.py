@@ -94,6 +94,7 @@ def test_the_table_has_a_line_per_kind_and_temperature() -> None:
     assert lines[-1] == "| 1 | 100.0% | 50.0% | 25.0% | 12.5% |"
 
 
+@pytest.mark.slow
 def test_tasks_are_solvable_within_the_limit() -> None:
     """No task with three goals has a solution of two steps and finished()."""
     assert [len(task.snapshot.split("+")) for task in _tasks(3, 2, max_steps=15)] == [3, 3]

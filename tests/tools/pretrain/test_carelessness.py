@@ -16,6 +16,8 @@ from arpo.envs.desk.random_tasks import random_task, rng_for
 from desks import desk, task_of
 from tools.pretrain.carelessness import Carelessness, demonstrate, solves
 
+pytestmark = pytest.mark.slow
+
 NONE = Carelessness.of(0)
 WIFI = TurnSwitch(name="Wifi", on=True)
 

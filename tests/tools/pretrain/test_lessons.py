@@ -79,6 +79,7 @@ def test_shares_of_the_ladder_are_shares_of_lessons() -> None:
     assert sum(map(is_demonstration, found)) / len(found) == pytest.approx(0.48, abs=0.08)
 
 
+@pytest.mark.slow
 def test_careful_demonstrations_end_with_the_task_and_careless_ones_often_too_early() -> None:
     """A task without faults ends with Done after at least one step. Giving up at once is a fault."""
     careful = [lesson for number in range(60) for lesson in some_lessons(ACT, number)]

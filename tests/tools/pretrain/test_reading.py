@@ -20,6 +20,8 @@ from tools.pretrain.reading import (
     read_window,
 )
 
+pytestmark = pytest.mark.slow
+
 Ask = Callable[[random.Random, Desktop], Question | None]
 
 

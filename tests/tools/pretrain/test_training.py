@@ -33,6 +33,8 @@ from tools.pretrain.training import (
 )
 from tools.pretrain.word_canvas import WordCanvas, readable_words
 
+pytestmark = pytest.mark.slow
+
 TOKENS = 1200
 RENDERER = Renderer(desk_tokenizer(), IMAGE_SETTINGS)
 
@@ -146,7 +148,6 @@ def test_the_last_stage_can_be_repeated_alone(tmp_path: Path) -> None:
     assert all(torch.equal(weight, stored[name].float()) for name, weight in training._parameters().items())
 
 
-@pytest.mark.slow
 def test_a_resumed_run_equals_an_uninterrupted_one(some: list[LessonBatch], tmp_path: Path) -> None:
     palette = torch.from_numpy(PALETTE)
     whole = Pretraining(settings(), tmp_path / "whole")
@@ -201,7 +202,6 @@ def test_learning_the_same_lessons_again_lowers_the_loss(some: list[LessonBatch]
     assert losses[2] < losses[0] - 0.2
 
 
-@pytest.mark.slow
 def test_two_steps_leave_a_model_that_plain_transformers_loads(tmp_path: Path) -> None:
     messages: list[str] = []
     assert run_pretraining(settings(), tmp_path, messages.append)

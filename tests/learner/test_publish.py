@@ -47,7 +47,7 @@ def config(folder: Path, train: Train = "all", ranks: int = 1) -> Config:
         model=ModelConfig(path=str(folder / "model"), device="cpu", train=train, lora_rank=4),
         engine=EngineConfig(name="vllm", weights=str(folder / "published")),
         rollout=RolloutConfig(temperature=0.7),
-        optim=OptimConfig(lr=LR, ranks=ranks, rank_seconds=120.0),
+        optim=OptimConfig(lr=LR, ranks=ranks),
     )
 
 

@@ -208,10 +208,16 @@ def test_a_checkpoint_passes_from_two_ranks_to_one_and_back(tmp_path: Path) -> N
     ids=["killed", "stopped"],
 )
 def test_a_lost_rank_is_an_error_that_names_it(
-    how: signal.Signals, ranks: int, seconds: float, message: str, tmp_path: Path
+    how: signal.Signals,
+    ranks: int,
+    seconds: float,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     save_folder(tiny_model(), tmp_path)
-    recipe = config(tmp_path, ranks=ranks, seconds=seconds)
+    monkeypatch.setattr("arpo.learner.ranks.RANK_SECONDS", seconds)
+    recipe = config(tmp_path, ranks=ranks)
     before = descendants(os.getpid())
     with on_ranks(recipe) as learner:
         last = max(descendants(os.getpid()) - before, key=number_of)

@@ -64,9 +64,7 @@ def batches(renderer: Renderer) -> list[Batch]:
     return [scaled, Batch(updates=(update(4), update(1)))]
 
 
-def config(
-    folder: Path, *, ranks: int = 2, kl: float = 0.0, seconds: float = 120.0, skip: bool = False, **model: Any
-) -> Config:
+def config(folder: Path, *, ranks: int = 2, kl: float = 0.0, skip: bool = False, **model: Any) -> Config:
     dtype = model.get("dtype", "float32")
     return Config(
         run=RunConfig(threads=1),
@@ -80,7 +78,6 @@ def config(
             moments=dtype,
             tokens_per_microbatch=150,
             ranks=ranks,
-            rank_seconds=seconds,
         ),
         store=StoreConfig(token_stats=True),
     )

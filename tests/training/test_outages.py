@@ -41,10 +41,13 @@ class StopsAfter(Display):
         self.run.stopping = step == self._batch
 
 
-def test_a_task_set_aside_is_tried_again_after_some_batches_also_after_a_stop(tmp_path: Path) -> None:
+def test_a_task_set_aside_is_tried_again_after_some_batches_also_after_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Set aside after batch 2; trials in batches 4 and 8."""
     Scripted.play({B: [0, 1] * 20})
-    settings = ("--env.attempts=1", "--env.quarantine_after=3", "--env.quarantine_batches=2")
+    monkeypatch.setattr("arpo.envs.pool.BATCHES_ASIDE", 2)
+    settings = ("--env.attempts=1", "--env.quarantine_after=3")
     recipes = [
         small_config(tmp_path, [A, B], *settings, f"--train.epochs={epochs}", env="Fragile")
         for epochs in (5, 9)

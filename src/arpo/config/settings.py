@@ -139,9 +139,6 @@ class EnvConfig:
     quarantine_after: int = setting(
         3, "Consecutive failures of a task before it is set aside; concurrent ones count once", low=1
     )
-    quarantine_batches: int = setting(
-        4, "Batches before a task set aside gets another trial; doubles after each failed trial", low=1
-    )
     outage_seconds: float = setting(
         3600.0,
         "Timeout (seconds) of a pause while no environment, or no vLLM server, works",
@@ -423,9 +420,6 @@ class OptimConfig:
         low=1,
     )
     ranks: int = setting(1, "Processes that shard weights and samples, one GPU each", low=1, high=1024)
-    rank_seconds: float = setting(
-        600.0, "Timeout (seconds) for waiting for another rank", above=0, high=LARGEST
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

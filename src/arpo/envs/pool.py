@@ -18,7 +18,7 @@ from arpo.config import EnvConfig
 from arpo.envs import wire
 from arpo.envs.base import Env, EnvFactory, EnvSource, host_of
 from arpo.envs.outage import OutageWatch
-from arpo.envs.quarantine import Quarantine, QuarantineState
+from arpo.envs.quarantine import BATCHES_ASIDE, Quarantine, QuarantineState
 from arpo.envs.return_values import (
     definition,
     require_awaitable,
@@ -132,7 +132,7 @@ class EnvPool:
 
     def __init__(self, source: EnvSource, config: EnvConfig) -> None:
         self.faults: Counter[str] = Counter()
-        self.quarantine = Quarantine(config.quarantine_after, config.quarantine_batches)
+        self.quarantine = Quarantine(config.quarantine_after, BATCHES_ASIDE)
         self.outage = OutageWatch(self._works, config.outage_seconds)
         self._source = source
         self._config = config

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+BATCHES_ASIDE = 4  # before the first trial of a task that was set aside
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantineState:
@@ -79,5 +81,3 @@ class Quarantine:
         self._batch = state.batch
         self._failures = Counter(state.failures)
         self._aside = dict(state.aside)
-        for task in self.tasks - self._aside.keys():
-            self._aside[task] = 1, self._batch + self._batches

@@ -3,7 +3,7 @@
 Rank 0 is the process of the run. A launcher (`rank_processes`) starts the others, which read commands
 (`rank_commands`) from rank 0. All other data passes through torch.distributed: on loopback, or between the
 nodes of a cluster. If a rank exits or does not respond, `RankLost` has its number and its last output.
-`optim.rank_seconds` bounds every wait.
+`RANK_SECONDS` bounds every wait.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from arpo.learner.rank_commands import Command, StartCommand, StopCommand, encod
 from arpo.learner.rank_processes import LocalRanks, Rank, RankLauncher
 from arpo.models.loading import resolve_device
 
+RANK_SECONDS = 600.0  # of waiting for another rank
 _DETECTION_SECONDS = 30.0  # the main thread should notice a lost rank within this time
 EXIT_SECONDS = 5.0  # after an error of rank 0, for the exit of the rank that caused it
 _STARTUP_SECONDS = 300.0  # for a rank to load its libraries
@@ -92,7 +93,7 @@ def join_group(rank: int, config: Config, store: dist.Store) -> None:
         store=store,
         rank=rank,
         world_size=config.optim.ranks,
-        timeout=timedelta(seconds=config.optim.rank_seconds),
+        timeout=timedelta(seconds=RANK_SECONDS),
         device_id=device if device.type == "cuda" else None,
     )
 
@@ -103,7 +104,6 @@ class RankGroup:
     def __init__(self, config: Config, launcher: RankLauncher | None = None) -> None:
         """Start the ranks and join them. The default launcher starts them on this machine."""
         rank_device(0, config)
-        self._seconds = config.optim.rank_seconds
         self._in_collective = threading.Event()
         self._closing = threading.Event()  # an exit is then no error
         self._others: list[Rank] = []
@@ -125,7 +125,7 @@ class RankGroup:
             port,
             is_master=True,
             wait_for_workers=False,
-            timeout=timedelta(seconds=self._seconds),
+            timeout=timedelta(seconds=RANK_SECONDS),
             master_listen_fd=listener.detach(),
         )
         self._others += launcher.start(range(1, config.optim.ranks), f"{launcher.address}:{port}")
@@ -150,7 +150,7 @@ class RankGroup:
         """Send each of the other ranks its command."""
         for rank, command in zip(self._others, commands, strict=True):
             for part in encode_command(command):
-                rank.write(part, self._seconds)
+                rank.write(part, RANK_SECONDS)
 
     def send_all(self, command: Command) -> None:
         self.send([command] * len(self._others))
@@ -168,10 +168,7 @@ class RankGroup:
         except Exception as error:
             self._raise_if_lost(EXIT_SECONDS, error)
             if isinstance(error, TimeoutError) or self._waited(error, time.monotonic() - began):
-                reason = (
-                    f"the ranks of the learner timed out: they waited {self._seconds:g} s for each other "
-                    "(optim.rank_seconds)"
-                )
+                reason = f"the ranks of the learner timed out: they waited {RANK_SECONDS:g} s for each other"
                 raise RankLost(reason, self._outputs()) from error
             raise
         finally:
@@ -181,7 +178,7 @@ class RankGroup:
     def _waited(self, error: Exception, seconds: float) -> bool:
         """Whether an error is a timeout of torch.distributed: Gloo raises a RuntimeError for it."""
         own = isinstance(error, dist.DistError) or type(error) is RuntimeError
-        return own and seconds >= self._seconds
+        return own and seconds >= RANK_SECONDS
 
     def _raise_if_lost(self, seconds: float, cause: Exception | None = None) -> None:
         """Raise `RankLost` about the first rank to exit, if one exits within `seconds`."""
@@ -249,7 +246,7 @@ def serve_rank(rank: int, store: str, run: Callable[[Config, Iterator[Command]],
         threading.Thread(target=_read_commands, args=(stream, commands), daemon=True).start()
         host, _, port = store.rpartition(":")
         use_interface(host)
-        seconds = timedelta(seconds=config.optim.rank_seconds)
+        seconds = timedelta(seconds=RANK_SECONDS)
         meeting = dist.TCPStore(host, int(port), is_master=False, timeout=seconds)
         meeting.set(_ready_key(rank), "")
         join_group(rank, config, meeting)

@@ -11,6 +11,7 @@ content depends on the order of `add` alone, not on which picture was encoded fi
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import struct
@@ -94,13 +95,28 @@ def read_header(descriptor: int, offset: int) -> Record | None:
     return Record(kind=kind, name=name.hex(), base=base_name, offset=offset, size=size, crc=crc)
 
 
+@contextmanager
+def naming_damage(path: Path | str, record: Record) -> Iterator[None]:
+    """Convert what a damaged picture raises in the block to a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except DAMAGED as error:
+        raise UserError(
+            f"{path}: screenshot {record.name} at byte {record.offset} is damaged: {RESTORE}"
+        ) from error
+
+
 def read_payload(descriptor: int, record: Record) -> bytes:
-    """Raises ValueError if it is too large or has another checksum."""
+    """Raises ValueError if it is too large, has another checksum, or is a PNG of another name."""
     if record.size > MAX_PICTURE_BYTES:
         raise ValueError(f"has {record.size:,} bytes, more than {MAX_PICTURE_BYTES:,}")
     payload = os.pread(descriptor, record.size, record.payload)
     if zlib.crc32(payload) != record.crc:
         raise ValueError("its checksum differs")
+    if record.kind == PNG and hashlib.sha256(payload).hexdigest() != record.name:
+        raise ValueError("its name is not its hash")
     return payload
 
 
@@ -211,7 +227,7 @@ class ScreenshotPack:
                 name: self._original(record) for name, record in records.items() if name not in encoded
             }
             for record in encoded.values():
-                with self._naming_damage(record):
+                with naming_damage(self._path, record):
                     self._restore(record, decoded)
         with ThreadPoolExecutor(_THREADS) as threads:  # Pillow releases the GIL; threads start when needed
             pngs = dict(
@@ -332,13 +348,8 @@ class ScreenshotPack:
             name = record.base
 
     def _payload(self, record: Record) -> bytes:
-        with self._naming_damage(record):
+        with naming_damage(self._path, record):
             return read_payload(self._file.fileno(), record)
-
-    def _damaged(self, record: Record) -> UserError:
-        return UserError(
-            f"{self._path}: screenshot {record.name} at byte {record.offset} is damaged: {RESTORE}"
-        )
 
     def _screen_size(self, record: Record, sizes: dict[str, tuple[int, int]]) -> tuple[int, int]:
         """(width, height). `sizes` caches those of its chain of bases."""
@@ -347,26 +358,13 @@ class ScreenshotPack:
             if record.base:
                 sizes[record.name] = self._screen_size(self._live[record.base], sizes)
             else:
-                with self._naming_damage(record):
+                with naming_damage(self._path, record):
                     sizes[record.name] = payload_size(record, payload)
         return sizes[record.name]
 
-    @contextmanager
-    def _naming_damage(self, record: Record) -> Iterator[None]:
-        """Convert what a damaged picture raises in the block to a UserError."""
-        try:
-            yield
-        except UserError:
-            raise
-        except DAMAGED as error:
-            raise self._damaged(record) from error
-
     def _original(self, record: Record) -> Screenshot:
         """A screenshot stored as the original PNG."""
-        shot = Screenshot.of(self._payload(record))
-        if shot.sha256 != record.name:
-            raise self._damaged(record)
-        return shot
+        return Screenshot(self._payload(record), record.name)
 
     def _restore(self, record: Record, decoded: dict[str, np.ndarray]) -> np.ndarray:
         """Decode the pixels of a record. `decoded` caches the pixels of its chain of bases."""

@@ -6,15 +6,13 @@ decoded at a time, and the newest ones stay in memory: the next screenshot of an
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import sqlite3
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,12 +24,12 @@ from arpo.png import read_size
 from arpo.storage.picture_codec import encode_png
 from arpo.storage.run_folder import PACK
 from arpo.storage.screenshots import (
-    DAMAGED,
     MAX_CHAIN,
     PNG,
     PRUNED,
     Record,
     decode_payload,
+    naming_damage,
     payload_size,
     read_header,
     read_payload,
@@ -164,7 +162,7 @@ class PackReader:
         with self._folder.open(PACK) as descriptor:
             root = self._chain(descriptor, name)[-1]
             content = self._payload(descriptor, root)
-            with self._naming(root):
+            with naming_damage(self._folder.path(PACK), root):
                 return checked_size(*payload_size(root, content))
 
     def picture(self, name: str) -> Picture:
@@ -174,13 +172,9 @@ class PackReader:
             content = self._payload(descriptor, record)
         if record.base:
             return Picture(content=encode_png(self.pixels(name)), media_type="image/png")
-        with self._naming(record):
+        with naming_damage(self._folder.path(PACK), record):
             checked_size(*payload_size(record, content))
-        if record.kind == PNG:
-            if hashlib.sha256(content).hexdigest() != name:
-                raise UserError(f"{self._folder.path(PACK)}: screenshot {name} is damaged")
-            return Picture(content=content, media_type="image/png")
-        return Picture(content=content, media_type="image/webp")
+        return Picture(content=content, media_type="image/png" if record.kind == PNG else "image/webp")
 
     def pixels(self, name: str) -> np.ndarray:
         with self._folder.open(PACK) as descriptor:
@@ -193,7 +187,7 @@ class PackReader:
 
     def _decode(self, descriptor: int, record: Record, base: np.ndarray | None) -> np.ndarray:
         content = self._payload(descriptor, record)
-        with self._naming(record):
+        with naming_damage(self._folder.path(PACK), record):
             if base is None:
                 checked_size(*payload_size(record, content))
             return decode_payload(record, content, base)
@@ -224,15 +218,5 @@ class PackReader:
         return record
 
     def _payload(self, descriptor: int, record: Record) -> bytes:
-        with self._naming(record):
+        with naming_damage(self._folder.path(PACK), record):
             return read_payload(descriptor, record)
-
-    @contextmanager
-    def _naming(self, record: Record) -> Iterator[None]:
-        """Convert what a damaged picture raises in the block to a UserError."""
-        try:
-            yield
-        except DAMAGED as error:
-            raise UserError(
-                f"{self._folder.path(PACK)}: screenshot {record.name} is damaged: {error}"
-            ) from error

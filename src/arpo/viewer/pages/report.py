@@ -23,7 +23,7 @@ from arpo.storage.codec import BATCH, EVALUATED
 from arpo.types import StopReason
 from arpo.viewer.pages.episode import describe_end
 from arpo.viewer.pages.episodes import Episode, phase_title, read_episodes
-from arpo.viewer.pages.tasks import Evaluation, read_evaluations
+from arpo.viewer.pages.tasks import Evaluation, before_and_after, read_evaluations
 from arpo.viewer.run_source import RunSource
 from arpo.viewer.source import Json
 
@@ -314,15 +314,8 @@ def _first_and_last(played: Sequence[Episode], count: int) -> list[Episode]:
 
 
 def _pairs(available: Sequence[Episode]) -> list[tuple[Episode, Episode]]:
-    """The first and the last episode of each task, from evaluations if it was evaluated twice."""
-    pairs = []
-    for episodes in _by_task(available).values():
-        evaluated = [one for one in episodes if one.phase.startswith(EVALUATED)]
-        compared = evaluated if len({one.phase for one in evaluated}) > 1 else episodes
-        if len({one.phase for one in compared}) > 1:
-            last = next(one for one in compared if one.phase == compared[-1].phase)
-            pairs.append((compared[0], last))
-    return pairs
+    """The episodes of each task before and after."""
+    return [pair for episodes in _by_task(available).values() if (pair := before_and_after(episodes))]
 
 
 def _by_task(played: Iterable[Episode]) -> dict[str, list[Episode]]:

@@ -19,6 +19,7 @@ LABELS = {
     **{name: set_label(name) for name in GENERATED.values()},
     OVERALL: "other",
 }  # of the task sets, the first one counts
+NEWEST = 50  # episodes of a task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +124,8 @@ def _difficulty(task: Mapping[str, Any]) -> tuple[float, str]:
 
 
 def task_page(source: Source, name: str) -> Json:
-    newest = read_episodes(source, "WHERE task = ? ORDER BY n DESC LIMIT 50", (name,))
-    if not newest:
+    episodes = read_episodes(source, "WHERE task = ? ORDER BY n", (name,))
+    if not episodes:
         raise UserError(f"{name!r}: no episode of this task, or it is not indexed yet")
     curve = source.index.rows(
         "SELECT batch, count(*) AS episodes, sum(score >= ?) AS solved FROM episodes "
@@ -132,26 +133,24 @@ def task_page(source: Source, name: str) -> Json:
         (source.threshold, name),
     )
     scores = [(one.step, one.scores.get(name)) for one in read_evaluations(source)]
-    before, after = _before_and_after(source, name) or (None, None)
+    before, after = before_and_after(episodes) or (None, None)
     return {
         **next((row for row in tasks_page(source)["tasks"] if row["task"] == name), {"task": name}),
         "curve": [dict(row) for row in curve],
         "evaluations": [{"step": step, "scores": found} for step, found in scores if found],
         "before_episode": before and episode_json(source, before),
         "after_episode": after and episode_json(source, after),
-        "episodes": [episode_json(source, one) for one in newest],
+        "episodes": [episode_json(source, one) for one in episodes[: -NEWEST - 1 : -1]],
     }
 
 
-def _before_and_after(source: Source, task: str) -> tuple[Episode, Episode] | None:
-    """The first and the last evaluation episode of a task, or else of all its episodes.
+def before_and_after(episodes: Sequence[Episode]) -> tuple[Episode, Episode] | None:
+    """The first episode of a task, and the first one of its newest batch or evaluation.
 
-    None if both are from the same evaluation or batch.
+    Both are from evaluations if it was evaluated twice. None if all are from one batch or evaluation.
     """
-    for kinds in ("kind = ?", "? IS NOT NULL"):
-        query = f"WHERE task = ? AND {kinds} ORDER BY n"
-        first = read_episodes(source, f"{query} LIMIT 1", (task, EVALUATED))
-        last = read_episodes(source, f"{query} DESC LIMIT 1", (task, EVALUATED))
-        if first and last and first[0].phase != last[0].phase:
-            return first[0], last[0]
-    return None
+    evaluated = [one for one in episodes if one.phase.startswith(EVALUATED)]
+    compared = evaluated if len({one.phase for one in evaluated}) > 1 else episodes
+    if len({one.phase for one in compared}) < 2:
+        return None
+    return compared[0], next(one for one in compared if one.phase == compared[-1].phase)

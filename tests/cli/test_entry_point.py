@@ -72,8 +72,10 @@ def test_the_module_is_the_command():
     assert result.stderr == expected
 
 
-@pytest.mark.parametrize("words", ["train --help-keys", "train --help", "--help", "--version", "doctr"])
-@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize(
+    ("words", "buffered"),
+    [("train --help-keys", True), ("train --help-keys", False), ("--help", False), ("doctr", True)],
+)
 def test_closed_output_ends_the_command_quietly(words, buffered):
     """As in `arpo train --help-keys | head -3`, with the reader gone before the first line."""
     command = [sys.executable, *([] if buffered else ["-u"]), "-m", "arpo", *words.split()]
@@ -252,7 +254,7 @@ def test_an_unexpected_error_is_not_hidden(monkeypatch):
         "env-host --env desk --listen 127.0.0.1:0 --ready-file {}",
     ],
 )
-@pytest.mark.parametrize("folder", ["/proc/self/fdinfo", "/sys/kernel", "{file}"])
+@pytest.mark.parametrize("folder", ["/proc/self/fdinfo", "{file}"])
 def test_storage_that_cannot_be_written_is_one_line(capsys, tmp_path, monkeypatch, words, folder):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")

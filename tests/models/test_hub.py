@@ -103,10 +103,7 @@ def test_a_revision_chooses_a_branch_or_a_commit(hub: Hub, tmp_path: Path) -> No
         hub_environment(hub, tmp_path), "acme/desk", "acme/desk@trial", f"acme/desk@{old}", "acme/desk@none"
     )
     assert [Path(folder).name for folder in folders[:3]] == [new, other, old]
-    assert folders[3] == (
-        "acme/desk@none: the repository has no branch, tag or commit 'none': "
-        f"see {hub.url}/acme/desk/tree/main"
-    )
+    assert "no branch, tag or commit 'none'" in folders[3]
     assert f"has no branch, tag or commit '{COMMIT}'" in fetch(
         hub_environment(hub, tmp_path), f"acme/desk@{COMMIT}"
     )[0]  # fmt: skip
@@ -120,18 +117,12 @@ def test_unknown_private_and_gated_repositories(hub: Hub, tmp_path: Path) -> Non
     hub.repositories["acme/gated"].gated = True
     names = ("acme/unknown", "acme/secret", "acme/gated")
     refused = fetch(hub_environment(hub, tmp_path), *names)
-    log_in = "log in with `hf auth login`, or set HF_TOKEN"
-    nowhere = (
-        f"neither a folder here nor a repository on {hub.url} that you may read: check the name; for a "
-        f"private repository, {log_in}"
-    )
-    assert refused == [
-        f"acme/unknown: {nowhere}",
-        f"acme/secret: {nowhere}",
-        f"acme/gated: the repository is gated: accept its conditions on {hub.url}/acme/gated, then {log_in}",
-    ]
+    assert all("HF_TOKEN" in line for line in refused)
+    for name, line in zip(names, refused[:2], strict=False):
+        assert line.startswith(f"{name}: neither a folder here nor a repository")
+    assert f"accept its conditions on {hub.url}/acme/gated" in refused[2]
     allowed = fetch(hub_environment(hub, tmp_path, HF_TOKEN=TOKEN), *names)
-    assert allowed[0] == f"acme/unknown: {nowhere}"
+    assert allowed[0] == refused[0]
     assert [(Path(folder) / "model.safetensors").is_file() for folder in allowed[1:]] == [True, True]
 
 
@@ -152,21 +143,14 @@ def test_without_a_network_the_cache_is_enough(hub: Hub, tmp_path: Path) -> None
 def test_without_a_network_and_without_the_cache(hub: Hub, tmp_path: Path) -> None:
     unreachable = fetch(hub_environment(None, tmp_path), "acme/desk", f"acme/desk@{COMMIT}")
     for name, line in zip(("acme/desk", f"acme/desk@{COMMIT}"), unreachable, strict=True):
-        assert line.startswith(
-            f"{name}: neither a folder here nor complete in the cache {tmp_path}/hub, and http://127.0.0.1:9 "
-            "cannot be reached ("
-        )
-        assert line.endswith("): check the network, or name a model folder")
-        assert "Connection refused" in line
-    offline = (
-        f"neither a folder here nor complete in the cache {tmp_path}/hub, and HF_HUB_OFFLINE forbids "
-        "downloads: unset it, or name a model folder"
-    )
-    assert fetch(hub_environment(hub, tmp_path, HF_HUB_OFFLINE="1"), "acme/desk") == [f"acme/desk: {offline}"]
+        assert line.startswith(f"{name}: ")
+        for words in (f"{tmp_path}/hub", "http://127.0.0.1:9 cannot be reached", "Connection refused"):
+            assert words in line
+    (offline,) = fetch(hub_environment(hub, tmp_path, HF_HUB_OFFLINE="1"), "acme/desk")
+    assert "HF_HUB_OFFLINE forbids downloads" in offline
     hub.failing = 503
-    assert fetch(hub_environment(hub, tmp_path), "acme/desk") == [
-        "acme/desk: the hub answers 503 Service Unavailable: try again later"
-    ]
+    (failing,) = fetch(hub_environment(hub, tmp_path), "acme/desk")
+    assert "503 Service Unavailable" in failing
 
 
 @pytest.mark.slow
@@ -174,11 +158,8 @@ def test_a_full_disk(hub: Hub, tmp_path: Path) -> None:
     hub.add("acme/desk", BASE)
     limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))\n" + PROGRAM
-    refused = fetch(hub_environment(hub, tmp_path), "acme/desk", program=limited)
-    assert refused == [
-        f"acme/desk: {tmp_path}/hub: File too large: free some space, or set HF_HOME to a folder on another "
-        "disk"
-    ]
+    (refused,) = fetch(hub_environment(hub, tmp_path), "acme/desk", program=limited)
+    assert f"{tmp_path}/hub: File too large" in refused and "HF_HOME" in refused
     (folder,) = fetch(hub_environment(hub, tmp_path), "acme/desk")  # the next attempt completes it
     assert (Path(folder) / "model.safetensors").read_bytes() == (BASE / "model.safetensors").read_bytes()
     assert json.loads((Path(folder) / "config.json").read_text())["model_type"] == "qwen2_5_vl"
@@ -202,12 +183,8 @@ for call in calls:
     assert len(unreachable) == 2
     for line in unreachable:
         assert line.startswith("--push acme/x: http://127.0.0.1:9 cannot be reached (")
-        assert line.endswith("): check the network, then run the same command again")
     offline = hub_environment(hub, tmp_path, HF_TOKEN=TOKEN, HF_HUB_OFFLINE="1")
-    assert (
-        fetch(offline, str(BASE), program=program)
-        == ["--push acme/x: HF_HUB_OFFLINE forbids uploads: unset it"] * 2
-    )
+    assert all("HF_HUB_OFFLINE" in line for line in fetch(offline, str(BASE), program=program))
     foreign = fetch(hub_environment(hub, tmp_path, HF_TOKEN="hf_wrong"), str(BASE), program=program)
     assert [line.startswith("--push acme/x: the hub ") for line in foreign] == [True, True]
     assert all("log in with `hf auth login`" in line for line in foreign)

@@ -52,16 +52,16 @@ def plugin(function: object, kind: str = "reward") -> Plugin:
 
 def refusal(kind: str, name: str) -> str:
     with pytest.raises(UserError) as caught:
-        open_plugin(with_plugin(kind, name), kind)
+        open_plugin(with_plugin(kind, name).plugins, kind)
     return str(caught.value)
 
 
 def test_a_plugin_is_found_in_the_current_folder_and_an_empty_name_is_none(module):
     name = module("def reward(trajectory, task):\n    return 0.5\n")
-    found = open_plugin(with_plugin("reward", f"{name}:reward"), "reward")
+    found = open_plugin(with_plugin("reward", f"{name}:reward").plugins, "reward")
     assert found is not None
     assert found(None, None) == 0.5
-    assert open_plugin(Config(), "reward") is None
+    assert open_plugin(Config().plugins, "reward") is None
 
 
 def test_each_mistake_in_a_name_is_one_clear_error(module):
@@ -108,7 +108,7 @@ def test_a_wrong_signature_is_refused_with_the_right_one(module, kind, parameter
     assert refusal(kind, f"{name}:none") == (
         f"plugins.{kind} = '{name}:none': takes (), must take ({parameters}) ({name}.py:1)"
     )
-    assert open_plugin(with_plugin(kind, f"{name}:right"), kind)
+    assert open_plugin(with_plugin(kind, f"{name}:right").plugins, kind)
 
 
 def test_all_plugins_are_checked_before_the_run_folder_is_made(module, tmp_path):
@@ -116,7 +116,7 @@ def test_all_plugins_are_checked_before_the_run_folder_is_made(module, tmp_path)
     with pytest.raises(UserError, match=r"plugins\.callback = 'nowhere_at_all:callback': no module"):
         run_training(config)
     assert not Path(config.run.dir).exists()
-    check_plugins(Config())
+    check_plugins(Config().plugins)
 
 
 def test_environments_are_imported_with_the_same_messages(module):
@@ -131,13 +131,13 @@ def test_a_fault_names_file_and_line_of_the_users_code(module):
     name = module(
         "def reward(trajectory, task):\n    return helper({})\n\ndef helper(x):\n    return x['room']\n"
     )
-    found = open_plugin(with_plugin("reward", f"{name}:reward"), "reward")
+    found = open_plugin(with_plugin("reward", f"{name}:reward").plugins, "reward")
     assert found is not None
     with pytest.raises(UserError) as caught:
         found(None, None)
     assert str(caught.value) == f"plugins.reward = '{name}:reward': KeyError: 'room' ({name}.py:5)"
     exits = module("import sys\ndef reward(trajectory, task):\n    sys.exit(1)\n")
-    found = open_plugin(with_plugin("reward", f"{exits}:reward"), "reward")
+    found = open_plugin(with_plugin("reward", f"{exits}:reward").plugins, "reward")
     assert found is not None
     with pytest.raises(UserError, match=rf"SystemExit: 1 \({exits}.py:3\)"):
         found(None, None)

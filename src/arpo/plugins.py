@@ -22,7 +22,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
-from arpo.config import Config
+from arpo.config import Config, PluginsConfig
 from arpo.config.checks import shorten
 from arpo.config.recipe import nearest
 from arpo.errors import UserError, definition_of, describe_exception, place_of
@@ -123,9 +123,9 @@ class Plugin:
         raise self.error(f"returned {shorten(value)} for {subject}, must be a finite number")
 
 
-def open_plugin(config: Config, kind: str) -> Plugin | None:
+def open_plugin(plugins: PluginsConfig, kind: str) -> Plugin | None:
     """Import the plug-in of [plugins] and check its signature. None if the setting is empty."""
-    key, name = f"plugins.{kind}", getattr(config.plugins, kind)
+    key, name = f"plugins.{kind}", getattr(plugins, kind)
     if not name:
         return None
     function = import_attribute(key, name)
@@ -146,10 +146,10 @@ def open_plugin(config: Config, kind: str) -> Plugin | None:
     return plugin
 
 
-def check_plugins(config: Config) -> None:
+def check_plugins(plugins: PluginsConfig) -> None:
     """Import all plug-ins: a mistake is reported before a folder is made and a model is loaded."""
     for kind in KINDS:
-        open_plugin(config, kind)
+        open_plugin(plugins, kind)
 
 
 def run_callback(

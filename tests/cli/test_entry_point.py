@@ -11,7 +11,7 @@ import pytest
 from arpo.cli import doctor
 from arpo.cli.commands import COMMANDS
 from arpo.cli.entry_point import main, split_overrides
-from arpo.config import Config, EnvConfig
+from arpo.config import Config, EnvConfig, OSWorldConfig
 from arpo.envs.factory import resolve_env
 from arpo.errors import UserError
 from arpo.models.loading import resolve_model
@@ -174,7 +174,7 @@ def test_custom_environments(tmp_path, monkeypatch):
     (tmp_path / "imports_for_cli.py").write_text("import not_there_for_cli")
     (tmp_path / "exits_for_cli.py").write_text("import sys; sys.exit(3)")
     monkeypatch.chdir(tmp_path)
-    assert type(resolve_env(Config(env=EnvConfig(name="mine_for_cli:Mine")))).__name__ == "type"
+    assert type(resolve_env(EnvConfig(name="mine_for_cli:Mine"), OSWorldConfig())).__name__ == "type"
     for name, reason in {
         "mine_for_cli": "module:Class",
         "mine_for_cli:Theirs": "has no class Theirs",
@@ -189,7 +189,7 @@ def test_custom_environments(tmp_path, monkeypatch):
         "not_there_for_cli.py, or install it",
     }.items():
         with pytest.raises(UserError, match=reason):
-            resolve_env(Config(env=EnvConfig(name=name)))
+            resolve_env(EnvConfig(name=name), OSWorldConfig())
 
 
 def test_a_command_works_without_stdout():

@@ -36,10 +36,10 @@ def test_environments_are_divided_among_hosts():
 def test_servers_and_ranks_need_a_gpu_each_if_the_cluster_has_gpus():
     assert has_gpus(NODES) and not has_gpus(NODES[:1])
     config = load_config("desk", {"engine.replicas": 3})
-    assert replica_role(config, on_gpus=True).each == {"CPU": 1.0, "GPU": 1.0}
-    assert replica_role(config, on_gpus=False).each == {"CPU": 1.0}
-    assert replica_role(config, on_gpus=False).count == 3
-    ranks = rank_role(config, 7, on_gpus=True)
+    assert replica_role(config.cluster, config.engine, on_gpus=True).each == {"CPU": 1.0, "GPU": 1.0}
+    assert replica_role(config.cluster, config.engine, on_gpus=False).each == {"CPU": 1.0}
+    assert replica_role(config.cluster, config.engine, on_gpus=False).count == 3
+    ranks = rank_role(config.cluster, 7, on_gpus=True)
     assert ranks.each == {"CPU": 1.0, "GPU": 1.0} and ranks.count == 7 and ranks.strategy == "PACK"
 
 
@@ -47,14 +47,16 @@ def test_a_custom_resource_selects_nodes_and_is_never_used_up():
     config = load_config(
         "desk", {"cluster.ray": "auto", "cluster.hosts": 16, "cluster.host_nodes": "desktops"}
     )
-    role = host_role(config)
+    role = host_role(config.cluster)
     assert role.each == {"CPU": 1.0, "desktops": 0.001} and role.strategy == "SPREAD"
     assert role.count * role.each["desktops"] < 1
 
 
 def test_a_shortage_names_needed_present_and_free_resources():
     config = load_config("desk", {"engine.replicas": 4, "cluster.replica_nodes": "desktops"})
-    message = describe_shortage(replica_role(config, on_gpus=True), NODES, {"CPU": 20.0, "GPU": 1.0}, 60.0)
+    message = describe_shortage(
+        replica_role(config.cluster, config.engine, on_gpus=True), NODES, {"CPU": 20.0, "GPU": 1.0}, 60.0
+    )
     assert message == (
         "the Ray cluster has no place for 4 vLLM servers within 60 s (cluster.wait_seconds). Needed: 4 x CPU "
         "1, GPU 1, desktops. Nodes: 10.0.0.1: CPU 8, GPU 0, desktops 0; 10.0.0.2: CPU 16, GPU 2, desktops 1. "
@@ -106,13 +108,13 @@ def test_an_interrupted_wait_leaves_no_reserved_places(monkeypatch):
 
     places = Places(monkeypatch, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        reserve(host_role(load_config("desk")), 60.0)
+        reserve(host_role(load_config("desk").cluster), 60.0)
     assert places.groups == []
 
 
 def test_places_of_ranks_are_free_if_the_learner_was_never_made(monkeypatch):
     places = Places(monkeypatch, lambda seconds: True)
-    ranks = RayRanks(rank_role(load_config("desk"), 3, on_gpus=False), "10.0.0.1", "run", 60.0)
+    ranks = RayRanks(rank_role(load_config("desk").cluster, 3, on_gpus=False), "10.0.0.1", "run", 60.0)
     assert len(places.groups) == 1
     del ranks
     assert places.groups == []

@@ -37,10 +37,10 @@ def test_ranks_have_gpus_if_the_node_of_the_run_has_one(
 ) -> None:
     config = load_config("desk", {"model.device": device, "cluster.ray": "auto"})
     if isinstance(expected, bool):
-        assert learns_on_gpus(config, nodes, driver) is expected
+        assert learns_on_gpus(config.cluster, config.model, nodes, driver) is expected
     else:
         with pytest.raises(UserError, match=expected):
-            learns_on_gpus(config, nodes, driver)
+            learns_on_gpus(config.cluster, config.model, nodes, driver)
 
 
 @pytest.mark.parametrize(

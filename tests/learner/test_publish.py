@@ -184,7 +184,9 @@ def test_ranks_publish_the_same_without_gathering_the_model(
 def test_the_publisher_of_a_run_removes_its_folder(folder: Path) -> None:
     settings = config(folder)
     with trained(settings) as learner:
-        with open_publisher(settings, learner, RENDERER, Path(settings.run.dir)) as publisher:
+        with open_publisher(
+            settings.cluster, settings.engine, learner, RENDERER, Path(settings.run.dir)
+        ) as publisher:
             weights = publisher.publish()
             assert weights.handle.parents[1] == folder / "published"
             assert newest_published(weights.handle.parent) is not None
@@ -197,5 +199,8 @@ def test_weights_for_the_servers_of_a_cluster_are_in_the_run_folder(folder: Path
         config(folder), engine=EngineConfig(name="vllm"), cluster=ClusterConfig(ray="127.0.0.1:6379")
     )
     run = Path(settings.run.dir)
-    with trained(settings) as learner, open_publisher(settings, learner, RENDERER, run) as publisher:
+    with (
+        trained(settings) as learner,
+        open_publisher(settings.cluster, settings.engine, learner, RENDERER, run) as publisher,
+    ):
         assert publisher.publish().handle.parents[1] == run.resolve()

@@ -117,9 +117,10 @@ def test_the_memory_plan_counts_the_converted_head(tmp_path: Path) -> None:
         for on, dtype in ((False, "bfloat16"), (True, "bfloat16"), (True, "float32"))
     )
     head = 4 * load_model(plain.model, 0).lm_head.weight.numel()
-    assert [read_model_info(config).dims.converted_head for config in (plain, wide, exact)] == [0, head, 0]
+    heads = [read_model_info(config.model).dims.converted_head for config in (plain, wide, exact)]
+    assert heads == [0, head, 0]
     for config in (plain, wide, exact):
         measured = measure_dimensions(load_model(config.model, 0), config.model.lora_rank)
-        assert measured == read_model_info(config).dims
-    totals = [plan_memory(read_model_info(config), config).activations for config in (plain, wide)]
+        assert measured == read_model_info(config.model).dims
+    totals = [plan_memory(read_model_info(config.model), config).activations for config in (plain, wide)]
     assert totals[1] - totals[0] == 2 * head  # the weights and their gradient

@@ -110,7 +110,7 @@ def seven_b(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def info(seven_b: Path) -> ModelInfo:
-    return read_model_info(load_config("osworld_128", ["--model.path", str(seven_b)]))
+    return read_model_info(load_config("osworld_128", ["--model.path", str(seven_b)]).model)
 
 
 def test_parameters_are_counted_without_weights() -> None:
@@ -436,7 +436,7 @@ def test_without_possible_changes_a_larger_gpu_is_requested() -> None:
             *("--rollout.max_context_tokens", "2048", "--optim.moments", "bfloat16"),
         ],
     )
-    assert advise(read_model_info(config), config, GIB) == [
+    assert advise(read_model_info(config.model), config, GIB) == [
         "does not fit into a GPU of 1 GiB; a larger GPU is needed: the minimum is 1.6 GiB with",
         "    the current settings",
     ]
@@ -444,7 +444,7 @@ def test_without_possible_changes_a_larger_gpu_is_requested() -> None:
 
 def test_the_desk_recipe_fits_into_small_gpus() -> None:
     config = load_config("desk")
-    info = read_model_info(config)
+    info = read_model_info(config.model)
     sizes = plan_memory(info, config)
     assert sizes.total - sizes.reserve < 4 * GIB
     assert describe_plan(info, config, 16 * GIB)[-1] == "fits into a GPU of 16 GiB"
@@ -453,7 +453,7 @@ def test_the_desk_recipe_fits_into_small_gpus() -> None:
 def test_a_folder_without_a_model_is_refused(tmp_path) -> None:
     config = replace(Config(), model=ModelConfig(path=str(tmp_path)), optim=OptimConfig())
     with pytest.raises(UserError, match=r"config\.json: not found"):
-        read_model_info(config)
+        read_model_info(config.model)
 
 
 def test_a_whole_layer_of_the_7b_model_keeps_six_gigabytes_of_a_long_trajectory() -> None:

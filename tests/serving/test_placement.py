@@ -69,7 +69,7 @@ def test_gpus_are_those_that_this_process_sees():
 
 
 def test_cpu_servers():
-    assert place_on_cpu(config(), 2) == Placement(gpus=("", ""))
-    assert place_on_cpu(config(), 0) == Placement(gpus=("",))
+    assert place_on_cpu(config().engine, 2) == Placement(gpus=("", ""))
+    assert place_on_cpu(config().engine, 0) == Placement(gpus=("",))
     with pytest.raises(BadSetting, match="this vLLM is a CPU build: leave it empty"):
-        place_on_cpu(config(gpus="0"), 1)
+        place_on_cpu(config(gpus="0").engine, 1)

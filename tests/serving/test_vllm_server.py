@@ -141,9 +141,9 @@ def test_layer_names_of_qwen3():
 
 def test_the_interpreter_and_its_build(tmp_path):
     cpu = fake_python(tmp_path, [None, "0.32.0"])
-    assert find_vllm(with_python(cpu)) == (cpu, True)
+    assert find_vllm(with_python(cpu).engine) == (cpu, True)
     gpu = fake_python(tmp_path, ["0.32.1.post1", None])
-    assert find_vllm(with_python(gpu)) == (gpu, False)
+    assert find_vllm(with_python(gpu).engine) == (gpu, False)
 
 
 @pytest.mark.parametrize(
@@ -158,14 +158,14 @@ def test_the_interpreter_and_its_build(tmp_path):
 )
 def test_an_interpreter_without_a_recent_vllm(tmp_path, versions, message):
     with pytest.raises(UserError, match=message):
-        find_vllm(with_python(fake_python(tmp_path, versions)))
+        find_vllm(with_python(fake_python(tmp_path, versions)).engine)
 
 
 def test_an_interpreter_that_does_not_exist_or_work(tmp_path):
     with pytest.raises(UserError, match="'/nowhere/python': no such program: check the path"):
-        find_vllm(with_python("/nowhere/python"))
+        find_vllm(with_python("/nowhere/python").engine)
     with pytest.raises(UserError, match="'/bin/false': does not work as a Python interpreter"):
-        find_vllm(with_python("/bin/false"))
+        find_vllm(with_python("/bin/false").engine)
 
 
 def test_the_linked_folder_has_this_package_alone(tmp_path):

@@ -187,7 +187,7 @@ def osworld_config(
     """Under the name of osworld the same small desktops; each task says which application it needs."""
     tasks = [shipped_list("pool")[task] | {"related_apps": [app]} for task, app in apps.items()]
     (folder / "osworld.json").write_text(json.dumps(tasks), "utf-8")
-    patch.setattr("arpo.envs.osworld.runnable.names_for", lambda config: DESK_NAMES)
+    patch.setattr("arpo.envs.osworld.runnable.names_for", lambda env, osworld: DESK_NAMES)
     install_desktop(patch, folder / "programs")
     patch.setattr("arpo.rollout.player.open_pool", lambda config: EnvPool(LocalEnvs(Scripted, 1), config.env))
     settings = ("--env.name=osworld", f"--tasks.train={folder / 'osworld.json'}", "--tasks.heldout=")

@@ -105,7 +105,7 @@ def plan_recipe(config: Config, gpu: int | None, gpus: int | None = None) -> int
     elif torch.cuda.is_available():
         gpu_bytes = torch.cuda.get_device_properties(0).total_memory
         gpus = torch.cuda.device_count() if gpus is None else gpus
-    facts = read_model_info(config)
+    facts = read_model_info(config.model)
     servers, servers_fit = plan_servers(config, gpus, gpu_bytes)
     for line in (*describe_plan(facts, config, gpu_bytes), *servers):
         print(line)
@@ -235,7 +235,7 @@ def _desk() -> str:
     tasks = load_tasks(config.tasks.train)
 
     async def screen_size() -> tuple[int, int]:
-        env = resolve_env(config)()
+        env = resolve_env(config.env, config.osworld)()
         observation = await env.start(tasks[0])
         await env.evaluate()
         await env.close()
@@ -314,7 +314,7 @@ def limits(config: OSWorldConfig) -> str:
 
 def _vllm() -> str:
     """Interpreter and kind of vLLM. Raises UserError if it is not installed."""
-    python, on_cpu = find_vllm(Config())
+    python, on_cpu = find_vllm(Config().engine)
     return f"{python}, built for {'CPUs' if on_cpu else 'GPUs'}"
 
 
@@ -334,7 +334,9 @@ def plan_servers(config: Config, gpus: int | None, gpu_bytes: int | None) -> tup
     from arpo.models.memory_plan import plan_memory, read_model_info
     from arpo.serving.memory import describe_server, fits, server_memory
 
-    info, shared = read_model_info(config), share_gpu(config, gpus)
+    info, shared = read_model_info(config.model), share_gpu(config, gpus)
     lines = describe_server(info, config, gpu_bytes, shared=shared)
     learner = plan_memory(info, config) if shared else None
-    return lines, gpu_bytes is None or fits(server_memory(info, config), learner, gpu_bytes)
+    return lines, gpu_bytes is None or fits(
+        server_memory(info, config.model, config.rollout), learner, gpu_bytes
+    )

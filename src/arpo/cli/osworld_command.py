@@ -14,7 +14,7 @@ def run_osworld(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from arpo.cli.osworld_tasks import run_install, run_osworld_action
 
     if options.action == "install":
-        return run_install(config, options.python)
+        return run_install(config.osworld, options.python)
     return run_osworld_action(options.action, config, options.tasks, options.jobs, as_json=options.json)
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from arpo.config import Config
+from arpo.config import Config, OSWorldConfig
 from arpo.config.recipe import PROJECT, find_program
 from arpo.envs.osworld.desktop_env_names import names_for, why_refused
 from arpo.envs.osworld.fetch import fetch_cache
@@ -33,12 +33,12 @@ def run_osworld_action(
     return fetch_cache(tasks, config.osworld, jobs or PARALLEL_DOWNLOADS)
 
 
-def run_install(config: Config, python: str | None) -> int:
+def run_install(osworld: OSWorldConfig, python: str | None) -> int:
     """Install desktop-env where osworld.python expects it. `python` defaults to this interpreter."""
-    program = PROJECT / config.osworld.python
+    program = PROJECT / osworld.python
     if program.parts[-2:] != ("bin", "python"):
         raise UserError(
-            f"osworld.python = {config.osworld.python!r}: cannot be installed there. Name a virtual "
+            f"osworld.python = {osworld.python!r}: cannot be installed there. Name a virtual "
             "environment: FOLDER/bin/python"
         )
     if python is not None and find_program(python) is None:
@@ -83,7 +83,7 @@ class ListedTask:
 
 
 def list_tasks(tasks: Sequence[Task], config: Config, *, as_json: bool) -> int:
-    known = names_for(config)
+    known = names_for(config.env, config.osworld)
     _, skipped = split_runnable(tasks, config)
     reasons = {task.id: reason for task, reason in skipped}
     # Virtual machines download their files; hosts have caches of their own.

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from arpo.config import Config
+from arpo.config import ClusterConfig, EngineConfig
 from arpo.errors import UserError, printable
 
 NAMESPACE = "arpo"  # of all actors. Each has a name "RUN/ROLE-NUMBER" and a method `status`
@@ -108,23 +108,21 @@ class Role:
     strategy: Literal["SPREAD", "PACK"] = "SPREAD"
 
 
-def replica_role(config: Config, *, on_gpus: bool) -> Role:
+def replica_role(cluster: ClusterConfig, engine: EngineConfig, *, on_gpus: bool) -> Role:
     """The vLLM servers of engine.replicas. Each has a GPU if the cluster has GPUs."""
     wanted = {"CPU": 1.0, "GPU": float(on_gpus)}
-    return Role(
-        name="vLLM server", count=config.engine.replicas, each=_selected(wanted, config.cluster.replica_nodes)
-    )
+    return Role(name="vLLM server", count=engine.replicas, each=_selected(wanted, cluster.replica_nodes))
 
 
-def host_role(config: Config) -> Role:
-    each = _selected({"CPU": 1.0}, config.cluster.host_nodes)
-    return Role(name="environment host", count=config.cluster.hosts, each=each)
+def host_role(cluster: ClusterConfig) -> Role:
+    each = _selected({"CPU": 1.0}, cluster.host_nodes)
+    return Role(name="environment host", count=cluster.hosts, each=each)
 
 
-def rank_role(config: Config, count: int, *, on_gpus: bool) -> Role:
+def rank_role(cluster: ClusterConfig, count: int, *, on_gpus: bool) -> Role:
     """`count` learner ranks, close to each other."""
     wanted = {"CPU": 1.0, "GPU": float(on_gpus)}
-    each = _selected(wanted, config.cluster.rank_nodes)
+    each = _selected(wanted, cluster.rank_nodes)
     return Role(name="learner rank", count=count, each=each, strategy="PACK")
 
 

@@ -35,7 +35,7 @@ from arpo.cluster.nodes import (
     reserve,
 )
 from arpo.cluster.rank_actor import RankActor, RankListener, RankOrder
-from arpo.config import Config
+from arpo.config import ClusterConfig, Config, ModelConfig
 from arpo.errors import UserError, printable
 from arpo.learner.rank_processes import Rank, RankExit, write_all
 from arpo.learner.ranks import RankLost
@@ -56,25 +56,25 @@ def open_ranks(config: Config) -> RayRanks | None:
     ray = connect(config.cluster.ray)
     address = str(ray.util.get_node_ip_address())
     nodes = living_nodes()
-    on_gpus = learns_on_gpus(config, nodes, address)
+    on_gpus = learns_on_gpus(config.cluster, config.model, nodes, address)
     if on_gpus and not has_own_gpu(os.environ):
-        os.environ[VISIBLE_GPUS] = _reserve_gpu(config, address)
+        os.environ[VISIBLE_GPUS] = _reserve_gpu(config.cluster, address)
     if config.optim.ranks == 1:
         return None
-    role = rank_role(config, config.optim.ranks - 1, on_gpus=on_gpus)
+    role = rank_role(config.cluster, config.optim.ranks - 1, on_gpus=on_gpus)
     run = f"{Path(config.run.dir).name}-{secrets.token_hex(3)}"
     return RayRanks(role, address, run, config.cluster.wait_seconds)
 
 
-def learns_on_gpus(config: Config, nodes: Sequence[Node], address: str) -> bool:
+def learns_on_gpus(cluster: ClusterConfig, model: ModelConfig, nodes: Sequence[Node], address: str) -> bool:
     """Whether the ranks get GPUs. Raises UserError if the node of rank 0 has none, but others have."""
-    if config.model.device == "cpu":
+    if model.device == "cpu":
         return False
     if has_gpus([node for node in nodes if node.address == address]):
         return True
-    if has_gpus(nodes) or config.model.device == "cuda":
+    if has_gpus(nodes) or model.device == "cuda":
         raise UserError(
-            f"cluster.ray = {config.cluster.ray!r}: this node ({address}) has no GPU, and the process of the "
+            f"cluster.ray = {cluster.ray!r}: this node ({address}) has no GPU, and the process of the "
             "run is a rank of the learner: start it on a node with a GPU, or set model.device = cpu"
         )
     return False
@@ -85,12 +85,12 @@ def has_own_gpu(environ: Mapping[str, str]) -> bool:
     return "," not in environ.get(VISIBLE_GPUS, ",")
 
 
-def _reserve_gpu(config: Config, address: str) -> str:
+def _reserve_gpu(cluster: ClusterConfig, address: str) -> str:
     """Reserve a GPU of this node until the run ends. Returns its value of CUDA_VISIBLE_DEVICES."""
     import ray
 
     role = Role(name="learner of the run on this node", count=1, each={"GPU": 1.0, f"node:{address}": 0.001})
-    group = reserve(role, config.cluster.wait_seconds)
+    group = reserve(role, cluster.wait_seconds)
     task = ray.remote(_visible_gpus).options(**options_in(role, group, 0))
     return str(ray.get(task.remote(), timeout=_START_SECONDS))
 

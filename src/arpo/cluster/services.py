@@ -78,7 +78,7 @@ class Cluster:
 
     def open_hosts(self) -> Hosts:
         """Start the hosts of cluster.hosts and wait until they listen. Raises UserError if one does not."""
-        config, role = _of_service(self._config), host_role(self._config)
+        config, role = _of_service(self._config), host_role(self._config.cluster)
         shares = slots_of_hosts(config.env.parallel, role.count)
         configs = [replace(config, env=replace(config.env, parallel=slots)) for slots in shares]
         self.hosts = self.start(role, configs, "host", Path())
@@ -88,7 +88,7 @@ class Cluster:
 
     def start_servers(self, logs: Path) -> Services:
         config = self._config
-        role = replica_role(config, on_gpus=has_gpus(living_nodes()))
+        role = replica_role(config.cluster, config.engine, on_gpus=has_gpus(living_nodes()))
         return self.start(role, [_of_service(config)] * role.count, "server", logs)
 
     def start(self, role: Role, configs: Sequence[Config], kind: Kind, logs: Path) -> Services:

@@ -6,7 +6,7 @@ import math
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from arpo.config.settings import LARGEST
+from arpo.config.settings import LARGEST, TrainConfig
 from arpo.config.task_set_names import split_sources
 from arpo.errors import BadSetting
 from arpo.types import screen_fault
@@ -67,7 +67,7 @@ def check_combinations(config: Config) -> None:
     _check_fresh(config)
     _check_cluster(config)
     if train.max_staleness:
-        _check_asynchronous(config)
+        _check_asynchronous(config.train)
     if train.method != "online":
         _check_offline(config)
     if config.model.min_pixels > config.model.max_pixels:
@@ -153,9 +153,8 @@ def _check_cluster(config: Config) -> None:
         )
 
 
-def _check_asynchronous(config: Config) -> None:
+def _check_asynchronous(train: TrainConfig) -> None:
     """Raise BadSetting for settings incompatible with asynchronous training."""
-    train = config.train
     if train.method != "online":
         raise BadSetting(
             "train.max_staleness",

@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from arpo.config import Config
+from arpo.config import Config, EngineConfig
 from arpo.engines.base import Engine, ServedEngine
 from arpo.errors import BadSetting, UserError
 from arpo.prompts.rendering import ChatRenderer, PromptRenderer, Renderer
@@ -46,9 +46,9 @@ def open_engine(config: Config, *, learning: bool = False) -> OpenedEngine:
     return _open_in_process(config)
 
 
-def require_tokens(config: Config) -> None:
+def require_tokens(engine: EngineConfig) -> None:
     """Refuse an engine that returns text without tokens. Such episodes cannot be trained on."""
-    if config.engine.name == "openai":
+    if engine.name == "openai":
         raise UserError(
             'engine.name = "openai": a chat server returns text without tokens, and training needs the '
             'sampled tokens. Set engine.name = "in_process" or "vllm"'

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from arpo.config import Config
+from arpo.config import Config, EnvConfig, OSWorldConfig
 from arpo.envs.base import Env, EnvFactory, EnvSource
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.envs.return_values import ENV_METHODS
@@ -19,33 +19,33 @@ from arpo.errors import UserError, definition_of
 from arpo.plugins import import_attribute
 
 
-def resolve_env(config: Config) -> EnvFactory:
+def resolve_env(env: EnvConfig, osworld: OSWorldConfig) -> EnvFactory:
     """Return a factory of environments in this process. A class of the user is called without arguments.
 
     Raises UserError if the name is unknown, or if the environment cannot work on this machine.
     """
-    if config.env.name == "desk":
+    if env.name == "desk":
         from arpo.envs.desk.env import DeskEnv
 
         def make_desk() -> Env:
-            return DeskEnv(config.env.width, config.env.height, config.env.partial)
+            return DeskEnv(env.width, env.height, env.partial)
 
         return make_desk
-    if config.env.name == "osworld":
+    if env.name == "osworld":
         from arpo.envs.osworld.env import OSWorldEnv
 
         def make_osworld() -> Env:
-            return OSWorldEnv(config.osworld, config.env)
+            return OSWorldEnv(osworld, env)
 
         make_osworld()  # reports a missing requirement once, now, and not in every episode
         return make_osworld
-    return _import_env(config.env.name)
+    return _import_env(env.name)
 
 
 def open_pool(config: Config) -> EnvPool:
     """Open a pool of the recipe's environments, local or remote."""
-    if not uses_hosts(config):
-        return EnvPool(LocalEnvs(resolve_env(config), config.env.parallel), config.env)
+    if not uses_hosts(config.env):
+        return EnvPool(LocalEnvs(resolve_env(config.env, config.osworld), config.env.parallel), config.env)
     from arpo.envs.remote import add_timeout_slack
 
     return EnvPool(_open_hosts(config), add_timeout_slack(config.env))
@@ -53,17 +53,17 @@ def open_pool(config: Config) -> EnvPool:
 
 def open_factory(config: Config) -> EnvFactory:
     """Like `open_pool`, but returns a factory, for callers with at most env.parallel environments."""
-    if not uses_hosts(config):
-        return resolve_env(config)
+    if not uses_hosts(config.env):
+        return resolve_env(config.env, config.osworld)
     from arpo.envs.remote import LeaseOnStartEnv
 
     source = _open_hosts(config)
     return lambda: LeaseOnStartEnv(source)
 
 
-def plays_desk(config: Config) -> bool:
+def plays_desk(env: EnvConfig) -> bool:
     """Whether the environment can play the tasks of Desk. A class that only env.hosts can import may."""
-    name = config.env.name
+    name = env.name
     if ":" not in name:
         return name == "desk"
     from arpo.envs.desk.env import DeskEnv
@@ -71,7 +71,7 @@ def plays_desk(config: Config) -> bool:
     try:
         factory = _import_env(name)
     except UserError:
-        if config.env.hosts:
+        if env.hosts:
             return True
         raise
     return not isinstance(factory, type) or issubclass(factory, DeskEnv)
@@ -86,8 +86,8 @@ def env_source(name: str) -> str:
     return Path(path).read_text("utf-8", "replace") if path and Path(path).is_file() else ""
 
 
-def uses_hosts(config: Config) -> bool:
-    return bool(config.env.hosts) or config.env.name == "osworld"
+def uses_hosts(env: EnvConfig) -> bool:
+    return bool(env.hosts) or env.name == "osworld"
 
 
 def _open_hosts(config: Config) -> EnvSource:

@@ -38,7 +38,7 @@ SCREEN = "screen"  # first part of the episode ids
 
 def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_always: bool) -> int:
     """`arpo screen`: count the successes of every task, and write the kept tasks and the report."""
-    refuse_desk_tasks(config, {"train": tasks})
+    refuse_desk_tasks(config.env, {"train": tasks})
     pool = {task.id: task for task in chosen_tasks(tasks, config)}
     _, skipped = playable(config, {"named": tuple(pool.values())})
     require_writable(out)

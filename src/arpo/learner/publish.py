@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from arpo.algorithms.microbatches import balance_sizes
-from arpo.config import Config, ModelConfig
+from arpo.config import ClusterConfig, EngineConfig, ModelConfig
 from arpo.engines.base import Weights
 from arpo.learner.base import Learner
 from arpo.learner.saved_state import rank_file, save_tensors
@@ -148,12 +148,14 @@ def published_bytes(model: nn.Module) -> int:
 
 
 @contextmanager
-def open_publisher(config: Config, learner: Learner, renderer: Renderer, run: Path) -> Iterator[Publisher]:
+def open_publisher(
+    cluster: ClusterConfig, engine: EngineConfig, learner: Learner, renderer: Renderer, run: Path
+) -> Iterator[Publisher]:
     """A publisher with the root folder of the run (`weights_root`), which is removed at the end.
 
     Servers on a cluster cannot read the shared memory of this node: they read the run folder, by default.
     """
     size = published_bytes(learner.weights().handle)
-    chosen = config.engine.weights or (str(run.resolve()) if config.cluster.ray else "")
+    chosen = engine.weights or (str(run.resolve()) if cluster.ray else "")
     with weights_root(chosen, run, size) as root:
         yield Publisher(learner, renderer, root)

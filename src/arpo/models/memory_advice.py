@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from arpo.config import Config
+from arpo.config import Config, OptimConfig
 from arpo.config.recipe import value
 from arpo.errors import BadSetting, UserError
 from arpo.models.loading import resolve_device
@@ -76,12 +76,12 @@ def _candidate_changes(info: ModelInfo, config: Config) -> list[list[Change]]:
     less_trained: list[Change] = [{"model.train": "language"}, lora]
     fewer_screens = range(rollout.max_images - 1, 0, -1)
     short = {"rollout.max_answer_tokens": min(SHORT_ANSWER_TOKENS, rollout.max_answer_tokens)}
-    first_turn = PROMPT_TOKENS + screenshot_size(info, config)[1] + SHORT_ANSWER_TOKENS
+    first_turn = PROMPT_TOKENS + screenshot_size(info, config.env, config.model)[1] + SHORT_ANSWER_TOKENS
     contexts = _halved("rollout.max_context_tokens", rollout.max_context_tokens, first_turn)
     return [
         [{"model.dtype": "bfloat16"}],
         [{"optim.moments": "bfloat16"}],
-        _smaller_microbatches(config),
+        _smaller_microbatches(config.optim),
         _halved("env.parallel", config.env.parallel, 1),
         [{"optim.ranks": ranks} for ranks in RANK_COUNTS],
         _halved("rollout.max_answer_tokens", rollout.max_answer_tokens, SHORT_ANSWER_TOKENS),
@@ -175,12 +175,12 @@ def fit_memory(config: Config, *, learning: bool) -> Config:
     """
     if resolve_device(config.model.device) == "cpu":
         return config
-    return fit_into(read_model_info(config), config, torch.cuda.mem_get_info()[0], learning=learning)
+    return fit_into(read_model_info(config.model), config, torch.cuda.mem_get_info()[0], learning=learning)
 
 
 def fit_into(info: ModelInfo, config: Config, gpu_bytes: int, *, learning: bool) -> Config:
     """The recipe for a GPU with this much free memory; see `fit_memory`."""
-    for change in ({}, *_smaller_microbatches(config)):
+    for change in ({}, *_smaller_microbatches(config.optim)):
         fitted = with_changes(config, change)
         plan = plan_memory(info, fitted, learning=learning)
         if plan.total <= gpu_bytes:
@@ -214,5 +214,5 @@ def _check_cache_size(plan: MemoryPlan, config: Config, gpu_bytes: int) -> None:
         )
 
 
-def _smaller_microbatches(config: Config) -> list[Change]:
-    return _halved("optim.tokens_per_microbatch", config.optim.tokens_per_microbatch, PROMPT_TOKENS)
+def _smaller_microbatches(optim: OptimConfig) -> list[Change]:
+    return _halved("optim.tokens_per_microbatch", optim.tokens_per_microbatch, PROMPT_TOKENS)

@@ -22,7 +22,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForImageTextToText
 
-from arpo.config import Config
+from arpo.config import Config, EnvConfig, ModelConfig
 from arpo.errors import EngineError
 from arpo.models import float32_head
 from arpo.models.families import IMAGE_BOUNDS, family_of, head_width, vision_widths
@@ -187,21 +187,21 @@ def measure_dimensions(model: Any, lora_rank: int) -> ModelDimensions:
     )
 
 
-def read_model_info(config: Config) -> ModelInfo:
-    folder = resolve_model(config.model.path)
-    dims = read_dimensions(folder, config.model.lora_rank)
-    if config.model.float32_head and config.model.dtype != "float32":
+def read_model_info(model: ModelConfig) -> ModelInfo:
+    folder = resolve_model(model.path)
+    dims = read_dimensions(folder, model.lora_rank)
+    if model.float32_head and model.dtype != "float32":
         dims = replace(dims, converted_head=BYTES["float32"] * dims.vocabulary * dims.hidden)
     return ModelInfo(
         dims=dims,
-        images=ImageSettings.from_folder(folder, config.model.min_pixels, config.model.max_pixels),
+        images=ImageSettings.from_folder(folder, model.min_pixels, model.max_pixels),
     )
 
 
 def workload_of(info: ModelInfo, config: Config) -> Workload:
     """A micro-batch holds either one long trajectory or several short ones."""
     rollout, max_tokens = config.rollout, config.optim.tokens_per_microbatch
-    patches, tokens = screenshot_size(info, config)
+    patches, tokens = screenshot_size(info, config.env, config.model)
     answers = rollout.max_answer_tokens * rollout.max_steps
     sequence = min(rollout.max_context_tokens, PROMPT_TOKENS + tokens * rollout.max_images + answers)
     return Workload(
@@ -211,10 +211,10 @@ def workload_of(info: ModelInfo, config: Config) -> Workload:
     )
 
 
-def screenshot_size(info: ModelInfo, config: Config) -> tuple[int, int]:
+def screenshot_size(info: ModelInfo, env: EnvConfig, model: ModelConfig) -> tuple[int, int]:
     """(patches, tokens) of one screenshot."""
-    settings = replace(info.images, min_pixels=config.model.min_pixels, max_pixels=config.model.max_pixels)
-    grid = vision.grid(config.env.width, config.env.height, settings)
+    settings = replace(info.images, min_pixels=model.min_pixels, max_pixels=model.max_pixels)
+    grid = vision.grid(env.width, env.height, settings)
     return math.prod(grid), vision.image_tokens(grid, settings)
 
 

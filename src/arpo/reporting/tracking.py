@@ -166,6 +166,6 @@ def open_trackers(config: Config, run_folder: RunFolder, next_step: int) -> Trac
         others.append(TensorBoardTracker(run_folder.folder / "tensorboard", next_step))
     if config.store.wandb_project:
         others.append(WandbTracker(run_folder.folder, config))
-    if plugin := open_plugin(config, "tracker"):
+    if plugin := open_plugin(config.plugins, "tracker"):
         others.append(PluginTracker(plugin, config))
     return Trackers(run_folder, others)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from arpo.config import Config
+from arpo.config import Config, ModelConfig, RolloutConfig
 from arpo.errors import UserError
 from arpo.models.memory_plan import (
     BYTES,
@@ -39,12 +39,12 @@ class ServerMemory:
         return self.weights + self.episode + self.passes + self.libraries
 
 
-def server_memory(info: ModelInfo, config: Config) -> ServerMemory:
-    dims, width = info.dims, BYTES[config.model.dtype]
-    adapters = dims.adapter_parameters if config.model.train == "lora" else 0
+def server_memory(info: ModelInfo, model: ModelConfig, rollout: RolloutConfig) -> ServerMemory:
+    dims, width = info.dims, BYTES[model.dtype]
+    adapters = dims.adapter_parameters if model.train == "lora" else 0
     return ServerMemory(
         weights=width * (dims.vision_parameters + dims.language_parameters + 2 * adapters),
-        episode=2 * width * dims.layers * dims.key_width * config.rollout.max_context_tokens,
+        episode=2 * width * dims.layers * dims.key_width * rollout.max_context_tokens,
         passes=sampling_bytes(dims, width),
     )
 
@@ -61,7 +61,7 @@ def fits(server: ServerMemory, learner: MemoryPlan | None, gpu_bytes: int) -> bo
 
 def describe_server(info: ModelInfo, config: Config, gpu_bytes: int | None, *, shared: bool) -> list[str]:
     """Lines for the user: GiB by purpose, and whether the server fits."""
-    server = server_memory(info, config)
+    server = server_memory(info, config.model, config.rollout)
     learner = plan_memory(info, config) if shared else None
     names = {
         "weights": server.weights,
@@ -93,8 +93,8 @@ def memory_share(config: Config) -> float:
     """The share of a GPU's memory for a server that shares it. Raises UserError if both do not fit."""
     import torch
 
-    info, gpu_bytes = read_model_info(config), torch.cuda.get_device_properties(0).total_memory
-    learner, server = plan_memory(info, config), server_memory(info, config)
+    info, gpu_bytes = read_model_info(config.model), torch.cuda.get_device_properties(0).total_memory
+    learner, server = plan_memory(info, config), server_memory(info, config.model, config.rollout)
     if not fits(server, learner, gpu_bytes):
         lines = describe_server(info, config, gpu_bytes, shared=True)
         raise UserError("\n".join(["GPU memory:", *lines]))

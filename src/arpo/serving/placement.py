@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from arpo.config import Config
+from arpo.config import Config, EngineConfig
 from arpo.errors import BadSetting
 
 MAX_GPUS = 1024
@@ -24,11 +24,9 @@ class Placement:
     shared: bool = False
 
 
-def place_on_cpu(config: Config, replicas: int) -> Placement:
-    if config.engine.gpus:
-        raise BadSetting(
-            "engine.gpus", f"is {config.engine.gpus!r}, but this vLLM is a CPU build: leave it empty"
-        )
+def place_on_cpu(engine: EngineConfig, replicas: int) -> Placement:
+    if engine.gpus:
+        raise BadSetting("engine.gpus", f"is {engine.gpus!r}, but this vLLM is a CPU build: leave it empty")
     return Placement(gpus=("",) * (replicas or 1))
 
 

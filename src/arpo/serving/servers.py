@@ -209,9 +209,9 @@ def open_served(config: Config, host: str) -> OwnServers:
 
 def _plan(config: Config, *, learning: bool) -> tuple[Placement, VllmServer]:
     replicas = config.engine.replicas
-    _, on_cpu = find_vllm(config)
+    _, on_cpu = find_vllm(config.engine)
     if on_cpu:
-        return place_on_cpu(config, replicas), find_server(config)
+        return place_on_cpu(config.engine, replicas), find_server(config)
     import torch
 
     from arpo.serving.memory import memory_share

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import arpo
-from arpo.config import Config
+from arpo.config import Config, EngineConfig, ModelConfig
 from arpo.config.recipe import find_program
 from arpo.engines.vllm_access import KEY_VARIABLE, KeyRequired, served_name
 from arpo.errors import BadSetting, UserError
@@ -158,7 +158,7 @@ def find_server(config: Config, *, share: float = 0.0, sleeps: bool = False) -> 
     """The server of the recipe's model. Downloads a hub model. Raises UserError if vLLM is not installed."""
     from arpo.models.loading import check_weights, load_renderer, resolve_model
 
-    python, on_cpu = find_vllm(config)
+    python, on_cpu = find_vllm(config.engine)
     load_renderer(config.model)
     folder = resolve_model(config.model.path, weights=config.model.weights == "load")
     if config.model.weights == "load":
@@ -172,13 +172,13 @@ def find_server(config: Config, *, share: float = 0.0, sleeps: bool = False) -> 
         share=share,
         sleeps=sleeps and not on_cpu,
         lora_rank=_max_rank(config.model.lora_rank) if lora else 0,
-        adapted_layers=_adapted_layers(config) if lora else (),
+        adapted_layers=_adapted_layers(config.model) if lora else (),
     )
 
 
-def find_vllm(config: Config) -> tuple[str, bool]:
+def find_vllm(engine: EngineConfig) -> tuple[str, bool]:
     """The interpreter with vLLM, and whether it is a CPU build. Raises UserError if there is none."""
-    given = config.engine.python
+    given = engine.python
     if given and find_program(given) is None:
         raise UserError(f"engine.python = {given!r}: no such program: check the path")
     candidates = [find_program(given)] if given else [sys.executable, find_program(VENV_PYTHON)]
@@ -230,14 +230,14 @@ def _max_rank(rank: int) -> int:
     return found
 
 
-def _adapted_layers(config: Config) -> tuple[str, ...]:
+def _adapted_layers(model: ModelConfig) -> tuple[str, ...]:
     """The layers with adapters, as vLLM names them. Without this list it adapts the output layer too."""
     from torch import nn
 
     from arpo.models.loading import meta_model
     from arpo.models.lora import ADAPTED_LAYERS
 
-    modules = meta_model(config.model).named_modules()
+    modules = meta_model(model).named_modules()
     names = [
         name for name, layer in modules if isinstance(layer, nn.Linear) and ADAPTED_LAYERS.search(f".{name}.")
     ]

@@ -42,7 +42,7 @@ def open_order(config: Config, tasks: Sequence[Task]) -> TaskOrder:
     seed, total = config.run.seed, config.planned_tasks(len(tasks))
     if isinstance(tasks, FreshTasks):
         return FreshOrder(tasks, seed, total)
-    if plugin := open_plugin(config, "curriculum"):
+    if plugin := open_plugin(config.plugins, "curriculum"):
         return PluginOrder(tasks, seed, total, plugin)
     if config.train.curriculum == "middle":
         return MiddleOrder(tasks, seed, total, required_counts(config))

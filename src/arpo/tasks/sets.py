@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from arpo.config import Config
+from arpo.config import Config, EnvConfig
 from arpo.config.settings import EvalConfig, TasksConfig
 from arpo.config.task_set_names import (
     DESK,
@@ -50,7 +50,9 @@ def load_sets(config: Config) -> dict[str, Sequence[Task]]:
     Raises UserError if a held-out task is also a training task, or if no training task is left.
     """
     settings = config.tasks
-    refuse_desk_tasks(config, {TRAIN: settings.train, HELDOUT: settings.heldout, OVERALL: settings.overall})
+    refuse_desk_tasks(
+        config.env, {TRAIN: settings.train, HELDOUT: settings.heldout, OVERALL: settings.overall}
+    )
     train = open_tasks(settings.train, config)
     sources = heldout_sets(settings.heldout)
     heldout = {
@@ -77,12 +79,12 @@ def _chosen(tasks: Sequence[Task], settings: TasksConfig) -> set[str]:
     return {task.id for task in select_tasks(tasks, settings)} if tasks else set()
 
 
-def refuse_desk_tasks(config: Config, sources: Mapping[str, str]) -> None:
+def refuse_desk_tasks(env: EnvConfig, sources: Mapping[str, str]) -> None:
     """Refuse the shipped tasks of Desk, which are the defaults, for another environment."""
     wrong = [
         name for name, text in sources.items() if any(one.startswith(DESK) for one in split_sources(text))
     ]
-    if not wrong or plays_desk(config):
+    if not wrong or plays_desk(env):
         return
     listed = ", ".join(f"tasks.{name} = {sources[name]!r}" for name in wrong)
     own = "a task file of your own"
@@ -91,8 +93,7 @@ def refuse_desk_tasks(config: Config, sources: Mapping[str, str]) -> None:
     if others:
         remedies.append(f'{" and ".join(others)} to {"another one" if remedies else own} or to ""')
     raise UserError(
-        f"{listed}: tasks of Desk, which env.name = {config.env.name!r} cannot play: set "
-        f"{', and '.join(remedies)}"
+        f"{listed}: tasks of Desk, which env.name = {env.name!r} cannot play: set {', and '.join(remedies)}"
     )
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from arpo.config import INCIDENTAL, Config
+from arpo.config import INCIDENTAL, Config, OptimConfig
 from arpo.config.recipe import changed, load_recorded
 from arpo.envs.quarantine import QuarantineState
 from arpo.errors import UserError
@@ -224,7 +224,7 @@ def check_folder(store: RunFolder, config: Config) -> None:
             "episodes, name the folder as --offline.source"
         )
     if (store.folder / checkpoint.CHECKPOINTS).is_dir():
-        check_recipe(store, config, partial(_may_change, config))
+        check_recipe(store, config, partial(_may_change, config.optim))
 
 
 def check_recipe(store: RunFolder, config: Config, may_change: Callable[[str], bool]) -> None:
@@ -245,9 +245,9 @@ def check_recipe(store: RunFolder, config: Config, may_change: Callable[[str], b
             )
 
 
-def _may_change(config: Config, key: str) -> bool:
+def _may_change(optim: OptimConfig, key: str) -> bool:
     """True if a resumed run may have another value.
 
     The length of training must stay if the learning rate decays: it reaches 0 at the end.
     """
-    return config.optim.schedule == "constant" if key in LENGTH else key.startswith(INCIDENTAL)
+    return optim.schedule == "constant" if key in LENGTH else key.startswith(INCIDENTAL)

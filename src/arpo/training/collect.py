@@ -34,7 +34,7 @@ from arpo.types import Task, Trajectory
 
 def run_collection(config: Config) -> int:
     """`arpo collect`: start or resume the collection in run.dir, and print its counts."""
-    require_tokens(config)
+    require_tokens(config.engine)
     store = RunFolder(Path(config.run.dir))
     display = open_display(sys.stdout)
     try:

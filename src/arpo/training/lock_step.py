@@ -8,7 +8,7 @@ from typing import Any
 
 from arpo.algorithms.credit import Credit
 from arpo.algorithms.samples import split_by_signal
-from arpo.config import Config
+from arpo.config import LossConfig, TrainConfig
 from arpo.envs.quarantine import QuarantineState
 from arpo.errors import Outage
 from arpo.evaluation.scoring import report_failures
@@ -55,7 +55,9 @@ class LockStep:
         groups: list[Group] = []
         run.scheduler.pool.quarantine.begin_batch()
         for attempt in range(1 + DYNAMIC_ROUNDS if settings.dynamic_sampling else 1):
-            missing = settings.tasks_per_batch - len(trained_groups(groups, run.config, self._credit))
+            missing = settings.tasks_per_batch - len(
+                trained_groups(groups, run.config.loss, run.config.train, self._credit)
+            )
             tasks = self._order.take(run.progress.tasks, missing)
             if not tasks:
                 break
@@ -111,6 +113,8 @@ class LockStep:
         return set()
 
 
-def trained_groups(groups: Sequence[Group], config: Config, credit: Credit) -> Sequence[Group]:
+def trained_groups(
+    groups: Sequence[Group], loss: LossConfig, train: TrainConfig, credit: Credit
+) -> Sequence[Group]:
     """The groups that fill a batch. Dynamic sampling drops those without signal."""
-    return split_by_signal(groups, config.loss, credit)[0] if config.train.dynamic_sampling else groups
+    return split_by_signal(groups, loss, credit)[0] if train.dynamic_sampling else groups

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from arpo import __version__
-from arpo.config import INCIDENTAL, Config
+from arpo.config import INCIDENTAL, Config, ReplayConfig, TrainConfig
 from arpo.config.recipe import changed, value
 from arpo.config.task_set_names import GENERATED, HELDOUT, OVERALL, TRAIN, heldout_sets, set_label
 from arpo.models.hub import HubModel, parse_hub_model
@@ -68,7 +68,7 @@ def model_card(
     shipped = " (the tiny model shipped with ARPO)" if base == "base" else ""
     facts = [f"- Base model: {_link(hub_model) if hub_model else base}{shipped}"]
     if step is not None:
-        facts += [f"- Method: {_method(config)}", f"- Trained batches: {step}"]
+        facts += [f"- Method: {_method(config.replay, config.train)}", f"- Trained batches: {step}"]
     facts += [f"- Weights: {'LoRA adapters, ' if adapters else ''}{dtype}", f"- Made by: ARPO {__version__}"]
     use = PEFT if adapters else PIPELINE if step is None else f"{PIPELINE}\n{MEASURE}"
     metadata = [
@@ -99,15 +99,13 @@ def _link(model: HubModel) -> str:
     return f"[{model.repo}](https://huggingface.co/{model.repo}){commit}"
 
 
-def _method(config: Config) -> str:
-    if config.train.method != "online":
-        return OFFLINE_METHODS[config.train.method]
-    if config.train.dynamic_sampling:
+def _method(replay: ReplayConfig, train: TrainConfig) -> str:
+    if train.method != "online":
+        return OFFLINE_METHODS[train.method]
+    if train.dynamic_sampling:
         return "GRPO with dynamic sampling"
-    owner = {"task": "task", "family": "goal family"}[config.replay.key]
-    return (
-        f"ARPO (GRPO with a replay buffer of each {owner}'s successes)" if config.replay.enabled else "GRPO"
-    )
+    owner = {"task": "task", "family": "goal family"}[replay.key]
+    return f"ARPO (GRPO with a replay buffer of each {owner}'s successes)" if replay.enabled else "GRPO"
 
 
 def _scores(config: Config, summary: Mapping[str, Any]) -> list[str]:

@@ -35,7 +35,7 @@ class Records:
         self.store, self.display, self.progress = store, display, progress
         self.timing = Timing(last_durations(store))
         self.trackers = Trackers(store, ())  # more when training begins: a loop may refuse to resume
-        self.callback = open_plugin(config, "callback")
+        self.callback = open_plugin(config.plugins, "callback")
         self.calls = CallLog(store, progress.seconds)
         self._config = config
 

@@ -111,7 +111,9 @@ class Run:
         self._opened.callback(self.learner.close)
         self._publisher: Publisher | None = None  # for engines in other processes
         if not config.samples_in_process:
-            opened = open_publisher(config, self.learner, self.player.token_renderer, self.store.folder)
+            opened = open_publisher(
+                config.cluster, config.engine, self.learner, self.player.token_renderer, self.store.folder
+            )
             self._publisher = self._opened.enter_context(opened)
 
     def _report_restart(self, reason: str) -> None:

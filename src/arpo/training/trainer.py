@@ -59,7 +59,7 @@ class Trainer:
         self.replay = ReplayBuffer(
             config.replay, lambda name: load_checked(store, name, self.run.player), key
         )
-        reward, advantage = open_plugin(config, "reward"), open_plugin(config, "advantage")
+        reward, advantage = open_plugin(config.plugins, "reward"), open_plugin(config.plugins, "advantage")
         self.credit = Credit(config.loss, reward, advantage, self._tasks)
         self.order = open_order(config, tasks)
         self.source: LockStep | GroupStream = (
@@ -114,7 +114,7 @@ class Trainer:
         rollout = self.config.rollout
         updates = []
         for update in build_updates(
-            trained_groups(groups, self.config, self.credit),
+            trained_groups(groups, self.config.loss, self.config.train, self.credit),
             self.config.loss,
             tasks_per_update=self.config.train.tasks_per_update,
             token_budget=rollout.max_steps * rollout.max_answer_tokens,
@@ -235,8 +235,8 @@ def run_training(config: Config, display: Display | None = None) -> int:
 
     Returns 1 if most episodes failed because of the environment (see `report_failed_episodes`).
     """
-    require_tokens(config)
-    check_plugins(config)
+    require_tokens(config.engine)
+    check_plugins(config.plugins)
     store = RunFolder(Path(config.run.dir))
     display = display or open_display(sys.stdout)
     try:

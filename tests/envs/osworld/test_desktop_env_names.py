@@ -56,7 +56,8 @@ def interpreter(folder: Path, source: Path | str) -> Path:
 
 
 def osworld(python: Path | str, *overrides: str) -> desktop_env_names.KnownNames:
-    return names_for(load_config(None, ["--env.name=osworld", f"--osworld.python={python}", *overrides]))
+    config = load_config(None, ["--env.name=osworld", f"--osworld.python={python}", *overrides])
+    return names_for(config.env, config.osworld)
 
 
 def test_names_are_read_from_the_interpreters_desktop_env_without_importing_it(tmp_path: Path) -> None:
@@ -113,7 +114,8 @@ def test_the_interpreter_is_found_from_any_folder(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("arpo.config.recipe.PROJECT", tmp_path / "project")
     (tmp_path / "project" / ".venv-osworld" / "bin").mkdir(parents=True)
     interpreter(tmp_path / "project" / ".venv-osworld" / "bin", FAKES)
-    assert "fatal" in names_for(load_config("osworld_eval")).getters
+    config = load_config("osworld_eval")
+    assert "fatal" in names_for(config.env, config.osworld).getters
 
 
 def test_a_worker_with_a_placeholder_for_easyocr_reads_the_same_names() -> None:

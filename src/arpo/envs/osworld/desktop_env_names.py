@@ -26,7 +26,7 @@ from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
-from arpo.config import Config
+from arpo.config import EnvConfig, OSWorldConfig
 from arpo.config.recipe import find_program
 from arpo.envs.osworld.needs import needs
 from arpo.errors import EnvError, UserError
@@ -49,13 +49,13 @@ class KnownNames:
     unusable: Mapping[str, str]
 
 
-def names_for(config: Config) -> KnownNames:
+def names_for(env: EnvConfig, osworld: OSWorldConfig) -> KnownNames:
     """The names known where the tasks run.
 
     Environment hosts are assumed to have the version that `arpo osworld install` installs. So is this machine
     if `osworld.python` has no desktop-env: the run itself reports that.
     """
-    python = None if config.env.hosts else find_program(config.osworld.python)
+    python = None if env.hosts else find_program(osworld.python)
     return (_ask(python) if python else None) or shipped_names()
 
 

@@ -45,7 +45,7 @@ def split_runnable(tasks: Sequence[Task], config: Config) -> tuple[Sequence[Task
     """The runnable tasks, and the others with the reason. Programs and caches of hosts are not checked."""
     if config.env.name != "osworld":
         return tasks, []
-    known = names_for(config)
+    known = names_for(config.env, config.osworld)
     reason_for = _not_supported if config.env.hosts else why_not_runnable
     reasons = [(task, why_refused(task, known) or reason_for(task, config.osworld)) for task in tasks]
     kept = tuple(task for task, reason in reasons if reason is None)

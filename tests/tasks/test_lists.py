@@ -250,9 +250,9 @@ def test_a_run_with_the_alias_in_its_recipe_resumes_with_the_prefix_osworld(tmp_
     [
         ('[{"id": "a",]', "line 1, column 13: not JSON"),
         ("\n\n{", "line 3, column 2: not JSON"),
-        ("[" * 100_000, "too many nested brackets"),
-        ("[" * 200 + "]" * 200, "too many nested brackets"),
-        ('[{"id": ' + "9" * 5000 + "}]", "not JSON: Exceeds the limit (4300 digits)"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[" * 200 + "]" * 200, "nested too deeply"),
+        ('[{"id": ' + "9" * 5000 + "}]", "Exceeds the limit (4300 digits)"),
         (
             r'[{"id": "a", "instruction": "type \ud83d here"}]',
             "\\ud83d after 'instruction\": \"type ' is half a",

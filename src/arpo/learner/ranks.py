@@ -274,8 +274,11 @@ def _read_commands(stream: IO[bytes], commands: SimpleQueue[Command]) -> None:
     try:
         while (command := read_command(stream)) is not None:
             commands.put(command)
-    finally:
-        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
 
 
 def _ready_key(rank: int) -> str:

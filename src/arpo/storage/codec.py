@@ -317,7 +317,7 @@ def failure_from_json(value: Any) -> Failure:
 def sample_to_json(sample: Sample) -> dict[str, Any]:
     return {
         "token_ids": ids_to_json(sample.token_ids),
-        "mask": ids_to_json(sample.mask),
+        "mask": ids_to_json(bytes(sample.mask)),
         "images": [image.sha256 for image in sample.images],
         "behaviour_logprobs": list(sample.behaviour_logprobs),
         "advantage": sample.advantage,

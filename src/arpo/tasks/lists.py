@@ -202,9 +202,9 @@ def _read_json(file: Traversable) -> Any:
             f"{file}: \\u{ord(half):04x} after {before!r} is half a character: write the whole character"
         ) from error
     except RecursionError as error:
-        raise UserError(f"{file}: too many nested brackets") from error
-    except ValueError as error:  # a number of thousands of digits
-        raise UserError(f"{file}: not JSON: {error}") from error
+        raise UserError(f"{file}: nested too deeply") from error
+    except ValueError as error:  # also a number of thousands of digits
+        raise UserError(f"{file}: {error}") from error
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from error
 

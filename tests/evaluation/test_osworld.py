@@ -81,7 +81,7 @@ def test_the_environment_hosts_end_with_the_command(tmp_path: Path, monkeypatch:
 def test_a_model_behind_a_server_plays_as_it_does_in_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ids = ("pool-001", "pool-002", "pool-021")
+    ids = ("pool-001", "pool-021", "pool-024")
     tasks = [task for task in load_tasks("desk:pool") if task.id in ids]
     config = load_config("desk", ["--run.threads=1", "--rollout.max_images=3", "--rollout.max_steps=6"])
     groups = asyncio.run(

@@ -99,20 +99,18 @@ def test_pretraining_never_sees_the_world_of_a_shipped_task(
     assert not seen & name_taken
 
 
-def test_the_list_of_32_has_short_tasks_of_middle_difficulty(shipped: dict[str, tuple[Task, ...]]) -> None:
+def test_the_list_of_32_has_tasks_of_middle_difficulty(shipped: dict[str, tuple[Task, ...]]) -> None:
     chosen = read("32")
     assert chosen["source"] == "desk:pool" and len(chosen["tasks"]) == 32
     for name, count in chosen["tasks"].items():
-        assert count["rollouts"] == 16 and 2 <= count["successes"] <= 8, name
-    tasks = load_tasks("desk:32")
-    assert max(len(solution(task)) for task in tasks) <= 6
-    check_disjoint(tasks, shipped["heldout"])
+        assert count["rollouts"] == 16 and 6 <= count["successes"] <= 9, name
+    check_disjoint(load_tasks("desk:32"), shipped["heldout"])
 
 
 def test_every_screened_task_was_solved_at_least_once() -> None:
     screened, chosen = read("screened"), read("32")
     counts = screened["tasks"]
-    assert screened["source"] == "desk:pool" and 100 <= len(counts) <= 160
+    assert screened["source"] == "desk:pool" and 160 <= len(counts) <= 250
     assert all(count["rollouts"] == 16 and count["successes"] >= 1 for count in counts.values())
     rate = sum(count["successes"] for count in counts.values()) / (16 * len(counts))
     assert 0.25 <= rate <= 0.4
@@ -120,7 +118,13 @@ def test_every_screened_task_was_solved_at_least_once() -> None:
     assert {name: counts[name] for name in chosen["tasks"]} == chosen["tasks"]
 
 
-def test_the_list_of_128_is_the_start_of_the_screened_one() -> None:
+def test_the_list_of_128_has_the_screened_tasks_nearest_to_half_success() -> None:
     screened, chosen = read("screened"), read("128")
-    assert list(chosen["tasks"].items()) == list(screened["tasks"].items())[:128]
+
+    def distance(name: str) -> int:
+        return abs(2 * int(screened["tasks"][name]["successes"]) - 16)
+
+    left_out = screened["tasks"].keys() - chosen["tasks"].keys()
+    assert len(chosen["tasks"]) == 128 and chosen["tasks"].items() <= screened["tasks"].items()
+    assert max(map(distance, chosen["tasks"])) <= min(map(distance, left_out))
     assert chosen["source"] == screened["source"]

@@ -290,13 +290,10 @@ class Failure:
 class Rescue:
     """One replacement by replay: a stored success took the position of a failed episode in its group.
 
-    The stored success may be of another task (replay.key).
-
     >>> rescue = Rescue(
     ...     index=1,
     ...     replaced_episode="batch5-0-1",
     ...     stored_episode="batch2-0-1",
-    ...     stored_task="pool-040",
     ...     age=3,
     ... )
     """
@@ -304,7 +301,6 @@ class Rescue:
     index: int  # position in Group.trajectories
     replaced_episode: str
     stored_episode: str
-    stored_task: str
     age: int  # current policy version minus version of the stored episode
 
 

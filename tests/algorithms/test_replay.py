@@ -35,7 +35,7 @@ def test_an_all_failed_group_gets_one_stored_success_of_its_task() -> None:
     (rescue,) = rescued.rescues
     place = rescue.index
     assert rescue.replaced_episode == f"t-7-{place}"
-    assert (rescue.stored_episode, rescue.stored_task) == ("t-0-0", "t")
+    assert rescue.stored_episode == "t-0-0"
     assert rescue.age == 2
     assert rescued.trajectories[place].score == 1
     others = [i for i in range(3) if i != place]
@@ -242,40 +242,3 @@ def test_the_last_failure_of_a_group_stays() -> None:
     *left_alone, failed = replay.rescue(groups, Random(0), version=1)
     assert left_alone == groups[:3]
     assert sorted(t.score for t in failed.trajectories) == [0, 0, 1]
-
-
-def test_tasks_with_the_same_key_share_their_successes() -> None:
-    """Families are the first letters. Capacity is per family, and the rescue names the other task."""
-    replay = ReplayBuffer(ReplayConfig(key="family", capacity=2), key=lambda task: task[0])
-    replay.rescue([scored(1, 1, task="a1"), scored(1, 0, task="b1", index=1)], Random(0), version=2)
-    replay.rescue([scored(1, 0, task="a2", index=2)], Random(0), version=3)
-    assert replay.state() == {"a": ["a1-0-1", "a2-2-0"], "b": ["b1-1-0"]}
-
-    own, other = replay.rescue(
-        [scored(0, 0, task="b2", index=3), scored(0, 0, task="c1", index=4)], Random(0), version=7
-    )
-
-    (rescue,) = own.rescues
-    assert (rescue.stored_episode, rescue.stored_task, rescue.age) == ("b1-1-0", "b1", 7)
-    assert own.task_id == "b2" and own.trajectories[rescue.index].task_id == "b1"
-    assert other.rescues == ()
-
-
-def test_a_success_of_the_same_batch_is_replayed_by_a_later_group_of_its_family() -> None:
-    replay = ReplayBuffer(ReplayConfig(key="family"), key=lambda task: task[0])
-    groups = [scored(1, 0, task="a1", version=5), scored(0, 0, task="a2", index=1, version=5)]
-    _, later = replay.rescue(groups, Random(0), version=5)
-    assert [(one.stored_task, one.age) for one in later.rescues] == [("a1", 0)]
-
-
-def test_a_buffer_by_family_is_restored_from_its_state() -> None:
-    def by_letter(task: str) -> str:
-        return task[0]
-
-    replay = ReplayBuffer(ReplayConfig(key="family", capacity=2), key=by_letter)
-    stored = [scored(1, 1, task="a1"), scored(1, 0, task="b1", index=1), scored(1, task="a2", index=2)]
-    replay.rescue(stored, Random(0), version=0)
-    by_name = {one.episode_id: one for group in stored for one in group.trajectories}
-    restored = ReplayBuffer(ReplayConfig(key="family", capacity=2), by_name.__getitem__, by_letter)
-    restored.restore(by_name[name] for names in replay.state().values() for name in names)
-    assert restored.state() == replay.state() == {"a": ["a1-0-1", "a2-2-0"], "b": ["b1-1-0"]}

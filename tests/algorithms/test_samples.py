@@ -70,7 +70,7 @@ def test_weights_hold_the_whole_normalisation(aggregation: str, weights: list[fl
 
 
 def rescue(index: int) -> Rescue:
-    return Rescue(index=index, replaced_episode="failed", stored_episode="old", stored_task="t", age=1)
+    return Rescue(index=index, replaced_episode="failed", stored_episode="old", age=1)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_each_sampled_token_is_as_old_as_the_tokens_before_it() -> None:
 
 
 def test_a_replayed_episode_has_no_staleness() -> None:
-    rescue = Rescue(index=0, replaced_episode="x", stored_episode="e", stored_task="t", age=7)
+    rescue = Rescue(index=0, replaced_episode="x", stored_episode="e", age=7)
     rescued = replace(group(trajectory(1.0, version=0), trajectory(0.0, version=7)), rescues=(rescue,))
     (samples_U,) = all_updates([rescued], LossConfig(), tasks_per_update=1, token_budget=9, version=7)
     assert [(sample.replayed, sample.staleness) for sample in samples_U] == [(True, ()), (False, ())]

@@ -23,7 +23,7 @@ from arpo.config.recipe import (
 from arpo.errors import BadSetting, UserError
 from arpo.prompts.conversation import load_template
 
-FRESH = ("--tasks.train", "desk:fresh", "--train.tasks", "8", "--replay.key", "family")
+FRESH = ("--tasks.train", "desk:fresh", "--train.tasks", "8", "--replay.enabled", "false")
 
 
 def refusal(recipe, *overrides):
@@ -231,7 +231,7 @@ def test_bytes_of_the_command_line_that_are_not_utf_8():
             "train.dynamic_sampling",
         ),
         (["--tasks.train", "desk:fresh"], "train.tasks"),
-        (["--tasks.train", "desk:fresh", "--train.tasks", "8"], "replay.key"),
+        (["--tasks.train", "desk:fresh", "--train.tasks", "8"], "replay.enabled"),
         ([*FRESH, "--train.curriculum", "middle"], "train.curriculum"),
         ([*FRESH, "--plugins.curriculum", "mine:order"], "plugins.curriculum"),
     ],
@@ -240,8 +240,8 @@ def test_impossible_combinations(overrides, key):
     assert refusal(None, *overrides).startswith(f"command line: {key}: ")
 
 
-def test_tasks_without_end_have_a_length_and_need_a_key_of_replay_that_they_share():
-    for words in (["--replay.key", "family"], ["--replay.enabled", "false"], ["--train.method", "rft"]):
+def test_tasks_without_end_have_a_length_and_no_replay():
+    for words in (["--replay.enabled", "false"], ["--train.method", "rft"]):
         config = load_config(None, ["--tasks.train", "desk:fresh", "--train.tasks", "8", *words])
         assert config.endless and config.planned_tasks(1000) == 8
     config = load_config(

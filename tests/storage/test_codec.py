@@ -87,7 +87,7 @@ def test_a_sample_is_read_as_it_was_written():
 FAILURE = {
     "episode_id": "e", "task_id": "t", "kind": "EnvTimeout", "where": "step", "message": "late", "attempts": 3
 }  # fmt: skip
-RESCUE = {"index": 1, "replaced_episode": "a", "stored_episode": "b", "stored_task": "t", "age": 3}
+RESCUE = {"index": 1, "replaced_episode": "a", "stored_episode": "b", "age": 3}
 GROUP = {
     "step": 1, "group": "batch0-0", "task": "t", "version": 0, "episodes": ["batch0-0-0", "b"],
     "versions": [0, 0], "rewards": [0.0, 1.0], "advantages": [-1.0, 1.0], "rescues": [RESCUE],

@@ -29,7 +29,7 @@ from arpo.storage.screenshots import HEADER, MAGIC, NO_BASE, PATCH, PNG, Screens
 from arpo.types import Failure, Screenshot, StopReason
 from stored_episodes import ALL_ACTIONS, desktop, episode, pixels_of, png, small, turn
 
-RESCUE = {"index": 1, "replaced_episode": "a", "stored_episode": "b", "stored_task": "t", "age": 3}
+RESCUE = {"index": 1, "replaced_episode": "a", "stored_episode": "b", "age": 3}
 GROUP = {
     "step": 1, "group": "batch0-0", "task": "t", "version": 0, "episodes": ["batch0-0-0", "b"],
     "versions": [0, 0], "rewards": [0.0, 1.0], "advantages": [-1.0, 1.0], "rescues": [RESCUE],

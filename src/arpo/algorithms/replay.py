@@ -1,6 +1,4 @@
-"""The replay buffer: stores successes by key, and puts one into a group of failures with the same key.
-
-The key of a task is its id (the published rule), or another notion of likeness, such as its goal families.
+"""The replay buffer: stores the successes of each task, and puts one into a group of its failures.
 
 The buffer holds trajectories as sampled, with the engine's log-probabilities. A checkpoint stores their
 episode ids. Screenshots need much memory, so the caller may pass a function that loads a trajectory when it
@@ -28,32 +26,19 @@ def replay_rng(seed: int, batch: int) -> Random:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Success:
     episode_id: str
-    task_id: str
     policy_version: int
     load: Callable[[], Trajectory]
 
 
-def task_key(task_id: str) -> str:
-    """The key of the published rule: no two tasks share a success."""
-    return task_id
-
-
 class ReplayBuffer:
-    """At most `capacity` successes per key, first in, first out. If disabled, it changes nothing.
+    """At most `capacity` successes per task, first in, first out. If disabled, it changes nothing.
 
     `load(episode_id)` returns a stored trajectory. Without it, the buffer keeps the trajectories.
-    `key(task_id)` is equal for tasks with shared successes.
     """
 
-    def __init__(
-        self,
-        config: ReplayConfig,
-        load: Callable[[str], Trajectory] | None = None,
-        key: Callable[[str], str] = task_key,
-    ) -> None:
+    def __init__(self, config: ReplayConfig, load: Callable[[str], Trajectory] | None = None) -> None:
         self._config = config
         self._load = load
-        self._key = key
         self._stored: dict[str, deque[_Success]] = {}
 
     def rescue(self, groups: Sequence[Group], rng: Random, version: int) -> list[Group]:
@@ -75,7 +60,7 @@ class ReplayBuffer:
     def _rescue_one(self, group: Group, rng: Random, version: int) -> Group:
         """At least one failure stays in the group, to compare the stored success with."""
         trajectories = list(group.trajectories)
-        stored = self._stored.get(self._key(group.task_id))
+        stored = self._stored.get(group.task_id)
         failed = [index for index, one in enumerate(trajectories) if not self._succeeded(one)]
         if (
             not stored
@@ -89,7 +74,6 @@ class ReplayBuffer:
             index=index,
             replaced_episode=trajectories[index].episode_id,
             stored_episode=success.episode_id,
-            stored_task=success.task_id,
             age=version - success.policy_version,
         )
         trajectories[index] = success.load()
@@ -102,16 +86,15 @@ class ReplayBuffer:
         if is_example(trajectory.score, trajectory.malformed, self._config.threshold):
             success = _Success(
                 episode_id=trajectory.episode_id,
-                task_id=trajectory.task_id,
                 policy_version=trajectory.policy_version,
                 load=partial(self._load, trajectory.episode_id) if self._load else lambda: trajectory,
             )
             empty: deque[_Success] = deque(maxlen=self._config.capacity)
-            self._stored.setdefault(self._key(trajectory.task_id), empty).append(success)
+            self._stored.setdefault(trajectory.task_id, empty).append(success)
 
     def state(self) -> dict[str, list[str]]:
-        """Stored episode ids by key, oldest first, for a checkpoint."""
-        return {key: [held.episode_id for held in stored] for key, stored in self._stored.items()}
+        """Stored episode ids by task, oldest first, for a checkpoint."""
+        return {task: [held.episode_id for held in stored] for task, stored in self._stored.items()}
 
     def restore(self, outlines: Iterable[Trajectory]) -> None:
         """Replace the content by these trajectories, in the order of `state`.

@@ -119,11 +119,11 @@ def _check_fresh(config: Config) -> None:
             f"is 0, must be the number of tasks to play with tasks.train = {FRESH}: its tasks have no end",
         )
     replays = config.replay.enabled and train.method == "online"
-    if config.endless and replays and config.replay.key == "task":
+    if config.endless and replays:
         raise BadSetting(
-            "replay.key",
-            f"is task, must be family with tasks.train = {FRESH}: no task is played twice, so none has a "
-            "stored success; or set replay.enabled = false",
+            "replay.enabled",
+            f"is true, must be false with tasks.train = {FRESH}: no task is played twice, so none has a "
+            "stored success; or set tasks.distinct to a number of tasks that repeat",
         )
     if fresh and train.curriculum != "none":
         raise BadSetting(

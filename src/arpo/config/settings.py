@@ -369,14 +369,7 @@ class ReplayConfig:
     """Replay of stored successes."""
 
     enabled: bool = setting(True, "Replay: a group of failures receives a stored success; false: plain GRPO")
-    key: Literal["task", "family"] = setting(
-        "task",
-        "Tasks that share stored successes: task (none, the published rule), family (tasks of Desk with the "
-        "same goal families, for desk:fresh)",
-    )
-    capacity: int = setting(
-        8, "Stored successes per replay.key; the oldest is dropped first", low=1, high=100_000
-    )
+    capacity: int = setting(8, "Stored successes per task; the oldest is dropped first", low=1, high=100_000)
     threshold: float = setting(0.5, "Minimum score of a success", above=0, high=1)
     rare: float = setting(
         0.25,

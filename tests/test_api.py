@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -289,7 +289,7 @@ def test_ctrl_c_saves_and_the_next_call_resumes(tmp_path, in_a_loop):
 
 
 def test_a_fresh_task_is_found_by_its_id_or_at_random() -> None:
-    fresh = {"tasks.train": "desk:fresh", "replay.key": "family", "tasks.heldout": ""}
+    fresh: dict[str, Any] = {"tasks.train": "desk:fresh", "replay.enabled": False, "tasks.heldout": ""}
     config = arpo.load("desk", {**fresh, "train.tasks": 5})
     assert find_task("fresh-3-99-SetTheme", config).snapshot == "SetTheme"
     assert find_task("random", config) in open_tasks("desk:fresh", config)

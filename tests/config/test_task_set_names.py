@@ -21,13 +21,14 @@ def test_every_source_of_several_has_a_name_of_its_own() -> None:
     assert heldout_sets("desk:instances/test") == {"instances_test": "desk:instances/test"}
 
 
-def test_a_half_stands_for_three_levels() -> None:
-    levels = ["desk:instances/test", "desk:families/test", "desk:applications/test"]
+def test_a_half_stands_for_all_levels() -> None:
+    levels = ["desk:instances/test", "desk:families/test", "desk:applications/test", "desk:long/test"]
     assert split_sources("desk:test,b.json") == [*levels, "b.json"]
     assert list(heldout_sets("desk:validation")) == [
         "instances_validation",
         "families_validation",
         "applications_validation",
+        "long_validation",
     ]
     assert split_sources("validation") == ["validation"]  # a folder
 

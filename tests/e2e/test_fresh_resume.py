@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 SETTINGS = """
     --tasks.train desk:fresh --tasks.goals 1 --tasks.families SetTheme,TurnSwitch,DeleteMissingFile
     --train.tasks 12 --train.tasks_per_batch 4 --train.tasks_per_update 4
-    --replay.key family --rollout.max_steps 3 --eval.every 0 --run.threads 1 --tasks.heldout
+    --replay.enabled false --rollout.max_steps 3 --eval.every 0 --run.threads 1 --tasks.heldout
 """
 SAME = ("metrics.jsonl", "trajectories.jsonl", "screenshots.pack", "model/model.safetensors")
 

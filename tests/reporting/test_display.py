@@ -12,6 +12,7 @@ from arpo.reporting.display import (
     format_rate,
     open_display,
     success_rows,
+    total_rows,
 )
 
 METRICS = {
@@ -201,3 +202,17 @@ def test_a_completed_part_prints_one_line():
     for ended in (3, 4, 4):
         display.part_progress([part("chrome", 1, 1), part("os", ended, 2, played=3)])
     assert stream.getvalue() == "os: 66.7% (2/3)\n"
+
+
+def test_the_summary_names_what_was_learned_most_and_least() -> None:
+    rates = {"A": (0, 8), "B": (4, 4), "C": (6, 7), "D": (8, 6), "E": (2, 8), "F": (1, 2), "G": (5, 5)}
+    kinds = {
+        when: {kind: (pair[place], 8) for kind, pair in rates.items()}
+        for place, when in enumerate(("base", "final"))
+    }
+    kinds["final"]["few"] = kinds["base"]["few"] = (1, 7)
+    rows = dict(total_rows({"kinds": kinds}))
+    assert rows["learned most"] == "A 0% → 100%, E 25% → 100%, C 75% → 88%"
+    assert rows["learned least"] == "D 100% → 75%, G 62% → 62%, B 50% → 50%"
+    del kinds["final"]["A"], kinds["final"]["B"]
+    assert "learned most" not in dict(total_rows({"kinds": kinds}))  # too few kinds

@@ -186,7 +186,6 @@ def add_group(store: RunFolder, step: int, *episodes: Trajectory, stored: Trajec
             index=len(members) - 1,
             replaced_episode=episodes[-1].episode_id,
             stored_episode=stored.episode_id,
-            stored_task=stored.task_id,
             age=version - stored.policy_version,
         )
         rescues = (rescue,)

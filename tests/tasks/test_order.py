@@ -21,7 +21,7 @@ def config(count: int, distinct: int = 0) -> Config:
         run=RunConfig(seed=5),
         tasks=TasksConfig(train="desk:fresh", distinct=distinct, goals="1"),
         train=TrainConfig(tasks=count),
-        replay=ReplayConfig(key="family"),
+        replay=ReplayConfig(enabled=False),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from arpo.comparison.results import CURVES
 from arpo.config import Config
 from arpo.config.recipe import load_config
-from arpo.config.task_set_names import RESERVED
+from arpo.config.task_set_names import LEVELS, RESERVED
 from arpo.envs.desk.fresh import FreshTasks
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import run_evaluation
@@ -19,7 +19,7 @@ from arpo.tasks.sets import evaluated, known_families, load_sets, rollouts_of
 from verdicts import HELDOUT, A, B, Scripted, select, small_config
 
 OTHER = "heldout-007"
-FRESH = ("--tasks.train=desk:fresh", "--train.tasks=4", "--replay.key=family")
+FRESH = ("--tasks.train=desk:fresh", "--train.tasks=4", "--replay.enabled=false")
 ONE_STEP = ("--tasks.families=TurnMissingSwitch,DeleteMissingMail", "--tasks.goals=1")
 
 
@@ -50,7 +50,7 @@ def test_no_held_out_set_may_contain_a_training_task(tmp_path: Path) -> None:
 
 def test_generated_sets_are_complete_whatever_domains_are_chosen(tmp_path: Path) -> None:
     config = small_config(tmp_path, [A, B], "--tasks.heldout=desk:test", f"--tasks.ids={A}")
-    generated = {f"{level}_test": 128 for level in ("instances", "families", "applications")}
+    generated = {f"{level}_test": 128 for level in LEVELS}
     assert sizes(config) == {"train": 1} | generated
     config = load_config("desk", [*FRESH, "--tasks.domains=Conf", "--tasks.heldout=desk:families/validation"])
     assert sizes(config) == {"train": 4, "families_validation": 128}

@@ -12,14 +12,13 @@ from arpo.config import Config, ReplayConfig, TasksConfig, TrainConfig
 from arpo.envs.desk.fresh import FreshTasks
 from arpo.errors import UserError
 from arpo.tasks.lists import load_counts, load_tasks
-from arpo.tasks.sources import TaskIndex, chosen_tasks, is_endless, open_tasks, replay_key
-from arpo.types import Task
+from arpo.tasks.sources import TaskIndex, chosen_tasks, is_endless, open_tasks
 
-FAMILY = ReplayConfig(key="family")
+WITHOUT_REPLAY = ReplayConfig(enabled=False)
 
 
 def config(count: int = 0, **tasks: Any) -> Config:
-    return Config(tasks=TasksConfig(**tasks), train=TrainConfig(tasks=count), replay=FAMILY)
+    return Config(tasks=TasksConfig(**tasks), train=TrainConfig(tasks=count), replay=WITHOUT_REPLAY)
 
 
 def test_desk_fresh_has_as_many_tasks_as_the_run_or_tasks_distinct() -> None:
@@ -81,21 +80,3 @@ def test_an_index_finds_listed_tasks_and_makes_fresh_ones() -> None:
         "fresh-7-1-RenameFile",
     ):
         assert index.get(other) is None and other not in index
-
-
-def test_tasks_with_the_same_goal_families_in_any_order_share_a_key() -> None:
-    listed = load_tasks("desk:heldout")
-    key = replay_key(FAMILY, TaskIndex(listed, open_tasks("desk:fresh", config(1, train="desk:fresh"))))
-    assert (
-        key("fresh-7-1-SetTheme+DeleteMail") == key("fresh-0-99-DeleteMail+SetTheme") == "DeleteMail+SetTheme"
-    )
-    single = next(task for task in listed if task.snapshot == "FlagMail")
-    assert key(single.id) == key("fresh-7-2-FlagMail") == "FlagMail"
-    assert key("removed-7") == "removed-7"  # played before its list changed; the report still works
-    assert replay_key(ReplayConfig(), TaskIndex(listed))(single.id) == single.id
-
-
-def test_tasks_without_goal_families_cannot_share_successes() -> None:
-    own = Task(id="own", instruction="do", snapshot="Home", config=(), evaluator={})
-    with pytest.raises(UserError, match=r"task 'own' has no goal families.*: set replay.key = \"task\""):
-        replay_key(FAMILY, TaskIndex([own]))

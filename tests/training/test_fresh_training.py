@@ -1,12 +1,15 @@
-"""Training on tasks that never repeat: replay by goal family, resume, asynchronous rollouts, collection."""
+"""Training on tasks made on demand: replay of repeated ones, resume, asynchronous rollouts, collection."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 
 from arpo.config import Config
 from arpo.config.recipe import load_config
+from arpo.reporting.display import PlainDisplay
 from arpo.tasks.sources import open_tasks
 from arpo.training.collect import run_collection
 from arpo.training.trainer import Trainer, run_training
@@ -20,7 +23,7 @@ FRESH = (
     "--tasks.heldout=",
     "--tasks.families=TurnMissingSwitch,DeleteMissingMail",
     "--tasks.goals=1",
-    "--replay.key=family",
+    "--replay.enabled=false",
 )
 
 
@@ -46,32 +49,24 @@ def learning(config: Config) -> list[dict[str, object]]:
     return [{k: v for k, v in record.items() if not k.startswith("eval_")} for record in metrics]
 
 
-def test_a_group_of_failures_receives_a_success_of_another_task_of_its_family(tmp_path: Path) -> None:
+def test_every_visit_plays_a_new_task(tmp_path: Path) -> None:
     config = fresh_config(tmp_path, 6, "--tasks.families=TurnMissingSwitch")
-    # Visit 1 fails in the batch in which visit 0 succeeds; visits 2 and 3 in the next one; 4 and 5 do not.
     ids = play(config, [(1, 0), (0, 0), (0, 0), (0, 0), (1, 1), (0, 1)])
-    trainer = train_to_end(Trainer, config)
+    train_to_end(Trainer, config)
     base, *batches = lines(config, "metrics.jsonl")
     assert "eval_train" not in base  # endless tasks are not evaluated
-    assert [batch["rescued"] for batch in batches] == [1, 2, 0]
-    assert [batch["replay_age"] for batch in batches] == [0.0, 1.0, 0.0]
-    assert [batch["replay_size"] for batch in batches] == [1, 1, 4]
     assert [batch["success"] for batch in batches] == [0.25, 0.0, 0.75]
     assert training_ids(config) == [name for name in ids for _ in range(2)] and len(set(ids)) == 6
-    assert list(trainer.replay.state()) == ["TurnMissingSwitch"]
-    rows = answer_of(config, "episodes")["episodes"]
-    assert {row["task"]: row["replayed_in"] for row in rows if row["replayed_in"]} == {ids[0]: [1, 2, 2]}
 
 
-def test_a_resumed_run_continues_with_the_same_tasks_and_stored_successes(tmp_path: Path) -> None:
-    whole, part = (fresh_config(tmp_path / name, 6, "--replay.capacity=2") for name in ("whole", "part"))
+def test_a_resumed_run_continues_with_the_same_tasks(tmp_path: Path) -> None:
+    whole, part = (fresh_config(tmp_path / name, 6) for name in ("whole", "part"))
     for config, end in ((whole, 6), (part, 2), (part, 4), (part, 6)):
         play(whole, [(1, 0), (0, 0)] * 3)
         train_to_end(Trainer, load_config(config, [f"--train.tasks={end}"]))
     assert learning(part) == learning(whole)
     assert lines(part, "trajectories.jsonl") == lines(whole, "trajectories.jsonl")
     assert len(set(training_ids(whole))) == 6
-    assert sum(batch.get("rescued", 0) for batch in lines(whole, "metrics.jsonl")) >= 1
 
 
 def test_asynchronous_training_plays_every_visit_once_also_after_a_stop(tmp_path: Path) -> None:
@@ -84,14 +79,36 @@ def test_asynchronous_training_plays_every_visit_once_also_after_a_stop(tmp_path
     assert lines(config, "metrics.jsonl")[-1]["episodes"] == 12
 
 
-def test_distinct_tasks_repeat_and_may_keep_the_published_rule(tmp_path: Path) -> None:
-    config = fresh_config(tmp_path, 4, "--tasks.distinct=2", "--replay.key=task")
+def test_distinct_tasks_repeat_and_have_stored_successes(tmp_path: Path) -> None:
+    config = fresh_config(tmp_path, 4, "--tasks.distinct=2", "--replay.enabled=true")
     tasks = open_tasks(config.tasks.train, config)
     Scripted.play({tasks[0].id: [1, 1, 0, 0, 0, 0], tasks[1].id: [0] * 6})  # the first: base evaluation
     train_to_end(Trainer, config)
     base, first, second = lines(config, "metrics.jsonl")
     assert base["eval_train"] == 0.5  # a fixed number of tasks is evaluated
     assert (first["rescued"], second["rescued"]) == (0, 1)
+
+
+def test_the_summary_counts_successes_by_goal_family_and_the_first_episode_is_shown(tmp_path: Path) -> None:
+    config = fresh_config(tmp_path, 4, "--tasks.distinct=2", "--run.seed=2")
+    tasks = open_tasks(config.tasks.train, config)
+    Scripted.play({tasks[0].id: [0, 1, 0, 1, 0, 1], tasks[1].id: [1, 1, 0, 1, 0, 0]})
+    shown = StringIO()
+    assert run_training(config, PlainDisplay(shown)) == 0
+    names = [task.snapshot for task in tasks]
+    assert sorted(names) == ["DeleteMissingMail", "TurnMissingSwitch"]
+    summary = json.loads((Path(config.run.dir) / "summary.json").read_text("utf-8"))
+    assert summary["kinds"] == {
+        "base": {names[0]: [0.0, 1], names[1]: [1.0, 1]},
+        "final": {names[0]: [1.0, 1], names[1]: [0.0, 1]},
+    }
+    rows = answer_of(config, "tasks")["kinds"]
+    assert [(row["kind"], row["before"], row["after"]) for row in rows] == [
+        (names[0], 0, 1),
+        (names[1], 1, 0),
+    ]
+    (line,) = [line for line in shown.getvalue().splitlines() if line.startswith("first episode")]
+    assert any(task.instruction in line for task in tasks) and "after 1 step" in line
 
 
 def test_a_collection_of_fresh_tasks_trains_offline(tmp_path: Path) -> None:

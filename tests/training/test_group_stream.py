@@ -263,7 +263,9 @@ def test_a_checkpoint_written_again_leaves_the_screenshots_of_the_one_before(
         monkeypatch.setattr(store, "prune", kept.append)
         for batch, waiting in ((1, "a"), (2, "b"), (2, "c"), (3, "d")):
             trainer.run.progress.batch = batch
-            state = {"stream": {"finished": [{"trajectories": [waiting]}]}}
+            group = {"index": 0, "task_id": A, "trajectories": [waiting], "failures": [], "rescues": []}
+            stream = {"taken": 0, "numbers": 1, "unplayed": [], "finished": [group], "dropped": []}
+            state = {"stream": stream}
             monkeypatch.setattr(trainer.source, "waiting_episodes", lambda waiting=waiting: {waiting})
             monkeypatch.setattr(trainer.source, "state", lambda state=state: state)
             asyncio.run(trainer.run.save())

@@ -31,8 +31,8 @@ Episodes per task: eval.rollouts for tasks.train (0: none), eval.heldout_rollout
 one for tasks.overall; sampling at eval.temperature. New tasks of desk:fresh are not played.
 Writes success rates and counts as JSON, for each set of held-out tasks.
 RECIPE may be the folder of a finished run: its recipe, with its trained model.
-Desk has three held-out sets: new instances, new goal families, new applications. Each has a half to choose
-settings with (desk:validation) and a half for the final measurement (desk:test).
+Desk has four held-out sets: new instances, new goal families, new applications, longer tasks. Each has a half
+to choose settings with (desk:validation) and a half for the final measurement (desk:test).
 If it is interrupted, run the same command again: it plays only the missing episodes.""",
     example="""\
 arpo eval --out base.json

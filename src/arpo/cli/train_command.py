@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from arpo.cli.command import Command, argument, recipe_argument
@@ -16,14 +18,20 @@ def run_train(options: argparse.Namespace, overrides: Sequence[str]) -> int:
         print(describe())
         return 0
     config = load_config(options.recipe, overrides)
-    from arpo.training.trainer import run_training
+    from arpo.training.trainer import not_watching, run_training
 
-    code = run_training(config)
+    code = run_training(config, watching=_live_view if sys.stdout.isatty() else not_watching)
     if code != INTERRUPTED:
         from arpo.viewer.export import write_report
 
         print(f"report: {write_report(Path(config.run.dir))}")
     return code
+
+
+def _live_view(folder: Path, note: Callable[[str], None]) -> AbstractContextManager[None]:
+    from arpo.viewer.live import live_view
+
+    return live_view(folder, note)
 
 
 COMMAND = Command(
@@ -35,6 +43,7 @@ A recipe is a TOML file with config keys. `arpo recipes` lists the shipped ones.
 Start your own recipe with the line `extends = "desk"`, then set the keys to change. Without this line, all
 other keys have their defaults, not the values of desk. Paths in a recipe are relative to the recipe.
 
+On a terminal, it shows the address of a live view of the run (`arpo view`) in the browser.
 Output in run.dir: recipe.toml (all config keys), metrics.jsonl, trajectories.jsonl, checkpoints/, model/,
 summary.json and report.html.
 Exit code 1 if most episodes failed because of the environment; a line at the end names the reason.

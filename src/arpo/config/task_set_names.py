@@ -4,7 +4,7 @@ tasks.heldout may list several sources, separated by commas. Each becomes a set 
 
     "tasks.json"                                   heldout
     "desk:instances/validation,more.json"          instances_validation, more
-    "desk:test"                                    instances_test, families_test, applications_test
+    "desk:test"                                    instances_test, families_test, applications_test, long_test
 
 The names are keys of summary.json and evaluations.jsonl, parts of metrics ("eval_instances_test") and of
 episode ids.
@@ -22,7 +22,12 @@ TRAIN, HELDOUT, OVERALL = "train", "heldout", "overall"
 TRAINING_EPISODES = "training_episodes"  # key of summary.json; takes the place of endless training tasks
 DESK = "desk:"  # prefix of the task lists of Desk
 # The generated held-out sets of Desk: levels, each with two halves.
-LEVELS = {"instances": "new instances", "families": "new goal families", "applications": "new applications"}
+LEVELS = {
+    "instances": "new instances",
+    "families": "new goal families",
+    "applications": "new applications",
+    "long": "longer tasks",
+}
 HALVES = ("validation", "test")  # to choose with; untouched by any choice
 GENERATED = {f"{DESK}{level}/{half}": f"{level}_{half}" for level in LEVELS for half in HALVES}
 # Keys beside the sets: in the files of `arpo eval`, and among the curves of a comparison.
@@ -35,7 +40,7 @@ def split_sources(text: str) -> list[str]:
     """The sources of tasks.heldout. "desk:validation" and "desk:test" stand for this half of all levels.
 
     >>> split_sources("desk:test, more.json")
-    ['desk:instances/test', 'desk:families/test', 'desk:applications/test', 'more.json']
+    ['desk:instances/test', 'desk:families/test', 'desk:applications/test', 'desk:long/test', 'more.json']
     """
     sources: list[str] = []
     for source in filter(None, map(str.strip, text.split(","))):

@@ -35,6 +35,7 @@ from arpo.tasks.sets import evaluated, load_sets, playable, report_skipped, roll
 from arpo.types import Group, Screenshot, Task, Trajectory
 
 _T = TypeVar("_T")
+OnPlayed = Callable[[Task, Trajectory], None]
 
 
 async def evaluate(
@@ -67,16 +68,20 @@ async def evaluate_resumably(
     temperature: float,
     display: Display,
     kept: FinishedEpisodes | None,
+    on_played: OnPlayed = lambda task, trajectory: None,
 ) -> list[Group]:
     """`evaluate` with a progress bar (`shown`). `kept` has the finished episodes, and gets the others."""
+    by_index = dict(tasks)
 
     def on_screenshot(screenshot: Screenshot, previous: Screenshot | None) -> None:
         if kept is not None:
             kept.prepare(screenshot, previous)
 
     def on_episode(index: int, outcome: Outcome) -> None:
-        if kept is not None and isinstance(outcome, Trajectory):
-            kept.add(outcome)
+        if isinstance(outcome, Trajectory):
+            if kept is not None:
+                kept.add(outcome)
+            on_played(by_index[index], outcome)
         display.episode_done()
 
     finished = kept.episodes if kept is not None else {}
@@ -102,10 +107,11 @@ async def evaluate_sets(
     name: str,
     display: Display,
     kept: FinishedEpisodes | None = None,
+    on_played: OnPlayed = lambda task, trajectory: None,
 ) -> dict[str, list[Group]]:
     """Play each task set with its own number of rollouts, without partial credit.
 
-    `kept` has the episodes that are finished already, and receives the others.
+    `kept` has the episodes that are finished already, and receives the others, as does `on_played`.
     """
     groups: dict[str, list[Group]] = {}
     scheduler.pool.quarantine.begin_evaluation()
@@ -123,6 +129,7 @@ async def evaluate_sets(
             temperature=config.eval.temperature,
             display=display,
             kept=kept,
+            on_played=on_played,
         )
         groups[set_name] = [without_partial_credit(group, config.env.partial) for group in played]
         score = Score.of(groups[set_name])

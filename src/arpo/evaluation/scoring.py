@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -37,11 +37,11 @@ class Score:
 
     @property
     def successes(self) -> float:
-        return sum(map(sum, self._counted))
+        return sum(map(sum, self.counted.values()))
 
     @property
     def episodes(self) -> int:
-        return sum(map(len, self._counted))
+        return sum(map(len, self.counted.values()))
 
     @property
     def rate(self) -> float:
@@ -54,8 +54,9 @@ class Score:
         return tuple(task for task, scores in self.by_task.items() if not scores)
 
     @property
-    def _counted(self) -> list[tuple[float, ...]]:
-        return [scores for task, scores in self.by_task.items() if task not in self.left_out]
+    def counted(self) -> dict[str, tuple[float, ...]]:
+        """The scores by task, without the tasks to leave out."""
+        return {task: scores for task, scores in self.by_task.items() if task not in self.left_out}
 
 
 def read_scores(record: Mapping[str, Any]) -> dict[str, Score]:
@@ -85,6 +86,21 @@ def over_same_tasks(
         left_out = tasks - (verdicts[0] & verdicts[1])
         first[name], second[name] = (replace(one, left_out=left_out) for one in pair)
     return first, second
+
+
+def by_kind(scores: Iterable[Score], kinds: Callable[[str], Sequence[str]]) -> dict[str, tuple[float, int]]:
+    """Successes and episodes by kind of task. `kinds(task id)` are those of a task; it counts in each.
+
+    >>> score = Score(by_task={"a": (1.0, 0.0), "b": (1.0,)}, failures=0)
+    >>> by_kind([score], {"a": ("MoveFile", "SendMail"), "b": ("MoveFile",)}.__getitem__)
+    {'MoveFile': (2.0, 3), 'SendMail': (1.0, 2)}
+    """
+    found: dict[str, list[float]] = {}
+    for score in scores:
+        for task, values in score.counted.items():
+            for kind in kinds(task):
+                found.setdefault(kind, []).extend(values)
+    return {kind: (sum(values), len(values)) for kind, values in sorted(found.items()) if values}
 
 
 def training_episodes(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -36,6 +36,8 @@ BATCH_METRICS = (
     ("dropped_groups", "dropped", "{:.0f}"),
 )
 
+MIN_KIND_EPISODES, SHOWN_KINDS = 8, 3  # of the kinds of tasks in the summary
+
 
 @dataclass(slots=True, kw_only=True)
 class PartProgress:
@@ -340,9 +342,29 @@ def total_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if left_out := sorted({task for tasks in summary.get("left_out", {}).values() for task in tasks}):
         names = ", ".join(left_out)
         texts.append((f"{count_noun(len(left_out), 'task')} without a verdict, not in the rates", names))
+    texts += _learned_rows(summary.get("kinds", {}))
     if summary.get("seconds") is not None:
         texts.append(("time", format_duration(summary["seconds"])))
     return texts
+
+
+def _learned_rows(kinds: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The kinds of tasks with the largest and the smallest change, if there are enough of them."""
+    changes = [
+        (last[0] / last[1] - first[0] / first[1], kind, first, last)
+        for kind, last in kinds.get("final", {}).items()
+        if (first := kinds["base"].get(kind)) and min(first[1], last[1]) >= MIN_KIND_EPISODES
+    ]
+    if len(changes) < 2 * SHOWN_KINDS:
+        return []
+    changes.sort(key=lambda change: (-change[0], change[1]))
+    texts = [
+        f"{kind} {first[0] / first[1]:.0%} → {last[0] / last[1]:.0%}" for _, kind, first, last in changes
+    ]
+    return [
+        ("learned most", ", ".join(texts[:SHOWN_KINDS])),
+        ("learned least", ", ".join(texts[: -SHOWN_KINDS - 1 : -1])),
+    ]
 
 
 def _summary_table(summary: Mapping[str, Any]) -> Group:

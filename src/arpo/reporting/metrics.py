@@ -27,6 +27,7 @@ LEVEL_NOTES = {
     "instances": "new tasks with the goal families and applications of training.",
     "families": "tasks with goal families that training does not have.",
     "applications": "tasks in an application that training does not have.",
+    "long": "tasks of two or three goals in several applications.",
 }
 HALF_NOTES = {
     "validation": "Higher is better: use it to choose settings.",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from arpo.algorithms.replay import task_key
-from arpo.config import FRESH, Config, ReplayConfig
+from arpo.config import FRESH, Config
 from arpo.config.settings import TasksConfig
 from arpo.envs.desk.fresh import FreshTasks, fresh_families, fresh_task, open_goal_mix
 from arpo.envs.desk.goals import FAMILIES
@@ -81,29 +80,12 @@ class TaskIndex:
         return self._listed.get(task_id) or (fresh_task(task_id) if self._fresh else None)
 
 
+def task_kinds(task: Task) -> tuple[str, ...]:
+    """What a task is about: the goal families of a task of Desk, the domain of others; () if it has none."""
+    return goal_families(task) or ((task.domain,) if task.domain else ())
+
+
 def goal_families(task: Task) -> tuple[str, ...]:
     """The goal families of a task of Desk, in its order; () for other tasks."""
     families = tuple(task.snapshot.split("+"))
     return families if FAMILIES.keys() >= set(families) else ()
-
-
-def replay_key(config: ReplayConfig, tasks: TaskIndex) -> Callable[[str], str]:
-    """The function from a task id to the key of its stored successes: the id itself, or its sorted families.
-
-    A task missing in `tasks` shares no successes.
-    Raises UserError for replay.key = "family" if a listed task has no families.
-    """
-
-    def families(task_id: str) -> str:
-        task = None if (found := fresh_families(task_id)) else tasks.get(task_id)
-        return "+".join(sorted(goal_families(task) if task else found)) or task_id
-
-    if config.key == "task":
-        return task_key
-    for task in tasks.listed:
-        if not goal_families(task):
-            raise UserError(
-                f'replay.key = "family": task {task.id!r} has no goal families, which only Desk\'s own tasks '
-                'have: set replay.key = "task"'
-            )
-    return families

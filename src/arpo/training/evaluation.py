@@ -10,13 +10,15 @@ from arpo.config import Config
 from arpo.config.task_set_names import OVERALL
 from arpo.evaluation.evaluate import evaluate_sets
 from arpo.evaluation.finished_episodes import FinishedEpisodes, evaluation_key
-from arpo.evaluation.scoring import AllFailed, Score, over_same_tasks, read_scores
+from arpo.evaluation.scoring import AllFailed, Score, by_kind, over_same_tasks, read_scores
+from arpo.reporting.display import count_noun
 from arpo.rollout.scheduler import Scheduler
 from arpo.storage.codec import EVALUATED
 from arpo.storage.run_folder import EVALUATIONS
 from arpo.tasks.sets import evaluated
+from arpo.tasks.sources import task_kinds
 from arpo.training.reporting import Records
-from arpo.types import Group, Task
+from arpo.types import Group, Task, Trajectory
 
 EVALUATING = "evaluating"  # folder of the finished episodes of an evaluation in progress
 
@@ -34,6 +36,7 @@ class Evaluations:
         self._config, self._sets, self._scheduler, self._records = config, sets, scheduler, records
         self._folder = records.store.folder / EVALUATING
         self._playing: asyncio.Task[dict[str, list[Group]]] | None = None
+        self._shown_first = False
 
     @property
     def running(self) -> bool:
@@ -84,7 +87,9 @@ class Evaluations:
         """Play the episodes that are missing in the folder of finished ones."""
         name = f"{EVALUATED}{self._records.progress.batch}"
         kept = FinishedEpisodes(self._folder, evaluation_key(self._config, sets, model), "--run.dir")
-        playing = evaluate_sets(self._scheduler, self._config, sets, name, self._records.display, kept)
+        playing = evaluate_sets(
+            self._scheduler, self._config, sets, name, self._records.display, kept, self._show_first
+        )
         self._playing = asyncio.create_task(playing)
         try:
             return await self._playing
@@ -96,6 +101,17 @@ class Evaluations:
             self._playing = None
             kept.close()
 
+    def _show_first(self, task: Task, trajectory: Trajectory) -> None:
+        """Show the first episode of a run as soon as it ends: something to see at once."""
+        if self._records.progress.success or self._shown_first:
+            return
+        self._shown_first = True
+        result = "solved" if trajectory.score >= self._config.replay.threshold else "failed"
+        steps = count_noun(len(trajectory.turns), "step")
+        self._records.display.note(
+            f"first episode, before training: “{task.instruction}”: {result} after {steps}"
+        )
+
     def _set_landmark(self, landmark: str, scores: Mapping[str, Score]) -> None:
         """Set the rates of the summary. With "final", those of "base" and "final" are over the same tasks."""
         progress, landmarks = self._records.progress, {landmark: scores}
@@ -104,6 +120,13 @@ class Evaluations:
             before, after = over_same_tasks(read_scores(base), scores)
             landmarks = {"base": before, "final": after}
             progress.left_out = {name: tuple(sorted(score.left_out)) for name, score in after.items()}
+            kinds = {
+                task.id: task_kinds(task) for name in after if name != OVERALL for task in self._sets[name]
+            }
+            progress.kinds = {
+                when: by_kind((score for name, score in scores.items() if name != OVERALL), kinds.__getitem__)
+                for when, scores in landmarks.items()
+            }
         for name, found in landmarks.items():
             progress.success[name] = {each: score.rate for each, score in found.items()}
             progress.counts[name] = {each: (score.successes, score.episodes) for each, score in found.items()}

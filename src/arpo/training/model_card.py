@@ -104,8 +104,7 @@ def _method(replay: ReplayConfig, train: TrainConfig) -> str:
         return OFFLINE_METHODS[train.method]
     if train.dynamic_sampling:
         return "GRPO with dynamic sampling"
-    owner = {"task": "task", "family": "goal family"}[replay.key]
-    return f"ARPO (GRPO with a replay buffer of each {owner}'s successes)" if replay.enabled else "GRPO"
+    return "ARPO (GRPO with a replay buffer of each task's successes)" if replay.enabled else "GRPO"
 
 
 def _scores(config: Config, summary: Mapping[str, Any]) -> list[str]:

@@ -85,17 +85,18 @@ class Records:
         config, progress = self._config, self.progress
         counted = ["dropped_groups", "dropped_episodes"] if config.train.max_staleness else []
         counted += ["learner_restarts"] if config.cluster.ray else []
-        on_training_tasks = {}
+        on_training_tasks = None
         if TRAIN not in progress.success.get("base", {}):  # no evaluation plays them
-            on_training_tasks = {TRAINING_EPISODES: training_episodes(self.store.read_log(METRICS))}
+            on_training_tasks = training_episodes(self.store.read_log(METRICS))
         return {
             "recipe": asdict(config),
             "seed": config.run.seed,
             "episodes": progress.episodes,
             "success": progress.success,
             "counts": progress.counts,
+            "kinds": progress.kinds,
             "left_out": progress.left_out,
-            **on_training_tasks,
+            **({TRAINING_EPISODES: on_training_tasks} if on_training_tasks else {}),
             "groups": progress.groups,
             "failures": progress.failures,
             **{name: getattr(progress, name) for name in counted},

@@ -6,8 +6,8 @@ import asyncio
 import math
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from arpo.reporting.display import Display, open_display
 from arpo.storage.codec import EVALUATED
 from arpo.storage.run_folder import RunFolder
 from arpo.tasks.order import open_order
-from arpo.tasks.sources import TaskIndex, replay_key
+from arpo.tasks.sources import TaskIndex
 from arpo.training.checkpoints import Progress, State, check_folder, load_checked
 from arpo.training.export import export_model
 from arpo.training.group_stream import GroupStream
@@ -40,6 +40,11 @@ from arpo.training.run import Run
 from arpo.types import Group
 
 MODEL = "model"
+Watching = Callable[[Path, Callable[[str], None]], AbstractContextManager[None]]
+
+
+def not_watching(folder: Path, note: Callable[[str], None]) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 class Trainer:
@@ -55,10 +60,7 @@ class Trainer:
     def _open(self, store: RunFolder) -> None:
         config, tasks = self.config, self.run.sets["train"]
         self._tasks = TaskIndex(tasks)
-        key = replay_key(config.replay, self._tasks)
-        self.replay = ReplayBuffer(
-            config.replay, lambda name: load_checked(store, name, self.run.player), key
-        )
+        self.replay = ReplayBuffer(config.replay, lambda name: load_checked(store, name, self.run.player))
         reward, advantage = open_plugin(config.plugins, "reward"), open_plugin(config.plugins, "advantage")
         self.credit = Credit(config.loss, reward, advantage, self._tasks)
         self.order = open_order(config, tasks)
@@ -228,10 +230,10 @@ def _mean(values: Iterable[float]) -> float:
     return fmean(numbers) if numbers else math.nan
 
 
-def run_training(config: Config, display: Display | None = None) -> int:
+def run_training(config: Config, display: Display | None = None, watching: Watching = not_watching) -> int:
     """`arpo train`: start or resume the run in run.dir. Returns 130 if it was interrupted.
 
-    `display` is closed at the end; None: the one for stdout.
+    `display` is closed at the end; None: the one for stdout. `watching` is open while the run trains.
 
     Returns 1 if most episodes failed because of the environment (see `report_failed_episodes`).
     """
@@ -247,7 +249,8 @@ def run_training(config: Config, display: Display | None = None) -> int:
         with run.checkpoints.resumable(), closing(run):
             store.delete_summary()
             store.write_recipe(config)
-            done = run_interruptibly(trainer.train(), run.stop)
+            with watching(store.folder, display.note):
+                done = run_interruptibly(trainer.train(), run.stop)
         if not done:
             batch = run.checkpoints.batch
             saved = "stopped" if batch is None else f"saved after batch {batch}"

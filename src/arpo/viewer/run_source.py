@@ -156,6 +156,9 @@ class RunSource(Source):
     def instruction(self, task: str) -> str:
         return self.texts.instruction(task)
 
+    def kinds(self, task: str) -> tuple[str, ...]:
+        return self.texts.kinds(task)
+
     def steps(self, episode: str) -> tuple[list[Json], Json | None]:
         record = self.record(episode)
         return run_steps(record, self.shot), self.shot(str(record.get("final")))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import secrets
 import sqlite3
@@ -36,6 +37,7 @@ REFRESH_SECONDS = 1.0  # between two looks at the files
 SLICE_SECONDS = 0.05  # of indexing a source without a pause
 QUIET_SECONDS = 0.05  # after an answer: a page has several requests, and indexing would slow them down
 DISCOVER_SECONDS = 5.0
+LOOKING_SECONDS = 60.0  # after the last request; an open page asks every few seconds
 INDEXING_PRIORITY = 10  # as of the command nice
 HEADERS = {
     "Content-Security-Policy": (
@@ -60,14 +62,18 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ViewServer:
-    """Serves a library. Work with files is done by a few threads, so no request blocks another."""
+    """Serves a library. Work with files is done by a few threads, so no request blocks another.
 
-    def __init__(self, library: Library) -> None:
+    Unless it `always_indexes`, it reads new content only while somebody looks at a page.
+    """
+
+    def __init__(self, library: Library, *, always_indexes: bool = True) -> None:
         self.library = library
+        self._always_indexes = always_indexes
         self.token = secrets.token_urlsafe(32)
         self.port = 0
         self._waiting = 0  # requests without their answers
-        self._last_answer = 0.0
+        self._last_answer = -math.inf
         self._threads = ThreadPoolExecutor(4, "view")
         self._indexing = ThreadPoolExecutor(1, "view-index", initializer=_lower_priority)
 
@@ -112,6 +118,9 @@ class ViewServer:
         searched = loop.time()
         while True:
             if self._waiting or self._last_answer + QUIET_SECONDS > loop.time():  # requests come first
+                await asyncio.sleep(QUIET_SECONDS)
+                continue
+            if not self._always_indexes and self._last_answer + LOOKING_SECONDS < loop.time():
                 await asyncio.sleep(QUIET_SECONDS)
                 continue
             complete = True

@@ -60,6 +60,10 @@ class Source(ABC):
     def instruction(self, task: str) -> str:
         """The instruction of a task, "" if it is not known."""
 
+    def kinds(self, task: str) -> tuple[str, ...]:
+        """What a task is about: its goal families or its domain; () if it is not known."""
+        return ()
+
     @abstractmethod
     def steps(self, episode: str) -> tuple[list[Json], Json | None]:
         """The steps of an episode (see steps.py), and its final screenshot."""

@@ -18,6 +18,7 @@ from arpo.envs.desk.fresh import fresh_task
 from arpo.errors import UserError
 from arpo.tasks.lists import is_shipped, load_counts, load_tasks
 from arpo.tasks.screened import Count
+from arpo.tasks.sources import task_kinds
 from arpo.types import Task
 from arpo.viewer.files import SafeFolder
 
@@ -35,6 +36,11 @@ class TaskTexts:
         """The instruction of a task, "" if it is not known."""
         task = self._task(task_id)
         return task.instruction if task else ""
+
+    def kinds(self, task_id: str) -> tuple[str, ...]:
+        """What a task is about; () if it is not known."""
+        task = self._task(task_id)
+        return task_kinds(task) if task else ()
 
     def is_infeasible(self, task_id: str) -> bool:
         task = self._task(task_id)

@@ -11,7 +11,7 @@ from arpo.config import RolloutConfig
 from arpo.config.task_set_names import GENERATED, LEVELS
 from arpo.envs.desk.env import set_up
 from arpo.envs.desk.fresh import FreshTasks, open_goal_mix
-from arpo.envs.desk.goals import FAMILIES
+from arpo.envs.desk.goals import FAMILIES, INFEASIBLE
 from arpo.envs.desk.heldout import (
     APPLICATION_FAMILIES,
     HELDOUT_APPLICATIONS,
@@ -24,7 +24,13 @@ from arpo.tasks.lists import load_counts, load_tasks
 from arpo.types import Task
 from desks import score, solution
 
-OWN = {"instances": TRAINING_FAMILIES, "families": HELDOUT_FAMILIES, "applications": APPLICATION_FAMILIES}
+OWN = {
+    "instances": TRAINING_FAMILIES,
+    "families": HELDOUT_FAMILIES,
+    "applications": APPLICATION_FAMILIES,
+    # SendFileText alone takes nearly all steps of an episode.
+    "long": [name for name in TRAINING_FAMILIES if name not in (*INFEASIBLE, "SendFileText")],
+}
 
 
 def families(task: Task) -> set[str]:
@@ -39,7 +45,8 @@ def windows(task: Task) -> set[str]:
 def test_a_set_has_goals_of_its_level(source: str) -> None:
     tasks, level = load_tasks(source), GENERATED[source].partition("_")[0]
     assert [task.id for task in tasks] == [f"{GENERATED[source]}-{number:03d}" for number in range(128)]
-    assert [len(families(task)) for task in tasks] == [1, 2] * 64
+    assert [len(families(task)) for task in tasks] == ([2, 3] if level == "long" else [1, 2]) * 64
+    assert level != "long" or all(len(task.related_apps) > 1 for task in tasks)
     for task in tasks:
         assert families(task) & set(OWN[level]), task.id
         assert families(task) <= {*TRAINING_FAMILIES, *OWN[level]}, task.id
@@ -64,7 +71,7 @@ def test_no_set_shares_a_task_with_another_one_or_with_a_stream() -> None:
     mix = open_goal_mix("", "1,2")
     stream = FreshTasks(mix, seed=0, count=300, max_steps=15, endless=True)[:]
     contents = {task.content for task in (*sets, *lists, *stream)}
-    assert len(contents) == len(sets) + len(lists) + len(stream) == 6 * 128 + 369 + 128 + 300
+    assert len(contents) == len(sets) + len(lists) + len(stream) == 8 * 128 + 369 + 128 + 300
 
 
 def test_the_sets_stay_the_same() -> None:
@@ -82,6 +89,8 @@ def test_the_sets_stay_the_same() -> None:
         "families_test": "99e1dad0fa06",
         "applications_validation": "e845144dfbc7",
         "applications_test": "2c5f50c5a774",
+        "long_validation": "f9adeeef1123",
+        "long_test": "3be6531652d6",
     }
 
 

@@ -24,7 +24,7 @@ from arpo.types import Task
 SEEDS = {
     "pool": 1, "heldout": 2, "pretrain": 3,
     "instances_validation": 4, "instances_test": 5, "families_validation": 6, "families_test": 7,
-    "applications_validation": 8, "applications_test": 9,
+    "applications_validation": 8, "applications_test": 9, "long_validation": 10, "long_test": 11,
 }  # fmt: skip
 _COLUMNS, _ROWS = (0, 2, 4, 6, 8), (0, 1, 2)
 

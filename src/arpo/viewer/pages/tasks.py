@@ -8,7 +8,7 @@ from typing import Any
 
 from arpo.config.task_set_names import GENERATED, HELDOUT, OVERALL, TRAIN, set_label
 from arpo.errors import UserError
-from arpo.evaluation.scoring import Score, read_scores
+from arpo.evaluation.scoring import Score, by_kind, over_same_tasks, read_scores
 from arpo.storage.codec import EVALUATED
 from arpo.viewer.pages.episodes import Episode, episode_json, read_episodes
 from arpo.viewer.source import Json, Source
@@ -58,7 +58,8 @@ def task_sets(evaluations: Sequence[Evaluation]) -> dict[str, str]:
 
 def tasks_page(source: Source) -> Json:
     """One entry per task, the hardest first: by the newest success rate that is known."""
-    rates = evaluated_tasks(read_evaluations(source))
+    evaluations = read_evaluations(source)
+    rates = evaluated_tasks(evaluations)
     played = {
         row["task"]: row
         for row in source.index.rows(
@@ -84,9 +85,28 @@ def tasks_page(source: Source) -> Json:
         }
         for name in dict.fromkeys([*played, *rates, *failed])
     ]
-    return {
-        "tasks": sorted(tasks, key=_difficulty),
-    }
+    return {"kinds": _kinds(source, evaluations), "tasks": sorted(tasks, key=_difficulty)}
+
+
+def _kinds(source: Source, evaluations: Sequence[Evaluation]) -> list[Json]:
+    """Success by kind of task in the first and in the newest evaluation; [] if there are no two."""
+    if len(evaluations) < 2:
+        return []
+    before, after = (
+        by_kind((score for name, score in sets.items() if name != OVERALL), source.kinds)
+        for sets in over_same_tasks(evaluations[0].by_set, evaluations[-1].by_set)
+    )
+    rows: list[Json] = [
+        {
+            "kind": kind,
+            "episodes": played,
+            "before": before[kind][0] / before[kind][1],
+            "after": solved / played,
+        }
+        for kind, (solved, played) in after.items()
+        if kind in before
+    ]
+    return sorted(rows, key=lambda row: (row["before"] - row["after"], row["kind"]))
 
 
 def evaluated_tasks(evaluations: Sequence[Evaluation]) -> dict[str, Json]:

@@ -18,6 +18,15 @@ arpo.report = (() => {
       h("p", { class: "dim" }, context.info.subtitle, !report.finished && ", not finished yet"),
       arpo.runs.problems([...report.warnings, ...(context.info.errors || [])]),
       success(report),
+      tasks?.kinds.length
+        ? [section("What it learned", "success by kind of task"), tall("Kinds", arpo.tasks.kinds(tasks.kinds))]
+        : null,
+      section(report.episodes.title, report.episodes.note),
+      await Promise.all(
+        report.episodes.shown.map((names, index) =>
+          shown(context, names, index === 0).catch((error) => arpo.runs.problems([error.message])),
+        ),
+      ),
       curves(context, report, log),
       timeline?.rows.some((row) => "env_idle" in row)
         ? [section("Where time goes", "by batch"), arpo.timeline.timeCharts(context, timeline)]
@@ -31,12 +40,6 @@ arpo.report = (() => {
       endings(report.endings),
       await groups(context, report.batches.at(-1)).catch((error) => arpo.runs.problems([error.message])),
       failures?.total ? [section("Faults", faultsNote(failures)), arpo.failures.kinds(failures)] : null,
-      section(report.episodes.title, report.episodes.note),
-      await Promise.all(
-        report.episodes.shown.map((names, index) =>
-          shown(context, names, index === 0).catch((error) => arpo.runs.problems([error.message])),
-        ),
-      ),
       recipe && [
         section("Recipe"),
         h("details", {}, h("summary", {}, "All settings of this run"), h("pre", {}, recipe.text)),

@@ -55,8 +55,27 @@ arpo.tasks = (() => {
           set("sort"),
         ),
       ),
+      answer.kinds.length
+        ? h("details", {}, h("summary", {}, "Success by kind of task, before and after"), kinds(answer.kinds))
+        : null,
       list(context, tasks),
     ];
+  }
+
+  // Success by goal family or domain, over all evaluated tasks.
+  function kinds(rows) {
+    const row = (one) =>
+      h(
+        "tr",
+        {},
+        h("td", {}, one.kind),
+        rateCell(one.before),
+        rateCell(one.after),
+        changeCell(one.after - one.before),
+        h("td", { class: "n dim" }, number(one.episodes)),
+      );
+    const heads = [["Kind"], ["Before", "n"], ["After", "n"], ["Change", "n"], ["Episodes", "n"]];
+    return table(heads, rows.map(row), { kind: "narrow" });
   }
 
   function list(context, tasks) {
@@ -66,8 +85,12 @@ arpo.tasks = (() => {
     );
   }
 
+  function changeCell(change) {
+    const kind = change > 0 ? "good" : change < 0 ? "bad" : "dim";
+    return h("td", { class: `n ${kind}` }, known(change) ? points(change) : "–");
+  }
+
   function row(context, task) {
-    const kind = task.change > 0 ? "good" : task.change < 0 ? "bad" : "dim";
     return h(
       "tr",
       {},
@@ -80,7 +103,7 @@ arpo.tasks = (() => {
       h("td", { class: "dim" }, task.task_set || ""),
       rateCell(task.before),
       rateCell(task.after),
-      h("td", { class: `n ${kind}` }, known(task.change) ? points(task.change) : "–"),
+      changeCell(task.change),
       rateCell(rate(task)),
       h(
         "td",
@@ -201,5 +224,5 @@ arpo.tasks = (() => {
 
   arpo.app.pages.tasks = { title: () => "Tasks", tab: "tasks", render };
   arpo.app.pages.task = { title: (context) => `Task ${context.parts[0]}`, tab: "tasks", render: renderTask };
-  return { list, side };
+  return { list, kinds, side };
 })();

@@ -1,6 +1,6 @@
 """Draws docs/before-after.png: one task of a finished run of `make train`, before and after training.
 
-    python docs/make_picture.py runs/desk_fresh
+python docs/make_picture.py runs/desk_fresh
 """
 
 from __future__ import annotations

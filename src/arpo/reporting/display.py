@@ -84,6 +84,10 @@ class Display:
     def note(self, text: str) -> None:
         """A message for the user."""
 
+    def mention(self, text: str) -> None:
+        """A message for those who watch, of no use in a log."""
+        self.note(text)
+
     def summary(self, summary: Mapping[str, Any]) -> None:
         """Show the results of the run, the content of summary.json."""
 
@@ -96,6 +100,9 @@ class LogDisplay(Display):
 
     def note(self, text: str) -> None:
         logging.getLogger("arpo").warning("%s", text)
+
+    def mention(self, text: str) -> None:
+        """Not logged."""
 
 
 class Pace:

@@ -108,7 +108,7 @@ class Evaluations:
         self._shown_first = True
         result = "solved" if trajectory.score >= self._config.replay.threshold else "failed"
         steps = count_noun(len(trajectory.turns), "step")
-        self._records.display.note(
+        self._records.display.mention(
             f"first episode, before training: “{task.instruction}”: {result} after {steps}"
         )
 

@@ -18,7 +18,7 @@ SETTINGS = """
     --offline.passes 1
 """
 TASKS = {
-    "pool": ("pool-001", "pool-010", "pool-013", "pool-021"),
+    "pool": ("pool-016", "pool-022", "pool-030", "pool-044"),
     "heldout": ("heldout-006",),
 }
 BATCH = {"rft": 5, "dpo": 6, "kto": 12}  # two to three updates

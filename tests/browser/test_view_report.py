@@ -33,13 +33,14 @@ def test_the_first_view_has_all_of_the_run(visit):
     headings = page.locator("main h2").evaluate_all("all => all.map(one => one.firstChild.textContent)")
     assert headings == [
         "Success rate before and after training",
+        "What it learned",
+        "Same tasks before and after training",
         "Curves",
         "Where time goes",
         "Success rate by task",
         "Why episodes failed",
         "Groups",
         "Faults",
-        "Same tasks before and after training",
         "Recipe",
     ]
     expect(page.get_by_role("row", name="training tasks")).to_contain_text("+50.0 points")

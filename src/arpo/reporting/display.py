@@ -360,7 +360,7 @@ def _learned_rows(kinds: Mapping[str, Any]) -> list[tuple[str, str]]:
     changes = [
         (last[0] / last[1] - first[0] / first[1], kind, first, last)
         for kind, last in kinds.get("final", {}).items()
-        if (first := kinds["base"].get(kind)) and min(first[1], last[1]) >= MIN_KIND_EPISODES
+        if (first := kinds.get("base", {}).get(kind)) and min(first[1], last[1]) >= MIN_KIND_EPISODES
     ]
     if len(changes) < 2 * SHOWN_KINDS:
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
@@ -60,7 +61,7 @@ class TurnSwitch:
         return close_menu(desktop) or show_tab(desktop, tab) or click_on(desktop, self.name, "Check")
 
 
-class _SetValue:
+class _SetValue(ABC):
     """A setting gets another value: the only field of the subclass."""
 
     app: ClassVar[str] = "Conf"
@@ -95,9 +96,9 @@ class _SetValue:
     def _close_menu(self, desktop: Desktop) -> Step | None:
         return close_menu(desktop)
 
+    @abstractmethod
     def _change(self, desktop: Desktop) -> Step:
         """Change the value on the open tab."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

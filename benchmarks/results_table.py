@@ -34,6 +34,7 @@ TITLES = {
     "instances_test": "test half: instances",
     "families_test": "families",
     "applications_test": "application",
+    "long_test": "longer tasks",
 }
 
 Count = Sequence[float]

@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,7 @@ class StopsAfter(Display):
         self._left = episodes
         self.trainer: Trainer
         self.texts: list[str] = []
+        self.stopped = threading.Event()
 
     def begin(self, title: str, total_episodes: int, done: int = 0) -> None:
         self.training = title == "training"
@@ -122,6 +124,7 @@ class StopsAfter(Display):
         self._left -= self.training
         if not self._left:
             self.trainer.run.stop()
+            self.stopped.set()
 
     def note(self, text: str) -> None:
         self.texts.append(text)
@@ -164,6 +167,37 @@ def test_a_stop_while_groups_play_keeps_the_finished_ones(tmp_path: Path) -> Non
     assert tasks_of(config, numbers) == {A: 2, B: 2}
     played = [e["episode_id"] for e in lines(config, "trajectories.jsonl") if "group" in e["episode_id"]]
     assert len(played) == len(set(played)) == 16
+
+
+@pytest.mark.parametrize("lower", [pytest.param(1, marks=pytest.mark.slow), 0])
+def test_staleness_is_lowered_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lower: int) -> None:
+    """Batches of one group. The learner trains on the first one until three others wait for it.
+
+    Those that are too old now are dropped, and every task is trained once in each epoch.
+    """
+    Scripted.play({task: [0, 1] * 20 for task in (A, B, C, D)})
+    settings = ("--env.parallel=2", "--train.tasks_per_batch=1", "--train.tasks_per_update=1")
+    run = partial(small_config, tmp_path, [A, B, C, D], *settings, "--train.epochs=2")
+    config, display = run("--train.max_staleness=3"), StopsAfter(8)
+    with closing(RunFolder(Path(config.run.dir))) as store:
+        store.write_recipe(config)
+        display.trainer = Trainer(config, store, display)
+        learn = display.trainer.run.learner.train
+
+        def learn_when_others_wait(batch: Batch) -> Mapping[str, float]:
+            assert display.stopped.wait(60)
+            return learn(batch)
+
+        monkeypatch.setattr(display.trainer.run.learner, "train", learn_when_others_wait)
+        assert not asyncio.run(display.trainer.train())
+    waiting = [group["index"] for group in state(config)["stream"]["finished"]]
+    assert len(waiting) == 3
+    assert run_training(run(f"--train.max_staleness={lower}"), Display()) == 0
+    numbers, dropped = trained_groups(config), group_numbers(lines(config, "groups.jsonl"), dropped=True)
+    assert tasks_of(config, numbers) == {A: 2, B: 2, C: 2, D: 2}
+    assert len(set(numbers)) == 8 and not {*numbers} & {*dropped}
+    assert {*waiting[lower:]} <= {*dropped}
+    assert all(line["staleness_max"] <= lower for line in lines(config, "metrics.jsonl")[2:])
 
 
 def test_an_outage_ends_the_run_and_keeps_the_finished_groups(
@@ -272,13 +306,11 @@ def test_a_checkpoint_written_again_leaves_the_screenshots_of_the_one_before(
     assert kept == [{"a"}, {"a", "b"}, {"a", "c"}, {"c", "d"}]
 
 
-def test_lock_step_does_not_continue_an_asynchronous_run(tmp_path: Path) -> None:
+def test_an_asynchronous_run_does_not_continue_lock_step(tmp_path: Path) -> None:
     Scripted.play({})
-    config = small_config(tmp_path, [A, B], *ASYNC)
-    assert run_training(config, Display()) == 0
-    other = small_config(tmp_path, [A, B], "--env.parallel=4")
-    with pytest.raises(UserError, match=r"the run in this folder has a different train\.max_staleness"):
-        run_training(other, Display())
+    assert run_training(small_config(tmp_path, [A, B]), Display()) == 0
+    with pytest.raises(UserError, match=r"must keep train\.max_staleness = 0 .*only be lowered"):
+        run_training(small_config(tmp_path, [A, B], *ASYNC), Display())
 
 
 def test_a_checkpoint_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_a_collection_says_what_it_holds_and_grows_with_its_epochs(
     assert "collecting: 12 episodes, 8 already done" in said
     assert said[-1] == f"{folder}: 12 episodes, 7 successes; 2 of 2 tasks were both solved and not"
     collect(tmp_path, [A, B], "--train.epochs=3", "--train.method=dpo", "--optim.lr=1")  # no episode changes
-    with pytest.raises(UserError, match=r"has a different rollout\.temperature\. Choose another --run\.dir"):
+    with pytest.raises(UserError, match=r"must keep rollout\.temperature = .* choose another --run\.dir"):
         collect(tmp_path, [A, B], "--rollout.temperature=2")
     with pytest.raises(
         UserError, match=r"beyond these 8, for example collect-10-0\. Set train\.epochs at least as high"

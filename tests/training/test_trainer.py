@@ -459,13 +459,64 @@ def test_a_folder_belongs_to_one_recipe_once_it_has_a_checkpoint(tmp_path: Path)
     may_change = ("--train.epochs=9", "--run.threads=2", "--store.keep_checkpoints=7", "--run.dir=elsewhere")
     others = ("--train.tasks=9", "--screen.rollouts=3")
     check_folder(store, small_config(tmp_path, [A], *may_change, *others))
-    with pytest.raises(UserError, match=r"has a different loss\.kl, optim\.lr\. Choose another --run\.dir"):
+    with pytest.raises(UserError, match=r"must keep loss\.kl = .*; optim\.lr = .* choose another --run\.dir"):
         check_folder(store, small_config(tmp_path, [A], "--optim.lr=1", "--loss.kl=1"))
-    with pytest.raises(UserError, match=r"has a different train\.tasks_per_batch, train\.tasks_per_update\."):
+    with pytest.raises(UserError, match=r"train\.tasks_per_batch = 2, train\.tasks_per_update = 2 \("):
         check_folder(
             store, small_config(tmp_path, [A], "--train.tasks_per_batch=12", "--train.tasks_per_update=6")
         )
     store.close()
+
+
+class Noting(Display):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+REMEDIES = {
+    "optim.tokens_per_microbatch": "512",
+    "env.parallel": "1",
+    "env.start_seconds": "9.0",
+    "env.step_seconds": "8.0",
+    "env.evaluate_seconds": "7.0",
+    "env.outage_seconds": "60.0",
+    "env.attempts": "2",
+    "env.quarantine_after": "5",
+    "train.epochs": "3",
+    "train.engine_kl_alarm": "0.5",
+    "train.engine_kl_skip": "true",
+    "model.float32_head": "true",
+    "model.device": '"cpu"',
+    "engine.cache_gigabytes": "1.0",
+    "eval.every": "2",
+    "store.checkpoint_every": "2",
+    "store.token_stats": "true",
+    "run.threads": "2",
+}
+
+
+def test_a_run_resumes_with_remedies_and_notes_them(tmp_path: Path) -> None:
+    """One batch an epoch."""
+    Scripted.play({A: [0, 1] * 9, B: [1, 0] * 9})
+    config = small_config(tmp_path, [A, B])
+    assert run_training(config, Noting()) == 0
+    settings = [f"--{key}={value.strip(chr(34))}" for key, value in REMEDIES.items()]
+    changed, display = small_config(tmp_path, [A, B], *settings), Noting()
+    assert run_training(changed, display) == 0
+    changes = json.loads((Path(config.run.dir) / "changes.json").read_text("utf-8"))["changes"]
+    assert {change["key"]: change["after"] for change in changes} == REMEDIES
+    assert {change["batch"] for change in changes} == {2}
+    assert "changed setting: env.parallel = 1 from batch 2 (before: 32)" in display.texts
+    metrics = lines(config, "metrics.jsonl")
+    assert [line["step"] for line in metrics if "eval_train" in line] == [0, 1, 2, 3]
+    assert [line["episodes"] for line in metrics[1:]] == [4, 8, 12]
+    assert {line["step"] for line in lines(config, "token_stats.jsonl")} == {2, 3}
+    summary = json.loads((Path(config.run.dir) / "summary.json").read_text("utf-8"))
+    assert summary["changes"] == changes
+    assert ("changed setting", "env.attempts = 2 from batch 2 (before: 3)") in total_rows(summary)
 
 
 class Stopping(Display):
@@ -500,7 +551,7 @@ def test_a_rate_that_decays_survives_a_stop_and_fixes_the_number_of_epochs(tmp_p
     longer = small_config(tmp_path / "whole", [A, B], *settings, "--train.epochs=3")
     with closing(RunFolder(Path(whole.run.dir))) as store:
         store.write_recipe(whole)
-        with pytest.raises(UserError, match=r"has a different train\.epochs"):
+        with pytest.raises(UserError, match=r"must keep train\.epochs = 2"):
             check_folder(store, longer)
 
 

@@ -209,7 +209,8 @@ def is_finished(job: Job) -> bool:
 
 
 def affects_episodes(key: str) -> bool:
-    return key in ("train.epochs", "train.tasks") or not key.startswith((*NEUTRAL_KEYS, *LEARNING))
+    learning = key in NEUTRAL_KEYS or key.startswith(LEARNING)
+    return key in ("train.epochs", "train.tasks") or not learning
 
 
 class JobRunner:

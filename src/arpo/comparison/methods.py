@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arpo.comparison.results import BASE, FINAL, Comparison, RunResult, compare_runs, run_result
-from arpo.config import INCIDENTAL, Config
+from arpo.config import Config
+from arpo.config.changes import NEUTRAL
 from arpo.config.recipe import (
     changed,
     load_config,
@@ -39,7 +40,7 @@ from arpo.tasks.lists import load_counts
 from arpo.tasks.screened import Count
 
 COLLECTED = "collected"  # like BASE a reserved name: the folder of collected episodes
-NEUTRAL_KEYS = (*INCIDENTAL, "run.", "optim.tokens_per_microbatch")  # change results by rounding at most
+NEUTRAL_KEYS = NEUTRAL | {"run.seed"}
 _NAMED = re.compile(r"([^/=]+)=(.+)")
 _SEED = re.compile("seed-([0-9]{1,4})")
 
@@ -129,7 +130,7 @@ def choose_baseline(against: str | None, names: Sequence[str]) -> str:
 
 def differing_keys(one: Config, other: Config) -> list[str]:
     """Keys with different values and an effect on results."""
-    return [key for key in changed(one, other) if not key.startswith(NEUTRAL_KEYS)]
+    return [key for key in changed(one, other) if key not in NEUTRAL_KEYS]
 
 
 def describe_differences(

@@ -30,23 +30,7 @@ from arpo.config.settings import (
     TrainConfig,
 )
 
-# Prefixes of keys. INCIDENTAL keys do not change the results of a run. LEARNING keys do not change the
-# episodes of a given model.
-INCIDENTAL = (
-    "run.dir",
-    "run.threads",
-    "store.",
-    "offline.source",
-    "optim.rank",
-    "env.hosts",
-    "engine.",
-    "cluster.",
-    "env.listen",
-    "env.outage_seconds",
-    "plugins.tracker",
-    "plugins.callback",
-    "screen.",
-)
+# Prefixes of keys that do not change the episodes of a given model.
 LEARNING = ("train.", "loss.", "replay.", "offline.", "optim.", "eval.", "screen.", "plugins.")
 
 

@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from shutil import which
@@ -24,7 +25,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from arpo.config import Config
 from arpo.config.checks import shorten
-from arpo.config.settings import LARGEST
+from arpo.config.settings import LARGEST, OnResume
 from arpo.errors import BadSetting, UserError
 
 COMMAND_LINE = "command line"
@@ -67,14 +68,20 @@ class Key:
     default: Any
     range: str  # for example ">= 0, < 1"; empty if there is none
     help: str
+    on_resume: OnResume = OnResume.FIXED
 
     @property
     def type_name(self) -> str:
         return " | ".join(get_args(self.type)) if get_origin(self.type) is Literal else self.type.__name__
 
 
-def keys() -> Iterator[Key]:
+@cache
+def keys() -> tuple[Key, ...]:
     """All config keys, in the order of `Config`."""
+    return tuple(_keys())
+
+
+def _keys() -> Iterator[Key]:
     for section, section_type in get_type_hints(Config).items():
         hints = get_type_hints(section_type)
         for entry in fields(section_type):
@@ -86,6 +93,7 @@ def keys() -> Iterator[Key]:
                 default=entry.default,
                 range=", ".join(f"{sign} {bound}" for sign, bound in bounds if bound is not None),
                 help=entry.metadata["help"],
+                on_resume=entry.metadata["on_resume"],
             )
 
 
@@ -193,16 +201,18 @@ def to_toml(config: Config) -> str:
     for section in fields(config):
         lines.append(f"[{section.name}]")
         settings = getattr(config, section.name)
-        lines += [f"{entry.name} = {_toml(getattr(settings, entry.name))}" for entry in fields(settings)]
+        lines += [
+            f"{entry.name} = {format_value(getattr(settings, entry.name))}" for entry in fields(settings)
+        ]
         lines.append("")
     return "\n".join(lines)
 
 
 def describe() -> str:
-    """Listing of all keys by section, each with its default, type, range and help text."""
+    """Listing of all keys by section, each with its default, type, range, help text and use on resume."""
     sections = get_type_hints(Config)
     lines = [
-        "Every config key with its default value, type and range.",
+        "Every config key with its default value, type and range, and whether it may change on resume.",
         f"An integer without an upper limit is at most {LARGEST:,}.",
         "In a recipe (TOML), write `key = value` under [section]; on the command line, --section.key VALUE.",
     ]
@@ -211,8 +221,8 @@ def describe() -> str:
         if key.name.split(".")[0] != section:
             section = key.name.split(".")[0]
             lines += ["", f"[{section}]  {sections[section].__doc__}"]
-        kind = f"{key.type_name}, {key.range}" if key.range else key.type_name
-        lines.append(f"  --{key.name} {_toml(key.default)}  ({kind})")
+        facts = (key.type_name, key.range, key.on_resume.value)
+        lines.append(f"  --{key.name} {format_value(key.default)}  ({', '.join(filter(None, facts))})")
         lines += textwrap.wrap(key.help, 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
 
@@ -424,7 +434,7 @@ def _build(settings: Mapping[str, Any]) -> Config:
     return Config(**sections)
 
 
-def _toml(value: bool | float | str) -> str:
+def format_value(value: bool | float | str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -6,11 +6,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Literal
 
 from arpo.types import MAX_SCREEN_SIDE
 
 LARGEST = 1_000_000_000
+
+
+class OnResume(Enum):
+    """Whether a setting may change when a run resumes, as `arpo train --help-keys` shows it.
+
+    FREE keys (place, speed, memory, output) change results by rounding at most. REMEDY keys (patience,
+    alarms, limits of faults) decide what happens in a fault. FIXED keys decide what is learned.
+    """
+
+    FIXED = ""
+    FREE = "may change on resume"
+    REMEDY = "may change on resume, as a remedy"
+    LOWER = "may be lowered on resume"
+    LENGTH = "may change on resume with a constant learning rate"
+
+
+FREE, REMEDY, LOWER, LENGTH = OnResume.FREE, OnResume.REMEDY, OnResume.LOWER, OnResume.LENGTH
 
 
 def setting(
@@ -21,23 +39,26 @@ def setting(
     above: float | None = None,
     high: float | None = None,
     below: float | None = None,
+    on_resume: OnResume = OnResume.FIXED,
 ) -> Any:
     """A config key. Range: low <= value, above < value, value <= high, value < below.
 
     An integer without an upper limit is at most LARGEST. Numbers of threads, environments or episodes have a
-    smaller limit.
+    smaller limit. A key that stays FIXED needs a reason in `config/changes.py`.
     """
     bounds = {">=": low, ">": above, "<=": high, "<": below}
-    return field(default=default, metadata={"help": help, "bounds": bounds})
+    return field(default=default, metadata={"help": help, "bounds": bounds, "on_resume": on_resume})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Output directory, random seed, threads."""
 
-    dir: str = setting("runs/desk", "Output directory; the same command resumes the run in it")
+    dir: str = setting(
+        "runs/desk", "Output directory; the same command resumes the run in it", on_resume=FREE
+    )
     seed: int = setting(0, "Random seed of the whole run", low=0, high=2**32 - 1)
-    threads: int = setting(0, "Number of torch threads; 0: one per core", low=0, high=1024)
+    threads: int = setting(0, "Number of torch threads; 0: one per core", low=0, high=1024, on_resume=FREE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +72,13 @@ class ModelConfig:
     )
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Data type of the weights")
     float32_head: bool = setting(
-        False, "Logits in float32 although the weights are bfloat16: less rounding, slower decoding"
+        False,
+        "Logits in float32 although the weights are bfloat16: less rounding, slower decoding",
+        on_resume=REMEDY,
     )
-    device: Literal["auto", "cpu", "cuda"] = setting("auto", "Device; auto: a GPU if there is one")
+    device: Literal["auto", "cpu", "cuda"] = setting(
+        "auto", "Device; auto: a GPU if there is one", on_resume=FREE
+    )
     weights: Literal["load", "random"] = setting(
         "load",
         "Source of the weights: load (from model.path), random (for benchmarks; needs only config.json)",
@@ -117,19 +142,25 @@ class EnvConfig:
 
     name: str = setting("desk", 'Environment: "desk", "osworld", or module:Class (your own)')
     hosts: str = setting(
-        "", "Addresses of environment hosts (`arpo env-host`), separated by commas; empty: run them locally"
+        "",
+        "Addresses of environment hosts (`arpo env-host`), separated by commas; empty: run them locally",
+        on_resume=FREE,
     )
     width: int = setting(224, "Screen width (pixels) of desk and osworld", low=28, high=MAX_SCREEN_SIDE)
     height: int = setting(168, "Screen height (pixels) of desk and osworld", low=28, high=MAX_SCREEN_SIDE)
-    parallel: int = setting(32, "Number of parallel environments", low=1, high=4096)
+    parallel: int = setting(32, "Number of parallel environments", low=1, high=4096, on_resume=FREE)
     start_seconds: float = setting(
-        60.0, "Timeout (seconds) for starting an environment", above=0, high=LARGEST
+        60.0, "Timeout (seconds) for starting an environment", above=0, high=LARGEST, on_resume=REMEDY
     )
-    step_seconds: float = setting(60.0, "Timeout (seconds) for one step", above=0, high=LARGEST)
+    step_seconds: float = setting(
+        60.0, "Timeout (seconds) for one step", above=0, high=LARGEST, on_resume=REMEDY
+    )
     evaluate_seconds: float = setting(
-        60.0, "Timeout (seconds) for scoring the final state", above=0, high=LARGEST
+        60.0, "Timeout (seconds) for scoring the final state", above=0, high=LARGEST, on_resume=REMEDY
     )
-    attempts: int = setting(3, "Attempts per episode, each in a new environment", low=1, high=1000)
+    attempts: int = setting(
+        3, "Attempts per episode, each in a new environment", low=1, high=1000, on_resume=REMEDY
+    )
     partial: float = setting(
         0.0,
         "Desk only: maximum partial credit for an unfinished task, during training; 0: none",
@@ -137,16 +168,22 @@ class EnvConfig:
         below=1,
     )
     quarantine_after: int = setting(
-        3, "Consecutive failures of a task before it is set aside; concurrent ones count once", low=1
+        3,
+        "Consecutive failures of a task before it is set aside; concurrent ones count once",
+        low=1,
+        on_resume=REMEDY,
     )
     outage_seconds: float = setting(
         3600.0,
         "Timeout (seconds) of a pause while no environment, or no vLLM server, works",
         low=0,
         high=LARGEST,
+        on_resume=FREE,
     )
     listen: str = setting(
-        "127.0.0.1:8700", "Address (HOST:PORT) of `arpo env-host`; beyond this machine it requires a token"
+        "127.0.0.1:8700",
+        "Address (HOST:PORT) of `arpo env-host`; beyond this machine it requires a token",
+        on_resume=FREE,
     )
 
 
@@ -159,9 +196,13 @@ class OSWorldConfig:
         'Provider of desktops: "local" (a sandbox on this machine), "docker" or another of desktop-env',
     )
     python: str = setting(
-        ".venv-osworld/bin/python", "Python interpreter with desktop-env installed (`arpo osworld install`)"
+        ".venv-osworld/bin/python",
+        "Python interpreter with desktop-env installed (`arpo osworld install`)",
+        on_resume=FREE,
     )
-    cache: str = setting("osworld-cache", "Folder of the files that `arpo osworld fetch-cache` downloads")
+    cache: str = setting(
+        "osworld-cache", "Folder of the files that `arpo osworld fetch-cache` downloads", on_resume=FREE
+    )
     network: str = setting(
         "off", 'Network access of the desktops: "off", "on", or a file with the ids of tasks with access'
     )
@@ -169,11 +210,13 @@ class OSWorldConfig:
         2.0, "Pause (seconds) between an action and its screenshot, on virtual machines", low=0, high=LARGEST
     )
     memory_megabytes: int = setting(
-        4096, "Memory (MiB) of one local desktop, its disk space included", low=512
+        4096, "Memory (MiB) of one local desktop, its disk space included", low=512, on_resume=REMEDY
     )
-    cpus: float = setting(4.0, "Maximum number of CPU cores that one local desktop keeps busy", above=0)
+    cpus: float = setting(
+        4.0, "Maximum number of CPU cores that one local desktop keeps busy", above=0, on_resume=REMEDY
+    )
     machine: str = setting("", "Path or id of the virtual machine, for providers that need it")
-    region: str = setting("", "Region of a cloud provider")
+    region: str = setting("", "Region of a cloud provider", on_resume=FREE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +227,7 @@ class EngineConfig:
         "auto",
         "Engine: in_process (the model of model.path), vllm (vLLM servers), openai (the servers of "
         "server.endpoints; evaluation only), auto (openai for `arpo eval osworld`, otherwise in_process)",
+        on_resume=FREE,
     )
     cache_gigabytes: float = setting(
         0.0,
@@ -191,27 +235,35 @@ class EngineConfig:
         "CPU: 1)",
         low=0,
         high=LARGEST,
+        on_resume=FREE,
     )
     replicas: int = setting(
         0,
         "Number of vLLM servers that a command starts and ends itself; 0: it uses engine.endpoints",
         low=0,
         high=1024,
+        on_resume=FREE,
     )
     endpoints: str = setting(
         "http://127.0.0.1:9000",
         "URLs of vLLM servers of `arpo serve`, separated by commas; a port range such as 9000-9007 means one "
         "server per port",
+        on_resume=FREE,
     )
-    gpus: str = setting("", "GPUs of the servers to start, such as 1-7; empty: those that no learner uses")
-    port: int = setting(9000, "Port of the first server to start", low=1024, high=65_535)
+    gpus: str = setting(
+        "", "GPUs of the servers to start, such as 1-7; empty: those that no learner uses", on_resume=FREE
+    )
+    port: int = setting(9000, "Port of the first server to start", low=1024, high=65_535, on_resume=FREE)
     python: str = setting(
-        "", "Python interpreter that has vLLM; empty: the one of this command, or .venv-vllm/bin/python"
+        "",
+        "Python interpreter that has vLLM; empty: the one of this command, or .venv-vllm/bin/python",
+        on_resume=FREE,
     )
     weights: str = setting(
         "",
         "Folder for new weights, readable by all servers; empty: shared memory (/dev/shm) if it has space, "
         "otherwise, and on a cluster, the run folder",
+        on_resume=FREE,
     )
 
 
@@ -246,17 +298,28 @@ class ServerConfig:
         "http://127.0.0.1:8000/v1",
         "URLs of OpenAI-compatible servers of one model, separated by commas; a port range such as 9000-9007 "
         "means one server per port",
+        on_resume=FREE,
     )
-    model: str = setting("ui-tars", "Name of the model on the servers")
+    model: str = setting("ui-tars", "Name of the model on the servers", on_resume=FREE)
     top_p: float = setting(
-        1.0, "Nucleus sampling: total probability of the tokens to sample from", above=0, high=1
+        1.0,
+        "Nucleus sampling: total probability of the tokens to sample from",
+        above=0,
+        high=1,
+        on_resume=FREE,
     )
     frequency_penalty: float = setting(
-        0.0, "Penalty for repeated tokens; the agent in OSWorld's repository uses 1", low=-2, high=2
+        0.0,
+        "Penalty for repeated tokens; the agent in OSWorld's repository uses 1",
+        low=-2,
+        high=2,
+        on_resume=FREE,
     )
-    stop: str = setting("", "Stop text at which an answer ends; empty: none")
+    stop: str = setting("", "Stop text at which an answer ends; empty: none", on_resume=FREE)
     special_tokens: bool = setting(
-        True, "Special tokens such as <|box_start|> in the answers; false for servers that reject the option"
+        True,
+        "Special tokens such as <|box_start|> in the answers; false for servers that reject the option",
+        on_resume=FREE,
     )
 
 
@@ -268,6 +331,7 @@ class ClusterConfig:
         "",
         "Ray cluster: auto (the one of this machine, or of RAY_ADDRESS) or an address such as 10.0.0.1:6379; "
         "empty: everything runs on this machine",
+        on_resume=FREE,
     )
     hosts: int = setting(
         0,
@@ -275,18 +339,26 @@ class ClusterConfig:
         "environments run as without a cluster",
         low=0,
         high=4096,
+        on_resume=FREE,
     )
     host_nodes: str = setting(
-        "", "Custom resource of the nodes for environment hosts, such as desktops; empty: all nodes"
+        "",
+        "Custom resource of the nodes for environment hosts, such as desktops; empty: all nodes",
+        on_resume=FREE,
     )
-    replica_nodes: str = setting("", "Custom resource of the nodes for vLLM servers; empty: all nodes")
-    rank_nodes: str = setting("", "Custom resource of the nodes for learner ranks; empty: all nodes")
+    replica_nodes: str = setting(
+        "", "Custom resource of the nodes for vLLM servers; empty: all nodes", on_resume=FREE
+    )
+    rank_nodes: str = setting(
+        "", "Custom resource of the nodes for learner ranks; empty: all nodes", on_resume=FREE
+    )
     wait_seconds: float = setting(
         60.0,
         "Timeout (seconds) of the wait for free resources at the start; longer if the cluster adds nodes on "
         "demand",
         low=0,
         high=LARGEST,
+        on_resume=FREE,
     )
 
 
@@ -299,12 +371,13 @@ class TrainConfig:
         "Training method: online (GRPO and its variants), or offline from stored episodes (offline.source): "
         "rft, dpo, kto",
     )
-    epochs: int = setting(30, "Passes over the training tasks", low=1, high=1_000_000)
+    epochs: int = setting(30, "Passes over the training tasks", low=1, high=1_000_000, on_resume=LENGTH)
     tasks: int = setting(
         0,
         "Number of tasks (groups) to play in all, instead of train.epochs; 0: train.epochs decides. Needed "
         "for desk:fresh without tasks.distinct",
         low=0,
+        on_resume=LENGTH,
     )
     tasks_per_batch: int = setting(
         32, "Tasks (groups) per batch; all are played with the same policy", low=1, high=65_536
@@ -324,12 +397,18 @@ class TrainConfig:
         "wait for the learner",
         low=0,
         high=1000,
+        on_resume=LOWER,
     )
     engine_kl_alarm: float = setting(
-        0.02, "Alarm threshold of engine_kl, the KL divergence between engine and learner", above=0
+        0.02,
+        "Alarm threshold of engine_kl, the KL divergence between engine and learner",
+        above=0,
+        on_resume=REMEDY,
     )
     engine_kl_skip: bool = setting(
-        False, "No training on batches above train.engine_kl_alarm; costs one more forward pass per batch"
+        False,
+        "No training on batches above train.engine_kl_alarm; costs one more forward pass per batch",
+        on_resume=REMEDY,
     )
 
 
@@ -386,8 +465,8 @@ class ReplayConfig:
 class OfflineConfig:
     """Offline training: rft, dpo, kto."""
 
-    source: str = setting("", "Folder with stored episodes, of `arpo collect` or of a run")
-    passes: int = setting(4, "Epochs over the offline data", low=1, high=100_000)
+    source: str = setting("", "Folder with stored episodes, of `arpo collect` or of a run", on_resume=FREE)
+    passes: int = setting(4, "Epochs over the offline data", low=1, high=100_000, on_resume=LENGTH)
     batch: int = setting(64, "Trajectories per update; DPO: batch / 2 pairs", low=2, high=1_000_000)
     beta: float = setting(0.1, "DPO and KTO: strength of the constraint to the base model", above=0)
 
@@ -411,26 +490,37 @@ class OptimConfig:
         4096,
         "Maximum tokens per micro-batch; changes memory and speed, not the gradient (except rounding)",
         low=1,
+        on_resume=FREE,
     )
-    ranks: int = setting(1, "Processes that shard weights and samples, one GPU each", low=1, high=1024)
+    ranks: int = setting(
+        1, "Processes that shard weights and samples, one GPU each", low=1, high=1024, on_resume=FREE
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
     """Evaluation."""
 
-    every: int = setting(10, "Batches between evaluations; 0: only before and after training", low=0)
+    every: int = setting(
+        10, "Batches between evaluations; 0: only before and after training", low=0, on_resume=REMEDY
+    )
     temperature: float = setting(0.6, "Sampling temperature in evaluation; 0: greedy", low=0)
     rollouts: int = setting(
         4, "Episodes per training task; 0: training tasks are not evaluated", low=0, high=10_000
     )
     heldout_rollouts: int = setting(1, "Episodes per held-out task", low=1, high=10_000)
     tasks: str = setting(
-        "evaluation_examples/test_all.json", "Tasks of `arpo eval osworld`; values as in tasks.train"
+        "evaluation_examples/test_all.json",
+        "Tasks of `arpo eval osworld`; values as in tasks.train",
+        on_resume=FREE,
     )
-    results: str = setting("results", "Output directory of `arpo eval osworld`, in OSWorld's layout")
+    results: str = setting(
+        "results", "Output directory of `arpo eval osworld`, in OSWorld's layout", on_resume=FREE
+    )
     trials: str = setting(
-        "0", "Names of the trials of `arpo eval osworld`, separated by commas; each plays every task once"
+        "0",
+        "Names of the trials of `arpo eval osworld`, separated by commas; each plays every task once",
+        on_resume=FREE,
     )
 
 
@@ -438,30 +528,41 @@ class EvalConfig:
 class ScreenConfig:
     """Task screening: `arpo screen`."""
 
-    rollouts: int = setting(16, "Episodes per task; tasks with a success are kept", low=1, high=10_000)
-    drop_always: bool = setting(False, "Removal of tasks that succeed in every episode")
-    count: int = setting(0, "Number of tasks to keep, those nearest to 50% success; 0: no selection", low=0)
+    rollouts: int = setting(
+        16, "Episodes per task; tasks with a success are kept", low=1, high=10_000, on_resume=FREE
+    )
+    drop_always: bool = setting(False, "Removal of tasks that succeed in every episode", on_resume=FREE)
+    count: int = setting(
+        0, "Number of tasks to keep, those nearest to 50% success; 0: no selection", low=0, on_resume=FREE
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
     """Checkpoints, stored screenshots, metric trackers."""
 
-    checkpoint_every: int = setting(1, "Batches between checkpoints", low=1)
-    keep_checkpoints: int = setting(2, "Number of checkpoints to keep; older ones are deleted", low=1)
+    checkpoint_every: int = setting(1, "Batches between checkpoints", low=1, on_resume=FREE)
+    keep_checkpoints: int = setting(
+        2, "Number of checkpoints to keep; older ones are deleted", low=1, on_resume=FREE
+    )
     prune_every: int = setting(
-        0, "Batches between deletions of screenshots that replay does not need; 0: keep all", low=0
+        0,
+        "Batches between deletions of screenshots that replay does not need; 0: keep all",
+        low=0,
+        on_resume=FREE,
     )
     token_stats: bool = setting(
         False,
         "Entropy, ratio and clipping of each trained token in token_stats.jsonl, for `arpo view`; about 16 "
         "bytes a token and 110 an answer",
+        on_resume=FREE,
     )
-    tensorboard: bool = setting(True, "TensorBoard files in the run folder")
+    tensorboard: bool = setting(True, "TensorBoard files in the run folder", on_resume=FREE)
     wandb_project: str = setting(
         "",
         "Weights & Biases project; empty: off. WANDB_ENTITY, WANDB_NAME and WANDB_TAGS of the process "
         "environment give the team, the name and the tags of the run",
+        on_resume=FREE,
     )
 
 
@@ -474,5 +575,7 @@ class PluginsConfig:
     curriculum: str = setting(
         "", "Order of the tasks in an epoch: function of (tasks, epoch, history, random generator)"
     )
-    tracker: str = setting("", "Additional metric tracker: class or function of (config)")
-    callback: str = setting("", "Function called after each batch with (batch, metrics, groups)")
+    tracker: str = setting("", "Additional metric tracker: class or function of (config)", on_resume=FREE)
+    callback: str = setting(
+        "", "Function called after each batch with (batch, metrics, groups)", on_resume=FREE
+    )

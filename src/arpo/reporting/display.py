@@ -20,6 +20,7 @@ from rich.table import Table
 
 from arpo.config.task_set_names import HELDOUT, TRAIN, TRAINING_EPISODES, in_order, set_label
 from arpo.reporting.numbers import NO_VALUE, format_count, format_points
+from arpo.storage.codec import parse_changes
 from arpo.types import Failure
 
 # The displayed metrics of a batch: name, label, format.
@@ -349,6 +350,7 @@ def total_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if left_out := sorted({task for tasks in summary.get("left_out", {}).values() for task in tasks}):
         names = ", ".join(left_out)
         texts.append((f"{count_noun(len(left_out), 'task')} without a verdict, not in the rates", names))
+    texts += [("changed setting", str(change)) for change in parse_changes(summary)]
     texts += _learned_rows(summary.get("kinds", {}))
     if summary.get("seconds") is not None:
         texts.append(("time", format_duration(summary["seconds"])))

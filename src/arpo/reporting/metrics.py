@@ -171,7 +171,7 @@ METRICS: Mapping[str, Metric] = {
         title="Dropped groups",
         explanation=(
             "Groups that became too old while others overtook them. Their tasks are played again. If it is "
-            "often above 0, raise train.max_staleness, or env.parallel."
+            "often above 0, change env.parallel, or raise train.max_staleness in a new run."
         ),
     ),
     "dropped_episodes": Metric(

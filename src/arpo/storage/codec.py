@@ -15,6 +15,7 @@ from math import isfinite
 from typing import Any
 
 from arpo.actions import Action, action_from_json, action_to_json
+from arpo.config.changes import Change
 from arpo.storage.from_json import INTEGER_LIMIT, Readers, from_json
 from arpo.types import Completion, Failure, Group, Rescue, Sample, Screenshot, StopReason, Trajectory, Turn
 
@@ -304,11 +305,22 @@ class _Summary:
     skipped_updates: float | None = None
     untrained_batches: float | None = None
     seconds: float | None = None
+    changes: tuple[Change, ...] = ()
 
 
 def check_summary(record: Mapping[str, Any]) -> None:
     """Check the results in a summary."""
     from_json(record, _Summary, _FINITE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Changes:
+    changes: tuple[Change, ...] = ()
+
+
+def parse_changes(value: Any) -> tuple[Change, ...]:
+    """The content of changes.json. Raises ValueError if it is damaged."""
+    return from_json(value, _Changes).changes
 
 
 def failure_from_json(value: Any) -> Failure:

@@ -1,6 +1,7 @@
 """The run folder: all files of a run, except its checkpoints.
 
     recipe.toml         all config keys
+    changes.json        settings that were changed on resume, each with its first batch
     format.json         number of this format, version of arpo
     metrics.jsonl       deterministic metrics: a repeated run writes the same bytes
     evaluations.jsonl   every evaluation, with the score of each task
@@ -37,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from arpo.config import Config
+from arpo.config.changes import Change
 from arpo.config.recipe import to_toml
 from arpo.errors import UserError
 from arpo.storage.codec import (
@@ -45,6 +47,7 @@ from arpo.storage.codec import (
     check_numbers,
     check_summary,
     failure_from_json,
+    parse_changes,
     screenshot_names,
     screenshots_of,
     store_group,
@@ -82,6 +85,7 @@ METRICS, EVALUATIONS, TIMING, GROUPS, FAILURES, TRAJECTORIES = (
 CALLS, TOKEN_STATS = "calls.jsonl", "token_stats.jsonl"
 LOGS = (METRICS, EVALUATIONS, TIMING, GROUPS, CALLS, TOKEN_STATS, FAILURES, TRAJECTORIES)
 PACK, RECIPE, FORMAT_FILE, SUMMARY = "screenshots.pack", "recipe.toml", "format.json", "summary.json"
+CHANGES = "changes.json"
 _CHECKS = {
     METRICS: check_numbers,
     TIMING: check_numbers,
@@ -116,6 +120,13 @@ class RunFolderReader:
     def read_summary(self) -> dict[str, Any]:
         """Return {} until the run has ended."""
         return read_summary(self.folder)
+
+    def read_changes(self) -> tuple[Change, ...]:
+        """The settings that were changed on resume."""
+        path = self.folder / CHANGES
+        found = read_json(path)
+        with damage(path, RESTORE_OR_LEAVE):
+            return parse_changes(found)
 
     def episodes(self) -> Iterator[StoredEpisode]:
         """Yield all stored episodes, without their turns. A run may append others meanwhile."""
@@ -209,6 +220,12 @@ class RunFolder(RunFolderReader):
     def write_recipe(self, config: Config) -> None:
         write_atomically(self.folder / FORMAT_FILE, json.dumps(WRITTEN_BY) + "\n")
         write_atomically(self.folder / RECIPE, to_toml(config))
+
+    def write_changes(self, changes: Sequence[Change]) -> None:
+        """Replace the settings that were changed on resume. Call it before `write_recipe`."""
+        if changes or (self.folder / CHANGES).exists():
+            text = json.dumps({"changes": [asdict(change) for change in changes]}, indent=2)
+            write_atomically(self.folder / CHANGES, text + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_atomically(self.folder / SUMMARY, json.dumps(_finite(summary), indent=2) + "\n")

@@ -10,12 +10,12 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from arpo.config import INCIDENTAL, Config, OptimConfig
-from arpo.config.recipe import changed, load_recorded
+from arpo.config import Config
+from arpo.config.changes import describe_refusals
+from arpo.config.recipe import load_recorded
 from arpo.envs.quarantine import QuarantineState
 from arpo.errors import UserError
 from arpo.learner.base import Learner
@@ -31,7 +31,6 @@ from arpo.storage.run_folder import METRICS, RECIPE, TRAJECTORIES, RunFolder, Ru
 from arpo.types import Group, Trajectory, Turn
 
 STATE = "state.json"
-LENGTH = ("train.epochs", "train.tasks", "offline.passes")  # whole keys, not prefixes: train.tasks_per_batch
 
 
 @dataclass(slots=True, kw_only=True)
@@ -218,38 +217,37 @@ def images_fit(turn: Turn, renderer: Renderer) -> bool:
     return turn.context.count(renderer.image_token_id) == slots
 
 
-def check_folder(store: RunFolder, config: Config) -> None:
-    """Refuse a folder with something other than a training run of this recipe."""
+def check_folder(store: RunFolder, config: Config) -> Config | None:
+    """The recipe of the run in the folder, None for a new run.
+
+    Raises UserError if the folder has something else, or a run that cannot resume with this recipe.
+    """
     if any(name.startswith(f"{COLLECTED}-") for name in store.episode_ids()):
         raise UserError(
             f"{store.folder}: holds collected episodes. Choose another --run.dir. To train on the "
             "episodes, name the folder as --offline.source"
         )
-    if (store.folder / checkpoint.CHECKPOINTS).is_dir():
-        check_recipe(store, config, partial(_may_change, config.optim))
+    resumed = (store.folder / checkpoint.CHECKPOINTS).is_dir()
+    return check_recipe(store, config) if resumed else None
 
 
-def check_recipe(store: RunFolder, config: Config, may_change: Callable[[str], bool]) -> None:
-    """Refuse a folder whose recipe differs from this one in a setting that may not change."""
-    path = store.folder / RECIPE
-    if path.is_file():
-        recorded, unknown = load_recorded(path)
-        if unknown:
-            raise UserError(
-                f"{path}: an earlier version wrote this run, with settings that this version does not have: "
-                f"{', '.join(unknown)}. Resume it with that version, or choose another --run.dir"
-            )
-        others = [key for key in changed(recorded, config) if not may_change(key)]
-        if others:
-            raise UserError(
-                f"{path}: the run in this folder has a different {', '.join(others)}. Choose another "
-                "--run.dir, or remove the folder to start again"
-            )
+def check_recipe(store: RunFolder, config: Config, ignored: tuple[str, ...] = ()) -> Config | None:
+    """The recipe in the folder, None without one.
 
-
-def _may_change(optim: OptimConfig, key: str) -> bool:
-    """True if a resumed run may have another value.
-
-    The length of training must stay if the learning rate decays: it reaches 0 at the end.
+    Raises UserError if a setting differs that may not change. `ignored`: prefixes of keys that may.
     """
-    return optim.schedule == "constant" if key in LENGTH else key.startswith(INCIDENTAL)
+    path = store.folder / RECIPE
+    if not path.is_file():
+        return None
+    recorded, unknown = load_recorded(path)
+    if unknown:
+        raise UserError(
+            f"{path}: an earlier version wrote this run, with settings that this version does not have: "
+            f"{', '.join(unknown)}. Resume it with that version, or choose another --run.dir"
+        )
+    if kept := describe_refusals(recorded, config, ignored):
+        raise UserError(
+            f"{path}: a resumed run must keep {kept}. For other values choose another --run.dir, or remove "
+            "the folder to start again"
+        )
+    return recorded

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from arpo.algorithms.rewards import is_example
-from arpo.config import INCIDENTAL, LEARNING, Config
+from arpo.config import LEARNING, Config
 from arpo.engines.factory import require_tokens
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate
@@ -44,7 +44,7 @@ def run_collection(config: Config) -> int:
         ended = _ended(store)
         if ended:
             _check_screenshots(store)
-            check_recipe(store, config, lambda key: key.startswith((*INCIDENTAL, *LEARNING)))
+            check_recipe(store, config, LEARNING)
         tasks = sets_of_run(config, store.folder, bool(ended), display)["train"]
         total = config.planned_tasks(len(tasks)) * config.rollout.group_size
         numbers = {_name(number): number for number in range(total)}

@@ -261,6 +261,8 @@ class GroupStream:
             self._finished[group.index] = group
             self._admission.start(group.index)
             self._admission.finish(group.index, _oldest(group))
+        for number in self._admission.stale():  # if train.max_staleness was lowered
+            self._drop(number)
 
     def waiting_episodes(self) -> set[str]:
         return {one.episode_id for group in self._finished.values() for one in group.trajectories}

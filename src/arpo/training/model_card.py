@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from arpo import __version__
-from arpo.config import INCIDENTAL, Config, ReplayConfig, TrainConfig
+from arpo.config import Config, ReplayConfig, TrainConfig
+from arpo.config.changes import NEUTRAL
 from arpo.config.recipe import changed, value
 from arpo.config.task_set_names import GENERATED, HELDOUT, OVERALL, TRAIN, heldout_sets, set_label
 from arpo.models.hub import HubModel, parse_hub_model
 
 CARD = "README.md"
-PRIVATE = (*INCIDENTAL, "server.", "osworld.", "model.path", "model.device")
+PRIVATE = ("osworld.", "model.path")  # and NEUTRAL
 OFFLINE_METHODS = {
     "rft": "RFT (supervised learning on successful episodes)",
     "dpo": "DPO (direct preference optimisation)",
@@ -137,7 +138,7 @@ def _recipe(config: Config) -> list[str]:
     """The settings that differ from ARPO's defaults, as TOML."""
     lines = []
     for key in changed(Config(), config):
-        if not key.startswith(PRIVATE):
+        if key not in NEUTRAL and not key.startswith(PRIVATE):
             setting = value(config, key)
             shown = _last_part(setting) if isinstance(setting, str) else setting
             lines.append(f"{key} = {json.dumps(shown, ensure_ascii=False)}")

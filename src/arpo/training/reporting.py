@@ -56,7 +56,7 @@ class Records:
             self.progress.skipped += skipped
             self.display.note(
                 f"{skipped} of {skipped + int(metrics['updates'])} updates were skipped: their loss or "
-                "gradient was not finite. If this continues, lower optim.lr or loss.kl"
+                "gradient was not finite. If this continues, start again with a lower optim.lr or loss.kl"
             )
         self.display.batch(self.progress.batch, metrics)
 
@@ -82,7 +82,7 @@ class Records:
             self.store.log_token_stats(line)
 
     def summary(self) -> dict[str, Any]:
-        config, progress = self._config, self.progress
+        config, progress, changes = self._config, self.progress, self.store.read_changes()
         counted = ["dropped_groups", "dropped_episodes"] if config.train.max_staleness else []
         counted += ["learner_restarts"] if config.cluster.ray else []
         on_training_tasks = None
@@ -102,6 +102,7 @@ class Records:
             **{name: getattr(progress, name) for name in counted},
             "skipped_updates": progress.skipped,
             "untrained_batches": progress.untrained,
+            **({"changes": [asdict(change) for change in changes]} if changes else {}),
             "seconds": progress.seconds,
         }
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from arpo.cluster.ranks import open_ranks
 from arpo.config import Config
+from arpo.config.changes import add_changes, find_changes
 from arpo.engines.base import Weights
 from arpo.errors import Outage, UserError, closed_on_error
 from arpo.learner.background import in_background
@@ -84,6 +85,8 @@ class Run:
         with closed_on_error(self):
             self._open()
             self._restore()
+            streamed = self.restored is not None and self.restored.stream is not None
+            self.streams = self.asynchronous or streamed  # batches come from a GroupStream
             self.records = Records(config, store, display, self.progress)
             self.timing = self.records.timing
             self.scheduler.activity.report = self.records.calls.add_episode
@@ -252,6 +255,15 @@ class Run:
             self.progress, self.unfinished = state.progress, state.unfinished
             self.scheduler.pool.restore(state.pool)
 
+    def note_changes(self, recorded: Config) -> None:
+        """Record and show the settings that differ from those of the run so far."""
+        batch = self.progress.batch + 1
+        found = find_changes(recorded, self.config, batch)
+        noted = self.store.read_changes() if self.restored is not None else ()
+        self.store.write_changes(add_changes(noted, found, batch))
+        for change in found:
+            self.display.note(f"changed setting: {change}")
+
     def refuse_less(self, key: str, done: float, total: float) -> None:
         """Refuse a total below the progress of the run: its summary would be wrong or missing."""
         complete = "final" in self.progress.success or self.unfinished is not None
@@ -279,7 +291,7 @@ class Run:
                 f"stopping the evaluation: its finished episodes are stored; closing the environments{rest}. "
                 f"{AGAIN}"
             )
-        if self.asynchronous and timing.current in ("wait", "learn"):
+        if self.streams and timing.current in ("wait", "learn"):
             learning = timing.current == "learn"
             rest = timing.about(("learn", "save") if learning else ("save",))
             first = f"finishing batch {batch}" if learning else "stopping"

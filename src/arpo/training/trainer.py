@@ -66,7 +66,7 @@ class Trainer:
         self.order = open_order(config, tasks)
         self.source: LockStep | GroupStream = (
             GroupStream(self.run, self.order, self._tasks)
-            if self.run.asynchronous
+            if self.run.streams
             else LockStep(self.run, self.order, self.credit)
         )
         if self.run.restored is not None:
@@ -243,11 +243,12 @@ def run_training(config: Config, display: Display | None = None, watching: Watch
     display = display or open_display(sys.stdout)
     try:
         config = pin_model(config, store.folder)
-        check_folder(store, config)
+        recorded = check_folder(store, config)
         trainer = (Trainer if config.train.method == "online" else OfflineTrainer)(config, store, display)
         run = trainer.run
         with run.checkpoints.resumable(), closing(run):
             store.delete_summary()
+            run.note_changes(recorded or config)
             store.write_recipe(config)
             with watching(store.folder, display.note):
                 done = run_interruptibly(trainer.train(), run.stop)

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from arpo.config import Config
+from arpo.config.changes import Change
 from arpo.config.recipe import parse_recorded
 from arpo.errors import UserError
 from arpo.evaluation.scoring import read_scores
-from arpo.storage.codec import check_evaluation, check_numbers, check_summary
+from arpo.storage.codec import check_evaluation, check_numbers, check_summary, parse_changes
 from arpo.storage.files import damage
 from arpo.storage.run_folder import (
+    CHANGES,
     EVALUATIONS,
     FORMAT_FILE,
     LOGS,
@@ -56,6 +58,7 @@ class RunSource(Source):
             self.config, self.recipe_text = read_recipe(folder)
         except UserError as error:
             self.config, self.recipe_text, self.recipe_error = Config(), "", str(error)
+        self.changes = _read_changes(folder)  # a resumed run writes its recipe after them
         self.threshold = self.config.replay.threshold
         self.metrics = Log(folder, METRICS, check_numbers)
         self.timing = Log(folder, TIMING, check_numbers)
@@ -193,6 +196,16 @@ class RunSource(Source):
         shipped = Path(str(files("arpo"))) / "envs" / "desk" / "base_model" / "weights"
         named = shipped if self.config.model.path == BASE else Path(self.config.model.path)
         return load_tokenizer(self.folder.root / MODEL) or load_tokenizer(named)
+
+
+def _read_changes(folder: SafeFolder) -> tuple[Change, ...]:
+    """The settings that were changed on resume. None if the file is damaged."""
+    try:
+        found = folder.read_json(CHANGES) or {}
+        with damage(folder.path(CHANGES)):
+            return parse_changes(found)
+    except UserError:
+        return ()
 
 
 def read_recipe(folder: SafeFolder) -> tuple[Config, str]:

@@ -22,6 +22,7 @@ def recipe_page(run: RunSource) -> Json:
                 "default": key.default,
                 "changed": own != key.default,
                 "help": key.help,
+                "history": [str(change) for change in run.changes if change.key == key.name],
             }
         )
     listed = [{"section": name, "keys": found} for name, found in sections.items()]

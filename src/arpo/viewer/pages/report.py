@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from arpo.comparison.results import FINAL
 from arpo.config.checks import shorten
@@ -69,7 +69,10 @@ def report_page(run: RunSource, wanted: str = "") -> Json:
     played, evaluations = read_episodes(run, "ORDER BY n"), read_evaluations(run)
     chosen = choose_episodes(played, wanted)
     paired = bool(chosen) and all(len(shown) == 2 for shown in chosen)
-    summary = run.summary or _summary_so_far(run.metrics.rows, evaluations)
+    summary = run.summary or {
+        **_summary_so_far(run.metrics.rows, evaluations),
+        "changes": [asdict(change) for change in run.changes],
+    }
     after = "after"
     if not run.summary and evaluations and evaluations[-1].step:
         after = f"after batch {evaluations[-1].step:,}"

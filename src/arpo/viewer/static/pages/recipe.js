@@ -94,7 +94,7 @@ arpo.recipe = (() => {
       h("th", { scope: "row" }, h("code", {}, one.key)),
       h("td", {}, value(one.value)),
       h("td", { class: "dim" }, one.changed && value(one.default)),
-      h("td", { class: "dim text" }, one.help),
+      h("td", { class: "dim text" }, one.help, ...one.history.map((text) => h("p", {}, text))),
     );
   }
 

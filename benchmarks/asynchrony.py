@@ -197,7 +197,6 @@ def _rates(timing: Sequence[dict[str, Any]], trainer: Trainer, max_staleness: in
         "learner_busy": round(SCALE * sum(record["learn"] for record in timing) / seconds, 3),
         "episodes": progress.episodes,
         "failures": progress.failures,
-        "dropped_episodes": progress.dropped_episodes,
     }
 
 

@@ -1,6 +1,6 @@
 """A cluster that is not there: episodes per hour, use of each role, costs and bottlenecks of `arpo train`.
 
-Trainer, scheduler, pool, admission, vLLM engine with its router, and store are those of `arpo train`.
+Trainer, scheduler, pool, vLLM engine with its router, and store are those of `arpo train`.
 Environments, servers and learner only wait, as long as `simulation/service_times.py` says. The clock is
 simulated: it jumps to the next event. No model is loaded.
 
@@ -11,9 +11,11 @@ simulated: it jumps to the next event. No model is loaded.
 
 Prints tables on stderr and one JSON line on stdout. `ratio` is the rate of asynchronous training divided by
 the rate of lock step (validate: simulated divided by real; driver: CPU seconds per episode with the most
-environments divided by those with an eighth of them). Example: 16 GPUs, 128 environments, S = 1 and 2:
+environments divided by those with an eighth of them). Examples: 16 GPUs, 128 environments, S = 1 and 2; every
+tenth task takes four times as long:
 
     python benchmarks/cluster_simulation.py --gpus 16 --environments 128 --staleness 1 2
+    python benchmarks/cluster_simulation.py --slow 4 --staleness 1
 """
 
 from __future__ import annotations
@@ -30,11 +32,12 @@ from simulation.cluster import Cluster, Result, simulate
 
 COLUMNS = (
     f"{'':<26}{'episodes/h':>11}{'envs':>7}{'engine':>8}{'learner':>9}{'requests':>10}{'groups':>8}"
-    f"{'dropped':>9}{'GPU-h':>8}{'env-h':>8}{'cost':>8}  bottleneck"
+    f"{'lost':>9}{'GPU-h':>8}{'env-h':>8}{'cost':>8}  bottleneck"
 )
 EXPLAINED = (
     "envs, engine, learner: share of time in use. "
-    "requests: per replica. groups: finished, waiting for a batch. GPU-h, env-h, cost: per 1,000 episodes"
+    "requests: per replica. groups: finished, waiting for a batch. "
+    "lost: share of environment time in episodes that a fault ended. GPU-h, env-h, cost: per 1,000 episodes"
 )
 LONGEST_LAG = 0.05  # seconds
 VALIDATION_SPEED = 10.0  # of the run with the real clock
@@ -49,6 +52,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=32, help="groups of 8 episodes per batch")
     parser.add_argument("--staleness", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--batches", type=int, default=4, help="measured batches")
+    parser.add_argument("--slow", type=float, default=1.0, help="factor of the duration of every tenth task")
     parser.add_argument("--speed", type=float, default=2.0, help="driver: of the real clock; 0: without it")
     parser.add_argument("--gpu-price", type=float, default=2.5, help="per GPU and hour")
     parser.add_argument("--env-price", type=float, default=0.2, help="per environment and hour")
@@ -210,7 +214,11 @@ PARTS = {"compare": compare, "sweep": sweep, "validate": validate, "driver": dri
 
 def _cluster(options: argparse.Namespace, **values: Any) -> Cluster:
     return Cluster(
-        environments=options.environments or 256, groups=options.groups, batches=options.batches, **values
+        environments=options.environments or 256,
+        groups=options.groups,
+        batches=options.batches,
+        slow=options.slow,
+        **values,
     )
 
 
@@ -222,7 +230,7 @@ def _table(options: argparse.Namespace, run: Callable[[Cluster], Result] = simul
         began = time.monotonic()
         result = run(cluster)
         shares = f"{result.environments:>7.0%}{result.engine:>8.0%}{result.learner:>9.0%}"
-        queues = f"{result.queue:>10.1f}{result.waiting:>8.1f}{result.dropped:>9.1%}"
+        queues = f"{result.queue:>10.1f}{result.waiting:>8.1f}{result.lost:>9.1%}"
         costs = f"{result.gpu_hours:>8.1f}{result.env_hours:>8.1f}{_cost(result, options):>8.0f}"
         took = f"({time.monotonic() - began:.0f} s)"
         print(
@@ -247,7 +255,7 @@ def _record(result: Result, options: argparse.Namespace) -> dict[str, Any]:
         "learner": round(result.learner, 3),
         "requests_per_replica": round(result.queue, 2),
         "waiting_groups": round(result.waiting, 2),
-        "dropped": round(result.dropped, 3),
+        "lost": round(result.lost, 4),
         "gpu_hours": round(result.gpu_hours, 2),
         "environment_hours": round(result.env_hours, 2),
         "cost": round(_cost(result, options), 2),

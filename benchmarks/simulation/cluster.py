@@ -1,6 +1,6 @@
 """Runs the trainer of `arpo train` on a simulated cluster, and measures it.
 
-Trainer, batch source, admission, scheduler, pool, vLLM engine with its router, and store are the real ones.
+Trainer, batch source, scheduler, pool, vLLM engine with its router, and store are the real ones.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Cluster:
     batches: int = 6  # measured, after the first ones
     shared: bool = False
     seed: int = 0
+    slow: float = 1.0  # factor of the duration of every tenth task
     coupled: bool = False  # every step waits for all environments, as in the published systems
     compact: bool = True  # few tokens and small screenshots: less CPU time, the same simulated time
     replay: bool = False  # with few successes, and with a checkpoint after each batch
@@ -97,7 +98,7 @@ class Totals:
     engine: float  # busy GPUs of replicas, times seconds
     requests: float  # times seconds
     learner: float  # busy seconds
-    dropped: float  # episodes
+    lost: float  # environments in episodes that were not played to their end, times seconds
 
     def __sub__(self, other: Totals) -> Totals:
         names = self.__slots__
@@ -116,7 +117,7 @@ class Result:
     learner: float
     queue: float  # requests per replica, running ones included
     waiting: float  # finished groups that wait for a batch, mean at the end of a batch
-    dropped: float  # share of the played episodes
+    lost: float  # share of the time of all environments, in episodes that were not played to their end
     failures: int  # of the whole run
     all_episodes: int  # of the whole run
 
@@ -157,11 +158,10 @@ class _Recorder(Display):
 
     def begin(self, title: str, total_episodes: int, done: int = 0) -> None:
         if title == "training" and not self.totals:
-            self.totals.append(self._parts.totals(0.0, 0.0))
+            self.totals.append(self._parts.totals(0.0))
 
     def batch(self, step: int, metrics: Mapping[str, float]) -> None:
-        dropped = self.totals[-1].dropped + metrics.get("dropped_episodes", 0.0)
-        self.totals.append(self._parts.totals(metrics["episodes"], dropped))
+        self.totals.append(self._parts.totals(metrics["episodes"]))
         self.waiting.append(metrics.get("waiting", 0.0))
         if step == self._batches:
             self.stop()
@@ -174,7 +174,13 @@ class Parts:
         times, shot = cluster.times, screenshot(128, cluster.screen)
         self.clock = clock
         self.envs = SimulatedEnvs(
-            clock, times, shot, cluster.seed, coupled=cluster.coupled, success=cluster.success
+            clock,
+            times,
+            shot,
+            cluster.seed,
+            coupled=cluster.coupled,
+            success=cluster.success,
+            slow=cluster.slow,
         )
         self.busy, self.requests = Meter(clock), Meter(clock)
         self.renderer = load_renderer(config.model)
@@ -184,7 +190,7 @@ class Parts:
         self.learner = SimulatedLearner(clock, times, cluster.learner_gpus)
         self.publisher = SimulatedPublisher(self.learner, clock, times, root)
 
-    def totals(self, episodes: float, dropped: float) -> Totals:
+    def totals(self, episodes: float) -> Totals:
         return Totals(
             seconds=self.clock.now(),
             episodes=episodes,
@@ -192,7 +198,7 @@ class Parts:
             engine=self.busy.total,
             requests=self.requests.total,
             learner=self.learner.busy.total,
-            dropped=dropped,
+            lost=self.envs.lost,
         )
 
     def opened(self, shared: bool) -> ExitStack:
@@ -235,7 +241,7 @@ def settings(cluster: Cluster, folder: Path, speed: float) -> Config:
     tasks = {f"pool-{number:03}": {"successes": 0, "rollouts": 0} for number in range(1, TASKS + 1)}
     (folder / "tasks.json").write_text(json.dumps({"source": "desk:pool", "tasks": tasks}), "utf-8")
     groups = (cluster.batches + cluster.warm_up + cluster.max_staleness + 2) * cluster.groups
-    seconds = cluster.times.step_timeout * (100 if cluster.coupled else 1) / speed
+    seconds = cluster.times.step_timeout * 100 / speed  # hanging environments have timeouts of their own
     values = {
         "run.dir": folder / "run",
         "run.seed": cluster.seed,
@@ -338,7 +344,7 @@ def _result(cluster: Cluster, recorder: _Recorder, progress: Progress) -> Result
         learner=passed.learner / passed.seconds,
         queue=passed.requests / (passed.seconds * cluster.replicas),
         waiting=sum(waiting) / len(waiting),
-        dropped=passed.dropped / (passed.episodes + passed.dropped),
+        lost=passed.lost / (passed.seconds * cluster.environments),
         failures=progress.failures,
-        all_episodes=progress.episodes + progress.dropped_episodes,
+        all_episodes=progress.episodes,
     )

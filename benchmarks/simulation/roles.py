@@ -62,9 +62,11 @@ class SimulatedEnvs:
         *,
         coupled: bool,
         success: float,
+        slow: float,
     ) -> None:
         self.clock, self.times, self.observation = clock, times, Observation(screenshot=shot)
-        self.used, self.success = Meter(clock), success
+        self.used, self.success, self.slow = Meter(clock), success, slow
+        self.lost = 0.0  # seconds of environments that were closed before an evaluation
         self._barrier = Barrier() if coupled else None
         self._seed, self._numbers = seed, count()
 
@@ -92,24 +94,30 @@ class SimulatedEnvs:
                 self.used.add(1)
 
     async def hang(self) -> None:
-        """Until the timeout of the pool. At a barrier all calls take long, so the environment has its own."""
-        await self.clock.sleep(self.times.step_timeout * (10 if self._barrier is None else 1))
+        """Until a timeout of its own: other calls may take long, at a barrier and for slow tasks."""
+        await self.clock.sleep(self.times.step_timeout)
         raise TimeoutError("the environment hangs")
 
 
 class SimulatedEnv:
+    """An episode of every tenth task takes `slow` times as long: its environment also delays the answers."""
+
     def __init__(self, envs: SimulatedEnvs, random: Random) -> None:
         self._envs, self._random = envs, random
-        self._used = False
+        self._used = self._evaluated = False
         self._steps, self._hangs_at = 0, 0
+        self._began = self._returned = 0.0
+        self._factor = 1.0
 
     async def start(self, task: Task) -> Observation:
         times, random = self._envs.times, self._random
         self._used = True
+        self._began = self._returned = self._envs.clock.now()
+        self._factor = self._envs.slow if int(task.id[-3:]) % 10 == 1 else 1.0
         self._envs.begin()
         self._hangs_at = random.randint(1, 7) if random.random() < times.hangs else 0
         EPISODE.set(EpisodeOf(random=random, answers=random.randint(*times.answers)))
-        await self._envs.work(random.uniform(*times.boot))
+        await self._work(random.uniform(*times.boot))
         return self._envs.observation
 
     async def step(self, actions: tuple[Action, ...]) -> StepResult:
@@ -117,17 +125,24 @@ class SimulatedEnv:
         times = self._envs.times
         if self._steps == self._hangs_at:
             await self._envs.hang()
-        await self._envs.work(times.step(self._random))
+        await self._work(times.step(self._random))
         return StepResult(observation=self._envs.observation)
 
     async def evaluate(self) -> float:
-        await self._envs.clock.sleep(self._envs.times.evaluation)
+        await self._envs.clock.sleep(self._envs.times.evaluation * self._factor)
+        self._evaluated = True
         return float(self._random.random() < self._envs.success)
 
     async def close(self) -> None:
         if self._used:
             self._used = False
             self._envs.end()
+            self._envs.lost += 0.0 if self._evaluated else self._envs.clock.now() - self._began
+
+    async def _work(self, seconds: float) -> None:
+        answering = self._envs.clock.now() - self._returned
+        await self._envs.work(self._factor * seconds + (self._factor - 1) * answering)
+        self._returned = self._envs.clock.now()
 
 
 class SimulatedHttp:

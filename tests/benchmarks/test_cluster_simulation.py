@@ -157,7 +157,7 @@ def test_the_command_compares_lock_step_with_asynchronous_training(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = argparse.Namespace(
-        gpus=2, environments=8, groups=1, staleness=[1], batches=1, gpu_price=2.0, env_price=0.5
+        gpus=2, environments=8, groups=1, staleness=[1], batches=1, slow=1.0, gpu_price=2.0, env_price=0.5
     )
     found = compare(options)
     lock_step, asynchronous = found["lock step"], found["S = 1"]

@@ -49,13 +49,11 @@ def groups(run: Path) -> list[dict[str, Any]]:
 def assert_complete(run: Path) -> None:
     """Four batches of four groups; every task four times; every episode of a trained group stored once."""
     assert sorted({record["step"] for record in groups(run)}) == [1, 2, 3, 4]
-    trained, dropped = group_numbers(groups(run)), group_numbers(groups(run), dropped=True)
-    assert len(trained) == len(set(trained)) == 16 and not {*trained} & {*dropped}
+    trained = group_numbers(groups(run))
+    assert trained == list(range(16))
     stored = Counter(one["episode_id"] for one in episodes(run) if one["episode_id"].startswith("group-"))
     assert set(stored.values()) == {1}
-    numbers = {number: {f"group-{number}-0", f"group-{number}-1"} for number in (*trained, *dropped)}
-    assert all(numbers[number] <= stored.keys() for number in trained)
-    assert stored.keys() <= set().union(*numbers.values())  # no group that is neither trained nor dropped
+    assert stored.keys() == {f"group-{number}-{episode}" for number in trained for episode in range(2)}
     tasks = {one["episode_id"]: one["task_id"] for one in episodes(run)}
     assert Counter(tasks[f"group-{number}-0"] for number in trained) == dict.fromkeys(TASKS["pool"], 4)
     lines = metrics(run)
@@ -64,7 +62,7 @@ def assert_complete(run: Path) -> None:
     assert lines[-1]["episodes"] == 32
     assert all(line["staleness_max"] <= 1 for line in lines[1:])
     summary = json.loads((run / "summary.json").read_text("utf-8"))
-    assert summary["groups"]["total"] == 16 and summary["dropped_groups"] == len(dropped)
+    assert summary["groups"]["total"] == 16
     assert (run / "model" / "model.safetensors").is_file()
 
 
@@ -88,8 +86,7 @@ def test_a_run_killed_at_any_moment_loses_and_repeats_nothing(
     ended = train(run)
     assert ended.code == 0, ended.output
     assert_complete(run)
-    used = {*group_numbers(groups(run)), *group_numbers(groups(run), dropped=True)}
-    assert kept.keys() <= used
+    assert kept.keys() <= {*group_numbers(groups(run))}
     stored = {one["episode_id"] for one in episodes(run)}
     assert {name for names in kept.values() for name in names} <= stored
 

@@ -38,6 +38,7 @@ def test_shares_of_the_time_of_all_environments() -> None:
         "env_evaluate": 0.0,
         "env_engine": 0.3,
         "env_idle": 0.25,
+        "env_lost": 0.0,
         "engine_busy": 0.6,
     }
 
@@ -51,6 +52,23 @@ def test_an_activity_across_two_batches_counts_in_both() -> None:
         clock.now = 4
     clock.now = 7
     assert activity.shares(1)["env_evaluate"] == 0.25
+
+
+def test_the_time_of_an_attempt_that_fails_is_lost() -> None:
+    """Two environments in 10 s: one attempt fails after 4 s, another is played to its end."""
+    clock = Clock()
+    activity = Activity(clock)
+    with suppress(EnvTimeout), activity.episode("failed", "") as measure:
+        with measure("start"):
+            clock.now = 3
+        with measure("step"):
+            clock.now = 4
+            raise EnvTimeout("step", "late")
+    with activity.episode("played", "") as measure, measure("start"):
+        clock.now = 10
+    assert activity.shares(2)["env_lost"] == 0.2
+    clock.now = 20
+    assert activity.shares(2)["env_lost"] == 0.0
 
 
 def test_a_failed_call_ends_its_activity() -> None:
@@ -105,6 +123,7 @@ def test_the_scheduler_measures_every_call_of_an_episode() -> None:
         "env_evaluate": 4,
         "env_engine": 4,
         "env_idle": 0,
+        "env_lost": 0,
         "engine_busy": 4,
     }
 

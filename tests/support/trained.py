@@ -28,9 +28,9 @@ def train_to_end(kind: Callable[[Config, RunFolder, Display], AnyRun], config: C
         store.close()
 
 
-def group_numbers(records: Iterable[Mapping[str, Any]], *, dropped: bool = False) -> list[int]:
-    """Numbers of the trained groups in groups.jsonl of asynchronous training, or of the dropped ones."""
-    return [int(record["group"].split("-")[1]) for record in records if record["dropped"] is dropped]
+def group_numbers(records: Iterable[Mapping[str, Any]]) -> list[int]:
+    """Numbers of the trained groups in groups.jsonl of asynchronous training."""
+    return [int(record["group"].split("-")[1]) for record in records]
 
 
 def lines(config: Config, name: str) -> list[dict[str, Any]]:

@@ -21,12 +21,13 @@ from arpo.errors import Outage, UserError
 from arpo.learner.base import Batch
 from arpo.reporting.display import Display
 from arpo.storage.checkpoint import CHECKPOINTS, latest
+from arpo.storage.codec import group_of
 from arpo.storage.run_folder import RunFolder
 from arpo.tasks.order import TaskOrder
 from arpo.training.trainer import Trainer, run_training
 from arpo.types import Task, Trajectory
 from trained import group_numbers, lines, train_to_end
-from verdicts import A, B, C, D, Reachable, Scripted, Stuck, small_config
+from verdicts import A, B, C, D, Reachable, Scripted, Slow, Stuck, small_config
 
 ASYNC = ("--train.max_staleness=1", "--env.parallel=4")
 SINGLE = (*ASYNC, "--train.tasks_per_batch=1", "--train.tasks_per_update=1")
@@ -62,39 +63,27 @@ def test_every_task_of_every_epoch_is_trained_once(tmp_path: Path) -> None:
     assert [record["groups"] for record in metrics] == [2] * 6
     assert metrics[-1]["episodes"] == trainer.run.progress.episodes == 24
     assert all(0 <= record["staleness_mean"] <= record["staleness_max"] <= 1 for record in metrics)
-    assert sum(record["dropped_groups"] for record in metrics) == trainer.run.progress.dropped_groups == 0
     assert trainer.run.learner.weights().version == 6
     assert trainer.run.progress.success.keys() == {"base", "final"}
 
 
-def test_a_group_that_others_overtake_is_dropped_and_its_task_played_again(tmp_path: Path) -> None:
-    """Batches of one group. A's group has tokens of version 0 and hangs.
-
-    While it hangs, one other group plays at a time. After two of them the next batch would be trained by
-    version 2: A's group is too old, and it is cancelled.
-    """
+def test_a_slow_group_is_not_overtaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of one group. The first group of A ends after the next one, and is trained before it."""
     Scripted.play({})
-    Stuck.started = Stuck.closed = 0
-    config = small_config(tmp_path, [A, B, C, D], *SINGLE, "--train.epochs=2", env="Stuck")
-    trainer = train(config)
-    assert Stuck.closed == 2
-    dropped = group_numbers(lines(config, "groups.jsonl"), dropped=True)
-    [first] = dropped
+    monkeypatch.setattr(Slow, "of_a", 0)
+    monkeypatch.setattr(Slow, "left", 2)
+    monkeypatch.setattr(Slow, "overtaken", asyncio.Event(), raising=False)
+    config = small_config(tmp_path, [A, B, C, D], *SINGLE, "--train.epochs=3", env="Slow")
+    train(config)
     numbers = trained_groups(config)
-    assert len(numbers) == len(set(numbers)) == 8 and first not in numbers
-    assert tasks_of(config, numbers) == {A: 2, B: 2, C: 2, D: 2}
+    assert numbers == list(range(12))
+    assert tasks_of(config, numbers) == {A: 3, B: 3, C: 3, D: 3}
+    episodes = lines(config, "trajectories.jsonl")
+    ended = [group_of(one["episode_id"]) for one in episodes if one["episode_id"].startswith("group-")]
+    assert list(dict.fromkeys(ended)) != [f"group-{number}" for number in numbers]
+    assert len(set(ended)) == 12  # none was played in vain
     metrics = lines(config, "metrics.jsonl")[1:]
-    assert sum(record["dropped_groups"] for record in metrics) == 1
-    assert sum(record["dropped_episodes"] for record in metrics) == 2
-    assert max(record["staleness_max"] for record in metrics) <= 1
-    assert trainer.run.progress.dropped_episodes == 2
-    assert metrics[-1]["episodes"] == 16 and metrics[-1]["failures"] == 0
-    stored = {episode["episode_id"] for episode in lines(config, "trajectories.jsonl")}
-    assert f"group-{first}-0" not in stored
-    cancelled = [
-        line["fault"] for line in lines(config, "calls.jsonl") if line.get("episode") == f"group-{first}-0"
-    ]
-    assert cancelled == ["CancelledError"]
+    assert max(record["staleness_max"] for record in metrics) == 1
 
 
 def test_failures_leave_a_smaller_group_as_in_lock_step(tmp_path: Path) -> None:
@@ -173,7 +162,7 @@ def test_a_stop_while_groups_play_keeps_the_finished_ones(tmp_path: Path) -> Non
 def test_staleness_is_lowered_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lower: int) -> None:
     """Batches of one group. The learner trains on the first one until three others wait for it.
 
-    Those that are too old now are dropped, and every task is trained once in each epoch.
+    They are trained as they are; the lower limit holds for groups that start later.
     """
     Scripted.play({task: [0, 1] * 20 for task in (A, B, C, D)})
     settings = ("--env.parallel=2", "--train.tasks_per_batch=1", "--train.tasks_per_update=1")
@@ -193,11 +182,11 @@ def test_staleness_is_lowered_on_resume(tmp_path: Path, monkeypatch: pytest.Monk
     waiting = [group["index"] for group in state(config)["stream"]["finished"]]
     assert len(waiting) == 3
     assert run_training(run(f"--train.max_staleness={lower}"), Display()) == 0
-    numbers, dropped = trained_groups(config), group_numbers(lines(config, "groups.jsonl"), dropped=True)
+    numbers = trained_groups(config)
+    assert numbers == list(range(8))
     assert tasks_of(config, numbers) == {A: 2, B: 2, C: 2, D: 2}
-    assert len(set(numbers)) == 8 and not {*numbers} & {*dropped}
-    assert {*waiting[lower:]} <= {*dropped}
-    assert all(line["staleness_max"] <= lower for line in lines(config, "metrics.jsonl")[2:])
+    staleness = [line["staleness_max"] for line in lines(config, "metrics.jsonl")[1:]]
+    assert max(staleness[:4]) == 3 and max(staleness[4:]) <= lower
 
 
 def test_an_outage_ends_the_run_and_keeps_the_finished_groups(
@@ -298,7 +287,7 @@ def test_a_checkpoint_written_again_leaves_the_screenshots_of_the_one_before(
         for batch, waiting in ((1, "a"), (2, "b"), (2, "c"), (3, "d")):
             trainer.run.progress.batch = batch
             group = {"index": 0, "task_id": A, "trajectories": [waiting], "failures": [], "rescues": []}
-            stream = {"taken": 0, "numbers": 1, "unplayed": [], "finished": [group], "dropped": []}
+            stream = {"started": 1, "unplayed": [], "finished": [group]}
             state = {"stream": stream}
             monkeypatch.setattr(trainer.source, "waiting_episodes", lambda waiting=waiting: {waiting})
             monkeypatch.setattr(trainer.source, "state", lambda state=state: state)
@@ -314,12 +303,12 @@ def test_an_asynchronous_run_does_not_continue_lock_step(tmp_path: Path) -> None
 
 
 def test_a_checkpoint_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group that is dropped while a checkpoint is written is not in it."""
+    """A group that starts while a checkpoint is written is not in it."""
     Scripted.play({})
     begin = RunFolder.begin_offsets
 
     def begin_offsets(store: RunFolder) -> Any:
-        trainer.source._dropped.append(99)  # type: ignore[union-attr]
+        trainer.source._queue.append((0, trainer.order.take(0, 1)[0]))  # type: ignore[union-attr]
         return begin(store)
 
     config = small_config(tmp_path, [A, B], *ASYNC)
@@ -330,7 +319,7 @@ def test_a_checkpoint_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             asyncio.run(trainer.run.save())
             found, _ = latest(store.folder / CHECKPOINTS)
     assert found is not None
-    assert json.loads((found.path / "state.json").read_text())["stream"]["dropped"] == []
+    assert json.loads((found.path / "state.json").read_text())["stream"]["unplayed"] == []
 
 
 def test_an_error_of_a_later_task_ends_the_run(

@@ -35,10 +35,9 @@ def test_failures_of_an_asynchronous_run_belong_to_the_batch_of_their_group(tmp_
     all_failed = failure("group-9-0", "pool-041")
     store.add_failure(all_failed)
     store.log_group(1, 0, Group(index=9, task_id="pool-041", trajectories=(), failures=(all_failed,)), [], [])
-    store.log_dropped(1, ["group-5"])
     assert [batch["failed"] for batch in answer(tmp_path, "batches")["batches"]] == [2]
     groups = [group["group"] for group in answer(tmp_path, "batches", "1")["groups"]]
-    assert groups == ["group-4", "group-9", "group-5"]
+    assert groups == ["group-4", "group-9"]
     found = answer(tmp_path, "failures")["newest"]
     assert {one["episode"]: one["batch"] for one in found} == {
         "group-4-1": 1, "group-5-1": None, "group-12-1": None, "group-9-0": 1

@@ -34,7 +34,6 @@ BATCH_METRICS = (
     ("entropy", "entropy", "{:.3f}"),
     ("logprob_gap", "gap", "{:.1e}"),
     ("staleness_mean", "staleness", "{:.2f}"),
-    ("dropped_groups", "dropped", "{:.0f}"),
 )
 
 MIN_KIND_EPISODES, SHOWN_KINDS = 8, 3  # of the kinds of tasks in the summary
@@ -341,8 +340,6 @@ def total_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("groups without signal", groups.get("without_signal")),
         ("groups rescued by replay", groups.get("rescued")),
         ("episodes with a fault", summary.get("failures")),
-        ("groups dropped as too old", summary.get("dropped_groups")),
-        ("episodes in dropped groups", summary.get("dropped_episodes") or None),
         ("updates skipped", summary.get("skipped_updates") or None),
         ("batches not trained on", summary.get("untrained_batches") or None),
     ]

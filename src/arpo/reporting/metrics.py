@@ -167,22 +167,11 @@ METRICS: Mapping[str, Metric] = {
         title="Maximum staleness",
         explanation="Age of the oldest trained token, in policy versions. At most train.max_staleness.",
     ),
-    "dropped_groups": Metric(
-        title="Dropped groups",
-        explanation=(
-            "Groups that became too old while others overtook them. Their tasks are played again. If it is "
-            "often above 0, change env.parallel, or raise train.max_staleness in a new run."
-        ),
-    ),
-    "dropped_episodes": Metric(
-        title="Episodes of dropped groups",
-        explanation="Episodes, finished or not, of the groups that were dropped. Should be near 0.",
-    ),
     "waiting": Metric(
         title="Groups that wait for the learner",
         explanation=(
             "Finished groups that are not in this batch. If it stays high, the learner is slower than the "
-            "rollouts."
+            "rollouts, or a batch waits for slow groups."
         ),
     ),
     "stale_kl": Metric(

@@ -46,7 +46,7 @@ class Activity:
         self._clock = clock
         self._now: dict[Name, int] = dict.fromkeys(NAMES, 0)
         self._seconds: dict[Name, float] = dict.fromkeys(NAMES, 0.0)
-        self._engine_busy = 0.0
+        self._engine_busy = self._lost = 0.0
         self._began = self._last = clock()
 
     @contextmanager
@@ -80,23 +80,30 @@ class Activity:
             fault = type(error).__name__
             raise
         finally:
+            self._lost += sum(seconds for _, _, seconds in calls) if fault else 0.0
             self.report(EpisodeCalls(episode_id=episode_id, host=host, fault=fault, calls=tuple(calls)))
 
     def shares(self, environments: int) -> dict[str, float]:
         """Shares since the last call, and resets the counters.
 
         env_start, env_step, env_evaluate, env_engine: shares of the time of all `environments` in that
-        activity (env_engine: waiting for an answer). env_idle: the rest. engine_busy: share of the time with
-        at least one request. 0 environments or no time: {}.
+        activity (env_engine: waiting for an answer). env_idle: the rest. env_lost: share of all this in
+        attempts that a fault has ended. engine_busy: share of the time with at least one request.
+        0 environments or no time: {}.
         """
         self._advance()
         wall = self._last - self._began
-        seconds, busy = self._seconds, self._engine_busy
-        self._seconds, self._engine_busy, self._began = dict.fromkeys(NAMES, 0.0), 0.0, self._last
+        seconds, busy, lost = self._seconds, self._engine_busy, self._lost
+        self._seconds, self._began = dict.fromkeys(NAMES, 0.0), self._last
+        self._engine_busy = self._lost = 0.0
         if not environments or wall <= 0:
             return {}
         used = {f"env_{name}": value / (wall * environments) for name, value in seconds.items()}
-        return used | {"env_idle": max(0.0, 1 - sum(used.values())), "engine_busy": busy / wall}
+        return used | {
+            "env_idle": max(0.0, 1 - sum(used.values())),
+            "env_lost": lost / (wall * environments),
+            "engine_busy": busy / wall,
+        }
 
     def _advance(self) -> None:
         now = self._clock()

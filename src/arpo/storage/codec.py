@@ -193,14 +193,13 @@ class _Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredGroup:
-    """A group of a trained batch, as trained: after replay. A dropped one has no more than the first three.
+    """A group of a trained batch, as trained: after replay.
 
     Lists have one entry per trained episode. `versions` are the oldest of each episode's tokens.
     """
 
     step: int  # the batch, counted from 1
     group: str  # its episodes are GROUP-0, GROUP-1, …
-    dropped: bool = False  # too old for this batch (asynchronous training): its task was played again
     task: str = ""
     version: int = 0  # of the weights before the batch
     episodes: tuple[str, ...] = ()
@@ -300,8 +299,6 @@ class _Summary:
     training_episodes: _TrainingEpisodes | None = None
     episodes: float | None = None
     failures: float | None = None
-    dropped_groups: float | None = None
-    dropped_episodes: float | None = None
     skipped_updates: float | None = None
     untrained_batches: float | None = None
     seconds: float | None = None

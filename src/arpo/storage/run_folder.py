@@ -29,7 +29,7 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -248,11 +248,6 @@ class RunFolder(RunFolderReader):
     ) -> None:
         """A group of batch `step`, after replay. `version`: of the weights that the batch trains."""
         self._append(GROUPS, asdict(store_group(step, version, group, rewards, advantages)))
-
-    def log_dropped(self, step: int, groups: Iterable[str]) -> None:
-        """The ids of groups that were dropped since the batch before `step`."""
-        for group in groups:
-            self._append(GROUPS, {"step": step, "group": group, "dropped": True})
 
     def log_calls(self, owner: Mapping[str, Any], calls: Sequence[tuple[str, float, float]]) -> None:
         """Times of calls: name, begin in seconds since the start of the run, and duration.

@@ -43,8 +43,6 @@ class Progress:
     failures: int = 0
     skipped: int = 0  # updates with an infinite or undefined loss or gradient
     untrained: int = 0  # batches without training, because engine and learner disagreed
-    dropped_groups: int = 0  # too old to train on, in asynchronous training; their tasks were played again
-    dropped_episodes: int = 0  # of these groups, finished or not
     learner_restarts: int = 0  # after the loss of a rank, on a cluster
     groups: dict[str, int] = field(default_factory=dict)
     # By landmark (base, final) and task set: rates, and successes with episodes.
@@ -171,11 +169,9 @@ class UnfinishedBatch:
 class StreamState:
     """Groups of asynchronous training that no batch has taken. `unplayed` are numbers and task ids."""
 
-    taken: int
-    numbers: int
+    started: int
     unplayed: tuple[tuple[int, str], ...]
     finished: tuple[Group, ...]
-    dropped: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

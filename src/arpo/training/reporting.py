@@ -83,8 +83,6 @@ class Records:
 
     def summary(self) -> dict[str, Any]:
         config, progress, changes = self._config, self.progress, self.store.read_changes()
-        counted = ["dropped_groups", "dropped_episodes"] if config.train.max_staleness else []
-        counted += ["learner_restarts"] if config.cluster.ray else []
         on_training_tasks = None
         if TRAIN not in progress.success.get("base", {}):  # no evaluation plays them
             on_training_tasks = training_episodes(self.store.read_log(METRICS))
@@ -99,7 +97,7 @@ class Records:
             **({TRAINING_EPISODES: on_training_tasks} if on_training_tasks else {}),
             "groups": progress.groups,
             "failures": progress.failures,
-            **{name: getattr(progress, name) for name in counted},
+            **({"learner_restarts": progress.learner_restarts} if config.cluster.ray else {}),
             "skipped_updates": progress.skipped,
             "untrained_batches": progress.untrained,
             **({"changes": [asdict(change) for change in changes]} if changes else {}),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -232,7 +231,7 @@ class Run:
     async def save(self) -> None:
         """Write a checkpoint. It replaces one of the same batch."""
         with self.timing.stage("save"):
-            state = deepcopy(self._state())  # rollouts may continue, and change parts of it
+            state = self._state()  # a copy: rollouts may continue
             offsets = self.store.begin_offsets()
             await self.work(lambda: self.checkpoints.save(self.progress.batch, self.learner, state, offsets))
         if self.unfinished is None:

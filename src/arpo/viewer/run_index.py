@@ -232,7 +232,7 @@ def _add_group(connection: sqlite3.Connection, record: Json, at: int, size: int)
         connection,
         id=_id(group.group),
         batch=group.step,
-        dropped=group.dropped,
+        dropped=False,
         task=group.task,
         rescued=bool(group.rescues),
         record=json.dumps(record),

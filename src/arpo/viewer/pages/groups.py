@@ -37,12 +37,12 @@ def _member(run: RunSource, dot: Json) -> Json:
 
 
 def group_json(run: RunSource, name: str) -> Json:
-    """One group with its dots. A group without episodes was dropped, or all of its episodes failed."""
+    """One group with its dots. A group without episodes: all of them failed."""
     played = read_episodes(run, "WHERE group_id = ? ORDER BY n", (name,))
     failures = run.index.rows("SELECT * FROM failures WHERE group_id = ? ORDER BY n", (name,))
     record = _record(run, name)
     rewards = record.rewards if record else ()
-    signal = any(record.advantages) if record and not record.dropped else None
+    signal = any(record.advantages) if record else None
     task = next((one.task for one in played), next((row["task"] for row in failures), ""))
     return {
         "group": name,
@@ -86,7 +86,7 @@ def _record(run: RunSource, name: str) -> StoredGroup | None:
 
 def _dots(run: RunSource, played: Sequence[Episode], record: StoredGroup | None) -> Iterator[Json]:
     """The trained episodes with reward and advantage, or the played ones if none is trained."""
-    if record is None or record.dropped:
+    if record is None:
         yield from map(_dot, played)
         return
     rescues = {rescue.index: rescue for rescue in record.rescues}

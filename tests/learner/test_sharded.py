@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -69,13 +70,6 @@ def poisoned(batch: Batch) -> Batch:
     return Batch(updates=((replace(first[0], advantage=math.nan), *first[1:]), *rest))
 
 
-def disagreeing(batch: Batch) -> Batch:
-    """The batch with impossible log-probabilities in the sample of one rank."""
-    first, *rest = batch.updates
-    broken = replace(first[0], behaviour_logprobs=(-50.0,) * len(first[0].behaviour_logprobs), replayed=False)
-    return Batch(updates=((broken, *first[1:]), *rest))
-
-
 def assert_close_stats(ours: Stats, theirs: Stats) -> None:
     for update, expected in zip(ours, theirs, strict=True):
         for one, other in zip(update, expected, strict=True):
@@ -89,7 +83,7 @@ def assert_close_stats(ours: Stats, theirs: Stats) -> None:
     ("family", "settings"),
     [
         (QWEN2_5, {}),
-        (QWEN2_5, {"ranks": 3, "kl": 0.3, "skip": True}),
+        (QWEN2_5, {"ranks": 3, "kl": 0.3}),
         (QWEN3, {"kl": 0.3, "train": "lora"}),  # its deep features and, here, tied embeddings
         (QWEN2_5, {"kl": 0.3, "train": "language"}),
     ],
@@ -105,14 +99,11 @@ def test_ranks_learn_what_one_process_learns(family: str, settings: dict[str, An
         handle = several.weights().handle
         measured, wanted = train(several, *given), train(one, *given)
         assert several.weights().version == 4 and several.weights().handle is handle
-        if recipe.train.engine_kl_skip:
-            refused = [each.train(disagreeing(first)) for each in (several, one)]
-            assert refused[0] == pytest.approx(refused[1], rel=1e-4)
-            assert refused[0]["untrained"] == 1 and refused[0]["engine_kl"] > 1e6
         judged = [*first.updates[0], *second.updates[1]]
         for base in (False, True)[: 1 + recipe.compares_with_base]:
             found, right = (each.logprobs(judged, base=base) for each in (several, one))
-            assert found == pytest.approx(right, rel=1e-4)
+            assert list(map(len, found)) == list(map(len, right))
+            assert [*chain(*found)] == pytest.approx([*chain(*right)], rel=1e-4)
         train(several, second), train(one, second)
         assert_close_stats(several.token_stats(), one.token_stats())
     for ours, theirs in zip(measured, wanted, strict=True):

@@ -20,7 +20,6 @@ from arpo.config import (
     ReplayConfig,
     RunConfig,
     StoreConfig,
-    TrainConfig,
 )
 from arpo.learner.base import Batch, Learner
 from arpo.learner.local import LocalLearner
@@ -64,12 +63,11 @@ def batches(renderer: Renderer) -> list[Batch]:
     return [scaled, Batch(updates=(update(4), update(1)))]
 
 
-def config(folder: Path, *, ranks: int = 2, kl: float = 0.0, skip: bool = False, **model: Any) -> Config:
+def config(folder: Path, *, ranks: int = 2, kl: float = 0.0, **model: Any) -> Config:
     dtype = model.get("dtype", "float32")
     return Config(
         run=RunConfig(threads=1),
         model=ModelConfig(path=str(folder), device="cpu", lora_rank=4, **model),
-        train=TrainConfig(engine_kl_skip=skip, engine_kl_alarm=1e6),
         loss=LossConfig(kl=kl),
         replay=ReplayConfig(ratio="truncated"),
         optim=OptimConfig(

@@ -63,13 +63,15 @@ def test_a_batch_whose_engine_disagrees_is_reported(tmp_path: Path) -> None:
     trainer, notes = train(config)
     [note] = [text for text in notes if "engine_kl" in text]
     assert note.startswith("batch 2: engine and learner disagree, engine_kl is 2.")
-    assert "above train.engine_kl_alarm = 0.02. The batch was trained on: train.engine_kl_skip = true" in note
+    assert (
+        "above train.engine_kl_alarm = 1e-05. The batch was trained on: train.engine_kl_skip = true" in note
+    )
     _, first, second, third = lines(config, "metrics.jsonl")
     assert second["engine_alarm"] == 1 and second["updates"] == 1 and "untrained" not in second
     assert "engine_alarm" not in first and "engine_alarm" not in third
     assert first["engine_kl"] < 1e-6
     (warning,) = report_of(write_report(Path(config.run.dir)))["warnings"]
-    assert "engine_kl exceeded train.engine_kl_alarm (0.02) in batch 2. Not trained on: 0 of 1." in warning
+    assert "exceeded its threshold in batch 2. Not trained on: 0 of 1." in warning
     assert trainer.run.progress.untrained == 0
 
 

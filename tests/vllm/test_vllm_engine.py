@@ -355,7 +355,7 @@ def test_adapters(tmp_path: Path) -> None:
             weight=0.0,
             replayed=False,
         )
-        return policy.learner.logprobs([sample], base=False, temperature=1.0)[0]
+        return sum(policy.learner.logprobs([sample], base=False, temperature=1.0)[0])
 
     async def test(engine: VllmEngine, notes: list[str]) -> None:
         weights = policy.publisher.publish()

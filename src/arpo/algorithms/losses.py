@@ -138,3 +138,14 @@ def engine_sums(tokens: Tokens) -> TokenSums:
         engine_kl=kl_T[current_T].sum().item(),
         stale_kl=kl_T[stale_T].sum().item(),
     )
+
+
+def engine_metrics(sums: TokenSums) -> dict[str, float]:
+    """Means over the compared tokens. A mean over no token is absent: then nothing was compared."""
+    stale = sums.fresh - sums.current
+    return {
+        "engine_tokens": float(sums.current),
+        **({"logprob_gap": sums.gap / sums.current} if sums.current else {}),
+        **({"engine_kl": sums.engine_kl / sums.current} if sums.current else {}),
+        **({"stale_kl": sums.stale_kl / stale} if stale else {}),
+    }

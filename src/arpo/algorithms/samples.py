@@ -226,6 +226,24 @@ def trajectory_samples(
         )
 
 
+def scored_answer(
+    question: Sequence[int],
+    images: Sequence[Screenshot],
+    answer: Sequence[int],
+    logprobs: Sequence[float],
+) -> Sample:
+    """A sample to be scored, not trained on: one answer with the engine's log-probabilities of its tokens."""
+    return Sample(
+        token_ids=(*question, *answer),
+        mask=b"\0" * len(question) + b"\1" * len(answer),
+        images=tuple(images),
+        behaviour_logprobs=tuple(logprobs),
+        advantage=0.0,
+        weight=0.0,
+        replayed=False,
+    )
+
+
 def _staleness(version: int, versions: Sequence[int]) -> tuple[int, ...]:
     """Age of each token, () if none is older than `version`. `versions` never grow."""
     return tuple(version - one for one in versions) if versions and versions[-1] < version else ()

@@ -71,6 +71,11 @@ class Config:
         return self.train.max_staleness > 0 and self.samples_in_process
 
     @property
+    def engine_kl_alarm(self) -> float:
+        """train.engine_kl_alarm, or its default: rounding gives up to 0.01 in bfloat16, 1e-6 in float32."""
+        return self.train.engine_kl_alarm or (1e-5 if self.model.dtype == "float32" else 0.02)
+
+    @property
     def endless(self) -> bool:
         """Whether every group plays a new task."""
         return self.tasks.train == FRESH and not self.tasks.distinct

@@ -400,9 +400,10 @@ class TrainConfig:
         on_resume=LOWER,
     )
     engine_kl_alarm: float = setting(
-        0.02,
-        "Alarm threshold of engine_kl, the KL divergence between engine and learner",
-        above=0,
+        0.0,
+        "Alarm threshold of engine_kl, the KL divergence between engine and learner; 0: 0.02, with "
+        'model.dtype = "float32" 0.00001',
+        low=0,
         on_resume=REMEDY,
     )
     engine_kl_skip: bool = setting(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from arpo.config import Config, EngineConfig
-from arpo.engines.base import Engine, ServedEngine
+from arpo.engines.base import CHECK_ANSWERS, Engine, ServedEngine
 from arpo.errors import BadSetting, UserError
 from arpo.prompts.rendering import ChatRenderer, PromptRenderer, Renderer
 
@@ -122,12 +122,13 @@ def open_passes(model: Any, pad_id: int, config: Config) -> Passes:
     from arpo.engines.pool_passes import PoolPasses
     from arpo.engines.slot_passes import SlotPasses
 
+    episodes = config.env.parallel + (CHECK_ANSWERS if config.trains_a_copy else 0)
     if model.device.type == "cpu" or config.model.dtype == "float32":
-        return SlotPasses(model, pad_id, config.env.parallel)
+        return SlotPasses(model, pad_id, episodes)
     return PoolPasses(
         model,
         pad_id,
-        episodes=config.env.parallel,
+        episodes=episodes,
         max_tokens=config.rollout.max_context_tokens,
         gigabytes=config.engine.cache_gigabytes,
         kept=config.trains_a_copy,

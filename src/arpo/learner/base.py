@@ -60,9 +60,7 @@ class Learner(Protocol):
     def train(self, batch: Batch) -> Metrics:
         """Run all updates against one π_old, then increase the version by 1, even without samples.
 
-        An update is skipped and counted (`metrics["skipped"]`) if its loss or gradient is not finite. With
-        train.engine_kl_skip, no update runs if `metrics["engine_kl"]` exceeds the threshold; the metrics then
-        have the key "untrained".
+        An update is skipped and counted (`metrics["skipped"]`) if its loss or gradient is not finite.
         """
         ...
 
@@ -75,8 +73,8 @@ class Learner(Protocol):
 
     def logprobs(
         self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
-    ) -> list[float]:
-        """log π of the sampled tokens, summed over each sample, under the policy or the base model.
+    ) -> list[tuple[float, ...]]:
+        """log π of each sampled token, for each sample, under the policy or the base model.
 
         The temperature is that of sampling (rollout.temperature), if None.
         """

@@ -12,14 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from arpo.algorithms.losses import Tokens, TokenSums, engine_sums, kl_loss, policy_loss
+from arpo.algorithms.losses import Tokens, TokenSums, engine_metrics, kl_loss, policy_loss
 from arpo.algorithms.microbatches import Microbatch, split_microbatches
 from arpo.config import Config, OptimConfig
 from arpo.engines.base import Weights
@@ -43,6 +43,7 @@ from arpo.models.memory_plan import engine_pass_bytes
 from arpo.prompts.rendering import Renderer
 from arpo.types import Sample
 
+_T = TypeVar("_T")
 BETA1 = 0.9  # decay rate of the first moment (AdamW)
 
 # Parameters by name, and for shards their offsets in the full tensors.
@@ -98,16 +99,16 @@ class LocalLearner:
 
     def logprobs(
         self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
-    ) -> list[float]:
+    ) -> list[tuple[float, ...]]:
         microbatches = split_microbatches(samples, self._config.optim.tokens_per_microbatch)
         found = self._sample_logprobs(microbatches, base, temperature)
         return restore_order(samples, chain(*microbatches), found)
 
     def _sample_logprobs(
         self, microbatches: Sequence[Microbatch], base: bool, temperature: float | None
-    ) -> list[float]:
-        """log π of each sample, in the order of the micro-batches."""
-        sums: list[float] = []
+    ) -> list[tuple[float, ...]]:
+        """log π of the tokens of each sample, in the order of the micro-batches."""
+        found: list[tuple[float, ...]] = []
         for index, microbatch in enumerate(microbatches):
             self._prefetch_images(microbatches[index : index + 2])
             logp_T = (
@@ -115,52 +116,28 @@ class LocalLearner:
                 if base
                 else self._policy_logprobs(self._model, microbatch, temperature)
             )
-            parts = logp_T.double().split([len(sample.behaviour_logprobs) for sample in microbatch])
-            sums += [part.sum().item() for part in parts]
-        return sums
+            values = iter(logp_T.tolist())
+            found += [tuple(islice(values, len(sample.behaviour_logprobs))) for sample in microbatch]
+        return found
 
     def _train_microbatches(
         self, updates: Sequence[Sequence[Microbatch]], lr_scales: Sequence[float]
     ) -> Metrics:
-        """Run every update with samples against one π_old; increase the version even without any.
-
-        With train.engine_kl_skip, no update runs if engine and learner disagree too much.
-        """
+        """Run every update with samples against one π_old; increase the version even without any."""
         self.recorder.begin()
         scales = list(lr_scales) or [1.0] * len(updates)
         live = [(update, scale) for update, scale in zip(updates, scales, strict=True) if update]
-        checked = self._config.train.engine_kl_skip and self._config.train.method == "online"
         # Before the first step π_θ equals π_old: only later updates need its log-probabilities in advance.
         old_logps_UM = [
-            [self._policy_logprobs(self._model, microbatch) for microbatch in update]
-            if index or checked
-            else None
+            [self._policy_logprobs(self._model, microbatch) for microbatch in update] if index else None
             for index, (update, _) in enumerate(live)
         ]
-        engine = self._engine_sums([update for update, _ in live], old_logps_UM) if checked else TokenSums()
-        untrained = not _mean(engine.engine_kl, engine.current) <= self._config.train.engine_kl_alarm
-        totals = _BatchMetrics(
-            samples=sum(len(microbatch) for update in updates for microbatch in update),
-            sums=engine if untrained else TokenSums(),
-        )
-        if not untrained:
-            for (update, scale), old_logps_M in zip(live, old_logps_UM, strict=True):
-                self._update(update, scale, old_logps_M, totals)
+        totals = _BatchMetrics(samples=sum(len(microbatch) for update in updates for microbatch in update))
+        for (update, scale), old_logps_M in zip(live, old_logps_UM, strict=True):
+            self._update(update, scale, old_logps_M, totals)
         self._version += 1
         rate = self._learning_rate(scales[-1] if scales else 1.0)
-        metrics = totals.metrics() | {"lr": rate, "skipped_total": float(self._skipped)}
-        return metrics | ({"untrained": 1.0} if untrained else {})
-
-    def _engine_sums(
-        self, updates: Sequence[Sequence[Microbatch]], old_logps_UM: Sequence[Sequence[Tensor] | None]
-    ) -> TokenSums:
-        """The disagreement of engine and learner over all updates and ranks."""
-        sums = TokenSums()
-        for update, old_logps_M in zip(updates, old_logps_UM, strict=True):
-            assert old_logps_M is not None
-            for microbatch, old_logp_T in zip(update, old_logps_M, strict=True):
-                sums += engine_sums(_loss_tokens(microbatch, old_logp_T, old_logp_T, old_logp_T))
-        return self._sum_over_ranks(0.0, sums)[1]
+        return totals.metrics() | {"lr": rate, "skipped_total": float(self._skipped)}
 
     def _update(
         self,
@@ -175,7 +152,7 @@ class LocalLearner:
             base_logp_T = self._base_logprobs(microbatch) if settings.kl else None
             logp_T, entropy_T = self._token_logprobs(self._model, microbatch)
             old_logp_T = logp_T.detach() if old_logps_M is None else old_logps_M[index]
-            tokens = _loss_tokens(microbatch, logp_T, entropy_T, old_logp_T)
+            tokens = loss_tokens(microbatch, logp_T, entropy_T, old_logp_T)
             loss, token_sums, terms = policy_loss(tokens, settings, self._config.replay.ratio)
             sums += token_sums
             self.recorder.add(tokens, terms)
@@ -301,7 +278,6 @@ class _BatchMetrics:
 
     def metrics(self) -> dict[str, float]:
         sums, steps = self.sums, len(self.losses)
-        stale = sums.fresh - sums.current
         return {
             "loss": _mean(sum(self.losses), steps),
             "grad_norm": _mean(sum(self.norms), steps),
@@ -309,20 +285,12 @@ class _BatchMetrics:
             "ratio": _mean(sums.ratio, sums.tokens),
             "kl": _mean(sums.kl, sums.tokens),
             "entropy": _mean(sums.entropy, sums.tokens),
-            **(self._engine_metrics() if sums.current or not stale else {}),  # if anything was compared
             "base_kl": _mean(sums.base_kl, sums.fresh),
             "tokens": float(sums.tokens),
             "samples": float(self.samples),
             "updates": float(steps),
             "skipped": float(self.skipped),
-            **({"stale_kl": sums.stale_kl / stale} if stale else {}),
-        }
-
-    def _engine_metrics(self) -> dict[str, float]:
-        sums = self.sums
-        return {
-            "logprob_gap": _mean(sums.gap, sums.current),
-            "engine_kl": _mean(sums.engine_kl, sums.current),
+            **engine_metrics(sums),
         }
 
 
@@ -330,9 +298,7 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def restore_order(
-    samples: Sequence[Sample], shuffled: Iterable[Sample], values: Iterable[float]
-) -> list[float]:
+def restore_order(samples: Sequence[Sample], shuffled: Iterable[Sample], values: Iterable[_T]) -> list[_T]:
     """Reorder `values`, one per sample of `shuffled`, to the order of `samples`."""
     found = {id(sample): value for sample, value in zip(shuffled, values, strict=True)}
     return [found[id(sample)] for sample in samples]
@@ -362,7 +328,7 @@ def _adamw(
     )
 
 
-def _loss_tokens(microbatch: Microbatch, logp_T: Tensor, entropy_T: Tensor, old_logp_T: Tensor) -> Tokens:
+def loss_tokens(microbatch: Microbatch, logp_T: Tensor, entropy_T: Tensor, old_logp_T: Tensor) -> Tokens:
     lengths = [len(sample.behaviour_logprobs) for sample in microbatch]
     counts = torch.tensor(lengths, dtype=torch.int64, device=logp_T.device)
 

@@ -22,6 +22,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from arpo.algorithms.microbatches import balance_sizes
+from arpo.algorithms.samples import scored_answer
 from arpo.config import ClusterConfig, EngineConfig, ModelConfig
 from arpo.engines.base import Weights
 from arpo.learner.base import Learner
@@ -36,7 +37,7 @@ from arpo.storage.published_weights import (
     weights_root,
     write_probe,
 )
-from arpo.types import Message, Sample, Screenshot
+from arpo.types import Message, Screenshot
 
 PROBE_TEXT = "Open the settings and save the file."
 PROBE_ANSWER = "Thought: I click on the button.\nAction: click(start_box='(28,56)')"
@@ -61,27 +62,10 @@ class Publisher:
         return Weights(version=version, handle=folder)
 
     def _probe(self) -> Probe:
-        """One sample for each token of the answer: a learner returns sums over samples."""
-        ends = range(1, len(self._answer) + 1)
-        samples = [self._sample(self._answer[:end]) for end in ends]
-        return Probe(
-            token_ids=self._question,
-            images=self._images,
-            answer=self._answer,
-            logprobs=tuple(self._learner.logprobs(samples, base=False, temperature=1.0)),
-        )
-
-    def _sample(self, answer: tuple[int, ...]) -> Sample:
-        """Only the last token counts."""
-        return Sample(
-            token_ids=(*self._question, *answer),
-            mask=b"\0" * (len(self._question) + len(answer) - 1) + b"\1",
-            images=self._images,
-            behaviour_logprobs=(0.0,),
-            advantage=0.0,
-            weight=0.0,
-            replayed=False,
-        )
+        unscored = (0.0,) * len(self._answer)
+        sample = scored_answer(self._question, self._images, self._answer, unscored)
+        [logprobs] = self._learner.logprobs([sample], base=False, temperature=1.0)
+        return Probe(token_ids=self._question, images=self._images, answer=self._answer, logprobs=logprobs)
 
 
 def _conversation(renderer: Renderer) -> tuple[tuple[int, ...], tuple[Screenshot, ...], tuple[int, ...]]:

@@ -29,7 +29,7 @@ class TrainCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobsCommand:
-    """Compute the log-probabilities of this rank's samples: number `first` and following of `count`."""
+    """Compute the log-probabilities of this rank's samples: tokens `first` and following of `count`."""
 
     updates: Sequence[Sequence[Microbatch]]  # exactly one
     base: bool

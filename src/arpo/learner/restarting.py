@@ -68,7 +68,7 @@ class RestartingLearner:
 
     def logprobs(
         self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
-    ) -> list[float]:
+    ) -> list[tuple[float, ...]]:
         return self._call(lambda: self._learner.logprobs(samples, base=base, temperature=temperature))
 
     def weights(self) -> Weights:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -136,24 +136,26 @@ class ShardedLearner:
 
     def logprobs(
         self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
-    ) -> list[float]:
+    ) -> list[tuple[float, ...]]:
         optim = self._config.optim
         shares = assign_to_ranks(samples, optim.ranks, optim.tokens_per_microbatch)
-        sizes = [sum(map(len, share)) for share in shares]
+        sizes = [sum(len(sample.behaviour_logprobs) for sample in chain(*share)) for share in shares]
         commands = [
             LogprobsCommand(
                 updates=[share],
                 base=base,
                 temperature=temperature,
                 first=sum(sizes[:rank]),
-                count=len(samples),
+                count=sum(sizes),
             )
             for rank, share in enumerate(shares)
         ]
         with self._ranks.collective():
             self._ranks.send(commands[1:])
-            found = self._learner.gather_logprobs(commands[0])
-        return restore_order(samples, chain(*chain(*shares)), found)
+            found = iter(self._learner.gather_logprobs(commands[0]))
+        shuffled = list(chain(*chain(*shares)))
+        by_sample = [tuple(islice(found, len(sample.behaviour_logprobs))) for sample in shuffled]
+        return restore_order(samples, shuffled, by_sample)
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -206,9 +208,9 @@ class RankLearner(LocalLearner):
         return metrics
 
     def gather_logprobs(self, command: LogprobsCommand) -> list[float]:
-        """Log-probabilities of the samples of all ranks, in rank order."""
+        """Log-probabilities of the sampled tokens of all ranks, in rank order."""
         found = torch.zeros(command.count, dtype=torch.float64, device=self._device)
-        own = self._sample_logprobs(command.updates[0], command.base, command.temperature)
+        own = [*chain(*self._sample_logprobs(command.updates[0], command.base, command.temperature))]
         found[command.first : command.first + len(own)] = found.new_tensor(own)
         dist.all_reduce(found)
         return found.tolist()

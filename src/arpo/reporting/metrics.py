@@ -178,7 +178,8 @@ METRICS: Mapping[str, Metric] = {
         title="KL divergence of stale tokens",
         explanation=(
             "KL divergence between the older policy that sampled a token and the policy that learns from it. "
-            "Small is good. If it grows, lower train.max_staleness or optim.lr."
+            "Small is good; above 0.5, the batch is reported. If it grows, lower train.max_staleness or "
+            "optim.lr."
         ),
     ),
     # Updates
@@ -244,12 +245,16 @@ METRICS: Mapping[str, Metric] = {
         explanation=(
             "The same disagreement as the log-probability gap, as a KL divergence. Near 0 is good: about "
             "0.001 in bfloat16. Above train.engine_kl_alarm, the batch is reported. Tokens of older policy "
-            "versions have no part in it."
+            "versions have no part in it. Absent if nothing was compared."
         ),
+    ),
+    "engine_tokens": Metric(
+        title="Compared tokens",
+        explanation="Tokens of engine_kl. 0: engine and learner were not compared in this batch.",
     ),
     "engine_alarm": Metric(
         title="Alarm of engine and learner",
-        explanation="1 in a batch whose engine_kl exceeds train.engine_kl_alarm.",
+        explanation="1 in a batch with engine_kl above train.engine_kl_alarm, or stale_kl above 0.5.",
     ),
     "untrained": Metric(
         title="Batch without training",

@@ -39,7 +39,16 @@ OTHER_TASKS = "they belong to other tasks"
 NO_TOKENS = "they have answers without tokens, like those of a chat server"
 NO_SCREENSHOTS = f"their screenshots are not in {PACK} (pruned, or the file was truncated)"
 # Metrics of the online surrogate and of freshly sampled tokens: meaningless for stored episodes.
-ONLINE_METRICS = {"loss", "ratio", "clip_fraction", "kl", "base_kl", "logprob_gap", "engine_kl"}
+ONLINE_METRICS = {
+    "loss",
+    "ratio",
+    "clip_fraction",
+    "kl",
+    "base_kl",
+    "logprob_gap",
+    "engine_kl",
+    "engine_tokens",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import fsum
 from random import Random
 from typing import ClassVar
 
@@ -127,7 +128,7 @@ def _logps(
     """log π of the sampled tokens of each trajectory: their mean if `per_token`, else their sum."""
     samples = [list(trajectory_samples(each, 0.0, 0.0, replayed=False)) for each in trajectories]
     logps = iter(learner.logprobs(list(chain(*samples)), base=base))
-    sums = [sum(next(logps) for _ in own) for own in samples]
+    sums = [sum(fsum(next(logps)) for _ in own) for own in samples]
     if not per_token:
         return sums
     return [total / each.sampled_tokens for total, each in zip(sums, trajectories, strict=True)]

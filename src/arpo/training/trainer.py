@@ -31,13 +31,14 @@ from arpo.storage.run_folder import RunFolder
 from arpo.tasks.order import open_order
 from arpo.tasks.sources import TaskIndex
 from arpo.training.checkpoints import Progress, State, check_folder, load_checked
+from arpo.training.engine_check import disagreements, fresh_samples, learn
 from arpo.training.export import export_model
 from arpo.training.group_stream import GroupStream
 from arpo.training.lock_step import LockStep, trained_groups
 from arpo.training.offline import OfflineTrainer
 from arpo.training.reporting import report_failed_episodes
 from arpo.training.run import Run
-from arpo.types import Group
+from arpo.types import Group, Sample
 
 MODEL = "model"
 Watching = Callable[[Path, Callable[[str], None]], AbstractContextManager[None]]
@@ -79,11 +80,12 @@ class Trainer:
             while not self.done and (played := await source.next_batch()) is not None:
                 groups = await run.work(partial(self._replay, played))
                 batch = await self._samples(groups)
+                fresh = await self._fresh_samples(played, batch)
                 async with run.learning():
-                    learned = await run.work(partial(run.learner.train, batch))
+                    learned = await run.work(partial(learn, run.learner, batch, fresh, self.config))
                 source.trained()
                 await self._end_batch(played, groups, self._check_engine(learned))
-                del groups, batch
+                del groups, batch, fresh
                 await _free(played)
         return self.done and run.unfinished is None
 
@@ -147,13 +149,19 @@ class Trainer:
             for index in range(updates)
         )
 
-    def _check_engine(self, metrics: Metrics) -> Metrics:
-        """Report a batch in which engine and learner disagree about the probabilities of the same tokens.
+    async def _fresh_samples(self, played: Sequence[Group], batch: Batch) -> list[Sample]:
+        run = self.run
+        version, engine = run.learner.weights().version, run.scheduler.agent.engine
+        return await fresh_samples(played, batch, version, engine, self.config)
 
-        There is nothing to compare if older policy versions have sampled all tokens.
-        """
-        found, threshold = metrics.get("engine_kl", 0.0), self.config.train.engine_kl_alarm
-        if found <= threshold:
+    def _check_engine(self, metrics: Metrics) -> Metrics:
+        """Report a batch in which engine and learner disagree about the same tokens, or were not compared."""
+        number = self.run.progress.batch + 1
+        if not metrics["engine_tokens"]:
+            self.run.display.note(
+                f"batch {number}: engine and learner were not compared: no answer of the current weights"
+            )
+        if not (found := disagreements(metrics, self.config)):
             return metrics
         untrained = "untrained" in metrics
         self.run.progress.untrained += untrained
@@ -161,8 +169,8 @@ class Trainer:
             "was not trained on" if untrained else "was trained on: train.engine_kl_skip = true prevents it"
         )
         self.run.display.note(
-            f"batch {self.run.progress.batch + 1}: engine and learner disagree, engine_kl is {found:.2g}, "
-            f"above train.engine_kl_alarm = {threshold:g}. The batch {done}. If this continues, stop the run"
+            f"batch {number}: engine and learner disagree, {', '.join(found)}. The batch {done}. If this "
+            "continues, stop the run"
         )
         return {**metrics, "engine_alarm": 1.0}
 

@@ -93,17 +93,20 @@ def report_page(run: RunSource, wanted: str = "") -> Json:
 
 
 def _engine_warnings(run: RunSource) -> list[str]:
-    """A warning about the batches in which engine and learner disagreed."""
+    """Warnings about the batches in which engine and learner disagreed, or were not compared."""
     alarms = [record for record in run.metrics.rows if record.get("engine_alarm")]
-    if not alarms:
-        return []
+    unseen = [record for record in run.metrics.rows if record.get("engine_tokens") == 0]
     untrained = sum(bool(record.get("untrained")) for record in alarms)
-    batches = ", ".join(f"{record['step']:,}" for record in alarms)
-    return [
-        "Engine and learner disagreed about the probabilities of the same tokens: engine_kl exceeded "
-        f"train.engine_kl_alarm ({run.config.train.engine_kl_alarm:g}) in batch {batches}. Not trained on: "
-        f"{untrained:,} of {len(alarms):,}."
-    ]
+    disagreed = (
+        "Engine and learner disagreed about the probabilities of the same tokens: engine_kl or stale_kl "
+        f"exceeded its threshold in batch {_steps(alarms)}. Not trained on: {untrained:,} of {len(alarms):,}."
+    )
+    not_compared = f"Engine and learner were not compared in batch {_steps(unseen)}."
+    return [text for text, found in ((disagreed, alarms), (not_compared, unseen)) if found]
+
+
+def _steps(records: Sequence[Json]) -> str:
+    return ", ".join(f"{record['step']:,}" for record in records)
 
 
 def _summary_so_far(metrics: Sequence[Json], evaluations: Sequence[Evaluation]) -> Json:

@@ -19,7 +19,8 @@ from arpo.config.recipe import Key, changed, keys, load_config, value
 from arpo.config.settings import OnResume
 from arpo.errors import UserError
 
-RECIPES = Path(__file__).parents[2] / "docs" / "recipes.md"
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "docs" / "recipes.md"
 BASE = load_config("desk", {"train.max_staleness": 2})
 FIXED = sorted(name for name, allowed in ON_RESUME.items() if allowed is OnResume.FIXED)
 # Values and companions of keys for which no simple other value is valid.
@@ -68,6 +69,27 @@ def test_the_page_names_exactly_the_settings_that_may_change() -> None:
     named = set(re.findall(r"`(\w+\.\w+)`", listed))
     meant = named | {name for name in ON_RESUME if name.startswith(tuple(whole))}
     assert meant == ON_RESUME.keys() - FIXED
+
+
+# Advice to resume with another value, or to change one while the run goes on.
+ADVISED = {
+    "docs/cluster.md": ("env.parallel", "store.checkpoint_every", "optim.ranks"),
+    "docs/recipes.md": ("optim.tokens_per_microbatch", "env.attempts", "env.quarantine_after"),
+    "docs/tutorial.md": ("train.epochs",),
+    "src/arpo/cli/entry_point.py": ("env.parallel",),
+    "src/arpo/cluster/nodes.py": ("cluster.wait_seconds",),
+    "src/arpo/cluster/ranks.py": ("model.device",),
+    "src/arpo/models/memory_plan.py": ("engine.cache_gigabytes",),
+    "src/arpo/reporting/metrics.py": ("train.max_staleness",),
+    "src/arpo/reporting/tracking.py": ("store.wandb_project",),
+    "src/arpo/training/trainer.py": ("train.engine_kl_skip",),
+}
+
+
+def test_settings_that_a_text_advises_to_change_may_change() -> None:
+    for path, advised in ADVISED.items():
+        text = (ROOT / path).read_text("utf-8")
+        assert [key for key in advised if key not in text or key in FIXED] == []
 
 
 def test_every_reason_is_used() -> None:

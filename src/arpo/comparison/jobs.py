@@ -32,6 +32,7 @@ from arpo.comparison.methods import (
 )
 from arpo.comparison.results import BASE
 from arpo.config import LEARNING, Config
+from arpo.config.changes import REMEDIES
 from arpo.config.recipe import changed, load_config, load_recorded
 from arpo.errors import UserError
 from arpo.interrupts import INTERRUPTED
@@ -200,7 +201,7 @@ def is_finished(job: Job) -> bool:
         differing = [key for key in changed(recorded, present) if affects_episodes(key)]
     else:
         differing = differing_keys(recorded, present)
-    if differing:
+    if differing := [key for key in differing if key not in REMEDIES]:  # for those that are unfinished
         raise UserError(
             f"{job.folder}: this finished run has another {', '.join(differing)}: choose another --out, or "
             "remove the folder"

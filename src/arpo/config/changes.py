@@ -13,7 +13,10 @@ from arpo.config.recipe import changed, format_value, keys, value
 from arpo.config.settings import OnResume
 
 ON_RESUME = {key.name: key.on_resume for key in keys()}
-NEUTRAL = frozenset(name for name, allowed in ON_RESUME.items() if allowed is OnResume.FREE)
+NEUTRAL, REMEDIES = (
+    frozenset(name for name, own in ON_RESUME.items() if own is allowed)
+    for allowed in (OnResume.FREE, OnResume.REMEDY)
+)
 _MOVED = "run.dir"  # a folder of another name is the same run
 
 # By key, otherwise by section.

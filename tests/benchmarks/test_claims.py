@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
+from claims import FOLDER, THIRD
 from recompute import NUMBER, PAGES, Page, claims_of, described, problems, read_parts, rewrite
 
 CLAIM = "GRPO ⟦79.8⟧, ARPO ⟦90.3⟧ (⟦−0.3⟧ to ⟦+3.6⟧)"
@@ -22,6 +24,13 @@ def test_every_number_of_the_page_is_recomputed(page: Page) -> None:
     for number in numbers[:: max(1, len(numbers) // 20)]:
         changed = text[: number.start()] + "7.77" + text[number.end() :]
         assert problems(changed, claims, known), number
+
+
+def test_every_run_of_the_current_base_model_has_the_score_of_every_task() -> None:
+    for run in json.loads((FOLDER / THIRD).read_text("utf-8")):
+        after = {**run.get("after", {}), **run.get("test", {})}
+        sums = {tasks: sum(scores) for tasks, scores in run["successes_by_task"].items()}
+        assert sums == {tasks: successes for tasks, (successes, _) in (after or run["before"]).items()}
 
 
 def test_a_claim_may_be_broken_into_lines() -> None:

@@ -7,7 +7,9 @@ unpickled, and no code of a model folder runs. Anything but a complete model of 
 
 from __future__ import annotations
 
+import copy
 import json
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -116,12 +118,21 @@ def read_config(folder: Path) -> Any:
     if "quantization_config" in found:
         raise UserError(f"{path}: quantised weights cannot be trained; use the original, unquantised model")
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = copy.deepcopy(_parse_config(folder, json.dumps(found)))
     except Exception as error:  # any error of the library means an invalid configuration
         raise UserError(f"{path}: not a configuration of {model_type} ({_single_line(error)})") from error
     if "sliding_attention" in (getattr(config.text_config, "layer_types", None) or ()):
         raise UserError(f"{path}: sliding-window attention is not supported; use a model without it")
     return config
+
+
+@lru_cache(maxsize=8)
+def _parse_config(folder: Path, content: str) -> Any:
+    """The library checks each field slowly, and the start of a run reads the same file three times.
+
+    `content` is that of config.json.
+    """
+    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def check_weights(folder: Path) -> None:

@@ -161,6 +161,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
         arpo.open_run(tmp_path)
 
 
+@pytest.mark.slow
 def test_train_again_resumes_and_a_longer_run_goes_on(run, capsys):
     again = arpo.train(arpo.load(run.config, {"train.epochs": 2}), display=True)
     assert [line["step"] for line in again.metrics] == [0, 1, 2, 3, 4]
@@ -173,6 +174,7 @@ def test_notes_are_logged(run, caplog):
     assert any("resuming from" in message for message in caplog.messages)
 
 
+@pytest.mark.slow
 def test_an_interrupted_evaluation_with_an_output_file_plays_only_the_missing_episodes(
     run, tmp_path, monkeypatch
 ):
@@ -202,6 +204,7 @@ def test_evaluate_measures_a_model(run, capsys):
         arpo.evaluate(run.config, model="/nowhere")
 
 
+@pytest.mark.slow
 def test_play_shows_each_step_while_it_happens(run):
     config = arpo.load(run.config, {"env.name": "test_api:Closing", "env.partial": 0.0})
     Closing.steps = Closing.breaks_at = 0
@@ -248,6 +251,7 @@ def test_the_task_of_play(run):
         arpo.play("pool-0100", run.config)
 
 
+@pytest.mark.slow
 def test_all_of_it_works_in_a_running_event_loop(run, tmp_path):
     async def cell() -> tuple[float, int, int]:
         trained = arpo.train(small(tmp_path))
@@ -270,6 +274,7 @@ def press_ctrl_c(batch, metrics, groups):
         os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_a_loop", [False, True])
 def test_ctrl_c_saves_and_the_next_call_resumes(tmp_path, in_a_loop):
     config = small(tmp_path, plugins_callback="test_api:press_ctrl_c")

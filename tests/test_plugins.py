@@ -328,6 +328,7 @@ def test_a_run_calls_every_plugin(module, tmp_path):
     assert load_config(Path(config.run.dir) / "recipe.toml").plugins == config.plugins
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_order_of_its_epoch_and_the_history(module, tmp_path):
     name = module(
         "SEEN = []\n"

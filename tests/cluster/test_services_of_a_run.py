@@ -83,6 +83,7 @@ def test_no_answer_keeps_the_last_address():
     assert placed.has_failed
 
 
+@pytest.mark.slow
 def test_a_host_starts_at_the_first_check_and_again_after_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("arpo.processes.backoff.FIRST_SECONDS", 0.1)
 

@@ -74,6 +74,7 @@ def test_tables_without_variation() -> None:
     assert mean_over_seeds_and_tasks([[0.1] * 3] * 3).p == 0.0  # despite rounding of the means
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seeds", "between_seeds", "between_tasks"),
     [(3, 0.0, 0.0), (3, 0.3, 0.0), (3, 0.3, 0.5), (5, 0.3, 0.0), (5, 0.1, 1.0)],

@@ -93,6 +93,7 @@ def logprobs(
     return [float(logp_TV[position - 1, tokens[position]]) for position in positions]
 
 
+@pytest.mark.slow
 def test_plain_transformers_loads_the_exported_final_policy(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "exported"
     assert main(["export", str(run), str(out)]) == 0
@@ -121,6 +122,7 @@ def exported_base(folder: Path) -> Path:
     return folder / "base"
 
 
+@pytest.mark.slow
 def test_eval_measures_the_exported_model(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "scores.json"
     assert main(["eval", *settings(tmp_path), "--model.path", str(run / "model"), "--out", str(out)]) == 0
@@ -134,6 +136,7 @@ def test_eval_measures_the_exported_model(run: Path, tmp_path: Path) -> None:
     assert again.read_bytes() == out.read_bytes()
 
 
+@pytest.mark.slow
 def test_screen_writes_a_task_list_for_train(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -302,6 +302,7 @@ def test_without_mistakes_the_lamp_passes_and_trains(write, capsys):
     assert "failed, most often" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_that_refused_most_successes_does_not_succeed(write, capsys):
     """One of two tasks fails, so the run goes on to its end. The same command ends in the same way again."""
     wrong = 'return 100 if self.task.id == "left" else 0.0'

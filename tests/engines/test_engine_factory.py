@@ -53,6 +53,7 @@ def test_an_engine_in_process_starts_and_closes_without_effect() -> None:
     assert asyncio.run(start_and_close()) == []
 
 
+@pytest.mark.slow
 def test_eval_gives_the_same_scores_with_a_server(tmp_path: Path) -> None:
     here, there = tmp_path / "here.json", tmp_path / "there.json"
     words = settings(tmp_path, *GREEDY)
@@ -66,6 +67,7 @@ def test_eval_gives_the_same_scores_with_a_server(tmp_path: Path) -> None:
     assert one["train"] == other["train"] and one["train"]["episodes"] == 2
 
 
+@pytest.mark.slow
 def test_screen_plays_with_a_server(tmp_path: Path) -> None:
     with tiny_model_server() as server:
         served = ("--engine.name=openai", f"--server.endpoints={server.url}", f"--server.model={MODEL}")

@@ -87,6 +87,7 @@ def test_it_gets_only_the_secrets_of_its_provider(monkeypatch, provider, passed)
     assert {"PATH", "ARPO_HOST_TOKEN"} <= names
 
 
+@pytest.mark.slow
 def test_a_dead_host_is_restarted():
     child = ChildHost(config())
     child.wait()
@@ -112,6 +113,7 @@ def test_a_hanging_host_is_restarted(monkeypatch):
     child.close()
 
 
+@pytest.mark.slow
 def test_a_closed_source_has_ended_its_host():
     """The source is still referenced here: garbage collection does not end the host."""
     before = descendants(os.getpid())
@@ -135,6 +137,7 @@ def test_a_run_continues_when_its_host_dies():
     child.close()
 
 
+@pytest.mark.slow
 def test_its_temporary_folder_is_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     child = ChildHost(config())

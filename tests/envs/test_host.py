@@ -503,6 +503,7 @@ class Polite(FakeEnv):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_closes_every_environment_and_ends_the_command(tmp_path, monkeypatch, number):
     (tmp_path / "polite.py").write_text(FAREWELL)

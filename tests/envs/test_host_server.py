@@ -151,6 +151,7 @@ def test_listening_on_a_name_with_several_addresses():
     assert asyncio.run(call()) == 0.0
 
 
+@pytest.mark.slow
 def test_300_idle_connections_do_not_stop_a_host_with_256_descriptors(tmp_path):
     host = HostCommand(tmp_path, "--env", FAKE, "--slots", "2", "--listen", "127.0.0.1:0", descriptors=256)
 
@@ -446,6 +447,7 @@ def test_a_caller_that_disconnects_during_its_body_is_not_logged(caplog, monkeyp
     assert caplog.records == []
 
 
+@pytest.mark.slow
 def test_bad_requests_do_not_fill_the_log(tmp_path):
     host = HostCommand(tmp_path, "--env", FAKE, "--slots", "2", "--listen", "127.0.0.1:0")
     try:

@@ -76,6 +76,7 @@ async def seen(env, played):
     return shown, score
 
 
+@pytest.mark.slow
 def test_desk_on_a_host_behaves_like_local_desk(tmp_path):
     tasks = load_tasks("desk:32")[::4]
     command = HostCommand(tmp_path, "--env", "desk", "--slots", "2", "--listen", "127.0.0.1:0")
@@ -315,6 +316,7 @@ def test_a_lease_closes_its_environment_once():
     assert deleted == ["episode"]
 
 
+@pytest.mark.slow
 def test_a_killed_host_costs_one_attempt_and_is_used_again_after_its_restart(tmp_path):
     words = ("--env", FAKE, "--slots", "2")
     first = HostCommand(tmp_path, *words, "--listen", "127.0.0.1:0")
@@ -650,6 +652,7 @@ def test_a_server_that_is_no_environment_host_is_a_user_error(answers):
     asyncio.run(play())
 
 
+@pytest.mark.slow
 def test_one_source_serves_several_event_loops_and_leaks_nothing(tmp_path, caplog, recwarn):
     command = HostCommand(tmp_path, "--env", FAKE, "--slots", "2", "--listen", "127.0.0.1:0")
     settings = config(parallel=3)

@@ -78,6 +78,7 @@ def test_the_environment_hosts_end_with_the_command(tmp_path: Path, monkeypatch:
     assert closed == 1
 
 
+@pytest.mark.slow
 def test_a_model_behind_a_server_plays_as_it_does_in_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -154,6 +154,7 @@ def test_small_steps_survive_rounding() -> None:
     assert moved.std().item() == pytest.approx(deviation, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_second_moment_in_bfloat16_keeps_decaying() -> None:
     """After one gradient of 1, 0.001 * 0.999**n is left; rounding to nearest would keep all of it."""
     weight = filled(1.0, 4000)

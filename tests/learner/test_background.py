@@ -110,6 +110,7 @@ def sample(seed: int) -> Sample:
 BATCH = Batch(updates=tuple((sample(2 * index), sample(2 * index + 1)) for index in range(8)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", ["all", "lora"])
 def test_engine_and_learner_at_the_same_time_give_the_results_of_each_alone(train: Any) -> None:
     """They share frozen weights, and the caches of screenshots and of their layouts."""

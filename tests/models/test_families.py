@@ -21,6 +21,7 @@ from trajectories import all_updates
 from verdicts import A, Scripted, small_config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tiny", [tiny_qwen2, tiny_qwen3])
 def test_a_model_plays_on_desk_and_learns(tiny: Callable[..., VisionLanguageModel], tmp_path: Path) -> None:
     tokenizer = desk_tokenizer()

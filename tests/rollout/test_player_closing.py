@@ -79,6 +79,7 @@ def test_a_learner_that_cannot_start_ends_the_hosts(tmp_path: Path, monkeypatch:
     assert Started.running == 0
 
 
+@pytest.mark.slow
 def test_a_refused_resume_ends_the_hosts(tmp_path: Path) -> None:
     config = small_config(tmp_path, [A], "--train.epochs=2")
     run_training(config)

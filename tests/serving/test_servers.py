@@ -312,6 +312,7 @@ def test_served_models_have_no_key_on_loopback(tmp_path, monkeypatch):
         open_served(config(tmp_path), "192.0.2.1")
 
 
+@pytest.mark.slow
 def test_two_runs_on_one_machine_use_other_ports(tmp_path):
     before = descendants(os.getpid())  # of other tests
 

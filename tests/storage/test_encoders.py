@@ -82,6 +82,7 @@ def test_a_base_that_the_process_has_decoded_is_not_sent_again(sent):
     assert [task for task, _ in sent] == [WHOLE, WHOLE, CHANGE, CHANGE, CHANGE]
 
 
+@pytest.mark.slow
 def test_a_base_that_the_process_has_forgotten_is_sent_again(sent, monkeypatch):
     monkeypatch.setattr(encoders, "MAX_DECODED_PIXELS", 640 * 480)
     with closing(Encoders(processes=1)) as coders:
@@ -170,6 +171,7 @@ def test_no_process_outlives_a_killed_parent():
     assert wait_until(lambda: child not in parents())
 
 
+@pytest.mark.slow
 def test_closing_gives_up_unfinished_pictures():
     before = ended_workers()
     coders = Encoders(processes=1)

@@ -121,6 +121,7 @@ def test_every_reader_waits_for_added_episodes(tmp_path):
     store.close()
 
 
+@pytest.mark.slow
 def test_sizes_of_a_moment_while_episodes_are_added(tmp_path):
     """A checkpoint does not block rollouts, and contains what was added before it."""
     store = RunFolder(tmp_path)
@@ -191,6 +192,7 @@ def test_a_picture_that_is_prepared_again_while_the_file_is_opened_is_forgotten(
     pack.close()
 
 
+@pytest.mark.slow
 def test_little_memory_for_waiting_episodes_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder, "MAX_WAITING_BYTES", 1)
     store = RunFolder(tmp_path)
@@ -273,6 +275,7 @@ def test_an_encoder_that_dies_is_one_error_and_keeps_the_episodes_before_it(tmp_
     assert RunFolderReader(tmp_path).episode_ids() == ["b"]
 
 
+@pytest.mark.slow
 def test_a_change_of_the_whole_screen_is_still_read(tmp_path):
     """Packs of earlier versions have such records."""
     before, after = pixels_of(SHARED), pixels_of(large_desktop(0, window=40))

@@ -82,6 +82,7 @@ def test_a_screenshot_is_stored_once(tmp_path):
     assert store.offsets()[PACK] == size
 
 
+@pytest.mark.slow
 def test_large_screenshots_are_stored_as_lossless_patches(tmp_path):
     shots = [desktop(0), *[desktop(0, window=shade) for shade in range(0, 250, 10)]]
     store = RunFolder(tmp_path)
@@ -121,6 +122,7 @@ def failure(step):
     )
 
 
+@pytest.mark.slow
 def test_a_rewound_run_leaves_the_same_files_as_an_uninterrupted_one(tmp_path):
     calm = RunFolder(tmp_path / "calm")
     run_to(calm, range(4))

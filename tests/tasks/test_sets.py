@@ -48,6 +48,7 @@ def test_no_held_out_set_may_contain_a_training_task(tmp_path: Path) -> None:
         load_sets(config)
 
 
+@pytest.mark.slow
 def test_generated_sets_are_complete_whatever_domains_are_chosen(tmp_path: Path) -> None:
     config = small_config(tmp_path, [A, B], "--tasks.heldout=desk:test", f"--tasks.ids={A}")
     generated = {f"{level}_test": 128 for level in LEVELS}
@@ -111,6 +112,7 @@ def test_a_set_cannot_take_the_name_of_another_curve_of_a_comparison(tmp_path: P
         load_sets(config)
 
 
+@pytest.mark.slow
 def test_held_out_families_that_the_training_tasks_have_are_noted() -> None:
     config = load_config("desk", ["--tasks.heldout=desk:validation"])
     first, *_ = known_families(load_sets(config))

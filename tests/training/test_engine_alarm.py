@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from arpo.config import Config
 from arpo.engines.base import Prompt, Sampling
 from arpo.reporting.display import Display, total_rows
@@ -75,6 +77,7 @@ def test_a_batch_whose_engine_disagrees_is_reported(tmp_path: Path) -> None:
     assert trainer.run.progress.untrained == 0
 
 
+@pytest.mark.slow
 def test_by_option_the_batch_is_stored_and_not_trained_on_also_after_a_stop(tmp_path: Path) -> None:
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()

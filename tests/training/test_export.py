@@ -192,6 +192,7 @@ def test_adapters_are_merged_and_plain_transformers_answers_the_same(lora_run: P
     assert all(torch.equal(rounded[name], exact[name].bfloat16()) for name in exact)
 
 
+@pytest.mark.slow
 def test_export_keeps_the_dtype_of_the_source(lora_run: Path, tmp_path: Path) -> None:
     """Weights of a bfloat16 run need no 32 bits, and half of the memory is half of 30 GiB for a 7B model."""
     half = export_model(lora_run, tmp_path / "half", "bfloat16", merged=True)
@@ -268,6 +269,7 @@ def as_chat(messages: Sequence[Message]) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_pipeline_answers_a_screenshot_as_the_engine_does(without_video: None, tmp_path: Path) -> None:
     folder = export_model(resolve_model("base"), tmp_path / "out", "float32", merged=True)
     player = open_player(Config(model=ModelConfig(path=str(folder), device="cpu")))

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 
+import pytest
+
 from arpo.config import Config
 from arpo.config.recipe import load_config
 from arpo.reporting.display import PlainDisplay
@@ -59,6 +61,7 @@ def test_every_visit_plays_a_new_task(tmp_path: Path) -> None:
     assert training_ids(config) == [name for name in ids for _ in range(2)] and len(set(ids)) == 6
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_with_the_same_tasks(tmp_path: Path) -> None:
     whole, part = (fresh_config(tmp_path / name, 6) for name in ("whole", "part"))
     for config, end in ((whole, 6), (part, 2), (part, 4), (part, 6)):
@@ -69,6 +72,7 @@ def test_a_resumed_run_continues_with_the_same_tasks(tmp_path: Path) -> None:
     assert len(set(training_ids(whole))) == 6
 
 
+@pytest.mark.slow
 def test_asynchronous_training_plays_every_visit_once_also_after_a_stop(tmp_path: Path) -> None:
     config = fresh_config(tmp_path, 6, "--train.max_staleness=1", "--env.parallel=4")
     ids = play(config, [(1, 0), (0, 0), (0, 1), (0, 0), (1, 1), (0, 1)])
@@ -111,6 +115,7 @@ def test_the_summary_counts_successes_by_goal_family_and_the_first_episode_is_sh
     assert any(task.instruction in line for task in tasks) and "after 1 step" in line
 
 
+@pytest.mark.slow
 def test_a_collection_of_fresh_tasks_trains_offline(tmp_path: Path) -> None:
     config = fresh_config(tmp_path, 3)
     ids = play(config, [(1, 0), (0, 0), (1, 1)])

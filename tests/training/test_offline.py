@@ -55,6 +55,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return collect(tmp_path_factory.mktemp("collected"), [A, B, C, D])
 
 
+@pytest.mark.slow
 def test_a_collection_is_the_recipes_whole_budget(source: Path) -> None:
     stored = RunFolderReader(source)
     assert sorted(stored.episode_ids()) == sorted(f"collect-{number}-0" for number in range(16))
@@ -63,6 +64,7 @@ def test_a_collection_is_the_recipes_whole_budget(source: Path) -> None:
     assert {path.name for path in source.iterdir()} >= {"recipe.toml", "failures.jsonl", "screenshots.pack"}
 
 
+@pytest.mark.slow
 def test_a_collection_says_what_it_holds_and_grows_with_its_epochs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,6 +89,7 @@ def test_a_collection_says_what_it_holds_and_grows_with_its_epochs(
     assert all(record["rollout"] > 0 for record in RunFolderReader(folder).read_log("timing.jsonl"))
 
 
+@pytest.mark.slow
 def test_failed_episodes_of_a_collection_are_counted_and_not_played_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,6 +116,7 @@ def test_where_nothing_can_be_played_the_same_command_tries_again(tmp_path: Path
     assert lines(config, "failures.jsonl") == []
 
 
+@pytest.mark.slow
 def test_a_run_and_a_collection_do_not_share_a_folder(source: Path, tmp_path: Path) -> None:
     Scripted.play({})
     with pytest.raises(UserError, match=r"holds collected episodes. Choose another --run.dir"):
@@ -183,6 +187,7 @@ def test_more_passes_go_on_where_fewer_ended(source: Path, tmp_path: Path, metho
     assert not (Path(fewer.run.dir) / "recipe.toml").exists()  # what is refused is not written down
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_episodes_that_it_began_with(source: Path, tmp_path: Path) -> None:
     Scripted.play({A: [1, 0, 0, 1]})
     train(offline(tmp_path, "rft", source, [A, B, C, D], "--offline.passes=1"))

@@ -41,6 +41,7 @@ class StopsAfter(Display):
         self.run.stopping = step == self._batch
 
 
+@pytest.mark.slow
 def test_a_task_set_aside_is_tried_again_after_some_batches_also_after_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +92,7 @@ def metrics_without_outage(tmp_path_factory: pytest.TempPathFactory) -> list[dic
     return lines(whole, "metrics.jsonl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_run_without_environments_ends_and_resumes_where_it_was(
     tmp_path: Path,
@@ -149,6 +151,7 @@ def stop_in_the_outage(display: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display, "note", stop)
 
 
+@pytest.mark.slow
 def test_a_stop_ends_a_pause_and_the_run_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +170,7 @@ def test_a_stop_ends_a_pause_and_the_run_can_be_resumed(
     assert len(lines(config, "metrics.jsonl")) == 4
 
 
+@pytest.mark.slow
 def test_the_last_line_names_the_newest_checkpoint_if_a_part_of_a_batch_was_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,6 +248,7 @@ def answer_lengths(config: Config) -> dict[str, int]:
     }
 
 
+@pytest.mark.slow
 def test_every_trained_answer_has_a_line_and_nothing_else_changes(tmp_path: Path) -> None:
     """Two updates a batch. In the second batch, all fail: each group gets the success of its task."""
     configs = []
@@ -285,6 +286,7 @@ def test_every_trained_answer_has_a_line_and_nothing_else_changes(tmp_path: Path
     assert all(set(line["ratio"]) == {1.0} for line in tokens if line["update"] == 1)  # π_θ is π_old
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_lines_of_an_uninterrupted_one(tmp_path: Path) -> None:
     configs: dict[str, Config] = {}
     for name, epochs in (("whole", (2,)), ("parts", (1, 2))):
@@ -301,6 +303,7 @@ def test_a_resumed_run_has_the_lines_of_an_uninterrupted_one(tmp_path: Path) -> 
     assert parts == whole and {line["step"] for line in whole} == {1, 2}
 
 
+@pytest.mark.slow
 def test_asynchronous_training_has_the_lines_of_its_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def test_processes_encode_the_screenshots_and_the_files_are_those_of_one_process
     assert content(processes) == content(here)
 
 
+@pytest.mark.slow
 def test_a_screenshot_is_encoded_when_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: set[tuple[str, str]] = set()
     early: dict[tuple[str, str], bool] = {}  # whether all screenshots of an added episode were taken before
@@ -130,6 +131,7 @@ def read_screenshots(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 def test_a_resumed_run_decodes_only_the_episodes_that_it_replays(
     tmp_path: Path, read_screenshots: list[str]
 ) -> None:
@@ -149,6 +151,7 @@ def test_a_resumed_run_decodes_only_the_episodes_that_it_replays(
     assert read_screenshots in [stored["batch0-0-0"], stored["batch0-0-1"]]
 
 
+@pytest.mark.slow
 def test_the_replay_buffer_keeps_no_screenshots_in_memory(
     tmp_path: Path, read_screenshots: list[str]
 ) -> None:
@@ -162,6 +165,7 @@ def test_the_replay_buffer_keeps_no_screenshots_in_memory(
     assert trainer.replay.state() == {A: ["batch0-0-0", "batch0-0-1"]}
 
 
+@pytest.mark.slow
 def test_a_damaged_screenshot_of_the_replay_buffer_is_found_at_the_start(tmp_path: Path) -> None:
     Photographic.play({A: [0, 1, 1], B: [0, 0, 0]})
     config = photographic(tmp_path, "--train.epochs=1")

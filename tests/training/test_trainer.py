@@ -92,6 +92,7 @@ def test_every_batch_records_its_groups_after_replay(tmp_path: Path) -> None:
         assert line["advantages"][index] == 1.0 == line["rewards"][index]
 
 
+@pytest.mark.slow
 def test_a_corrupt_screenshot_fails_its_own_episode_alone(tmp_path: Path) -> None:
     """Episodes that share its prefill go on; the fault counts against the task, not against the engine."""
     Corrupting.play({A: [0, 1] * 5, B: [1, 0] * 5})
@@ -187,6 +188,7 @@ def test_dynamic_sampling_plays_on_until_the_epochs_are_spent(tmp_path: Path) ->
     assert sum(line["success"] * 2 * line["groups"] for line in metrics) == pytest.approx(4)
 
 
+@pytest.mark.slow
 def test_dynamic_sampling_gives_up_after_so_many_attempts(tmp_path: Path) -> None:
     Scripted.play({})
     dynamic = ("--train.epochs=5", "--train.dynamic_sampling=true")
@@ -215,6 +217,7 @@ def test_every_epoch_has_every_task_and_the_last_batch_may_be_smaller(tmp_path: 
     ]
 
 
+@pytest.mark.slow
 def test_a_batch_may_hold_a_task_twice(tmp_path: Path) -> None:
     # A is of middle difficulty, so that two or three of four groups are A's, in one batch.
     config = small_config(tmp_path, [A, B, C, D], "--train.curriculum=middle", "--train.tasks_per_batch=4")
@@ -256,6 +259,7 @@ def test_part_of_the_way_is_a_reward_and_no_success(tmp_path: Path) -> None:
     assert list(trainer.replay.state()) == [B]
 
 
+@pytest.mark.slow
 def test_the_base_model_of_the_kl_term_outlives_a_stop(tmp_path: Path) -> None:
     # The base evaluation, a batch, an evaluation, a batch, an evaluation.
     script = {A: [0, 1, 0, 0, 1, 0, 0], B: [0, 1, 0, 0, 1, 0, 0]}
@@ -274,6 +278,7 @@ def test_the_base_model_of_the_kl_term_outlives_a_stop(tmp_path: Path) -> None:
     assert lines(whole, "metrics.jsonl")[2]["base_kl"] > 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["lora", "language", "bfloat16"])
 def test_whatever_is_trained_a_stop_changes_nothing(tmp_path: Path, model: str) -> None:
     """Adapters beside a frozen model, the language model alone, and weights that are rounded by chance."""
@@ -338,6 +343,7 @@ def test_failed_episodes_are_counted_and_are_no_rewards(
     assert ("1 task without a verdict, not in the rates", lost) in total_rows(summary)
 
 
+@pytest.mark.slow
 def test_a_task_that_keeps_failing_is_set_aside_also_after_a_stop(tmp_path: Path) -> None:
     Scripted.play({B: [0, 1, 0, 1, 0, 1, 0]})
     settings = ("--env.attempts=1", "--env.quarantine_after=3")
@@ -360,6 +366,7 @@ def test_a_task_that_keeps_failing_is_set_aside_also_after_a_stop(tmp_path: Path
     assert trainer.run.progress.failures == 7
 
 
+@pytest.mark.slow
 def test_a_task_whose_prompt_does_not_fit_costs_that_task_alone(tmp_path: Path) -> None:
     Scripted.play({B: [0, 1, 0, 1]})
     tasks = {task["id"]: task for task in json.loads((SHIPPED / "pool.json").read_text("utf-8"))}
@@ -392,6 +399,7 @@ def test_a_run_in_which_nothing_can_be_played_stops_and_says_why(tmp_path: Path)
     assert [failure["where"] for failure in lines(config, "failures.jsonl")] == ["evaluate", "evaluate"]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_after_its_end_has_no_summary_until_it_ends_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,6 +420,7 @@ def test_a_run_that_goes_on_after_its_end_has_no_summary_until_it_ends_again(
     assert json.loads(summary.read_text("utf-8"))["episodes"] == 2 * first["episodes"]
 
 
+@pytest.mark.slow
 def test_skipped_updates_are_told_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Scripted.play({A: [0, 1, 0, 1, 0]})  # the base evaluation, then two groups
     settings = ("--train.epochs=2", "--loss.kl=1e38", "--optim.lr=0.1", "--optim.warmup_updates=0")
@@ -425,6 +434,7 @@ def test_skipped_updates_are_told_and_counted(tmp_path: Path, capsys: pytest.Cap
     assert json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))["skipped_updates"] == 1
 
 
+@pytest.mark.slow
 def test_pruning_frees_screenshots_that_replay_does_not_need_and_changes_nothing_else(tmp_path: Path) -> None:
     script = {A: [1, 0, 1, 0, 0, 0, 0, 1], B: [0, 0, 0, 0, 0, 1, 0, 0]}
     ends = []
@@ -528,6 +538,7 @@ class Stopping(Display):
         self.run.stopping = True
 
 
+@pytest.mark.slow
 def test_a_rate_that_decays_survives_a_stop_and_fixes_the_number_of_epochs(tmp_path: Path) -> None:
     rate = ("--optim.schedule=linear", "--optim.lr=0.001", "--optim.warmup_updates=1")
     settings = (*rate, "--train.tasks_per_update=1", "--train.epochs=2", *HOT)
@@ -560,6 +571,7 @@ def test_the_tasks_of_these_tests_are_shipped(tmp_path: Path) -> None:
     assert [task.id for task in sets["train"]] == [A, B, C, D] and sets["heldout"][0].id == HELDOUT
 
 
+@pytest.mark.slow
 def test_a_run_keeps_to_the_tasks_that_could_run_when_it_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def test_other_ids_have_no_task(other: str) -> None:
     assert fresh_task(other) is None
 
 
+@pytest.mark.slow
 def test_the_solver_finishes_every_task_within_the_limit() -> None:
     for task in (*fresh(max_steps=6)[:60], *fresh()[:60]):
         desktop = set_up(task)

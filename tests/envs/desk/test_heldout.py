@@ -65,6 +65,7 @@ def test_the_solver_finishes_the_tasks(level: str) -> None:
         assert len(steps) <= RolloutConfig().max_steps
 
 
+@pytest.mark.slow
 def test_no_set_shares_a_task_with_another_one_or_with_a_stream() -> None:
     sets = [task for source in GENERATED for task in heldout_tasks(source)]
     lists = [task for name in ("pool", "heldout") for task in load_tasks(f"desk:{name}")]

@@ -12,6 +12,7 @@ from tools.pretrain.settings import Settings
 from tools.pretrain.tokenizer import desk_tokenizer
 
 
+@pytest.mark.slow
 def test_the_shipped_base_model_matches_the_current_screens_tokens_and_prompt() -> None:
     assert read_fingerprint(resolve_model("base")) == fingerprint()
 

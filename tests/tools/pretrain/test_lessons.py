@@ -51,6 +51,7 @@ def instruction(lesson: Lesson) -> str:
     return TOKENIZER.decode(ids, skip_special_tokens=False).split("user\n")[1].split("<|im_end|>")[0]
 
 
+@pytest.mark.slow
 def test_every_screen_has_one_answer(lessons: list[Lesson]) -> None:
     slots = GENERATOR._next_screen_ids.count(RENDERER.image_token_id)
     assert slots > 0

@@ -59,6 +59,7 @@ def test_unknown_comparisons_and_baselines_are_errors(library: Library, tmp_path
         library.answer(["comparison", str(tmp_path / "out")], {"against": "other"})
 
 
+@pytest.mark.slow
 def test_an_export_contains_the_comparison(library: Library, tmp_path: Path) -> None:
     write_export(library, tmp_path / "site", "")
     found = answers(tmp_path / "site" / "data" / "0.js")

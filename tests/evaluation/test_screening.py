@@ -56,7 +56,8 @@ def screen(
     env: str = "Scripted",
     drop_always: bool = False,
 ) -> int:
-    fixed = ("--env.parallel=1", "--env.attempts=1")
+    parallel = 1 if env == "Stopping" else 8
+    fixed = (f"--env.parallel={parallel}", "--env.attempts=1")
     config = small_config(folder, [A, B, C, D], *fixed, *overrides, env=env)
     return run_screening(config, tasks or config.tasks.train, 2, out, drop_always)
 
@@ -146,7 +147,6 @@ def test_a_count_keeps_the_tasks_of_medium_difficulty(
     }
 
 
-@pytest.mark.slow
 def test_another_selection_from_a_finished_screening_plays_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,7 +165,6 @@ def test_another_selection_from_a_finished_screening_plays_nothing(
     assert kept(out) == {A: (2, 2), B: (1, 2), C: (1, 2)}
 
 
-@pytest.mark.slow
 def test_a_report_with_other_settings_does_not_count(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,7 +215,6 @@ def test_what_could_not_be_run_is_not_a_failure_of_the_model(
     assert "dropped: 2 never solved, 0 always solved, 1 failed, 0 cannot run here" in said
 
 
-@pytest.mark.slow
 def test_a_screening_that_was_stopped_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -243,7 +241,6 @@ def test_a_screening_that_was_stopped_goes_on(
     assert not episodes.exists()
 
 
-@pytest.mark.slow
 def test_a_task_is_played_the_same_whatever_was_played_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,7 +259,6 @@ def test_a_task_is_played_the_same_whatever_was_played_before(
     assert sorted(played) == [f"screen-{index}-{n}" for index in (0, 2, 3) for n in (0, 1)]
 
 
-@pytest.mark.slow
 def test_the_episodes_of_another_screening_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

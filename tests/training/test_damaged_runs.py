@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,14 +20,21 @@ from trained import train_to_end
 from verdicts import A, B, Scripted, small_config
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Config:
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Config:
     """A finished run with one success in its replay buffer."""
     Scripted.play({A: [0, 1, 0]})
-    config = small_config(tmp_path, [A, B])
+    config = small_config(tmp_path_factory.mktemp("finished"), [A, B])
     trainer = train_to_end(Trainer, config)
     assert list(trainer.replay.state()) == [A]
     return config
+
+
+@pytest.fixture
+def config(finished: Config, tmp_path: Path) -> Config:
+    """A copy of the run, to be damaged."""
+    copy = shutil.copytree(finished.run.dir, tmp_path / "run")
+    return replace(finished, run=replace(finished.run, dir=str(copy)))
 
 
 def refusal(config: Config) -> str:

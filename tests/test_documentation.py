@@ -30,19 +30,25 @@ QUICK = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Current folder with the files that the pages tell a reader to make."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the pages tell a reader to make."""
+    folder = tmp_path_factory.mktemp("reader")
     shutil.copytree(
-        ROOT / "examples", tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+        ROOT / "examples", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
     )
-    (tmp_path / "mine.toml").write_text('extends = "desk"\n')
-    (tmp_path / "prompt.txt").write_text("{instruction}")
+    (folder / "mine.toml").write_text('extends = "desk"\n')
+    (folder / "prompt.txt").write_text("{instruction}")
     for name in ("runs/desk", "runs/first", "runs/s0", "runs/s1", "runs/new"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "recipe.toml").write_text('extends = "desk"\n')
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+        (folder / name).mkdir(parents=True)
+        (folder / name / "recipe.toml").write_text('extends = "desk"\n')
+    return folder
+
+
+@pytest.fixture
+def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    return folder
 
 
 def check_settings(name: str, options: Namespace, overrides: list[str]) -> None:

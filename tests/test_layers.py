@@ -1,10 +1,10 @@
-"""Import rules: layers, fast imports, and functions forbidden in all modules."""
+"""Rules for all modules: docstrings, layers, fast imports, and forbidden functions."""
 
 import ast
 import functools
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "arpo"
@@ -55,9 +55,9 @@ def part(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
-    """Dotted names of all imports in the tree: `from a import b` gives a.b."""
-    for node in ast.walk(tree):
+def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Dotted names of all imports: `from a import b` gives a.b."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -66,8 +66,9 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 @functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"), str(path))
+def parsed(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a module; the first is the module itself."""
+    return tuple(ast.walk(ast.parse(path.read_text("utf-8"), str(path))))
 
 
 @functools.cache
@@ -86,9 +87,9 @@ def libraries(path: Path) -> set[str]:
     return {name.split(".")[0] for name in imports(path)} - {"arpo"}
 
 
-def names(tree: ast.AST) -> Iterator[str]:
+def names(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """All plain and dotted names in the code, for example random.random and torch.load."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Name):
             yield node.id
         elif isinstance(node, ast.Attribute) and (name := dotted(node)):
@@ -106,6 +107,13 @@ def dotted(node: ast.expr) -> str:
 
 def test_every_part_of_the_package_has_a_layer():
     assert {part(path) for path in MODULES} == set(LAYER_OF)
+
+
+def test_every_module_has_a_docstring():
+    for path in MODULES:
+        module = parsed(path)[0]
+        assert isinstance(module, ast.Module)
+        assert not module.body or ast.get_docstring(module), path
 
 
 def test_no_module_imports_from_a_higher_layer():
@@ -144,23 +152,21 @@ def test_child_processes_are_started_in_one_folder():
     assert {name for name in starters if not name.startswith(("processes/", "envs/osworld/guest/"))} == others
 
 
-def called(tree: ast.AST) -> set[str]:
+def called(nodes: Iterable[ast.AST]) -> set[str]:
     """Last names of all called functions: `subprocess.Popen()` gives Popen."""
-    functions = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    functions = [node.func for node in nodes if isinstance(node, ast.Call)]
     return {getattr(one, "attr", getattr(one, "id", "")) for one in functions}
 
 
 def test_no_module_makes_code_from_data_or_unpickles():
     for path in MODULES:
-        tree = parsed(path)
+        nodes = parsed(path)
         called = {
-            node.func.id
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         }
         assert called & CODE_FROM_DATA == set(), path
         assert libraries(path) & UNPICKLERS == set(), path
-        assert "torch.load" not in set(names(tree)), path
+        assert "torch.load" not in set(names(nodes)), path
         assert "torch.load" not in imports(path), path
 
 
@@ -173,4 +179,4 @@ def test_light_modules_load_nothing_heavy():
 
 def test_the_rule_sees_an_import_inside_a_function():
     tree = ast.parse("def f():\n    from arpo.training import trainer\n    import arpo.cli.entry_point\n")
-    assert list(imported(tree)) == ["arpo.training.trainer", "arpo.cli.entry_point"]
+    assert list(imported(ast.walk(tree))) == ["arpo.training.trainer", "arpo.cli.entry_point"]

@@ -1,6 +1,5 @@
-"""Rules for the project: docstrings, notes, paths, pinned versions, continuous integration."""
+"""Rules for the project: notes, paths, pinned versions, continuous integration."""
 
-import ast
 import doctest
 import importlib
 import re
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted((ROOT / "src").rglob("*.py"))
 BINARY_SUFFIXES = (".png", ".safetensors", ".xlsx", ".docx", ".odp", ".gz")
 NOTES = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) + r")\b")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|Users|work|opt|srv|mnt|tmp)/[\w.-]")
@@ -37,12 +35,6 @@ def texts():
         if path.is_file() and path.suffix not in BINARY_SUFFIXES:
             found[name] = path.read_text("utf-8")
     return found
-
-
-def test_every_module_has_a_docstring():
-    for path in SOURCES:
-        tree = ast.parse(path.read_text("utf-8"))
-        assert not tree.body or ast.get_docstring(tree), path
 
 
 @pytest.mark.parametrize("name", ["actions", "keyboard", "parsing", "config.recipe", "cli.entry_point"])

@@ -382,6 +382,7 @@ def test_stale_tokens_have_a_divergence_of_their_own(update: Update) -> None:
     assert train(learner(), old).keys() & {"engine_kl", "logprob_gap", "stale_kl"} == {"stale_kl"}
 
 
+@pytest.mark.slow
 def test_the_kl_term_holds_the_policy_at_the_base(update: Update) -> None:
     free, held = learner(lr=1e-2), learner(lr=1e-2, base=new_model(), loss=LossConfig(kl=2.0))
     first = train(held, update)
@@ -451,6 +452,7 @@ def lora_learner(seed: int = 0, *, kl: float = 0.0, dtype: torch.dtype = torch.f
     return LocalLearner(model, RENDERER, config(lr=1e-2, loss=LossConfig(kl=kl)), base_model_of(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moments", ["float32", "bfloat16"])
 def test_bfloat16_learns_and_resumes_bit_for_bit(
     groups: list[Group], update: Update, tmp_path: Path, moments: str
@@ -503,6 +505,7 @@ def test_adapters_learn_and_the_base_stays(update: Update) -> None:
         assert torch.equal(weight, before[name]) == (".lora." not in name), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_checkpoint_of_adapters_is_small_and_resumes_bit_for_bit(
     update: Update, tmp_path: Path, dtype: torch.dtype

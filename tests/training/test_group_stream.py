@@ -189,6 +189,7 @@ def test_staleness_is_lowered_on_resume(tmp_path: Path, monkeypatch: pytest.Monk
     assert max(staleness[:4]) == 3 and max(staleness[4:]) <= lower
 
 
+@pytest.mark.slow
 def test_an_outage_ends_the_run_and_keeps_the_finished_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +245,7 @@ def test_an_error_of_the_store_ends_the_run(
             asyncio.run(trainer.train())
 
 
+@pytest.mark.slow
 def test_no_checkpoint_keeps_a_group_that_is_stored_in_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,6 +342,7 @@ def test_an_error_of_a_later_task_ends_the_run(
     assert not caplog.records  # asyncio would log an exception in a callback
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "thread"), [(ASYNC, "learner_0"), ((), "MainThread")])
 def test_plug_ins_and_replay_use_a_thread_if_rollouts_continue(
     settings: tuple[str, ...], thread: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -86,6 +86,15 @@ def test_truncated_weighs_recomputes_surrogate_by_at_most_two() -> None:
     assert gradient == pytest.approx([-0.1 * 1.25 * 1.1, -0.1 * 2.0 * 1.1])
 
 
+def test_capped_importance_weights_are_counted() -> None:
+    """π_old/μ: 1.25, 5, 0.5, 5. Replayed tokens have a mode without weights."""
+    behaviour = [0.4, 0.1, 1.0, 0.1]
+    batch = tokens([1.0] * 4, advantage=1.0, behaviour=behaviour, replayed=[False, False, False, True])
+    assert loss_and_gradient(batch, ratio="truncated")[2].capped == 1
+    assert loss_and_gradient(batch, ratio="truncated", replay_ratio="truncated")[2].capped == 2
+    assert loss_and_gradient(batch, ratio="behaviour")[2].capped == 0
+
+
 def test_replayed_tokens_have_a_mode_of_their_own() -> None:
     batch = tokens([1.0, 1.0], advantage=1.0, behaviour=[0.4, 0.4], replayed=[False, True])
     loss, _, _ = loss_and_gradient(batch, replay_ratio="behaviour", ratio="recompute")
@@ -158,19 +167,36 @@ def test_the_kl_term_leaves_out_replayed_tokens() -> None:
     assert gradient.tolist() == pytest.approx([0.2 * 0.5, 0.0])
 
 
+def test_the_kl_term_of_stale_tokens_is_corrected() -> None:
+    """π_old/μ: 5 (current: not corrected), 1.25, 0.5, 5 (at most 2). The base model halves every token."""
+    behaviour, stale = [0.1, 0.4, 1.0, 0.1], [False, True, True, True]
+    batch = tokens([1.0] * 4, advantage=0.0, behaviour=behaviour, stale=stale)
+    loss, sums = kl_loss(batch, torch.full((4,), 0.25, dtype=torch.float64).log())
+    each = math.log(2) - 0.5
+    assert sums.base_kl == pytest.approx((1 + 1.25 + 0.5 + 2) * each)
+    assert loss.item() == pytest.approx(0.2 * (1 + 1.25 + 0.5 + 2) * each)
+    (gradient,) = torch.autograd.grad(loss, batch.logp_T)
+    assert gradient.tolist() == pytest.approx([0.1 * 1, 0.1 * 1.25, 0.1 * 0.5, 0.1 * 2])
+
+
 # ---- the whole objective, from groups to gradient, against a plain re-implementation in float64 ----
 
 VOCABULARY = 7
+VERSION = 3  # of the learner
 
 
 def episode(rng: Random, score: float, name: str, malformed: bool = False) -> Trajectory:
-    """Two or three turns, the last of which may begin anew; any log-probabilities as the engine's."""
+    """Two or three turns, the last of which may begin anew; any log-probabilities as the engine's.
+
+    Some tokens are of older versions.
+    """
     turns = []
     for number in range(rng.choice([2, 3])):
         sampled = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 5))]
         context = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 4))]
         logprobs = [-rng.uniform(0.5, 3.5) for _ in sampled]
-        turns.append(turn(context, sampled, logprobs, restart=number in (0, 2)))
+        versions = [rng.choice([1, 2, *[VERSION] * 12]) for _ in sampled]
+        turns.append(turn(context, sampled, logprobs, restart=number in (0, 2), versions=versions))
     return trajectory(score, *turns, name=name, malformed=malformed)
 
 
@@ -187,7 +213,7 @@ def batch_of_groups() -> list[Group]:
         group(episode(rng, 1.0, "h"), index=3, task="w", failures=1),  # too small
         group(episode(rng, 0.3, "i"), episode(rng, 0.0, "j"), index=4, task="y"),
     ]
-    return replay.rescue(groups, rng, version=3)
+    return replay.rescue(groups, rng, version=VERSION)
 
 
 def policies() -> tuple[Tensor, Tensor, Tensor]:
@@ -207,7 +233,7 @@ def plain_objective(
 
     The model is a table: the logits of a token depend on the token before it.
     """
-    theta, old, base = policies
+    theta, old, _ = policies
     counted, live = [], []
     for one in groups:
         if len(one.trajectories) < 2:
@@ -231,10 +257,16 @@ def plain_objective(
             }[loss.aggregation]
             advantage = (rewards[i] - mean) / sigma
             replayed = any(rescue.index == i for rescue in one.rescues)
-            mode = replay_ratio if replayed else loss.ratio
+            seen: list[int] = []
             for s in t.turns:
                 before = s.context[-1]
-                for token, mu in zip(s.completion.token_ids, s.completion.logprobs, strict=True):
+                sampled = s.completion
+                for token, mu, version in zip(
+                    sampled.token_ids, sampled.logprobs, sampled.versions, strict=True
+                ):
+                    seen.append(version)
+                    own = loss.ratio if min(seen) == VERSION else loss.stale_ratio
+                    mode = replay_ratio if replayed else own
                     logp = torch.log_softmax(theta[before], 0)[token]
                     logp_old = torch.log_softmax(old[before], 0)[token]
                     ratio = torch.exp(logp - (mu if mode == "behaviour" else logp_old))
@@ -244,11 +276,17 @@ def plain_objective(
                         term = term * min(math.exp(logp_old.item() - mu), 2.0)
                     objective = objective + term / normaliser
                     before = token
-    return loss.kl * plain_kl(groups, theta, base, loss.aggregation, token_budget) - objective
+    return loss.kl * plain_kl(groups, policies, loss.aggregation, token_budget) - objective
 
 
-def plain_kl(groups: list[Group], theta: Tensor, base: Tensor, aggregation: str, token_budget: int) -> Tensor:
-    """Mean KL of the episodes that the policy played itself, with and without signal."""
+def plain_kl(
+    groups: list[Group], policies: tuple[Tensor, Tensor, Tensor], aggregation: str, token_budget: int
+) -> Tensor:
+    """Mean KL of the episodes that the policy played itself, with and without signal.
+
+    Tokens of older versions, and those after them, have importance weights of at most 2.
+    """
+    theta, old, base = policies
     own = []
     for one in groups:
         replayed = {rescue.index for rescue in one.rescues}
@@ -259,12 +297,17 @@ def plain_kl(groups: list[Group], theta: Tensor, base: Tensor, aggregation: str,
         terms.append([])
         for t in played:
             terms[-1].append([])
+            stale = False
             for s in t.turns:
                 before = s.context[-1]
-                for token in s.completion.token_ids:
+                for position, token in enumerate(s.completion.token_ids):
+                    stale = stale or s.completion.versions[position] != VERSION
                     logp = torch.log_softmax(theta[before], 0)[token]
                     logp_base = torch.log_softmax(base[before], 0)[token]
-                    terms[-1][-1].append(torch.exp(logp_base - logp) - (logp_base - logp) - 1)
+                    probability_old = torch.softmax(old[before], 0)[token].item()
+                    weight = min(2.0, probability_old / math.exp(s.completion.logprobs[position]))
+                    term = torch.exp(logp_base - logp) - (logp_base - logp) - 1
+                    terms[-1][-1].append(weight * term if stale else term)
                     before = token
     if aggregation == "token":
         tokens = [term for group in terms for trajectory in group for term in trajectory]
@@ -297,7 +340,7 @@ def our_loss(
     max_tokens: int,
 ) -> Tensor:
     theta, old, base = policies
-    (update,) = all_updates(groups, loss, tasks_per_update=8, token_budget=token_budget)
+    (update,) = all_updates(groups, loss, tasks_per_update=8, token_budget=token_budget, version=VERSION)
     total = torch.zeros((), dtype=torch.float64)
     for microbatch in split_microbatches(update, max_tokens):
         repeats = torch.tensor([len(sample.behaviour_logprobs) for sample in microbatch])
@@ -315,7 +358,9 @@ def our_loss(
             weight_T=weight_T,
             kl_weight_T=kl_weight_T,
             replayed_T=replayed_T.bool(),
-            stale_T=torch.zeros_like(replayed_T, dtype=torch.bool),
+            stale_T=torch.tensor(
+                [age > 0 for s in microbatch for age in s.staleness or (0,) * len(s.behaviour_logprobs)]
+            ),
         )
         total = total + policy_loss(flat, loss, replay_ratio)[0]
         total = total + loss.kl * kl_loss(flat, table_logprobs(base, microbatch))[0]
@@ -324,13 +369,22 @@ def our_loss(
 
 @pytest.mark.parametrize("aggregation", ["sequence", "token", "constant"])
 @pytest.mark.parametrize(
-    ("ratio", "replay_ratio", "kl"),
-    [("recompute", "recompute", 0.0), ("behaviour", "truncated", 0.1), ("truncated", "behaviour", 0.0)],
+    ("ratio", "stale_ratio", "replay_ratio", "kl"),
+    [
+        ("recompute", "truncated", "recompute", 0.1),
+        ("behaviour", "recompute", "truncated", 0.1),
+        ("truncated", "behaviour", "behaviour", 0.0),
+    ],
 )
 def test_the_whole_objective_agrees_with_a_plain_one(
-    aggregation: str, ratio: str, replay_ratio: str, kl: float
+    aggregation: str, ratio: str, stale_ratio: str, replay_ratio: str, kl: float
 ) -> None:
-    settings: dict[str, Any] = {"aggregation": aggregation, "ratio": ratio, "kl": kl}
+    settings: dict[str, Any] = {
+        "aggregation": aggregation,
+        "ratio": ratio,
+        "stale_ratio": stale_ratio,
+        "kl": kl,
+    }
     groups, three = batch_of_groups(), policies()
     assert len(groups[1].rescues) == 1
     loss = LossConfig(**settings)
@@ -346,7 +400,9 @@ def test_the_whole_objective_agrees_with_a_plain_one(
 
 def test_the_batch_under_comparison_has_every_kind_of_group_and_clipped_tokens() -> None:
     groups, (theta, old, _) = batch_of_groups(), policies()
-    (update,) = all_updates(groups, LossConfig(), tasks_per_update=8, token_budget=30)
+    (update,) = all_updates(groups, LossConfig(), tasks_per_update=8, token_budget=30, version=VERSION)
+    ages = [sample.staleness for sample in update if not sample.replayed]
+    assert () in ages and any(len({*age}) > 1 for age in ages)
     stats = count_groups(groups, LossConfig(), success=0.5)
     assert (stats.total, stats.too_small, stats.without_signal, stats.rescued) == (5, 1, 1, 1)
     ratio_T = (table_logprobs(theta, update) - table_logprobs(old, update)).exp()

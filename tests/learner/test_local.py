@@ -360,11 +360,11 @@ def test_metrics_of_one_update(update: Update) -> None:
 
 
 def test_stale_tokens_have_a_divergence_of_their_own(update: Update) -> None:
-    """All tokens of the first sample are one version old; the engine halves the others' probabilities."""
+    """All tokens of the first sample are one version old; the engine divides other probabilities by 1.9."""
     model = new_model()
     parts = sampled_logprobs(model, update, RENDERER, 1.0)[0].detach()
     lengths = [len(sample.behaviour_logprobs) for sample in update]
-    gaps = [1.0, *[math.log(2)] * (len(update) - 1)]
+    gaps = [1.0, *[math.log(1.9)] * (len(update) - 1)]
     aged = tuple(
         replace(
             sample,
@@ -375,8 +375,9 @@ def test_stale_tokens_have_a_divergence_of_their_own(update: Update) -> None:
     )
     metrics = train(learner(), aged)
     assert metrics["stale_kl"] == pytest.approx(math.e - 1 - 1, abs=1e-3)
-    assert metrics["engine_kl"] == pytest.approx(2 - 1 - math.log(2), abs=1e-3)
-    assert metrics["logprob_gap"] == pytest.approx(math.log(2), abs=1e-3)
+    assert metrics["capped_fraction"] == pytest.approx(lengths[0] / sum(lengths))  # weights of e, cut at 2
+    assert metrics["engine_kl"] == pytest.approx(1.9 - 1 - math.log(1.9), abs=1e-3)
+    assert metrics["logprob_gap"] == pytest.approx(math.log(1.9), abs=1e-3)
     assert "stale_kl" not in train(learner(), update)
     old = tuple(replace(one, staleness=(2,) * len(one.behaviour_logprobs)) for one in update)
     assert train(learner(), old).keys() & {"engine_kl", "logprob_gap", "stale_kl"} == {"stale_kl"}

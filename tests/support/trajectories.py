@@ -21,7 +21,9 @@ def turn(
     restart: bool = False,
     images: Sequence[Screenshot] = (SCREEN,),
     version: int = 0,
+    versions: Sequence[int] = (),
 ) -> Turn:
+    """`versions` are those of the tokens; without them, all have `version`."""
     return Turn(
         screenshot=SCREEN,
         context=tuple(context),
@@ -32,7 +34,7 @@ def turn(
             logprobs=tuple(logprobs or [-1.0] * len(sampled)),
             text="",
             finish="stop",
-            versions=(version,) * len(sampled),
+            versions=tuple(versions) or (version,) * len(sampled),
         ),
         actions=(),
     )

@@ -24,9 +24,11 @@ from arpo.storage.checkpoint import CHECKPOINTS, latest
 from arpo.storage.codec import group_of
 from arpo.storage.run_folder import RunFolder
 from arpo.tasks.order import TaskOrder
+from arpo.training.group_stream import _staleness
 from arpo.training.trainer import Trainer, run_training
 from arpo.types import Task, Trajectory
 from trained import group_numbers, lines, train_to_end
+from trajectories import group, trajectory, turn
 from verdicts import A, B, C, D, Reachable, Scripted, Slow, Stuck, small_config
 
 ASYNC = ("--train.max_staleness=1", "--env.parallel=4")
@@ -84,6 +86,20 @@ def test_a_slow_group_is_not_overtaken(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(set(ended)) == 12  # none was played in vain
     metrics = lines(config, "metrics.jsonl")[1:]
     assert max(record["staleness_max"] for record in metrics) == 1
+
+
+def test_staleness_of_a_batch() -> None:
+    """The learner has version 4. The first episode is stale from its second token on."""
+    first = trajectory(
+        0, turn([1], [1, 2], versions=[4, 2], restart=True), turn([1], [3, 4], versions=[4, 3])
+    )
+    fresh = trajectory(1, turn([1], [1, 2, 3, 4], version=4, restart=True))
+    assert _staleness([group(first, fresh)], 4) == {
+        "staleness_mean": 3 / 8,
+        "staleness_max": 2.0,
+        "stale_fraction": 3 / 8,
+    }
+    assert set(_staleness([group(failures=2)], 4).values()) == {0.0}
 
 
 def test_failures_leave_a_smaller_group_as_in_lock_step(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from arpo.config import LossConfig
 
-MAX_CORRECTION = 2.0  # upper bound of π_old/μ in ratio mode "truncated"
+MAX_CORRECTION = 2.0  # upper bound of π_old/μ in ratio mode "truncated", and in the KL term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +37,14 @@ class TokenSums:
     """Sums over tokens. Unlike means, they add up over micro-batches.
 
     `gap` and `engine_kl` cover tokens of the current version: there μ and π_old should agree. `base_kl`
-    covers all tokens that are not replayed.
+    covers all tokens that are not replayed, with the correction of stale ones.
     """
 
     tokens: int = 0
     fresh: int = 0  # not replayed
     current: int = 0  # of the current version, not replayed
     clipped: float = 0.0
+    capped: float = 0.0
     ratio: float = 0.0
     entropy: float = 0.0
     kl: float = 0.0  # π_old against π_θ
@@ -62,6 +63,7 @@ class TokenTerms:
 
     ratio_T: Tensor
     clipped_T: Tensor  # bool: the clip replaced ρ Â, and the token has no gradient
+    capped_T: Tensor  # bool: π_old/μ reached MAX_CORRECTION
 
 
 def policy_loss(tokens: Tokens, loss: LossConfig, replay_ratio: str) -> tuple[Tensor, TokenSums, TokenTerms]:
@@ -83,14 +85,22 @@ def policy_loss(tokens: Tokens, loss: LossConfig, replay_ratio: str) -> tuple[Te
     clipped_T = ratio_T.clamp(1 - loss.clip_low, 1 + loss.clip_high)
     free_T, bound_T = ratio_T * tokens.advantage_T, clipped_T * tokens.advantage_T
     objective_T = correction_T * torch.min(free_T, bound_T)
-    terms = TokenTerms(ratio_T=ratio_T.detach(), clipped_T=bound_T < free_T)
+    terms = TokenTerms(
+        ratio_T=ratio_T.detach(), clipped_T=bound_T < free_T, capped_T=correction_T >= MAX_CORRECTION
+    )
     return -(tokens.weight_T * objective_T).sum(), _sums(tokens, terms), terms
 
 
 def kl_loss(tokens: Tokens, base_logp_T: Tensor) -> tuple[Tensor, TokenSums]:
-    """Σ kl_weight · KL(π_θ ‖ base), estimated per token with k3. Replayed tokens have no part in it."""
+    """Σ kl_weight · correction · KL(π_θ ‖ base), estimated per token with k3.
+
+    The estimate holds for tokens of the current policy: stale ones are corrected by min(π_old/μ, 2), and
+    replayed ones have no part in it.
+    """
     fresh_T = ~tokens.replayed_T
-    kl_T = k3(tokens.logp_T[fresh_T], base_logp_T[fresh_T])
+    correction_T = _correction(tokens.old_logp_T, tokens.behaviour_logp_T)
+    correction_T = torch.where(tokens.stale_T, correction_T, torch.ones_like(correction_T))
+    kl_T = correction_T[fresh_T] * k3(tokens.logp_T[fresh_T], base_logp_T[fresh_T])
     return (tokens.kl_weight_T[fresh_T] * kl_T).sum(), TokenSums(base_kl=kl_T.sum().item())
 
 
@@ -109,8 +119,13 @@ def _anchor(mode: str, old_logp_T: Tensor, behaviour_logp_T: Tensor) -> tuple[Te
         case "behaviour":
             return behaviour_logp_T, no_correction_T
         case "truncated":
-            return old_logp_T, (old_logp_T - behaviour_logp_T).exp().clamp(max=MAX_CORRECTION)
+            return old_logp_T, _correction(old_logp_T, behaviour_logp_T)
     raise ValueError(f"ratio mode {mode!r}: must be recompute, behaviour or truncated")
+
+
+def _correction(old_logp_T: Tensor, behaviour_logp_T: Tensor) -> Tensor:
+    """Importance weight min(π_old/μ, 2) of tokens that μ has sampled."""
+    return (old_logp_T - behaviour_logp_T).exp().clamp(max=MAX_CORRECTION)
 
 
 @torch.no_grad()
@@ -118,6 +133,7 @@ def _sums(tokens: Tokens, terms: TokenTerms) -> TokenSums:
     return engine_sums(tokens) + TokenSums(
         tokens=terms.ratio_T.numel(),
         clipped=terms.clipped_T.sum().item(),
+        capped=terms.capped_T.sum().item(),
         ratio=terms.ratio_T.sum().item(),
         entropy=tokens.entropy_T.sum().item(),
         kl=k3(tokens.old_logp_T, tokens.logp_T).sum().item(),

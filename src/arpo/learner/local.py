@@ -282,6 +282,7 @@ class _BatchMetrics:
             "loss": _mean(sum(self.losses), steps),
             "grad_norm": _mean(sum(self.norms), steps),
             "clip_fraction": _mean(sums.clipped, sums.tokens),
+            "capped_fraction": _mean(sums.capped, sums.tokens),
             "ratio": _mean(sums.ratio, sums.tokens),
             "kl": _mean(sums.kl, sums.tokens),
             "entropy": _mean(sums.entropy, sums.tokens),

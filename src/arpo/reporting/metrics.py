@@ -167,6 +167,14 @@ METRICS: Mapping[str, Metric] = {
         title="Maximum staleness",
         explanation="Age of the oldest trained token, in policy versions. At most train.max_staleness.",
     ),
+    "stale_fraction": Metric(
+        title="Stale tokens",
+        percent=True,
+        explanation=(
+            "Share of the sampled tokens that loss.stale_ratio corrects: an older policy has sampled them, "
+            "or an earlier token of their episode."
+        ),
+    ),
     "waiting": Metric(
         title="Groups that wait for the learner",
         explanation=(
@@ -203,6 +211,14 @@ METRICS: Mapping[str, Metric] = {
         explanation=(
             "Share of tokens whose update the clipping of the loss stopped. A few percent is normal. If "
             "it exceeds about 20%, updates are too large: lower optim.lr."
+        ),
+    ),
+    "capped_fraction": Metric(
+        title="Tokens with a capped importance weight",
+        percent=True,
+        explanation=(
+            "Share of tokens whose importance weight (learner over the policy that sampled them) was cut at "
+            "2. Near 0 is good. If it grows, lower train.max_staleness or optim.lr."
         ),
     ),
     "ratio": Metric(

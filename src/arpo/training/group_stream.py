@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain
 from typing import Any
 
 from arpo.errors import Outage, UserError
@@ -195,12 +196,19 @@ class GroupStream:
 
 
 def _staleness(batch: Sequence[Group], version: int) -> dict[str, float]:
-    """Mean and maximum over the sampled tokens of a batch that the learner trains on with this version."""
-    trajectories = [trajectory for group in batch for trajectory in group.trajectories]
-    versions = [
-        sampled_by for one in trajectories for turn in one.turns for sampled_by in turn.completion.versions
+    """Of the sampled tokens of a batch that the learner trains on with this version.
+
+    A token is stale if it or an earlier one of its episode is of an older version, as in `samples`.
+    """
+    episodes = [
+        [sampled_by for turn in trajectory.turns for sampled_by in turn.completion.versions]
+        for group in batch
+        for trajectory in group.trajectories
     ]
+    versions = list(chain(*episodes))
+    stale = sum(oldest < version for episode in episodes for oldest in accumulate(episode, min))
     return {
         "staleness_mean": version - sum(versions) / len(versions) if versions else 0.0,
         "staleness_max": float(version - min(versions, default=version)),
+        "stale_fraction": stale / len(versions) if versions else 0.0,
     }

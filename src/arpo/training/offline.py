@@ -43,6 +43,7 @@ ONLINE_METRICS = {
     "loss",
     "ratio",
     "clip_fraction",
+    "capped_fraction",
     "kl",
     "base_kl",
     "logprob_gap",

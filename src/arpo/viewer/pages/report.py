@@ -34,6 +34,7 @@ CHARTS: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("Reward", {"reward": "mean"}),
     ("Groups", {"rescued": "rescued by replay", "without_signal": "without signal"}),
     ("Staleness", {"staleness_mean": "mean", "staleness_max": "maximum"}),
+    ("Stale tokens", {"stale_fraction": "share of tokens"}),
     ("Loss", {"loss": "loss"}),
     ("Entropy", {"entropy": "nats per token"}),
     ("Clipped tokens", {"clip_fraction": "share of tokens"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import pytest
@@ -65,6 +66,23 @@ def test_cached_features_do_not_depend_on_the_batch() -> None:
     alone, among = frozen(QWEN2_5, "language"), frozen(QWEN2_5, "language")
     features(among, SHOTS)
     assert torch.equal(*(features(model, SHOTS[1:2])[SHOTS[1].sha256] for model in (alone, among)))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_features_do_not_depend_on_the_number_of_cores(threads: int) -> None:
+    """Several threads may ask at the same time: the number of torch threads is the same afterwards."""
+    expected = features(frozen(QWEN2_5, "language"), SHOTS)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with ThreadPoolExecutor(4) as asking:
+            models = [frozen(QWEN2_5, "language") for _ in range(4)]
+            answers = list(asking.map(lambda model: features(model, SHOTS), models))
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    for found in answers:
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_mergers_adapters_learn_and_the_tower_does_not() -> None:

@@ -4,20 +4,26 @@ The cache stores the inputs of the tower's mergers, not their outputs: mergers m
 cheap. Each screenshot passes through the tower alone and without gradients, so cached states do not depend
 on the other screenshots of a batch. A resumed run starts with an empty cache and computes the same bits.
 The cache does not notice changed weights: use it for a frozen tower only.
+
+On a CPU each core encodes one screenshot: the operations on one are too short for several threads.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from arpo.types import Screenshot
+
+_THREADS_LOCK = threading.Lock()
 
 
 class FeatureCache:
@@ -61,18 +67,53 @@ def cached_features(
     visual: Any, screenshots: Mapping[str, Screenshot], encode: Callable[[list[Screenshot]], Tensor]
 ) -> Tensor:
     """Features of all screenshots, [sum of tokens, levels, width]; the tower runs only on a cache miss."""
-    cache: FeatureCache = visual.feature_cache
-    states = []
-    for sha256, shot in screenshots.items():
-        cached = cache.get(sha256)
-        if cached is None:
-            with torch.no_grad(), _without_mergers(visual):
-                cached = encode([shot])
-            cache.put(sha256, cached)
-        states.append(cached.to(visual.device))
-    levels = zip(torch.cat(states).unbind(1), _mergers(visual), strict=True)
+    features: FeatureCache = visual.feature_cache
+    known = {sha256: features.get(sha256) for sha256 in screenshots}
+    missing = {sha256: screenshots[sha256] for sha256, states in known.items() if states is None}
+    with _without_mergers(visual):
+        encoded = _encode_each(list(missing.values()), encode, visual.device)
+    for sha256, states_NLD in zip(missing, encoded, strict=True):
+        features.put(sha256, states_NLD)
+        known[sha256] = states_NLD
+    ordered = [states.to(visual.device) for states in known.values() if states is not None]
+    levels = zip(torch.cat(ordered).unbind(1), _mergers(visual), strict=True)
     unit = visual.spatial_merge_size**2
     return torch.stack([merger(state.unflatten(1, (unit, -1)).flatten(0, 1)) for state, merger in levels], 1)
+
+
+def _encode_each(
+    screenshots: Sequence[Screenshot], encode: Callable[[list[Screenshot]], Tensor], device: torch.device
+) -> list[Tensor]:
+    """The states of each screenshot, encoded alone."""
+
+    @torch.no_grad()
+    def states(shot: Screenshot) -> Tensor:
+        return encode([shot])
+
+    if device.type != "cpu":
+        return [states(shot) for shot in screenshots]
+    with _one_thread_per_operation() as cores:
+        return list(_threads(cores).map(states, screenshots))
+
+
+@contextmanager
+def _one_thread_per_operation() -> Iterator[int]:
+    """torch's operations run with one thread each in the block. Returns the number of threads before.
+
+    The setting is one of the process, so only one thread of it may be in the block.
+    """
+    with _THREADS_LOCK:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield threads
+        finally:
+            torch.set_num_threads(threads)
+
+
+@cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, "encoder", initializer=torch.set_num_threads, initargs=(1,))
 
 
 def _mergers(visual: Any) -> list[Any]:

@@ -210,7 +210,7 @@ def plain_loss(config: Config, policy: nn.Module, base: nn.Module) -> Tensor:
     return torch.stack(terms).mean()
 
 
-@pytest.mark.parametrize("method", ["rft", "dpo", "kto"])
+@pytest.mark.parametrize("method", ["rft", "dpo", pytest.param("kto", marks=pytest.mark.slow)])
 def test_the_learner_descends_the_very_loss(method: str, tmp_path: Path) -> None:
     config = recipe(method)
     given = [one for one in stored() if method != "rft" or one.score == 1.0]

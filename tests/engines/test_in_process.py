@@ -33,6 +33,7 @@ from devices import DEVICES, NEEDS_A_GPU
 from engines import NewEngine, pool_engine, slot_engine
 from pngs import corrupt
 from tiny_vlm import (
+    EACH_FAMILY,
     FAMILIES,
     QWEN2_5,
     QWEN3,
@@ -112,7 +113,7 @@ def sample_of(played: Turns) -> Sample:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_the_learner_gives_the_same_log_probabilities(
     new_engine: NewEngine, family: str, device: str
 ) -> None:
@@ -131,7 +132,7 @@ def test_the_learner_gives_the_same_log_probabilities(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_a_prompt_too_long_for_one_pass_is_run_in_parts(
     new_engine: NewEngine, family: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +175,7 @@ def test_key_counts_have_few_values_and_little_padding() -> None:
     assert all(tokens <= keys < tokens + max(128, tokens / 16) for tokens, keys in enumerate(numbers, 1))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_plain_transformers_gives_the_same_log_probabilities(new_engine: NewEngine, family: str) -> None:
     renderer = RENDERERS[family]
     [played] = play_all(new_engine(tiny_of(family), renderer, slots=1), [3], family=family)
@@ -202,7 +203,7 @@ def test_only_new_tokens_are_prefilled_and_each_image_is_encoded_once(new_engine
     assert engine.stats.images_encoded == len({i.sha256 for p in episodes for i in p[-1][0].images})
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_an_answer_does_not_depend_on_the_batch(new_engine: NewEngine, family: str) -> None:
     model, renderer = tiny_of(family), RENDERERS[family]
     together = play_all(new_engine(model, renderer, slots=3), range(3), turns=2, family=family)
@@ -213,7 +214,7 @@ def test_an_answer_does_not_depend_on_the_batch(new_engine: NewEngine, family: s
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_greedy_answers_equal_transformers_generate(new_engine: NewEngine, family: str) -> None:
     renderer = RENDERERS[family]
 
@@ -293,7 +294,7 @@ def slid_prompt(renderer: Renderer, prompt: Prompt, answer: Completion, shot_ind
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_a_slid_window_rewinds_to_the_common_prefix(new_engine: NewEngine, family: str) -> None:
     model, renderer = tiny_of(family), RENDERERS[family]
     engine = new_engine(model, renderer, slots=1)
@@ -334,6 +335,7 @@ def test_another_image_behind_equal_tokens_is_encoded(new_engine: NewEngine) -> 
     assert engine.stats.prefilled_tokens - before == 1  # all is known, but the last token must run
 
 
+@pytest.mark.slow
 def test_more_episodes_than_slots_all_get_their_answers(new_engine: NewEngine) -> None:
     model = tiny_model()
     crowded = play_all(new_engine(model, RENDERER, slots=2), range(5))
@@ -377,6 +379,7 @@ def test_more_episodes_than_a_pool_holds_all_get_their_answers() -> None:
             assert first.logprobs == pytest.approx(second.logprobs, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_decoding_request_that_outgrows_the_pool_postpones_the_latest() -> None:
     """Both answers need 512 tokens of a pool with 768: the second one starts again after the first."""
     model = tiny_model()

@@ -73,7 +73,10 @@ async def _ask(host):
         await host.call(session, "GET", "/health", where="start", seconds=5)
 
 
-@pytest.mark.parametrize(("provider", "passed"), [("local", set()), ("aws", {"AWS_SECRET_ACCESS_KEY"})])
+@pytest.mark.parametrize(
+    ("provider", "passed"),
+    [pytest.param("local", set(), marks=pytest.mark.slow), ("aws", {"AWS_SECRET_ACCESS_KEY"})],
+)
 def test_it_gets_only_the_secrets_of_its_provider(monkeypatch, provider, passed):
     secrets = {"AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "MY_OWN_PASSWORD", "OPENAI_API_KEY", "WANDB_API_KEY"}
     for name in secrets:

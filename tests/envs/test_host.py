@@ -522,6 +522,7 @@ def test_a_signal_closes_every_environment_and_ends_the_command(tmp_path, monkey
     assert (tmp_path / "closed").read_text() == "xx"
 
 
+@pytest.mark.slow
 def test_with_parent_it_exits_when_stdin_closes(tmp_path):
     words = ("--env", FAKE, "--listen", "127.0.0.1:0", "--with-parent")
     command = HostCommand(tmp_path, *words, stdin=subprocess.PIPE)

@@ -358,6 +358,7 @@ def test_a_killed_host_costs_one_attempt_and_is_used_again_after_its_restart(tmp
             command.end()
 
 
+@pytest.mark.slow
 def test_a_hanging_host_is_detected_and_recovers(tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "PROBE_SECONDS", 0.5)
     monkeypatch.setattr(remote, "SLACK_SECONDS", 0.3)

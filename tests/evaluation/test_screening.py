@@ -165,6 +165,7 @@ def test_another_selection_from_a_finished_screening_plays_nothing(
     assert kept(out) == {A: (2, 2), B: (1, 2), C: (1, 2)}
 
 
+@pytest.mark.slow
 def test_a_report_with_other_settings_does_not_count(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

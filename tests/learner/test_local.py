@@ -171,6 +171,7 @@ def test_two_updates_agree_with_a_plain_training_loop(groups: list[Group]) -> No
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_kl_term_agrees_with_a_plain_one_also_without_signal(groups: list[Group], tmp_path: Path) -> None:
     one = learner(base=new_model(1), loss=LossConfig(kl=0.5))
     (update,) = updates_of(groups, kl=0.5)
@@ -297,7 +298,7 @@ def test_a_batch_without_samples_is_a_version_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("poison", [{"advantage": math.nan}, {"advantage": math.inf}, {"weight": math.inf}])
 def test_a_step_that_is_not_finite_is_skipped_and_counted(
     update: Update, poison: dict[str, Any], dtype: torch.dtype, device: str

@@ -15,7 +15,7 @@ from arpo.models.feature_cache import FeatureCache
 from arpo.models.forward import features_by_sha256
 from arpo.models.trainable import set_trainable
 from arpo.types import Screenshot
-from tiny_vlm import FAMILIES, QWEN2_5, screenshot, tiny_of, tiny_renderer
+from tiny_vlm import EACH_FAMILY, QWEN2_5, screenshot, tiny_of, tiny_renderer
 
 Train = Literal["language", "lora"]
 SHOTS = (screenshot(1), screenshot(2, 140, 56), screenshot(3), screenshot(1))
@@ -41,7 +41,7 @@ def looks(model: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("train", ["language", "lora"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_cached_features_equal_those_of_the_tower(family: str, train: Train) -> None:
     expected = features(tiny_of(family), SHOTS, family)
     model = frozen(family, train)

@@ -17,6 +17,7 @@ from arpo.prompts.rendering import Renderer
 from arpo.types import Sample, Screenshot
 from devices import NEEDS_A_GPU
 from tiny_vlm import (
+    EACH_FAMILY,
     FAMILIES,
     QWEN2_5,
     QWEN3,
@@ -74,7 +75,7 @@ def stock_logprobs(
     return logps[mask, tokens[mask]]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 @pytest.mark.parametrize(("dtype", "temperature"), [(torch.float32, 1.0), (torch.float64, 0.6)])
 def test_values_and_gradients_equal_plain_transformers(
     family: str, dtype: torch.dtype, temperature: float
@@ -107,7 +108,7 @@ def check_against_stock(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_compiled_parts_equal_plain_transformers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms, gates and rotary positions of both towers, as on a GPU."""
     ours, stock = tiny_of(family), tiny_of(family, stock=True)
@@ -174,7 +175,7 @@ def test_long_sequences_equal_plain_transformers_in_float32(
         assert alike > least_cosine, (name, alike)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_the_last_mlp_runs_on_sampled_tokens_only(family: str) -> None:
     """Seventeen tokens are sampled. The model is unchanged afterwards, also after an error."""
     model, samples = tiny_of(family), mixed_samples(family)
@@ -191,7 +192,7 @@ def test_the_last_mlp_runs_on_sampled_tokens_only(family: str) -> None:
     assert layers[-1].mlp.forward == own
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_several_images_in_one_turn(family: str) -> None:
     renderer = RENDERERS[family]
     shots = (screenshot(5), screenshot(6, 56, 120), screenshot(7, 90, 60))
@@ -232,7 +233,7 @@ def test_entropy_is_that_of_the_distribution_and_carries_no_gradient() -> None:
     assert not entropy_N.requires_grad
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_a_sample_does_not_depend_on_its_batch(family: str) -> None:
     model, samples, renderer = tiny_of(family), mixed_samples(family), RENDERERS[family]
     together, _ = sampled_logprobs(model, samples, renderer, 1.0)
@@ -287,7 +288,7 @@ def values_and_gradients(
     return logps_T.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_sequences_packed_into_one_row_do_not_see_each_other(family: str) -> None:
     model = tiny_of(family).double()
     padded, gradients = values_and_gradients(model, family, packed=False)

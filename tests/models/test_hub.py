@@ -73,6 +73,7 @@ def test_a_path_without_revision_means_the_recorded_commit() -> None:
     assert with_recorded_model(of("org/name"), of("base")) == of("org/name")
 
 
+@pytest.mark.slow
 def test_files_are_downloaded_once_without_pickles_and_code(hub: Hub, tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in BASE.iterdir()}
     files |= {"pytorch_model.bin": b"?", "modeling.py": b"?", "onnx/config.json": b"{}", "LICENSE": b"MIT"}

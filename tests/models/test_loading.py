@@ -26,6 +26,7 @@ from arpo.models.loading import (
 )
 from arpo.prompts.rendering import Renderer
 from tiny_vlm import (
+    EACH_FAMILY,
     FAMILIES,
     QWEN2_5,
     QWEN3,
@@ -109,7 +110,7 @@ def rewrite(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_a_loaded_model_gives_the_logits_of_plain_transformers(family: str, folders: dict[str, Path]) -> None:
     ours = load(folders[family])
     stock = AutoModelForImageTextToText.from_pretrained(folders[family], dtype=torch.float32)
@@ -121,7 +122,7 @@ def test_a_loaded_model_gives_the_logits_of_plain_transformers(family: str, fold
     assert not ours.training
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_a_folder_in_shards_is_the_same_model(family: str, folders: dict[str, Path], tmp_path: Path) -> None:
     tiny_of(family, stock=True).save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 3
@@ -189,7 +190,7 @@ def test_dtype_is_the_one_asked_for(folders: dict[str, Path]) -> None:
         load(folders[QWEN3], dtype="float8")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_random_weights_need_only_the_configuration(
     family: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:

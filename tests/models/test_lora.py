@@ -16,7 +16,7 @@ from arpo.models.trainable import set_trainable
 from arpo.types import Sample
 from engines import slot_engine
 from tiny_vlm import (
-    FAMILIES,
+    EACH_FAMILY,
     QWEN2_5,
     QWEN3,
     first_prompt,
@@ -85,12 +85,12 @@ def test_worked_numbers() -> None:
     assert model.layer(inputs).item() == 1 - 4 + 100 + 2 * 5 * (3 - 8)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_the_first_forward_is_the_base_models_bit_for_bit(family: str) -> None:
     assert torch.equal(logprobs(adapted(family, moved=False), family), logprobs(tiny_of(family), family))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_language_and_merger_layers_have_adapters_and_everything_else_is_frozen(family: str) -> None:
     base, model = tiny_of(family), adapted(family, moved=False)
     layers = {name for name, module in base.named_modules() if isinstance(module, nn.Linear)}
@@ -107,7 +107,7 @@ def test_language_and_merger_layers_have_adapters_and_everything_else_is_frozen(
     assert {name for name, _ in model.named_parameters()} - trained == dict(base.named_parameters()).keys()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_adapters_act_as_the_merged_weights_do(family: str) -> None:
     model = adapted(family, moved=True)
     with_adapters, base = logprobs(model, family), logprobs(tiny_of(family), family)
@@ -169,7 +169,7 @@ def test_a_second_pair_of_adapters_is_our_own_mistake() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "gap"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_the_engine_with_its_cache_and_the_learner_agree(family: str, dtype: torch.dtype, gap: float) -> None:
     """Two turns through cached keys against one pass over the whole sequence."""
     model, renderer = adapted(family, moved=True, dtype=dtype, keep=True), tiny_renderer(family)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from tokenizers import Tokenizer
@@ -35,6 +36,7 @@ from tools.pretrain.tokenizer import ACTION_PHRASES, build_tokenizer, special_id
 TOKENIZER = build_tokenizer(ACTION_PHRASES, ["open", "save", "file", "the"], 20)
 QWEN2, QWEN2_5, QWEN3 = "qwen2_vl", "qwen2_5_vl", "qwen3_vl"
 FAMILIES = (QWEN2, QWEN2_5, QWEN3)
+EACH_FAMILY = (pytest.param(QWEN2, marks=pytest.mark.slow), QWEN2_5, QWEN3)
 QWEN3_SETTINGS = ImageSettings(
     patch_size=16,
     merge_size=2,

@@ -69,6 +69,7 @@ def test_every_task_of_every_epoch_is_trained_once(tmp_path: Path) -> None:
     assert trainer.run.progress.success.keys() == {"base", "final"}
 
 
+@pytest.mark.slow
 def test_a_slow_group_is_not_overtaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of one group. The first group of A ends after the next one, and is trained before it."""
     Scripted.play({})
@@ -174,7 +175,8 @@ def test_a_stop_while_groups_play_keeps_the_finished_ones(tmp_path: Path) -> Non
     assert len(played) == len(set(played)) == 16
 
 
-@pytest.mark.parametrize("lower", [pytest.param(1, marks=pytest.mark.slow), 0])
+@pytest.mark.slow
+@pytest.mark.parametrize("lower", [1, 0])
 def test_staleness_is_lowered_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lower: int) -> None:
     """Batches of one group. The learner trains on the first one until three others wait for it.
 

@@ -147,6 +147,7 @@ def test_each_method_takes_what_it_can_learn_from(source: Path, tmp_path: Path) 
     assert sizes == {"rft": [1, 2, 2, 2], "dpo": [2, 2, 2], "kto": [4, 4, 4, 4]}
 
 
+@pytest.mark.slow
 def test_a_pass_has_an_order_of_its_own_and_pairs_of_one_task(source: Path, tmp_path: Path) -> None:
     Scripted.play({})
     trainer = train(offline(tmp_path, "dpo", source, [A, B, C, D], "--offline.passes=1"))

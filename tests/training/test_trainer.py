@@ -508,6 +508,7 @@ REMEDIES = {
 }
 
 
+@pytest.mark.slow
 def test_a_run_resumes_with_remedies_and_notes_them(tmp_path: Path) -> None:
     """One batch an epoch."""
     Scripted.play({A: [0, 1] * 9, B: [1, 0] * 9})

@@ -21,7 +21,7 @@ def test_shipped_tasks_and_fresh_ones(tmp_path):
 
 def test_every_held_out_set_has_instructions(tmp_path):
     (tmp_path / "more.json").write_text(TASK)
-    tasks = TasksConfig(heldout=f"desk:validation,{tmp_path / 'more.json'}")
+    tasks = TasksConfig(heldout=f"desk:families/validation,{tmp_path / 'more.json'}")
     found = TaskTexts(Config(tasks=tasks), SafeFolder(tmp_path / "run"))
     assert found.instruction("families_validation-000") and found.instruction("mine") == "Do it"
 

@@ -272,7 +272,7 @@ def random_action(rng: random.Random, env: DeskEnv) -> Action:
     return rng.choice(actions)
 
 
-@pytest.mark.parametrize(("size", "episodes"), [((224, 168), 12), ((301, 203), 2), ((1920, 1080), 1)])
+@pytest.mark.parametrize(("size", "episodes"), [((224, 168), 5), ((301, 203), 1), ((1920, 1080), 1)])
 def test_random_actions_never_raise(size: tuple[int, int], episodes: int) -> None:
     for seed in range(episodes):
         rng = random.Random(seed)

@@ -123,6 +123,7 @@ def test_hostile_lines_become_errors_and_the_others_are_shown(tmp_path: Path) ->
     assert library.answer(["s", "desk", "lanes"], {})["lanes"] == 3
 
 
+@pytest.mark.slow
 def test_the_size_of_the_lanes_is_limited(tmp_path: Path) -> None:
     """Names of 1 MiB: the first 7 fit into 8 MiB, after 8 attempts of some hundred bytes."""
     make_run(tmp_path / "desk")

@@ -260,8 +260,8 @@ class Desktop:
 
     # screen
 
-    def visible_elements(self) -> list[Element]:
-        """All visible elements, in reading order."""
+    def visible_elements(self, kind: str = "") -> list[Element]:
+        """All visible elements, or those of one kind, in reading order."""
         found = [
             Element(
                 label=name,
@@ -275,7 +275,11 @@ class Desktop:
         ]
         for i, window in enumerate(self.windows):
             above = self.windows[i + 1 :]
-            found += [element for element in _window_elements(window) if self._is_visible(element, above)]
+            found += [
+                element
+                for element in _window_elements(window)
+                if kind in ("", element.kind) and self._is_visible(element, above)
+            ]
         if self.popup is not None:
             found += [
                 Element(
@@ -284,7 +288,8 @@ class Desktop:
                 )
                 for i, (label, _) in enumerate(self.popup.choices)
             ]  # fmt: skip
-        return sorted(found, key=lambda element: (element.row, element.column))
+        wanted = [element for element in found if kind in ("", element.kind)]
+        return sorted(wanted, key=lambda element: (element.row, element.column))
 
     def _is_visible(self, element: Element, above: Sequence[Window]) -> bool:
         """Whether no window above and no menu covers the middle row, from the left edge to the centre."""

@@ -50,11 +50,8 @@ class Goal(Protocol):
 
 def find_element(desktop: Desktop, label: str, kind: str, nth: int = 0) -> Element | None:
     """The nth matching element of the front window, the open menu or the task bar. "" matches any label."""
-    found = [
-        element
-        for element in desktop.visible_elements()
-        if element.kind == kind and (element.label == label or not label)
-    ]
+    visible = desktop.visible_elements(kind)
+    found = [element for element in visible if element.label == label or not label]
     if kind not in ("app", "choice") and (front := desktop.front) is not None:
         found = [element for element in found if front.contains(element.column, element.row)]
     return found[nth] if nth < len(found) else None

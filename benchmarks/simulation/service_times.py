@@ -1,14 +1,13 @@
 """How long environments, vLLM servers and the learner take: the numbers of the simulation.
 
-Sources: M measured (docs/performance.md, one H200, a 7B model), A assumed,
-B assumed, as in benchmarks/asynchrony.py.
+Sources: M measured (docs/performance.md, one H200, a 7B model), A assumed.
 
 | number | value | source |
 | --- | --- | --- |
-| start of a virtual machine | 30 to 60 s | B |
-| step, evaluation | log-normal with median 3 s and sigma 0.5; 5 s | B |
-| hanging step | in 2% of the episodes, until a timeout of 60 s | B |
-| answers per episode | 3 to 15, uniform: 9 in the mean | B |
+| start of a virtual machine | 30 to 60 s | A |
+| step, evaluation | log-normal with median 3 s and sigma 0.5; 5 s | A |
+| hanging step | in 2% of the episodes, until a timeout of 60 s | A |
+| answers per episode | 3 to 15, uniform: 9 in the mean | A |
 | tokens per answer | log-normal, median 135, sigma 0.45: 150 in the mean | mean M, spread A |
 | tokens per screenshot | 2,700 | M, 1920x1080 |
 | encoding and prefill | 0.145 s per screenshot and answer | M: 35 s for 240, 69 s for 480 |

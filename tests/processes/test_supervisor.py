@@ -81,6 +81,8 @@ def test_a_program_that_hangs_or_dies_is_restarted() -> None:
     assert watch.child is not None
     watch.child.process.kill()
     assert wait_until(lambda: watch.restarts == 2 and watch.state == "healthy")
+    watch.restart()
+    assert wait_until(lambda: watch.restarts == 3 and watch.state == "healthy")
     watch.close()
 
 

@@ -11,13 +11,15 @@ import pytest
 import torch
 
 import fake_vllm
+from arpo.engines.http_exchange import TransientError
 from arpo.engines.vllm import VllmEngine
+from arpo.engines.vllm_client import VllmClient
 from arpo.errors import Outage, UserError
 from arpo.learner.local import LocalLearner
 from arpo.prompts.conversation import load_template
 from arpo.reporting.display import Display
 from arpo.rollout.player import open_player
-from arpo.serving.servers import OwnServers
+from arpo.serving.servers import OwnServers, Server
 from arpo.tasks.lists import load_tasks
 from arpo.types import Trajectory
 from processes import descendants, wait_until
@@ -96,11 +98,13 @@ def test_servers_sleep_while_a_learner_uses_their_gpu(tmp_path: Path, shared: bo
     found: list[str] = []
 
     class Recorded(VllmEngine):
-        async def sleep(self) -> None:
+        async def sleep(self) -> list[int]:
             found.append("sleep")
+            return []
 
-        async def wake(self) -> None:
+        async def wake(self) -> list[int]:
             found.append("wake")
+            return []
 
     python = fake_vllm.install(tmp_path)
     config = small_config(
@@ -117,6 +121,34 @@ def test_servers_sleep_while_a_learner_uses_their_gpu(tmp_path: Path, shared: bo
 
     asyncio.run(scenario())
     assert found == calls
+
+
+@pytest.mark.parametrize("broken", ["/sleep?level=1", "/wake_up"])
+def test_a_server_that_cannot_hand_over_the_gpu_restarts(
+    tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would hold memory that it cannot use, and the run would wait for it for ever."""
+
+    async def fail(client: VllmClient, path: str, body: object = None) -> object:
+        if path == broken:
+            raise TransientError(f"{path}: CUDA out of memory")
+        return None
+
+    monkeypatch.setattr(VllmClient, "_change", fail)
+    python = fake_vllm.install(tmp_path)
+    words = ("--engine.name=vllm", "--engine.replicas=2", f"--engine.python={python}", "--model.path=base")
+    player = open_player(small_config(tmp_path, [A], *words))
+    assert isinstance(player.servers, OwnServers)
+    player = replace(player, servers=replace(player.servers, share_gpu=True))
+    restarted: list[str] = []
+    monkeypatch.setattr(Server, "restart", lambda server: restarted.append(server.name))
+
+    async def scenario() -> None:
+        async with player.started(Display()), player.free_gpu():
+            pass
+
+    asyncio.run(scenario())
+    assert len(set(restarted)) == len(restarted) == 2
 
 
 def test_a_stop_ends_an_outage_of_all_servers(tmp_path: Path) -> None:

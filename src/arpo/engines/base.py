@@ -81,8 +81,13 @@ class ServedEngine(Engine, Protocol):
         """End a pause in which no server works, with `Outage`."""
         ...
 
-    async def sleep(self) -> None:
-        """Free the memory of the servers' GPUs. No request is made until `wake`."""
+    async def sleep(self) -> Sequence[int]:
+        """Free the memory of the servers' GPUs. No request is made until `wake`.
+
+        Returns the numbers of the servers that failed. They are unusable until they restart.
+        """
         ...
 
-    async def wake(self) -> None: ...
+    async def wake(self) -> Sequence[int]:
+        """Take the memory again. Returns the numbers of the servers that failed."""
+        ...

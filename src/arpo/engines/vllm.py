@@ -200,21 +200,30 @@ class VllmEngine:
             await asyncio.gather(*map(self._update, self._replicas[wave::WAVES]))
         self._router.forget_all()  # the replica that was updated last has lost its episodes to the others
 
-    async def sleep(self) -> None:
+    async def sleep(self) -> list[int]:
         """Release the memory of the GPUs, for a learner. No requests until `wake`."""
         self._asleep = True
-        await asyncio.gather(*(self._change(replica, replica.client.sleep) for replica in self._replicas))
+        return await self._change_all(lambda client: client.sleep())
 
-    async def wake(self) -> None:
-        await asyncio.gather(*(self._change(replica, replica.client.wake) for replica in self._replicas))
+    async def wake(self) -> list[int]:
+        failed = await self._change_all(lambda client: client.wake())
         self._asleep = False
+        return failed
 
-    async def _change(self, replica: _Replica, change: Callable[[], Awaitable[None]]) -> None:
-        async with replica.lock:
-            try:
-                await change()
-            except TransientError as error:
-                self._fail(replica, str(error))
+    async def _change_all(self, change: Callable[[VllmClient], Awaitable[None]]) -> list[int]:
+        """Change all replicas. Returns the indices of those that failed."""
+
+        async def succeeds(replica: _Replica) -> bool:
+            async with replica.lock:
+                try:
+                    await change(replica.client)
+                except TransientError as error:
+                    self._fail(replica, str(error))
+                    return False
+                return True
+
+        done = await asyncio.gather(*map(succeeds, self._replicas))
+        return [index for index, succeeded in enumerate(done) if not succeeded]
 
     def _known_addresses(self) -> Sequence[Address]:
         urls = endpoints(self._settings.endpoints, "engine.endpoints", "")

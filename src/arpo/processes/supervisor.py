@@ -92,6 +92,13 @@ class Supervised:
         if self._thread is not threading.current_thread():  # garbage collection may run in any thread
             self._thread.join()
 
+    def restart(self) -> None:
+        """End the program. Its thread starts it again."""
+        with self._starting:
+            child = self.child
+        if child is not None:
+            child.end()
+
     def _keep(self) -> None:
         failures = failed_starts = 0
         while not self.is_closed:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +23,7 @@ from arpo.prompts.rendering import PromptRenderer, Renderer
 from arpo.reporting.display import Display
 from arpo.rollout.episode import Agent
 from arpo.rollout.scheduler import Scheduler
-from arpo.serving.servers import OwnServers, open_servers
+from arpo.serving.servers import OwnServers, Server, open_servers
 
 SERVER_LOGS = "servers"  # folder in the run folder
 
@@ -51,6 +53,7 @@ class Player:
     servers: OwnServers | ClusterServers | None = None
     server_logs: Path | None = None
     cluster: Cluster | None = None
+    _restartable: list[Server] = field(default_factory=list, init=False)  # started, not those of a cluster
 
     @property
     def token_renderer(self) -> Renderer:
@@ -81,6 +84,7 @@ class Player:
                 if self.servers is not None:
                     running: _Running = self.servers.running(self.server_logs, display.note)
                     started = await opened.enter_async_context(running)
+                    self._restartable[:] = [server for server in started if isinstance(server, Server)]
                     self.served.use_servers([server.address for server in started], self.servers.key)
             opened.push_async_callback(engine.close)
             for message in await engine.start():
@@ -89,15 +93,23 @@ class Player:
 
     @asynccontextmanager
     async def free_gpu(self) -> AsyncIterator[None]:
-        """Servers on the GPU of the learner sleep during the block. No episode is played in it."""
+        """Servers on the GPU of the learner sleep during the block. No episode is played in it.
+
+        A server that cannot sleep or wake holds memory that it cannot use: it restarts.
+        """
         if self.served is None or self.servers is None or not self.servers.share_gpu:
             yield
             return
-        await self.served.sleep()
+        await self._restart(await self.served.sleep())
         try:
             yield
         finally:
-            await self.served.wake()
+            release_gpu_memory()
+            await self._restart(await self.served.wake())
+
+    async def _restart(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            await asyncio.to_thread(self._restartable[number].restart)
 
 
 def open_player(config: Config, *, learning: bool = False) -> Player:
@@ -128,6 +140,14 @@ def open_player(config: Config, *, learning: bool = False) -> Player:
         server_logs=Path(config.run.dir) / SERVER_LOGS if learning else None,
         cluster=cluster,
     )
+
+
+def release_gpu_memory() -> None:
+    """Give memory that torch keeps for later tensors back to the GPU, where another process needs it."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _open_pool(config: Config, cluster: Cluster | None) -> EnvPool:

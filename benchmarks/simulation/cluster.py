@@ -29,6 +29,7 @@ from arpo.testing import screenshot
 from arpo.training.checkpoints import Progress
 from arpo.training.garbage import rare_collections, short_collections
 from arpo.training.trainer import Trainer
+from arpo.types import Sample
 from simulation.clock import Clock, JumpingSelector, Meter, run_simulated
 from simulation.replica import AnswerTexts, Gpu, Server
 from simulation.roles import (
@@ -217,6 +218,9 @@ class Parts:
         async def evaluate_nothing(*_: object) -> dict[str, Any]:
             return {}
 
+        async def compare_nothing(*_: object) -> list[Sample]:
+            return []
+
         places = {
             "arpo.rollout.player.Player.started": started,
             "arpo.rollout.player.open_pool": lambda config: EnvPool(
@@ -229,6 +233,8 @@ class Parts:
             "arpo.training.run.open_publisher": open_publisher,
             "arpo.training.run.short_collections": nullcontext,
             "arpo.training.evaluation.evaluate_sets": evaluate_nothing,
+            "arpo.training.trainer.fresh_samples": compare_nothing,
+            "arpo.training.trainer.learn": lambda learner, batch, *_: learner.train(batch),
         }
         stack = ExitStack()
         for name, part in places.items():

@@ -177,7 +177,7 @@ class SimulatedLearner(WaitingLearner):
     """`busy` integrates its work."""
 
     def __init__(self, clock: Clock, times: ServiceTimes, gpus: int) -> None:
-        super().__init__(logprob=PROBE_LOGPROB)
+        super().__init__()
         self._clock, self._times, self._gpus = clock, times, gpus
         self.busy = Meter(clock)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from arpo.engines.base import Weights
 from arpo.learner.base import Batch, Metrics
-from arpo.types import Sample
 
 
 async def work_in_loop(run: object, work: Callable[[], Any]) -> Any:
@@ -19,10 +18,10 @@ async def work_in_loop(run: object, work: Callable[[], Any]) -> Any:
 
 
 class WaitingLearner:
-    """Subclasses wait in `work`. Every sample has the log-probability `logprob`."""
+    """Subclasses wait in `work`."""
 
-    def __init__(self, *, logprob: float) -> None:
-        self._logprob, self._version = logprob, 0
+    def __init__(self) -> None:
+        self._version = 0
 
     async def work(self, batch: Batch) -> None:
         raise NotImplementedError
@@ -30,12 +29,7 @@ class WaitingLearner:
     async def train(self, batch: Batch) -> Metrics:
         await self.work(batch)
         self._version += 1
-        return {"skipped": 0.0, "updates": float(len(batch.updates))}
-
-    def logprobs(
-        self, samples: Sequence[Sample], *, base: bool, temperature: float | None = None
-    ) -> list[float]:
-        return [self._logprob for _ in samples]
+        return {"skipped": 0.0, "updates": float(len(batch.updates)), "engine_tokens": 1.0}
 
     def weights(self) -> Weights:
         return Weights(version=self._version, handle=None)

@@ -1,5 +1,6 @@
 """Episodes with every action and with real images, for tests of storage and of the report."""
 
+import functools
 import io
 import math
 
@@ -43,6 +44,7 @@ def small(number):
     return Screenshot.of(png(np.full((12, 16, 3), number, np.uint8), "P"))
 
 
+@functools.cache
 def desktop(seed, window=None):
     """Incompressible noise of 400x300 pixels, optionally with a plain window."""
     pixels = np.random.default_rng(seed).integers(0, 256, (300, 400, 3), np.uint8)
@@ -51,6 +53,7 @@ def desktop(seed, window=None):
     return Screenshot.of(png(pixels))
 
 
+@functools.cache
 def large_desktop(seed, window=None):
     """640x480 pixels, which other processes encode: noise at the top, optionally a plain window below."""
     pixels = np.zeros((480, 640, 3), np.uint8)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from PIL import Image, ImageDraw
@@ -51,6 +52,7 @@ VIEWS = {
 }
 
 
+@cache
 def picture(name: str, step: int) -> Screenshot:
     """A different picture for each episode and step: a window that moves."""
     image = Image.new("RGB", SIZE, "#3d6f8e")

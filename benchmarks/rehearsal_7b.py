@@ -7,6 +7,7 @@ up to 15 steps, groups have a signal, and the replay buffer fills. The tiny lear
 one JSON line; `ratio` is the goal of 12 seconds per episode divided by the measured time with checkpoints.
 
     PYTHONPATH=. python benchmarks/rehearsal_7b.py [--train lora] [--folder FOLDER]
+    PYTHONPATH=. python benchmarks/rehearsal_7b.py --engine vllm --python .venv-vllm/bin/python    # same GPU
     PYTHONPATH=. python benchmarks/rehearsal_7b.py --tiny    # on a CPU, to test this script
 """
 
@@ -89,6 +90,11 @@ rollouts = 1
 [store]
 keep_checkpoints = 1
 tensorboard = false
+
+[engine]
+name = "{engine}"
+replicas = {replicas}
+python = "{python}"
 """
 
 
@@ -189,7 +195,8 @@ def measure(arguments: argparse.Namespace, model: Path, folder: Path) -> dict[st
         RECIPE.format(
             model=model, dtype="float32" if tiny else "bfloat16", train=arguments.train,
             width=224 if tiny else 1920, height=168 if tiny else 1080,
-            steps=arguments.steps, lr=1e-9,
+            steps=arguments.steps, lr=1e-9, engine=arguments.engine, python=arguments.python,
+            replicas=1 if arguments.engine == "vllm" else 0,
         )
     )  # fmt: skip
     rehearsal = Rehearsal(folder)
@@ -227,6 +234,8 @@ def main() -> None:
     parser.add_argument("--train", default="all", choices=["all", "language", "lora"])
     parser.add_argument("--tokens", type=int, default=145, help="length of a thought")
     parser.add_argument("--steps", type=int, default=15, help="maximum steps of an episode")
+    parser.add_argument("--engine", default="in_process", choices=["in_process", "vllm"])
+    parser.add_argument("--python", default="", help="of an environment with vLLM (engine.python)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and small screenshots")
     parser.add_argument(
         "--folder", type=Path, help="folder of the run, with 110 GiB of space for --train all; default: /tmp"

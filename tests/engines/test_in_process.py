@@ -447,6 +447,23 @@ def test_loading_drops_what_older_weights_computed_and_starts_as_new(new_engine:
     assert (old.policy_version, new.policy_version) == (0, 4)
 
 
+@pytest.mark.parametrize("lost", ["", "model.language_model.layers.1.mlp.up_proj.weight"])
+def test_a_copy_that_is_not_exact_is_an_error(monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+    """Nothing is copied, or all but one tensor."""
+    model, newer = tiny_model(0), tiny_model(1)
+    engine = InProcessEngine(model, RENDERER, SlotPasses(model, RENDERER.pad_id, 2), in_flight=True)
+
+    def copy_others(own: Any, source: Any) -> None:
+        new = dict(source.named_parameters())
+        for name, parameter in own.named_parameters():
+            if lost and name != lost:
+                parameter.data.copy_(new[name].data)
+
+    monkeypatch.setattr("arpo.engines.in_process.load_trained", copy_others)
+    with pytest.raises(EngineError, match=lost or r"embed_tokens|visual"):
+        asyncio.run(engine.load(Weights(version=1, handle=newer)))
+
+
 def test_weights_trained_in_place_need_only_a_new_version(new_engine: NewEngine) -> None:
     model = tiny_model()
     engine = new_engine(model, RENDERER, slots=2)

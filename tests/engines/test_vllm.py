@@ -276,6 +276,25 @@ def test_a_replica_whose_probe_differs_gets_no_requests(pair: list[ScriptedVllm]
     assert "its log-probabilities differ by 0.06 from the learner's" in notes[0]
 
 
+def test_a_replica_with_a_wrong_tensor_loads_again_and_gets_no_requests_before(
+    pair: list[ScriptedVllm], tmp_path: Path
+) -> None:
+    pair[0].wrong_sums = {"head": 0}
+
+    async def test(engine: VllmEngine) -> None:
+        await engine.load(weights(tmp_path, 1, pair))
+        for name in ("one", "two"):
+            await ask(engine, pair, name)
+        assert answered(pair) == [0, 2]
+        pair[0].wrong_sums = {}
+        await until(lambda: "works again" in notes[-1])
+        assert pair[0].calls.count("/collective_rpc") >= 2
+
+    notes: list[str] = []
+    notes_of(pair, test, notes=notes)
+    assert "head" in notes[0]
+
+
 def test_an_update_that_fails_half_way_is_repeated(pair: list[ScriptedVllm], tmp_path: Path) -> None:
     async def test(engine: VllmEngine) -> None:
         await engine.load(weights(tmp_path, 1, pair))

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arpo.engines.http_exchange import HttpExchange, TransientError
-from arpo.engines.vllm_client import UNCHANGED, VllmClient, cut_prompt
+from arpo.engines.vllm_client import UNCHANGED, VllmClient, cut_prompt, different_tensors
 from arpo.errors import EngineError
+from arpo.storage.published_weights import PublishedWeights, read_published
 from arpo.testing import screenshot
 from arpo.types import Message, Prompt, Sampling
 from scripted_vllm import LOGPROBS, ScriptedVllm, answering, hanging, publish_probe, scripted_vllm
@@ -200,16 +201,22 @@ def test_an_empty_or_nested_list_is_not_the_prompt(server: ScriptedVllm) -> None
             ask(server, lambda client: client.generate(prompt_of(server, ONE), SAMPLING, UNCHANGED))
 
 
+def published_by(server: ScriptedVllm, root: Path, version: int) -> PublishedWeights:
+    published = read_published(publish_probe(root, version, server.renderer, ONE))
+    assert published is not None
+    return published
+
+
 def test_full_weights_replace_those_of_the_model(server: ScriptedVllm, tmp_path: Path) -> None:
-    folder = publish_probe(tmp_path, 3, server.renderer, ONE)
+    published = published_by(server, tmp_path, 3)
 
     async def load(client: VllmClient) -> list[bool]:
         before = await client.has_weights("run-3")
-        await client.load(folder, "run-3")
+        await client.load(published, "run-3")
         return [before, await client.has_weights("run-3"), await client.has_weights("run-2")]
 
     assert ask(server, load) == [False, True, False]
-    assert server.folder == folder
+    assert server.folder == published.folder
     assert [call for call in server.calls if call not in ("/weight_info", "/is_paused")] == [
         "/pause?mode=keep&clear_cache=false",
         "/update_weight_version",
@@ -222,8 +229,8 @@ def test_full_weights_replace_those_of_the_model(server: ScriptedVllm, tmp_path:
 
 
 def test_a_frozen_vision_tower_keeps_its_features(server: ScriptedVllm, tmp_path: Path) -> None:
-    folder = publish_probe(tmp_path, 3, server.renderer, ONE)
-    ask(server, lambda client: client.load(folder, "run-3"), trains_vision=False)
+    published = published_by(server, tmp_path, 3)
+    ask(server, lambda client: client.load(published, "run-3"), trains_vision=False)
     assert "/reset_encoder_cache" not in server.calls
 
 
@@ -233,32 +240,30 @@ def test_a_frozen_vision_tower_keeps_its_features(server: ScriptedVllm, tmp_path
 def test_after_a_failed_update_the_server_does_not_have_the_weights(
     server: ScriptedVllm, tmp_path: Path, route: str
 ) -> None:
-    folder = publish_probe(tmp_path, 3, server.renderer, ONE)
+    published = published_by(server, tmp_path, 3)
     server.faults[route] = answering(500, "out of memory", times=1)
 
     async def load(client: VllmClient) -> bool:
         with pytest.raises(TransientError, match="status 500: out of memory"):
-            await client.load(folder, "run-3")
+            await client.load(published, "run-3")
         return await client.has_weights("run-3")
 
     assert ask(server, load) is False
-    ask(server, lambda client: client.load(folder, "run-3"))
+    ask(server, lambda client: client.load(published, "run-3"))
     assert ask(server, lambda client: client.has_weights("run-3"))
 
 
 def test_a_prefix_cache_that_was_not_reset_fails_the_update(server: ScriptedVllm, tmp_path: Path) -> None:
-    folder = publish_probe(tmp_path, 3, server.renderer, ONE)
+    published = published_by(server, tmp_path, 3)
     server.faults["/reset_prefix_cache"] = answering(200, json.dumps({"success": False}))
     with pytest.raises(TransientError, match="the prefix cache was not reset"):
-        ask(server, lambda client: client.load(folder, "run-3"))
+        ask(server, lambda client: client.load(published, "run-3"))
 
 
 def test_adapters_are_loaded_next_to_the_previous_ones(server: ScriptedVllm, tmp_path: Path) -> None:
-    folders = [publish_probe(tmp_path, version, server.renderer, ONE) for version in (1, 2, 3)]
-
     async def load(client: VllmClient) -> tuple[str, ...]:
-        for version, folder in enumerate(folders, 1):
-            await client.load(folder, f"run-{version}")
+        for version in (1, 2, 3):
+            await client.load(published_by(server, tmp_path, version), f"run-{version}")
         assert await client.has_weights("run-3") and not await client.has_weights("run-1")
         return (await client.generate(prompt_of(server), SAMPLING, "run-3")).labels
 
@@ -266,6 +271,42 @@ def test_adapters_are_loaded_next_to_the_previous_ones(server: ScriptedVllm, tmp
     assert server.adapters == ["run-2", "run-3"]
     assert server.prompts[-1]["model"] == "run-3"
     assert "/pause?mode=keep&clear_cache=false" not in server.calls
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_tensor_with_another_checksum_fails_the_update(
+    server: ScriptedVllm, tmp_path: Path, lora: bool
+) -> None:
+    published = published_by(server, tmp_path, 3)
+    server.wrong_sums = {"head": 12}
+
+    async def load(client: VllmClient) -> bool:
+        with pytest.raises(TransientError, match=r"1 tensors differ .*head"):
+            await client.load(published, "run-3")
+        return await client.has_weights("run-3")
+
+    assert ask(server, load, lora=lora) is False
+    server.wrong_sums = {}
+    ask(server, lambda client: client.load(published, "run-3"), lora=lora)
+    assert ask(server, lambda client: client.has_weights("run-3"), lora=lora)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"results": [null]}', '{"results": [["a"]]}'])
+def test_a_server_without_checksums_fails_the_update(server: ScriptedVllm, tmp_path: Path, text: str) -> None:
+    server.faults["/collective_rpc"] = answering(200, text)
+    published = published_by(server, tmp_path, 3)
+    with pytest.raises(TransientError, match="checksums"):
+        ask(server, lambda client: client.load(published, "run-3"))
+
+
+def test_parts_of_tensors_are_added_and_copies_count_once() -> None:
+    whole = {"norm": 3, "query": -5, "key": 7}
+    first = [("norm", "whole", 3), ("query", "0", 2), ("key", "0", 7)]
+    second = [("norm", "whole", 3), ("query", "1", -7), ("key", "0", 7)]
+    assert different_tensors(whole, [*first, *second]) == []
+    assert different_tensors(whole, first) == ["query"]
+    assert different_tensors(whole, [*first, *second, ("norm", "whole", 4)]) == ["norm"]
+    assert different_tensors(whole, [*first[:2], *second[:2]]) == ["key"]
 
 
 def test_the_score_of_given_tokens(server: ScriptedVllm, tmp_path: Path) -> None:

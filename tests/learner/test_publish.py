@@ -28,6 +28,7 @@ from arpo.learner.base import Batch, Learner
 from arpo.learner.local import LocalLearner
 from arpo.learner.publish import Publisher, open_publisher, published_bytes
 from arpo.learner.sharded import ShardedLearner
+from arpo.models.checksums import bit_sum
 from arpo.models.loading import load_model
 from arpo.models.lora import merge
 from arpo.models.trainable import set_trainable
@@ -119,6 +120,7 @@ def test_the_model_is_published_with_a_probe_that_plain_transformers_confirms(
         gaps = [abs(old - new) for old, new in zip(before, probe.logprobs, strict=True)]
         assert max(gaps) > 0.05  # one update later, the probe no longer fits the old weights
         assert (len(probe.images), len(probe.answer) >= 8) == (2, True)
+        assert published.checksums() == {name: bit_sum(p) for name, p in stock.named_parameters()}
         assert probe.answer[-1] == RENDERER.end_of_turn_id
         model = learner.weights().handle
         assert published_bytes(model) == sum(tensor.nbytes for tensor in tensors(published).values())
@@ -129,7 +131,8 @@ def test_a_lora_run_publishes_adapters_alone(folder: Path, tmp_path: Path) -> No
         published = publish(learner, tmp_path)
         assert published.has_adapters
         names = {path.name for path in published.folder.iterdir()}
-        assert names == {"adapter_model.safetensors", "adapter_config.json", "probe.json", "COMPLETE"}
+        described = {"adapter_config.json", "checksums.json", "probe.json", "COMPLETE"}
+        assert names == {"adapter_model.safetensors", *described}
         settings = json.loads((published.folder / "adapter_config.json").read_text())
         assert (settings["r"], settings["lora_alpha"]) == (4, 64.0)
         layer = "model.language_model.layers.0.self_attn.q_proj"
@@ -138,6 +141,9 @@ def test_a_lora_run_publishes_adapters_alone(folder: Path, tmp_path: Path) -> No
         assert len(found) == 2 * len(settings["target_modules"])
         own = dict(model.named_parameters())
         assert found[f"base_model.model.{layer}.lora_B.weight"].equal(own[f"{layer}.lora.b"])
+        sums, scaled = published.checksums(), found[f"base_model.model.{layer}.lora_B.weight"] * (64.0 / 4)
+        assert sums.keys() == found.keys()
+        assert sums[f"base_model.model.{layer}.lora_B.weight"] == bit_sum(scaled)  # as a server holds it
         assert published_bytes(model) == sum(tensor.nbytes for tensor in found.values())
         merge(model, torch.float32)
         stock: Any = tiny_of(QWEN3, stock=True)
@@ -166,7 +172,7 @@ def test_ranks_publish_the_same_without_gathering_the_model(
         together = publish(learner, tmp_path / "together")
         full = learner.weights().handle.state_dict()
     expected, found = tensors(alone), tensors(together)
-    assert found.keys() == expected.keys()
+    assert found.keys() == expected.keys() == together.checksums().keys()
     for name in found:
         difference = (found[name] - expected[name]).abs()
         # AdamW turns a gradient near 0 into a step of either sign, so single weights may differ.

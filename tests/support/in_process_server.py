@@ -78,6 +78,7 @@ class Server:
                 self.label = body["new_version"]
             case "/collective_rpc":
                 await self.load(Path(body["args"][0]))
+                return {"results": [self.checksums()]}
             case "/reset_prefix_cache":
                 return {"success": True}
             case "/inference/v1/generate":
@@ -96,6 +97,11 @@ class Server:
             assert not found.unexpected_keys, found.unexpected_keys
         self.version += 1
         await self.engine.load(Weights(version=self.version, handle=self.model))
+
+    def checksums(self) -> list[tuple[str, str, int]]:
+        from arpo.models.checksums import bit_sum
+
+        return [(name, "whole", bit_sum(weight)) for name, weight in self.model.named_parameters()]
 
     async def generate(self, body: dict[str, Any]) -> dict[str, Any]:
         from arpo.types import Prompt, Sampling, Screenshot

@@ -6,6 +6,7 @@ An answer is two tokens: "a" and the end of turn. `tests/vllm` uses real servers
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from aiohttp import web
 from arpo.config.recipe import load_config
 from arpo.models.loading import load_renderer
 from arpo.prompts.rendering import Renderer
-from arpo.storage.published_weights import Probe, publishing, read_published, write_probe
+from arpo.storage.published_weights import CHECKSUM_FILE, Probe, publishing, read_published, write_probe
 from arpo.types import Message, Screenshot
 from openai_server import hangs, running
 
@@ -41,6 +42,7 @@ class ScriptedVllm:
     paused: bool = False
     adapters: list[str] = field(default_factory=list)
     folder: Path | None = None  # of the weights that were loaded last
+    wrong_sums: dict[str, int] = field(default_factory=dict)  # checksums of tensors with other values
     probe_error: float = 0.0  # added to the log-probabilities of a probe
     images: dict[str, str] = field(default_factory=dict)  # the cache, by hash
     calls: list[str] = field(default_factory=list)
@@ -66,8 +68,9 @@ class ScriptedVllm:
             case "/update_weight_version":
                 self.version = body["new_version"]
             case "/collective_rpc":
-                assert body["method"] == "load_published_weights"
-                self.folder = Path(body["args"][0])
+                if body["method"] == "load_published_weights":
+                    self.folder = Path(body["args"][0])
+                return web.json_response({"results": [self._checksums()]})
             case "/v1/load_lora_adapter" if not body["lora_name"]:
                 return refusal(400, "Both 'lora_name' and 'lora_path' must be provided.")
             case "/v1/load_lora_adapter":
@@ -80,6 +83,11 @@ class ScriptedVllm:
             case "/inference/v1/generate":
                 return await self._generate(body)
         return web.json_response({})
+
+    def _checksums(self) -> list[tuple[str, str, int]]:
+        published = read_published(self.folder) if self.folder else None
+        assert published is not None
+        return [(name, "whole", total) for name, total in (published.checksums() | self.wrong_sums).items()]
 
     def _models(self) -> list[dict[str, Any]]:
         base = {"id": self.model, "max_model_len": self.max_model_len, "parent": None}
@@ -158,7 +166,7 @@ def scripted_vllm() -> Iterator[ScriptedVllm]:
 
 
 def publish_probe(root: Path, version: int, renderer: Renderer, screenshot: Screenshot) -> Path:
-    """A published folder with a probe, without tensors."""
+    """A published folder with a probe and checksums, without tensors."""
     rendered = renderer.render([Message(role="user", text="Save", screenshot=screenshot)])
     probe = Probe(
         token_ids=rendered.token_ids,
@@ -168,4 +176,5 @@ def publish_probe(root: Path, version: int, renderer: Renderer, screenshot: Scre
     )
     with publishing(root, version) as folder:
         write_probe(folder, probe)
+        (folder / CHECKSUM_FILE).write_text(json.dumps({"norm": version, "head": 10 + version}), "utf-8")
     return folder

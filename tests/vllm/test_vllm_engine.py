@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
 from arpo.config import Config
@@ -26,7 +29,7 @@ from arpo.learner.publish import Publisher
 from arpo.models.loading import load_model, load_renderer, resolve_model
 from arpo.models.trainable import set_trainable
 from arpo.prompts.rendering import Renderer
-from arpo.storage.published_weights import publishing, read_published, write_probe
+from arpo.storage.published_weights import publishing, read_published
 from arpo.types import Completion, Message, Prompt, Sample, Sampling
 from real_vllm import PYTHON, RealServer, real_servers
 from tiny_vlm import screenshot, stock_inputs
@@ -273,7 +276,9 @@ def test_a_replica_that_answers_with_stale_weights(pair: list[RealServer], tmp_p
         http = HttpExchange("", 1 << 20, "engine.endpoints")
         http.open()
         client = VllmClient(url, http, policy.renderer, lora=False, trains_vision=True)
-        await client.load(weights.handle, label)
+        published = read_published(weights.handle)
+        assert published is not None
+        await client.load(published, label)
         await http.close()
 
     async def test(engine: VllmEngine, notes: list[str]) -> None:
@@ -309,7 +314,8 @@ def test_an_update_that_fails_half_way(pair: list[RealServer], tmp_path: Path) -
             half = len(names) // 2
             save_file({name: tensors[name] for name in names[:half]}, bad / "a.safetensors")
             save_file({name: tensors[name] for name in names[half:]}, bad / "b.safetensors")
-            write_probe(bad, published.probe())
+            for other in published.folder.glob("*.json"):
+                shutil.copy(other, bad)
         await engine.load(Weights(version=1, handle=bad))
         assert "collective_rpc: status 500" in notes[0] and "0 of 2 vLLM servers work" in notes[1]
         waiting = asyncio.create_task(both(engine, policy.renderer, SHORT))
@@ -321,23 +327,75 @@ def test_an_update_that_fails_half_way(pair: list[RealServer], tmp_path: Path) -
     play(pair, test)
 
 
-def test_weights_other_than_the_learners_are_not_served(pair: list[RealServer], tmp_path: Path) -> None:
-    """The files of version 1 are those of version 0: every call succeeds, and only the probe shows it."""
-    policy = policy_of(config_of(), tmp_path)
+def published_again(good: Weights, folder: Path, change: Callable[[dict[str, Tensor]], None]) -> Weights:
+    """The same version and checksums, with other tensors."""
+    published = read_published(good.handle)
+    assert published is not None
+    [file] = published.folder.glob("*.safetensors")
+    tensors = load_file(file)
+    change(tensors)
+    folder.mkdir()
+    with publishing(folder, good.version) as bad:
+        save_file(tensors, bad / file.name)
+        for other in published.folder.glob("*.json"):
+            shutil.copy(other, bad)
+    return Weights(version=good.version, handle=bad)
+
+
+async def refuse_and_load(
+    engine: VllmEngine, notes: list[str], good: Weights, bad: Sequence[tuple[Weights, str]]
+) -> None:
+    """Every bad version is refused, with the name of a tensor. Then the good one is loaded."""
+    for weights, name in bad:
+        notes.clear()
+        engine._replicas[0].reported = False
+        await engine.load(weights)
+        assert "differ from the learner's" in notes[0] and name in notes[0]
+    await engine.load(good)
+    assert engine._replicas[0].target is not None
+
+
+def faults(old: Weights, new: Weights, folder: Path) -> list[tuple[Weights, str]]:
+    """Versions whose loading succeeds for vLLM, and the name of a tensor that is wrong then."""
+    before = load_file(next(old.handle.glob("*.safetensors")))
+    one = max(name for name in before if "q_proj" in name)
+    layer = one.partition(".lora_")[0]  # vLLM takes both matrices of an adapter or none
+
+    def lose(tensors: dict[str, Tensor], *, all_but: str = "", beginning: str = "") -> None:
+        for name in list(tensors):
+            if name.startswith(beginning) and not (all_but and name.startswith(all_but)):
+                del tensors[name]
+
+    changes: list[tuple[Callable[[dict[str, Tensor]], None], str]] = [
+        (partial(lose, all_but=layer if layer != one else ""), ""),
+        (lambda tensors: tensors.update(before), ""),
+        (partial(lose, beginning=layer), layer),
+        (lambda tensors: tensors.update({one: before[one]}), one),
+    ]
+    return [
+        (published_again(new, folder / str(number), change), name)
+        for number, (change, name) in enumerate(changes)
+    ]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("train", ["all", "lora"])
+def test_weights_other_than_the_learners_are_not_served(tmp_path: Path, train: str, parts: int) -> None:
+    """Every call succeeds, and the versions are too similar for the probe: only checksums show it."""
+    words = (f"--model.train={train}", "--model.lora_rank=4", "--optim.lr=1e-6", "--optim.warmup_updates=0")
+    policy = policy_of(config_of(*words), tmp_path)
     prompt = prompt_of(policy.renderer, "one", 1, 2)
 
     async def test(engine: VllmEngine, notes: list[str]) -> None:
-        engine.max_probe_gap = 0.001
         old = policy.publisher.publish()
         await engine.load(old)
-        tensors = load_file(old.handle / "model.safetensors")
-        [short, _] = await both(engine, policy.renderer, SHORT)
-        new = await policy.step(prompt, short)
-        save_file(tensors, new.handle / "model.safetensors")
-        await engine.load(new)
-        assert all("its log-probabilities differ by" in note for note in notes) and len(notes) == 2
+        answer = await engine.generate(prompt, SHORT)
+        new = await policy.step(prompt, answer)
+        await refuse_and_load(engine, notes, new, faults(old, new, tmp_path))
 
-    play(pair, test)
+    flags = ("--tensor-parallel-size", str(parts))
+    with real_servers([config_of(*words)], tmp_path, flags) as servers:
+        play(servers, test, *words)
 
 
 def test_adapters(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from arpo.engines.base import Weights
 from arpo.engines.cached_episodes import CachedEpisode, NewTokens, Passes, cached_prefix
 from arpo.engines.token_sampling import sample, uniforms
 from arpo.errors import ContextTooLong, EngineError
+from arpo.models.checksums import different_parameters
 from arpo.models.families import VisionLanguageModel
 from arpo.models.forward import TokenRow, batch_by_patches, features_by_sha256
 from arpo.models.image_loader import ImageLoader
@@ -164,6 +165,8 @@ class InProcessEngine:
             )
         if weights.handle is not self._model:
             load_trained(self._model, weights.handle)
+            if different := different_parameters(self._model, weights.handle):
+                raise EngineError("load", f"{different[0]} differs from the learner's after it was copied")
         self._version = weights.version
         if self._in_flight:
             self._features.clear()  # of screenshots not used by any request yet

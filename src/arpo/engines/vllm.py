@@ -2,8 +2,9 @@
 
 The requests of an episode stay on one replica. If it fails, hangs or has wrong weights, they continue on
 another one, and the answer is sampled again as a whole. A task per replica checks it regularly and brings it
-back. A replica works if it has the newest weights and agrees with the learner about the log-probabilities of
-a probe. A replica that restarts or comes late loads the weights in the same way.
+back. A replica works if the checksums of its weights are those of the newest version, and if it agrees with
+the learner about the log-probabilities of a probe. The probe shows that the weights are in use, not that they
+are the newest ones. A replica that restarts or comes late loads the weights in the same way.
 
 An update is rolling: while requests run, one quarter of the replicas after the other loads the new weights.
 So its duration does not grow with their number. The version of each token must lie between that of the
@@ -380,7 +381,7 @@ class VllmEngine:
             if not await client.has_weights(target.label):
                 if target.published is None:
                     raise UserError(f"{client.url}: {_FOREIGN}")
-                await client.load(target.published.folder, target.label)
+                await client.load(target.published, target.label)
             if target.published is not None:
                 await self._probe(client, target.published, target.label)
         except (TransientError, EngineError, UserError) as error:

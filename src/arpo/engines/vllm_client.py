@@ -11,9 +11,9 @@ import base64
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain
 from typing import Any
 from urllib.parse import quote
 
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from arpo.engines.http_exchange import HttpExchange, TransientError, first_line, one_line, parse_json
 from arpo.errors import EngineError
 from arpo.prompts.rendering import Renderer
+from arpo.storage.published_weights import PublishedWeights
 from arpo.types import Prompt, Sampling, Screenshot
 
 UNCHANGED = "default"  # vLLM's label of its first weights
@@ -104,17 +105,20 @@ class VllmClient:
             return label in [model["id"] for model in await self._models()]
         return bool(found.get("weight_version") == label)
 
-    async def load(self, folder: Path, label: str) -> None:
-        """Load published weights. After a failure the weights are unknown, and requests stay paused."""
-        if self._lora:
-            await self._load_adapter(folder, label)
-        else:
-            await self._load_full(folder, label)
+    async def load(self, published: PublishedWeights, label: str) -> None:
+        """Load published weights, and compare their checksums.
 
-    async def _load_full(self, folder: Path, label: str) -> None:
+        After a failure the weights are unknown, and requests stay paused. Adapters are unloaded then.
+        """
+        if self._lora:
+            await self._load_adapter(published, label)
+        else:
+            await self._load_full(published, label)
+
+    async def _load_full(self, published: PublishedWeights, label: str) -> None:
         await self._change("/pause?mode=keep&clear_cache=false")
         await self._change("/update_weight_version", {"new_version": _LOADING})
-        await self._change("/collective_rpc", {"method": "load_published_weights", "args": [str(folder)]})
+        await self._check_sums("load_published_weights", published)
         # Running requests compute their keys and values again. The processed images stay cached: they do not
         # depend on weights.
         reset = await self._change("/reset_prefix_cache?reset_running_requests=true")
@@ -125,11 +129,30 @@ class VllmClient:
         await self._change("/update_weight_version", {"new_version": label})
         await self._change("/resume")
 
-    async def _load_adapter(self, folder: Path, label: str) -> None:
-        await self._change("/v1/load_lora_adapter", {"lora_name": label, "lora_path": str(folder)})
+    async def _load_adapter(self, published: PublishedWeights, label: str) -> None:
+        folder = str(published.folder)
+        await self._change("/v1/load_lora_adapter", {"lora_name": label, "lora_path": folder})
+        try:
+            await self._check_sums("adapter_checksums", published)
+        except TransientError:
+            await self._change("/v1/unload_lora_adapter", {"lora_name": label})
+            raise
         adapters = [model["id"] for model in await self._models() if model.get("parent")]
         for old in adapters[:-2]:  # running requests may still use the previous one
             await self._change("/v1/unload_lora_adapter", {"lora_name": old})
+
+    async def _check_sums(self, method: str, published: PublishedWeights) -> None:
+        """Call a method of all workers, which return checksums. Raises TransientError if one is wrong."""
+        answer = await self._change("/collective_rpc", {"method": method, "args": [str(published.folder)]})
+        try:
+            different = different_tensors(published.checksums(), chain(*answer["results"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise TransientError(f"{self.url}: returned no checksums of its weights: {error}") from error
+        if different:
+            raise TransientError(
+                f"{self.url}: after loading version {published.version}, {len(different)} tensors differ "
+                f"from the learner's, such as {different[0]}"
+            )
 
     async def sleep(self) -> None:
         """Release the memory of the GPU. The weights move to CPU memory, the caches are dropped."""
@@ -280,6 +303,26 @@ class VllmClient:
         if not isinstance(value, dict):
             raise TransientError(f"{self.url}: status 200, but without an answer: {first_line(text)}")
         return value
+
+
+def different_tensors(expected: Mapping[str, int], found: Iterable[tuple[str, str, int]]) -> list[str]:
+    """Names of the tensors that are missing or have another checksum.
+
+    `found` has the name, region and sum of each part. Regions that several workers hold count once.
+
+    >>> different_tensors({"a": 5, "b": 7}, [("a", "0", 2), ("a", "1", 3), ("b", "0", 7), ("b", "0", 7)])
+    []
+    """
+    regions: dict[str, dict[str, set[int]]] = {}
+    for name, region, total in found:
+        regions.setdefault(name, {}).setdefault(region, set()).add(int(total))
+    return [
+        name
+        for name, total in expected.items()
+        if name not in regions
+        or any(len(sums) > 1 for sums in regions[name].values())
+        or sum(chain(*regions[name].values())) != total
+    ]
 
 
 def _spread(spans: Sequence[dict[str, Any]], tokens: int) -> list[str]:

@@ -3,22 +3,23 @@
     with open_publisher(config, learner, renderer, run_folder) as publisher:
         await engine.load(publisher.publish())  # after each batch
 
-A version has a probe: a fixed prompt with screenshots and an answer, and the learner's log-probabilities of
-the answer's tokens. They prove that an engine has exactly these weights, at any later time, without the
-learner.
+A version has a checksum of each tensor: an engine proves with them that it has exactly these weights, at any
+later time, without the learner. It also has a probe: a fixed prompt with screenshots and an answer, and the
+learner's log-probabilities of the answer's tokens. It shows that an engine computes with these weights.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from PIL import Image, ImageDraw
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from arpo.algorithms.microbatches import balance_sizes
@@ -27,10 +28,13 @@ from arpo.config import ClusterConfig, EngineConfig, ModelConfig
 from arpo.engines.base import Weights
 from arpo.learner.base import Learner
 from arpo.learner.saved_state import rank_file, save_tensors
-from arpo.models.lora import has_adapters, peft_tensors, write_peft_config
+from arpo.models.checksums import bit_sum
+from arpo.models.loading import DTYPES
+from arpo.models.lora import SCALED, has_adapters, peft_tensors, write_peft_config
 from arpo.prompts.rendering import Renderer
 from arpo.storage.published_weights import (
     ADAPTER_FILE,
+    CHECKSUM_FILE,
     MODEL_FILE,
     Probe,
     publishing,
@@ -91,12 +95,23 @@ def _drawing(width: int, height: int, colour: str) -> Screenshot:
 def write_weights(model: nn.Module, settings: ModelConfig, folder: Path) -> None:
     """Write the full model, or its adapters, from one process."""
     if has_adapters(model):
-        adapters = peft_tensors(model)
-        save_tensors({name: tensor.contiguous() for name, tensor in adapters.items()}, folder / ADAPTER_FILE)
-        write_peft_config(folder, settings, adapters)
+        tensors = {name: tensor.contiguous() for name, tensor in peft_tensors(model).items()}
+        save_tensors(tensors, folder / ADAPTER_FILE)
+        write_peft_config(folder, settings, tensors)
     else:
         tensors = {name: p.detach().contiguous() for name, p in model.named_parameters()}
         save_tensors(tensors, folder / MODEL_FILE)
+    _write_checksums(tensors, settings, folder / CHECKSUM_FILE)
+
+
+def _write_checksums(tensors: Mapping[str, Tensor], settings: ModelConfig, path: Path) -> None:
+    """Checksums of the tensors as vLLM holds them: in model.dtype, and matrix B of an adapter scaled."""
+    dtype, scale = DTYPES[settings.dtype], settings.lora_alpha / settings.lora_rank
+    sums = {}
+    for name, tensor in tensors.items():
+        held = tensor.to(dtype)
+        sums[name] = bit_sum(held * scale if name.endswith(SCALED) else held)
+    path.write_text(json.dumps(sums) + "\n", encoding="utf-8")
 
 
 @torch.no_grad()
@@ -120,9 +135,11 @@ def write_shards(
             written[name] = full.cpu().contiguous()
     if not adapters and rank in writers:
         save_tensors(written, folder / rank_file(MODEL_FILE, rank))
+        _write_checksums(written, settings, folder / rank_file(CHECKSUM_FILE, rank))
     elif adapters and rank == 0:
         save_tensors(written, folder / ADAPTER_FILE)
         write_peft_config(folder, settings, adapters)
+        _write_checksums(written, settings, folder / CHECKSUM_FILE)
     dist.barrier()
 
 

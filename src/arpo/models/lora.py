@@ -32,6 +32,7 @@ from arpo.models.loading import resolve_model
 from arpo.storage.published_weights import ADAPTER_CONFIG_FILE
 
 _ADAPTER = re.compile(r"(.+)\.lora\.([ab])")
+SCALED = ".lora_B.weight"  # end of the names in PEFT of the matrices that the scale multiplies
 ADAPTED_LAYERS = re.compile(r"\.(language_model\.layers\.\d+|visual\.(merger|deepstack_merger_list))\.")
 
 

@@ -11,11 +11,11 @@ from torch import nn
 
 from arpo.config import ModelConfig
 from arpo.models import lora
+from arpo.models.checksums import bit_sum
 from arpo.models.feature_cache import FeatureCache
 
 FEATURES_MEGABYTES = 4096  # CPU memory for caching vision features when the vision tower is frozen
 _FINGERPRINT_VALUES = 4096  # per frozen tensor
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 _M = TypeVar("_M", bound=nn.Module)
 
 
@@ -81,6 +81,5 @@ def fingerprint(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
-        bits = tensor.detach().contiguous().view(_INTEGERS[tensor.element_size()])
-        digest.update(f"{name} {tuple(tensor.shape)} {int(bits.sum(dtype=torch.int64))}\n".encode())
+        digest.update(f"{name} {tuple(tensor.shape)} {bit_sum(tensor)}\n".encode())
     return digest.hexdigest()

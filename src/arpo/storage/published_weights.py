@@ -1,6 +1,7 @@
 """Published weights: folders through which a learner hands new weights to engines in other processes.
 
     ROOT/version-000007/model.safetensors    full model, Hugging Face names; several files if large or sharded
+                        checksums.json       of each tensor, as a server holds it; one file per writer
                         probe.json           a prompt and the learner's log-probabilities of an answer
                         COMPLETE             the version, and each file with its size; written last
 
@@ -28,6 +29,7 @@ from arpo.storage.from_json import from_json
 from arpo.types import Screenshot
 
 MODEL_FILE, PROBE_FILE, MARKER = "model.safetensors", "probe.json", "COMPLETE"
+CHECKSUM_FILE = "checksums.json"
 ADAPTER_FILE, ADAPTER_CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 KEPT_VERSIONS = 2
 SHARED_MEMORY = Path("/dev/shm")
@@ -38,7 +40,8 @@ _FOLDER = re.compile(r"version-(\d{6,})")
 class Probe:
     """A prompt with screenshots, an answer to it, and the learner's log-probability of each answer token.
 
-    The log-probabilities are at temperature 1. An engine with the same weights computes the same numbers.
+    The log-probabilities are at temperature 1. An engine with the same weights computes the same numbers, up
+    to rounding; so does one whose weights are only a few updates old.
     """
 
     token_ids: tuple[int, ...]  # as in Prompt: an image has all of its placeholder tokens
@@ -68,6 +71,14 @@ class PublishedWeights:
     def has_adapters(self) -> bool:
         """Whether these are LoRA adapters instead of a full model."""
         return (self.folder / ADAPTER_FILE).is_file()
+
+    def checksums(self) -> dict[str, int]:
+        """The checksum of each tensor by its name. Raises UserError if a file is damaged."""
+        sums: dict[str, int] = {}
+        for path in self.folder.glob(f"{Path(CHECKSUM_FILE).stem}*"):
+            with damage(path, "start the run again"):
+                sums |= from_json(read_json(path), dict[str, int])
+        return sums
 
     def probe(self) -> Probe:
         """Raises UserError if probe.json is damaged."""

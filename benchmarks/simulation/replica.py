@@ -231,6 +231,7 @@ class Server:
                 self._version = body["new_version"]
             case "/collective_rpc":
                 await self._clock.sleep(self._times.load)
+                return {"results": [[]]}  # checksums of no tensors
             case "/reset_prefix_cache":
                 self._gpu.restart(self._weights)
                 self._cache.clear()

@@ -32,7 +32,10 @@ def test_rank_0_writes_everything_if_no_other_rank_sees_its_folder(
         "optimiser-0.safetensors",
         "weights-0.safetensors",
     ]
-    assert [path.name for path in (tmp_path / "published").iterdir()] == ["model-0.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "published").iterdir()) == [
+        "checksums-0.json",
+        "model-0.safetensors",
+    ]
     one = alone(recipe)
     one.load(tmp_path / "saved")
     one.save(tmp_path / "again")

@@ -98,9 +98,9 @@ def _encode_each(
 
 @contextmanager
 def _one_thread_per_operation() -> Iterator[int]:
-    """torch's operations run with one thread each in the block. Returns the number of threads before.
+    """torch uses one thread for each operation in the block. Yields the number of threads before.
 
-    The setting is one of the process, so only one thread of it may be in the block.
+    This holds for the whole process, so its threads enter the block one after the other.
     """
     with _THREADS_LOCK:
         threads = torch.get_num_threads()

@@ -152,6 +152,16 @@ def test_child_processes_are_started_in_one_folder():
     assert {name for name in starters if not name.startswith(("processes/", "envs/osworld/guest/"))} == others
 
 
+def test_python_is_started_by_one_function():
+    """It ignores the modules of the current folder. The guest has a copy of its own folder alone."""
+    starters = {
+        str(path.relative_to(SOURCE))
+        for path in MODULES
+        if any(isinstance(node, ast.Constant) and node.value == "-m" for node in parsed(path))
+    }
+    assert starters == {"processes/child.py", "envs/osworld/guest/accessibility.py"}
+
+
 def called(nodes: Iterable[ast.AST]) -> set[str]:
     """Last names of all called functions: `subprocess.Popen()` gives Popen."""
     functions = [node.func for node in nodes if isinstance(node, ast.Call)]

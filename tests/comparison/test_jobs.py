@@ -35,11 +35,11 @@ def test_jobs_are_ordered_by_seed_and_offline_runs_wait_for_their_collection(tmp
     assert [job.title for job in jobs] == [f"{title}, seed {seed}" for seed in (0, 1) for title in titles]
     assert [job.waits_for for job in jobs[5:]] == ["", "", "", "collected, seed 1", "collected, seed 1"]
     collect, online, offline = jobs[5], jobs[6], jobs[8]
-    assert collect.command_line[2:] == [
+    assert collect.command_line[3:] == [
         *("arpo", "collect", "paper/rft", "--train.epochs", "2"),
         *("--run.dir", str(tmp_path / "collected" / "seed-1"), "--run.seed", "1"),
     ]
-    assert online.command_line[3:5] == ["train", "paper"]
+    assert online.command_line[4:6] == ["train", "paper"]
     assert online.log_path == tmp_path / "paper" / "seed-1.log"
     assert (online.config.run.seed, online.config.train.epochs) == (1, 2)
     assert offline.config.offline.source == str(tmp_path / "collected" / "seed-1")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from arpo.processes.child import Child, describe_exit, read_tail
+from arpo.processes.child import Child, describe_exit, python_command, read_tail
 from processes import descendants, wait_until
 
 
@@ -46,6 +46,14 @@ def test_a_log_is_appended_and_read_from_the_start_of_the_child(tmp_path: Path) 
     assert child.last_output == "second" and read_tail(log) == ["first", "second"]
     assert log.stat().st_mode & 0o777 == 0o600
     assert read_tail(tmp_path / "missing") == []
+
+
+def test_a_module_of_the_current_folder_does_not_run_in_a_child(tmp_path: Path) -> None:
+    for name in ("json", "os", "arpo"):
+        (tmp_path / f"{name}.py").write_text("open('run', 'w')")
+    child = Child(python_command("arpo", "--version"), env=dict(os.environ), cwd=tmp_path)
+    assert child.wait(30) and child.exit_reason == "exit code 0", child.last_lines
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_child_gets_its_variables_alone_and_no_ctrl_c() -> None:

@@ -45,7 +45,7 @@ def test_the_command_line_of_a_recipe():
         rollout=replace(Config().rollout, max_images=3, max_context_tokens=1000),
     )
     command = server(config).command("127.0.0.1", 9003)
-    assert command[:3] == ["python3", "-m", "vllm.entrypoints.openai.api_server"]
+    assert command[:4] == ["python3", "-P", "-m", "vllm.entrypoints.openai.api_server"]
     assert value(command, "--served-model-name") == "base"
     assert value(command, "--host") == "127.0.0.1"
     assert value(command, "--port") == "9003"

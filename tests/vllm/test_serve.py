@@ -91,7 +91,7 @@ def api_server(process: subprocess.Popen[bytes], port: int) -> int:
         pid
         for pid in descendants(process.pid)
         if str(port).encode() in (words := Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
-        and words[1] == b"-m"
+        and words[2] == b"-m"
     ]
     return pid
 

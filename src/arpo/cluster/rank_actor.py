@@ -12,7 +12,6 @@ import os
 import queue
 import secrets
 import socket
-import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import Any
 from arpo import __version__
 from arpo.errors import UserError
 from arpo.learner.rank_processes import RANK_MODULE, WITH_PARENT
-from arpo.processes.child import Child
+from arpo.processes.child import Child, python_command
 
 _CHALLENGE_BYTES = 32
 _NUMBER_BYTES = 4
@@ -63,7 +62,7 @@ class RankActor:
             )
         with connect_to_rank_0(order.commands, order.token, self._number) as connection:
             self._child = Child(
-                [sys.executable, "-m", RANK_MODULE, str(self._number), order.store, WITH_PARENT],
+                python_command(RANK_MODULE, str(self._number), order.store, WITH_PARENT),
                 env=os.environ | interface_variables(self._node),
                 stdin=connection.fileno(),
                 cwd=order.folder if os.path.isdir(order.folder) else None,

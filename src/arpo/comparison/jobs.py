@@ -37,7 +37,7 @@ from arpo.config.recipe import changed, load_config, load_recorded
 from arpo.errors import UserError
 from arpo.interrupts import INTERRUPTED
 from arpo.models.hub import with_recorded_model
-from arpo.processes.child import Child, read_tail
+from arpo.processes.child import Child, python_command, read_tail
 from arpo.reporting.display import Display, format_duration, open_display
 from arpo.storage.run_folder import METRICS, RECIPE, SUMMARY, lock_folder, read_json, write_atomically
 from arpo.tasks.sets import load_sets
@@ -135,7 +135,7 @@ class Job:
 
     @property
     def command_line(self) -> list[str]:
-        return [sys.executable, "-m", "arpo", self.command, self.recipe, *self.settings]
+        return python_command("arpo", self.command, self.recipe, *self.settings)
 
 
 def make_jobs(

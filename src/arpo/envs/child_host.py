@@ -21,7 +21,7 @@ from arpo.envs import wire
 from arpo.envs.osworld.fork_server import PROVIDER_VARIABLES
 from arpo.envs.remote import HostLost, Hosts, RemoteHost
 from arpo.errors import UserError
-from arpo.processes.child import Child
+from arpo.processes.child import Child, python_command
 from arpo.processes.environment import clean_environment
 from arpo.processes.supervisor import Supervised, Supervision, responds, wait_until_ready
 
@@ -97,9 +97,9 @@ class HostProgram:
         self._folder = TemporaryDirectory(prefix="arpo-host-")
         recipe, self._ready = (Path(self._folder.name, name) for name in (RECIPE, READY))
         recipe.write_text(self._recipe, "utf-8")
-        command = [_interpreter(self._config), "-m", "arpo", "env-host", str(recipe)]
+        words = ("env-host", str(recipe), "--ready-file", str(self._ready), "--with-parent")
         return Child(
-            [*command, "--ready-file", str(self._ready), "--with-parent"],
+            python_command("arpo", *words, python=_interpreter(self._config)),
             env=self._variables,
             grace_seconds=self._grace_seconds,
         )

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from arpo.processes.child import Child, describe_exit
+from arpo.processes.child import Child, describe_exit, python_command
 
 LOOPBACK = "127.0.0.1"
 RANK_MODULE = "arpo.learner.sharded"  # `python -m RANK_MODULE NUMBER STORE [WITH_PARENT]` is a rank
@@ -97,7 +96,7 @@ class _RankProcess:
         self.number = number
         self.exit: RankExit | None = None
         self.exited = threading.Event()
-        self._child = Child([sys.executable, "-m", RANK_MODULE, str(number), store], env=os.environ)
+        self._child = Child(python_command(RANK_MODULE, str(number), store), env=os.environ)
         threading.Thread(target=self._watch, daemon=True).start()
 
     @property

@@ -1,6 +1,6 @@
 """Starts, watches and ends a child process.
 
-    child = Child([sys.executable, "-m", "arpo.storage.encoder_process"], env=clean_environment())
+    child = Child(python_command("arpo.storage.encoder_process"), env=clean_environment())
     child.exit_reason   # None while it runs
     child.last_output   # the end of its stderr
     child.end()
@@ -123,6 +123,17 @@ class Child:
     def end(self) -> None:
         """End it: close its stdin, wait for the grace period, kill it. Garbage collection does the same."""
         self._finalizer()
+
+
+def python_command(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
+    """The command that runs a module as a program: the only form in which this package starts Python.
+
+    A file in the current folder never replaces a module of the same name there, for example json.py.
+
+    >>> python_command("arpo", "train", python="python3")
+    ['python3', '-P', '-m', 'arpo', 'train']
+    """
+    return [python, "-P", "-m", module, *arguments]
 
 
 def describe_exit(code: int) -> str:

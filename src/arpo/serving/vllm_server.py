@@ -24,6 +24,7 @@ from arpo.config import Config, EngineConfig, ModelConfig
 from arpo.config.recipe import find_program
 from arpo.engines.vllm_access import KEY_VARIABLE, KeyRequired, served_name
 from arpo.errors import BadSetting, UserError
+from arpo.processes.child import python_command
 from arpo.processes.environment import clean_environment
 
 EXTENSION = "arpo.engines.vllm_extension.WeightLoader"
@@ -78,7 +79,7 @@ class VllmServer:
         }
         return [
             # `-m`, because the CPU build has no program `vllm`.
-            *(self.python, "-m", "vllm.entrypoints.openai.api_server"),
+            *python_command("vllm.entrypoints.openai.api_server", python=self.python),
             *("--model", str(self.folder), "--served-model-name", served_name(config.model.path)),
             *("--host", host, "--port", str(port)),
             *("--dtype", config.model.dtype, "--max-model-len", str(self._context_tokens())),

@@ -10,13 +10,12 @@ import math
 import os
 import queue
 import subprocess
-import sys
 import threading
 from concurrent.futures import Future
 
 from arpo.errors import UserError
 from arpo.png import read_size
-from arpo.processes.child import Child
+from arpo.processes.child import Child, python_command
 from arpo.processes.environment import clean_environment
 from arpo.storage.encoder_process import BASE, CHANGE, MODULE, REPLY, REQUEST, WHOLE, Recent
 from arpo.types import Screenshot
@@ -187,7 +186,7 @@ class _Worker:
 
 def _start_process() -> Child:
     return Child(
-        [sys.executable, "-P", "-m", MODULE, str(MAX_DECODED_PIXELS)],  # -P: no modules of the current folder
+        python_command(MODULE, str(MAX_DECODED_PIXELS)),
         env=clean_environment() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
     )

@@ -103,6 +103,15 @@ def test_an_interpreter_without_an_answer_counts_as_one_without_desktop_env(tmp_
         assert osworld(python) == shipped_names()
 
 
+def test_asking_an_interpreter_runs_no_code_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    assert "fatal" in osworld(interpreter(tmp_path, FAKES)).getters
+    assert not (tmp_path / "run").exists()
+
+
 def test_hosts_are_assumed_to_have_the_version_that_make_installs(tmp_path: Path) -> None:
     python = interpreter(tmp_path, FAKES)
     assert osworld(python).getters == {"vm_file", "value", "rule", "fatal", "answer"}

@@ -19,8 +19,9 @@ from arpo.errors import UserError
 STAND_IN = """#!/bin/sh
 echo "$@" >> "$LOG"
 case "$*" in *"$FAIL"*) echo "no space left" >&2; exit 1;; esac
-if [ "$2" = venv ]; then
-    mkdir -p "$3/bin" "$3/lib/python3.11/site-packages" && cp "$0" "$3/bin/python"
+shift 2
+if [ "$1" = venv ]; then
+    mkdir -p "$2/bin" "$2/lib/python3.11/site-packages" && cp "$0" "$2/bin/python"
 fi
 """
 
@@ -50,7 +51,7 @@ def test_a_second_call_does_nothing_and_a_changed_list_installs_again(
 ) -> None:
     venv = tmp_path / ".venv-osworld"
     install_desktops(venv, python)
-    parts = [call.split()[1] for call in calls(tmp_path)]
+    parts = [call.split()[2] for call in calls(tmp_path)]
     assert parts == ["venv", "pip", "pip", "arpo.envs.osworld.prepare_home"]
     assert (venv / "lib/python3.11/site-packages/arpo").resolve() == PACKAGE
     install_desktops(venv, python)

@@ -30,6 +30,7 @@ from arpo.config import EnvConfig, OSWorldConfig
 from arpo.config.recipe import find_program
 from arpo.envs.osworld.needs import needs
 from arpo.errors import EnvError, UserError
+from arpo.processes.child import python_command
 from arpo.types import Json, Task
 
 ASK_SECONDS = 60.0
@@ -110,7 +111,7 @@ def _ask(python: str) -> KnownNames | None:
     """The names in the desktop-env of another interpreter; None if it has none, or no ARPO."""
     try:
         answer = subprocess.run(
-            [python, "-m", __name__], capture_output=True, check=True, timeout=ASK_SECONDS
+            python_command(__name__, python=python), capture_output=True, check=True, timeout=ASK_SECONDS
         ).stdout.decode("utf-8", "replace")
         # A site configuration of the interpreter may print lines before and after the names.
         content, _ = json.JSONDecoder().raw_decode(answer, answer.index(_BEGIN))

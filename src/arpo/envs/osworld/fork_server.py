@@ -26,7 +26,7 @@ from arpo.envs.osworld.limits import ControlGroups, Limits, remove_group
 from arpo.envs.osworld.messages import MAX_PACKET_BYTES
 from arpo.envs.osworld.needs import LOCAL
 from arpo.errors import EnvError
-from arpo.processes.child import Child
+from arpo.processes.child import Child, python_command
 from arpo.processes.environment import clean_environment
 
 LOAD_SECONDS = 120.0  # desktop-env loads within seconds; a busy machine needs longer
@@ -189,7 +189,7 @@ class ForkServer:
         with theirs:
             try:
                 self._child = Child(
-                    [self._python, "-m", "arpo.envs.osworld.worker", str(theirs.fileno())],
+                    python_command("arpo.envs.osworld.worker", str(theirs.fileno()), python=self._python),
                     env=_server_environment(self._provider),
                     log=root / f"fork-server-{id(self)}.log",
                     stdin=subprocess.DEVNULL,

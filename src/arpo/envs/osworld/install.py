@@ -16,34 +16,36 @@ import sys
 from pathlib import Path
 
 from arpo.errors import UserError
+from arpo.processes.child import python_command
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parents[1]
 STATE = ".installed"  # holds the digest of a complete installation, and marks the folder as ours
 LISTS = ("requirements-osworld.txt", "requirements-guest.txt")
-PIP = ("-m", "pip", "install", "--quiet", "--quiet", "--disable-pip-version-check", "--no-deps")
+PIP = ("pip", "install", "--quiet", "--quiet", "--disable-pip-version-check", "--no-deps")
 
 
 def install_desktops(folder: Path, python: str = sys.executable) -> None:
     """Install into `folder`, with its own copy of `python`. Raises UserError if a step fails."""
     folder = folder.absolute()
-    _run("the Debian packages", ["sh", HERE / "install.sh"])
+    _run("the Debian packages", ["sh", str(HERE / "install.sh")])
     digest = _digest(python)
     if (folder / STATE).is_file() and (folder / STATE).read_text("utf-8") == digest:
         print(f"The desktops are installed in {folder}")
         return
     print(f"Installing into {folder}; this takes some minutes, once.", flush=True)
     _clear(folder)
-    _run("a virtual environment (Debian package python3-venv)", [python, "-m", "venv", folder])
-    own = folder / "bin" / "python"
-    packages, guest_packages = (HERE / name for name in LISTS)
-    _run("desktop-env", [own, *PIP, "--requirement", packages])
-    _link_package(folder)
     _run(
-        "the guest's packages",
-        [own, *PIP, "--target", folder / "guest-packages", "--requirement", guest_packages],
+        "a virtual environment (Debian package python3-venv)",
+        python_command("venv", str(folder), python=python),
     )
-    _run("the prepared home", [own, "-m", "arpo.envs.osworld.prepare_home"])
+    own = str(folder / "bin" / "python")
+    packages, guest_packages = (str(HERE / name) for name in LISTS)
+    _run("desktop-env", python_command(*PIP, "--requirement", packages, python=own))
+    _link_package(folder)
+    target = ("--target", str(folder / "guest-packages"))
+    _run("the guest's packages", python_command(*PIP, *target, "--requirement", guest_packages, python=own))
+    _run("the prepared home", python_command("arpo.envs.osworld.prepare_home", python=own))
     (folder / STATE).write_text(digest, "utf-8")
     print("Installed. Test it with `arpo doctor`, then `arpo train osworld_local`")
 
@@ -72,7 +74,7 @@ def _link_package(folder: Path) -> None:
     (site_packages / PACKAGE.name).symlink_to(PACKAGE)
 
 
-def _run(part: str, command: list[str | Path]) -> None:
+def _run(part: str, command: list[str]) -> None:
     try:
         code = subprocess.run(command, check=False).returncode
     except OSError as error:

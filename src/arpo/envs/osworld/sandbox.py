@@ -35,6 +35,7 @@ from pathlib import Path
 from arpo.envs.osworld.limits import MEBIBYTE, Limits
 from arpo.envs.osworld.sandbox_layout import GUEST, Arguments, GuestFiles, bwrap_arguments, sandbox_user
 from arpo.errors import EnvError, EnvTimeout, UserError
+from arpo.processes.child import python_command
 
 GUEST_PACKAGES = "ARPO_GUEST_PACKAGES"  # environment variable: folder with the guest's Python packages
 LOG_BYTES = 64 * 1024
@@ -47,7 +48,7 @@ _BWRAP_ENVIRONMENT = {
 _SLIRP = ("slirp4netns", "--configure", "--disable-host-loopback", "--enable-seccomp")
 # Cloud machines serve their credentials at these addresses: most providers, Alibaba, Azure, Oracle.
 _CREDENTIAL_ADDRESSES = ("169.254.0.0/16", "100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32")
-_GUEST_COMMAND = ("/usr/bin/python3", "-P", "-m", "arpo.envs.osworld.guest")
+_GUEST_COMMAND = python_command("arpo.envs.osworld.guest", python="/usr/bin/python3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

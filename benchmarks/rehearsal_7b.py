@@ -1,14 +1,18 @@
 """Rehearsal of a whole training run of a 7B model on one GPU: time per stage, and memory.
 
 `arpo train` runs two batches of two groups on Desk at 1920x1080, is killed in the second batch, resumes, ends
-and is exported. The model has the size of a 7B model and weights made for this purpose: it writes a thought
-of fixed length and then `wait()`, or rarely `error_env()`, which solves the tasks used here. So episodes have
-up to 15 steps, groups have a signal, and the replay buffer fills. The tiny learning rate keeps it so. Prints
-one JSON line; `ratio` is the goal of 12 seconds per episode divided by the measured time with checkpoints.
+and is exported. With vLLM, the server is killed too, in the batch after the resume. The model has the size of
+a 7B model and weights made for this purpose: it writes a thought of fixed length and then `wait()`, or rarely
+`error_env()`, which solves the tasks used here. So episodes have up to 15 steps, groups have a signal, and
+the replay buffer fills. The tiny learning rate keeps it so. Prints one JSON line; `ratio` is the goal of 9
+seconds per episode divided by the measured time of the first batch, with its checkpoint.
 
     PYTHONPATH=. python benchmarks/rehearsal_7b.py [--train lora] [--folder FOLDER]
     PYTHONPATH=. python benchmarks/rehearsal_7b.py --engine vllm --python .venv-vllm/bin/python    # same GPU
     PYTHONPATH=. python benchmarks/rehearsal_7b.py --tiny    # on a CPU, to test this script
+
+`--staleness 1 --batches 4` measures the same work side by side, without kills: `batch_seconds` is the time from
+the end of one batch to the end of the next.
 """
 
 from __future__ import annotations
@@ -16,12 +20,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,11 +39,12 @@ from tokenizers import Tokenizer
 
 from arpo.config import ModelConfig
 from arpo.models.loading import load_model, load_renderer, resolve_model
+from arpo.rollout.player import SERVER_LOGS
 from arpo.storage.checkpoint import CHECKPOINTS
 from arpo.storage.run_folder import METRICS, TIMING
 from arpo.types import Message
 
-GOAL_SECONDS = 12.0  # per episode
+GOAL_SECONDS = 9.0  # per episode
 STAGES = ("rollout", "learn")
 LIKELY = 22.0  # logit of the next token of the answer; all others are near 0
 GIVE_UP = 0.03  # probability of error_env() at each step
@@ -71,9 +78,10 @@ max_answer_tokens = 256
 max_context_tokens = 65536
 
 [train]
-epochs = 2
+epochs = {batches}
 tasks_per_batch = 2
 tasks_per_update = 1
+max_staleness = {staleness}
 
 [loss]
 kl = 0.0
@@ -89,11 +97,13 @@ rollouts = 1
 
 [store]
 keep_checkpoints = 1
+checkpoint_every = {checkpoint_every}
 tensorboard = false
 
 [engine]
 name = "{engine}"
 replicas = {replicas}
+gpus = "{gpus}"
 python = "{python}"
 """
 
@@ -154,76 +164,119 @@ class Rehearsal:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.peak = folder, 0.0
+        self.ended: list[float] = []  # times at which batches ended
         self.save_seconds = 0.0  # of the checkpoint after the first batch
-        self._ended: list[float] = []  # times at which batches ended
+        self.server_back = 0.0  # seconds from the kill of the server to its next answer
 
-    def train(self, kill_in_batch: int | None = None) -> float:
-        """Returns the seconds until the end, or until the run was killed in this batch."""
+    def train(self, look: Callable[[subprocess.Popen[bytes]], None] = lambda process: None) -> float:
+        """Returns the seconds until the end. `look` is called each second, and may kill the process."""
         started = time.perf_counter()
-        command = [sys.executable, "-m", "arpo", "train", "recipe.toml"]
-        process = subprocess.Popen(command, cwd=self.folder)
+        process = subprocess.Popen([sys.executable, "-m", "arpo", "train", "recipe.toml"], cwd=self.folder)
         while process.poll() is None:
             time.sleep(1)
             self.peak = max(self.peak, gpu_gibibytes())
             self._report()
-            saved = self.folder / "run" / CHECKPOINTS / f"step-{(kill_in_batch or 1) - 1:06d}"
-            if kill_in_batch is not None and saved.is_dir():
-                self.save_seconds = time.perf_counter() - self._ended[-1] if self._ended else 0.0
-                time.sleep(3)
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-                return time.perf_counter() - started
-        if process.returncode:
+            look(process)
+        if process.returncode not in (0, -signal.SIGKILL):
+            for log in (self.folder / "run" / SERVER_LOGS).glob("*.log"):
+                print(log.read_text("utf-8", "replace")[-20_000:])
             sys.exit(f"arpo train ended with exit code {process.returncode}")
         return time.perf_counter() - started
 
+    def kill_after_first_checkpoint(self, process: subprocess.Popen[bytes]) -> None:
+        if (self.folder / "run" / CHECKPOINTS / "step-000001").is_dir():
+            self.save_seconds = time.perf_counter() - self.ended[-1] if self.ended else 0.0
+            time.sleep(3)
+            process.kill()
+
+    def kill_server(self) -> Callable[[subprocess.Popen[bytes]], None]:
+        """A `look` that kills the server once, when it samples. The checkpoint in use is removed first."""
+        killed, back = 0.0, False
+
+        def look(_: subprocess.Popen[bytes]) -> None:
+            nonlocal killed, back
+            if back or len(self.ended) > 1:
+                return
+            sampling = bool(re.search(r"Running: [1-9]\d* reqs", self._new_log()))
+            if killed and sampling:
+                self.server_back, back = time.perf_counter() - killed, True
+            elif not killed and sampling:
+                shutil.rmtree(self.folder / "run" / CHECKPOINTS / "step-000001")  # for want of space
+                subprocess.run(["pkill", "-9", "-f", "vllm.entrypoints.openai.api_serve[r]"], check=False)
+                killed = time.perf_counter()
+                self._log_size = self._read_log()[1]
+
+        self._log_size = self._read_log()[1]
+        return look
+
+    def _read_log(self) -> tuple[str, int]:
+        logs = sorted((self.folder / "run" / SERVER_LOGS).glob("*.log"))
+        text = "".join(log.read_text("utf-8", "replace") for log in logs)
+        return text, len(text)
+
+    def _new_log(self) -> str:
+        return self._read_log()[0][self._log_size :]
+
     def _report(self) -> None:
         """Print the stages of each batch when it ends, in case the rehearsal is interrupted."""
-        for batch in read_lines(self.folder / "run" / TIMING)[len(self._ended) :]:
-            self._ended.append(time.perf_counter())
+        for batch in read_lines(self.folder / "run" / TIMING)[len(self.ended) :]:
+            self.ended.append(time.perf_counter())
             steps = [line["steps"] for line in read_lines(self.folder / "run" / METRICS) if "steps" in line]
             print(json.dumps(batch), f"mean steps {steps[-1:]}, peak {self.peak:.1f} GiB", flush=True)
 
 
-def measure(arguments: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]:
-    """Train the `model`, which is made first, in `folder`."""
-    tiny = arguments.tiny
-    make_model(model, tiny, arguments.tokens)
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+def write_recipe(arguments: argparse.Namespace, model: Path, folder: Path) -> None:
+    tiny, vllm = arguments.tiny, arguments.engine == "vllm"
     (folder / "recipe.toml").write_text(
         RECIPE.format(
             model=model, dtype="float32" if tiny else "bfloat16", train=arguments.train,
-            width=224 if tiny else 1920, height=168 if tiny else 1080,
-            steps=arguments.steps, lr=1e-9, engine=arguments.engine, python=arguments.python,
-            replicas=1 if arguments.engine == "vllm" else 0,
+            width=224 if tiny else 1920, height=168 if tiny else 1080, steps=arguments.steps,
+            lr=1e-9, engine=arguments.engine, python=arguments.python,
+            replicas=arguments.replicas if vllm else 0,
+            gpus=",".join(["0"] * arguments.replicas) if vllm and not tiny else "",
+            batches=arguments.batches, staleness=arguments.staleness,
+            checkpoint_every=1 if arguments.batches == 2 else arguments.batches,
         )
     )  # fmt: skip
+
+
+def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Train in `folder`. Without --model, the model is made there."""
+    model = arguments.model or folder / "model"
+    if not model.exists():
+        make_model(model, arguments.tiny, arguments.tokens)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    write_recipe(arguments, model.absolute(), folder)
     rehearsal = Rehearsal(folder)
-    until_kill = rehearsal.train(kill_in_batch=2)
-    resumed = rehearsal.train()
+    seconds: dict[str, float] = {}
+    if arguments.batches == 2:
+        seconds["until_kill"] = rehearsal.train(rehearsal.kill_after_first_checkpoint)
+        server = {"look": rehearsal.kill_server()} if arguments.engine == "vllm" else {}
+        seconds["resumed"] = rehearsal.train(**server)
+    else:
+        seconds["trained"] = rehearsal.train()
     started = time.perf_counter()
     subprocess.run([sys.executable, "-m", "arpo", "export", "run", "exported"], cwd=folder, check=True)
-    exported = time.perf_counter() - started
+    seconds["export"] = time.perf_counter() - started
     batches = read_lines(folder / "run" / TIMING)
-    episodes = [line for line in read_lines(folder / "run" / METRICS) if "episodes" in line]
-    engine_kl = [line["engine_kl"] for line in episodes]
+    lines = [line for line in read_lines(folder / "run" / METRICS) if "episodes" in line]
     stages = [{name: value for name, value in batch.items() if name in STAGES} for batch in batches]
     each = [(sum(stage.values()) + rehearsal.save_seconds) / 16 for stage in stages]
     return {
         "benchmark": "rehearsal_7b",
-        **{key: value for key, value in vars(arguments).items() if key != "folder"},
+        **{key: value for key, value in vars(arguments).items() if key not in ("folder", "model")},
         "stages": [{name: round(value, 1) for name, value in stage.items()} for stage in stages],
         "save": round(rehearsal.save_seconds, 1),
-        "mean_steps": [round(line["steps"], 1) for line in episodes],
-        "success": [line["success"] for line in episodes],
-        "rescued": [line["rescued"] for line in episodes],
-        "replay_size": [line["replay_size"] for line in episodes],
-        "engine_kl": engine_kl,
-        "seconds": {"until_kill": round(until_kill), "resumed": round(resumed), "export": round(exported)},
+        "mean_steps": [round(line["steps"], 1) for line in lines],
+        **{name: [line[name] for line in lines] for name in ("success", "rescued", "replay_size")},
+        "engine_kl": [line.get("engine_kl") for line in lines],
+        "seconds": {name: round(value) for name, value in seconds.items()},
+        "server_back": round(rehearsal.server_back, 1),
+        "batch_seconds": [round(end - start, 1) for start, end in pairwise(rehearsal.ended)],
         "seconds_per_episode": [round(value, 2) for value in each],
         "peak_gibibytes": round(rehearsal.peak, 1),
-        "ratio": round(GOAL_SECONDS / each[-1], 2),
+        "ratio": round(GOAL_SECONDS / each[0], 2),
     }
 
 
@@ -235,14 +288,20 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=145, help="length of a thought")
     parser.add_argument("--steps", type=int, default=15, help="maximum steps of an episode")
     parser.add_argument("--engine", default="in_process", choices=["in_process", "vllm"])
+    parser.add_argument("--replicas", type=int, default=1, help="vLLM servers on the GPU")
+    parser.add_argument("--batches", type=int, default=2, help="more or fewer than two: no kills")
+    parser.add_argument("--staleness", type=int, default=0, help="train.max_staleness")
     parser.add_argument("--python", default="", help="of an environment with vLLM (engine.python)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and small screenshots")
     parser.add_argument(
-        "--folder", type=Path, help="folder of the run, with 110 GiB of space for --train all; default: /tmp"
+        "--folder",
+        type=Path,
+        help="for the run; --train all needs 64 GiB, or 110 in the process; default: /tmp",
     )
+    parser.add_argument("--model", type=Path, help="folder of the model, made if it does not exist")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as models, tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        print(json.dumps(measure(arguments, Path(models) / "model", Path(folder))))
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        print(json.dumps(measure(arguments, Path(folder))))
 
 
 if __name__ == "__main__":

@@ -6,19 +6,20 @@ import pytest
 
 from arpo.config import Config
 from arpo.models.memory_plan import GIB, plan_memory, read_model_info
-from arpo.serving.memory import describe_server, fits, free_for_server, server_memory
+from arpo.serving.memory import SharedGpu, describe_server, server_memory
+from arpo.serving.placement import Placement
 
 
-def config(**rollout):
+def config(gpus_per_server=1, **rollout):
     default = Config()
-    engine = replace(default.engine, name="vllm", replicas=1)
+    engine = replace(default.engine, name="vllm", replicas=1, gpus_per_server=gpus_per_server)
     return replace(default, engine=engine, rollout=replace(default.rollout, **rollout))
 
 
 def test_bytes_of_a_server():
     settings = config(max_context_tokens=1000)
     info = read_model_info(settings.model)
-    dims, found = info.dims, server_memory(info, settings.model, settings.rollout)
+    dims, found = info.dims, server_memory(info, settings)
     assert found.weights == 4 * (dims.vision_parameters + dims.language_parameters)
     assert found.episode == 1000 * dims.layers * dims.key_width * 2 * 4  # keys and values, 4 bytes each
     assert found.total == found.weights + found.episode + found.passes + 2 * GIB
@@ -27,31 +28,54 @@ def test_bytes_of_a_server():
 def test_adapters_are_served_twice_while_versions_change():
     settings = replace(config(), model=replace(config().model, train="lora"))
     info = read_model_info(settings.model)
-    plain = server_memory(info, config().model, config().rollout)
-    assert (
-        server_memory(info, settings.model, settings.rollout).weights - plain.weights
-        == 2 * 4 * info.dims.adapter_parameters
-    )
+    plain = server_memory(info, config())
+    assert server_memory(info, settings).weights - plain.weights == 2 * 4 * info.dims.adapter_parameters
+
+
+def test_a_server_on_two_gpus_has_half_on_each():
+    info = read_model_info(config().model)
+    one, half = (server_memory(info, config(gpus_per_server=number)) for number in (1, 2))
+    assert (half.weights, half.episode) == (one.weights // 2, one.episode // 2)
+    assert (half.passes, half.libraries) == (one.passes, one.libraries)
 
 
 def test_a_shared_gpu_holds_both_in_turns():
     info = read_model_info(config().model)
-    server = server_memory(info, config().model, config().rollout)
-    learner = plan_memory(info, config())
-    assert free_for_server(None, 10 * GIB) == 9 * GIB
-    assert free_for_server(learner, 10 * GIB) == int(9.5 * GIB) - learner.always
+    server, learner = server_memory(info, config()), plan_memory(info, config())
+    assert SharedGpu(gpu_bytes=10 * GIB).per_server == 9 * GIB
+    assert SharedGpu(gpu_bytes=10 * GIB, servers=2).per_server == 4.5 * GIB
+    shared = SharedGpu(gpu_bytes=10 * GIB, learner=learner)
+    assert shared.per_server == int(9.5 * GIB) - learner.always
     awake, learning = (learner.always + server.total) / 0.95, learner.total + server.libraries
     smallest = round(max(awake, learning))
-    assert fits(server, learner, smallest + 2)
-    assert not fits(server, learner, smallest - 2)
+    assert replace(shared, gpu_bytes=smallest + 2).holds(server)
+    assert not replace(shared, gpu_bytes=smallest - 2).holds(server)
     assert smallest < learner.total + server.total
 
 
+def test_side_by_side_both_keep_their_memory():
+    info = read_model_info(config().model)
+    server, learner = server_memory(info, config()), plan_memory(info, config())
+    shared = SharedGpu(gpu_bytes=10 * GIB, learner=learner, in_turns=False)
+    assert shared.per_server == int(9.5 * GIB) - learner.total
+    smallest = round((learner.total + server.total) / 0.95)
+    assert replace(shared, gpu_bytes=smallest + 2).holds(server)
+    assert not replace(shared, gpu_bytes=smallest - 2).holds(server)
+
+
 @pytest.mark.parametrize(
-    ("shared", "where"), [(True, "on the GPU of the learner"), (False, "on its own GPU")]
+    ("shared", "staleness", "where"),
+    [
+        (True, 0, "on the GPU of the learner; it sleeps while the learner learns"),
+        (True, 1, "on the GPU of the learner; it samples while the learner learns"),
+        (False, 0, "on its own GPU"),
+    ],
 )
-def test_a_server_that_does_not_fit(shared, where):
-    lines = describe_server(read_model_info(config().model), config(), GIB, shared=shared)
+def test_a_server_that_does_not_fit(shared, staleness, where):
+    settings = replace(config(), train=replace(config().train, max_staleness=staleness))
+    placement = Placement(gpus=("0",), shared=shared)
+    lines, fits = describe_server(read_model_info(settings.model), settings, placement, GIB)
     assert where in lines[0]
+    assert not fits
     assert lines[-1].startswith("does not fit into a GPU of 1 GiB: ")
     assert lines[-1].endswith("lower rollout.max_context_tokens")

@@ -7,13 +7,12 @@ from arpo.errors import BadSetting
 from arpo.serving.placement import Placement, parse_gpus, place_on_cpu, place_on_gpus
 
 
-def config(gpus="", ranks=1, max_staleness=0):
+def config(gpus="", ranks=1, gpus_per_server=1):
     default = Config()
     return replace(
         default,
-        engine=replace(default.engine, name="vllm", gpus=gpus),
+        engine=replace(default.engine, name="vllm", gpus=gpus, gpus_per_server=gpus_per_server),
         optim=replace(default.optim, ranks=ranks),
-        train=replace(default.train, max_staleness=max_staleness),
     )
 
 
@@ -22,7 +21,7 @@ def placed(settings, replicas, count, learning=True, **environ):
 
 
 @pytest.mark.parametrize(
-    ("text", "gpus"), [("", []), ("3", [3]), ("0,2-4", [0, 2, 3, 4]), ("1, 1-2", [1, 2])]
+    ("text", "gpus"), [("", []), ("3", [3]), ("0,2-4", [0, 2, 3, 4]), ("1, 1-2", [1, 1, 2])]
 )
 def test_lists_of_gpus(text, gpus):
     assert parse_gpus(text) == gpus
@@ -45,20 +44,27 @@ def test_a_single_gpu_is_shared_with_the_learner():
     assert placed(config(), 1, 1, learning=False) == Placement(gpus=("0",))
 
 
-def test_asynchronous_training_needs_gpus_for_the_servers():
-    with pytest.raises(
-        BadSetting, match=r"train\.max_staleness: is 2, must be 0 if servers and learner share"
-    ):
-        placed(config(max_staleness=2), 1, 1)
-    assert placed(config(max_staleness=2), 1, 2) == Placement(gpus=("1",))
+def test_several_servers_on_one_gpu():
+    assert placed(config(gpus="1,1"), 0, 2) == Placement(gpus=("1", "1"), servers_per_gpu=2)
+    assert placed(config(gpus="0,0"), 2, 1) == Placement(gpus=("0", "0"), shared=True, servers_per_gpu=2)
+
+
+def test_several_gpus_for_one_server():
+    assert placed(config(gpus_per_server=2), 3, 8) == Placement(gpus=("1,2", "3,4", "5,6"))
+    assert placed(config(gpus_per_server=2), 1, 2) == Placement(gpus=("0,1",), shared=True)
+    assert placed(config(gpus="0-3", gpus_per_server=2), 0, 4, learning=False).gpus == ("0,1", "2,3")
+    two = placed(config(gpus_per_server=2), 1, 3, CUDA_VISIBLE_DEVICES="5,6,7")
+    assert two == Placement(gpus=("6,7",))
+    with pytest.raises(BadSetting, match=r"engine\.replicas: is 4, must be at most 3"):
+        placed(config(gpus_per_server=2), 4, 8)
+    with pytest.raises(BadSetting, match=r"engine\.gpus: one server cannot use GPU 0 twice"):
+        placed(config(gpus="0,0", gpus_per_server=2), 1, 1)
 
 
 def test_the_number_of_servers():
     assert placed(config(gpus="0-3"), 0, 8, learning=False).gpus == ("0", "1", "2", "3")
     assert placed(config(), 0, 8, learning=False).gpus == ("0",)
-    with pytest.raises(
-        BadSetting, match=r"engine\.replicas: is 9, must be at most 8: each server needs a GPU"
-    ):
+    with pytest.raises(BadSetting, match=r"engine\.replicas: is 9, must be at most 8"):
         placed(config(), 9, 8, learning=False)
     with pytest.raises(BadSetting, match=r"engine\.gpus: names GPU 8, this machine has 8"):
         placed(config(gpus="7-8"), 0, 8)

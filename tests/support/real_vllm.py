@@ -24,14 +24,14 @@ _START_SECONDS, _STOP_SECONDS = 900.0, 20.0
 class RealServer:
     """One server for the model of a recipe, on a free port."""
 
-    def __init__(self, config: Config, folder: Path, flags: Sequence[str] = ()) -> None:
+    def __init__(self, config: Config, folder: Path) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self.log = folder / f"server-{port}.log"
         server = find_server(config)
-        self._command = [*server.command("127.0.0.1", port), *flags]
+        self._command = server.command("127.0.0.1", port)
         self._environment = server.environment(link_package(folder), "", "")
         self.start()
 
@@ -69,15 +69,13 @@ class RealServer:
 
 
 @contextmanager
-def real_servers(
-    configs: Sequence[Config], folder: Path, flags: Sequence[str] = ()
-) -> Iterator[list[RealServer]]:
+def real_servers(configs: Sequence[Config], folder: Path) -> Iterator[list[RealServer]]:
     if not PYTHON.exists():
         pytest.fail("vLLM is not installed: make vllm")
     servers: list[RealServer] = []
     try:
         for config in configs:
-            servers.append(RealServer(config, folder, flags))
+            servers.append(RealServer(config, folder))
         for server in servers:
             server.wait()
         yield servers

@@ -393,8 +393,7 @@ def test_weights_other_than_the_learners_are_not_served(tmp_path: Path, train: s
         new = await policy.step(prompt, answer)
         await refuse_and_load(engine, notes, new, faults(old, new, tmp_path))
 
-    flags = ("--tensor-parallel-size", str(parts))
-    with real_servers([config_of(*words)], tmp_path, flags) as servers:
+    with real_servers([config_of(*words, f"--engine.gpus_per_server={parts}")], tmp_path) as servers:
         play(servers, test, *words)
 
 

@@ -25,7 +25,7 @@ from arpo.config.recipe import find_program
 from arpo.config.settings import OSWorldConfig
 from arpo.envs.osworld.env import DEFAULT_IMAGE, IMAGE_SOURCE
 from arpo.errors import UserError
-from arpo.serving.placement import parse_gpus, place_on_gpus
+from arpo.serving.placement import Placement, parse_gpus, place_on_gpus
 from arpo.serving.vllm_server import INSTALL, find_vllm
 
 REQUIRED = (
@@ -318,11 +318,11 @@ def _vllm() -> str:
     return f"{python}, built for {'CPUs' if on_cpu else 'GPUs'}"
 
 
-def share_gpu(config: Config, gpus: int | None) -> bool:
-    """Whether servers share a GPU with the learner. `gpus`: None plans for a machine with enough of them."""
-    enough = config.optim.ranks + config.engine.replicas
+def _place(config: Config, gpus: int | None) -> Placement:
+    """The GPUs of the servers. `gpus`: None plans for a machine with enough of them."""
+    enough = config.optim.ranks + config.engine.replicas * config.engine.gpus_per_server
     count = max(enough, *parse_gpus(config.engine.gpus), 0) + 1 if gpus is None else gpus
-    return place_on_gpus(config, config.engine.replicas, count, learning=True, environ={}).shared
+    return place_on_gpus(config, config.engine.replicas, count, learning=True, environ={})
 
 
 def plan_servers(config: Config, gpus: int | None, gpu_bytes: int | None) -> tuple[list[str], bool]:
@@ -331,12 +331,7 @@ def plan_servers(config: Config, gpus: int | None, gpu_bytes: int | None) -> tup
         return [], True
     if not config.engine.replicas:
         return [f"the vLLM servers run elsewhere: {config.engine.endpoints} (engine.endpoints)"], True
-    from arpo.models.memory_plan import plan_memory, read_model_info
-    from arpo.serving.memory import describe_server, fits, server_memory
+    from arpo.models.memory_plan import read_model_info
+    from arpo.serving.memory import describe_server
 
-    info, shared = read_model_info(config.model), share_gpu(config, gpus)
-    lines = describe_server(info, config, gpu_bytes, shared=shared)
-    learner = plan_memory(info, config) if shared else None
-    return lines, gpu_bytes is None or fits(
-        server_memory(info, config.model, config.rollout), learner, gpu_bytes
-    )
+    return describe_server(read_model_info(config.model), config, _place(config, gpus), gpu_bytes)

@@ -109,8 +109,8 @@ class Role:
 
 
 def replica_role(cluster: ClusterConfig, engine: EngineConfig, *, on_gpus: bool) -> Role:
-    """The vLLM servers of engine.replicas. Each has a GPU if the cluster has GPUs."""
-    wanted = {"CPU": 1.0, "GPU": float(on_gpus)}
+    """The vLLM servers of engine.replicas. Each has engine.gpus_per_server if the cluster has GPUs."""
+    wanted = {"CPU": 1.0, "GPU": float(engine.gpus_per_server * on_gpus)}
     return Role(name="vLLM server", count=engine.replicas, each=_selected(wanted, cluster.replica_nodes))
 
 

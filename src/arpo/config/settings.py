@@ -251,7 +251,13 @@ class EngineConfig:
         on_resume=FREE,
     )
     gpus: str = setting(
-        "", "GPUs of the servers to start, such as 1-7; empty: those that no learner uses", on_resume=FREE
+        "",
+        "GPUs of the servers to start, such as 1-7; 0,0 means two servers on GPU 0; empty: those that no "
+        "learner uses",
+        on_resume=FREE,
+    )
+    gpus_per_server: int = setting(
+        1, "GPUs of one server, which splits each layer between them", low=1, high=64, on_resume=FREE
     )
     port: int = setting(9000, "Port of the first server to start", low=1024, high=65_535, on_resume=FREE)
     python: str = setting(

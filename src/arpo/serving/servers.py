@@ -45,7 +45,7 @@ ENGINE_ROUTE = "/is_paused"  # asks the engine process; /health does not, so it 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Address and GPU of one server. `gpu` is as in CUDA_VISIBLE_DEVICES; "" on a CPU."""
+    """Address and GPUs of one server. `gpu` is as in CUDA_VISIBLE_DEVICES; "" on a CPU."""
 
     host: str
     port: int
@@ -119,8 +119,8 @@ SERVER_WATCH = Supervision(
 class OwnServers:
     """Servers to start, one per entry of `gpus`. `key` protects them; "" for none.
 
-    `share_gpu`: a learner uses the same GPUs, and the servers sleep while it learns. `skip_used`: a port in
-    use is skipped instead of refused.
+    `share_gpu`: the servers sleep while a learner learns on the same GPUs. `skip_used`: a port in use is
+    skipped instead of refused.
     """
 
     model: VllmServer
@@ -183,7 +183,7 @@ def open_servers(config: Config, *, learning: bool) -> OwnServers | None:
         key=read_key() or secrets.token_urlsafe(24),
         watch=SERVER_WATCH,
         skip_used=True,
-        share_gpu=placement.shared,
+        share_gpu=model.sleeps,
     )
 
 
@@ -214,11 +214,11 @@ def _plan(config: Config, *, learning: bool) -> tuple[Placement, VllmServer]:
         return place_on_cpu(config.engine, replicas), find_server(config)
     import torch
 
-    from arpo.serving.memory import memory_share
+    from arpo.serving.memory import memory_share, takes_turns
 
     placement = place_on_gpus(config, replicas, torch.cuda.device_count(), learning=learning)
-    share = memory_share(config) if placement.shared else 0.0
-    return placement, find_server(config, share=share, sleeps=placement.shared)
+    sleeps = placement.shared and takes_turns(config)
+    return placement, find_server(config, share=memory_share(config, placement), sleeps=sleeps)
 
 
 def choose_places(host: str, first_port: int, gpus: Sequence[str], *, skip_used: bool) -> list[Place]:

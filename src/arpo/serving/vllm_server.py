@@ -92,6 +92,7 @@ class VllmServer:
             "--enable-scale-out",  # the route for tokens
             *("--worker-extension-cls", EXTENSION, "--middleware", MIDDLEWARE),
             "--disable-uvicorn-access-log",
+            *("--tensor-parallel-size", str(config.engine.gpus_per_server)),
             *self._device_flags(),
             *self._lora_flags(),
         ]  # fmt: skip

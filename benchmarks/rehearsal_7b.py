@@ -11,8 +11,8 @@ seconds per episode divided by the measured time of the first batch, with its ch
     PYTHONPATH=. python benchmarks/rehearsal_7b.py --engine vllm --python .venv-vllm/bin/python    # same GPU
     PYTHONPATH=. python benchmarks/rehearsal_7b.py --tiny    # on a CPU, to test this script
 
-`--staleness 1 --batches 4` measures the same work side by side, without kills: `batch_seconds` is the time from
-the end of one batch to the end of the next.
+`--staleness 1 --batches 4` measures the same work side by side, without kills: `batch_seconds` is the time
+from the end of one batch to the end of the next.
 """
 
 from __future__ import annotations

@@ -11,7 +11,11 @@ longest life, relative to the second quarter: at most 1.1 (null if no life has f
 the success rate of the last third of the batches minus that of the undisturbed run: within three standard
 errors (`noise`).
 
+With --simulated the minutes are those of a simulated cluster, with replay and without a model, and nothing is
+compared: only the groups are checked.
+
     python benchmarks/soak.py --minutes 30
+    python benchmarks/soak.py --minutes 120 --simulated
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from statistics import fmean, median
 from typing import Any
 
 from arpo.actions import Action
+from arpo.envs.base import Env
 from arpo.envs.desk.env import DeskEnv
 from arpo.interrupts import INTERRUPTED
 from arpo.types import Observation, StepResult, Task
@@ -66,31 +71,40 @@ SETTINGS = {
 _made = itertools.count()
 
 
-class FaultyDesk(DeskEnv):
+class FaultyEnv:
     """Every tenth one is faulty, in one of five ways."""
 
-    def __init__(self) -> None:
-        super().__init__(224, 168, 0.0)
+    def __init__(self, env: Env) -> None:
         number = next(_made)
+        self._env = env
         self._fault = FAULTS[number // 10 % len(FAULTS)] if number % 10 == 9 else ""
 
     async def start(self, task: Task) -> Observation:
         self._break("start")
-        return await super().start(task)
+        return await self._env.start(task)
 
     async def step(self, actions: tuple[Action, ...]) -> StepResult:
         self._break("step")
         if self._fault == "hang":
-            await asyncio.Event().wait()
-        return await super().step(actions)
+            await asyncio.sleep(60)
+            raise TimeoutError("the desktop hangs")
+        return await self._env.step(actions)
 
     async def evaluate(self) -> float:
         self._break("evaluate")
-        return math.nan if self._fault == "score" else await super().evaluate()
+        return math.nan if self._fault == "score" else await self._env.evaluate()
+
+    async def close(self) -> None:
+        await self._env.close()
 
     def _break(self, call: str) -> None:
         if call == self._fault:
             raise RuntimeError(f"the desktop broke in {call}")
+
+
+class FaultyDesk(FaultyEnv):
+    def __init__(self) -> None:
+        super().__init__(DeskEnv(224, 168, 0.0))
 
 
 def command(run: Path, more: Mapping[str, object]) -> list[str]:
@@ -181,14 +195,14 @@ def read(run: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / name).read_text("utf-8").splitlines()]
 
 
-def check_groups(run: Path) -> int:
+def check_groups(run: Path, group_size: int = GROUP_SIZE) -> int:
     """Returns the number of trained groups. Each is trained once, with all of its episodes."""
     numbers = [int(line["group"].split("-")[1]) for line in read(run, "groups.jsonl")]
     assert numbers == list(range(len(numbers))), "a group is missing, or was trained twice or out of order"
     ended = Counter(
         line["episode_id"] for name in ("trajectories.jsonl", "failures.jsonl") for line in read(run, name)
     )
-    expected = {f"group-{number}-{episode}" for number in numbers for episode in range(GROUP_SIZE)}
+    expected = {f"group-{number}-{episode}" for number in numbers for episode in range(group_size)}
     assert all(ended[name] == 1 for name in expected), "an episode is missing, or was stored twice"
     return len(numbers)
 
@@ -221,15 +235,55 @@ def soak(folder: Path, plan: Plan) -> dict[str, Any]:
     return {
         "benchmark": "soak",
         "kills": dict(kills),
-        "faults": sum(bool(line.get("fault")) for line in read(run, "calls.jsonl")),
+        **_faults(run),
         "groups": groups,
-        "failures": len(read(run, "failures.jsonl")),
         "success": [round(rate, 3) for rate in rates],
         "difference": round(difference, 3),
         "noise": round(noise, 3),
         "growth": grown and round(grown, 3),
         "passed": abs(difference) <= 3 * noise and (grown is None or grown <= MAX_GROWTH),
     }
+
+
+def simulated(folder: Path, plan: Plan) -> dict[str, Any]:
+    """In simulated minutes: 32 environments, 4 servers, batches of 32 episodes, replay."""
+    from simulation.cluster import Cluster
+    from simulation.lives import simulate_lives
+
+    cluster = Cluster(
+        environments=32,
+        replicas=4,
+        learner_gpus=4,
+        groups=8,
+        group_size=4,
+        max_staleness=1,
+        batches=1000,  # more than there will be
+        replay=True,
+    )
+    kills = simulate_lives(
+        cluster,
+        folder,
+        FaultyEnv,
+        end=60 * plan.end,
+        server=60 * plan.server,
+        trainer=60 * plan.trainer,
+    )
+    run = folder / "run"
+    groups = check_groups(run, cluster.group_size)
+    return {
+        "benchmark": "soak, simulated",
+        "kills": dict(kills),
+        **_faults(run),
+        "groups": groups,
+        "staleness_max": max(line.get("staleness_max", 0.0) for line in read(run, "metrics.jsonl")),
+        "passed": True,
+    }
+
+
+def _faults(run: Path) -> dict[str, int]:
+    """Calls that failed, and episodes that failed in every attempt."""
+    faults = sum(bool(line.get("fault")) for line in read(run, "calls.jsonl"))
+    return {"faults": faults, "failures": len(read(run, "failures.jsonl"))}
 
 
 def main() -> int:
@@ -239,6 +293,7 @@ def main() -> int:
     parser.add_argument(
         "--trainer-minutes", type=float, default=10.0, help="between two kills of the trainer"
     )
+    parser.add_argument("--simulated", action="store_true", help="simulated minutes, without a model")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         plan = Plan(
@@ -247,7 +302,7 @@ def main() -> int:
             trainer=options.trainer_minutes,
             clock=minutes_since_now(),
         )
-        result = soak(Path(name), plan)
+        result = (simulated if options.simulated else soak)(Path(name), plan)
     print(json.dumps(result))
     return 0 if result["passed"] else 1
 

@@ -19,6 +19,7 @@ from unittest import mock
 
 from arpo.config import Config
 from arpo.config.recipe import load_config
+from arpo.envs.base import Env
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.learner.background import in_background
 from arpo.models.loading import load_renderer
@@ -183,11 +184,13 @@ class Parts:
             success=cluster.success,
             slow=cluster.slow,
         )
+        self.factory: Callable[[], Env] = self.envs
         self.busy, self.requests = Meter(clock), Meter(clock)
         self.renderer = load_renderer(config.model)
         answers = AnswerTexts(self.renderer, shot, compact=cluster.compact)
         gpus = [Gpu(clock, times, self.busy, self.requests) for _ in range(cluster.replicas)]
-        self.http = SimulatedHttp([Server(clock, times, answers, gpu) for gpu in gpus])
+        self.servers = [Server(clock, times, answers, gpu) for gpu in gpus]
+        self.http = SimulatedHttp(self.servers)
         self.learner = SimulatedLearner(clock, times, cluster.learner_gpus)
         self.publisher = SimulatedPublisher(self.learner, clock, times, root)
 
@@ -224,7 +227,7 @@ class Parts:
         places = {
             "arpo.rollout.player.Player.started": started,
             "arpo.rollout.player.open_pool": lambda config: EnvPool(
-                LocalEnvs(self.envs, config.env.parallel), config.env
+                LocalEnvs(self.factory, config.env.parallel), config.env
             ),
             "arpo.rollout.player.open_servers": lambda *_, **__: SimpleNamespace(share_gpu=shared),
             "arpo.engines.factory._load_model": lambda *_: _MODEL,

@@ -19,6 +19,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from arpo.engines.http_exchange import TransientError
 from arpo.engines.vllm_client import UNCHANGED
 from arpo.prompts.rendering import Renderer
 from arpo.prompts.vision import image_tokens
@@ -84,6 +85,14 @@ class Gpu:
         self._advance()
         self._paused = paused
         self._plan()
+
+    def fail(self, error: Exception) -> None:
+        """All requests end with this error."""
+        for request in (*self._waiting, *(request for _, _, request in self._decoding)):
+            if not request.done.done():
+                request.done.set_exception(error)
+        self._waiting, self._decoding = deque(), []
+        self.pause(False)
 
     def restart(self, label: str) -> None:
         """Prefill all running requests again. They were decoded with the weights of `label` so far."""
@@ -205,13 +214,33 @@ class Server:
 
     def __init__(self, clock: Clock, times: ServiceTimes, answers: AnswerTexts, gpu: Gpu) -> None:
         self._clock, self._times, self._answers, self._gpu = clock, times, answers, gpu
+        self._kills, self._up_at = 0, 0.0
+        self._start()
+
+    def _start(self) -> None:
         self._version, self._paused = UNCHANGED, False
         self._weights = UNCHANGED  # label of the next token
         self._cache: OrderedDict[EpisodeOf, int] = OrderedDict()  # tokens by episode, oldest first
         self._cached = 0
 
+    def kill(self, seconds: float) -> None:
+        """All requests fail. The server is back after so many seconds, without loaded weights."""
+        self._kills += 1
+        self._up_at = self._clock.now() + seconds
+        self._gpu.fail(TransientError("server disconnected"))
+        self._start()
+
     async def answer(self, route: str, body: Mapping[str, Any]) -> Any:
-        """The response, or a function that makes it as JSON."""
+        """The response, or a function that makes it as JSON. Raises TransientError after a kill."""
+        kills = self._kills
+        if self._clock.now() < self._up_at:
+            raise TransientError("cannot connect")
+        answer = await self._answer(route, body)
+        if self._kills != kills:
+            raise TransientError("server disconnected")
+        return answer
+
+    async def _answer(self, route: str, body: Mapping[str, Any]) -> Any:
         match route.partition("?")[0]:
             case "/inference/v1/generate" if "prompt_logprobs" in body["sampling_params"]:
                 return self._answers.probe(body["token_ids"])

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from arpo.actions import Action
 from arpo.engines.base import Weights
 from arpo.learner.base import Batch
-from arpo.storage.published_weights import Probe, publishing, write_probe
+from arpo.storage.published_weights import CHECKSUM_FILE, Probe, publishing, write_probe
 from arpo.types import Observation, Screenshot, StepResult, Task
 from simulation.clock import Clock, Meter
 from simulation.replica import EPISODE, PROBE_LOGPROB, EpisodeOf, Server
@@ -201,5 +201,6 @@ class SimulatedPublisher:
         with publishing(self._root, version) as folder:
             probe = Probe(token_ids=(1, 2), images=(), answer=(3,), logprobs=(PROBE_LOGPROB,))
             write_probe(folder, probe)
+            (folder / CHECKSUM_FILE).write_text("{}", encoding="utf-8")
         self.folder = folder
         return Weights(version=version, handle=folder)

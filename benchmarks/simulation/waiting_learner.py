@@ -10,6 +10,8 @@ from typing import Any
 from arpo.engines.base import Weights
 from arpo.learner.base import Batch, Metrics
 
+VERSION = "version.txt"
+
 
 async def work_in_loop(run: object, work: Callable[[], Any]) -> Any:
     """Replaces `Run.work`: simulated parts return coroutines, which wait in the event loop."""
@@ -36,9 +38,11 @@ class WaitingLearner:
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True)
+        (folder / VERSION).write_text(str(self._version), encoding="utf-8")
 
     def publish(self, folder: Path) -> None: ...
 
-    def load(self, folder: Path) -> None: ...
+    def load(self, folder: Path) -> None:
+        self._version = int((folder / VERSION).read_text(encoding="utf-8"))
 
     def close(self) -> None: ...

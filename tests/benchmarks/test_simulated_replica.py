@@ -14,6 +14,8 @@ from simulation.replica import EPISODE, AnswerTexts, EpisodeOf, Gpu, Request, Se
 from simulation.service_times import ServiceTimes, learner_efficiency
 
 from arpo.config.recipe import load_config
+from arpo.engines.http_exchange import TransientError
+from arpo.engines.vllm_client import UNCHANGED
 from arpo.models.loading import load_renderer
 from arpo.testing import screenshot
 
@@ -123,6 +125,26 @@ def test_only_the_new_tokens_of_an_episode_are_prefilled_until_the_weights_chang
     assert seconds == [1.0, 1.0]  # one screenshot each
     assert again == 2.0 + sampled / 100  # two screenshots and all answers
     assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_killed_server_loses_its_requests_and_its_weights() -> None:
+    async def test(clock: Clock, gpu: Gpu, busy: Meter) -> Any:
+        server = server_of(clock, gpu)
+        await server.answer("/update_weight_version", {"new_version": "seven"})
+        EPISODE.set(EpisodeOf(random=Random(0), answers=2))
+        calls = [("/inference/v1/generate", prompt_of(1)), ("/collective_rpc", {})]
+        running = [asyncio.create_task(server.answer(*call)) for call in calls]
+        await clock.sleep(2)
+        server.kill(30)
+        failed = await asyncio.gather(*running, return_exceptions=True)
+        with pytest.raises(TransientError):
+            await server.answer("/weight_info", {})
+        await clock.sleep(30)
+        return failed, busy.total, await server.answer("/weight_info", {})
+
+    failed, used, weights = simulated(test)
+    assert all(isinstance(error, TransientError) for error in failed)
+    assert (used, weights) == (2.0, {"weight_version": UNCHANGED})
 
 
 def test_a_full_cache_forgets_the_episode_that_was_not_used_for_the_longest_time() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from soak import Plan, growth, read, soak
+from soak import Plan, growth, read, simulated, soak
 
 
 def batches(run: Path) -> float:
@@ -20,6 +20,13 @@ def test_an_asynchronous_run_under_constant_faults_trains_every_group_once(tmp_p
     assert found["kills"]["server"] >= 1 and found["kills"]["trainer"] >= 1
     assert found["faults"] >= 3 and found["groups"] >= 24
     assert all(line.get("staleness_max", 0) <= 1 for line in read(tmp_path / "run", "metrics.jsonl"))
+
+
+@pytest.mark.slow
+def test_a_simulated_run_under_constant_faults_trains_every_group_once(tmp_path: Path) -> None:
+    found = simulated(tmp_path, Plan(end=20, server=1, trainer=8, clock=batches))
+    assert found["kills"]["server"] >= 16 and found["kills"]["trainer"] == 2
+    assert found["faults"] >= 3 and found["groups"] >= 8 and found["staleness_max"] <= 1
 
 
 def test_memory_grows_from_the_second_to_the_last_quarter_of_the_longest_life() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from arpo.engines.http_exchange import HttpExchange, TransientError
 from arpo.engines.vllm_client import UNCHANGED, VllmClient, cut_prompt, different_tensors
-from arpo.errors import EngineError
+from arpo.errors import EngineError, UserError
 from arpo.storage.published_weights import PublishedWeights, read_published
 from arpo.testing import screenshot
 from arpo.types import Message, Prompt, Sampling
@@ -297,6 +297,17 @@ def test_a_server_without_checksums_fails_the_update(server: ScriptedVllm, tmp_p
     published = published_by(server, tmp_path, 3)
     with pytest.raises(TransientError, match="checksums"):
         ask(server, lambda client: client.load(published, "run-3"))
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_folder_without_checksums_fails_the_update_and_the_error_names_it(
+    server: ScriptedVllm, tmp_path: Path, lora: bool
+) -> None:
+    published = published_by(server, tmp_path, 3)
+    (published.folder / "checksums.json").unlink()
+    with pytest.raises(UserError, match=r"version-000003.*no checksums\.json"):
+        ask(server, lambda client: client.load(published, "run-3"), lora=lora)
+    assert not ask(server, lambda client: client.has_weights("run-3"), lora=lora)
 
 
 def test_parts_of_tensors_are_added_and_copies_count_once() -> None:

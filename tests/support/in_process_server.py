@@ -2,12 +2,14 @@
 
 `install(folder)` makes a stand-in for an interpreter with vLLM, for `engine.python`: it reports a CPU build,
 and its servers are those of this module. A server has the routes that `VllmClient` uses for full weights. It
-needs 0.4 GB, a server of vLLM 3.3 GB.
+needs 0.4 GB, a server of vLLM 3.3 GB. It loads weights while requests run; while it is paused, none is
+answered.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import base64
 import itertools
 import math
@@ -37,21 +39,25 @@ def install(folder: Path) -> str:
 
 
 class Server:
-    """State of a server: the engine, the label of its weights, images by hash."""
+    """State of a server: the engine, the labels of its weights by version, images by hash."""
 
     def __init__(self, folder: str, context: int) -> None:
         import torch
 
         from arpo.config import ModelConfig
+        from arpo.engines.in_process import InProcessEngine
+        from arpo.engines.slot_passes import SlotPasses
         from arpo.models.loading import load_model, load_renderer
-        from engines import slot_engine
 
         torch.set_num_threads(1)
         settings = ModelConfig(path=folder)
         self.renderer = load_renderer(settings)
         self.model = load_model(settings, seed=0)
-        self.engine = slot_engine(self.model, self.renderer, slots=64)
-        self.context, self.label, self.paused, self.version = context, "default", False, 0
+        passes = SlotPasses(self.model, self.renderer.pad_id, 64)
+        self.engine = InProcessEngine(self.model, self.renderer, passes, in_flight=True)
+        self.context, self.label, self.version, self.labels = context, "default", 0, {0: "default"}
+        self.resumed = asyncio.Event()
+        self.resumed.set()
         self.images: dict[str, Any] = {}
         self.requests = itertools.count()
 
@@ -71,9 +77,12 @@ class Server:
             case "/weight_info":
                 return {"weight_version": self.label}
             case "/is_paused":
-                return {"is_paused": self.paused}
-            case "/pause" | "/resume":
-                self.paused = path == "/pause"
+                return {"is_paused": not self.resumed.is_set()}
+            case "/pause":
+                self.resumed.clear()
+            case "/resume":
+                self.labels[self.version] = self.label
+                self.resumed.set()
             case "/update_weight_version":
                 self.label = body["new_version"]
             case "/collective_rpc":
@@ -120,16 +129,21 @@ class Server:
         sampling = Sampling(
             temperature=wanted["temperature"], max_tokens=wanted["max_tokens"], seed=wanted["seed"]
         )
+        await self.resumed.wait()
         done = await self.engine.generate(
             Prompt(episode_id=episode, token_ids=tokens, images=images, messages=()), sampling
         )
         await self.engine.release(episode)
+        await self.resumed.wait()
+        labels = [self.labels.get(version, "unfinished") for version in done.versions]
         pairs = zip(done.token_ids, done.logprobs, strict=True)
         choice = {
             "token_ids": list(done.token_ids),
             "finish_reason": done.finish,
             "logprobs": {"content": [{"token_id": token, "logprob": p} for token, p in pairs]},
-            "weight_versions": [{"version": self.label, "start": 0, "end": len(done.token_ids)}],
+            "weight_versions": [
+                {"version": one, "start": place, "end": place + 1} for place, one in enumerate(labels)
+            ],
         }
         return {"model": self.name, "prompt_token_ids": list(tokens), "choices": [choice]}
 

@@ -109,16 +109,15 @@ class VllmClient:
         """Load published weights, and compare their checksums.
 
         After a failure the weights are unknown, and requests stay paused. Adapters are unloaded then.
+        Raises UserError if the folder has no checksums.
         """
-        if self._lora:
-            await self._load_adapter(published, label)
-        else:
-            await self._load_full(published, label)
+        load, sums = self._load_adapter if self._lora else self._load_full, published.checksums()
+        await load(published, label, sums)
 
-    async def _load_full(self, published: PublishedWeights, label: str) -> None:
+    async def _load_full(self, published: PublishedWeights, label: str, sums: Mapping[str, int]) -> None:
         await self._change("/pause?mode=keep&clear_cache=false")
         await self._change("/update_weight_version", {"new_version": _LOADING})
-        await self._check_sums("load_published_weights", published)
+        await self._check_sums("load_published_weights", published, sums)
         # Running requests compute their keys and values again. The processed images stay cached: they do not
         # depend on weights.
         reset = await self._change("/reset_prefix_cache?reset_running_requests=true")
@@ -129,11 +128,11 @@ class VllmClient:
         await self._change("/update_weight_version", {"new_version": label})
         await self._change("/resume")
 
-    async def _load_adapter(self, published: PublishedWeights, label: str) -> None:
+    async def _load_adapter(self, published: PublishedWeights, label: str, sums: Mapping[str, int]) -> None:
         folder = str(published.folder)
         await self._change("/v1/load_lora_adapter", {"lora_name": label, "lora_path": folder})
         try:
-            await self._check_sums("adapter_checksums", published)
+            await self._check_sums("adapter_checksums", published, sums)
         except TransientError:
             await self._change("/v1/unload_lora_adapter", {"lora_name": label})
             raise
@@ -141,11 +140,11 @@ class VllmClient:
         for old in adapters[:-2]:  # running requests may still use the previous one
             await self._change("/v1/unload_lora_adapter", {"lora_name": old})
 
-    async def _check_sums(self, method: str, published: PublishedWeights) -> None:
+    async def _check_sums(self, method: str, published: PublishedWeights, sums: Mapping[str, int]) -> None:
         """Call a method of all workers, which return checksums. Raises TransientError if one is wrong."""
         answer = await self._change("/collective_rpc", {"method": method, "args": [str(published.folder)]})
         try:
-            different = different_tensors(published.checksums(), chain(*answer["results"]))
+            different = different_tensors(sums, chain(*answer["results"]))
         except (KeyError, TypeError, ValueError) as error:
             raise TransientError(f"{self.url}: returned no checksums of its weights: {error}") from error
         if different:

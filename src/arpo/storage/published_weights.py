@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from arpo.errors import UserError
 from arpo.storage.files import damage, naming, parse_json, read_json, write_atomically
 from arpo.storage.from_json import from_json
 from arpo.types import Screenshot
@@ -33,6 +34,7 @@ CHECKSUM_FILE = "checksums.json"
 ADAPTER_FILE, ADAPTER_CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 KEPT_VERSIONS = 2
 SHARED_MEMORY = Path("/dev/shm")
+_REMEDY = "start the run again"
 _FOLDER = re.compile(r"version-(\d{6,})")
 
 
@@ -73,17 +75,19 @@ class PublishedWeights:
         return (self.folder / ADAPTER_FILE).is_file()
 
     def checksums(self) -> dict[str, int]:
-        """The checksum of each tensor by its name. Raises UserError if a file is damaged."""
+        """The checksum of each tensor by its name. Raises UserError if a file is damaged or none exists."""
         sums: dict[str, int] = {}
-        for path in self.folder.glob(f"{Path(CHECKSUM_FILE).stem}*"):
-            with damage(path, "start the run again"):
+        if not (paths := [*self.folder.glob(f"{Path(CHECKSUM_FILE).stem}*")]):
+            raise UserError(f"{self.folder}: has no {CHECKSUM_FILE}: {_REMEDY}")
+        for path in paths:
+            with damage(path, _REMEDY):
                 sums |= from_json(read_json(path), dict[str, int])
         return sums
 
     def probe(self) -> Probe:
         """Raises UserError if probe.json is damaged."""
         path = self.folder / PROBE_FILE
-        with damage(path, "start the run again"):
+        with damage(path, _REMEDY):
             return from_json(read_json(path), Probe, {Screenshot: _decode})
 
 

@@ -262,7 +262,9 @@ def compare(options: argparse.Namespace, folder: Path) -> dict[str, float]:
             for storing in (False, True):
                 began, cpu_began = time.perf_counter(), time.process_time()
                 played = asyncio.run(
-                    play_batch(scheduler, f"batch{number}", options.learn_seconds, store if storing else None)
+                    play_batch(
+                        scheduler, f"batch-{number + 1}", options.learn_seconds, store if storing else None
+                    )
                 )
                 seconds[storing] += time.perf_counter() - began
                 cpu[storing] += time.process_time() - cpu_began

@@ -81,7 +81,7 @@ def measure(config: Config, batches: int) -> dict[str, float]:
                 clock.seconds.clear()
                 episodes, began = 0, time.perf_counter()
             chosen = [(index, tasks[(number * size + index) % len(tasks)]) for index in range(size)]
-            groups = await player.scheduler.run(f"batch{number}", chosen, lambda *_: None)
+            groups = await player.scheduler.run(f"batch-{number + 1}", chosen, lambda *_: None)
             episodes += sum(len(group.trajectories) for group in groups)
             with clock.measure("learner"):
                 updates = build_updates(

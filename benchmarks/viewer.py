@@ -127,7 +127,7 @@ def episode_line(number: int, names: list[str], randomness: random.Random) -> st
             }
         )
     line = {
-        "episode_id": f"batch{batch}-{group}-{member}",
+        "episode_id": f"batch-{batch + 1}-{group}-{member}",
         "task_id": f"pool-{(batch * GROUPS + group) % 128:03}",
         "score": float(randomness.random() < 0.3),
         "malformed": False,
@@ -173,7 +173,7 @@ class Browser:
     def episode(self, number: int) -> float:
         """Seconds for an episode and its first screenshot."""
         batch, rest = divmod(number, GROUP * GROUPS)
-        name = "batch{}-{}-{}".format(batch, *divmod(rest, GROUP))
+        name = "batch-{}-{}-{}".format(batch + 1, *divmod(rest, GROUP))
         began = time.monotonic()
         steps: list[Any] = []
         while not steps or not steps[0]["shot"]["url"]:  # not indexed yet

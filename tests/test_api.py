@@ -137,7 +137,7 @@ def test_training_prints_nothing_and_returns_the_run(run, capsys):
 def test_episodes_are_read_with_their_steps(run):
     every = list(run.episodes())
     assert [episode.id for episode in every if episode.id.startswith("batch")] == [
-        *("batch0-0-0", "batch0-0-1", "batch1-0-0", "batch1-0-1"),
+        *("batch-1-0-0", "batch-1-0-1", "batch-2-0-0", "batch-2-0-1"),
     ]
     mine = list(run.episodes(task=A))
     assert mine and {episode.task for episode in mine} == {A}

@@ -209,7 +209,7 @@ class Episode:
 
     @property
     def id(self) -> str:
-        """For example "batch3-0-1" (training) or "eval0-train-0-0" (evaluation before training)."""
+        """For example "batch-4-0-1" (training) or "eval0-train-0-0" (evaluation before training)."""
         return self.outcome.episode_id
 
     @property

@@ -117,7 +117,7 @@ class Plugin:
         return _error(self.key, self.name, reason, definition_of(self.function) if place is None else place)
 
     def number(self, value: object, subject: str) -> float:
-        """The value as a float. `subject` names it in the error: "episode batch0-1-0"."""
+        """The value as a float. `subject` names it in the error: "episode batch-1-1-0"."""
         if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
         raise self.error(f"returned {shorten(value)} for {subject}, must be a finite number")

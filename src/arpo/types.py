@@ -138,7 +138,7 @@ class Prompt:
     """The model's input for one answer, as tokens with images and as messages. An engine uses either form.
 
     >>> prompt = Prompt(
-    ...     episode_id="batch2-0-1",  # batch 2, group 0, episode 1
+    ...     episode_id="batch-3-0-1",  # batch 3, group 0, episode 1
     ...     token_ids=(1, 5, 9, 9, 6),  # 9: image token; this image has two
     ...     images=(shot,),
     ...     messages=(Message(role="user", text="Set the language to Greek", screenshot=shot),),
@@ -226,7 +226,7 @@ class Trajectory:
     `score`: result of the task's checker, in [0, 1]. `malformed`: an answer did not parse or was cut.
 
     >>> trajectory = Trajectory(
-    ...     episode_id="batch2-0-1",
+    ...     episode_id="batch-3-0-1",
     ...     task_id="pool-040",
     ...     turns=(first, second),  # 3 sampled tokens each
     ...     final=shot,
@@ -261,7 +261,7 @@ class Failure:
     """An episode that an environment or engine fault ended. It is counted and never becomes a reward.
 
     >>> failure = Failure(
-    ...     episode_id="batch2-0-3",
+    ...     episode_id="batch-3-0-3",
     ...     task_id="pool-040",
     ...     kind="EnvTimeout",
     ...     where="step",
@@ -292,8 +292,8 @@ class Rescue:
 
     >>> rescue = Rescue(
     ...     index=1,
-    ...     replaced_episode="batch5-0-1",
-    ...     stored_episode="batch2-0-1",
+    ...     replaced_episode="batch-6-0-1",
+    ...     stored_episode="batch-3-0-1",
     ...     age=3,
     ... )
     """
@@ -311,7 +311,7 @@ class Group:
     >>> group = Group(
     ...     index=0,
     ...     task_id="pool-040",
-    ...     trajectories=(trajectory, replace(trajectory, episode_id="batch2-0-2", score=0.0)),
+    ...     trajectories=(trajectory, replace(trajectory, episode_id="batch-3-0-2", score=0.0)),
     ...     failures=(failure,),
     ... )
     """
@@ -347,7 +347,7 @@ class Sample:
     ...     weight=1 / 12,  # 1 group in the update, 2 trajectories in the group, 6 sampled tokens
     ...     replayed=False,
     ...     kl_weight=1 / 12,
-    ...     answers=tuple(Answer(episode_id="batch2-0-1", turn=turn, tokens=3) for turn in (1, 2)),
+    ...     answers=tuple(Answer(episode_id="batch-3-0-1", turn=turn, tokens=3) for turn in (1, 2)),
     ... )
     """
 

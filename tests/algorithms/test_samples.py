@@ -242,12 +242,12 @@ def test_each_sample_names_the_answers_of_its_tokens() -> None:
         turn([1], [3, 4], restart=True),
         turn([2], [5]),
         turn([1, 2], [6, 7, 8], restart=True),
-        name="batch0-0-1",
+        name="batch-1-0-1",
     )
     groups = [group(played, trajectory(0))]
     first, second, _ = all_updates(groups, LossConfig(), tasks_per_update=1, token_budget=9)[0]
     assert [(one.episode_id, one.turn, one.tokens) for one in first.answers] == [
-        ("batch0-0-1", 1, 2),
-        ("batch0-0-1", 2, 1),
+        ("batch-1-0-1", 1, 2),
+        ("batch-1-0-1", 2, 1),
     ]
     assert [(one.turn, one.tokens) for one in second.answers] == [(3, 3)]

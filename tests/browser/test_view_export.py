@@ -29,9 +29,9 @@ def test_every_page_opens_from_a_file(visit):
         "/runs": "Runs",
         "/s/first/batches": "Batches",
         "/s/first/batch/2": "Batch 2",
-        "/s/first/group/batch1-0": "Set the language to Greek",
+        "/s/first/group/batch-2-0": "Set the language to Greek",
         "/s/first/episodes": "Episodes",
-        "/s/first/episode/batch0-0-0": "Set the language to Greek",
+        "/s/first/episode/batch-1-0-0": "Set the language to Greek",
         "/s/first/tasks": "Tasks",
         "/s/first/task/pool-040": "Set the language to Greek",
         "/s/first/failures": "Failures",
@@ -44,7 +44,7 @@ def test_every_page_opens_from_a_file(visit):
 
 
 def test_an_exported_episode_has_screenshots_tokens_and_difference(visit):
-    page = visit.open("/s/first/episode/batch0-0-0?step=2")
+    page = visit.open("/s/first/episode/batch-1-0-0?step=2")
     image = page.locator(".stage > .screen img")
     assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") == 320
     assert image.get_attribute("src").startswith("shots/")
@@ -59,13 +59,13 @@ def test_an_exported_episode_has_screenshots_tokens_and_difference(visit):
 def test_filters_of_an_export_work_in_the_browser(visit):
     choose_replayed_success(visit.open("/s/first/episodes"))
     page = visit.open("/s/first/episodes?max_score=0.5&stop=parse_error")
-    expect(page.locator("tbody tr")).to_contain_text("batch1-1-1")
+    expect(page.locator("tbody tr")).to_contain_text("batch-2-1-1")
 
 
 def test_recipes_are_compared_and_missing_parts_are_explained(visit):
     page = visit.open("/s/first/recipe?against=second")
     expect(page.locator("tbody tr")).to_contain_text("replay.enabled")
-    page = visit.open("/s/first/episode/batch9-0-0")
+    page = visit.open("/s/first/episode/batch-10-0-0")
     expect(page.get_by_role("alert")).to_contain_text("This export does not contain it")
     expect(page.get_by_role("searchbox")).to_be_hidden()
 

@@ -29,9 +29,9 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile") / "<img src=x onerror=alert(1)>"
     store = RunFolder(folder)
     store.write_recipe(config())
-    store.add_trajectory(hostile("batch0-0-0"))
-    store.add_trajectory(played("batch0-0-1", TASK, 0.0, thought="x" * 2_000_000))
-    store.add_failure(failure("batch0-1-0", TASK))
+    store.add_trajectory(hostile("batch-1-0-0"))
+    store.add_trajectory(played("batch-1-0-1", TASK, 0.0, thought="x" * 2_000_000))
+    store.add_failure(failure("batch-1-1-0", TASK))
     store.log_metrics(1, {"success": 0.5, SCRIPT: 1.0, "__proto__": 2.0, "constructor": 3.0})
     store.close()
     return folder
@@ -57,15 +57,15 @@ def test_hostile_text_is_shown_as_text_on_every_page(visit):
     for view in (
         "batches",
         "batch/1",
-        "group/batch0-0",
+        "group/batch-1-0",
         "episodes",
         f"episodes?task={task}",
         "episodes?text=%3Cscript%3E",
-        "episode/batch0-0-0",
-        "episode/batch0-0-0?step=2",
-        "episode/batch0-0-0?step=2&view=raw",
-        "episode/batch0-0-0?step=1&view=tokens&colour=__proto__",
-        "episode/batch0-0-1",
+        "episode/batch-1-0-0",
+        "episode/batch-1-0-0?step=2",
+        "episode/batch-1-0-0?step=2&view=raw",
+        "episode/batch-1-0-0?step=1&view=tokens&colour=__proto__",
+        "episode/batch-1-0-1",
         "tasks",
         f"task/{task}",
         "failures",
@@ -76,7 +76,7 @@ def test_hostile_text_is_shown_as_text_on_every_page(visit):
         check_harmless(visit.open(f"/s/{source}/{view}"))
     check_harmless(visit.open("/runs"))
     check_harmless(visit.open(f"/runs?runs={source}&metrics=__proto__,constructor,%3Cscript%3E"))
-    page = visit.open(f"/s/{source}/episode/batch0-0-0?step=1")
+    page = visit.open(f"/s/{source}/episode/batch-1-0-0?step=1")
     expect(page.locator(".answer .thought")).to_contain_text(SCRIPT)
     visit.faults[:] = [fault for fault in visit.faults if "404" not in fault and "422" not in fault]
 

@@ -14,7 +14,7 @@ def where(page):
 
 
 def test_arrow_keys_step_through_an_episode(visit):
-    page = visit.open("/s/first/episode/batch0-0-0")
+    page = visit.open("/s/first/episode/batch-1-0-0")
     for key, text in (
         ("ArrowRight", "step 2 of 4"),
         ("ArrowRight", "step 3 of 4"),
@@ -41,7 +41,7 @@ def test_going_back_leaves_the_episode_at_once(visit):
 
 
 def test_letters_open_difference_tokens_neighbours_and_group(visit):
-    page = visit.open("/s/first/episode/batch0-0-0?step=2")
+    page = visit.open("/s/first/episode/batch-1-0-0?step=2")
     page.keyboard.press("d")
     expect(page.locator(".difference")).to_have_count(1)
     page.keyboard.press("d")
@@ -49,13 +49,13 @@ def test_letters_open_difference_tokens_neighbours_and_group(visit):
     page.keyboard.press("t")
     expect(page.locator(".token")).to_have_count(4)
     page.keyboard.press("]")
-    expect(page).to_have_title(re.compile("Episode batch0-0-1"))
+    expect(page).to_have_title(re.compile("Episode batch-1-0-1"))
     page.keyboard.press("[")
-    expect(page).to_have_title(re.compile("Episode batch0-0-0"))
+    expect(page).to_have_title(re.compile("Episode batch-1-0-0"))
     page.keyboard.press("g")
-    expect(page).to_have_title(re.compile("Group batch0-0"))
+    expect(page).to_have_title(re.compile("Group batch-1-0"))
     page.keyboard.press("ArrowRight")
-    expect(page).to_have_title(re.compile("Group batch0-1"))
+    expect(page).to_have_title(re.compile("Group batch-1-1"))
 
 
 def test_a_chart_has_a_cursor_and_enter_opens_the_batch(visit):
@@ -91,7 +91,7 @@ def test_the_tab_key_reaches_an_episode_from_the_list_of_runs(visit):
     tab_to(page, "^batch 2$")
     page.keyboard.press("Enter")
     expect(heading(page)).to_have_text("Batch 2")
-    tab_to(page, "batch0-0-0: replayed success")
+    tab_to(page, "batch-1-0-0: replayed success")
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.press("Enter")
     expect(where(page)).to_have_text("step 1 of 4")
@@ -108,7 +108,7 @@ def test_the_first_tab_skips_to_the_content(visit):
 
 
 def test_slash_searches_and_question_mark_explains_the_keys(visit):
-    page = visit.open("/s/first/episode/batch0-0-0")
+    page = visit.open("/s/first/episode/batch-1-0-0")
     page.keyboard.press("/")
     expect(page.get_by_role("searchbox")).to_be_focused()
     page.keyboard.type("d?")

@@ -64,7 +64,7 @@ def growing(tmp_path):
     store = RunFolder(tmp_path / "run")
     store.write_recipe(config())
     for place, score in enumerate((1.0, 0.0)):
-        store.add_trajectory(played(f"batch0-0-{place}", "pool-040", score))
+        store.add_trajectory(played(f"batch-1-0-{place}", "pool-040", score))
     store.log_metrics(1, {"success": 0.5})
     yield store
     store.close()
@@ -74,7 +74,7 @@ def test_an_update_keeps_the_focus_and_the_view(browser, growing):
     with serving(growing.folder) as address, visiting(browser, address) as visit:
         page = visit.open("/s/run/episodes?solved=0&sort=-score")
         expect(page.locator("tbody tr")).to_have_count(1)
-        link = page.get_by_role("link", name="batch0-0-1")
+        link = page.get_by_role("link", name="batch-1-0-1")
         link.focus()
         add_second_batch(growing)
         expect(page.locator("tbody tr")).to_have_count(4, timeout=20_000)

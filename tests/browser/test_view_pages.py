@@ -69,8 +69,8 @@ def test_a_batch_shows_groups_as_dots_with_advantages(visit):
     assert sorted(texts(rescued, ".advantage")) == ["+1.0", "−1.0"]
     replayed = rescued.locator("a.dot-link:has(.replayed)")
     label = replayed.get_attribute("aria-label")
-    assert "batch0-0-0: replayed success, score 1" in label
-    assert "from batch 1, 1 batch old, instead of batch1-0-" in label
+    assert "batch-1-0-0: replayed success, score 1" in label
+    assert "from batch 1, 1 batch old, instead of batch-2-0-" in label
     expect(rows.nth(1).locator(".dot-link").nth(1)).to_have_attribute(
         "aria-label", re.compile("malformed answer")
     )
@@ -98,11 +98,11 @@ def test_groups_are_sorted_by_task_success_and_signal(visit):
 
 
 def test_a_group_shows_its_episodes_step_by_step_beside_each_other(visit):
-    page = visit.open("/s/first/group/batch1-0")
+    page = visit.open("/s/first/group/batch-2-0")
     expect(page.locator(".aligned tbody tr")).to_have_count(4)
     expect(page.locator(".aligned tbody tr").nth(0).locator("td")).to_have_count(2)
     expect(page.locator(".aligned thead")).to_contain_text(
-        "Replayed from batch 1, 1 batch old. It replaced batch1-0-"
+        "Replayed from batch 1, 1 batch old. It replaced batch-2-0-"
     )
     expect(page.locator(".aligned thead")).to_contain_text("advantage +1.00")
     expect(page.locator(".aligned thead")).to_contain_text("advantage −1.00")
@@ -112,12 +112,12 @@ def test_a_group_shows_its_episodes_step_by_step_beside_each_other(visit):
 
 
 def test_an_episode_draws_the_action_on_the_screenshot(visit):
-    page = visit.open("/s/first/episode/batch0-0-0?step=1")
+    page = visit.open("/s/first/episode/batch-1-0-0?step=1")
     ring = page.locator(".stage > .screen circle.mark")
     assert (ring.get_attribute("cx"), ring.get_attribute("cy")) == ("60", "200")
-    page = visit.open("/s/first/episode/batch0-0-0?step=2")
+    page = visit.open("/s/first/episode/batch-1-0-0?step=2")
     assert page.locator(".stage > .screen path.mark").get_attribute("d").startswith("M 40 40 L 200 90")
-    page = visit.open("/s/first/episode/batch0-0-0?step=3")
+    page = visit.open("/s/first/episode/batch-1-0-0?step=3")
     expect(page.locator(".stage > .screen .chip")).to_have_text("type “Greek”")
     expect(page.locator(".answer .thought")).to_have_text("Type the language")
     page.get_by_role("button", name="Raw answer").click()
@@ -128,13 +128,13 @@ def test_an_episode_draws_the_action_on_the_screenshot(visit):
 
 
 def test_an_answer_that_does_not_parse_shows_the_reason(visit):
-    page = visit.open("/s/first/episode/batch1-1-1?step=2")
+    page = visit.open("/s/first/episode/batch-2-1-1?step=2")
     expect(page.get_by_role("note")).to_have_text("Does not parse: unknown action: jump()")
     expect(page.locator(".strip a").nth(1)).to_have_attribute("aria-label", "Step 2, does not parse")
 
 
 def test_the_difference_shows_changed_pixels(visit):
-    page = visit.open("/s/first/episode/batch0-0-0?step=2&difference=1")
+    page = visit.open("/s/first/episode/batch-1-0-0?step=2&difference=1")
     page.locator(".changes img").evaluate_all("all => Promise.all(all.map(one => one.decode()))")
     shown = page.locator(".difference").screenshot()
     page.get_by_role("button", name="Difference").click()
@@ -143,7 +143,7 @@ def test_the_difference_shows_changed_pixels(visit):
 
 
 def test_tokens_are_coloured_by_their_probability(visit):
-    page = visit.open("/s/first/episode/batch0-0-0?step=1&view=tokens")
+    page = visit.open("/s/first/episode/batch-1-0-0?step=1&view=tokens")
     tokens = page.locator(".token")
     expect(tokens).to_have_count(4)
     shares = tokens.evaluate_all("all => all.map(one => Number(one.style.getPropertyValue('--share')))")
@@ -161,7 +161,7 @@ def test_episodes_are_filtered_sorted_and_found_by_text(visit):
     page.get_by_label("Text in thought or answer").fill("jump")
     page.keyboard.press("Enter")
     expect(page.locator("h1 small")).to_have_text("1")
-    expect(page.locator("tbody tr")).to_contain_text("batch1-1-1")
+    expect(page.locator("tbody tr")).to_contain_text("batch-2-1-1")
     assert "text=jump" in page.url
 
 
@@ -185,7 +185,7 @@ def test_failures_are_counted_by_kind_and_host(visit):
     row = page.locator("table").nth(0).locator("tbody tr")
     expect(row).to_contain_text("EnvTimeout")
     expect(row).to_contain_text("no answer within 60 s")
-    expect(page.locator("table").nth(1)).to_contain_text("batch0-2-1")
+    expect(page.locator("table").nth(1)).to_contain_text("batch-1-2-1")
 
 
 def test_the_timeline_adds_shares_of_time(visit):
@@ -223,12 +223,12 @@ def test_search_covers_all_runs(visit):
 
 
 def test_a_view_is_copied_as_a_link_and_as_a_command(visit, runs):
-    page = visit.open("/s/first/episode/batch0-0-0?step=2")
+    page = visit.open("/s/first/episode/batch-1-0-0?step=2")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Copy command").click()
     expect(page.locator("#status")).to_have_text("Command copied")
     command = page.evaluate("navigator.clipboard.readText()")
-    assert command == f"arpo view {runs} --at '/s/first/episode/batch0-0-0?step=2'"
+    assert command == f"arpo view {runs} --at '/s/first/episode/batch-1-0-0?step=2'"
     page.get_by_role("button", name="Copy link").click()
     expect(page.locator("#status")).to_have_text("Link copied")
     assert page.evaluate("navigator.clipboard.readText()") == page.url

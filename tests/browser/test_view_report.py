@@ -99,7 +99,7 @@ def test_the_report_is_accessible(browser, report):
 def test_text_of_a_model_never_becomes_markup(browser, tmp_path):
     store = RunFolder(tmp_path / "run")
     store.write_recipe(config())
-    store.add_trajectory(played("batch0-0-0", "pool-040", 1.0, thought=EVIL))
+    store.add_trajectory(played("batch-1-0-0", "pool-040", 1.0, thought=EVIL))
     store.log_metrics(1, {EVIL: 1.0})
     store.close()
     with visiting(browser, write_report(tmp_path / "run").as_uri()) as visit:

@@ -8,7 +8,7 @@ from arpo.storage.run_folder import RunFolder
 from browsers import serving, visiting
 from viewed_runs import config, played
 
-TOKENS = "/s/first/episode/batch0-0-0?step=1&view=tokens"
+TOKENS = "/s/first/episode/batch-1-0-0?step=1&view=tokens"
 
 
 def colours(page):
@@ -45,24 +45,24 @@ def test_an_answer_that_was_trained_twice_shows_the_chosen_update(visit):
 def test_a_run_without_values_says_how_to_store_them(browser, tmp_path):
     store = RunFolder(tmp_path / "plain")
     store.write_recipe(config())
-    store.add_trajectory(played("batch0-0-0", "pool-040", 1.0))
+    store.add_trajectory(played("batch-1-0-0", "pool-040", 1.0))
     store.close()
     with serving(tmp_path) as address, visiting(browser, address) as visit:
-        page = visit.open("/s/plain/episode/batch0-0-0?step=1&view=tokens&colour=ratio")
+        page = visit.open("/s/plain/episode/batch-1-0-0?step=1&view=tokens&colour=ratio")
         expect(page.get_by_text("Train with --store.token_stats true to store them.")).to_be_visible()
         assert page.get_by_label("ratio").is_disabled()
         assert page.get_by_label("log-probability", exact=True).is_checked()
         page = visit.open("/s/plain/timeline")
         expect(page.get_by_text("This run has no times of calls yet.")).to_be_visible()
-        page = visit.open("/s/plain/episode/batch0-0-0?step=1")
+        page = visit.open("/s/plain/episode/batch-1-0-0?step=1")
         expect(page.get_by_text("time per call not stored")).to_be_visible()
 
 
 def test_each_step_shows_the_time_of_its_calls(visit):
-    page = visit.open("/s/first/episode/batch0-0-0?step=2")
+    page = visit.open("/s/first/episode/batch-1-0-0?step=2")
     line = page.get_by_text("answer 200 ms")
     assert line.inner_text().endswith("action 100 ms · began 800 ms after the start of the run · version 0")
-    page = visit.open("/s/first/episode/batch0-0-0?step=5")
+    page = visit.open("/s/first/episode/batch-1-0-0?step=5")
     expect(page.get_by_text("start of the environment 500 ms · evaluation 50 ms")).to_be_visible()
 
 
@@ -93,11 +93,11 @@ def test_the_pointer_tells_what_an_environment_does_and_a_click_opens_its_episod
     first_row = (2 * (16 + 6) + 7) * scale  # below learner and engine
     canvas.hover(position={"x": box["width"] * 0.05, "y": first_row})  # 0.2 s of 4 s
     readout = page.locator(".lanes .readout")
-    assert readout.inner_text().split("\n")[1:] == ["starting", "batch0-0-0"]
+    assert readout.inner_text().split("\n")[1:] == ["starting", "batch-1-0-0"]
     canvas.hover(position={"x": box["width"] * 0.9, "y": 8 * scale})
     assert "learner: learning, 1.0 s" in readout.inner_text()
     canvas.click(position={"x": box["width"] * 0.05, "y": first_row})
-    page.wait_for_url("**/episode/batch0-0-0")
+    page.wait_for_url("**/episode/batch-1-0-0")
 
 
 def test_a_thousand_environments_are_drawn_in_few_rows(browser, tmp_path):
@@ -105,9 +105,9 @@ def test_a_thousand_environments_are_drawn_in_few_rows(browser, tmp_path):
     store.write_recipe(config())
     for number in range(1024):
         calls = [("start", 0.0, 10.0), ("engine", 10.0, 5.0 + number % 7), ("evaluate", 30.0, 1.0)]
-        store.log_calls({"episode": f"batch0-{number}-0", "host": "", "fault": ""}, calls)
+        store.log_calls({"episode": f"batch-1-{number}-0", "host": "", "fault": ""}, calls)
     store.log_calls({"step": 1}, [("rollout", 0.0, 31.0), ("learn", 31.0, 9.0)])
-    store.add_trajectory(played("batch0-0-0", "pool-040", 1.0))
+    store.add_trajectory(played("batch-1-0-0", "pool-040", 1.0))
     store.close()
     with serving(tmp_path) as address, visiting(browser, address) as visit:
         page = visit.open("/s/wide/timeline")
@@ -127,5 +127,5 @@ def test_an_export_has_lanes_and_values(browser, runs, tmp_path):
     with visiting(browser, (tmp_path / "site" / "index.html").as_uri()) as visit:
         page = visit.open("/s/first/timeline")
         assert "3 environments" in page.locator(".lanes").inner_text()
-        page = visit.open("/s/first/episode/batch0-0-0?step=1&view=tokens&colour=clipped")
+        page = visit.open("/s/first/episode/batch-1-0-0?step=1&view=tokens&colour=clipped")
         assert colours(page) == [0, 1, 0, 0]

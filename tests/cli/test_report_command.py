@@ -12,16 +12,16 @@ from stored_episodes import episode, small
 def make_run(folder):
     store = RunFolder(folder)
     store.write_recipe(Config())
-    store.add_trajectory(episode("batch0-0-0", [small(1), small(2)]))
-    store.add_trajectory(episode("batch0-0-1", [small(1), small(2)]))
+    store.add_trajectory(episode("batch-1-0-0", [small(1), small(2)]))
+    store.add_trajectory(episode("batch-1-0-1", [small(1), small(2)]))
     store.close()
 
 
 def test_episodes_are_chosen(capsys, tmp_path):
     make_run(tmp_path)
-    assert main(["report", str(tmp_path), "--episodes", "batch0-0-1"]) == 0
+    assert main(["report", str(tmp_path), "--episodes", "batch-1-0-1"]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
-    assert report_of(tmp_path / "report.html")["episodes"]["shown"] == [["batch0-0-1"]]
+    assert report_of(tmp_path / "report.html")["episodes"]["shown"] == [["batch-1-0-1"]]
 
 
 def test_a_choice_without_episodes_exits_with_2_and_writes_nothing(capsys, tmp_path):

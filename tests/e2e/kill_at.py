@@ -120,7 +120,7 @@ def _keeping(count: int, first: str) -> Callable[[Strike], None]:
 
 
 def _playing(run: str) -> Callable[[Strike], None]:
-    """Before the third environment step of the rollouts `run`, for example "batch1"."""
+    """Before the third environment step of the rollouts `run`, for example "batch-2"."""
 
     def install(strike: Strike) -> None:
         from arpo.envs.desk.env import DeskEnv
@@ -251,11 +251,11 @@ def _while_loading(strike: Strike) -> None:
 
 MOMENTS: dict[str, Callable[[Strike], None]] = {
     "in the base evaluation": _playing("eval0-heldout"),
-    "in a rollout": _playing("batch1"),
+    "in a rollout": _playing("batch-2"),
     "in an evaluation": _playing("eval2-train"),
     "in the final evaluation": _playing("eval4-heldout"),
     "after the learning": _after_the_learning,
-    "in a line of the store": _half_a_line("batch2-1-0"),
+    "in a line of the store": _half_a_line("batch-3-1-0"),
     "before the checkpoint": _before_the_checkpoint,
     "in the checkpoint": _half_a_checkpoint,
     "before the checkpoint's rename": _before_the_rename,

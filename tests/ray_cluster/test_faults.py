@@ -47,7 +47,7 @@ def test_a_run_survives_the_loss_of_hosts_and_of_its_driver(nodes: Nodes, tmp_pa
     after = command.metrics()
     assert [line["step"] for line in after] == list(range(9))
     assert after[: newest.step + 1] == before[: newest.step + 1]
-    next_batch = played.find(f'{{"episode_id":"batch{newest.step}-'.encode())
+    next_batch = played.find(f'{{"episode_id":"batch-{newest.step + 1}-'.encode())
     finished = played if next_batch < 0 else played[:next_batch]
     assert len(finished) > 0 and (run / "trajectories.jsonl").read_bytes().startswith(finished)
     assert after[-1]["episodes"] == assert_correct(run, lock_step_episodes(8))

@@ -237,6 +237,11 @@ def test_draws_are_keyed_by_their_place():
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
+def test_batches_are_drawn_as_when_ids_counted_them_from_0():
+    assert draw_seed(3, "t", "batch-4-0-1", 2) == 3537709391099448045
+    assert draw_seed(3, "t", "check-3-batch-4-0-1", 0) == 2501927490219845829
+
+
 def test_an_engine_that_dies_is_named_and_still_released():
     def dies(prompt, sampling):
         raise ConnectionError("gone")

@@ -169,7 +169,7 @@ def test_a_stop_ends_an_outage_of_all_servers(tmp_path: Path) -> None:
             async with player.started(Noted()) as scheduler:
                 server.faults = {"/inference/v1/generate": down, "/weight_info": down}
                 asyncio.get_running_loop().call_later(0.5, player.stop_waiting)
-                await scheduler.run("batch1", [(0, task)], lambda *_: None)
+                await scheduler.run("batch-1", [(0, task)], lambda *_: None)
 
         Scripted.play({})
         with pytest.raises(Outage, match="no vLLM server has worked"):

@@ -89,7 +89,7 @@ FAILURE = {
 }  # fmt: skip
 RESCUE = {"index": 1, "replaced_episode": "a", "stored_episode": "b", "age": 3}
 GROUP = {
-    "step": 1, "group": "batch0-0", "task": "t", "version": 0, "episodes": ["batch0-0-0", "b"],
+    "step": 1, "group": "batch-1-0", "task": "t", "version": 0, "episodes": ["batch-1-0-0", "b"],
     "versions": [0, 0], "rewards": [0.0, 1.0], "advantages": [-1.0, 1.0], "rescues": [RESCUE],
 }  # fmt: skip
 SUMMARY = {

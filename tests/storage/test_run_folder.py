@@ -31,7 +31,7 @@ from stored_episodes import ALL_ACTIONS, desktop, episode, pixels_of, png, small
 
 RESCUE = {"index": 1, "replaced_episode": "a", "stored_episode": "b", "age": 3}
 GROUP = {
-    "step": 1, "group": "batch0-0", "task": "t", "version": 0, "episodes": ["batch0-0-0", "b"],
+    "step": 1, "group": "batch-1-0", "task": "t", "version": 0, "episodes": ["batch-1-0-0", "b"],
     "versions": [0, 0], "rewards": [0.0, 1.0], "advantages": [-1.0, 1.0], "rescues": [RESCUE],
 }  # fmt: skip
 
@@ -472,7 +472,7 @@ EVALUATION = {"step": 2, "episodes": 8, "landmark": "", "sets": {"train": {"a": 
             ("groups.jsonl", json.dumps(GROUP | change))
             for change in (
                 {"step": "1"},
-                {"episodes": ["batch0-0-0", 7]},
+                {"episodes": ["batch-1-0-0", 7]},
                 {"rewards": [1.0]},
                 {"advantages": [1.0, None]},
                 {"rescues": [{"index": 0}]},

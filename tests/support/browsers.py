@@ -125,4 +125,4 @@ def choose_replayed_success(page: Page) -> None:
     expect(total).to_have_text("6")
     page.get_by_label("Replayed").select_option("1")
     expect(total).to_have_text("1")
-    expect(page.locator("tbody tr")).to_contain_text("batch0-0-0")
+    expect(page.locator("tbody tr")).to_contain_text("batch-1-0-0")

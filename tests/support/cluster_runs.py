@@ -69,7 +69,7 @@ def assert_correct(run: Path, expected: set[str]) -> int:
 
 
 def lock_step_episodes(batches: int) -> set[str]:
-    return {f"batch{b}-{g}-{e}" for b in range(batches) for g in range(32) for e in range(2)}
+    return {f"batch-{b + 1}-{g}-{e}" for b in range(batches) for g in range(32) for e in range(2)}
 
 
 def kill_driver(command: TrainCommand) -> None:

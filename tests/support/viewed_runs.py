@@ -1,7 +1,7 @@
 """A small run with known numbers for the tests of `arpo view` in a browser.
 
 Groups of two. Batch 1: pool-040 scores 1 and 0; pool-013 scores 0 and 0; pool-021 scores 1, and its second
-episode could not be played. Batch 2: pool-040 scores 0 and 0, so replay rescues it with batch0-0-0; pool-013
+episode could not be played. Batch 2: pool-040 scores 0 and 0, so replay rescues it with batch-1-0-0; pool-013
 scores 1, and its second answer does not parse; pool-021 scores 1 and 1.
 """
 
@@ -38,10 +38,10 @@ VIEWS = {
     "/s/first/report": "first",
     "/s/first/batches": "Batches",
     "/s/first/batch/2": "Batch 2",
-    "/s/first/group/batch1-0": "Set the language to Greek",
+    "/s/first/group/batch-2-0": "Set the language to Greek",
     "/s/first/episodes": "Episodes",
-    "/s/first/episode/batch0-0-0?step=2": "Set the language to Greek",
-    "/s/first/episode/batch0-0-0?step=1&view=tokens": "Set the language to Greek",
+    "/s/first/episode/batch-1-0-0?step=2": "Set the language to Greek",
+    "/s/first/episode/batch-1-0-0?step=1&view=tokens": "Set the language to Greek",
     "/s/first/tasks": "Tasks",
     "/s/first/task/pool-040": "Set the language to Greek",
     "/s/first/failures": "Failures",
@@ -144,10 +144,10 @@ def make_run(folder: Path, *, replay: bool = True) -> None:
         evaluation(0, "base", {"pool-040": [0, 0], "pool-013": [0, 1]}, {"heldout-006": [1, 0]})
     )
     store.add_trajectory(played("eval0-train-0-0", "pool-040", 0.0))
-    add_group(store, 1, played("batch0-0-0", "pool-040", 1.0), played("batch0-0-1", "pool-040", 0.0))
-    add_group(store, 1, played("batch0-1-0", "pool-013", 0.0), played("batch0-1-1", "pool-013", 0.0))
-    add_group(store, 1, played("batch0-2-0", "pool-021", 1.0))
-    store.add_failure(failure("batch0-2-1", "pool-021"))
+    add_group(store, 1, played("batch-1-0-0", "pool-040", 1.0), played("batch-1-0-1", "pool-040", 0.0))
+    add_group(store, 1, played("batch-1-1-0", "pool-013", 0.0), played("batch-1-1-1", "pool-013", 0.0))
+    add_group(store, 1, played("batch-1-2-0", "pool-021", 1.0))
+    store.add_failure(failure("batch-1-2-1", "pool-021"))
     store.log_metrics(
         1,
         {
@@ -233,13 +233,13 @@ def calls_of(began: float, steps: int = len(STEPS), last: str = "evaluate") -> l
 def add_times(store: RunFolder) -> None:
     """Two environments: batch 1 until second 3, learning until 4; batch 2 until 6, learning until 8."""
     played_at = {
-        "batch0-0-0": 0.0, "batch0-0-1": 0.0, "batch0-1-0": 1.75, "batch0-1-1": 1.8,
-        "batch1-0-0": 4.0, "batch1-0-1": 4.1,
+        "batch-1-0-0": 0.0, "batch-1-0-1": 0.0, "batch-1-1-0": 1.75, "batch-1-1-1": 1.8,
+        "batch-2-0-0": 4.0, "batch-2-0-1": 4.1,
     }  # fmt: skip
     for name, began in played_at.items():
         store.log_calls({"episode": name, "host": "", "fault": ""}, calls_of(began))
-    store.log_calls({"episode": "batch1-1-1", "host": "", "fault": ""}, calls_of(5.8, 2)[:4])
-    hung = {"episode": "batch0-2-1", "host": "http://10.0.0.7:8700", "fault": "EnvTimeout"}
+    store.log_calls({"episode": "batch-2-1-1", "host": "", "fault": ""}, calls_of(5.8, 2)[:4])
+    hung = {"episode": "batch-1-2-1", "host": "http://10.0.0.7:8700", "fault": "EnvTimeout"}
     store.log_calls(hung, [("start", 6.0, 0.1)])
     for step in (1, 2):
         rollout, learn = (3.0, 1.0) if step == 1 else (2.0, 2.0)
@@ -248,18 +248,18 @@ def add_times(store: RunFolder) -> None:
 
 
 def add_token_stats(store: RunFolder) -> None:
-    """The first answer of batch0-0-0: trained in batch 1, replayed in batch 2 with a clipped second token."""
-    line = {"update": 1, "episode": "batch0-0-0", "turn": 1, "entropy": [0.5, 2.0, 0.1, 0.0]}
+    """The first answer of batch-1-0-0: trained in batch 1, replayed in batch 2, second token clipped."""
+    line = {"update": 1, "episode": "batch-1-0-0", "turn": 1, "entropy": [0.5, 2.0, 0.1, 0.0]}
     store.log_token_stats({**line, "step": 1, "replayed": False, "ratio": [1.0] * 4, "clipped": [0] * 4})
     replayed = {"ratio": [1.0, 1.5, 0.9, 1.0], "clipped": [0, 1, 0, 0]}
     store.log_token_stats({**line, "step": 2, "replayed": True, **replayed})
 
 
 def add_second_batch(store: RunFolder, *, replay: bool = True) -> None:
-    failed = played("batch1-0-0", "pool-040", 0.0, 1), played("batch1-0-1", "pool-040", 0.0, 1)
-    add_group(store, 2, *failed, stored=played("batch0-0-0", "pool-040", 1.0) if replay else None)
-    add_group(store, 2, played("batch1-1-0", "pool-013", 1.0, 1), malformed("batch1-1-1", "pool-013"))
-    add_group(store, 2, played("batch1-2-0", "pool-021", 1.0, 1), played("batch1-2-1", "pool-021", 1.0, 1))
+    failed = played("batch-2-0-0", "pool-040", 0.0, 1), played("batch-2-0-1", "pool-040", 0.0, 1)
+    add_group(store, 2, *failed, stored=played("batch-1-0-0", "pool-040", 1.0) if replay else None)
+    add_group(store, 2, played("batch-2-1-0", "pool-013", 1.0, 1), malformed("batch-2-1-1", "pool-013"))
+    add_group(store, 2, played("batch-2-2-0", "pool-021", 1.0, 1), played("batch-2-2-1", "pool-021", 1.0, 1))
     store.log_metrics(
         2,
         {

@@ -17,9 +17,9 @@ from trajectories import group
 
 def test_a_batch_round_trips(tmp_path: Path) -> None:
     played = [
-        episode(name, [small(number), small(2)]) for number, name in enumerate(("batch2-0-0", "batch1-0-1"))
+        episode(name, [small(number), small(2)]) for number, name in enumerate(("batch-3-0-0", "batch-2-0-1"))
     ]
-    rescue = Rescue(index=1, replaced_episode="batch2-0-1", stored_episode="batch1-0-1", age=1)
+    rescue = Rescue(index=1, replaced_episode="batch-3-0-1", stored_episode="batch-2-0-1", age=1)
     groups = (replace(group(*played, failures=1), rescues=(rescue,)),)
     batch = UnfinishedBatch(metrics={"loss": 0.1}, groups=groups, played=2, seconds={"learn": 0.3})
     with closing(RunFolder(tmp_path / "run")) as store:

@@ -66,7 +66,7 @@ def test_tokens_that_the_model_cannot_have_sampled_are_refused(config: Config, w
     changed = json.dumps(record, separators=(",", ":")).encode()
     lines[index] = changed[:-1] + b" " * (len(lines[index]) - len(changed)) + b"}"  # the offsets stay
     path.write_bytes(b"\n".join(lines))
-    assert "trajectories.jsonl: damaged, the tokens of episode 'batch0-" in refusal(config)
+    assert "trajectories.jsonl: damaged, the tokens of episode 'batch-1-" in refusal(config)
 
 
 @pytest.mark.parametrize("key", ["offsets", "progress", "pool", "replay"])

@@ -209,7 +209,7 @@ def test_an_online_runs_own_episodes_are_a_source_too(tmp_path: Path) -> None:
     assert found.played == 4
     stored = RunFolderReader(Path(online.run.dir))
     scores = {
-        f"batch0-{g}-{e}": stored.load_trajectory(f"batch0-{g}-{e}").score for g in (0, 1) for e in (0, 1)
+        f"batch-1-{g}-{e}": stored.load_trajectory(f"batch-1-{g}-{e}").score for g in (0, 1) for e in (0, 1)
     }
     assert sorted(scores.values()) == [0, 0, 1, 1]
     assert found.successes == {A: [name for name, score in scores.items() if score == 1]}

@@ -18,6 +18,7 @@ from arpo.config.recipe import to_toml
 from arpo.errors import Outage
 from arpo.reporting.display import Display
 from arpo.storage.checkpoint import CHECKPOINTS, latest
+from arpo.storage.codec import group_of
 from arpo.storage.run_folder import RunFolder
 from arpo.training.run import Run
 from arpo.training.trainer import Trainer, run_training
@@ -61,11 +62,10 @@ def test_a_task_set_aside_is_tried_again_after_some_batches_also_after_a_stop(
         assert not asyncio.run(stopped.train())
     train(recipes[1])
     kinds = {
-        failure["episode_id"].partition("-")[0]: failure["kind"]
+        group_of(group_of(failure["episode_id"])): failure["kind"]
         for failure in lines(recipes[1], "failures.jsonl")
     }
-    tried = [number for number in range(9) if kinds[f"batch{number}"] == "EnvError"]
-    assert tried == [0, 1, 3, 7]
+    assert [number for number in range(1, 10) if kinds[f"batch-{number}"] == "EnvError"] == [1, 2, 4, 8]
 
 
 def outage_config(folder: Path, *overrides: str) -> Config:

@@ -101,7 +101,7 @@ def test_times_count_from_the_start_of_the_run(tmp_path: Path) -> None:
     log = CallLog(store, 100.0, clock=lambda: next(moments))
     calls = (("start", 8.0, 0.50004), ("engine", 9.5, 2.0))
     log.add_episode(
-        EpisodeCalls(episode_id="batch3-0-1", host="http://a:8700", fault="EnvTimeout", calls=calls)
+        EpisodeCalls(episode_id="batch-4-0-1", host="http://a:8700", fault="EnvTimeout", calls=calls)
     )
     log.add_stages(4, [("rollout", 7.5, 30.0)])
     assert logged_seconds(store) == 130.5
@@ -109,7 +109,7 @@ def test_times_count_from_the_start_of_the_run(tmp_path: Path) -> None:
     found = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text("utf-8").splitlines()]
     assert found == [
         {
-            "episode": "batch3-0-1",
+            "episode": "batch-4-0-1",
             "host": "http://a:8700",
             "fault": "EnvTimeout",
             "calls": [["start", 101.0, 0.5], ["engine", 102.5, 2.0]],
@@ -188,7 +188,7 @@ def test_each_attempt_at_an_episode_is_timed(tmp_path: Path) -> None:
     settings = ("--env.attempts=2", "--env.quarantine_after=99")
     config = small_config(tmp_path, [A, B], *settings, env="Fragile")
     train_to_end(Trainer, config)
-    attempts = by_episode(config)["batch0-0-0" if "batch0-0-0" not in played_ids(config) else "batch0-1-0"]
+    attempts = by_episode(config)["batch-1-0-0" if "batch-1-0-0" not in played_ids(config) else "batch-1-1-0"]
     assert [(one["fault"], [name for name, *_ in one["calls"]]) for one in attempts] == [
         ("EnvError", CALLS[:3]),
         ("EnvError", CALLS[:3]),
@@ -217,7 +217,7 @@ TWO_UPDATES = ("--train.epochs=2", "--train.tasks_per_update=1")
 
 def test_a_line_has_the_rounded_values_of_one_answer() -> None:
     """A sample of two answers in the second update; the gradient of the other token was infinite."""
-    answers = tuple(Answer(episode_id="batch4-0-1", turn=turn, tokens=3 - turn) for turn in (1, 2))
+    answers = tuple(Answer(episode_id="batch-5-0-1", turn=turn, tokens=3 - turn) for turn in (1, 2))
     stats = TokenStats(
         answers=answers,
         replayed=True,
@@ -226,7 +226,7 @@ def test_a_line_has_the_rounded_values_of_one_answer() -> None:
         clipped=(False, True, False),
     )
     found = list(token_lines(5, [[], [stats]]))
-    same = {"step": 5, "update": 2, "episode": "batch4-0-1", "replayed": True}
+    same = {"step": 5, "update": 2, "episode": "batch-5-0-1", "replayed": True}
     assert found == [
         {**same, "turn": 1, "entropy": [0.1235, 1.0], "ratio": [1.0, None], "clipped": [0, 1]},
         {**same, "turn": 2, "entropy": [2.5], "ratio": [0.5], "clipped": [0]},
@@ -273,7 +273,7 @@ def test_every_trained_answer_has_a_line_and_nothing_else_changes(tmp_path: Path
         (2, 2): 2,
     }
     replayed = [episode for update in ((2, 1), (2, 2)) for episode, again in found[update] if again]
-    assert len(replayed) == 2 and all(name.startswith("batch0-") for name in replayed)
+    assert len(replayed) == 2 and all(name.startswith("batch-1-") for name in replayed)
     lengths = answer_lengths(recorded)
     written = lines(recorded, "token_stats.jsonl")
     for line in written:

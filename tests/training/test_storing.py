@@ -87,7 +87,7 @@ def test_a_screenshot_is_encoded_when_it_is_taken(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(RunFolder, "add_trajectory", added)
     Photographic.play(SCRIPT)
     train_to_end(Trainer, photographic(tmp_path, "--train.epochs=1"))
-    batch = [f"batch0-{index}-{number}" for index in (0, 1) for number in (0, 1)]
+    batch = [f"batch-1-{index}-{number}" for index in (0, 1) for number in (0, 1)]
     evaluated = {episode for folder, episode in early if folder == "evaluating"}
     assert {"eval0-train-0-0", "eval1-heldout-0-0"} <= evaluated
     assert all(early["run", episode] for episode in batch)
@@ -148,7 +148,7 @@ def test_a_resumed_run_decodes_only_the_episodes_that_it_replays(
     assert lines(longer, "metrics.jsonl")[-1]["rescued"] == 1
     with closing(RunFolder(Path(longer.run.dir))) as store:
         stored = {one.episode_id: list(one.screenshots) for one in store.episodes()}
-    assert read_screenshots in [stored["batch0-0-0"], stored["batch0-0-1"]]
+    assert read_screenshots in [stored["batch-1-0-0"], stored["batch-1-0-1"]]
 
 
 @pytest.mark.slow
@@ -161,8 +161,8 @@ def test_the_replay_buffer_keeps_no_screenshots_in_memory(
     assert lines(config, "metrics.jsonl")[-1]["rescued"] == 1
     with closing(RunFolder(Path(config.run.dir))) as store:
         stored = {one.episode_id: list(one.screenshots) for one in store.episodes()}
-    assert read_screenshots in [stored["batch0-0-0"], stored["batch0-0-1"]]
-    assert trainer.replay.state() == {A: ["batch0-0-0", "batch0-0-1"]}
+    assert read_screenshots in [stored["batch-1-0-0"], stored["batch-1-0-1"]]
+    assert trainer.replay.state() == {A: ["batch-1-0-0", "batch-1-0-1"]}
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_a_damaged_screenshot_of_the_replay_buffer_is_found_at_the_start(tmp_pat
     pack = Path(config.run.dir) / PACK
     whole = pack.read_bytes()
     with closing(RunFolder(pack.parent)) as store:
-        (name, *_), *_ = [one.screenshots for one in store.episodes() if one.episode_id == "batch0-0-0"]
+        (name, *_), *_ = [one.screenshots for one in store.episodes() if one.episode_id == "batch-1-0-0"]
     at = whole.index(bytes.fromhex(name)) + 100
     pack.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     with (

@@ -76,7 +76,7 @@ def _check_groups(config: Config) -> None:
     """Every batch of this run records its groups as they are after replay."""
     groups = lines(config, "groups.jsonl")
     assert [(line["step"], line["version"], line["group"]) for line in groups] == [
-        (1, 0, "batch0-0"), (1, 0, "batch0-1"), (2, 1, "batch1-0"), (2, 1, "batch1-1")
+        (1, 0, "batch-1-0"), (1, 0, "batch-1-1"), (2, 1, "batch-2-0"), (2, 1, "batch-2-1")
     ]  # fmt: skip
     first = {line["task"]: line for line in groups if line["step"] == 1}
     assert (sorted(first[A]["rewards"]), sorted(first[A]["advantages"])) == ([0.0, 1.0], [-1.0, 1.0])
@@ -161,7 +161,7 @@ async def grpo(config: Config) -> dict[str, torch.Tensor]:
     for batch in range(config.train.epochs):
         await player.scheduler.agent.engine.load(learner.weights())
         order = epoch_order(tasks, config.run.seed, batch)
-        groups = await player.scheduler.run(f"batch{batch}", list(enumerate(order)), lambda *_: None)
+        groups = await player.scheduler.run(f"batch-{batch + 1}", list(enumerate(order)), lambda *_: None)
         updates = all_updates(groups, config.loss, tasks_per_update=2, token_budget=16)
         learner.train(Batch(updates=updates))
     return dict(player.model.named_parameters())
@@ -224,16 +224,16 @@ def test_a_batch_may_hold_a_task_twice(tmp_path: Path) -> None:
     Path(config.tasks.train).write_text(json.dumps({"source": "desk:pool", "tasks": counts}), "utf-8")
     Scripted.play({A: [0, 1, 0]})  # the base evaluation; the first group; then failures
     trainer = train(config)
-    played = [t for t in lines(config, "trajectories.jsonl") if t["episode_id"].startswith("batch0")]
+    played = [t for t in lines(config, "trajectories.jsonl") if t["episode_id"].startswith("batch-1-")]
     tasks = [episode["task_id"] for episode in played[::2]]
     assert len(tasks) == 4 and tasks.count(A) in (2, 3)
     assert [episode["task_id"] for episode in played[1::2]] == tasks
     assert [episode["episode_id"] for episode in played] == [
-        f"batch0-{n}-{m}" for n in range(4) for m in (0, 1)
+        f"batch-1-{n}-{m}" for n in range(4) for m in (0, 1)
     ]
     # What one group of A solved rescues the others that come after it in the batch.
     first = tasks.index(A)
-    assert trainer.replay.state() == {A: [f"batch0-{first}-0"]}
+    assert trainer.replay.state() == {A: [f"batch-1-{first}-0"]}
     (metrics,) = lines(config, "metrics.jsonl")[1:]
     assert metrics["rescued"] == tasks.count(A) - 1
     assert (metrics["groups"], metrics["all_fail"], metrics["replay_age"]) == (4, 3, 0.0)

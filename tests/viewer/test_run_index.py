@@ -45,10 +45,10 @@ def test_failures_of_an_asynchronous_run_belong_to_the_batch_of_their_group(tmp_
 
 
 def test_episodes_of_one_batch_are_not_before_and_after(tmp_path, store):
-    store.add_trajectory(played("batch0-0-0", "pool-040", 0.0))
-    store.add_trajectory(played("batch0-0-1", "pool-040", 1.0))
-    store.add_trajectory(played("batch0-1-0", "pool-041", 0.0))
-    store.add_trajectory(played("batch3-0-0", "pool-041", 1.0))
+    store.add_trajectory(played("batch-1-0-0", "pool-040", 0.0))
+    store.add_trajectory(played("batch-1-0-1", "pool-040", 1.0))
+    store.add_trajectory(played("batch-1-1-0", "pool-041", 0.0))
+    store.add_trajectory(played("batch-4-0-0", "pool-041", 1.0))
     same = answer(tmp_path, "tasks", "pool-040")
     assert (same["before_episode"], same["after_episode"]) == (None, None)
     other = answer(tmp_path, "tasks", "pool-041")
@@ -56,8 +56,17 @@ def test_episodes_of_one_batch_are_not_before_and_after(tmp_path, store):
     assert other["after_episode"]["phase_title"] == "training batch 4"
 
 
-def test_the_stamp_changes_when_new_episodes_are_indexed_not_before(tmp_path, store):
+def test_ids_of_earlier_versions_count_batches_from_0(tmp_path, store):
+    """A run that was begun by an earlier version and resumed by this one."""
     store.add_trajectory(played("batch0-0-0", "pool-040", 0.0))
+    store.add_trajectory(played("batch-2-0-0", "pool-040", 0.0))
+    assert [batch["batch"] for batch in answer(tmp_path, "batches")["batches"]] == [1, 2]
+    assert [group["group"] for group in answer(tmp_path, "batches", "1")["groups"]] == ["batch0-0"]
+    assert [group["group"] for group in answer(tmp_path, "batches", "2")["groups"]] == ["batch-2-0"]
+
+
+def test_the_stamp_changes_when_new_episodes_are_indexed_not_before(tmp_path, store):
+    store.add_trajectory(played("batch-1-0-0", "pool-040", 0.0))
     library = Library([tmp_path / "run"])
     while not library.refresh(5.0):
         pass
@@ -67,7 +76,7 @@ def test_the_stamp_changes_when_new_episodes_are_indexed_not_before(tmp_path, st
         return source["stamp"], source["episodes"]
 
     first, episodes = state()
-    store.add_trajectory(played("batch0-0-1", "pool-040", 1.0))
+    store.add_trajectory(played("batch-1-0-1", "pool-040", 1.0))
     assert (episodes, state()) == (1, (first, 1))
     while not library.refresh(5.0):
         pass

@@ -61,8 +61,8 @@ def test_a_group_with_replay(get):
     rescued, malformed, solved = batch["groups"]
     assert [dot["kind"] for dot in rescued["dots"]].count("replayed") == 1
     stored = next(dot for dot in rescued["dots"] if dot["kind"] == "replayed")
-    assert (stored["episode"], stored["origin_batch"], stored["age"]) == ("batch0-0-0", 1, 1)
-    assert stored["replaced"] in ("batch1-0-0", "batch1-0-1")
+    assert (stored["episode"], stored["origin_batch"], stored["age"]) == ("batch-1-0-0", 1, 1)
+    assert stored["replaced"] in ("batch-2-0-0", "batch-2-0-1")
     assert sorted(dot["advantage"] for dot in rescued["dots"]) == [-1.0, 1.0]
     assert (rescued["mean"], rescued["sigma"], rescued["signal"], rescued["solved"]) == (0.5, 0.5, True, 0)
     # The score 0 and the format reward −1 give −1: the mean is 0, σ is 1.
@@ -80,20 +80,20 @@ def test_a_failed_episode_is_an_error_dot_and_a_group_of_one_is_dropped(get):
 
 
 def test_a_group_shows_its_steps_and_what_was_replaced(get):
-    group = get("groups", "batch1-0")
-    assert (group["previous"], group["next"]) == ("batch0-2", "batch1-1")
+    group = get("groups", "batch-2-0")
+    assert (group["previous"], group["next"]) == ("batch-1-2", "batch-2-1")
     member = next(one for one in group["members"] if one["kind"] == "replayed")
     assert len(member["steps_list"]) == 4
     assert member["replaced_dot"]["episode"] == member["replaced"]
     replaced = get("episodes", member["replaced"])
-    assert replaced["replaced_by"] == {"episode": "batch0-0-0", "batch": 2, "age": 1}
-    assert get("episodes", "batch0-0-0")["replayed_in"] == [2]
+    assert replaced["replaced_by"] == {"episode": "batch-1-0-0", "batch": 2, "age": 1}
+    assert get("episodes", "batch-1-0-0")["replayed_in"] == [2]
 
 
 def test_an_episode_with_its_steps(get):
-    episode = get("episodes", "batch0-0-0")
+    episode = get("episodes", "batch-1-0-0")
     assert (episode["reward"], episode["advantage"], episode["phase_title"]) == (1.0, 1.0, "training batch 1")
-    assert (episode["previous"], episode["next"]) == ("eval0-train-0-0", "batch0-0-1")
+    assert (episode["previous"], episode["next"]) == ("eval0-train-0-0", "batch-1-0-1")
     assert episode["end"] == "solved: the model called finished()"
     first, drag, text, _ = episode["steps_list"]
     assert (first["thought"], first["action_text"]) == ("Open the settings", "click(start_box='(60,200)')")
@@ -106,20 +106,20 @@ def test_an_episode_with_its_steps(get):
 
 
 def test_a_screenshot(library, get):
-    steps = get("episodes", "batch0-0-0")["steps_list"]
+    steps = get("episodes", "batch-1-0-0")["steps_list"]
     assert library.source("desk").picture(steps[0]["shot"]["shot"]).content.startswith(b"\x89PNG")
     with pytest.raises(UserError, match="64 hexadecimal"):
         library.source("desk").picture("../../etc/passwd")
 
 
 def test_tokens_have_log_probabilities_and_nothing_is_invented(get):
-    answer = get("episodes", "batch0-0-1", "tokens", "1")
+    answer = get("episodes", "batch-1-0-1", "tokens", "1")
     assert answer["stored"] == {"logprob": True, "entropy": False, "ratio": False, "clipped": False}
     assert [token["logprob"] for token in answer["tokens"]] == [-0.1, -2.3, -0.02, -0.001]
     assert answer["tokens"][0]["ratio"] is None
     assert all(isinstance(token["text"], str) for token in answer["tokens"])
     with pytest.raises(UserError, match="has 4 steps"):
-        get("episodes", "batch0-0-0", "tokens", "5")
+        get("episodes", "batch-1-0-0", "tokens", "5")
 
 
 def test_tasks_are_sorted_by_difficulty(get):
@@ -145,9 +145,9 @@ def test_a_task_over_time(get):
 def test_failures_by_kind_and_host(tmp_path):
     make_run(tmp_path / "desk")
     store = RunFolder(tmp_path / "desk")
-    lost = replace(failure("batch1-9-0", "t"), host="http://10.0.0.7:8700")
+    lost = replace(failure("batch-2-9-0", "t"), host="http://10.0.0.7:8700")
     store.add_failure(lost)
-    store.add_failure(replace(lost, episode_id="batch1-9-1"))
+    store.add_failure(replace(lost, episode_id="batch-2-9-1"))
     store.close()
     library = opened(tmp_path)
     found = library.answer(["s", "desk", "failures"], {})
@@ -155,13 +155,13 @@ def test_failures_by_kind_and_host(tmp_path):
         ("EnvTimeout", "http://10.0.0.7:8700", 2),
         ("EnvTimeout", "", 1),
     ]
-    assert found["newest"][0]["episode"] == "batch1-9-1"
+    assert found["newest"][0]["episode"] == "batch-2-9-1"
     library.close()
 
 
 def test_a_failure_of_an_older_version_has_no_host(tmp_path):
     make_run(tmp_path / "desk")
-    record = asdict(failure("batch1-9-0", "t"))
+    record = asdict(failure("batch-2-9-0", "t"))
     del record["host"]
     with (tmp_path / "desk" / "failures.jsonl").open("a") as file:
         file.write(json.dumps(record) + "\n")
@@ -182,7 +182,7 @@ def test_a_live_run_grows_and_a_resumed_one_is_indexed_again(tmp_path):
     folder = tmp_path / "run"
     store = RunFolder(folder)
     store.write_recipe(config())
-    store.add_trajectory(played("batch0-0-0", "pool-040", 1.0))
+    store.add_trajectory(played("batch-1-0-0", "pool-040", 1.0))
     sizes = store.offsets()
     library = opened(folder)
     source = library.source("run")
@@ -193,12 +193,12 @@ def test_a_live_run_grows_and_a_resumed_one_is_indexed_again(tmp_path):
         return [row["episode"] for row in library.answer(["s", "run", "episodes"], {})["episodes"]]
 
     assert library.answer(["sources"], {})["sources"][0]["live"]
-    assert names() == ["batch0-0-0"]
-    store.add_trajectory(played("batch0-0-1", "pool-040", 0.0))
-    assert names() == ["batch0-0-0", "batch0-0-1"]
+    assert names() == ["batch-1-0-0"]
+    store.add_trajectory(played("batch-1-0-1", "pool-040", 0.0))
+    assert names() == ["batch-1-0-0", "batch-1-0-1"]
     store.rewind(sizes)
-    store.add_trajectory(played("batch0-0-9", "pool-013", 0.0))
-    assert names() == ["batch0-0-0", "batch0-0-9"]
+    store.add_trajectory(played("batch-1-0-9", "pool-013", 0.0))
+    assert names() == ["batch-1-0-0", "batch-1-0-9"]
     assert library.answer(["s", "run", "episodes"], {"text": "settings"})["total"] == 2
     store.close()
     library.close()
@@ -208,16 +208,16 @@ def test_pruned_screenshots_are_reported(tmp_path):
     folder = tmp_path / "run"
     store = RunFolder(folder)
     store.write_recipe(config())
-    for name in ("batch0-0-0", "batch0-0-1"):
+    for name in ("batch-1-0-0", "batch-1-0-1"):
         store.add_trajectory(played(name, "pool-040", 1.0))
     library = opened(folder)
-    store.prune({"batch0-0-0"})
+    store.prune({"batch-1-0-0"})
     store.close()
     while not library.refresh(5.0):
         pass
     rows = library.answer(["s", "run", "episodes"], {})["episodes"]
     assert [row["shown"] for row in rows] == [True, False]
-    shot = library.answer(["s", "run", "episodes", "batch0-0-1"], {})["steps_list"][0]["shot"]
+    shot = library.answer(["s", "run", "episodes", "batch-1-0-1"], {})["steps_list"][0]["shot"]
     assert shot["url"] is None and "store.prune_every" in shot["error"]
     library.close()
 
@@ -228,7 +228,7 @@ def test_large_screenshots_are_restored_from_their_changes(tmp_path):
     store = RunFolder(folder)
     store.write_recipe(config())
     shots = [desktop(1), desktop(1, 10), desktop(1, 200)]
-    episode = played("batch0-0-0", "pool-040", 1.0)
+    episode = played("batch-1-0-0", "pool-040", 1.0)
     turns = [
         replace(turn, screenshot=shot, images=(shot,))
         for turn, shot in zip(episode.turns, shots, strict=False)
@@ -238,7 +238,7 @@ def test_large_screenshots_are_restored_from_their_changes(tmp_path):
     library = opened(folder)
     source = library.source("run")
     reader = RunFolderReader(folder)
-    stored = reader.load_trajectory("batch0-0-0")
+    stored = reader.load_trajectory("batch-1-0-0")
     for turn in stored.turns:
         assert source.picture(turn.screenshot.sha256).media_type in ("image/png", "image/webp")
         restored = source._pack.pixels(turn.screenshot.sha256)
@@ -268,7 +268,7 @@ def test_the_rewards_of_a_plug_in_are_shown_and_it_is_not_called(tmp_path):
     folder = tmp_path / "run"
     store = RunFolder(folder)
     store.write_recipe(replace(config(), plugins=PluginsConfig(reward="os:system")))
-    episodes = tuple(played(f"batch0-0-{member}", "pool-040", 0.0) for member in (0, 1))
+    episodes = tuple(played(f"batch-1-0-{member}", "pool-040", 0.0) for member in (0, 1))
     for episode in episodes:
         store.add_trajectory(episode)
     store.log_group(1, 0, Group(index=0, task_id="pool-040", trajectories=episodes), [0.25, 4.0], [-2, 2])
@@ -288,7 +288,7 @@ def test_a_run_of_an_earlier_version_shows_the_played_episodes(tmp_path):
     batch = library.answer(["s", "run", "batches", "2"], {})
     assert "earlier version" in batch["note"]
     first = batch["groups"][0]
-    assert [dot["episode"] for dot in first["dots"]] == ["batch1-0-0", "batch1-0-1"]
+    assert [dot["episode"] for dot in first["dots"]] == ["batch-2-0-0", "batch-2-0-1"]
     assert {(dot["kind"], dot["reward"], dot["advantage"]) for dot in first["dots"]} == {
         ("failed", None, None)
     }
@@ -320,10 +320,10 @@ def test_a_wrong_offset_makes_the_index_again(tmp_path):
     source = library.source("run")
     source.index.write(lambda connection: connection.execute("UPDATE episodes SET at = at + 7"))
     with pytest.raises(UserError, match="made again"):
-        library.answer(["s", "run", "episodes", "batch0-0-0"], {})
+        library.answer(["s", "run", "episodes", "batch-1-0-0"], {})
     while not source.refresh(5.0):
         pass
-    assert library.answer(["s", "run", "episodes", "batch0-0-0"], {})["steps"] == 4
+    assert library.answer(["s", "run", "episodes", "batch-1-0-0"], {})["steps"] == 4
     library.close()
 
 
@@ -333,12 +333,12 @@ def test_a_wrong_offset_of_a_screenshot_makes_the_index_again(tmp_path):
     library = opened(folder)
     source = library.source("run")
     source.index.write(lambda connection: connection.execute("UPDATE shots SET at = at + 7"))
-    episode = library.answer(["s", "run", "episodes", "batch0-0-0"], {})
+    episode = library.answer(["s", "run", "episodes", "batch-1-0-0"], {})
     assert "made again" in episode["steps_list"][0]["shot"]["error"]
     assert "not indexed yet" in episode["final"]["error"]
     while not source.refresh(5.0):
         pass
-    assert library.answer(["s", "run", "episodes", "batch0-0-0"], {})["final"]["url"]
+    assert library.answer(["s", "run", "episodes", "batch-1-0-0"], {})["final"]["url"]
     library.close()
 
 
@@ -434,6 +434,6 @@ def test_a_linked_file_of_times_or_tokens_hides_nothing_else(tmp_path):
     (entry,) = library.answer(["sources"], {})["sources"]
     assert entry["episodes"] == 13
     assert [text.split(": ")[1] for text in entry["errors"]] == ["is a symbolic link"] * 2
-    episode = library.answer(["s", "desk", "episodes", "batch0-0-0"], {})
+    episode = library.answer(["s", "desk", "episodes", "batch-1-0-0"], {})
     assert episode["times"] is None and episode["steps_list"][0]["shot"]["width"] == 320
     library.close()

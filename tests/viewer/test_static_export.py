@@ -31,18 +31,18 @@ def test_chosen_episodes_with_their_groups_and_pictures(tmp_path):
     make_run(tmp_path / "desk")
     count, table = exported(tmp_path / "desk", tmp_path / "site", "replayed=1")
     assert count == 1
-    assert [row["episode"] for row in table["/api/s/desk/episodes"]["episodes"]] == ["batch0-0-0"]
+    assert [row["episode"] for row in table["/api/s/desk/episodes"]["episodes"]] == ["batch-1-0-0"]
     assert {path for path in table if "/episodes/" in path and "tokens" not in path} == {
-        "/api/s/desk/episodes/batch0-0-0"
+        "/api/s/desk/episodes/batch-1-0-0"
     }
-    assert {"/api/s/desk/groups/batch0-0", "/api/s/desk/batches/1", "/api/s/desk/tasks/pool-040"} <= set(
+    assert {"/api/s/desk/groups/batch-1-0", "/api/s/desk/batches/1", "/api/s/desk/tasks/pool-040"} <= set(
         table
     )
     assert table["/api/sources"]["export"] is True
-    episode = table["/api/s/desk/episodes/batch0-0-0"]
+    episode = table["/api/s/desk/episodes/batch-1-0-0"]
     file = table[episode["steps_list"][0]["shot"]["url"]]["file"]
     assert (tmp_path / "site" / file).read_bytes().startswith(b"\x89PNG")
-    assert f"/api/s/desk/episodes/batch0-0-0/tokens/{1}" in table
+    assert f"/api/s/desk/episodes/batch-1-0-0/tokens/{1}" in table
 
 
 def test_all_files_are_relative_and_the_front_end_is_complete(tmp_path):
@@ -57,12 +57,12 @@ def test_hostile_text_cannot_end_a_script(tmp_path):
     store = RunFolder(tmp_path / "run")
     store.write_recipe(config())
     thought = "</script><script>alert(1)</script><!-- \u2028 \ud800"
-    store.add_trajectory(played("batch0-0-0", "pool-040", 1.0, thought=thought))
+    store.add_trajectory(played("batch-1-0-0", "pool-040", 1.0, thought=thought))
     store.close()
     _, table = exported(tmp_path / "run", tmp_path / "site")
     texts = [path.read_text() for path in (tmp_path / "site" / "data").iterdir()]
     assert not any("<" in text for text in texts) and all(text.isascii() for text in texts)
-    assert table["/api/s/run/episodes/batch0-0-0"]["steps_list"][0]["thought"] == thought
+    assert table["/api/s/run/episodes/batch-1-0-0"]["steps_list"][0]["thought"] == thought
 
 
 def test_an_unknown_filter_is_an_error(tmp_path):
@@ -87,7 +87,7 @@ def test_the_pages_of_an_export_ask_for_nothing_that_it_does_not_contain(tmp_pat
     assert report["batches"] == [1, 2] and {f"/api/s/desk/batches/{batch}" for batch in (1, 2)} <= set(table)
     assert [one["batch"] for one in table["/api/s/desk/lanes"]["batches"]] == [1]
     assert {path for path in table if "/lanes/" in path} == {"/api/s/desk/lanes/1"}
-    tokens = table["/api/s/desk/episodes/batch0-0-0/tokens/1"]
+    tokens = table["/api/s/desk/episodes/batch-1-0-0/tokens/1"]
     assert tokens["trained"] == [{"batch": 2, "update": 1, "replayed": True, "shown": True}]
 
 

@@ -148,7 +148,7 @@ ODD_ADDRESSES = (
     "/api/s/desk/groups/%00",
     "/api/s/desk/batches/99999999999999999999",
     "/api/s/desk/batches/-1",
-    "/api/s/desk/episodes/batch0-0-0/tokens/0",
+    "/api/s/desk/episodes/batch-1-0-0/tokens/0",
     "/api/s/desk/shots/" + "0" * 64 + "?w=abc",
     "/api/s/desk/episodes?sort=n;--",
     "/api",
@@ -162,7 +162,7 @@ def test_odd_addresses_get_an_error_and_no_file(folder):
 
 
 def test_pictures_and_thumbnails(folder):
-    ((_, content, _),) = served(folder, "/api/s/desk/episodes/batch0-0-0")
+    ((_, content, _),) = served(folder, "/api/s/desk/episodes/batch-1-0-0")
     url = json.loads(content)["steps_list"][0]["shot"]["url"]
     (status, png, headers), (small_status, jpeg, small) = served(folder, url, f"{url}?w=64")
     assert (status, headers["Content-Type"], png[:4]) == (200, "image/png", b"\x89PNG")

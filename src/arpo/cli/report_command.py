@@ -37,7 +37,7 @@ after training, reasons for failures, and episodes step by step with screenshots
 It contains the pages of `arpo view` about these episodes.
 By default it shows the same tasks before and after training. --episodes shows others. Its value is a list,
 separated by commas, of:
-  batch3-0-1      an episode, by id
+  batch-4-0-1     an episode, by id
   task:pool-040   episodes of a task
   solved          episodes that reached the goal
   failed          episodes that did not

@@ -7,6 +7,7 @@ screenshot window slides. No answer is tokenised again. Errors pass through to t
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -20,6 +21,7 @@ from arpo.parsing import ParseError, parse
 from arpo.prompts.conversation import Conversation, PromptTemplate
 from arpo.prompts.rendering import PromptRenderer, Rendered
 from arpo.rollout.activity import Activity, Measure
+from arpo.storage.codec import BATCH
 from arpo.types import Completion, Prompt, Sampling, Screenshot, StopReason, Task, Trajectory, Turn
 
 OnTurn = Callable[[Turn], None]
@@ -162,8 +164,12 @@ def _once_each(on_screenshot: OnScreenshot) -> Callable[[Screenshot], None]:
 
 
 def draw_seed(seed: int, task_id: str, episode_id: str, turn: int) -> int:
-    """The 63-bit seed for sampling one answer. It depends only on these arguments."""
-    key = "\0".join((str(seed), task_id, episode_id, str(turn)))
+    """The 63-bit seed for sampling one answer. It depends only on these arguments.
+
+    The key of batch-4-0-1 is batch3-0-1, as before ids counted batches from 1: a seed keeps its results.
+    """
+    place = re.sub(rf"{BATCH}-(\d+)-", lambda match: f"{BATCH}{int(match[1]) - 1}-", episode_id)
+    key = "\0".join((str(seed), task_id, place, str(turn)))
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1
 
 

@@ -42,7 +42,7 @@ class Scheduler:
         """Play one group of `group_size` episodes for each (index, task).
 
         Calls `on_episode(index, outcome)` when an episode ends. Episode ids are batch-index-number: the tasks
-        [(4, task)] of "batch0" with group_size 2 give "batch0-4-0" and "batch0-4-1". Episodes in `finished`
+        [(4, task)] of "batch-1" with group_size 2 give "batch-1-4-0" and "batch-1-4-1". Those in `finished`
         enter the groups without being played again. `run_episode` calls `on_turn` and `on_screenshot`.
 
         If cancelled, it cancels every episode and waits until their environments are closed. An unexpected

@@ -19,7 +19,7 @@ from arpo.config.changes import Change
 from arpo.storage.from_json import INTEGER_LIMIT, Readers, from_json
 from arpo.types import Completion, Failure, Group, Rescue, Sample, Screenshot, StopReason, Trajectory, Turn
 
-# An episode id begins with one of these: batch3-0-1 (lock step), group-17-1 (asynchronous training),
+# An episode id begins with one of these: batch-4-0-1 (lock step), group-17-1 (asynchronous training),
 # eval12-train-0-0, collect-7-0.
 BATCH, GROUP, EVALUATED, COLLECTED = "batch", "group", "eval", "collect"
 MIN_RUN_LENGTH = 4
@@ -244,7 +244,7 @@ def store_group(
 
 
 def group_of(episode_id: str) -> str:
-    """The id without its last number: batch3-0 for batch3-0-1."""
+    """The id without its last number: batch-4-0 for batch-4-0-1."""
     return episode_id.rpartition("-")[0] or episode_id
 
 

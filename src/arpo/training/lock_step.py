@@ -65,7 +65,7 @@ class LockStep:
             first = attempt * settings.tasks_per_batch
             with run.timing.stage("rollout"):
                 fresh = await run.scheduler.run(
-                    f"{BATCH}{run.progress.batch}",
+                    f"{BATCH}-{run.progress.batch + 1}",
                     list(enumerate(tasks, first)),
                     lambda *_: run.display.episode_done(),
                     on_screenshot=run.store.prepare,

@@ -185,7 +185,7 @@ class Timing:
 class CallLog:
     """Writes calls.jsonl, in seconds since the start of the run. `elapsed` is the age of a resumed run.
 
-    {"episode":"batch0-3-1","host":"","fault":"","calls":[["start",12.1,0.5],["engine",12.6,1.2],…]}
+    {"episode":"batch-1-3-1","host":"","fault":"","calls":[["start",12.1,0.5],["engine",12.6,1.2],…]}
     {"step":1,"calls":[["rollout",0.2,30.1],["learn",30.3,8.4]]}
     """
 

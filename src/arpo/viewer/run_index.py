@@ -40,9 +40,11 @@ MAX_TOKENS = 1 << 20  # of one episode
 MAX_ID = 200  # characters of an episode or task id
 MAX_CALLS = 20_000  # of one episode
 MAX_SECONDS = 1e9  # of a run
+EARLIER = "earlier batch"  # earlier versions counted batches from 0 in ids: batch3-0-1
 _SECONDS = 0.02  # of reading between two transactions
 _PLACES = (
-    (BATCH, re.compile(rf"{BATCH}(\d{{1,9}})-(\d{{1,9}})-\d{{1,9}}")),
+    (BATCH, re.compile(rf"{BATCH}-(\d{{1,9}})-(\d{{1,9}})-\d{{1,9}}")),
+    (EARLIER, re.compile(rf"{BATCH}(\d{{1,9}})-(\d{{1,9}})-\d{{1,9}}")),
     (GROUP, re.compile(rf"{GROUP}-(\d{{1,9}})-\d{{1,9}}")),
     (EVALUATED, re.compile(rf"{EVALUATED}(\d{{1,9}})-.*")),
     (COLLECTED, re.compile(rf"{COLLECTED}-(\d{{1,9}})-.*")),
@@ -74,14 +76,15 @@ Adder = Callable[[sqlite3.Connection, Json, int, int], None]  # connection, line
 def place_of(episode_id: str) -> tuple[str, int | None, int | None, int | None]:
     """(kind, number, place in the batch, batch counted from 1) of an episode id.
 
-    >>> place_of("batch3-0-1"), place_of("group-17-1"), place_of("eval12-train-0-0")
-    (('batch', 3, 0, 4), ('group', 17, 17, None), ('eval', 12, None, None))
+    >>> place_of("batch-4-0-1"), place_of("group-17-1"), place_of("eval12-train-0-0")
+    (('batch', 4, 0, 4), ('group', 17, 17, None), ('eval', 12, None, None))
     """
     for kind, pattern in _PLACES:
         if match := pattern.fullmatch(episode_id):
             number = int(match[1])
-            if kind == BATCH:
-                return kind, number, int(match[2]), number + 1
+            if kind in (BATCH, EARLIER):
+                batch = number + (kind == EARLIER)
+                return BATCH, batch, int(match[2]), batch
             return kind, number, number if kind == GROUP else None, None
     return "", None, None, None
 

@@ -31,28 +31,30 @@ def found(library):
 
 
 def test_filters(found):
-    assert found(task="pool-013") == ["batch0-1-0", "batch0-1-1", "batch1-1-0", "batch1-1-1"]
-    assert found(stop="parse_error") == found(malformed="1") == ["batch1-1-1"]
-    assert found(replayed="1") == ["batch0-0-0"]
+    assert found(task="pool-013") == ["batch-1-1-0", "batch-1-1-1", "batch-2-1-0", "batch-2-1-1"]
+    assert found(stop="parse_error") == found(malformed="1") == ["batch-2-1-1"]
+    assert found(replayed="1") == ["batch-1-0-0"]
     assert len(found(replayed="0")) == 12
     assert (
-        found(batch="1", solved="1") == found(phase="batch1", min_score="0.5") == ["batch0-0-0", "batch0-2-0"]
+        found(batch="1", solved="1")
+        == found(phase="batch1", min_score="0.5")
+        == ["batch-1-0-0", "batch-1-2-0"]
     )
     assert found(phase="eval2") == ["eval2-train-0-0"]
-    assert found(group="batch1-0", max_score="0.4") == ["batch1-0-0", "batch1-0-1"]
+    assert found(group="batch-2-0", max_score="0.4") == ["batch-2-0-0", "batch-2-0-1"]
     assert found(shown="0") == []
 
 
 def test_order_and_pages(found):
     assert found(sort="-order")[0] == "eval2-train-0-0"
-    assert found(sort="steps")[0] == "batch1-1-1"
-    assert found(size="2", page="1") == ["batch0-0-1", "batch0-1-0"]
+    assert found(sort="steps")[0] == "batch-2-1-1"
+    assert found(size="2", page="1") == ["batch-1-0-1", "batch-1-1-0"]
 
 
 def test_search(library, found):
-    assert found(text="jump") == ["batch1-1-1"]
+    assert found(text="jump") == ["batch-2-1-1"]
     assert found(text="language Type") and len(found(text="language Type")) == 12
-    assert found(text="batch0-2-0") == ["batch0-2-0"]
+    assert found(text="batch-1-2-0") == ["batch-1-2-0"]
     assert found(text="100% \"quoted' AND NOT ( * ^ x") == []
     results = library.answer(["search"], {"text": "jump"})
     assert (results["total"], results["results"][0]["source"]) == (1, "desk")

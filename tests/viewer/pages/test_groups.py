@@ -15,12 +15,12 @@ def equal_group(folder: Path) -> Any:
     train, replay = TrainConfig(dynamic_sampling=True), ReplayConfig(enabled=False)
     store = RunFolder(folder)
     store.write_recipe(replace(config(), train=train, replay=replay))
-    add_group(store, 1, *[played(f"batch0-0-{member}", "pool-040", 1.0) for member in (0, 1)])
+    add_group(store, 1, *[played(f"batch-1-0-{member}", "pool-040", 1.0) for member in (0, 1)])
     store.close()
     library = Library((folder,))
     while not library.refresh(5.0):
         pass
-    found = library.answer(["s", folder.name, "groups", "batch0-0"], {})
+    found = library.answer(["s", folder.name, "groups", "batch-1-0"], {})
     library.close()
     return found
 

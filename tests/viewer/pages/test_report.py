@@ -65,8 +65,8 @@ def make_evaluated_run(folder, *, complete=True):
     other = {"shots": [small(1), small(2)], "task_id": "heldout-006"}
     store.add_trajectory(episode("eval0-train-0-0", **first, score=0.0, stop=StopReason.MAX_STEPS))
     store.add_trajectory(episode("eval0-heldout-0-0", **other))
-    called = episode("batch0-0-1", **first, score=0.0, stop=StopReason.CALL_USER)
-    add_group(store, 1, episode("batch0-0-0", **first), called)
+    called = episode("batch-1-0-1", **first, score=0.0, stop=StopReason.CALL_USER)
+    add_group(store, 1, episode("batch-1-0-0", **first), called)
     store.log_metrics(1, {"success": 0.5, "tokens": 1536.0, "episodes": 2, "groups": 1, "failures": 1})
     store.log_evaluation(
         evaluation(1, "final" if complete else "", {"pool-040": [1, 1]}, {"heldout-006": [0]})
@@ -206,7 +206,7 @@ def test_chosen_episodes_replace_the_pairs(tmp_path):
     path = write_report(tmp_path, "task:pool-040,solved:1")
     found = report_of(path)["episodes"]
     assert found["note"] == "chosen with --episodes task:pool-040,solved:1"
-    shown = ["eval0-train-0-0", "batch0-0-0", "batch0-0-1", "eval1-train-0-0", "eval0-heldout-0-0"]
+    shown = ["eval0-train-0-0", "batch-1-0-0", "batch-1-0-1", "eval1-train-0-0", "eval0-heldout-0-0"]
     assert found["shown"] == [[name] for name in shown]
     assert [row["episode"] for row in own(path, "episodes")["episodes"]] == shown
     with pytest.raises(UserError, match="--episodes replayed: no episode matches"):
@@ -217,7 +217,7 @@ def test_a_policy_that_ignores_its_tasks_is_reported(tmp_path):
     store = RunFolder(tmp_path)
     store.write_recipe(Config())
     for number in range(8):
-        name = f"batch0-{number}-0"
+        name = f"batch-1-{number}-0"
         store.add_trajectory(episode(name, [small(1), small(2)], task_id=f"t{number}", score=0.0))
     store.close()
     (warning,) = report_of(write_report(tmp_path))["warnings"]
@@ -249,11 +249,11 @@ def test_pruned_episodes_are_left_out_and_counted_in_words(tmp_path):
     store = RunFolder(tmp_path)
     store.write_recipe(Config())
     for number in range(3):
-        store.add_trajectory(episode(f"batch0-0-{number}", [small(2 * number), small(2 * number + 1)]))
-    store.prune(["batch0-0-2"])
+        store.add_trajectory(episode(f"batch-1-0-{number}", [small(2 * number), small(2 * number + 1)]))
+    store.prune(["batch-1-0-2"])
     store.close()
     found = report_of(write_report(tmp_path))["episodes"]
-    assert found["shown"] == [["batch0-0-2"]]
+    assert found["shown"] == [["batch-1-0-2"]]
     said = "2 of 3 stored episodes cannot be shown: their screenshots were deleted (store.prune_every)"
     assert said in found["note"]
 
@@ -287,9 +287,9 @@ def evaluated(task, before, after):
 
 RUN = [
     played("eval0-train-0-0", "a"),
-    *(played(f"batch{number}-0-0", "a", solved=number % 2 == 1) for number in range(20)),
-    played("batch20-0-0", "b", stop=StopReason.PARSE_ERROR),
-    played("batch20-1-0", "a", solved=True, shown=False),
+    *(played(f"batch-{number + 1}-0-0", "a", solved=number % 2 == 1) for number in range(20)),
+    played("batch-21-0-0", "b", stop=StopReason.PARSE_ERROR),
+    played("batch-21-1-0", "a", solved=True, shown=False),
 ]
 
 
@@ -303,8 +303,8 @@ def test_by_default_the_same_tasks_before_and_after():
 
 
 def test_without_a_second_evaluation_the_newest_batch_is_after():
-    run = [played("eval0-train-0-0"), played("batch0-0-0"), played("batch3-0-0"), played("batch3-0-1")]
-    assert ids(run) == [("eval0-train-0-0", "batch3-0-0")]
+    run = [played("eval0-train-0-0"), played("batch-1-0-0"), played("batch-4-0-0"), played("batch-4-0-1")]
+    assert ids(run) == [("eval0-train-0-0", "batch-4-0-0")]
 
 
 def test_without_pairs_the_first_and_last_of_each_outcome():
@@ -314,26 +314,26 @@ def test_without_pairs_the_first_and_last_of_each_outcome():
 
 
 def test_episodes_are_chosen_by_id_task_and_kind():
-    assert ids(RUN, "batch3-0-0") == [("batch3-0-0",)]
-    assert ids(RUN, "task:a:2") == [("eval0-train-0-0",), ("batch19-0-0",)]
-    assert ids(RUN, "task:b") == [("batch20-0-0",)]
-    assert ids(RUN, "solved:3") == [("batch1-0-0",), ("batch3-0-0",), ("batch19-0-0",)]
+    assert ids(RUN, "batch-4-0-0") == [("batch-4-0-0",)]
+    assert ids(RUN, "task:a:2") == [("eval0-train-0-0",), ("batch-20-0-0",)]
+    assert ids(RUN, "task:b") == [("batch-21-0-0",)]
+    assert ids(RUN, "solved:3") == [("batch-2-0-0",), ("batch-4-0-0",), ("batch-20-0-0",)]
     assert len(ids(RUN, "failed")) == 6
-    assert ids(RUN, "parse-errors,batch20-0-0, batch0-0-0") == [("batch20-0-0",), ("batch0-0-0",)]
-    assert ids([*RUN, played("batch9-9-9", replayed_in=(11,))], "replayed") == [("batch9-9-9",)]
+    assert ids(RUN, "parse-errors,batch-21-0-0, batch-1-0-0") == [("batch-21-0-0",), ("batch-1-0-0",)]
+    assert ids([*RUN, played("batch-10-9-9", replayed_in=(11,))], "replayed") == [("batch-10-9-9",)]
 
 
 def test_an_id_of_a_task_may_contain_a_colon():
-    assert ids([played("batch0-0-0", "web:1"), played("batch0-0-1", "web:1")], "task:web:1:1") == [
-        ("batch0-0-0",)
+    assert ids([played("batch-1-0-0", "web:1"), played("batch-1-0-1", "web:1")], "task:web:1:1") == [
+        ("batch-1-0-0",)
     ]
 
 
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ("batch99-0-0", "--episodes batch99-0-0: no such episode (did you mean batch9-0-0?)"),
-        ("batch20-1-0", "--episodes batch20-1-0: its screenshots were deleted (store.prune_every)"),
+        ("batch-100-0-0", "--episodes batch-100-0-0: no such episode (did you mean batch-10-0-0?)"),
+        ("batch-21-1-0", "--episodes batch-21-1-0: its screenshots were deleted (store.prune_every)"),
         ("task:pool", "--episodes task:pool: no episode of this task (there are 2: a, b, …)"),
         ("replayed", "--episodes replayed: no episode matches. The run has episodes of 2 tasks: 10 solved, "
          "12 failed, 0 replayed, 1 parse-errors; 1 tasks before-after. 1 more have no screenshots"),
@@ -360,12 +360,12 @@ INSTRUCTIONS = {f"t{number}": f"Open file {number}" for number in range(16)}
 def warnings(*by_phase, solved=False, instructions=INSTRUCTIONS):
     """`by_phase` has the answers of each task, for each batch."""
     run = [
-        played(f"batch{batch}-{index}-0", f"t{index}", solved=solved)
+        played(f"batch-{batch + 1}-{index}-0", f"t{index}", solved=solved)
         for batch, answers in enumerate(by_phase)
         for index in range(len(answers))
     ]
     texts = {
-        f"batch{batch}-{index}-0": answers
+        f"batch-{batch + 1}-{index}-0": answers
         for batch, of_batch in enumerate(by_phase)
         for index, answers in enumerate(of_batch)
     }

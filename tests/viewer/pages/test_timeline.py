@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_each_step_has_the_times_of_its_answer_and_its_actions(folder: Path) -> None:
     """Start 0.5 s, then answers of 0.2 s and actions of 0.1 s, then the evaluation."""
-    episode = opened(folder).answer(["s", "desk", "episodes", "batch0-0-0"], {})
+    episode = opened(folder).answer(["s", "desk", "episodes", "batch-1-0-0"], {})
     first, second, *_ = episode["steps_list"]
     assert first["times"] == {"engine": [0.5, 0.2], "step": [0.7, 0.1]} and first["seconds"] == 0.2
     assert second["times"] == {"engine": [0.8, 0.2], "step": [1.0, 0.1]}
@@ -42,7 +42,7 @@ def test_each_step_has_the_times_of_its_answer_and_its_actions(folder: Path) -> 
 
 
 def test_an_answer_without_actions_has_the_time_of_the_answer_alone(folder: Path) -> None:
-    last = opened(folder).answer(["s", "desk", "episodes", "batch1-1-1"], {})["steps_list"][-1]
+    last = opened(folder).answer(["s", "desk", "episodes", "batch-2-1-1"], {})["steps_list"][-1]
     assert last["times"]["engine"][1] == 0.2 and last["times"]["step"] is None
 
 
@@ -62,12 +62,12 @@ def test_the_lanes_of_a_run_and_of_a_batch(folder: Path) -> None:
     ]
     assert [name for name, *_ in whole["learner"]] == ["rollout", "learn", "rollout", "learn"]
     ended = {entry[0]: entry[3:] for row in whole["rows"] for entry in row["episodes"]}
-    assert ended["batch0-2-1"] == ["EnvTimeout", "http://10.0.0.7:8700"]
-    assert ended["batch0-0-0"] == ["", ""]
+    assert ended["batch-1-2-1"] == ["EnvTimeout", "http://10.0.0.7:8700"]
+    assert ended["batch-1-0-0"] == ["", ""]
     second = library.answer(["s", "desk", "lanes", "2"], {})
     assert (second["batch"], second["began"], second["ended"]) == (2, 4.0, 8.0)
     names = {entry[0] for row in second["rows"] for entry in row["episodes"]}
-    assert names == {"batch1-0-0", "batch1-0-1", "batch1-1-1", "batch0-2-1"}
+    assert names == {"batch-2-0-0", "batch-2-0-1", "batch-2-1-1", "batch-1-2-1"}
     with pytest.raises(UserError, match="batch 9: has no times yet"):
         library.answer(["s", "desk", "lanes", "9"], {})
 
@@ -78,7 +78,7 @@ def test_a_run_of_an_older_version_has_no_lanes(tmp_path: Path) -> None:
         (tmp_path / "desk" / name).unlink()
     library = opened(tmp_path / "desk")
     assert "rows" not in library.answer(["s", "desk", "lanes"], {})
-    assert library.answer(["s", "desk", "episodes", "batch0-0-0"], {})["times"] is None
+    assert library.answer(["s", "desk", "episodes", "batch-1-0-0"], {})["times"] is None
     assert library.answer(["sources"], {})["sources"][0]["errors"] == []
 
 
@@ -87,11 +87,11 @@ def test_a_resumed_run_that_truncates_its_log_is_read_again(tmp_path: Path) -> N
     library = opened(tmp_path / "desk")
     store = RunFolder(tmp_path / "desk")
     store.rewind({**store.offsets(), "calls.jsonl": 0})
-    store.log_calls({"episode": "batch0-0-0", "host": "", "fault": ""}, [("start", 7.0, 1.0)])
+    store.log_calls({"episode": "batch-1-0-0", "host": "", "fault": ""}, [("start", 7.0, 1.0)])
     store.close()
     while not library.refresh(5.0):
         pass
-    assert library.answer(["s", "desk", "episodes", "batch0-0-0"], {})["times"]["start"] == [7.0, 1.0]
+    assert library.answer(["s", "desk", "episodes", "batch-1-0-0"], {})["times"]["start"] == [7.0, 1.0]
 
 
 @pytest.mark.parametrize(

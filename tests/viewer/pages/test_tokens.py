@@ -62,10 +62,10 @@ def tokens(library: Library, episode: str, step: str, **query: str) -> dict:
 
 
 def test_the_newest_update_is_shown_unless_another_one_is_chosen(tmp_path: Path) -> None:
-    """batch0-0-0 was trained in batch 1, and again in batch 2, where replay used it."""
+    """batch-1-0-0 was trained in batch 1, and again in batch 2, where replay used it."""
     make_run(tmp_path / "desk")
     library = opened(tmp_path / "desk")
-    found = tokens(library, "batch0-0-0", "1")
+    found = tokens(library, "batch-1-0-0", "1")
     assert found["stored"] == {"logprob": True, "entropy": True, "ratio": True, "clipped": True}
     assert [token["ratio"] for token in found["tokens"]] == [1.0, 1.5, 0.9, 1.0]
     assert [token["clipped"] for token in found["tokens"]] == [False, True, False, False]
@@ -74,7 +74,7 @@ def test_the_newest_update_is_shown_unless_another_one_is_chosen(tmp_path: Path)
         {"batch": 2, "update": 1, "replayed": True, "shown": True},
     ]
     assert found["note"] == ""
-    first = tokens(library, "batch0-0-0", "1", trained="0")
+    first = tokens(library, "batch-1-0-0", "1", trained="0")
     assert [token["ratio"] for token in first["tokens"]] == [1.0] * 4
     assert [token["entropy"] for token in first["tokens"]] == [0.5, 2.0, 0.1, 0.0]
 
@@ -82,11 +82,11 @@ def test_the_newest_update_is_shown_unless_another_one_is_chosen(tmp_path: Path)
 def test_an_untrained_answer_and_a_run_without_values_say_why(tmp_path: Path) -> None:
     make_run(tmp_path / "desk")
     library = opened(tmp_path / "desk")
-    found = tokens(library, "batch0-1-0", "1")
+    found = tokens(library, "batch-1-1-0", "1")
     assert found["note"] == "No update has trained this answer: it has no entropy, ratio and clipping."
     assert found["stored"] == {"logprob": True, "entropy": False, "ratio": False, "clipped": False}
     (tmp_path / "desk" / "token_stats.jsonl").write_text("")
-    found = tokens(opened(tmp_path / "desk"), "batch0-0-0", "1")
+    found = tokens(opened(tmp_path / "desk"), "batch-1-0-0", "1")
     assert found["note"].endswith("Train with --store.token_stats true to store them.")
     assert found["trained"] == [] and found["tokens"][0]["ratio"] is None
 
@@ -94,21 +94,21 @@ def test_an_untrained_answer_and_a_run_without_values_say_why(tmp_path: Path) ->
 def test_values_of_another_number_of_tokens_are_an_error(tmp_path: Path) -> None:
     make_run(tmp_path / "desk")
     store = RunFolder(tmp_path / "desk")
-    line = {"step": 1, "update": 1, "episode": "batch0-2-0", "turn": 1, "replayed": False}
+    line = {"step": 1, "update": 1, "episode": "batch-1-2-0", "turn": 1, "replayed": False}
     store.log_token_stats({**line, "entropy": [1.0], "ratio": [1.0], "clipped": [0]})
     store.close()
-    with pytest.raises(UserError, match="batch0-2-0: step 1: damaged"):
-        tokens(opened(tmp_path / "desk"), "batch0-2-0", "1")
+    with pytest.raises(UserError, match="batch-1-2-0: step 1: damaged"):
+        tokens(opened(tmp_path / "desk"), "batch-1-2-0", "1")
 
 
 def test_the_newest_updates_of_an_answer_are_offered(tmp_path: Path) -> None:
     """After those of batches 1 and 2, batches 3 to 301 replay the answer: batches 102 to 301 are offered."""
     make_run(tmp_path / "desk")
     store = RunFolder(tmp_path / "desk")
-    line = {"update": 1, "episode": "batch0-0-0", "turn": 1, "replayed": True, "entropy": [0.0] * 4}
+    line = {"update": 1, "episode": "batch-1-0-0", "turn": 1, "replayed": True, "entropy": [0.0] * 4}
     for step in range(3, 302):
         store.log_token_stats({**line, "step": step, "ratio": [float(step)] * 4, "clipped": [0] * 4})
     store.close()
-    found = tokens(opened(tmp_path / "desk"), "batch0-0-0", "1")
+    found = tokens(opened(tmp_path / "desk"), "batch-1-0-0", "1")
     assert [update["batch"] for update in found["trained"]] == list(range(102, 302))
     assert found["trained"][-1]["shown"] and found["tokens"][0]["ratio"] == 301.0

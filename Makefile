@@ -13,6 +13,9 @@ VLLM_VENV := .venv-vllm
 VLLM := $(VLLM_VENV)/.installed
 RAY := $(VENV)/.installed-ray
 
+LINT := $(BIN)/ruff format --check && $(BIN)/ruff check && $(BIN)/mypy
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+
 # Tests start hundreds of Python processes. Without bytecode files, each would compile the package again.
 export PYTHONDONTWRITEBYTECODE =
 
@@ -31,25 +34,29 @@ compare: $(RUNTIME) ## repeat the published comparison with three seeds (one nig
 	$(BIN)/arpo compare paper paper/grpo paper/ds_grpo \
 		--against paper/grpo --seeds 3 --out runs/groups-of-2 --rollout.group_size 2 --train.epochs 16 $(ARGS)
 
-test: lint ## check style and types, then run the tests; ARGS="-k replay" selects tests
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+# Style and types are checked beside the tests; their output follows. Three workers leave no core idle while a test waits.
+test: $(DEV) ## check style and types, and run the tests; ARGS="-k replay" selects tests
+	@trap 'kill 0' INT; ( $(LINT) ) >$(VENV)/lint.log 2>&1 & lint=$$!; failed=; \
+	$(PYTEST) -n 3 -m "not slow" $(ARGS) || failed="$(BIN)/python -m pytest NAME (names are listed above)"; \
+	wait $$lint || failed="$${failed:+$$failed; }make lint"; cat $(VENV)/lint.log; \
+	[ -z "$$failed" ] || { echo "Failed. To repeat it: $$failed" >&2; exit 1; }
 
 test-slow: $(DEV) ## run the tests that take long
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 -m slow $(ARGS)
+	$(PYTEST) -n 2 -m slow $(ARGS)
 
 test-real: $(DEV) osworld ## run the tests on real desktops; FULL=1 includes the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/real $(if $(FULL),,-m "not full") $(ARGS)
+	$(PYTEST) -n 2 tests/real $(if $(FULL),,-m "not full") $(ARGS)
 
 test-vllm: $(DEV) $(VLLM) ## run the tests with vLLM, on the CPU
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/vllm $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile tests/vllm $(ARGS)
 
 test-browser: $(DEV) ## run the tests of arpo view in Debian's Chromium
 	@test -x /usr/bin/chromium || \
 		{ echo "Chromium is missing. On Debian or Ubuntu, install it with: apt-get install chromium" >&2; exit 1; }
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/browser $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile tests/browser $(ARGS)
 
 test-cluster: $(RAY) $(VLLM) ## run the tests on a Ray cluster of four nodes on this machine
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/ray_cluster $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile tests/ray_cluster $(ARGS)
 
 osworld: ## install real desktops: Debian packages (needs root or sudo), and desktop-env in .venv-osworld
 	PYTHONPATH=src $(PYTHON) -m arpo.envs.osworld.install $(OSWORLD_VENV)
@@ -57,9 +64,7 @@ osworld: ## install real desktops: Debian packages (needs root or sudo), and des
 vllm: $(VLLM) ## install vLLM for CPUs in .venv-vllm (2.5 GB)
 
 lint: $(DEV) ## check style and types
-	$(BIN)/ruff format --check
-	$(BIN)/ruff check
-	$(BIN)/mypy
+	$(LINT)
 
 format: $(DEV) ## format the code and apply automatic fixes
 	$(BIN)/ruff format

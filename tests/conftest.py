@@ -1,7 +1,9 @@
 """Ctrl-C reaches what the tests start, no test is timed, and every test begins with one torch thread."""
 
+import gc
 import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -20,6 +22,15 @@ def use_one_torch_thread() -> None:
     """
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collected tests and imported packages stay until the end: garbage collections would only visit them."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

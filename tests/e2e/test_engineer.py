@@ -53,17 +53,21 @@ TASKS: list[dict[str, object]] = [
     {"id": name, "instruction": "Click Lamp", "evaluator": {}, "solution": ["click(start_box='(20,20)')"]}
     for name in ("left", "right")
 ]
-TINY = f"""
-    --model.path={clicking_model()} --run.dir=run
-    --run.threads=1 --store.tensorboard=false --tasks.train=tasks.json --tasks.heldout=
-    --env.attempts=1 --eval.rollouts=1 --eval.every=0 --rollout.group_size=2 --rollout.max_steps=1
-    --train.epochs=1 --train.tasks_per_batch=2 --train.tasks_per_update=2
-""".split()
 CORRECT = "correct this line"
 IGNORE = f"{CORRECT}; ignore actions that the environment does not support"
 SCORE = "not a number in [0, 1]: return 1.0 if the task is solved and 0.0 if not"
 PNG = 'PNG bytes of a PIL image: `buffer = io.BytesIO(); image.save(buffer, "PNG"); png = buffer.getvalue()`'
 NUMBERS = count()
+
+
+def tiny() -> list[str]:
+    """Options of a small run."""
+    return f"""
+    --model.path={clicking_model()} --run.dir=run
+    --run.threads=1 --store.tensorboard=false --tasks.train=tasks.json --tasks.heldout=
+    --env.attempts=1 --eval.rollouts=1 --eval.every=0 --rollout.group_size=2 --rollout.max_steps=1
+    --train.epochs=1 --train.tasks_per_batch=2 --train.tasks_per_update=2
+    """.split()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +237,7 @@ def test_check_env_explains_a_mistake_in_one_line(name, write, capsys):
 def test_train_stops_and_names_the_line(name, write, capsys):
     mistake = MISTAKES[name]
     module, place = write(mistake)
-    code = main(["train", "desk", f"--env.name={module}:Lamp", *TINY, *mistake.settings])
+    code = main(["train", "desk", f"--env.name={module}:Lamp", *tiny(), *mistake.settings])
     count, _, rest = capsys.readouterr().err.partition(". ")
     assert re.fullmatch(
         "arpo: error: all [24] episodes failed", count
@@ -256,7 +260,7 @@ def test_a_class_that_cannot_be_used_is_refused_at_once(command, name, write, ca
     target = (
         [f"{module}:Lamp", "--tasks=tasks.json"] if command == "check-env" else [f"--env.name={module}:Lamp"]
     )
-    code = main([*command.split(), *target, *(() if command == "check-env" else TINY)])
+    code = main([*command.split(), *target, *(() if command == "check-env" else tiny())])
     found = REFUSED[name].found.format(module=module)
     assert capsys.readouterr().err == f"arpo: error: env.name = '{module}:Lamp': {found} ({place})\n"
     assert code == 2
@@ -298,7 +302,7 @@ def test_without_mistakes_the_lamp_passes_and_trains(write, capsys):
     module, _ = write(CORRECT_LAMP)
     assert main(["check-env", f"{module}:Lamp", "--tasks=tasks.json"]) == 0
     assert findings(capsys.readouterr().out) == []
-    assert main(["train", "desk", f"--env.name={module}:Lamp", *TINY]) == 0
+    assert main(["train", "desk", f"--env.name={module}:Lamp", *tiny()]) == 0
     assert "failed, most often" not in capsys.readouterr().out
 
 
@@ -310,7 +314,7 @@ def test_a_run_that_refused_most_successes_does_not_succeed(write, capsys):
     module, place = write(mistake)
     printed = []
     for _ in range(2):
-        assert main(["train", "desk", f"--env.name={module}:Lamp", *TINY]) == 1
+        assert main(["train", "desk", f"--env.name={module}:Lamp", *tiny()]) == 1
         printed.append(capsys.readouterr().out)
         assert "most successes were refused: evaluate() failed in 4 episodes" in printed[-1]
         assert f"returned 100, {SCORE} ({place})" in printed[-1]

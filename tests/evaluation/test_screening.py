@@ -18,7 +18,6 @@ from verdicts import NO_VS_CODE, A, B, C, D, Scripted, osworld_config, select, s
 
 HOW = {
     "of": 2,
-    "model": clicking_model(),
     "temperature": 1.0,
     "max_steps": 1,
     "max_images": 15,
@@ -103,7 +102,12 @@ def test_the_report_says_what_became_of_every_task(tmp_path: Path) -> None:
     assert reason.startswith(f"failed: task {A}, step: RuntimeError: the screen went dark (")
     assert "verdicts.py:" in reason
     assert report == {
-        "terms": {"source": str(tmp_path / "train.json"), **HOW, "env": "verdicts:Fragile"},
+        "terms": {
+            "source": str(tmp_path / "train.json"),
+            **HOW,
+            "model": clicking_model(),
+            "env": "verdicts:Fragile",
+        },
         "totals": {
             "tasks": 4,
             "kept": 1,

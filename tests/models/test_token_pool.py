@@ -13,11 +13,9 @@ from arpo.models.token_pool import Extent, PoolStep, TokenPool, extent_size
 from devices import NEEDS_A_GPU
 from tiny_vlm import tiny_model
 
-TEXT = tiny_model().config.text_config
-
 
 def new_pool(tokens: int) -> TokenPool:
-    return TokenPool(TEXT, tokens, torch.float32, torch.device("cpu"))
+    return TokenPool(tiny_model().config.text_config, tokens, torch.float32, torch.device("cpu"))
 
 
 def write(pool: TokenPool, name: str, number: float) -> None:

@@ -35,7 +35,7 @@ ALL_ACTIONS = (
 
 def png(pixels, mode="RGB"):
     buffer = io.BytesIO()
-    Image.fromarray(pixels).convert(mode).save(buffer, "PNG")
+    Image.fromarray(pixels).convert(mode).save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
 
 

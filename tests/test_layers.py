@@ -14,7 +14,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # package, or a module of its root.
 LAYERS = (
     "actions config errors interrupts keyboard parsing plugins processes types",
-    "png",
+    "http_server png",
     "algorithms",
     "prompts",
     "storage",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-from contextlib import closing
+from contextlib import ExitStack, closing
 from types import ModuleType
 from typing import Any
 
@@ -110,13 +110,26 @@ def test_a_silent_connection_delays_no_rank() -> None:
 
 
 def test_a_silent_connection_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("arpo.cluster.rank_actor._HANDSHAKE_SECONDS", 0.1)
+    monkeypatch.setattr("arpo.cluster.rank_actor.HEADER_SECONDS", 0.1)
     with (
         closing(RankListener("127.0.0.1", b"right")) as listener,
         socket.create_connection(listener.address) as silent,
     ):
         assert len(silent.recv(64)) == 32 and silent.recv(1) == b""
         assert listener.accept(0.0) == {}
+
+
+def test_a_new_connection_replaces_the_oldest_of_too_many_silent_ones() -> None:
+    with ExitStack() as opened:
+        listener = opened.enter_context(closing(RankListener("127.0.0.1", b"right")))
+        silent = [opened.enter_context(socket.create_connection(listener.address, 60)) for _ in range(100)]
+        for connection in silent[:36]:
+            assert len(connection.recv(64)) <= 32 and connection.recv(1) == b""
+        rank = in_thread(listener, b"right", 1)
+        [connection] = accepted(listener, 1).values()
+        connection.sendall(b"command")
+        connection.close()
+        rank.join()
 
 
 def test_ranks_can_be_stopped_after_the_end_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from arpo.cli.entry_point import main
 from arpo.config import EnvConfig
 from arpo.envs import wire
 from arpo.envs.host import hosting
-from arpo.envs.host_server import Listen
+from arpo.envs.listen import Listen
 from arpo.errors import UserError
 from arpo.testing import FakeEnv, failing, hanging, lying, screenshot, task
 from env_hosts import FAKE, HostCommand, hosted, until

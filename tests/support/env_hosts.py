@@ -18,7 +18,7 @@ from tempfile import NamedTemporaryFile
 from arpo.config import EnvConfig
 from arpo.envs.base import EnvFactory
 from arpo.envs.host import hosting
-from arpo.envs.host_server import Listen
+from arpo.envs.listen import Listen
 from arpo.envs.remote import Hosts, parse_hosts
 
 FAKE = "arpo.testing:FakeEnv"

@@ -104,6 +104,22 @@ def test_two_viewers_in_one_browser(folder, tmp_path):
     asyncio.run(check())
 
 
+def test_idle_connections_do_not_silence_the_viewer(folder):
+    """As many strangers as the limit, and one more: the first one is closed, callers are not."""
+
+    async def check():
+        async with serving(folder) as (server, session):
+            strangers = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(64)]
+            assert await strangers[0][0].read() == b""
+            for browser in (session, aiohttp.ClientSession(cookie_jar=session.cookie_jar)):
+                async with browser:
+                    assert (await get(server, browser, "/api/sources"))[0] == 200
+            for _, writer in strangers:
+                writer.close()
+
+    asyncio.run(asyncio.wait_for(check(), 60))
+
+
 def test_another_host_name_is_refused(folder):
     async def check():
         async with serving(folder) as (server, session):

@@ -17,6 +17,7 @@ from typing import Any
 from arpo.cli.command import Command, argument
 from arpo.errors import UserError
 from arpo.interrupts import run_interruptibly
+from arpo.processes.bounded_log import bounded_log
 
 
 def port(text: str) -> int:
@@ -39,7 +40,8 @@ def run_view(options: argparse.Namespace, overrides: Sequence[str]) -> int:
         if options.export:
             return _export(library, options.export, options.episodes)
         try:
-            run_interruptibly(_serve(library, options.port, options.at, opened=options.open))
+            with bounded_log():
+                run_interruptibly(_serve(library, options.port, options.at, opened=options.open))
         except KeyboardInterrupt:
             print("ended", flush=True)
         return 0

@@ -13,19 +13,22 @@ import queue
 import secrets
 import socket
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from arpo import __version__
 from arpo.errors import UserError
+from arpo.http_server import HEADER_SECONDS, STRANGERS
 from arpo.learner.rank_processes import RANK_MODULE, WITH_PARENT
 from arpo.processes.child import Child, python_command
 
 _CHALLENGE_BYTES = 32
 _NUMBER_BYTES = 4
 _ANSWER_BYTES = _NUMBER_BYTES + 32  # with a SHA-256 proof
-_HANDSHAKE_SECONDS = 20.0
+_CONNECT_SECONDS = 20.0
+_RETRY_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +102,8 @@ def interface_variables(address: str) -> dict[str, str]:
 class RankListener:
     """Accepts the connections of ranks. Each caller has a thread: a silent one delays nobody.
 
-    Closing it closes the connections without a valid answer.
+    A caller without a valid answer has HEADER_SECONDS. A new one replaces the oldest of STRANGERS of them;
+    closing the listener closes them.
     """
 
     def __init__(self, host: str, token: bytes) -> None:
@@ -107,7 +111,7 @@ class RankListener:
         self._listener = socket.create_server((host, 0))
         self.address: tuple[str, int] = (host, self._listener.getsockname()[1])
         self._ranks: queue.SimpleQueue[tuple[int, socket.socket]] = queue.SimpleQueue()
-        self._callers: set[socket.socket] = set()
+        self._callers: dict[socket.socket, None] = {}  # without a valid answer, oldest first
         threading.Thread(target=self._greet, daemon=True).start()
 
     def accept(self, seconds: float) -> dict[int, socket.socket]:
@@ -120,23 +124,26 @@ class RankListener:
     def close(self) -> None:
         self._closed = True
         for connection in (self._listener, *self._callers):
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)  # wakes its thread
+            _wake(connection)
         self._listener.close()
 
     def _greet(self) -> None:
         while not self._closed:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # the caller has gone, or this listener is closed
+            except OSError:  # the caller has gone, no file may be opened, or this listener is closed
+                time.sleep(_RETRY_SECONDS)
                 continue
-            self._callers.add(connection)
+            for oldest in list(self._callers)[: 1 - STRANGERS]:
+                self._callers.pop(oldest, None)
+                _wake(oldest)
+            self._callers[connection] = None
             threading.Thread(target=self._examine, args=[connection], daemon=True).start()
 
     def _examine(self, connection: socket.socket) -> None:
         challenge = secrets.token_bytes(_CHALLENGE_BYTES)
         try:
-            connection.settimeout(_HANDSHAKE_SECONDS)
+            connection.settimeout(HEADER_SECONDS)
             connection.sendall(challenge)
             answer = _read(connection, _ANSWER_BYTES)
             number, proof = answer[:_NUMBER_BYTES], answer[_NUMBER_BYTES:]
@@ -149,12 +156,18 @@ class RankListener:
         else:
             self._ranks.put((int.from_bytes(number), connection))
         finally:
-            self._callers.discard(connection)
+            self._callers.pop(connection, None)
+
+
+def _wake(connection: socket.socket) -> None:
+    """End the connection, so that the thread that waits for it goes on."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def connect_to_rank_0(address: tuple[str, int], token: bytes, rank: int) -> socket.socket:
     """Connect and prove the knowledge of the token, without sending it."""
-    connection = socket.create_connection(address, timeout=_HANDSHAKE_SECONDS)
+    connection = socket.create_connection(address, timeout=_CONNECT_SECONDS)
     _keep_alive(connection)
     challenge = _read(connection, _CHALLENGE_BYTES)
     number = rank.to_bytes(_NUMBER_BYTES)

@@ -3,7 +3,7 @@
 A host has a fixed number of slots, one environment in each. It applies the same timeouts as a local pool. It
 closes hanging environments, episodes without a call for LEASE_SECONDS, and episodes whose caller
 disconnects during a call; each frees the slot. Without a token it listens on loopback only; with a token it
-refuses every request without it. `host_server.py` limits connections, `host_log.py` limits the log. Errors
+refuses every request without it. `http_server.py` limits connections, `bounded_log.py` limits the log. Errors
 leave the host as typed messages, never as tracebacks.
 """
 
@@ -32,17 +32,12 @@ from arpo.config import Config, EnvConfig
 from arpo.envs import wire
 from arpo.envs.base import EnvFactory
 from arpo.envs.factory import resolve_env
-from arpo.envs.host_log import bounded_log
-from arpo.envs.host_server import (
-    Connections,
-    Listen,
-    connection_limit,
-    listening,
-    raise_descriptor_limit,
-)
+from arpo.envs.listen import Listen, host_connections, raise_descriptor_limit
 from arpo.envs.pool import GuardedEnv
 from arpo.envs.wire import BadRequest, NoFreeSlot, NoSuchEpisode, OutOfTurn, WrongToken
-from arpo.errors import EnvError, EnvTimeout, boundary
+from arpo.errors import EnvError, EnvTimeout, UserError, boundary
+from arpo.http_server import Connections, bind, listening
+from arpo.processes.bounded_log import bounded_log
 from arpo.processes.environment import is_loopback
 from arpo.types import Screenshot
 
@@ -70,7 +65,7 @@ class Host:
         self._config = config
         self._lease_seconds = lease_seconds
         self._token = token
-        self.connections = Connections(connection_limit(config.parallel))
+        self.connections = Connections(host_connections(config.parallel))
         self._episodes: dict[str, _Episode] = {}
         self._closing: dict[str, asyncio.Task[None]] = {}
 
@@ -263,8 +258,12 @@ async def hosting(
     """Run a host during the block and yield its URL. Leaving the block closes every environment."""
     host = Host(factory, config, token, lease_seconds)
     try:
-        async with listening(host.application(), listen, host.connections) as address:
-            yield address
+        listeners = bind(listen.host, listen.port)
+    except OSError as error:
+        raise UserError(f"env.listen = {listen.host}:{listen.port}: {error.strerror}") from error
+    try:
+        async with listening(host.application(), listeners, host.connections) as port:
+            yield listen.url(port)
     finally:
         await host.close()
 

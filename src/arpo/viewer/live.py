@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 
+from arpo.processes.bounded_log import bounded_log
 from arpo.viewer.library import Library
 from arpo.viewer.server import ViewServer
 
@@ -40,7 +41,8 @@ def live_view(folder: Path, note: Callable[[str], None]) -> Iterator[None]:
     if address:
         note(f"watch it: {address}")
     try:
-        yield
+        with bounded_log():
+            yield
     finally:
         end()
         thread.join()

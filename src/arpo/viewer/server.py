@@ -26,6 +26,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from arpo.errors import UserError
+from arpo.http_server import Connections, bind, connection_limit, listening
 from arpo.viewer.export import PAGE, STATIC
 from arpo.viewer.library import Library, NotFound, finite
 from arpo.viewer.pictures import Picture, thumbnail
@@ -72,6 +73,7 @@ class ViewServer:
         self._always_indexes = always_indexes
         self.token = secrets.token_urlsafe(32)
         self.port = 0
+        self._connections = Connections(connection_limit())
         self._waiting = 0  # requests without their answers
         self._last_answer = -math.inf
         self._threads = ThreadPoolExecutor(4, "view")
@@ -80,26 +82,22 @@ class ViewServer:
     @asynccontextmanager
     async def started(self, port: int) -> AsyncIterator[None]:
         """Listen on a port of loopback; 0: any free one. Raises UserError if it is taken."""
+        try:
+            listeners = bind(HOST, port)
+        except OSError as error:
+            raise UserError(f"--port {port}: {error.strerror or error}: choose another port") from None
         app = web.Application(middlewares=[self._guard])
         app.router.add_get("/{path:.*}", self._serve)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await runner.setup()
         try:
-            site = web.TCPSite(runner, HOST, port)
-            try:
-                await site.start()
-            except OSError as error:
-                raise UserError(f"--port {port}: {error.strerror or error}: choose another port") from None
-            self.port = runner.addresses[0][1]
-            following = asyncio.create_task(self._follow())
-            try:
-                yield
-            finally:
-                following.cancel()
-                with suppress(asyncio.CancelledError):
-                    await following
+            async with listening(app, listeners, self._connections) as self.port:
+                following = asyncio.create_task(self._follow())
+                try:
+                    yield
+                finally:
+                    following.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await following
         finally:
-            await runner.cleanup()
             self._indexing.shutdown(cancel_futures=True)
             self._threads.shutdown(cancel_futures=True)
 
@@ -167,12 +165,14 @@ class ViewServer:
             return self._welcome(request)
         if not _equal(request.cookies.get(self.cookie, ""), self.token):
             return _error(403, "open the address that `arpo view` has printed, with its token")
+        self._connections.mark_caller(request)
         return await handler(request)
 
     def _welcome(self, request: web.Request) -> web.StreamResponse:
         """Turn the token of the address into a cookie."""
         if not _equal(request.query[TOKEN], self.token):
             return _error(403, "wrong token: open the address that `arpo view` has printed")
+        self._connections.mark_caller(request)
         response = web.Response(text=WELCOME, content_type="text/html", headers=_UNCACHED)
         response.set_cookie(self.cookie, self.token, httponly=True, samesite="Strict", path="/")
         return response

@@ -3,8 +3,11 @@
 import base64
 import http.client
 import json
+import os
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,15 +19,23 @@ TOKEN = "s3cret"
 
 
 @pytest.fixture
-def send():
-    """send(method, path, body, **headers) -> (status, bytes), with the correct token by default."""
+def port():
+    """The port of a server."""
     listening = socket.create_server(("127.0.0.1", 0))
     desktop: Any = SimpleNamespace(screen=SimpleNamespace(expect_change=lambda: None))
     server = GuestServer(listening, TOKEN, desktop)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield listening.getsockname()[1]
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def send(port):
+    """send(method, path, body, **headers) -> (status, bytes), with the correct token by default."""
 
     def send_request(method, path, body=None, token=TOKEN, **headers):
-        connection = http.client.HTTPConnection("127.0.0.1", listening.getsockname()[1], timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         password = base64.b64encode(f"arpo:{token}".encode()).decode()
         data = json.dumps(body) if isinstance(body, dict | list) else body
         connection.request(method, path, data, {"Authorization": f"Basic {password}", **headers})
@@ -33,14 +44,38 @@ def send():
         connection.close()
         return response.status, content
 
-    yield send_request
-    server.shutdown()
-    server.server_close()
+    return send_request
 
 
 @pytest.mark.parametrize("token", ["", "S3cret", "s3cret ", "é"])
 def test_a_wrong_token_is_refused(send, token):
     assert send("POST", "/desktop_path", token=token)[0] == 401
+
+
+def test_idle_connections_use_up_no_threads(send, port):
+    before = threading.active_count()
+    with ExitStack() as opened:
+        idle = [
+            opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+            for _ in range(100)
+        ]
+        for connection in idle[:36]:
+            assert connection.recv(1) == b""
+        assert send("POST", "/desktop_path")[0] == 200
+        assert threading.active_count() <= before + 100 - 36
+
+
+def test_a_running_request_is_not_replaced(send, port, tmp_path):
+    os.mkfifo(wait := tmp_path / "wait")
+    with ExitStack() as opened:
+        body = {"command": ["sh", "-c", f"read line < {wait}"], "shell": False}
+        running = ThreadPoolExecutor().submit(send, "POST", "/execute", body)
+        with wait.open("w") as fifo:  # waits until the command reads
+            for _ in range(100):
+                opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+            assert send("POST", "/desktop_path")[0] == 200
+            fifo.write("go\n")
+        assert json.loads(running.result(30)[1])["returncode"] == 0
 
 
 def test_missing_credentials_are_refused(send):

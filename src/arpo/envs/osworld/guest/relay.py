@@ -1,6 +1,7 @@
 """Forwards TCP connections from a port of the host to a port of the guest, with one thread per direction.
 
-If no program listens on the guest's port, the relay closes the connection at once.
+If no program listens on the guest's port, the relay closes the connection at once, as it does with those
+after MAX_CONNECTIONS: their threads count among the guest's processes.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import contextlib
 import socket
 import threading
 
+MAX_CONNECTIONS = 64  # of one port
 _CHUNK = 64 * 1024
 
 
@@ -17,9 +19,20 @@ def start_relay(listening: socket.socket, port: int) -> None:
 
 
 def _accept(listening: socket.socket, port: int) -> None:
+    free = threading.Semaphore(MAX_CONNECTIONS)
     while True:
         host, _ = listening.accept()
-        threading.Thread(target=_connect, args=(host, port), daemon=True).start()
+        if free.acquire(blocking=False):
+            threading.Thread(target=_serve, args=(host, port, free), daemon=True).start()
+        else:
+            host.close()
+
+
+def _serve(host: socket.socket, port: int, free: threading.Semaphore) -> None:
+    try:
+        _connect(host, port)
+    finally:
+        free.release()
 
 
 def _connect(host: socket.socket, port: int) -> None:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hmac
 import json
 import os
@@ -39,7 +40,9 @@ WINDOW_SECONDS = 30.0
 OPEN_SECONDS = 120.0
 OPEN_PAINT_SECONDS = 3.0
 MAX_TREE_ENTRIES = 100_000
+MAX_STRANGERS = 64  # connections
 _PYTHON_NAMES = {"python", "python3", "/usr/bin/python", "/usr/bin/python3"}
+_ADMIT = "arpo.admit"  # in the WSGI environment: a function for connections with the token
 _WALLPAPER = ("org.gnome.desktop.background", "picture-uri")
 
 BaseRequest.MEMFILE_MAX = 16 * 2**20  # bytes of a body in memory; a longer one goes to /tmp
@@ -48,6 +51,9 @@ Answer = dict[str, Any] | str | bytes | Any  # a dictionary becomes JSON; an ope
 
 
 class GuestServer(ThreadingMixIn, WSGIServer):
+    """One thread and one request per connection. Of MAX_STRANGERS without the token, a new one replaces the
+    oldest: idle connections of others use up neither the guest's threads nor its open files."""
+
     daemon_threads = True
 
     def __init__(self, listening: socket.socket, token: str, desktop: GuestDesktop) -> None:
@@ -57,10 +63,31 @@ class GuestServer(ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = listening.getsockname()
         self.setup_environ()
         self.set_app(guest_app(token, desktop))
+        self._strangers: dict[socket.socket, None] = {}  # oldest first
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        for oldest in list(self._strangers)[: 1 - MAX_STRANGERS]:
+            self.admit(oldest)
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and closes it
+        self._strangers[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.admit(request)
+        super().shutdown_request(request)
+
+    def admit(self, connection: socket.socket) -> None:
+        """The connection is no stranger's, or no more."""
+        self._strangers.pop(connection, None)
 
 
 class _Handler(WSGIRequestHandler):
+    server: GuestServer
     timeout = 600  # seconds without data, after which a connection is closed
+
+    def get_environ(self) -> dict[str, Any]:
+        return super().get_environ() | {_ADMIT: partial(self.server.admit, self.connection)}
 
     def log_message(self, format: str, *args: object) -> None:
         """Logs no requests: the log is for errors."""
@@ -75,6 +102,7 @@ def guest_app(token: str, desktop: GuestDesktop) -> Bottle:
         received = request.get_header("Authorization", "").encode("latin-1", "replace")
         if not hmac.compare_digest(received, credentials):
             _refuse(401, "the token is missing or wrong")
+        request.environ[_ADMIT]()
 
     for (method, path), route in ROUTES.items():
         app.route(path, method, partial(route, desktop))

@@ -1,11 +1,11 @@
-"""The log of the environment host has a bounded size."""
+"""The log of a server has a bounded size."""
 
 import logging
 
 import pytest
 
-from arpo.envs import host_log
-from arpo.envs.host_log import bounded_log
+from arpo.processes import bounded_log as module
+from arpo.processes.bounded_log import bounded_log
 
 _log = logging.getLogger("somewhere")
 
@@ -24,11 +24,11 @@ def test_repeated_messages_are_counted(capsys):
 
 def test_each_window_starts_with_the_counts_of_the_last(capsys, monkeypatch):
     now = 100.0
-    monkeypatch.setattr(host_log.time, "monotonic", lambda: now)
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
     with bounded_log():
         for _ in range(4):
             _log.warning("lost")
-        now += host_log.WINDOW_SECONDS
+        now += module.WINDOW_SECONDS
         _log.warning("lost")
     assert capsys.readouterr().err.splitlines() == [
         *("lost", "lost", "lost"),

@@ -1,4 +1,4 @@
-"""A log of bounded size for `arpo env-host`: strangers can cause messages, but cannot fill a disk with them.
+"""A log of bounded size: callers of a server can cause messages, but cannot fill a disk with them.
 
 Messages of one kind have the same logger and the same text before its arguments. In each WINDOW_SECONDS the
 log contains the first REPEATS messages of each kind; the others are counted.
@@ -7,6 +7,7 @@ log contains the first REPEATS messages of each kind; the others are counted.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ class BoundedHandler(logging.StreamHandler):
         kind = self._kind(record)
         self._counts[kind] += 1
         if self._counts[kind] <= REPEATS:
-            super().emit(record)
+            self._write(record)
 
     def format(self, record: logging.LogRecord) -> str:
         text, half = super().format(record), MAX_CHARACTERS // 2
@@ -65,5 +66,9 @@ class BoundedHandler(logging.StreamHandler):
     def _write_counts(self) -> None:
         for kind, count in self._counts.items():
             if count > REPEATS:
-                super().emit(logging.makeLogRecord({"msg": f"{count - REPEATS} more like this: {kind}"}))
+                self._write(logging.makeLogRecord({"msg": f"{count - REPEATS} more like this: {kind}"}))
         self._counts.clear()
+
+    def _write(self, record: logging.LogRecord) -> None:
+        self.setStream(sys.stderr)  # a live display replaces it
+        super().emit(record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,11 @@ from safetensors.torch import load_file, save_file
 from arpo.cli import doctor
 from arpo.cli.doctor import machine_findings
 from arpo.cli.entry_point import main
-from arpo.config.settings import OSWorldConfig
+from arpo.config.recipe import shipped_recipes
+from arpo.config.settings import ModelConfig, OSWorldConfig
 from arpo.errors import UserError
+from arpo.models import memory_plan
+from arpo.models.known_models import known_model
 from arpo.models.loading import resolve_model
 
 
@@ -85,31 +89,137 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("damage", "reason"), DAMAGES)
-@pytest.mark.parametrize("command", ["doctor --recipe", "train"])
 def test_a_model_folder_that_cannot_be_loaded_is_one_error_line(
     damage: Callable[[Path], None],
     reason: str,
-    command: str,
     folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     damage(folder)
-    run = tmp_path / "run"
-    assert main([*command.split(), "desk", "--model.path", str(folder), "--run.dir", str(run)]) == 2
+    assert main(["train", "desk", "--model.path", str(folder), "--run.dir", str(tmp_path / "run")]) == 2
     printed = capsys.readouterr()
     [line] = printed.err.splitlines()
     assert line.startswith(f"arpo: error: {folder}") and reason in line
     assert printed.out == ""
 
 
+@pytest.mark.parametrize(("damage", "reason"), DAMAGES)
+def test_doctor_plans_with_the_configuration_alone_and_lists_what_is_missing(
+    damage: Callable[[Path], None], reason: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(folder)
+    code = main(["doctor", "--recipe", "desk", "--model.path", str(folder)])
+    printed = capsys.readouterr()
+    if damage is of_another_kind:
+        assert code == 2 and reason in printed.err
+    else:
+        assert code == 1 and "total" in printed.out
+        [line] = [line for line in printed.out.splitlines() if reason in line]
+        assert line.split()[0] == "MISSING"
+
+
 def test_a_plan_needs_no_weights_if_they_are_random(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "model.safetensors").unlink()
     words = ["doctor", "--recipe", "desk", "--model.path", str(folder)]
-    assert main(words) == 2
-    assert "no weights; a model needs" in capsys.readouterr().err
+    assert main(words) == 1
+    assert "no weights; a model needs" in capsys.readouterr().out
     assert main([*words, "--model.weights", "random"]) == 0
-    assert "total" in capsys.readouterr().out
+    assert "MISSING" not in capsys.readouterr().out
+
+
+def test_everything_missing_is_listed_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "tokenizer.json").unlink()
+    assert main(["doctor", "--recipe", "desk", "--model.path", str(folder)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if "MISSING" in line] == ["tokenizer", "weights"]
+
+
+def advised_settings(output: str) -> list[str] | None:
+    """The settings of a plan that does not fit; None if it fits."""
+    lines = output.splitlines()
+    where = [number for number, line in enumerate(lines) if line.startswith("does not fit")]
+    return shlex.split(lines[where[0] + 1]) if where else None
+
+
+MACHINES = ["--gpu 24", "--gpus 1 --gpu 80", "--gpus 2 --gpu 141", "--gpus 8 --gpu 48", "--gpus 64 --gpu 80"]
+LARGE = [name for name in shipped_recipes() if name.startswith("osworld")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", LARGE)
+def test_the_settings_that_doctor_advises_are_accepted_and_fit(
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: dict[object, memory_plan.ModelInfo] = {}
+    model_info = memory_plan.model_info
+
+    def measured_once(config: object, model: ModelConfig) -> memory_plan.ModelInfo:
+        key = str(config), model
+        if key not in measured:
+            measured[key] = model_info(config, model)
+        return measured[key]
+
+    monkeypatch.setattr(memory_plan, "model_info", measured_once)
+    for machine in MACHINES:
+        check_advice(["doctor", "--recipe", recipe, *machine.split()], capsys)
+
+
+def test_advice_for_servers_and_learner_on_few_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_advice(["doctor", "--recipe", "osworld_node", "--gpus", "8", "--gpu", "80"], capsys)
+
+
+def check_advice(words: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Run doctor, then again with the settings that it advises. Returns them."""
+    code = main(words)
+    printed = capsys.readouterr()
+    assert not printed.err, printed.err
+    settings = advised_settings(printed.out)
+    assert (settings is None) == (code == 0), printed.out
+    if settings is None or settings[0] == "the":  # the current settings
+        return []
+    needs_larger = "a larger GPU is needed" in printed.out
+    assert main([*words, *settings]) == int(needs_larger), (words, settings, capsys.readouterr())
+    capsys.readouterr()
+    return settings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "parameters"),
+    [
+        ("UI-TARS-1.5-7B", 8_292_166_656),
+        ("/models/UI-TARS-72B-DPO", 73_405_560_320),
+        ("Qwen/Qwen2-VL-2B-Instruct", 2_208_985_600),
+        ("Qwen/Qwen2-VL-7B-Instruct", 8_291_375_616),
+        ("Qwen/Qwen2.5-VL-3B-Instruct@main", 3_754_622_976),
+        ("Qwen/Qwen2.5-VL-32B-Instruct", 33_452_718_336),
+        ("Qwen/Qwen2.5-VL-72B-Instruct", 73_410_777_344),
+        ("Qwen/Qwen3-VL-2B-Instruct", 2_127_532_032),
+        ("Qwen/Qwen3-VL-4B-Thinking", 4_437_815_808),
+        ("qwen3-vl-8b-instruct", 8_767_123_696),
+    ],
+)
+def test_published_models_have_the_published_number_of_parameters(path: str, parameters: int) -> None:
+    known = known_model(path)
+    assert known is not None
+    dims = memory_plan.model_info(known.config, ModelConfig()).dims
+    assert dims.vision_parameters + dims.language_parameters == parameters
+
+
+def test_a_model_is_planned_before_it_is_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    words = ["doctor", "--recipe", "osworld_128", "--gpu", "2000", "--model.path"]
+    for path in ("UI-TARS-1.5-7B", "ByteDance-Seed/UI-TARS-1.5-7B"):
+        assert main([*words, path]) == 0
+        output = capsys.readouterr().out
+        assert "fits into a GPU of 2000 GiB" in output and "not downloaded" in output
+    assert main([*words, "somebody/unknown"]) == 2
+    assert main([*words, "unknown"]) == 2
 
 
 def test_the_plan_distinguishes_ranks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,18 +250,18 @@ def test_vllm_servers_on_gpus_of_their_own_or_shared(capsys: pytest.CaptureFixtu
     assert [line.split()[:-2] for line in lines[start + 1 : start + 5]] == [
         ["weights"], ["longest", "episode"], ["passes"], ["libraries"],
     ]  # fmt: skip
-    assert lines[-1].startswith("fits into a GPU of 8 GiB; its cache holds about ")
+    assert lines[-2].startswith("its cache holds about ") and lines[-1].startswith("fits into a GPU of 8 GiB")
     assert main([*words, "--engine.gpus", "0"]) == 0
     shared = "each vLLM server, on the GPU of the learner; it sleeps while the learner learns:"
     assert shared in capsys.readouterr().out
     assert main([*words[:4], "2", *words[5:], "--engine.gpus", "0"]) == 1
-    assert "give the servers GPUs of their own (engine.gpus), or lower" in capsys.readouterr().out
+    assert "does not fit into a GPU of 2 GiB" in capsys.readouterr().out
 
 
 def test_vllm_servers_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--recipe", "desk", "--gpu", "8", "--engine.name", "vllm"]) == 0
     expected = "the vLLM servers run elsewhere: http://127.0.0.1:9000 (engine.endpoints)"
-    assert capsys.readouterr().out.splitlines()[-1] == expected
+    assert expected in capsys.readouterr().out.splitlines()
 
 
 def test_a_gpu_for_servers_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:

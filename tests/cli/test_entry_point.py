@@ -1,16 +1,21 @@
 """`arpo`: parsing of the command line, help, error messages and exit codes."""
 
+import ast
 import errno
 import os
 import re
+import shlex
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+import arpo
 from arpo.cli import doctor
 from arpo.cli.commands import COMMANDS
-from arpo.cli.entry_point import main, split_overrides
+from arpo.cli.entry_point import main, parse_command, split_overrides
 from arpo.config import Config, EnvConfig, OSWorldConfig
 from arpo.envs.factory import resolve_env
 from arpo.errors import UserError
@@ -267,3 +272,29 @@ def test_words_that_no_file_name_may_have(capsys):
     assert "'a\\x00b': has a control character" in refusal(capsys, "report", "a\0b")
     assert "'\\udcff': has a control character, or is not UTF-8" in refusal(capsys, "report", "\udcff")
     assert "'a\\x1b[2J': has a control character" in refusal(capsys, "train", "--run.dir", "a\x1b[2J")
+
+
+def printed_commands():
+    """Every command in the messages and help texts of the package, as words after `arpo`.
+
+    A value that a message inserts is "1". A command without arguments only names itself.
+    """
+    for path in Path(arpo.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = [part.value if isinstance(part, ast.Constant) else "1" for part in node.values]
+                yield from COMMAND.findall("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield from COMMAND.findall(node.value)
+
+
+COMMAND = re.compile(r"`arpo ([a-z][^`]* [^`]+)`")
+NEEDS_A_VALUE = ("report --episodes", "view --export")  # options that a sentence names
+
+
+def test_every_command_in_a_message_can_be_parsed(capsys):
+    commands = {" ".join(command.split()) for command in printed_commands()} - {*NEEDS_A_VALUE}
+    assert len(commands) > 10
+    for command in sorted(commands):
+        with suppress(SystemExit):  # --help
+            parse_command(shlex.split(command.replace("…", "")))

@@ -17,7 +17,7 @@ from arpo.errors import BadSetting, UserError
 from arpo.models.kv_cache import SlotCache
 from arpo.models.loading import load_model, read_config, resolve_model
 from arpo.models.lora import attach
-from arpo.models.memory_advice import advise, describe_plan, fit_into
+from arpo.models.memory_advice import advise, describe_fit, describe_parts, fit_into
 from arpo.models.memory_plan import (
     GIB,
     MAX_LOGITS,
@@ -33,7 +33,6 @@ from arpo.models.memory_plan import (
     max_kept_activations,
     plan_memory,
     product_bytes,
-    read_dimensions,
     read_model_info,
     sampling_bytes,
     workload_of,
@@ -114,9 +113,8 @@ def info(seven_b: Path) -> ModelInfo:
 
 
 def test_parameters_are_counted_without_weights() -> None:
-    folder = resolve_model("base")
     model = load_model(ModelConfig(device="cpu"), 0)
-    dims = read_dimensions(folder, lora_rank=4)
+    dims = read_model_info(ModelConfig(lora_rank=4)).dims
     assert dims.vision_parameters + dims.language_parameters == sum(p.numel() for p in model.parameters())
     assert dims.layer_parameters == sum(p.numel() for p in model.model.language_model.layers[1].parameters())
     assert dims.adapter_parameters > 0
@@ -201,9 +199,9 @@ def test_the_size_of_the_cache_must_hold_an_episode_and_fit_into_the_gpu() -> No
             f"engine.cache_gigabytes: is {gigabytes}, must be between 3.52 (the longest episode, "
             "rollout.max_context_tokens = 65536) and 25.8 (the free memory); or set 0: the free memory"
         )
-    holds = describe_plan(INFO, fit("25.8"), 48 * GIB, learning=False)[-1]
+    holds = describe_fit(INFO, fit("25.8"), 160 * GIB)[-1]
     assert holds == "the cache holds at least 7 of 16 parallel episodes; others wait"
-    assert "at least 1 of" in describe_plan(INFO, fit("3.52"), 48 * GIB, learning=False)[-1]
+    assert "at least 1 of" in describe_fit(INFO, fit("3.52"), 160 * GIB)[-1]
 
 
 @pytest.mark.parametrize("images", [1, 5, 15])
@@ -366,7 +364,7 @@ def test_in_asynchronous_training_the_pool_leaves_the_learner_its_memory() -> No
     fitted = fit_into(INFO, config, plan.total + 3 * plan.pool, learning=True)
     assert fitted.engine.cache_gigabytes * GIB == pytest.approx(4 * plan.pool)
     assert fitted.optim == config.optim
-    lines = describe_plan(INFO, config, None)
+    lines = describe_parts(INFO, config)
     assert not any("only while" in line for line in lines)
 
 
@@ -399,27 +397,27 @@ def test_with_adapters_a_whole_copy_on_rank_0_costs_more_than_ranks_save() -> No
 def test_if_servers_sample_all_ranks_need_the_same() -> None:
     config = changed(FULL, ranks=4)
     served = replace(config, engine=replace(config.engine, name="vllm", replicas=1))
-    assert "these are for each of 4 ranks, on its own GPU" in describe_plan(INFO, served, None)
+    assert "these are for each of 4 ranks, on its own GPU" in describe_parts(INFO, served)
 
 
 def test_the_description_includes_the_other_ranks() -> None:
     sizes = plan_memory(INFO, changed(FULL, ranks=4))
-    lines = describe_plan(INFO, changed(FULL, ranks=4), None)
+    lines = describe_parts(INFO, changed(FULL, ranks=4))
     assert f"sampling weights {2 * PARAMETERS / GIB:8.1f} GiB (only while sampling)" in lines
-    assert lines[-3] == f"           total {sizes.total / GIB:8.1f} GiB, for sequences of {SEQUENCE:,} tokens"
-    assert lines[-2] == (
+    assert lines[-2] == f"           total {sizes.total / GIB:8.1f} GiB, for sequences of {SEQUENCE:,} tokens"
+    assert lines[-1] == (
         "these are for rank 0 of 4, which also samples; each other rank needs "
         f"{sizes.other_ranks / GIB:.1f} GiB on its own GPU"
     )
     assert not any(
-        "rank" in line or "sampling weights" in line for line in describe_plan(INFO, changed(FULL), None)
+        "rank" in line or "sampling weights" in line for line in describe_parts(INFO, changed(FULL))
     )
 
 
 def test_an_evaluation_has_one_rank() -> None:
     """Also with the recipe of a run on several GPUs. The advice does not speak of training."""
     config = changed(FULL, ranks=4)
-    assert not any("rank" in line for line in describe_plan(INFO, config, None, learning=False))
+    assert not any("rank" in line for line in describe_parts(INFO, config, learning=False))
     assert advise(INFO, config, 24 * GIB, learning=False) == [
         "does not fit into a GPU of 24 GiB; it needs 23.9 GiB with",
         "    --rollout.max_context_tokens 32768",
@@ -447,7 +445,7 @@ def test_the_desk_recipe_fits_into_small_gpus() -> None:
     info = read_model_info(config.model)
     sizes = plan_memory(info, config)
     assert sizes.total - sizes.reserve < 4 * GIB
-    assert describe_plan(info, config, 16 * GIB)[-1] == "fits into a GPU of 16 GiB"
+    assert describe_fit(info, config, 16 * GIB)[-1] == "fits into a GPU of 16 GiB"
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path) -> None:

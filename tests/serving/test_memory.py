@@ -6,7 +6,7 @@ import pytest
 
 from arpo.config import Config
 from arpo.models.memory_plan import GIB, plan_memory, read_model_info
-from arpo.serving.memory import SharedGpu, describe_server, server_memory
+from arpo.serving.memory import SharedGpu, describe_server, run_need, server_memory
 from arpo.serving.placement import Placement
 
 
@@ -42,25 +42,22 @@ def test_a_server_on_two_gpus_has_half_on_each():
 def test_a_shared_gpu_holds_both_in_turns():
     info = read_model_info(config().model)
     server, learner = server_memory(info, config()), plan_memory(info, config())
-    assert SharedGpu(gpu_bytes=10 * GIB).per_server == 9 * GIB
-    assert SharedGpu(gpu_bytes=10 * GIB, servers=2).per_server == 4.5 * GIB
-    shared = SharedGpu(gpu_bytes=10 * GIB, learner=learner)
-    assert shared.per_server == int(9.5 * GIB) - learner.always
+    assert SharedGpu().per_server(10 * GIB) == 9 * GIB
+    assert SharedGpu(servers=2).per_server(10 * GIB) == 4.5 * GIB
+    shared = SharedGpu(learner=learner)
+    assert shared.per_server(10 * GIB) == int(9.5 * GIB) - learner.always
     awake, learning = (learner.always + server.total) / 0.95, learner.total + server.libraries
-    smallest = round(max(awake, learning))
-    assert replace(shared, gpu_bytes=smallest + 2).holds(server)
-    assert not replace(shared, gpu_bytes=smallest - 2).holds(server)
-    assert smallest < learner.total + server.total
+    assert shared.need(server) == pytest.approx(max(awake, learning), abs=2)
+    assert shared.need(server) < learner.total + server.total
+    assert SharedGpu(servers=2).need(server) == pytest.approx(2 * server.total / 0.9, abs=2)
 
 
 def test_side_by_side_both_keep_their_memory():
     info = read_model_info(config().model)
     server, learner = server_memory(info, config()), plan_memory(info, config())
-    shared = SharedGpu(gpu_bytes=10 * GIB, learner=learner, in_turns=False)
-    assert shared.per_server == int(9.5 * GIB) - learner.total
-    smallest = round((learner.total + server.total) / 0.95)
-    assert replace(shared, gpu_bytes=smallest + 2).holds(server)
-    assert not replace(shared, gpu_bytes=smallest - 2).holds(server)
+    shared = SharedGpu(learner=learner, in_turns=False)
+    assert shared.per_server(10 * GIB) == int(9.5 * GIB) - learner.total
+    assert shared.need(server) == pytest.approx((learner.total + server.total) / 0.95, abs=2)
 
 
 @pytest.mark.parametrize(
@@ -71,11 +68,18 @@ def test_side_by_side_both_keep_their_memory():
         (False, 0, "on its own GPU"),
     ],
 )
-def test_a_server_that_does_not_fit(shared, staleness, where):
+def test_only_a_server_that_fits_has_a_cache(shared, staleness, where):
     settings = replace(config(), train=replace(config().train, max_staleness=staleness))
-    placement = Placement(gpus=("0",), shared=shared)
-    lines, fits = describe_server(read_model_info(settings.model), settings, placement, GIB)
-    assert where in lines[0]
-    assert not fits
-    assert lines[-1].startswith("does not fit into a GPU of 1 GiB: ")
-    assert lines[-1].endswith("lower rollout.max_context_tokens")
+    info, placement = read_model_info(settings.model), Placement(gpus=("0",), shared=shared)
+    for gigabytes in (1, 16):
+        lines = describe_server(info, settings, placement, gigabytes * GIB)
+        assert where in lines[0]
+        assert ("cache" in lines[-1]) == (gigabytes == 16)
+
+
+def test_the_need_of_a_run_depends_on_the_number_of_gpus():
+    info = read_model_info(config().model)
+    two_ranks = replace(config(), optim=replace(config().optim, ranks=2))
+    assert run_need(info, two_ranks, 3) == run_need(info, two_ranks, None) < 16 * GIB
+    assert run_need(info, two_ranks, 3) < run_need(info, two_ranks, 2) < 16 * GIB  # shared
+    assert run_need(info, two_ranks, 1) > 2**60  # two ranks have no place on one GPU

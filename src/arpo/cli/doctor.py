@@ -19,14 +19,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from arpo.config import Config
 from arpo.config.recipe import find_program
-from arpo.config.settings import OSWorldConfig
+from arpo.config.settings import ModelConfig, OSWorldConfig
 from arpo.envs.osworld.env import DEFAULT_IMAGE, IMAGE_SOURCE
-from arpo.errors import UserError
-from arpo.serving.placement import Placement, parse_gpus, place_on_gpus
+from arpo.errors import BadSetting, UserError
 from arpo.serving.vllm_server import INSTALL, find_vllm
+
+if TYPE_CHECKING:
+    from arpo.models.memory_plan import ModelInfo  # it loads torch
 
 REQUIRED = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "Pillow", "rich", "tensorboardX"),
@@ -85,38 +88,74 @@ def check_machine() -> int:
 def plan_recipe(config: Config, gpu: int | None, gpus: int | None = None) -> int:
     """Print the GPU memory of the recipe, and settings to reduce it if it does not fit.
 
-    Plans for `gpus` GPUs of `gpu` GiB (None: those of this machine). Returns 1 if the recipe does not fit. If
-    the recipe uses virtual machines on this machine, also prints the checks for them.
+    Plans for `gpus` GPUs of `gpu` GiB (None: those of this machine). Returns 1 if the recipe does not fit, or
+    if a file of the model is missing. If the recipe uses virtual machines on this machine, also prints the
+    checks for them.
     """
     import torch
 
     from arpo.learner.ranks import rank_device
-    from arpo.models.hub import parse_hub_model
-    from arpo.models.loading import check_weights, load_renderer, resolve_model
-    from arpo.models.memory_advice import describe_plan
-    from arpo.models.memory_plan import GIB, plan_memory, read_model_info
+    from arpo.models.memory_advice import describe_fit, describe_parts
+    from arpo.models.memory_plan import GIB
+    from arpo.serving.memory import run_need
 
-    load_renderer(config.model)
-    if config.model.weights == "load" and parse_hub_model(config.model.path) is None:
-        check_weights(resolve_model(config.model.path))
     here, gpu_bytes = gpu is None and gpus is None, None
     if gpu is not None:
         gpu_bytes = gpu * GIB
     elif torch.cuda.is_available():
         gpu_bytes = torch.cuda.get_device_properties(0).total_memory
         gpus = torch.cuda.device_count() if gpus is None else gpus
-    facts = read_model_info(config.model)
-    servers, servers_fit = plan_servers(config, gpus, gpu_bytes)
-    for line in (*describe_plan(facts, config, gpu_bytes), *servers):
-        print(line)
+    info, missing = _plan_model(config.model)
+    print(*describe_parts(info, config), *_describe_servers(info, config, gpus, gpu_bytes), sep="\n")
+    if gpu_bytes is None:
+        print("no GPU found; --gpu 80 checks the plan against a GPU of 80 GiB")
+    else:
+        print(*describe_fit(info, config, gpu_bytes, partial(run_need, gpus=gpus)), sep="\n")
+    for finding in missing:
+        print(finding)
     uses_docker = config.env.name == "osworld" and config.osworld.provider == "docker"
     if here and uses_docker and not config.env.hosts:
         print(*machine_findings(config.osworld, warning=True), sep="\n")
-    if gpu_bytes is None:
-        return 0
-    if here:
+    if here and gpu_bytes is not None:
         rank_device(0, config)
-    return 0 if servers_fit and plan_memory(facts, config).total <= gpu_bytes else 1
+    fits = gpu_bytes is None or run_need(info, config, gpus) <= gpu_bytes
+    return 0 if fits and not any(one.needed for one in missing) else 1
+
+
+def _plan_model(model: ModelConfig) -> tuple[ModelInfo, list[Finding]]:
+    """The model of the recipe, and what is missing of it. A published model is known by its name alone."""
+    from arpo.models.hub import parse_hub_model
+    from arpo.models.known_models import known_model
+    from arpo.models.loading import check_weights, load_renderer, resolve_model
+    from arpo.models.memory_plan import model_info, read_model_info
+
+    on_hub, known = parse_hub_model(model.path) is not None, known_model(model.path)
+    if known is not None and (on_hub or not Path(model.path).expanduser().exists()):
+        detail = f"{model.path} is not downloaded; the plan is that of the published model with this name"
+        remedy = "" if on_hub else f"--model.path {known.hub} downloads it, or name its folder"
+        return model_info(known.config, model), [
+            Finding(name="model", works=False, detail=detail, remedy=remedy, needed=False)
+        ]
+    info = read_model_info(model)
+    tried = [_try("tokenizer", partial(load_renderer, model), "")]
+    if model.weights == "load" and not on_hub:
+        tried.append(_try("weights", partial(check_weights, resolve_model(model.path)), ""))
+    return info, [finding for finding in tried if not finding.works]
+
+
+def _describe_servers(info: ModelInfo, config: Config, gpus: int | None, gpu_bytes: int | None) -> list[str]:
+    """Lines about the vLLM servers of the recipe: their memory, or why they cannot be placed."""
+    if config.engine.name == "vllm" and not config.engine.replicas:
+        return [f"the vLLM servers run elsewhere: {config.engine.endpoints} (engine.endpoints)"]
+    from arpo.serving.memory import describe_server, place_run, starts_servers
+
+    try:
+        placement = place_run(config, gpus)
+    except BadSetting as error:
+        if gpu_bytes is None:
+            raise
+        return [f"these GPUs are too few: {error}"]
+    return describe_server(info, config, placement, gpu_bytes) if starts_servers(config) else []
 
 
 def findings() -> list[Finding]:
@@ -156,11 +195,11 @@ def machine_findings(config: OSWorldConfig, *, warning: bool = False) -> list[Fi
 
 
 def _try(
-    name: str, attempt: Callable[[], str], remedy: str, *, needed: bool = True, warning: bool = False
+    name: str, attempt: Callable[[], object], remedy: str, *, needed: bool = True, warning: bool = False
 ) -> Finding:
     """Run one check. `attempt` returns a detail to print; an exception becomes a failed finding."""
     try:
-        return Finding(name=name, works=True, detail=attempt(), needed=needed)
+        return Finding(name=name, works=True, detail=str(attempt()), needed=needed)
     except Exception as error:
         reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         return Finding(name=name, works=False, detail=reason, remedy=remedy, needed=needed, warning=warning)
@@ -316,22 +355,3 @@ def _vllm() -> str:
     """Interpreter and kind of vLLM. Raises UserError if it is not installed."""
     python, on_cpu = find_vllm(Config().engine)
     return f"{python}, built for {'CPUs' if on_cpu else 'GPUs'}"
-
-
-def _place(config: Config, gpus: int | None) -> Placement:
-    """The GPUs of the servers. `gpus`: None plans for a machine with enough of them."""
-    enough = config.optim.ranks + config.engine.replicas * config.engine.gpus_per_server
-    count = max(enough, *parse_gpus(config.engine.gpus), 0) + 1 if gpus is None else gpus
-    return place_on_gpus(config, config.engine.replicas, count, learning=True, environ={})
-
-
-def plan_servers(config: Config, gpus: int | None, gpu_bytes: int | None) -> tuple[list[str], bool]:
-    """Lines about the memory of the servers of the recipe, and whether they fit."""
-    if config.engine.name != "vllm":
-        return [], True
-    if not config.engine.replicas:
-        return [f"the vLLM servers run elsewhere: {config.engine.endpoints} (engine.endpoints)"], True
-    from arpo.models.memory_plan import read_model_info
-    from arpo.serving.memory import describe_server
-
-    return describe_server(read_model_info(config.model), config, _place(config, gpus), gpu_bytes)

@@ -29,7 +29,7 @@ Without --recipe: checks packages, CPU, GPU, base model, desktops and disk, and 
 parts. Changes nothing. Exit code 1 if training does not work.
 With --recipe: prints the GPU memory that the recipe needs. If it does not fit, prints settings that fit, and
 which of them change the training results. Exit code 1 if it does not fit. --gpu and --gpus plan for other
-GPUs than those of this machine. With --model.weights random, the model folder needs no weights.""",
+GPUs than those of this machine. Published models (Qwen-VL, UI-TARS) are planned by name.""",
     example="""\
 arpo doctor
 arpo doctor --recipe osworld_128 --model.path /models/UI-TARS-1.5-7B --model.train lora

@@ -7,8 +7,9 @@ fit_memory(config, learning=True)  # before anything is loaded; raises UserError
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from shlex import quote
 from typing import Any
 
 import torch
@@ -39,9 +40,18 @@ RESULT_CHANGING_KEYS = (
 )  # prefixes; other settings cost only time
 
 Change = dict[str, Any]  # values by dotted config key
+Need = Callable[[ModelInfo, Config], int]  # bytes on the fullest GPU
 
 
-def find_fitting_changes(info: ModelInfo, config: Config, gpu_bytes: int, *, learning: bool = True) -> Change:
+def learner_need(info: ModelInfo, config: Config) -> int:
+    return plan_memory(info, config).total
+
+
+def sampling_need(info: ModelInfo, config: Config) -> int:
+    return plan_memory(info, config, learning=False).total
+
+
+def find_fitting_changes(info: ModelInfo, config: Config, gpu_bytes: int, need_of: Need) -> Change:
     """The least harmful changes to fit into `gpu_bytes`; if none fit, those with the least memory.
 
     Changes are applied in the order of `_candidate_changes` until the recipe fits; some help only together
@@ -50,8 +60,7 @@ def find_fitting_changes(info: ModelInfo, config: Config, gpu_bytes: int, *, lea
     candidates = _candidate_changes(info, config)
 
     def need(changes: Iterable[Change]) -> int:
-        changed = with_changes(config, _merge_changes(changes))
-        return plan_memory(info, changed, learning=learning).total
+        return need_of(info, with_changes(config, _merge_changes(changes)))
 
     taken: list[Change] = []
     for steps in candidates:
@@ -83,13 +92,21 @@ def _candidate_changes(info: ModelInfo, config: Config) -> list[list[Change]]:
         [{"optim.moments": "bfloat16"}],
         _smaller_microbatches(config.optim),
         _halved("env.parallel", config.env.parallel, 1),
-        [{"optim.ranks": ranks} for ranks in RANK_COUNTS],
+        [{"optim.ranks": ranks} for ranks in RANK_COUNTS] + _shared_gpus(config),
         _halved("rollout.max_answer_tokens", rollout.max_answer_tokens, SHORT_ANSWER_TOKENS),
         less_trained[("all", "language", "lora").index(model.train) :],
         [{"rollout.max_images": screens} for screens in fewer_screens],
         _halved("model.max_pixels", model.max_pixels, max(model.min_pixels, MIN_LEGIBLE_PIXELS)),
         [short | context for context in contexts],
     ]
+
+
+def _shared_gpus(config: Config) -> list[Change]:
+    """Learner and servers on the same GPUs, in turns; none if this run starts no servers."""
+    if config.engine.name != "vllm" or not config.engine.replicas:
+        return []
+    lock_step: Change = {"engine.gpus": "", "train.max_staleness": 0}
+    return [{"optim.ranks": n, "engine.replicas": n, **lock_step} for n in RANK_COUNTS]
 
 
 def _halved(key: str, value: int, minimum: int) -> list[Change]:
@@ -104,24 +121,31 @@ def _merge_changes(changes: Iterable[Change]) -> Change:
 
 
 def with_changes(config: Config, change: Change) -> Config:
+    sections: dict[str, Change] = {}
     for key, new in change.items():
         section, name = key.split(".")
-        part: Change = {section: replace(getattr(config, section), **{name: new})}
-        config = replace(config, **part)
-    return config
+        sections.setdefault(section, {})[name] = new
+    changed = {section: replace(getattr(config, section), **new) for section, new in sections.items()}
+    return replace(config, **changed)
 
 
-def advise(info: ModelInfo, config: Config, gpu_bytes: int, *, learning: bool = True) -> list[str]:
-    """Lines with changes to fit the recipe into `gpu_bytes`; none if it fits."""
-    if plan_memory(info, config, learning=learning).total <= gpu_bytes:
+def advise(
+    info: ModelInfo, config: Config, gpu_bytes: int, *, learning: bool = True, need_of: Need | None = None
+) -> list[str]:
+    """Lines with changes to fit the recipe into `gpu_bytes`; none if it fits.
+
+    `need_of` is by default the memory of the learner, or without `learning` that of sampling.
+    """
+    need_of = need_of or (learner_need if learning else sampling_need)
+    if need_of(info, config) <= gpu_bytes:
         return []
-    change = find_fitting_changes(info, config, gpu_bytes, learning=learning)
+    change = find_fitting_changes(info, config, gpu_bytes, need_of)
     fitted = with_changes(config, change)
-    need = plan_memory(info, fitted, learning=learning).total
+    need = need_of(info, fitted)
     ranks = fitted.optim.ranks if learning else 1
     size = f"{need / GIB:.1f} GiB" + (f" on each of {ranks} GPUs" if ranks > 1 else "")
     verdict = "it needs" if need <= gpu_bytes else "a larger GPU is needed: the minimum is"
-    settings = " ".join(f"--{key} {value}" for key, value in change.items())
+    settings = " ".join(f"--{key} {quote(str(value))}" for key, value in change.items())
     lines = [f"does not fit into a GPU of {gpu_bytes / GIB:.0f} GiB; {verdict} {size} with"]
     lines.append(f"    {settings or 'the current settings'}")
     if other := [key for key in change if key.startswith(RESULT_CHANGING_KEYS)]:
@@ -129,10 +153,8 @@ def advise(info: ModelInfo, config: Config, gpu_bytes: int, *, learning: bool = 
     return lines
 
 
-def describe_plan(
-    info: ModelInfo, config: Config, gpu_bytes: int | None, *, learning: bool = True
-) -> list[str]:
-    """Lines for the user: GiB by purpose, totals, whether the recipe fits, and changes if it does not."""
+def describe_parts(info: ModelInfo, config: Config, *, learning: bool = True) -> list[str]:
+    """Lines for the user: GiB by purpose, and totals."""
     plan = plan_memory(info, config, learning=learning)
     ranks, tokens = config.optim.ranks if learning else 1, workload_of(info, config).sequence
     lines = [
@@ -148,11 +170,15 @@ def describe_plan(
         )
     elif ranks > 1:
         lines.append(f"these are for each of {ranks} ranks, on its own GPU")
-    if gpu_bytes is None:
-        return [*lines, "no GPU found; --gpu 80 checks the plan against a GPU of 80 GiB"]
-    if advice := advise(info, config, gpu_bytes, learning=learning):
-        return [*lines, *advice]
-    lines.append(f"fits into a GPU of {gpu_bytes / GIB:.0f} GiB")
+    return lines
+
+
+def describe_fit(info: ModelInfo, config: Config, gpu_bytes: int, need_of: Need = learner_need) -> list[str]:
+    """Lines for the user: whether the recipe fits into such GPUs, and changes if it does not."""
+    if advice := advise(info, config, gpu_bytes, need_of=need_of):
+        return advice
+    plan = plan_memory(info, config)
+    lines = [f"fits into a GPU of {gpu_bytes / GIB:.0f} GiB"]
     if plan.pool:
         size = int(config.engine.cache_gigabytes * GIB) or gpu_bytes
         cached = min(plan.cached_episodes(gpu_bytes), size // plan.pool, config.env.parallel)
@@ -167,18 +193,21 @@ def _phase(part: str) -> str:
     return f" (only while {phases[part]})" if part in phases else ""
 
 
-def fit_memory(config: Config, *, learning: bool) -> Config:
+def fit_memory(config: Config, *, learning: bool, need_of: Need | None = None) -> Config:
     """The recipe with micro-batches for the free memory of the GPU. Nothing is loaded.
 
-    Raises UserError with the plan and the settings to change if the recipe does not fit. Without a GPU, the
-    recipe stays as it is.
+    Raises UserError with the plan and the settings to change (see `advise`) if the recipe does not fit.
+    Without a GPU, the recipe stays as it is.
     """
     if resolve_device(config.model.device) == "cpu":
         return config
-    return fit_into(read_model_info(config.model), config, torch.cuda.mem_get_info()[0], learning=learning)
+    info, free = read_model_info(config.model), torch.cuda.mem_get_info()[0]
+    return fit_into(info, config, free, learning=learning, need_of=need_of)
 
 
-def fit_into(info: ModelInfo, config: Config, gpu_bytes: int, *, learning: bool) -> Config:
+def fit_into(
+    info: ModelInfo, config: Config, gpu_bytes: int, *, learning: bool, need_of: Need | None = None
+) -> Config:
     """The recipe for a GPU with this much free memory; see `fit_memory`."""
     for change in ({}, *_smaller_microbatches(config.optim)):
         fitted = with_changes(config, change)
@@ -186,8 +215,9 @@ def fit_into(info: ModelInfo, config: Config, gpu_bytes: int, *, learning: bool)
         if plan.total <= gpu_bytes:
             _check_cache_size(plan, config, gpu_bytes)
             return _with_cache_size(plan, fitted, gpu_bytes)
-    lines = describe_plan(info, config, gpu_bytes, learning=learning)
-    raise UserError("\n".join(["GPU memory:", *lines]))
+    parts = describe_parts(info, config, learning=learning)
+    advice = advise(info, config, gpu_bytes, learning=learning, need_of=need_of)
+    raise UserError("\n".join(["GPU memory:", *parts, *advice]))
 
 
 def _with_cache_size(plan: MemoryPlan, config: Config, gpu_bytes: int) -> Config:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -76,7 +75,7 @@ class ModelDimensions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """Dimensions and image settings of a model folder."""
+    """Dimensions and image sizes of a model."""
 
     dims: ModelDimensions
     images: ImageSettings
@@ -149,13 +148,6 @@ class MemoryPlan:
 _PARTS = [field.name for field in fields(MemoryPlan) if field.name != "concurrent"]
 
 
-def read_dimensions(folder: Path, lora_rank: int) -> ModelDimensions:
-    """Measure the model of a config.json on the device "meta", without memory."""
-    config = read_config(folder)
-    with torch.device("meta"):
-        return measure_dimensions(AutoModelForImageTextToText.from_config(config), lora_rank)
-
-
 def measure_dimensions(model: Any, lora_rank: int) -> ModelDimensions:
     text, tower = model.config.text_config, model.config.vision_config
     visual, family = model.model.visual, family_of(model)
@@ -188,14 +180,27 @@ def measure_dimensions(model: Any, lora_rank: int) -> ModelDimensions:
 
 
 def read_model_info(model: ModelConfig) -> ModelInfo:
-    folder = resolve_model(model.path)
-    dims = read_dimensions(folder, model.lora_rank)
+    """The model of a config.json. No other file of its folder is read."""
+    return model_info(read_config(resolve_model(model.path)), model)
+
+
+def model_info(config: Any, model: ModelConfig) -> ModelInfo:
+    """Measure the model of a transformers configuration on the device "meta", without memory."""
+    with torch.device("meta"):
+        dims = measure_dimensions(AutoModelForImageTextToText.from_config(config), model.lora_rank)
     if model.float32_head and model.dtype != "float32":
         dims = replace(dims, converted_head=BYTES["float32"] * dims.vocabulary * dims.hidden)
-    return ModelInfo(
-        dims=dims,
-        images=ImageSettings.from_folder(folder, model.min_pixels, model.max_pixels),
+    tower = config.vision_config
+    images = ImageSettings(  # only the sizes are used
+        patch_size=tower.patch_size,
+        merge_size=tower.spatial_merge_size,
+        temporal_patch_size=tower.temporal_patch_size,
+        min_pixels=model.min_pixels,
+        max_pixels=model.max_pixels,
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
     )
+    return ModelInfo(dims=dims, images=images)
 
 
 def workload_of(info: ModelInfo, config: Config) -> Workload:

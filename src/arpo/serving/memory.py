@@ -8,10 +8,13 @@ estimates: vLLM measures its activations itself when it starts.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import partial
 
 from arpo.config import Config
-from arpo.errors import UserError
+from arpo.errors import BadSetting, UserError
+from arpo.models.memory_advice import advise
 from arpo.models.memory_plan import (
     BYTES,
     GIB,
@@ -21,8 +24,9 @@ from arpo.models.memory_plan import (
     read_model_info,
     sampling_bytes,
 )
-from arpo.serving.placement import Placement
+from arpo.serving.placement import Placement, parse_gpus, place_on_gpus
 
+NOWHERE = 1 << 62  # more bytes than any GPU has
 LIBRARIES = 2 * GIB  # CUDA, and the graphs of decoding steps
 DEFAULT_SHARE = 0.9  # of the memory of a GPU of its own: at most vLLM's default
 FRAGMENTS = 0.05  # of a shared GPU, kept by the learner beyond its plan; 7B on 140 GiB: 3.5 GiB measured
@@ -53,35 +57,71 @@ def server_memory(info: ModelInfo, config: Config) -> ServerMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedGpu:
-    """A GPU with `gpu_bytes` for some servers, and for a learner if there is its plan."""
+    """A GPU for some servers, and for a learner if there is its plan."""
 
-    gpu_bytes: int
     servers: int = 1
     learner: MemoryPlan | None = None
     in_turns: bool = True  # the servers sleep while the learner learns
 
     @property
-    def per_server(self) -> int:
-        """Bytes for each server."""
+    def _kept(self) -> int:
+        """Bytes that the learner keeps while the servers sample."""
         if self.learner is None:
-            return int(DEFAULT_SHARE * self.gpu_bytes) // self.servers
-        kept = self.learner.always if self.in_turns else self.learner.total
-        return (int((1 - FRAGMENTS) * self.gpu_bytes) - kept) // self.servers
+            return 0
+        return self.learner.always if self.in_turns else self.learner.total
 
-    def holds(self, server: ServerMemory) -> bool:
-        if server.total > self.per_server:
-            return False
-        asleep = self.servers * server.libraries
-        return self.learner is None or not self.in_turns or self.learner.total + asleep <= self.gpu_bytes
+    @property
+    def _usable(self) -> float:
+        return DEFAULT_SHARE if self.learner is None else 1 - FRAGMENTS
+
+    def per_server(self, gpu_bytes: int) -> int:
+        """Bytes for each server."""
+        return (int(self._usable * gpu_bytes) - self._kept) // self.servers
+
+    def need(self, server: ServerMemory) -> int:
+        """Bytes of the smallest GPU that holds all."""
+        awake = math.ceil((self.servers * server.total + self._kept) / self._usable)
+        if self.learner is None or not self.in_turns:
+            return awake
+        return max(awake, self.learner.total + self.servers * server.libraries)
 
 
-def shared_gpu(info: ModelInfo, config: Config, placement: Placement, gpu_bytes: int) -> SharedGpu:
+def shared_gpu(info: ModelInfo, config: Config, placement: Placement) -> SharedGpu:
     return SharedGpu(
-        gpu_bytes=gpu_bytes,
         servers=placement.servers_per_gpu,
         learner=plan_memory(info, config) if placement.shared else None,
         in_turns=takes_turns(config),
     )
+
+
+def starts_servers(config: Config) -> bool:
+    return config.engine.name == "vllm" and config.engine.replicas > 0
+
+
+def place_run(config: Config, gpus: int | None) -> Placement:
+    """The GPUs of the servers. `gpus`: None plans for a machine with enough of them.
+
+    Raises BadSetting if learner and servers have no place on so many GPUs.
+    """
+    enough = config.optim.ranks + config.engine.replicas * config.engine.gpus_per_server
+    count = max(enough, *parse_gpus(config.engine.gpus), 0) + 1 if gpus is None else gpus
+    if config.optim.ranks > count:
+        raise BadSetting("optim.ranks", f"is {config.optim.ranks}, must be at most {count}, one per GPU")
+    if not starts_servers(config):
+        return Placement(gpus=())
+    return place_on_gpus(config, config.engine.replicas, count, learning=True, environ={})
+
+
+def run_need(info: ModelInfo, config: Config, gpus: int | None) -> int:
+    """Bytes on the fullest GPU of learner and servers; NOWHERE if they have no place on `gpus` GPUs."""
+    try:
+        placement = place_run(config, gpus)
+    except BadSetting:
+        return NOWHERE
+    learner = plan_memory(info, config).total
+    if not starts_servers(config):
+        return learner
+    return max(learner, shared_gpu(info, config, placement).need(server_memory(info, config)))
 
 
 def takes_turns(config: Config) -> bool:
@@ -91,8 +131,8 @@ def takes_turns(config: Config) -> bool:
 
 def describe_server(
     info: ModelInfo, config: Config, placement: Placement, gpu_bytes: int | None
-) -> tuple[list[str], bool]:
-    """Lines for the user: GiB by purpose; and whether the servers fit. `gpu_bytes`: None if unknown."""
+) -> list[str]:
+    """Lines for the user: GiB by purpose, and the size of the cache if the servers fit into `gpu_bytes`."""
     server = server_memory(info, config)
     names = {
         "weights": server.weights,
@@ -107,16 +147,11 @@ def describe_server(
     lines = [f"each vLLM server, {where}:"]
     lines += [f"{name:>16} {size / GIB:8.1f} GiB" for name, size in names.items()]
     lines.append(f"{'total':>16} {server.total / GIB:8.1f} GiB")
-    if gpu_bytes is None:
-        return lines, True
-    gpu = shared_gpu(info, config, placement, gpu_bytes)
-    if not gpu.holds(server):
-        own = "give the servers GPUs of their own (engine.gpus), or " if placement.shared else ""
-        problem = f"does not fit into a GPU of {gpu_bytes / GIB:.0f} GiB"
-        return [*lines, f"{problem}: {own}lower rollout.max_context_tokens"], False
-    episodes = 1 + (gpu.per_server - server.total) // server.episode
-    fits = f"fits into a GPU of {gpu_bytes / GIB:.0f} GiB; its cache holds about {episodes} longest episodes"
-    return [*lines, fits], True
+    gpu = shared_gpu(info, config, placement)
+    if gpu_bytes is None or gpu.need(server) > gpu_bytes:
+        return lines
+    episodes = 1 + (gpu.per_server(gpu_bytes) - server.total) // server.episode
+    return [*lines, f"its cache holds about {episodes} longest episodes"]
 
 
 def memory_share(config: Config, placement: Placement) -> float:
@@ -126,7 +161,9 @@ def memory_share(config: Config, placement: Placement) -> float:
     if not placement.shared and placement.servers_per_gpu == 1:
         return 0.0
     info, gpu_bytes = read_model_info(config.model), torch.cuda.get_device_properties(0).total_memory
-    lines, fits = describe_server(info, config, placement, gpu_bytes)
-    if not fits:
-        raise UserError("\n".join(["GPU memory:", *lines]))
-    return shared_gpu(info, config, placement, gpu_bytes).per_server / gpu_bytes
+    gpu = shared_gpu(info, config, placement)
+    if gpu.need(server_memory(info, config)) > gpu_bytes:
+        lines = describe_server(info, config, placement, gpu_bytes)
+        advice = advise(info, config, gpu_bytes, need_of=partial(run_need, gpus=torch.cuda.device_count()))
+        raise UserError("\n".join(["GPU memory:", *lines, *advice]))
+    return gpu.per_server(gpu_bytes) / gpu_bytes

@@ -13,6 +13,8 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from arpo.cluster.ranks import open_ranks
 from arpo.config import Config
 from arpo.config.changes import add_changes, find_changes
@@ -29,6 +31,7 @@ from arpo.models.trainable import base_model_of, copy_trained, set_trainable
 from arpo.reporting.display import Display
 from arpo.reporting.tracking import open_trackers
 from arpo.rollout.player import Player, open_player
+from arpo.serving.memory import run_need
 from arpo.storage.checkpoint import CHECKPOINTS
 from arpo.storage.run_folder import RunFolder
 from arpo.tasks.sets import sets_of_run
@@ -102,7 +105,8 @@ class Run:
                 newest_checkpoint=lambda: self.checkpoints.learner,
                 report=self._report_restart,
             )
-        fitted = fit_memory(config, learning=True)
+        gpus = None if config.cluster.ray else torch.cuda.device_count()
+        fitted = fit_memory(config, learning=True, need_of=partial(run_need, gpus=gpus))
         if fitted.optim != config.optim:
             tokens = fitted.optim.tokens_per_microbatch
             self.display.note(f"optim.tokens_per_microbatch = {tokens}: larger ones do not fit into the GPU")

@@ -102,7 +102,9 @@ class FaultyEnv:
             raise RuntimeError(f"the desktop broke in {call}")
 
 
-class FaultyDesk(FaultyEnv):
+class FaultyDesk(FaultyEnv, DeskEnv):
+    """A DeskEnv by its type: others cannot play the tasks of Desk."""
+
     def __init__(self) -> None:
         super().__init__(DeskEnv(224, 168, 0.0))
 

@@ -38,7 +38,7 @@ class FakeModel:
         self.behaviours = behaviours
 
     def command(self, host, port):
-        return [sys.executable, fake_server.__file__, host, str(port), self.behaviours[port]]
+        return [sys.executable, fake_server.__file__, host, str(port), self.behaviours.get(port, "")]
 
     def environment(self, packages, gpu, key):
         return {**os.environ, "ARPO_ENGINE_KEY": key}
@@ -58,7 +58,7 @@ def free_places(count):
 
 
 @asynccontextmanager
-async def running(tmp_path, *behaviours, key=KEY, places=None, **changes):
+async def running(tmp_path, *behaviours, key=KEY, places=None, moves=False, **changes):
     """Servers with these behaviours, the notes about them, and a function that lists their pids."""
     places = places or free_places(len(behaviours))
     notes: list[str] = []
@@ -71,6 +71,7 @@ async def running(tmp_path, *behaviours, key=KEY, places=None, **changes):
             place=place,
             log_dir=tmp_path,
             key=key,
+            moves=moves,
             check_seconds=watch.check_seconds,
             grace_seconds=0.5,
         )
@@ -130,6 +131,20 @@ def test_a_killed_server_is_restarted_on_its_port(tmp_path):
             assert notes[-2].startswith(f"{first.place.url}: killed by SIGKILL; its last output: ")
             assert f"log: {tmp_path}" in notes[-2] and notes[-2].endswith("; restart in 0.2 s")
             assert notes[-1] == f"{first.place.url}: ready"
+
+    asyncio.run(scenario())
+
+
+def test_a_server_whose_port_was_taken_while_it_was_down_moves_to_another_one(tmp_path):
+    async def scenario():
+        async with running(tmp_path, "", moves=True) as ([server], *_):
+            old = server.place
+            os.kill(pid_of(server), signal.SIGKILL)
+            await until(lambda: server.state != "healthy")
+            with socket.create_server((old.host, old.port)):
+                await until(lambda: server.state == "healthy")
+            assert server.place.port > old.port
+            assert server.address() == server.place.url != old.url
 
     asyncio.run(scenario())
 

@@ -77,6 +77,12 @@ def test_a_collection_says_what_it_holds_and_grows_with_its_epochs(
     assert "collecting: 12 episodes, 8 already done" in said
     assert said[-1] == f"{folder}: 12 episodes, 7 successes; 2 of 2 tasks were both solved and not"
     collect(tmp_path, [A, B], "--train.epochs=3", "--train.method=dpo", "--optim.lr=1")  # no episode changes
+    assert RunFolderReader(folder).read_changes() == ()
+    capsys.readouterr()
+    collect(tmp_path, [A, B], "--train.epochs=3", "--env.attempts=5")
+    noted = RunFolderReader(folder).read_changes()
+    assert [(one.key, one.after, one.batch) for one in noted] == [("env.attempts", "5", 4)]
+    assert "changed setting: env.attempts = 5" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"must keep rollout\.temperature = .* choose another --run\.dir"):
         collect(tmp_path, [A, B], "--rollout.temperature=2")
     with pytest.raises(

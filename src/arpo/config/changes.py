@@ -87,8 +87,8 @@ def _may_change(key: str, recorded: Config, config: Config) -> bool:
             return allowed is not OnResume.FIXED
 
 
-def find_changes(recorded: Config, config: Config, batch: int) -> list[Change]:
-    """The changed settings of a run that resumes with this batch."""
+def find_changes(recorded: Config, config: Config, batch: int, ignored: tuple[str, ...] = ()) -> list[Change]:
+    """The changed settings of a run that resumes with this batch. `ignored`: prefixes of keys."""
     return [
         Change(
             batch=batch,
@@ -97,7 +97,7 @@ def find_changes(recorded: Config, config: Config, batch: int) -> list[Change]:
             after=format_value(value(config, key)),
         )
         for key in changed(recorded, config)
-        if key != _MOVED
+        if not key.startswith((_MOVED, *ignored))
     ]
 
 

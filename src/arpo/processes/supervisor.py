@@ -19,7 +19,7 @@ from arpo.errors import UserError, printable
 from arpo.processes.backoff import pause_after
 from arpo.processes.child import Child
 
-STABLE_SECONDS = 600.0  # a program that ran this long is restarted after the shortest pause
+STABLE_SECONDS = 60.0  # a program that ran this long is restarted after the shortest pause
 _WAIT_SECONDS = 0.02
 
 

@@ -58,14 +58,19 @@ class Place:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ServerProgram:
-    """A server on its place. `key` protects it; "" for none."""
+    """A server on its place. `key` protects it; "" for none.
+
+    `moves`: if its port is in use at a start, it takes the next free one. Another program may have taken the
+    port while the server was down.
+    """
 
     model: VllmServer
     place: Place
     log_dir: Path
     key: str
+    moves: bool = False
     check_seconds: float = CHECK_SECONDS
     grace_seconds: float = GRACE_SECONDS
 
@@ -75,7 +80,9 @@ class ServerProgram:
 
     def start(self) -> Child:
         if problem := _port_problem(self.place.host, self.place.port):
-            raise UserError(problem)
+            if problem != IN_USE or not self.moves:
+                raise UserError(problem)
+            [self.place] = choose_places(self.place.host, self.place.port, [self.place.gpu], skip_used=True)
         return Child(
             self.model.command(self.place.host, self.place.port),
             env=self.model.environment(link_package(self.log_dir), self.place.gpu, self.key),
@@ -98,8 +105,12 @@ class Server(Supervised):
     """A started server."""
 
     def __init__(self, program: ServerProgram, watch: Supervision, report: Callable[[str], None]) -> None:
-        self.place = program.place
+        self._own = program
         super().__init__(program, watch, report)
+
+    @property
+    def place(self) -> Place:
+        return self._own.place
 
     def address(self) -> str:
         return self.place.url
@@ -120,7 +131,7 @@ class OwnServers:
     """Servers to start, one per entry of `gpus`. `key` protects them; "" for none.
 
     `share_gpu`: the servers sleep while a learner learns on the same GPUs. `skip_used`: a port in use is
-    skipped instead of refused.
+    skipped instead of refused, also at a restart.
     """
 
     model: VllmServer
@@ -142,7 +153,10 @@ class OwnServers:
         """
         places = choose_places(self.host, self.port, self.gpus, skip_used=self.skip_used)
         folder = log_dir or Path(tempfile.mkdtemp(prefix="arpo-servers-"))
-        programs = [ServerProgram(model=self.model, place=at, log_dir=folder, key=self.key) for at in places]
+        programs = [
+            ServerProgram(model=self.model, place=at, log_dir=folder, key=self.key, moves=self.skip_used)
+            for at in places
+        ]
         ports = ", ".join(str(at.port) for at in places)
         report(f"starting vLLM servers at ports {ports}: a minute or more; logs: {folder}")
         async with supervised(programs, self.watch, report) as servers:

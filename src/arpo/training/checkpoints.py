@@ -7,14 +7,14 @@ result as an uninterrupted one.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from arpo.config import Config
-from arpo.config.changes import describe_refusals
+from arpo.config.changes import Change, add_changes, describe_refusals
 from arpo.config.recipe import load_recorded
 from arpo.envs.quarantine import QuarantineState
 from arpo.errors import UserError
@@ -225,6 +225,15 @@ def check_folder(store: RunFolder, config: Config) -> Config | None:
         )
     resumed = (store.folder / checkpoint.CHECKPOINTS).is_dir()
     return check_recipe(store, config) if resumed else None
+
+
+def note_changes(
+    store: RunFolder, display: Display, found: Sequence[Change], batch: int, *, resumed: bool
+) -> None:
+    """Record and show the settings that change with this batch, the next one."""
+    store.write_changes(add_changes(store.read_changes() if resumed else (), found, batch))
+    for change in found:
+        display.note(f"changed setting: {change}")
 
 
 def check_recipe(store: RunFolder, config: Config, ignored: tuple[str, ...] = ()) -> Config | None:

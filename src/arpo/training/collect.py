@@ -13,6 +13,7 @@ from pathlib import Path
 
 from arpo.algorithms.rewards import is_example
 from arpo.config import LEARNING, Config
+from arpo.config.changes import find_changes
 from arpo.engines.factory import require_tokens
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate
@@ -27,7 +28,7 @@ from arpo.storage.codec import COLLECTED
 from arpo.storage.files import RESTORE_OR_LEAVE
 from arpo.storage.run_folder import PACK, RunFolder
 from arpo.tasks.sets import sets_of_run
-from arpo.training.checkpoints import check_recipe
+from arpo.training.checkpoints import check_recipe, note_changes
 from arpo.training.reporting import CallLog, Timing, logged_seconds, report_failed_episodes
 from arpo.types import Task, Trajectory
 
@@ -41,10 +42,10 @@ def run_collection(config: Config) -> int:
         if (store.folder / checkpoint.CHECKPOINTS).is_dir():
             raise UserError(f"{store.folder}: holds a training run. Choose another --run.dir")
         config = pin_model(config, store.folder)
-        ended = _ended(store)
+        ended, recorded = _ended(store), config
         if ended:
             _check_screenshots(store)
-            check_recipe(store, config, LEARNING)
+            recorded = check_recipe(store, config, LEARNING) or config
         tasks = sets_of_run(config, store.folder, bool(ended), display)["train"]
         total = config.planned_tasks(len(tasks)) * config.rollout.group_size
         numbers = {_name(number): number for number in range(total)}
@@ -55,6 +56,9 @@ def run_collection(config: Config) -> int:
                 f"{length} at least as high as before, or choose another --run.dir"
             )
         store.rewind(store.offsets())  # removes what a kill left incomplete
+        batch = len(ended) // _episodes_per_batch(config) + 1
+        changes = find_changes(recorded, config, batch, LEARNING)
+        note_changes(store, display, changes, batch, resumed=bool(ended))
         store.write_recipe(config)
         left = [number for name, number in numbers.items() if name not in ended]
         if left:
@@ -68,6 +72,10 @@ def run_collection(config: Config) -> int:
     finally:
         display.close()
         store.close()
+
+
+def _episodes_per_batch(config: Config) -> int:
+    return config.train.tasks_per_batch * config.rollout.group_size
 
 
 def _name(number: int) -> str:
@@ -96,7 +104,7 @@ async def _collect(
             store.add_trajectory(outcome)
 
     # An online run holds one batch in memory; a collection does the same.
-    at_once, timing = config.train.tasks_per_batch * config.rollout.group_size, Timing()
+    at_once, timing = _episodes_per_batch(config), Timing()
     async with player.started(display) as scheduler:
         for start in range(0, len(left), at_once):
             numbers = left[start : start + at_once]

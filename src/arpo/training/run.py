@@ -17,7 +17,6 @@ import torch
 
 from arpo.cluster.ranks import open_ranks
 from arpo.config import Config
-from arpo.config.changes import add_changes, find_changes
 from arpo.engines.base import Weights
 from arpo.errors import Outage, UserError, closed_on_error
 from arpo.learner.background import in_background
@@ -257,15 +256,6 @@ class Run:
         if state is not None:
             self.progress, self.unfinished = state.progress, state.unfinished
             self.scheduler.pool.restore(state.pool)
-
-    def note_changes(self, recorded: Config) -> None:
-        """Record and show the settings that differ from those of the run so far."""
-        batch = self.progress.batch + 1
-        found = find_changes(recorded, self.config, batch)
-        noted = self.store.read_changes() if self.restored is not None else ()
-        self.store.write_changes(add_changes(noted, found, batch))
-        for change in found:
-            self.display.note(f"changed setting: {change}")
 
     def refuse_less(self, key: str, done: float, total: float) -> None:
         """Refuse a total below the progress of the run: its summary would be wrong or missing."""

@@ -19,6 +19,7 @@ from arpo.algorithms.replay import ReplayBuffer, replay_rng
 from arpo.algorithms.samples import GroupStats, build_updates, count_groups
 from arpo.algorithms.schedules import decay
 from arpo.config import Config
+from arpo.config.changes import find_changes
 from arpo.engines.factory import require_tokens
 from arpo.errors import UserError, closed_on_error
 from arpo.interrupts import INTERRUPTED, run_interruptibly
@@ -30,7 +31,7 @@ from arpo.storage.codec import EVALUATED
 from arpo.storage.run_folder import RunFolder
 from arpo.tasks.order import open_order
 from arpo.tasks.sources import TaskIndex
-from arpo.training.checkpoints import Progress, State, check_folder, load_checked
+from arpo.training.checkpoints import Progress, State, check_folder, load_checked, note_changes
 from arpo.training.engine_check import disagreements, fresh_samples, learn
 from arpo.training.export import export_model
 from arpo.training.group_stream import GroupStream
@@ -256,7 +257,9 @@ def run_training(config: Config, display: Display | None = None, watching: Watch
         run = trainer.run
         with run.checkpoints.resumable(), closing(run):
             store.delete_summary()
-            run.note_changes(recorded or config)
+            following = run.progress.batch + 1
+            changes = find_changes(recorded or config, config, following)
+            note_changes(store, display, changes, following, resumed=run.restored is not None)
             store.write_recipe(config)
             with watching(store.folder, display.note):
                 done = run_interruptibly(trainer.train(), run.stop)

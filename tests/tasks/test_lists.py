@@ -297,6 +297,14 @@ def test_a_missing_or_unreadable_file_is_reported(tmp_path: Path) -> None:
     assert "byte 2: not UTF-8 text" in refusal(tmp_path / "tasks.json")
 
 
+def test_only_what_a_task_file_says_to_be_its_size_is_read(tmp_path: Path) -> None:
+    """A file of the kernel has no size: this one contains 2, and /proc/kmsg lets its reader wait."""
+    assert "not JSON" in refusal("/proc/sys/kernel/randomize_va_space")
+    with (tmp_path / "large.json").open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    assert "67,108,865 bytes" in refusal(tmp_path / "large.json")
+
+
 def test_a_bad_selection_is_reported(tmp_path: Path) -> None:
     pool = write(tmp_path / "pool.json", [entry("a")])
     count = {"successes": 1, "rollouts": 2}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -65,6 +66,21 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             for number, line in enumerate(file, 1):
                 if line.endswith(b"\n"):
                     yield parse_object(line, f"{path}: line {number}")
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """The content of a file at a path from somebody else. Never waits, and reads no more than its size.
+
+    So a file of the kernel, for example /proc/kmsg, is an empty one. Raises OSError if it cannot be read,
+    ValueError if it is not a regular file, or has more than `limit` bytes.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode):
+            raise ValueError("is not a regular file")
+        if state.st_size > limit:
+            raise ValueError(f"has {state.st_size:,} bytes, must have at most {limit:,}")
+        return file.read(state.st_size)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ A source is one of
   set to this folder), or the folder of both (its test_all.json is read).
 
 Every defect is a `UserError` with the file, the entry and the fix. Nothing is skipped silently, and no
-name in a list can lead out of its folder.
+name in a list can lead out of its folder. A file is a regular one of at most 64 MiB, read without waiting.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from arpo.config.settings import LARGEST
 from arpo.config.task_set_names import GENERATED
 from arpo.errors import UserError
 from arpo.parsing import ParseError, parse_solution
-from arpo.storage.files import check_depth, escapes_folder
+from arpo.storage.files import check_depth, escapes_folder, read_regular
 from arpo.tasks.screened import Count
 from arpo.types import Json, Task
 
@@ -38,6 +38,7 @@ SHIPPED_LISTS = {"desk:": "desk", "osworld:": "osworld"}  # prefix: the folder o
 # Defaults of keys missing in some of OSWorld's own tasks.
 DEFAULTS = {"config": [], "snapshot": "", "related_apps": [], "solution": []}
 MAX_TRAIL = 20
+MAX_FILE_BYTES = 64 << 20
 TYPE_NAMES = {str: "a string", list: "a list", dict: "an object", int: "an integer"}
 
 
@@ -186,7 +187,8 @@ def _on_disk(path: Path) -> Path:
 
 def _read_json(file: Traversable) -> Any:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        text = read_regular(file, MAX_FILE_BYTES) if isinstance(file, Path) else file.read_bytes()
+        content = json.loads(text.decode("utf-8"))
         check_depth(content)
         json.dumps(content, ensure_ascii=False).encode()  # raises for half a surrogate pair
         return content

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-settings.register_profile("untimed", deadline=None)  # a busy machine may pause any test
-settings.load_profile("untimed")
+settings.register_profile("short", deadline=None, max_examples=40)  # a busy machine may pause any test
+settings.load_profile("short")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell without job control leaves it
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -67,8 +67,15 @@ def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 @functools.cache
 def parsed(path: Path) -> tuple[ast.AST, ...]:
-    """All nodes of a module; the first is the module itself."""
-    return tuple(ast.walk(ast.parse(path.read_text("utf-8"), str(path))))
+    """All nodes of a module; the first is the module itself. Much faster than `ast.walk`."""
+    nodes: list[ast.AST] = [ast.parse(path.read_text("utf-8"), str(path))]
+    for node in nodes:
+        for value in vars(node).values():
+            if isinstance(value, ast.AST):
+                nodes.append(value)
+            elif isinstance(value, list):
+                nodes.extend(item for item in value if isinstance(item, ast.AST))
+    return tuple(nodes)
 
 
 @functools.cache

@@ -79,7 +79,7 @@ def test_the_module_is_the_command():
 
 @pytest.mark.parametrize(
     ("words", "buffered"),
-    [("train --help-keys", True), ("train --help-keys", False), ("--help", False), ("doctr", True)],
+    [("train --help-keys", True), ("train --help-keys", False), ("doctr", True)],
 )
 def test_closed_output_ends_the_command_quietly(words, buffered):
     """As in `arpo train --help-keys | head -3`, with the reader gone before the first line."""

@@ -7,6 +7,7 @@ import copy
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,6 @@ from devices import DEVICES, NEEDS_A_GPU
 from engines import NewEngine, pool_engine, slot_engine
 from pngs import corrupt
 from tiny_vlm import (
-    EACH_FAMILY,
     FAMILIES,
     QWEN2_5,
     QWEN3,
@@ -51,6 +51,22 @@ from tiny_vlm import (
 RENDERERS = {family: tiny_renderer(family) for family in FAMILIES}
 RENDERER = RENDERERS[QWEN2_5]
 Turns = list[tuple[Prompt, Completion]]
+
+
+# One family for each engine; the slow tests have the other pairs.
+EACH_ENGINE_AND_FAMILY = pytest.mark.parametrize(
+    ("new_engine", "family"),
+    [
+        (slot_engine, QWEN2_5),
+        (pool_engine, QWEN3),
+        *(
+            pytest.param(engine, family, marks=pytest.mark.slow)
+            for engine, family in product((slot_engine, pool_engine), FAMILIES)
+            if (engine, family) not in ((slot_engine, QWEN2_5), (pool_engine, QWEN3))
+        ),
+    ],
+    indirect=["new_engine"],
+)
 
 
 @pytest.fixture(params=[slot_engine, pool_engine])
@@ -113,7 +129,7 @@ def sample_of(played: Turns) -> Sample:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("family", EACH_FAMILY)
+@EACH_ENGINE_AND_FAMILY
 def test_the_learner_gives_the_same_log_probabilities(
     new_engine: NewEngine, family: str, device: str
 ) -> None:
@@ -132,7 +148,7 @@ def test_the_learner_gives_the_same_log_probabilities(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("family", EACH_FAMILY)
+@EACH_ENGINE_AND_FAMILY
 def test_a_prompt_too_long_for_one_pass_is_run_in_parts(
     new_engine: NewEngine, family: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +191,7 @@ def test_key_counts_have_few_values_and_little_padding() -> None:
     assert all(tokens <= keys < tokens + max(128, tokens / 16) for tokens, keys in enumerate(numbers, 1))
 
 
-@pytest.mark.parametrize("family", EACH_FAMILY)
+@EACH_ENGINE_AND_FAMILY
 def test_plain_transformers_gives_the_same_log_probabilities(new_engine: NewEngine, family: str) -> None:
     renderer = RENDERERS[family]
     [played] = play_all(new_engine(tiny_of(family), renderer, slots=1), [3], family=family)
@@ -203,7 +219,7 @@ def test_only_new_tokens_are_prefilled_and_each_image_is_encoded_once(new_engine
     assert engine.stats.images_encoded == len({i.sha256 for p in episodes for i in p[-1][0].images})
 
 
-@pytest.mark.parametrize("family", EACH_FAMILY)
+@EACH_ENGINE_AND_FAMILY
 def test_an_answer_does_not_depend_on_the_batch(new_engine: NewEngine, family: str) -> None:
     model, renderer = tiny_of(family), RENDERERS[family]
     together = play_all(new_engine(model, renderer, slots=3), range(3), turns=2, family=family)
@@ -214,7 +230,7 @@ def test_an_answer_does_not_depend_on_the_batch(new_engine: NewEngine, family: s
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
-@pytest.mark.parametrize("family", EACH_FAMILY)
+@EACH_ENGINE_AND_FAMILY
 def test_greedy_answers_equal_transformers_generate(new_engine: NewEngine, family: str) -> None:
     renderer = RENDERERS[family]
 
@@ -294,7 +310,7 @@ def slid_prompt(renderer: Renderer, prompt: Prompt, answer: Completion, shot_ind
     )
 
 
-@pytest.mark.parametrize("family", EACH_FAMILY)
+@EACH_ENGINE_AND_FAMILY
 def test_a_slid_window_rewinds_to_the_common_prefix(new_engine: NewEngine, family: str) -> None:
     model, renderer = tiny_of(family), RENDERERS[family]
     engine = new_engine(model, renderer, slots=1)

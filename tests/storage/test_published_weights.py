@@ -1,5 +1,6 @@
 import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def test_a_version_exists_when_it_is_complete(tmp_path):
         write_probe(folder, PROBE)
         (folder / "model.safetensors").write_bytes(b"12345")
         assert newest_published(tmp_path) is None
-    published = PublishedWeights(version=7, folder=folder)
+    published = PublishedWeights(version=7, folder=folder, files=("model.safetensors", "probe.json"))
     assert newest_published(tmp_path) == read_published(folder) == published
     marker = json.loads((folder / MARKER).read_text())
     assert (marker["version"], marker["files"]["model.safetensors"]) == (7, 5)
@@ -110,6 +111,25 @@ def test_a_file_of_another_size_is_no_version(tmp_path):
     assert newest_published(tmp_path) is None
 
 
+def test_only_listed_files_are_read(tmp_path):
+    publish(tmp_path, 3)
+    published = newest(tmp_path)
+    (published.folder / "other.safetensors").write_bytes(b"not ours")
+    (published.folder / "checksums-9.json").write_text('{"other": 1}')
+    assert newest(tmp_path).tensor_files == [published.folder / "model.safetensors"]
+    with pytest.raises(UserError, match=r"has no checksums\.json"):
+        newest(tmp_path).checksums()
+
+
+@pytest.mark.parametrize("name", ["../outside", "link"])
+def test_a_listed_file_elsewhere_is_no_version(tmp_path, name):
+    (tmp_path / "outside").write_bytes(b"12345")
+    with publishing(tmp_path, 3) as folder:
+        (folder / "link").symlink_to(tmp_path / "outside")
+    (folder / MARKER).write_text(json.dumps({"version": 3, "files": {name: 5}}))
+    assert newest_published(tmp_path) is None
+
+
 def test_a_damaged_probe_names_its_file(tmp_path):
     publish(tmp_path, 3)
     published = newest(tmp_path)
@@ -142,3 +162,23 @@ def test_the_root_of_a_killed_run_is_removed_at_the_next_start(tmp_path, monkeyp
         with weights_root(str(tmp_path / "own"), run, 1) as root:
             assert newest_published(root) is None
             assert (leftover.exists(), of_other_run.exists()) == (False, True)
+
+
+def test_nobody_can_prepare_the_root(tmp_path, monkeypatch):
+    """Its name cannot be guessed; what others made in shared memory is neither used nor removed."""
+    memory, run, target = tmp_path / "memory", tmp_path / "run", tmp_path / "target"
+    memory.mkdir()
+    memory.chmod(0o1777)
+    kept = target / "kept"
+    kept.mkdir(parents=True)
+    monkeypatch.setattr(published_weights, "SHARED_MEMORY", memory)
+    with weights_root("", run, 1) as first:
+        prefix = first.name.rpartition("-")[0]
+        assert first.stat().st_mode & 0o777 == 0o700
+    (memory / f"{prefix}-link").symlink_to(target)
+    (memory / f"{prefix}-theirs").mkdir()
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    with weights_root("", run, 1) as second:
+        assert second.name != first.name
+    assert kept.exists() and (memory / f"{prefix}-theirs").exists()

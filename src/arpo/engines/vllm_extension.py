@@ -64,10 +64,9 @@ class WeightLoader:
         """
         if (published := read_published(Path(folder))) is None:
             raise FileNotFoundError(f"{folder}: is not a complete folder of published weights")
-        files = sorted(published.folder.glob("*.safetensors"))
         model, copies = self.model_runner.get_model(), _Copies(f"rank {self.rank}")
         with set_current_vllm_config(self.vllm_config), copies:
-            model.load_weights(copies.named(_tensors(files)))
+            model.load_weights(copies.named(_tensors(published.tensor_files)))
         return copies.checksums(model, self.vllm_config.model_config.dtype)
 
     @torch.no_grad()

@@ -18,6 +18,8 @@ import json
 import os
 import re
 import shutil
+import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,20 +66,28 @@ class _Marker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedWeights:
-    """A complete version."""
+    """A complete version. `files` are the names that COMPLETE lists: others in the folder are not read."""
 
     version: int
     folder: Path
+    files: tuple[str, ...]
 
     @property
     def has_adapters(self) -> bool:
         """Whether these are LoRA adapters instead of a full model."""
-        return (self.folder / ADAPTER_FILE).is_file()
+        return ADAPTER_FILE in self.files
+
+    @property
+    def tensor_files(self) -> list[Path]:
+        """The files with the weights."""
+        return [self.folder / name for name in self.files if name.endswith(".safetensors")]
 
     def checksums(self) -> dict[str, int]:
         """The checksum of each tensor by its name. Raises UserError if a file is damaged or none exists."""
         sums: dict[str, int] = {}
-        if not (paths := [*self.folder.glob(f"{Path(CHECKSUM_FILE).stem}*")]):
+        stem = Path(CHECKSUM_FILE).stem
+        paths = [self.folder / name for name in self.files if name.startswith(stem)]
+        if not paths or not all(path.is_file() for path in paths):
             raise UserError(f"{self.folder}: has no {CHECKSUM_FILE}: {_REMEDY}")
         for path in paths:
             with damage(path, _REMEDY):
@@ -135,10 +145,16 @@ def read_published(folder: Path) -> PublishedWeights | None:
     """The version in this folder, or None if it is not complete."""
     try:
         marker = from_json(parse_json((folder / MARKER).read_bytes()), _Marker)
-        complete = all((folder / name).stat().st_size == size for name, size in marker.files.items())
-        return PublishedWeights(version=marker.version, folder=folder) if complete else None
+        complete = all(_has_file(folder, name, size) for name, size in marker.files.items())
+        files = tuple(sorted(marker.files))
+        return PublishedWeights(version=marker.version, folder=folder, files=files) if complete else None
     except (OSError, ValueError):
         return None
+
+
+def _has_file(folder: Path, name: str, size: int) -> bool:
+    state = (folder / name).lstat()
+    return "/" not in name and stat.S_ISREG(state.st_mode) and state.st_size == size
 
 
 def newest_published(root: Path) -> PublishedWeights | None:
@@ -154,13 +170,15 @@ def weights_root(chosen: str, run: Path, version_bytes: int) -> Iterator[Path]:
     """The empty root folder of a run; removed at the end. A leftover of a killed run is removed first.
 
     The root lies in the folder `chosen` (engine.weights); without one in shared memory, if that has space for
-    three versions, or else in the run folder.
+    three versions, or else in the run folder. Other users can neither guess its name nor open it.
     """
-    root = _choose_parent(chosen, run, version_bytes) / _root_name(run)
-    for parent in (SHARED_MEMORY, run, root.parent):  # the last start may have chosen another place
-        _remove(parent / _root_name(run))
-    with naming(root):
-        root.mkdir(parents=True, mode=0o700)
+    for parent in {SHARED_MEMORY, run, Path(chosen or run).expanduser()}:  # where an earlier start made it
+        for leftover in filter(_is_ours, parent.glob(f"{_root_name(run)}*")):
+            _remove(leftover)
+    parent = _choose_parent(chosen, run, version_bytes)
+    with naming(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        root = Path(tempfile.mkdtemp(prefix=f"{_root_name(run)}-", dir=parent))
     try:
         yield root
     finally:
@@ -177,8 +195,15 @@ def _choose_parent(chosen: str, run: Path, version_bytes: int) -> Path:
 
 
 def _root_name(run: Path) -> str:
-    """Different for each run folder: several runs may share the memory of a machine."""
+    """The beginning, different for each run folder: several runs may share the memory of a machine."""
     return f"arpo-weights-{hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:16]}"
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether it is a folder, and nobody else made it in a place where all users may write."""
+    state = folder.lstat()
+    shared = folder.parent.stat().st_mode & stat.S_IWOTH
+    return stat.S_ISDIR(state.st_mode) and (state.st_uid == os.geteuid() or not shared)
 
 
 def _versions(root: Path) -> list[int]:

@@ -279,8 +279,9 @@ def printed_commands():
 
     A value that a message inserts is "1". A command without arguments only names itself.
     """
-    for path in Path(arpo.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    texts = [path.read_text("utf-8") for path in Path(arpo.__file__).parent.rglob("*.py")]
+    for text in texts:
+        for node in ast.walk(ast.parse(text)) if "`arpo " in text else ():
             if isinstance(node, ast.JoinedStr):
                 parts = [part.value if isinstance(part, ast.Constant) else "1" for part in node.values]
                 yield from COMMAND.findall("".join(map(str, parts)))

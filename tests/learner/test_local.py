@@ -201,14 +201,11 @@ def test_the_kl_term_agrees_with_a_plain_one_also_without_signal(groups: list[Gr
         torch.testing.assert_close(gradient[f"{name}/exp_avg"], parameter.grad, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("kl", [0.0, 0.5])
-def test_the_gradient_does_not_depend_on_the_microbatches(
-    groups: list[Group], kl: float, tmp_path: Path
-) -> None:
+def test_the_gradient_does_not_depend_on_the_microbatches(groups: list[Group], tmp_path: Path) -> None:
     gradients = []
-    (update,) = updates_of(groups, kl=kl)
+    (update,) = updates_of(groups, kl=0.5)
     for max_tokens in (1, 60, 10_000):
-        one = learner(tokens_per_microbatch=max_tokens, base=new_model(1), loss=LossConfig(kl=kl))
+        one = learner(tokens_per_microbatch=max_tokens, base=new_model(1), loss=LossConfig(kl=0.5))
         train(one, update)
         gradients.append(saved_gradient(one, tmp_path / str(max_tokens)))
     for name, gradient in gradients[0].items():

@@ -190,7 +190,8 @@ def _read_json(file: Traversable) -> Any:
         text = read_regular(file, MAX_FILE_BYTES) if isinstance(file, Path) else file.read_bytes()
         content = json.loads(text.decode("utf-8"))
         check_depth(content)
-        json.dumps(content, ensure_ascii=False).encode()  # raises for half a surrogate pair
+        if b"\\u" in text:
+            json.dumps(content, ensure_ascii=False).encode()  # raises for half a surrogate pair
         return content
     except json.JSONDecodeError as error:
         raise UserError(

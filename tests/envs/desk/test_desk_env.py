@@ -76,7 +76,7 @@ async def play(env: DeskEnv, task: Task, answers: list[tuple[Action, ...]]) -> t
 
 @pytest.mark.parametrize("size", [(224, 168), (448, 336), (1920, 1080)])
 def test_solvers_solve_at_every_size(size: tuple[int, int]) -> None:
-    for family in FAMILIES if size != (1920, 1080) else ("MoveFile", "SetVolume", "PlaceOrder", "PutValue"):
+    for family in FAMILIES if size == (224, 168) else ("MoveFile", "SetVolume", "PlaceOrder", "PutValue"):
         task = sample_task(family)
         answers: list[tuple[Action, ...]] = [
             (scale(action, (224, 168), size),) for _, action in solution(task)
@@ -272,7 +272,7 @@ def random_action(rng: random.Random, env: DeskEnv) -> Action:
     return rng.choice(actions)
 
 
-@pytest.mark.parametrize(("size", "episodes"), [((224, 168), 5), ((301, 203), 1), ((1920, 1080), 1)])
+@pytest.mark.parametrize(("size", "episodes"), [((224, 168), 2), ((301, 203), 1), ((1920, 1080), 1)])
 def test_random_actions_never_raise(size: tuple[int, int], episodes: int) -> None:
     for seed in range(episodes):
         rng = random.Random(seed)

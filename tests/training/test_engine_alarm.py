@@ -41,7 +41,7 @@ def train(config: Config, *, stop_after: int = 0) -> tuple[Trainer, list[str]]:
 
         async def misreport(prompt: Prompt, sampling: Sampling) -> Completion:
             answer = await generate(prompt, sampling)
-            if not prompt.episode_id.startswith("batch1-"):
+            if not prompt.episode_id.startswith("batch-2-"):
                 return answer
             return replace(answer, logprobs=tuple(logprob - 1.6 for logprob in answer.logprobs))
 
@@ -91,7 +91,7 @@ def test_by_option_the_batch_is_stored_and_not_trained_on_also_after_a_stop(tmp_
     _, _, second, third = lines(whole, "metrics.jsonl")
     assert (second["untrained"], second["updates"], second["episodes"]) == (1, 0, 8)
     assert third["updates"] == 1
-    assert len([line for line in lines(whole, "trajectories.jsonl") if "batch1-" in str(line)]) == 4
+    assert len([line for line in lines(whole, "trajectories.jsonl") if "batch-2-" in str(line)]) == 4
     summary = trainer.run.records.summary()
     assert summary["untrained_batches"] == 1
     assert ("batches not trained on", "1") in total_rows(summary)

@@ -209,6 +209,14 @@ class Rehearsal:
         self._log_size = self._read_log()[1]
         return look
 
+    def hand_over(self) -> dict[str, list[float]]:
+        """Seconds in which the server released and took the memory of the GPU, one for each batch."""
+        found = re.findall(r"It took ([\d.]+) seconds to (fall asleep|wake up)", self._read_log()[0])
+        return {
+            kind: [round(float(seconds), 1) for seconds, name in found if name == kind]
+            for kind in ("fall asleep", "wake up")
+        }
+
     def _read_log(self) -> tuple[str, int]:
         logs = sorted((self.folder / "run" / SERVER_LOGS).glob("*.log"))
         text = "".join(log.read_text("utf-8", "replace") for log in logs)
@@ -272,6 +280,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         **{name: [line[name] for line in lines] for name in ("success", "rescued", "replay_size")},
         "engine_kl": [line.get("engine_kl") for line in lines],
         "seconds": {name: round(value) for name, value in seconds.items()},
+        "hand_over": rehearsal.hand_over(),
         "server_back": round(rehearsal.server_back, 1),
         "batch_seconds": [round(end - start, 1) for start, end in pairwise(rehearsal.ended)],
         "seconds_per_episode": [round(value, 2) for value in each],

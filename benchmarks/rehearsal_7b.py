@@ -39,7 +39,7 @@ from tokenizers import Tokenizer
 
 from arpo.config import ModelConfig
 from arpo.models.loading import load_model, load_renderer, resolve_model
-from arpo.rollout.player import SERVER_LOGS
+from arpo.rollout.player import SERVER_LOGS, release_gpu_memory
 from arpo.storage.checkpoint import CHECKPOINTS
 from arpo.storage.run_folder import METRICS, TIMING
 from arpo.types import Message
@@ -253,8 +253,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     model = arguments.model or folder / "model"
     if not model.exists():
         make_model(model, arguments.tiny, arguments.tokens)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release_gpu_memory()
     write_recipe(arguments, model.absolute(), folder)
     rehearsal = Rehearsal(folder)
     seconds: dict[str, float] = {}

@@ -318,6 +318,14 @@ def test_the_servers_of_a_run_have_a_random_key(tmp_path, monkeypatch):
     assert own_servers(config(tmp_path)).key == "0123456789abcdef"
 
 
+def test_the_servers_of_a_run_prepare_for_its_requests_only(tmp_path):
+    """Those of `arpo serve` do not know how many there will be."""
+    settings = replace(config(tmp_path), env=replace(Config().env, parallel=24))
+    own = own_servers(settings).model.command("127.0.0.1", 9000)
+    assert own[own.index("--max-num-seqs") + 1] == "24"
+    assert "--max-num-seqs" not in open_served(settings, "127.0.0.1").model.command("127.0.0.1", 9000)
+
+
 def test_served_models_have_no_key_on_loopback(tmp_path, monkeypatch):
     monkeypatch.delenv("ARPO_ENGINE_KEY", raising=False)
     assert open_served(config(tmp_path), "127.0.0.1").key == ""

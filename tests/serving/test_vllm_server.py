@@ -88,6 +88,11 @@ def test_flags_of_cpu_and_gpu():
     assert "--enable-sleep-mode" in shared
 
 
+def test_a_server_on_two_gpus():
+    config = replace(Config(), engine=replace(Config().engine, gpus_per_server=2))
+    assert value(server(config).command("127.0.0.1", 9000), "--tensor-parallel-size") == "2"
+
+
 def test_the_environment_holds_no_secrets_of_the_user(monkeypatch):
     for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "VLLM_API_KEY", "ARPO_ENGINE_KEY"):
         monkeypatch.setenv(name, "secret")

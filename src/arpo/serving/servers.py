@@ -19,7 +19,7 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
@@ -190,7 +190,7 @@ def open_servers(config: Config, *, learning: bool) -> OwnServers | None:
         return None
     placement, model = _plan(config, learning=learning)
     return OwnServers(
-        model=model,
+        model=replace(model, requests=config.env.parallel),
         gpus=placement.gpus,
         host=LOOPBACK,
         port=config.engine.port,

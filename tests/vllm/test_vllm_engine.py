@@ -284,6 +284,7 @@ def test_a_replica_that_answers_with_stale_weights(pair: list[RealServer], tmp_p
     async def test(engine: VllmEngine, notes: list[str]) -> None:
         engine.check_seconds = 1000.0  # its answer shows it, not a check
         old = policy.publisher.publish()
+        (old.handle / "other.safetensors").write_bytes(b"COMPLETE does not list it")
         await engine.load(old)
         [short, _] = await both(engine, policy.renderer, SHORT)
         await engine.load(await policy.step(prompt, short))

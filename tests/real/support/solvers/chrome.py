@@ -7,6 +7,17 @@ def page(address, shows):
     return ["hotkey(key='ctrl l')", f"type(content='{address}\\n')", shows]
 
 
+def focus(label):
+    """Focus the control that follows a label. F3 opens the browser's search: settings pages use ctrl f."""
+    return [
+        "hotkey(key='f3')",
+        f"type(content='{label}\\n')",
+        WaitForChange(0, 100, 1920, 1080),
+        "hotkey(key='esc')",
+        "hotkey(key='tab')",
+    ]
+
+
 SOLUTIONS = {
     # Bing as search engine
     "bb5e4c0d": [
@@ -47,7 +58,8 @@ SOLUTIONS = {
     # do not track
     "030eeff7": [
         *page("chrome://settings/cookies", WaitForChange(650, 570, 1280, 640)),
-        "click(start_box='(1290,612)')",
+        *focus("Do Not Track"),
+        "hotkey(key='space')",
         WaitForChange(700, 450, 1200, 700),
         "hotkey(key='enter')",
         WaitForChange(700, 450, 1200, 700),

@@ -11,6 +11,7 @@ thus share one decoding.
 from __future__ import annotations
 
 import io
+import os
 import struct
 import threading
 import zlib
@@ -151,6 +152,9 @@ class _Cache:
         self._limit = limit
         self._bytes = 0
         self._images: OrderedDict[str, Image.Image] = OrderedDict()
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
         self._lock = threading.Lock()  # several threads decode
 
     def get(self, sha256: str) -> Image.Image | None:
@@ -174,3 +178,4 @@ def _bytes(image: Image.Image) -> int:
 
 
 _cache = _Cache(MAX_CACHED_BYTES)
+os.register_at_fork(after_in_child=_cache.renew_lock)  # a thread that does not exist there may hold it

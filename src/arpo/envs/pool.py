@@ -136,6 +136,8 @@ class EnvPool:
         self.outage = OutageWatch(self._works, config.outage_seconds)
         self._source = source
         self._config = config
+        self.parallel = config.parallel
+        self.local = isinstance(source, LocalEnvs)
         self._slots = Slots(config.parallel)  # of episodes; waiting ones stay out of an outage
 
     def close(self) -> None:
@@ -179,9 +181,13 @@ class EnvPool:
                     assert seen is not None
                     self.quarantine.failed(task.id, seen)
                 return _failure(task, episode_id, error, attempts)
-            self.quarantine.succeeded(task.id)
-            self.outage.worked(task)
+            self.played(task)
             return trajectory
+
+    def played(self, task: Task) -> None:
+        """An episode of the task was played, here or in a copy of this process."""
+        self.quarantine.succeeded(task.id)
+        self.outage.worked(task)
 
     async def _works(self, task: Task) -> bool:
         """Whether an environment starts."""
@@ -197,7 +203,7 @@ class EnvPool:
     async def _lease(self) -> AsyncIterator[Env]:
         async with self._source.lease() as leased:
             # Threads finish in any order, so a local run would not repeat itself exactly.
-            env = GuardedEnv(leased, self._config, threads=not isinstance(self._source, LocalEnvs))
+            env = GuardedEnv(leased, self._config, threads=not self.local)
             try:
                 yield env
             finally:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from arpo.types import Screenshot
 
-_THREADS_LOCK = threading.Lock()
+_THREADS_LOCK = threading.RLock()
 
 
 class FeatureCache:
@@ -40,6 +40,9 @@ class FeatureCache:
 
     def __contains__(self, sha256: str) -> bool:
         return sha256 in self._states
+
+    def names(self) -> list[str]:
+        return list(self._states)
 
     def get(self, sha256: str) -> Tensor | None:
         with self._lock:
@@ -92,12 +95,12 @@ def _encode_each(
 
     if device.type != "cpu":
         return [states(shot) for shot in screenshots]
-    with _one_thread_per_operation() as cores:
-        return list(_threads(cores).map(states, screenshots))
+    with one_thread_per_operation() as cores:
+        return list(map(states, screenshots) if cores == 1 else _threads(cores).map(states, screenshots))
 
 
 @contextmanager
-def _one_thread_per_operation() -> Iterator[int]:
+def one_thread_per_operation() -> Iterator[int]:
     """torch uses one thread for each operation in the block. Yields the number of threads before.
 
     This holds for the whole process, so its threads enter the block one after the other.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 Name = Literal["start", "step", "evaluate", "engine"]
 NAMES: tuple[Name, ...] = get_args(Name)
@@ -80,8 +80,17 @@ class Activity:
             fault = type(error).__name__
             raise
         finally:
-            self._lost += sum(seconds for _, _, seconds in calls) if fault else 0.0
-            self.report(EpisodeCalls(episode_id=episode_id, host=host, fault=fault, calls=tuple(calls)))
+            self._end(EpisodeCalls(episode_id=episode_id, host=host, fault=fault, calls=tuple(calls)))
+
+    def add(self, episode: EpisodeCalls) -> None:
+        """Count an attempt of another process."""
+        for name, _, seconds in episode.calls:
+            self._seconds[cast(Name, name)] += seconds
+        self._end(episode)
+
+    def _end(self, episode: EpisodeCalls) -> None:
+        self._lost += sum(seconds for _, _, seconds in episode.calls) if episode.fault else 0.0
+        self.report(episode)
 
     def shares(self, environments: int) -> dict[str, float]:
         """Shares since the last call, and resets the counters.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from arpo.errors import closed_on_error
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import PromptRenderer, Renderer
 from arpo.reporting.display import Display
+from arpo.rollout.copies import Copies
 from arpo.rollout.episode import Agent
 from arpo.rollout.scheduler import Scheduler
 from arpo.serving.servers import OwnServers, Server, open_servers
@@ -76,6 +78,8 @@ class Player:
         """The scheduler with a connected engine, which is closed at the end, and with its servers."""
         engine = self.scheduler.agent.engine
         self.scheduler.pool.outage.report = display.note
+        if self.scheduler.copies is not None:
+            self.scheduler.copies.report = display.note
         if self.cluster is not None:
             self.cluster.notes.report = display.note
         async with AsyncExitStack() as opened:
@@ -130,7 +134,13 @@ def open_player(config: Config, *, learning: bool = False) -> Player:
         coordinates=config.model.coordinates,
         positions=_positions(opened.model),
     )
-    scheduler = Scheduler(pool=pool, agent=agent, settings=config.rollout, seed=config.run.seed)
+    scheduler = Scheduler(
+        pool=pool,
+        agent=agent,
+        settings=config.rollout,
+        seed=config.run.seed,
+        copies=_copies(config, pool, opened.model),
+    )
     return Player(
         scheduler=scheduler,
         renderer=opened.renderer,
@@ -154,6 +164,14 @@ def _open_pool(config: Config, cluster: Cluster | None) -> EnvPool:
     if cluster is None or not config.cluster.hosts:
         return open_pool(config)
     return EnvPool(cluster.open_hosts(), add_timeout_slack(config.env))
+
+
+def _copies(config: Config, pool: EnvPool, model: Any) -> Copies | None:
+    """None if a core is not the limit, or if other threads work during rollouts: a copy would lack them."""
+    if model is None or model.device.type != "cpu" or not config.samples_in_process:
+        return None
+    alone = not config.train.max_staleness and config.optim.ranks == 1 and sys.platform == "linux"
+    return Copies(model) if alone and pool.local and config.env.name == "desk" else None
 
 
 def _positions(model: Any) -> int | None:

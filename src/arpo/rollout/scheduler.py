@@ -2,19 +2,24 @@
 
 Groups are returned by index and their episodes by number. So the content of a batch does not depend on which
 episode finished first.
+
+A small model on a CPU plays in several processes, one per core: copies of this process, made for each batch.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from types import MappingProxyType
 
 from arpo.config import RolloutConfig
 from arpo.envs.base import Env
 from arpo.envs.pool import EnvPool
 from arpo.rollout.activity import Activity
+from arpo.rollout.copies import Copies
 from arpo.rollout.episode import Agent, OnScreenshot, OnTurn, run_episode
 from arpo.types import Failure, Group, Task, Trajectory
 
@@ -29,8 +34,36 @@ class Scheduler:
     settings: RolloutConfig
     seed: int
     activity: Activity = field(default_factory=Activity)  # where the time of the environments goes
+    copies: Copies | None = None
+    parallel: int | None = None  # episodes at a time in this process; None: env.parallel
 
     async def run(
+        self,
+        batch: str,
+        tasks: Sequence[tuple[int, Task]],
+        on_episode: OnEpisode,
+        finished: Mapping[str, Trajectory] = MappingProxyType({}),
+        on_turn: OnTurn = lambda turn: None,
+        on_screenshot: OnScreenshot = lambda screenshot, previous: None,
+    ) -> list[Group]:
+        """`play`, with parts of the tasks in `copies`. These do not call `on_turn`."""
+        parts = [tasks] if self.copies is None else self.copies.split(tasks, self.settings.group_size)
+        if self.copies is None or len(parts) == 1:
+            return await self.play(batch, tasks, on_episode, finished, on_turn, on_screenshot)
+        sharing = replace(self, parallel=max(1, self.pool.parallel // len(parts)))
+        own, *others = parts
+        try:
+            async with self.copies.playing(
+                sharing, batch, others, on_episode, finished, on_screenshot
+            ) as received:
+                groups = await sharing.play(batch, own, on_episode, finished, on_turn, on_screenshot)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finished = {**finished, **received}
+        groups += await self.play(batch, list(chain(*others)), on_episode, finished, on_turn, on_screenshot)
+        return sorted(groups, key=lambda group: group.index)
+
+    async def play(
         self,
         batch: str,
         tasks: Sequence[tuple[int, Task]],
@@ -50,12 +83,14 @@ class Scheduler:
         """
         numbers = range(self.settings.group_size)
         jobs = [(index, task, number) for index, task in tasks for number in numbers]
+        slots = nullcontext() if self.parallel is None else asyncio.Semaphore(self.parallel)
 
         async def play(index: int, task: Task, number: int) -> Outcome:
             name = f"{batch}-{index}-{number}"
             if name in finished:
                 return finished[name]
-            outcome = await self.episode(task, name, on_turn, on_screenshot)
+            async with slots:
+                outcome = await self.episode(task, name, on_turn, on_screenshot)
             on_episode(index, outcome)
             return outcome
 

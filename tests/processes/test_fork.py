@@ -1,0 +1,59 @@
+"""A copy of this process sends what its function sends, and ends with the block."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+from arpo.processes.fork import Fork, Send
+from processes import wait_until
+
+
+def received(fork: Fork) -> list[bytes]:
+    async def all_of_them() -> list[bytes]:
+        return [message async for message in fork.messages()]
+
+    return asyncio.run(all_of_them())
+
+
+def test_a_copy_has_the_memory_of_this_process_and_its_own_changes() -> None:
+    words = [b"one", b"two"]
+
+    def work(send: Send) -> None:
+        words.append(b"three")
+        for word in words:
+            send(word)
+
+    with Fork(work) as fork:
+        assert received(fork) == [b"one", b"two", b"three"]
+        assert fork.exit_reason() == "exit code 0"
+    assert words == [b"one", b"two"]
+
+
+def test_messages_end_when_a_copy_dies() -> None:
+    def work(send: Send) -> None:
+        send(b"first")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with Fork(work) as fork:
+        assert received(fork) == [b"first"]
+        assert fork.exit_reason() == "killed by SIGKILL"
+
+
+def test_a_copy_ignores_an_interrupt_and_ends_with_the_block() -> None:
+    def work(send: Send) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        send(str(os.getpid()).encode())
+        time.sleep(600)
+
+    async def scenario() -> str:
+        with Fork(work) as fork:
+            async for process in fork.messages():
+                return process.decode()
+        raise AssertionError
+
+    process = asyncio.run(scenario())
+    assert wait_until(lambda: not Path("/proc", process).exists())

@@ -213,6 +213,24 @@ def test_the_gradient_does_not_depend_on_the_microbatches(groups: list[Group], t
             torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("adapters", [False, True])
+def test_each_core_learns_from_its_own_microbatches_with_the_same_bits(
+    update: Update, adapters: bool
+) -> None:
+    results = []
+    for cores in (1, 2, 3):
+        torch.set_num_threads(cores)
+        one = (
+            lora_learner(kl=0.5, tokens_per_microbatch=1)
+            if adapters
+            else learner(tokens_per_microbatch=1, base=new_model(1), loss=LossConfig(kl=0.5))
+        )
+        metrics = train(one, update, update)
+        assert torch.get_num_threads() == cores
+        results.append((metrics, {name: weight.tolist() for name, weight in weights_of(one).items()}))
+    assert results[0] == results[1] == results[2]
+
+
 def test_a_single_update_needs_no_precomputed_old_policy(update: Update, tmp_path: Path) -> None:
     """After an update without effect, π_old is computed in advance, with the same result."""
     still = tuple(replace(sample, weight=0.0) for sample in update)
@@ -445,10 +463,13 @@ def half_learner(seed: int = 0, **settings: Any) -> LocalLearner:
     return LocalLearner(new_model(seed).bfloat16(), RENDERER, config(**settings))
 
 
-def lora_learner(seed: int = 0, *, kl: float = 0.0, dtype: torch.dtype = torch.float32) -> LocalLearner:
+def lora_learner(
+    seed: int = 0, *, kl: float = 0.0, dtype: torch.dtype = torch.float32, **settings: Any
+) -> LocalLearner:
     model = new_model(seed).to(dtype)
     set_trainable(model, ModelConfig(train="lora", lora_rank=4, lora_alpha=8.0), 0)
-    return LocalLearner(model, RENDERER, config(lr=1e-2, loss=LossConfig(kl=kl)), base_model_of(model))
+    whole = config(lr=1e-2, loss=LossConfig(kl=kl), **settings)
+    return LocalLearner(model, RENDERER, whole, base_model_of(model))
 
 
 @pytest.mark.slow
@@ -530,7 +551,7 @@ def test_adapters_are_not_loaded_beside_another_base(tmp_path: Path) -> None:
 
 def test_with_adapters_the_kl_term_is_that_of_a_copy_of_the_base(update: Update) -> None:
     itself, copied = lora_learner(kl=0.5), lora_learner(kl=0.5)
-    copied._base = new_model().eval()
+    copied._models = (copied._models[0], new_model().eval())
     for _ in range(2):
         metrics, expected = train(itself, update), train(copied, update)
         assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-5)

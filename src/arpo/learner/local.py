@@ -9,17 +9,19 @@ rounding.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from arpo.algorithms.losses import Tokens, TokenSums, engine_metrics, kl_loss, policy_loss
+from arpo.algorithms.losses import Tokens, TokenSums, TokenTerms, engine_metrics, kl_loss, policy_loss
 from arpo.algorithms.microbatches import Microbatch, split_microbatches
 from arpo.config import Config, OptimConfig
 from arpo.engines.base import Weights
@@ -35,6 +37,7 @@ from arpo.learner.saved_state import (
     write_counters,
 )
 from arpo.learner.token_recorder import TokenRecorder
+from arpo.models.cores import map_over_cores
 from arpo.models.forward import sampled_logprobs
 from arpo.models.image_loader import ImageLoader
 from arpo.models.loading import DTYPES
@@ -47,6 +50,7 @@ _T = TypeVar("_T")
 BETA1 = 0.9  # decay rate of the first moment (AdamW)
 
 # Parameters by name, and for shards their offsets in the full tensors.
+_Models = tuple[nn.Module, nn.Module | None]  # in training, base
 TrainedParameters = tuple[dict[str, nn.Parameter], dict[nn.Parameter, int]]
 
 
@@ -67,12 +71,15 @@ class LocalLearner:
     ) -> None:
         """`trained` defaults to the parameters of the model with requires_grad."""
         assert base is not None or not config.compares_with_base, "the loss needs the base model"
-        self._model = model.eval()  # no dropout: π_old and π_θ depend on the weights alone
-        self._base = base
+        self._model: Any = model.eval()  # no dropout: π_old and π_θ depend on the weights alone
+        self._models = model, base
         self._renderer = renderer
         self._config = config
         self._parameters, offsets = trained or (trained_parameters(model), {})
         self._optimiser = _adamw(self._parameters.values(), config.optim, config.run.seed, offsets)
+        # In asynchronous training the engine needs the cores as well; ranks compute in step.
+        self._splits = not (_on_gpu(model) or config.trains_a_copy or config.optim.ranks > 1)
+        self._copies = threading.local()
         self._loader = ImageLoader(renderer.settings) if _on_gpu(model) else None
         self._engine_bytes = engine_pass_bytes(model) if config.trains_a_copy else 0
         self.recorder = TokenRecorder(config.store.token_stats, next(model.parameters()).device)
@@ -108,17 +115,13 @@ class LocalLearner:
         self, microbatches: Sequence[Microbatch], base: bool, temperature: float | None
     ) -> list[tuple[float, ...]]:
         """log π of the tokens of each sample, in the order of the micro-batches."""
-        found: list[tuple[float, ...]] = []
-        for index, microbatch in enumerate(microbatches):
-            self._prefetch_images(microbatches[index : index + 2])
-            logp_T = (
-                self._base_logprobs(microbatch, temperature)
-                if base
-                else self._policy_logprobs(self._model, microbatch, temperature)
-            )
-            values = iter(logp_T.tolist())
-            found += [tuple(islice(values, len(sample.behaviour_logprobs))) for sample in microbatch]
-        return found
+
+        def score(models: _Models, microbatch: Microbatch) -> list[tuple[float, ...]]:
+            logprobs = self._base_logprobs if base else self._policy_logprobs
+            values = iter(logprobs(models, microbatch, temperature).tolist())
+            return [tuple(islice(values, len(sample.behaviour_logprobs))) for sample in microbatch]
+
+        return list(chain(*self._each(score, microbatches)))
 
     def _train_microbatches(
         self, updates: Sequence[Sequence[Microbatch]], lr_scales: Sequence[float]
@@ -129,7 +132,7 @@ class LocalLearner:
         live = [(update, scale) for update, scale in zip(updates, scales, strict=True) if update]
         # Before the first step π_θ equals π_old: only later updates need its log-probabilities in advance.
         old_logps_UM = [
-            [self._policy_logprobs(self._model, microbatch) for microbatch in update] if index else None
+            list(self._each(self._policy_logprobs, update)) if index else None
             for index, (update, _) in enumerate(live)
         ]
         totals = _BatchMetrics(samples=sum(len(microbatch) for update in updates for microbatch in update))
@@ -146,21 +149,12 @@ class LocalLearner:
         old_logps_M: Sequence[Tensor] | None,
         totals: _BatchMetrics,
     ) -> None:
-        settings, losses, sums = self._config.loss, [], TokenSums()
-        for index, microbatch in enumerate(update):
-            self._prefetch_images(update[index : index + 2])
-            base_logp_T = self._base_logprobs(microbatch) if settings.kl else None
-            logp_T, entropy_T = self._token_logprobs(self._model, microbatch)
-            old_logp_T = logp_T.detach() if old_logps_M is None else old_logps_M[index]
-            tokens = loss_tokens(microbatch, logp_T, entropy_T, old_logp_T)
-            loss, token_sums, terms = policy_loss(tokens, settings, self._config.replay.ratio)
-            sums += token_sums
-            self.recorder.add(tokens, terms)
-            if base_logp_T is not None:
-                kl, kl_sums = kl_loss(tokens, base_logp_T)
-                loss, sums = loss + settings.kl * kl, sums + kl_sums
-            self._backward(loss)
-            losses.append(loss.detach())  # .item() here would wait for the backward pass
+        losses, sums = [], TokenSums()
+        for learned in self._each(self._learn, update, old_logps_M or repeat(None)):
+            add_gradients(self._parameters.values(), learned.gradients)
+            losses.append(learned.loss)  # .item() here would wait for the backward pass
+            sums += learned.sums
+            self.recorder.add(learned.tokens, learned.terms)
         norm = self._clip_gradients()
         total, sums = self._sum_over_ranks(sum(loss.item() for loss in losses), sums)
         if math.isfinite(total) and math.isfinite(norm):
@@ -174,25 +168,69 @@ class LocalLearner:
             totals.skipped += 1
         self._optimiser.zero_grad()
 
+    def _learn(self, models: _Models, microbatch: Microbatch, old_logp_T: Tensor | None) -> _Learned:
+        """The loss of a micro-batch and its gradients. Without `old_logp_T`, π_old is π_θ."""
+        settings = self._config.loss
+        base_logp_T = self._base_logprobs(models, microbatch) if settings.kl else None
+        logp_T, entropy_T = self._token_logprobs(models[0], microbatch)
+        tokens = loss_tokens(
+            microbatch, logp_T, entropy_T, logp_T.detach() if old_logp_T is None else old_logp_T
+        )
+        loss, sums, terms = policy_loss(tokens, settings, self._config.replay.ratio)
+        if base_logp_T is not None:
+            kl, kl_sums = kl_loss(tokens, base_logp_T)
+            loss, sums = loss + settings.kl * kl, sums + kl_sums
+        if self._splits:
+            gradients = torch.autograd.grad(loss, list(self._parameters.values()), allow_unused=True)
+        else:
+            gradients = ()
+            self._backward(loss)
+        return _Learned(loss=loss.detach(), sums=sums, tokens=tokens, terms=terms, gradients=gradients)
+
+    def _each(
+        self, work: Callable[..., _T], microbatches: Sequence[Microbatch], *more: Iterable[Any]
+    ) -> Iterator[_T]:
+        """work(models, micro-batch, one of each of `more`) for each micro-batch, in order.
+
+        On a CPU, each core works on one: on copies of the models that share all tensors.
+        """
+        if self._splits:
+            yield from map_over_cores(lambda *one: work(self._models_of_thread(), *one), microbatches, *more)
+            return
+        for index, one in enumerate(zip(microbatches, *more, strict=False)):
+            self._prefetch_images(microbatches[index : index + 2])
+            yield work(self._models, *one)
+
+    def _models_of_thread(self) -> _Models:
+        """A forward pass changes modules for a moment, so each thread needs its own."""
+        if not hasattr(self._copies, "models"):
+            modules = [model for model in self._models if model is not None]
+            tensors = chain(*((*module.parameters(), *module.buffers()) for module in modules))
+            self._copies.models = copy.deepcopy(self._models, {id(tensor): tensor for tensor in tensors})
+        models: _Models = self._copies.models
+        return models
+
     def _prefetch_images(self, microbatches: Sequence[Microbatch]) -> None:
         """Start decoding the screenshots missing in the feature cache."""
         if self._loader is None:
             return
-        model: Any = self._model
-        cached = getattr(model.model.visual, "feature_cache", ())
+        cached = getattr(self._model.model.visual, "feature_cache", ())
         screenshots = (shot for microbatch in microbatches for sample in microbatch for shot in sample.images)
         self._loader.prefetch(shot for shot in screenshots if shot.sha256 not in cached)
 
-    def _base_logprobs(self, microbatch: Microbatch, temperature: float | None = None) -> Tensor:
-        assert self._base is not None
-        with adapters_disabled(self._base):
-            return self._policy_logprobs(self._base, microbatch, temperature)
+    def _base_logprobs(
+        self, models: _Models, microbatch: Microbatch, temperature: float | None = None
+    ) -> Tensor:
+        _, base = models
+        assert base is not None
+        with adapters_disabled(base):
+            return self._policy_logprobs((base, None), microbatch, temperature)
 
     @torch.no_grad()
     def _policy_logprobs(
-        self, model: Any, microbatch: Microbatch, temperature: float | None = None
+        self, models: _Models, microbatch: Microbatch, temperature: float | None = None
     ) -> Tensor:
-        return self._token_logprobs(model, microbatch, temperature)[0]
+        return self._token_logprobs(models[0], microbatch, temperature)[0]
 
     # `sharded.RankLearner` overrides the methods from here to `_clip_gradients`.
 
@@ -261,6 +299,17 @@ class LocalLearner:
             self._optimiser.state[parameter] = dict(zip(ADAM_KEYS, on_device, strict=True))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Learned:
+    """Loss of a micro-batch without graph. `gradients` are empty if the parameters have them already."""
+
+    loss: Tensor
+    sums: TokenSums
+    tokens: Tokens
+    terms: TokenTerms
+    gradients: Sequence[Tensor | None]
+
+
 @dataclass(slots=True, kw_only=True)
 class _BatchMetrics:
     """Sums over the updates of one batch. Means over tokens are taken at the end, over the whole batch."""
@@ -297,6 +346,13 @@ class _BatchMetrics:
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def add_gradients(parameters: Iterable[nn.Parameter], gradients: Sequence[Tensor | None]) -> None:
+    """As a backward pass does. No gradients: nothing to add."""
+    for parameter, gradient in zip(parameters, gradients, strict=False):
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
 
 def restore_order(samples: Sequence[Sample], shuffled: Iterable[Sample], values: Iterable[_T]) -> list[_T]:

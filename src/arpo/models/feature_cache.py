@@ -4,8 +4,6 @@ The cache stores the inputs of the tower's mergers, not their outputs: mergers m
 cheap. Each screenshot passes through the tower alone and without gradients, so cached states do not depend
 on the other screenshots of a batch. A resumed run starts with an empty cache and computes the same bits.
 The cache does not notice changed weights: use it for a frozen tower only.
-
-On a CPU each core encodes one screenshot: the operations on one are too short for several threads.
 """
 
 from __future__ import annotations
@@ -13,17 +11,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from arpo.models.cores import map_over_cores
 from arpo.types import Screenshot
-
-_THREADS_LOCK = threading.RLock()
 
 
 class FeatureCache:
@@ -95,28 +90,7 @@ def _encode_each(
 
     if device.type != "cpu":
         return [states(shot) for shot in screenshots]
-    with one_thread_per_operation() as cores:
-        return list(map(states, screenshots) if cores == 1 else _threads(cores).map(states, screenshots))
-
-
-@contextmanager
-def one_thread_per_operation() -> Iterator[int]:
-    """torch uses one thread for each operation in the block. Yields the number of threads before.
-
-    This holds for the whole process, so its threads enter the block one after the other.
-    """
-    with _THREADS_LOCK:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield threads
-        finally:
-            torch.set_num_threads(threads)
-
-
-@cache
-def _threads(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, "encoder", initializer=torch.set_num_threads, initargs=(1,))
+    return map_over_cores(states, screenshots)
 
 
 def _mergers(visual: Any) -> list[Any]:

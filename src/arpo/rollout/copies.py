@@ -72,7 +72,7 @@ class Copies:
 
         torch has one thread in every process meanwhile.
         """
-        from arpo.models.feature_cache import one_thread_per_operation
+        from arpo.models.cores import one_thread_per_operation
 
         received: dict[str, Trajectory] = {}
 

@@ -30,6 +30,7 @@ def test_a_half_stands_for_all_levels() -> None:
         "applications_validation",
         "long_validation",
     ]
+    assert list(heldout_sets("desk:quick")) == list(heldout_sets("desk:validation"))
     assert split_sources("validation") == ["validation"]  # a folder
 
 

@@ -112,8 +112,8 @@ class TasksConfig:
     heldout: str = setting(
         "desk:heldout",
         "Held-out tasks: evaluated, never trained on; several sources separated by commas, each with its own "
-        'success rate; "desk:validation" or "desk:test": new instances, goal families and applications of '
-        "Desk; empty: none",
+        'success rate; "desk:validation", "desk:test" or "desk:quick": new instances, goal families and '
+        "applications of Desk; empty: none",
     )
     overall: str = setting(
         "", "Tasks evaluated before and after training; may contain training tasks; empty: none"

@@ -29,7 +29,9 @@ LEVELS = {
     "long": "longer tasks",
 }
 HALVES = ("validation", "test")  # to choose with; untouched by any choice
+QUICK = "quick"  # the first tasks of the validation half
 GENERATED = {f"{DESK}{level}/{half}": f"{level}_{half}" for level in LEVELS for half in HALVES}
+GENERATED |= {f"{DESK}{level}/{QUICK}": f"{level}_validation" for level in LEVELS}
 # Keys beside the sets: in the files of `arpo eval`, and among the curves of a comparison.
 RESERVED = ("model", "temperature", "skipped", "sampled", "without_signal", "rescued", "replay_age")
 _LABELS = {TRAIN: "training tasks", HELDOUT: "held-out tasks", OVERALL: "all tasks"}
@@ -37,7 +39,7 @@ _LABELS |= {f"{level}_{half}": f"{label} ({half})" for level, label in LEVELS.it
 
 
 def split_sources(text: str) -> list[str]:
-    """The sources of tasks.heldout. "desk:validation" and "desk:test" stand for this half of all levels.
+    """The sources of tasks.heldout. "desk:validation", "desk:test" and "desk:quick" stand for all levels.
 
     >>> split_sources("desk:test, more.json")
     ['desk:instances/test', 'desk:families/test', 'desk:applications/test', 'desk:long/test', 'more.json']
@@ -45,7 +47,7 @@ def split_sources(text: str) -> list[str]:
     sources: list[str] = []
     for source in filter(None, map(str.strip, text.split(","))):
         half = source.removeprefix(DESK)
-        is_half = half in HALVES and source.startswith(DESK)
+        is_half = half in (*HALVES, QUICK) and source.startswith(DESK)
         sources += [f"{DESK}{level}/{half}" for level in LEVELS] if is_half else [source]
     return sources
 

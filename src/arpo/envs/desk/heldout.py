@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from arpo.config import RolloutConfig
-from arpo.config.task_set_names import GENERATED
+from arpo.config.task_set_names import GENERATED, QUICK
 from arpo.envs.desk.apps import APPS
 from arpo.envs.desk.goals import FAMILIES, combinations_of
 from arpo.envs.desk.random_tasks import random_task, rng_for, solution_length, to_task
@@ -37,7 +37,7 @@ TRAINING_FAMILIES = tuple(
 # Families of the held-out applications.
 APPLICATION_FAMILIES = tuple(name for name, family in FAMILIES.items() if family.app in HELDOUT_APPLICATIONS)
 
-SIZE = 128
+SIZE, QUICK_SIZE = 128, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def heldout_tasks(source: str) -> tuple[Task, ...]:
     mixes = [level.mixes(goals) for goals in level.goals]
     tasks: list[Task] = []
     seed = 0
-    while len(tasks) < SIZE:
+    while len(tasks) < (QUICK_SIZE if source.endswith(QUICK) else SIZE):
         rng = rng_for(name, seed)
         seed += 1
         chosen = rng.choice(mixes[len(tasks) % 2])

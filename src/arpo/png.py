@@ -63,6 +63,11 @@ def rgb(screenshot: Screenshot) -> Image.Image:
     return image
 
 
+def keep_pixels(screenshot: Screenshot, image: Image.Image) -> None:
+    """Put the pixels of a screenshot into the cache of `rgb`, if its maker has them: saves the decoding."""
+    _cache.put(screenshot.sha256, image)
+
+
 def decode(png: bytes) -> Image.Image:
     """The picture as an RGB image. Raises BadPng if it is damaged or beyond the limits of a screen."""
     header = _Header.read(png)

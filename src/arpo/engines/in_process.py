@@ -104,9 +104,13 @@ class InProcessEngine:
         """Return to the initial state. `discard`: the cache may hold NaNs, or the weights have moved."""
         self._passes.reset(discard=discard)
         self._episodes: OrderedDict[str, CachedEpisode] = OrderedDict()  # least recently used first
-        self._features: OrderedDict[str, Tensor] = OrderedDict()
+        self._drop_features()
         if self._loader is not None:
             self._loader.clear()
+
+    def _drop_features(self) -> None:
+        self._features: OrderedDict[str, Tensor] = OrderedDict()
+        self._feature_tokens = 0
 
     async def start(self) -> Sequence[str]:
         return ()
@@ -169,7 +173,7 @@ class InProcessEngine:
                 raise EngineError("load", f"{different[0]} differs from the learner's after it was copied")
         self._version = weights.version
         if self._in_flight:
-            self._features.clear()  # of screenshots not used by any request yet
+            self._drop_features()  # of screenshots not used by any request yet
             return
         addresses = _addresses(self._model)
         self._reset(discard=addresses != self._weight_addresses)
@@ -368,11 +372,12 @@ class InProcessEngine:
         encoded = self._encode(list(missing.values()))
         self.stats.images_encoded += len(encoded)
         self._features.update(encoded)
+        self._feature_tokens += sum(map(len, encoded.values()))
         for image in images:
             self._features.move_to_end(image.sha256)
         features = [self._features[image.sha256] for image in images]
-        while sum(map(len, self._features.values())) > _MAX_CACHED_FEATURES:
-            self._features.popitem(last=False)
+        while self._feature_tokens > _MAX_CACHED_FEATURES:
+            self._feature_tokens -= len(self._features.popitem(last=False)[1])
         return features
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,10 @@ def evaluation_key(config: Config, sets: Mapping[str, Sequence[Task]], model: An
 
         weights = fingerprint(model)
     settings = {key.name: value(config, key.name) for key in keys() if key.name.startswith(_EPISODE_KEYS)}
-    tasks = {name: [asdict(task) for task in tasks] for name, tasks in sets.items()}
+    tasks = {
+        name: [{one.name: getattr(task, one.name) for one in fields(task)} for task in tasks]
+        for name, tasks in sets.items()
+    }
     code = env_source(config.env.name)
     content = json.dumps([weights, settings, tasks, code], sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()

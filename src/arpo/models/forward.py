@@ -122,10 +122,11 @@ class TokenRow:
     @classmethod
     def of(cls, token_ids: Sequence[int], images: Sequence[Screenshot], renderer: Renderer) -> TokenRow:
         grids = [renderer.grid(shot) for shot in images]
+        image_mask_T = renderer.image_slots(token_ids, grids)
         return cls(
             token_ids=token_ids,
-            image_mask_T=renderer.image_slots(token_ids, grids),
-            positions_3T=renderer.positions(token_ids, grids),
+            image_mask_T=image_mask_T,
+            positions_3T=renderer.positions(token_ids, grids, slots_T=image_mask_T),
         )
 
     @classmethod

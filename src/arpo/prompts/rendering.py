@@ -156,7 +156,9 @@ class Renderer:
         Runs of other lengths were sampled: they are text.
         """
         candidates = np.asarray(token_ids) == self.image_token_id
-        edges = np.flatnonzero(np.diff(candidates, prepend=False, append=False)).tolist()
+        bounded = np.zeros(len(candidates) + 2, dtype=np.bool_)
+        bounded[1:-1] = candidates
+        edges = np.flatnonzero(bounded[1:] != bounded[:-1]).tolist()
         runs = zip(edges[::2], edges[1::2], strict=True)
         slots = np.zeros_like(candidates)
         for grid in grids:
@@ -166,14 +168,22 @@ class Renderer:
             slots[first : first + count] = True
         return slots
 
-    def positions(self, token_ids: Sequence[int], grids: Sequence[Grid], start: int = 0) -> NDArray[np.int64]:
+    def positions(
+        self,
+        token_ids: Sequence[int],
+        grids: Sequence[Grid],
+        start: int = 0,
+        slots_T: NDArray[np.bool_] | None = None,
+    ) -> NDArray[np.int64]:
         """Rotary positions (time, height, width), [3, T]. The first token is at position `start`.
+
+        `slots_T` are their `image_slots`, if the caller has them.
 
         Each text token advances all three by one. An image has one time position; its rows and columns count
         up from there. The text after it continues after the longer side of the image.
         """
         counts = [vision.image_tokens(grid, self.settings) for grid in grids]
-        indices = np.flatnonzero(self.image_slots(token_ids, grids))
+        indices = np.flatnonzero(self.image_slots(token_ids, grids) if slots_T is None else slots_T)
         firsts = indices[np.cumsum([0, *counts[:-1]])] if counts else indices
         steps = np.ones(len(token_ids) + 1, dtype=np.int64)
         steps[0] = start

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, overload
 
@@ -90,6 +91,7 @@ def write_pixel_limits(folder: Path, min_pixels: int, max_pixels: int) -> None:
     path.write_text(json.dumps(read, indent=2) + "\n", encoding="utf-8")
 
 
+@lru_cache(maxsize=256)
 def target_size(width: int, height: int, settings: ImageSettings) -> tuple[int, int]:
     """(width, height) for the model: multiples of `side` within the pixel limits, at nearly the same ratio.
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from arpo.actions import (
     Action,
@@ -34,10 +35,11 @@ from arpo.actions import (
     up_to_terminal,
 )
 from arpo.envs.desk.apps import APPS
-from arpo.envs.desk.canvas import LAYOUT_HEIGHT, LAYOUT_WIDTH, Canvas
+from arpo.envs.desk.canvas import LAYOUT_HEIGHT, LAYOUT_WIDTH, PALETTE, Canvas
 from arpo.envs.desk.desktop import Desktop
 from arpo.envs.desk.world import World
 from arpo.errors import EnvError
+from arpo.png import keep_pixels
 from arpo.types import Observation, Screenshot, StepResult, Task
 
 _LINES_PER_SCROLL = 2
@@ -154,6 +156,7 @@ class DeskEnv:
         if self._last_canvas is None or not np.array_equal(canvas.pixels, self._last_canvas.pixels):
             self._last_canvas = canvas
             self._observation = Observation(screenshot=Screenshot.of(canvas.png()))
+            keep_pixels(self._observation.screenshot, Image.fromarray(PALETTE[canvas.pixels]))
         return self._observation
 
 

@@ -361,6 +361,26 @@ def test_more_episodes_than_slots_all_get_their_answers(new_engine: NewEngine) -
     ]
 
 
+def test_an_episode_goes_on_in_the_slot_of_one_that_ended() -> None:
+    """On a CPU the cache has as many slots as episodes; the last one moves into the free slot."""
+    model = tiny_model()
+    engine = slot_engine(model, RENDERER, slots=8)
+    passes: Any = engine._passes
+
+    async def scenario() -> Completion:
+        first = [await play(engine, name, 1, release=False) for name in (0, 1, 2)][-1]
+        await engine.release("episode 0")
+        slots = {name: episode.slot for name, episode in engine._episodes.items()}
+        assert slots == {"episode 1": 1, "episode 2": 0}
+        assert len(passes._cache.keys[0]) == 4
+        return await engine.generate(next_prompt(RENDERER, *first[0], screenshot(21)), sampling(201, 6, 1.0))
+
+    answer = asyncio.run(scenario())
+    [[_, (_, alone), *_]] = play_all(slot_engine(model, RENDERER, slots=1), [2])
+    assert answer.token_ids == alone.token_ids
+    assert answer.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
+
+
 def test_an_idle_episode_loses_its_slot_to_a_waiting_request(new_engine: NewEngine) -> None:
     engine = new_engine(tiny_model(), RENDERER, slots=1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,8 +47,8 @@ class Passes(Protocol):
     def reserve(self, episode: CachedEpisode, tokens: int) -> bool:
         """Make room for this many tokens of the episode. Returns false if there is no room."""
 
-    def free(self, episode: CachedEpisode) -> None:
-        """Drop the cached keys of the episode."""
+    def free(self, episode: CachedEpisode, others: Collection[CachedEpisode]) -> None:
+        """Drop the cached keys of the episode. May give its slot to one of the `others`."""
 
     def split(self, batch: Sequence[NewTokens]) -> Iterator[list[NewTokens]]:
         """Parts of a batch for one pass each."""

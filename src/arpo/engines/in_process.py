@@ -153,7 +153,7 @@ class InProcessEngine:
 
     def _forget(self, episode_id: str) -> None:
         if episode := self._episodes.pop(episode_id, None):
-            self._passes.free(episode)
+            self._passes.free(episode, self._episodes.values())
 
     async def load(self, weights: Weights) -> None:
         """Serve another version. Copies the weights unless the handle is the module of this engine.

@@ -6,7 +6,7 @@ freed, so a learner on the same GPU has the memory between rollouts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -77,7 +77,7 @@ class PoolPasses:
     def reserve(self, episode: CachedEpisode, tokens: int) -> bool:
         return episode.slot < self._episodes and self.pool.reserve(episode.name, tokens)
 
-    def free(self, episode: CachedEpisode) -> None:
+    def free(self, episode: CachedEpisode, others: Collection[CachedEpisode]) -> None:
         if self._pool is not None:
             self._pool.free(episode.name)
 

@@ -6,7 +6,7 @@ models this is the fastest way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -35,8 +35,9 @@ class SlotPasses:
         """CUDA graphs refer to the memory of the cache, so it stays allocated unless it may hold NaNs."""
         if self._graphs is None or discard:
             model = self._model
-            self._cache = SlotCache(model.config.text_config, self._slots, model.dtype, model.device)
             on_gpu = model.device.type == "cuda"
+            slots = self._slots if on_gpu else 0  # on a CPU, the cache grows with the episodes
+            self._cache = SlotCache(model.config.text_config, slots, model.dtype, model.device)
             self._graphs = DecodeGraphs(model, self._slots, self._graph_step) if on_gpu else None
             self._captured_capacity = 0
         self._lengths, self._tokens, self._positions = np.zeros((3, self._slots), dtype=np.int64)
@@ -47,8 +48,14 @@ class SlotPasses:
     def reserve(self, episode: CachedEpisode, tokens: int) -> bool:
         return episode.slot < self._slots
 
-    def free(self, episode: CachedEpisode) -> None:
-        """Nothing to do: the next episode in this slot overwrites the keys."""
+    def free(self, episode: CachedEpisode, others: Collection[CachedEpisode]) -> None:
+        """Move the last episode into the slot: consecutive slots are decoded without a copy of all keys."""
+        last = max(others, key=lambda other: other.slot, default=episode)
+        if last.slot > episode.slot:
+            self._cache.move(last.slot, episode.slot)
+            for numbers in (self._lengths, self._tokens, self._positions):
+                numbers[episode.slot] = numbers[last.slot]
+            last.slot = episode.slot
 
     def split(self, batch: Sequence[NewTokens]) -> Iterator[list[NewTokens]]:
         """Parts of similar width, to limit padding, and of at most `MAX_PREFILL_TOKENS` tokens."""

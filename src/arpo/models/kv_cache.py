@@ -24,7 +24,7 @@ def capacity_for(tokens: int) -> int:
 
 
 class SlotCache:
-    """`text` is the language model's configuration. Example with two slots:
+    """`text` is the language model's configuration. The cache grows beyond `slots`. Example with two slots:
 
     step = cache.step(slots_B=[0, 1], starts_B=[20, 0], widths_B=[11, 14])
     hidden_states(model, embeds_BTD, positions_3BT, step.mask(), step)
@@ -33,7 +33,6 @@ class SlotCache:
     def __init__(self, text: Any, slots: int, dtype: torch.dtype, device: torch.device) -> None:
         width = head_width(text)
         empty = torch.zeros((slots, text.num_key_value_heads, 0, width), dtype=dtype, device=device)
-        self.slots = slots
         self.keys = [empty] * text.num_hidden_layers
         self.values = [empty] * text.num_hidden_layers
 
@@ -41,17 +40,24 @@ class SlotCache:
     def capacity(self) -> int:
         return self.keys[0].shape[2]
 
-    def reserve(self, tokens: int) -> None:
-        """Grow every slot to at least this many tokens, filled with zeros: masked NaNs would still spread.
+    def reserve(self, tokens: int, slots: int = 0) -> None:
+        """Grow to this many slots of at least this many tokens, with zeros: masked NaNs would still spread.
 
         Layers grow one after the other, so at most one exists twice at a time.
         """
-        if tokens <= self.capacity:
+        rows = self.keys[0].shape[0]
+        if tokens <= self.capacity and slots <= rows:
             return
-        more = capacity_for(tokens) - self.capacity
+        more_tokens = capacity_for(max(tokens, self.capacity)) - self.capacity
+        more_slots = max(0, (1 << (slots - 1).bit_length()) - rows) if slots > rows else 0
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
-                tensors[layer] = torch.nn.functional.pad(old, (0, 0, 0, more))
+                tensors[layer] = torch.nn.functional.pad(old, (0, 0, 0, more_tokens, 0, 0, 0, more_slots))
+
+    def move(self, slot: int, to: int) -> None:
+        """Copy the tokens of a slot to another one."""
+        for layer in (*self.keys, *self.values):
+            layer[to] = layer[slot]
 
     def step(self, slots_B: Sequence[int], starts_B: Sequence[int], widths_B: Sequence[int]) -> CacheStep:
         """Prepare the next `widths_B` tokens of these slots from `starts_B` on, padded to the largest width.
@@ -61,7 +67,7 @@ class SlotCache:
         """
         device, width = self.keys[0].device, max(widths_B)
         longest = max(start + count for start, count in zip(starts_B, widths_B, strict=True))
-        self.reserve(1 + longest)
+        self.reserve(1 + longest, 1 + max(slots_B))
         first, consecutive = slots_B[0], list(slots_B) == list(range(slots_B[0], slots_B[0] + len(slots_B)))
         index_B = torch.tensor(slots_B, device=device)
         cache_positions_BT = torch.tensor(starts_B, device=device)[:, None] + torch.arange(

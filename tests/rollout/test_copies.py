@@ -184,15 +184,17 @@ def test_an_interrupt_ends_the_copies() -> None:
             await asyncio.sleep(600)
             return await super().start(task)
 
+    before = set(descendants(HERE))  # of other tests
+
     async def scenario() -> None:
         running = asyncio.create_task(scheduler(Hanging).run("0", TASKS, lambda *_: None))
-        await asyncio.to_thread(wait_until, lambda: descendants(HERE))
+        assert await asyncio.to_thread(wait_until, lambda: set(descendants(HERE)) - before)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
 
     asyncio.run(scenario())
-    assert wait_until(lambda: not descendants(HERE))
+    assert wait_until(lambda: not set(descendants(HERE)) - before)
     assert torch.get_num_threads() == 2
 
 
@@ -200,9 +202,10 @@ def test_an_error_here_ends_the_copies_and_is_raised() -> None:
     def on_episode(index: int, outcome: object) -> None:
         raise OSError("disk full")
 
+    before = set(descendants(HERE))
     with pytest.raises(OSError, match="disk full"):
         asyncio.run(scheduler().run("0", TASKS, on_episode))
-    assert wait_until(lambda: not descendants(HERE))
+    assert wait_until(lambda: not set(descendants(HERE)) - before)
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def _open_pool(config: Config, cluster: Cluster | None) -> EnvPool:
 
 def _copies(config: Config, pool: EnvPool, model: Any) -> Copies | None:
     """None if a core is not the limit, or if other threads work during rollouts: a copy would lack them."""
-    if model is None or model.device.type != "cpu" or not config.samples_in_process:
+    if not config.samples_in_process or model is None or model.device.type != "cpu":
         return None
     alone = not config.train.max_staleness and config.optim.ranks == 1 and sys.platform == "linux"
     return Copies(model) if alone and pool.local and config.env.name == "desk" else None

@@ -255,6 +255,14 @@ def test_an_interpreter_that_is_not_there_is_named():
         OSWorldEnv(OSWorldConfig(python="no/python"), EnvConfig())
 
 
+@pytest.fixture
+def bwrap(tmp_path, monkeypatch):
+    """A program of this name is found: `make test` also passes before `make osworld`."""
+    (tmp_path / "bwrap").touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("bwrap")
 def test_an_interpreter_without_desktop_env_is_reported(monkeypatch):
     async def start():
         env = OSWorldEnv(OSWorldConfig(python=sys.executable), EnvConfig())
@@ -269,6 +277,7 @@ def test_an_interpreter_without_desktop_env_is_reported(monkeypatch):
     asyncio.run(start())
 
 
+@pytest.mark.usefixtures("bwrap")
 def test_a_task_with_uncached_files_fails_before_booting():
     async def start():
         env = OSWorldEnv(OSWorldConfig(python=sys.executable), EnvConfig())

@@ -12,9 +12,9 @@ from arpo.processes.fork import Fork, Send
 from processes import wait_until
 
 
-def received(fork: Fork) -> list[bytes]:
+def received(fork: Fork, silence: float | None = None) -> list[bytes]:
     async def all_of_them() -> list[bytes]:
-        return [message async for message in fork.messages()]
+        return [message async for message in fork.messages(silence)]
 
     return asyncio.run(all_of_them())
 
@@ -57,3 +57,13 @@ def test_a_copy_ignores_an_interrupt_and_ends_with_the_block() -> None:
 
     process = asyncio.run(scenario())
     assert wait_until(lambda: not Path("/proc", process).exists())
+
+
+def test_a_copy_that_sends_nothing_is_killed() -> None:
+    def work(send: Send) -> None:
+        send(b"first")
+        time.sleep(600)
+
+    with Fork(work) as fork:
+        assert received(fork, silence=0.5) == [b"first"]
+        assert fork.exit_reason() == "killed by SIGKILL"

@@ -107,11 +107,10 @@ def _open_in_process(config: Config) -> OpenedEngine:
 
 
 def _load_model(config: Config, renderer: Renderer) -> Any:
-    import torch
-
+    from arpo.models.cores import use_cores
     from arpo.models.loading import check_compatible, load_model
 
-    torch.set_num_threads(config.run.threads or os.cpu_count() or 1)
+    use_cores(config.run.threads or os.cpu_count() or 1)
     model = load_model(config.model, config.run.seed)
     check_compatible(model, renderer)
     return model

@@ -54,6 +54,7 @@ from arpo.learner.saved_state import (
     write_counters,
 )
 from arpo.learner.sharded_model import copy_from_rank_0, fill_from_rank_0, sharded_model
+from arpo.models.cores import use_cores
 from arpo.models.families import VisionLanguageModel
 from arpo.models.loading import DTYPES, load_model, load_renderer
 from arpo.models.trainable import load_trained, set_trainable
@@ -365,7 +366,7 @@ def _shard_offset(shard: DTensor, rank: int) -> int:
 def _run_commands(rank: int, config: Config, commands: Iterator[Command]) -> None:
     """Main loop of every rank but 0."""
     threads = config.run.threads or os.cpu_count() or 1
-    torch.set_num_threads(max(1, threads // config.optim.ranks))
+    use_cores(max(1, threads // config.optim.ranks))
     learner = RankLearner(load_renderer(config.model), config, rank, full_model=None)
     for command in commands:
         match command:

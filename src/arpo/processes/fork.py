@@ -44,8 +44,11 @@ class Fork:
         for thread in self._threads:
             thread.join()
 
-    async def messages(self) -> AsyncIterator[bytes]:
-        """What the function sends, until it returns, or until the copy ends in another way."""
+    async def messages(self, silence: float | None = None) -> AsyncIterator[bytes]:
+        """What the function sends, until it returns, or until the copy ends in another way.
+
+        A copy that sends nothing for `silence` seconds is killed.
+        """
         loop, received = asyncio.get_running_loop(), asyncio.Queue[bytes | None]()
 
         def receive() -> None:
@@ -57,7 +60,16 @@ class Fork:
 
         self._threads.append(threading.Thread(target=receive, daemon=True))
         self._threads[-1].start()
-        while (message := await received.get()) is not None:
+        while True:
+            try:
+                async with asyncio.timeout(silence):
+                    message = await received.get()
+            except TimeoutError:
+                self._process.kill()
+                silence = None
+                continue
+            if message is None:
+                return
             yield message
 
     def exit_reason(self) -> str:

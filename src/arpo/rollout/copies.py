@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from arpo.rollout.scheduler import OnEpisode, Outcome, Scheduler
 
 MAX_PROCESSES = 8  # each has a cache of keys and values
+SILENCE = 120.0  # seconds without a step of any episode: such a copy hangs
 MIN_EPISODES = 16  # of each process: fewer are played before a copy is ready
 
 _SCREENSHOT, _EPISODE, _CALLS, _FEATURES = b"s", b"e", b"c", b"f"
@@ -134,7 +135,7 @@ class Copies:
         screenshots: dict[str, Screenshot] = {}
         readers = {**READERS, Screenshot: screenshots.__getitem__}
         complete = False
-        async for message in fork.messages():
+        async for message in fork.messages(SILENCE):
             kind, content = message[:1], message[1:]
             if kind == _SCREENSHOT:
                 screenshot = Screenshot.of(content[_NAME:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from types import ModuleType
 from typing import Any
 
@@ -117,6 +117,45 @@ def test_a_silent_connection_is_closed_after_a_while(monkeypatch: pytest.MonkeyP
     ):
         assert len(silent.recv(64)) == 32 and silent.recv(1) == b""
         assert listener.accept(0.0) == {}
+
+
+def test_a_caller_that_sends_byte_after_byte_has_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arpo.cluster.rank_actor.HEADER_SECONDS", 0.5)
+    with (
+        closing(RankListener("127.0.0.1", b"right")) as listener,
+        socket.create_connection(listener.address, 30) as slow,
+    ):
+        assert len(slow.recv(32)) == 32
+        sent = 0
+        slow.settimeout(0.1)
+        with suppress(OSError):
+            while sent < 36:
+                slow.sendall(b"x")
+                sent += 1
+                with suppress(TimeoutError):
+                    assert slow.recv(1) == b""
+                    break
+        assert 3 <= sent < 36
+
+
+def test_a_listener_that_may_not_start_a_thread_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, failed = threading.Thread.start, threading.Event()
+
+    def fail_once(thread: threading.Thread) -> None:
+        if "_examine" in thread.name and not failed.is_set():
+            failed.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with closing(RankListener("127.0.0.1", b"right")) as listener:
+        monkeypatch.setattr(threading.Thread, "start", fail_once)
+        with socket.create_connection(listener.address, 30) as lost:
+            assert lost.recv(1) == b""
+        rank = in_thread(listener, b"right", 1)
+        [connection] = accepted(listener, 1).values()
+        connection.sendall(b"command")
+        connection.close()
+        rank.join()
 
 
 def test_a_new_connection_replaces_the_oldest_of_too_many_silent_ones() -> None:

@@ -138,14 +138,19 @@ class RankListener:
                 self._callers.pop(oldest, None)
                 _wake(oldest)
             self._callers[connection] = None
-            threading.Thread(target=self._examine, args=[connection], daemon=True).start()
+            try:
+                threading.Thread(target=self._examine, args=[connection], daemon=True).start()
+            except RuntimeError:  # no thread may be started: costs one connection, not the listener
+                self._callers.pop(connection, None)
+                connection.close()
+                time.sleep(_RETRY_SECONDS)
 
     def _examine(self, connection: socket.socket) -> None:
         challenge = secrets.token_bytes(_CHALLENGE_BYTES)
         try:
             connection.settimeout(HEADER_SECONDS)
             connection.sendall(challenge)
-            answer = _read(connection, _ANSWER_BYTES)
+            answer = _read(connection, _ANSWER_BYTES, HEADER_SECONDS)
             number, proof = answer[:_NUMBER_BYTES], answer[_NUMBER_BYTES:]
             if not hmac.compare_digest(proof, _proof(self._token, challenge, number)):
                 raise ConnectionError("wrong token")
@@ -169,7 +174,7 @@ def connect_to_rank_0(address: tuple[str, int], token: bytes, rank: int) -> sock
     """Connect and prove the knowledge of the token, without sending it."""
     connection = socket.create_connection(address, timeout=_CONNECT_SECONDS)
     _keep_alive(connection)
-    challenge = _read(connection, _CHALLENGE_BYTES)
+    challenge = _read(connection, _CHALLENGE_BYTES, _CONNECT_SECONDS)
     number = rank.to_bytes(_NUMBER_BYTES)
     connection.sendall(number + _proof(token, challenge, number))
     connection.settimeout(None)
@@ -188,10 +193,13 @@ def _proof(token: bytes, challenge: bytes, number: bytes) -> bytes:
     return hmac.digest(token, challenge + number, "sha256")
 
 
-def _read(connection: socket.socket, size: int) -> bytes:
-    """Exactly `size` bytes. Raises OSError if the connection ends before."""
-    data = b""
+def _read(connection: socket.socket, size: int, seconds: float) -> bytes:
+    """Exactly `size` bytes. Raises OSError if the connection ends before, or after `seconds` in all."""
+    data, end = b"", time.monotonic() + seconds
     while len(data) < size:
+        if (left := end - time.monotonic()) <= 0:
+            raise TimeoutError(f"{len(data)} of {size} bytes in {seconds:g} s")
+        connection.settimeout(left)
         if not (part := connection.recv(size - len(data))):
             raise ConnectionError("the connection was closed")
         data += part

@@ -65,6 +65,21 @@ def test_idle_connections_use_up_no_threads(send, port):
         assert threading.active_count() <= before + 100 - 36
 
 
+def test_a_silent_connection_is_closed_and_a_slow_caller_is_not(port, monkeypatch):
+    monkeypatch.setattr("arpo.envs.osworld.guest.server.STRANGER_SECONDS", 0.3)
+    password = base64.b64encode(f"arpo:{TOKEN}".encode())
+    header = b"POST /desktop_path HTTP/1.1\r\nContent-Length: 2\r\nAuthorization: Basic " + password
+    with ExitStack() as opened:
+        half, silent, slow = (
+            opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(3)
+        )
+        half.sendall(header)
+        slow.sendall(header.replace(b"desktop_path", b"execute") + b"\r\n\r\n")
+        assert (half.recv(1), silent.recv(1)) == (b"", b"")
+        slow.sendall(b"{}")
+        assert slow.recv(12) == b"HTTP/1.0 400"
+
+
 def test_a_running_request_is_not_replaced(send, port, tmp_path):
     os.mkfifo(wait := tmp_path / "wait")
     with ExitStack() as opened:

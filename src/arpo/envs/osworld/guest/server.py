@@ -41,6 +41,8 @@ OPEN_SECONDS = 120.0
 OPEN_PAINT_SECONDS = 3.0
 MAX_TREE_ENTRIES = 100_000
 MAX_STRANGERS = 64  # connections
+STRANGER_SECONDS = 10.0  # without data, after which a stranger's connection is closed
+CALLER_SECONDS = 600.0
 _PYTHON_NAMES = {"python", "python3", "/usr/bin/python", "/usr/bin/python3"}
 _ADMIT = "arpo.admit"  # in the WSGI environment: a function for connections with the token
 _WALLPAPER = ("org.gnome.desktop.background", "picture-uri")
@@ -84,10 +86,17 @@ class GuestServer(ThreadingMixIn, WSGIServer):
 
 class _Handler(WSGIRequestHandler):
     server: GuestServer
-    timeout = 600  # seconds without data, after which a connection is closed
+
+    def setup(self) -> None:
+        super().setup()
+        self.connection.settimeout(STRANGER_SECONDS)
 
     def get_environ(self) -> dict[str, Any]:
-        return super().get_environ() | {_ADMIT: partial(self.server.admit, self.connection)}
+        return super().get_environ() | {_ADMIT: self._admit}
+
+    def _admit(self) -> None:
+        self.server.admit(self.connection)
+        self.connection.settimeout(CALLER_SECONDS)
 
     def log_message(self, format: str, *args: object) -> None:
         """Logs no requests: the log is for errors."""

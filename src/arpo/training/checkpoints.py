@@ -22,6 +22,7 @@ from arpo.learner.base import Learner
 from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
 from arpo.reporting.display import Display
+from arpo.reporting.findings import AnswerStats
 from arpo.rollout.player import Player
 from arpo.storage import checkpoint
 from arpo.storage.codec import COLLECTED
@@ -52,6 +53,10 @@ class Progress:
     kinds: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
     # By task set: tasks without a verdict before or after training.
     left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    # Answers of the first and of the newest phase, and the kinds of findings that were shown.
+    first_answers: AnswerStats | None = None
+    newest_answers: AnswerStats | None = None
+    shown_findings: tuple[str, ...] = ()
     seconds: float = 0.0
 
 

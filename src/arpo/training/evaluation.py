@@ -63,11 +63,14 @@ class Evaluations:
                 for failure in error.failures:
                     records.store.add_failure(failure)
                 raise
+        answered: list[tuple[Task, Trajectory]] = []
         for name, played in groups.items():
             shown = [(sets[name][one.index], one.trajectories[0]) for one in played if one.trajectories]
+            answered += shown
             records.trackers.log_episodes(batch, name, shown)
             for group in played:
                 records.store_group(group, episodes=1)
+        records.check_answers(f"{EVALUATED}{batch}", answered)
         scores = {name: Score.of(played) for name, played in groups.items()}
         records.store.log_evaluation(
             {

@@ -18,6 +18,14 @@ from arpo.evaluation.scoring import training_episodes
 from arpo.learner.base import Metrics, TokenStats
 from arpo.plugins import open_plugin, run_callback
 from arpo.reporting.display import Display, count_noun, format_seconds
+from arpo.reporting.findings import (
+    Answered,
+    Finding,
+    answer_findings,
+    answer_stats,
+    engine_findings,
+    phase_title,
+)
 from arpo.reporting.tracking import Trackers
 from arpo.rollout.activity import Call, EpisodeCalls
 from arpo.storage.codec import EVALUATED, StoredCalls
@@ -25,7 +33,7 @@ from arpo.storage.files import RESTORE_OR_LEAVE, damage
 from arpo.storage.from_json import from_json
 from arpo.storage.run_folder import CALLS, EVALUATIONS, FAILURES, METRICS, TIMING, RunFolder, RunFolderReader
 from arpo.training.checkpoints import Progress, UnfinishedBatch
-from arpo.types import Failure, Group
+from arpo.types import Failure, Group, Task, Trajectory
 
 
 class Records:
@@ -59,6 +67,35 @@ class Records:
                 "gradient was not finite. If this continues, start again with a lower optim.lr or loss.kl"
             )
         self.display.batch(self.progress.batch, metrics)
+
+    def check_answers(self, phase: str, played: Sequence[tuple[Task, Trajectory]]) -> None:
+        """Show a finding about the answers when it first becomes true. `phase` is "batch3" or "eval0".
+
+        `played` has one episode of each task. Tasks with the same instruction count once.
+        """
+        if not played:
+            return
+        progress, solved = self.progress, self._config.replay.threshold
+        stats = answer_stats(
+            phase_title(phase),
+            {
+                task.instruction or task.id: Answered(
+                    solved=episode.score >= solved, answers=[turn.completion.text for turn in episode.turns]
+                )
+                for task, episode in reversed(played)
+            },
+        )
+        progress.first_answers, progress.newest_answers = progress.first_answers or stats, stats
+        for finding in answer_findings(progress.first_answers, stats):
+            if finding.name not in progress.shown_findings:
+                progress.shown_findings = (*progress.shown_findings, finding.name)
+                self.display.note(finding.text)
+
+    def findings(self) -> list[Finding]:
+        """What is wrong with the run now, as in its report."""
+        first, newest = self.progress.first_answers, self.progress.newest_answers
+        answers = answer_findings(first, newest) if first and newest else []
+        return answers + engine_findings(self.store.read_log(METRICS))
 
     def store_batch(self, batch: UnfinishedBatch, measured: Metrics, activity: Metrics) -> None:
         """Store the metrics and durations of a batch. `measured` are the metrics of its evaluation.

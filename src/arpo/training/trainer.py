@@ -27,7 +27,7 @@ from arpo.learner.base import Batch, Metrics
 from arpo.models.hub import pin_model
 from arpo.plugins import check_plugins, open_plugin
 from arpo.reporting.display import Display, open_display
-from arpo.storage.codec import EVALUATED
+from arpo.storage.codec import BATCH, EVALUATED
 from arpo.storage.run_folder import RunFolder
 from arpo.tasks.order import open_order
 from arpo.tasks.sources import TaskIndex
@@ -181,6 +181,10 @@ class Trainer:
         progress.batch += 1
         for name in progress.groups:
             progress.groups[name] += getattr(stats, name)
+        self.run.records.check_answers(
+            f"{BATCH}{progress.batch}",
+            [(self._tasks[one.task_id], one.trajectories[0]) for one in played if one.trajectories],
+        )
         await self.run.end_batch(
             {**self._batch_metrics(played, groups, stats), **learned},
             groups,
@@ -288,6 +292,8 @@ def _finish(run: Run, display: Display) -> None:
     summary = run.records.summary()
     run.store.write_summary(summary)
     display.summary(summary)
+    for finding in run.records.findings():
+        display.note(finding.text)
     model = folder / MODEL
     if model.is_symlink() or model.is_file():
         raise UserError(

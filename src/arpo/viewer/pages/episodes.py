@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from arpo.errors import UserError
-from arpo.storage.codec import BATCH, COLLECTED, EVALUATED, GROUP
+from arpo.reporting.findings import NUMBERED_PHASE, phase_title
+from arpo.storage.codec import BATCH, EVALUATED, GROUP
 from arpo.viewer.index import Index, storable
 from arpo.viewer.source import Json, Source
 
@@ -28,7 +29,6 @@ _SHOWN = (
     "AND EXISTS (SELECT 1 FROM shots WHERE key = final)))"
 )
 _REPLAYED = "SELECT group_concat(batch) FROM replayed WHERE episode = episodes.id"
-_NUMBERED = re.compile(rf"({BATCH}|{EVALUATED})(\d{{1,9}})")
 _COLUMNS = f"episodes.*, {_SHOWN} AS shown, ({_REPLAYED}) AS replayed_in"
 
 
@@ -140,17 +140,6 @@ def _phase(row: sqlite3.Row) -> str:
     return f"{EVALUATED}{row['number']}" if row["kind"] == EVALUATED else row["kind"]
 
 
-def phase_title(phase: str) -> str:
-    """eval0: evaluation before training; eval12: evaluation after batch 12; batch1: training batch 1."""
-    match = _NUMBERED.fullmatch(phase)
-    if not match:
-        return {GROUP: "training, in no batch", COLLECTED: "collected"}.get(phase, phase)
-    number = int(match[2])
-    if match[1] == BATCH:
-        return f"training batch {number:,}"
-    return f"evaluation after batch {number:,}" if number else "evaluation before training"
-
-
 def _phases(index: Index) -> list[Json]:
     """All phases except training batches, which have a page of their own."""
     rows = index.rows(
@@ -168,7 +157,7 @@ def _conditions(source: Source, filters: Mapping[str, str]) -> Iterator[tuple[An
         if filters.get(name):
             yield f"{column} = ?", filters[name]
     if phase := filters.get("phase"):
-        match = _NUMBERED.fullmatch(phase)
+        match = NUMBERED_PHASE.fullmatch(phase)
         if match and match[1] == BATCH:
             yield "batch = ?", int(match[2])
         elif match:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from arpo.comparison.results import FINAL
 from arpo.config.checks import shorten
@@ -17,12 +17,20 @@ from arpo.config.task_set_names import TRAIN, TRAINING_EPISODES, in_order, set_l
 from arpo.errors import UserError
 from arpo.evaluation.scoring import over_same_tasks, training_episodes
 from arpo.reporting.display import count_noun, format_rate, success_rows, total_rows
+from arpo.reporting.findings import (
+    Answered,
+    AnswerStats,
+    Finding,
+    answer_findings,
+    answer_stats,
+    engine_findings,
+    phase_title,
+)
 from arpo.reporting.metrics import EVALUATION
-from arpo.reporting.numbers import format_number
 from arpo.storage.codec import BATCH, EVALUATED
 from arpo.types import StopReason
 from arpo.viewer.pages.episode import describe_end
-from arpo.viewer.pages.episodes import Episode, phase_title, read_episodes
+from arpo.viewer.pages.episodes import Episode, read_episodes
 from arpo.viewer.pages.tasks import Evaluation, before_and_after, read_evaluations
 from arpo.viewer.run_source import RunSource
 from arpo.viewer.source import Json
@@ -53,15 +61,6 @@ KINDS: Mapping[str, Callable[[Episode], bool]] = {
 _OUTCOMES = ((False, True), (True, False), (False, True), (False, False))
 
 Shown = tuple[Episode, ...]  # one episode, or a task's episodes before and after
-MIN_TASKS = 8  # with fewer tasks, equal answers may be chance
-OPENING = 3  # answers of an episode that are compared: many tasks begin with the same click
-COMMON_OPENING = 0.5  # share of tasks with the same opening
-DISTINCT_OPENINGS = 0.125  # different openings per task
-COMMON_ACTION = 0.8  # share of answers with the same action
-MOSTLY_SOLVED = 0.5
-
-ReadAnswers = Callable[[str], Sequence[str]]  # from an episode id
-Instruction = Callable[[str], str]  # from a task id; "" if it is not known
 
 
 def report_page(run: RunSource, wanted: str = "") -> Json:
@@ -78,7 +77,7 @@ def report_page(run: RunSource, wanted: str = "") -> Json:
         after = f"after batch {evaluations[-1].step:,}"
     return {
         "finished": bool(run.summary),
-        "warnings": answer_warnings(played, run.instruction, run.answers) + _engine_warnings(run),
+        "warnings": [finding.text for finding in report_findings(run, played)],
         "success": {"heads": ["", "before", after, "change"], "rows": success_rows(summary)},
         "totals": total_rows(summary),
         "evaluations": evaluation_note(evaluations, run.config.eval.every),
@@ -93,21 +92,21 @@ def report_page(run: RunSource, wanted: str = "") -> Json:
     }
 
 
-def _engine_warnings(run: RunSource) -> list[str]:
-    """Warnings about the batches in which engine and learner disagreed, or were not compared."""
-    alarms = [record for record in run.metrics.rows if record.get("engine_alarm")]
-    unseen = [record for record in run.metrics.rows if record.get("engine_tokens") == 0]
-    untrained = sum(bool(record.get("untrained")) for record in alarms)
-    disagreed = (
-        "Engine and learner disagreed about the probabilities of the same tokens: engine_kl or stale_kl "
-        f"exceeded its threshold in batch {_steps(alarms)}. Not trained on: {untrained:,} of {len(alarms):,}."
-    )
-    not_compared = f"Engine and learner were not compared in batch {_steps(unseen)}."
-    return [text for text, found in ((disagreed, alarms), (not_compared, unseen)) if found]
+def report_findings(run: RunSource, played: Sequence[Episode]) -> list[Finding]:
+    """What is wrong with the run; `arpo train` prints the same at its end."""
+    phases = list(_phases(played).items())
+    stats = [_phase_answers(run, *phase) for phase in (*phases[:1], *phases[-1:])]
+    answers = answer_findings(*stats) if stats else []
+    return answers + engine_findings(run.metrics.rows)
 
 
-def _steps(records: Sequence[Json]) -> str:
-    return ", ".join(f"{record['step']:,}" for record in records)
+def _phase_answers(run: RunSource, phase: str, played: Sequence[Episode]) -> AnswerStats:
+    """Statistics of the first episode of each instruction: tasks with the same one count once."""
+    first = {run.instruction(one.task) or one.task: one for one in reversed(played)}
+    answers = {
+        text: Answered(solved=one.solved, answers=run.answers(one.episode)) for text, one in first.items()
+    }
+    return answer_stats(phase_title(phase), answers)
 
 
 def _summary_so_far(metrics: Sequence[Json], evaluations: Sequence[Evaluation]) -> Json:
@@ -340,96 +339,3 @@ def _choose_pairs(available: Sequence[Episode], count: int) -> list[Shown]:
     while len(chosen) < count and any(left.get(outcome) for outcome in _OUTCOMES):
         chosen += [left[outcome].pop(0) for outcome in _OUTCOMES if left.get(outcome)]
     return (chosen + left.get((True, True), []))[:count]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerStats:
-    """How much the answers of one phase vary between tasks with different instructions."""
-
-    phase: str
-    tasks: int
-    solved: int
-    openings: int  # different sequences of the first OPENING actions
-    common_opening: int  # tasks with the most frequent one
-    answers: int
-    common_action: str
-    common_actions: int
-
-    @property
-    def collapsed(self) -> bool:
-        """Nearly all answers are one action."""
-        return self._conclusive and self.common_actions >= COMMON_ACTION * self.answers
-
-    @property
-    def same_for_all_tasks(self) -> bool:
-        return self._conclusive and (
-            self.common_opening >= COMMON_OPENING * self.tasks
-            or self.openings <= DISTINCT_OPENINGS * self.tasks
-        )
-
-    @property
-    def _conclusive(self) -> bool:
-        return self.tasks >= MIN_TASKS and self.solved < MOSTLY_SOLVED * self.tasks
-
-
-def answer_stats(
-    phase: str, played: Sequence[Episode], instruction: Instruction, read: ReadAnswers
-) -> AnswerStats:
-    """Statistics of the first episode of each instruction: tasks with the same one count once."""
-    episodes = {instruction(one.task) or one.task: one for one in reversed(played)}
-    actions = [[_action(answer) for answer in read(one.episode)] for one in episodes.values()]
-    openings = Counter(tuple(sequence[:OPENING]) for sequence in actions)
-    common = Counter(action for sequence in actions for action in sequence).most_common(1)
-    return AnswerStats(
-        phase=phase,
-        tasks=len(episodes),
-        solved=sum(one.solved for one in episodes.values()),
-        openings=len(openings),
-        common_opening=max(openings.values(), default=0),
-        answers=sum(map(len, actions)),
-        common_action=common[0][0] if common else "",
-        common_actions=common[0][1] if common else 0,
-    )
-
-
-def answer_warnings(played: Sequence[Episode], instruction: Instruction, read: ReadAnswers) -> list[str]:
-    """Warnings about the newest phase. Their advice depends on the first phase: was it so before training?"""
-    found = list(_phases(played).items())
-    if not found:
-        return []
-    first, last = (
-        answer_stats(phase, of_phase, instruction, read) for phase, of_phase in (found[0], found[-1])
-    )
-    phase = f"({phase_title(last.phase)})"
-    if last.collapsed:
-        share = format_number(last.common_actions / last.answers, percent=True)
-        return [
-            f"The model nearly always gives the same answer. In the newest episodes {phase}, {share} of "
-            f"{last.answers:,} answers are {shorten(last.common_action)}. {_advice(first.collapsed)}"
-        ]
-    if last.same_for_all_tasks:
-        return [
-            f"The answers do not depend on the task. In the newest episodes {phase}, {last.common_opening:,} "
-            f"of {last.tasks:,} tasks with different instructions begin with the same actions; together they "
-            f"begin in {count_noun(last.openings, 'different way')}. {_advice(first.same_for_all_tasks)}"
-        ]
-    return []
-
-
-def _advice(from_start: bool) -> str:
-    if from_start:
-        return (
-            "It was so from the start of the run. Read an episode below: does the prompt contain the "
-            "instruction (model.prompt), does the screenshot show the task, and do the drawn actions hit the "
-            "screen (model.coordinates)?"
-        )
-    return (
-        "It was different at the beginning of the run: training has destroyed the variety of answers. Train "
-        "again with a lower optim.lr or a higher loss.kl."
-    )
-
-
-def _action(answer: str) -> str:
-    """The action of an answer without its thought, or the whole answer if it has none."""
-    thought, found, action = answer.partition("Action:")
-    return (action if found else thought).strip()

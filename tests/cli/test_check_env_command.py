@@ -1,5 +1,6 @@
 """`arpo check-env`: its tasks, its output and its exit code."""
 
+import importlib
 import json
 import sys
 
@@ -21,7 +22,7 @@ TASK = {"id": "a", "instruction": "do it", "evaluator": {}}
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     (tmp_path / "checked_by_command.py").write_text(ENV, "utf-8")
     (tmp_path / "tasks.json").write_text(json.dumps([TASK]), "utf-8")
     monkeypatch.chdir(tmp_path)
@@ -31,17 +32,39 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("tasks", ["--tasks", "--tasks.train"])
 def test_a_good_environment(capsys, tasks):
     assert main(["check-env", "checked_by_command:Good", tasks, "tasks.json"]) == 0
-    marks = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert marks == ["ok"] * 5 + ["skip"] + ["ok"] * 4
+    *lines, size = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["ok"] * 5 + ["skip"] + ["ok"] * 4
+    assert size == (
+        "screenshots of 56x56: 4 tokens each for model.path = 'base'; 60 in an episode of 15 steps "
+        "(model.max_pixels limits them)"
+    )
 
 
 def test_a_finding_is_a_line_and_an_exit_code(capsys):
     assert main(["check-env", "checked_by_command:Bad", "--tasks", "tasks.json"]) == 1
-    failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL")]
-    assert failed == [
+    lines = capsys.readouterr().out.splitlines()
+    failed = (
         "FAIL  checked_by_command.py:8: close: OSError: gone: correct this line; close() must work twice, "
-        "and before start() (in 8 of 10 checks)"
-    ]
+        "and before start()"
+    )
+    assert lines[0] == failed
+    assert lines[3:5] == ["found again by later checks:", f"{failed} (in 8 of 10 checks)"]
+
+
+def test_each_line_is_printed_when_it_is_finished(capsys, tmp_path):
+    """This environment reads what was printed before its second start."""
+    (tmp_path / "reading_env.py").write_text(
+        "from arpo.testing import FakeEnv\n"
+        "class Reading(FakeEnv):\n"
+        "    printed = []\n"
+        "    async def start(self, task):\n"
+        "        self.printed.append(self.read())\n"
+        "        return await super().start(task)\n"
+    )
+    reading = importlib.import_module("reading_env").Reading
+    reading.read = staticmethod(lambda: capsys.readouterr().out)
+    assert main(["check-env", "reading_env:Reading", "--tasks", "tasks.json"]) == 0
+    assert reading.printed[:2] == ["", "ok    every task starts and returns a screenshot\n"]
 
 
 def test_an_own_class_is_not_checked_with_the_tasks_of_desk(capsys):

@@ -135,6 +135,12 @@ def test_an_unknown_word_suggests_the_nearest_one(capsys, words, reason):
 def test_help_keys(capsys):
     assert main(["train", "--help-keys"]) == 0
     assert "--replay.enabled true  (bool)" in capsys.readouterr().out
+    assert main(["train", "--help-keys", "engine"]) == 0
+    listed = capsys.readouterr().out
+    assert "\n[engine]" in listed and "--engine.name" in listed and "--replay.enabled" not in listed
+    assert "--help-keys 'engin': unknown section (did you mean engine?)" in refusal(
+        capsys, "train", "--help-keys", "engin"
+    )
 
 
 def test_report(capsys, tmp_path):
@@ -151,7 +157,10 @@ def test_ctrl_c_explains_how_to_resume(capsys, monkeypatch):
 
     monkeypatch.setattr("arpo.config.recipe.find_recipe", interrupted)
     assert main(["train"]) == 130
-    assert "run the same command again" in capsys.readouterr().err
+    assert capsys.readouterr().err == "arpo: interrupted; to resume, run the same command again\n"
+    for words in (["eval"], ["play", "pool-001"]):  # without --out, nothing is stored
+        assert main(words) == 130
+        assert capsys.readouterr().err == "arpo: interrupted\n"
 
 
 def test_the_doctor_never_crashes(capsys, monkeypatch, tmp_path):

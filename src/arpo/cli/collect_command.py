@@ -30,4 +30,5 @@ arpo collect paper --run.dir runs/collected
 arpo train paper/rft --offline.source runs/collected --run.dir runs/rft""",
     arguments=(recipe_argument(),),
     settings=True,
+    resumable=True,
 )

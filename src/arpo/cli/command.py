@@ -22,6 +22,7 @@ class Command:
     example: str
     arguments: tuple[tuple[str, dict[str, Any]], ...] = ()
     settings: bool = False  # whether it accepts --section.key VALUE
+    resumable: bool = False  # by the same command; one with the option --out only if it is given
 
 
 def argument(name: str, help: str, **details: Any) -> tuple[str, dict[str, Any]]:

@@ -79,4 +79,5 @@ arpo compare --report --out runs/mine""",
         argument("--report", "train nothing; write the report of the runs in OUT", action="store_true"),
     ),
     settings=True,
+    resumable=True,
 )

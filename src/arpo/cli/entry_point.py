@@ -99,9 +99,12 @@ def _discard(number: int) -> None:
 
 def _run(argv: Sequence[str]) -> int:
     """Run a command. Reports errors of the user in one line."""
+    resume = ""
     try:
         with _flushed_output():
             command, options, overrides = parse_command(argv)
+            if command.resumable and getattr(options, "out", argv) is not None:
+                resume = "; to resume, run the same command again"
             return command.run(options, overrides)
     except UserError as error:
         return _report(str(error))
@@ -112,11 +115,7 @@ def _run(argv: Sequence[str]) -> int:
             raise
         return _report(message)
     except KeyboardInterrupt:
-        print(
-            "arpo: interrupted; to resume train, eval, collect, compare or screen, run the same "
-            "command again",
-            file=sys.stderr,
-        )
+        print(f"arpo: interrupted{resume}", file=sys.stderr)
         return INTERRUPTED
 
 

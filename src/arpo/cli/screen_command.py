@@ -41,4 +41,5 @@ arpo train desk --tasks.train kept.json --run.dir runs/kept""",
         argument("--out", "output file (task list)", type=Path, required=True, metavar="FILE"),
     ),
     settings=True,
+    resumable=True,
 )

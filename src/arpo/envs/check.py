@@ -23,7 +23,7 @@ from arpo.envs.loop_watch import LoopWatch
 from arpo.envs.return_values import definition
 from arpo.errors import EnvError, EnvTimeout, boundary, definition_of
 from arpo.parsing import parse_solution
-from arpo.types import Task
+from arpo.types import Screenshot, Task
 
 MIN_BLOCKS = 2  # of a call; a single one may be an import
 NO_SOLUTION = (
@@ -35,21 +35,38 @@ SHARED = "while another environment is open: give each its own state, port, fold
 _T = TypeVar("_T")
 
 
-async def check_env(factory: EnvFactory, tasks: Sequence[Task], config: EnvConfig) -> list[Check]:
-    """Run all checks on `tasks`, at least one. Returns a line per rule that holds and per finding."""
+async def check_env(
+    factory: EnvFactory,
+    tasks: Sequence[Task],
+    config: EnvConfig,
+    on_check: Callable[[Check], None] = lambda check: None,
+    on_screenshot: Callable[[Screenshot], None] = lambda screenshot: None,
+) -> list[Check]:
+    """Run all checks on `tasks`, at least one. Returns a line per rule that holds and per finding.
+
+    `on_check` receives the lines of a rule as soon as it is checked, `on_screenshot` the first screenshot of
+    each task. Later rules may add notes to a finding: compare with the result.
+    """
     if not tasks:
         raise ValueError("check_env needs at least one task")
     async with LoopWatch() as watch:
-        suite = _Suite(factory, tasks, config, watch)
+        suite = _Suite(factory, tasks, config, watch, on_screenshot)
         for rule, check in suite.rules.items():
             suite.rule = rule
             await check()
+            for line in suite.findings.lines(rule):
+                on_check(line)
     return suite.findings.checks()
 
 
 class _Suite:
     def __init__(
-        self, factory: EnvFactory, tasks: Sequence[Task], config: EnvConfig, watch: LoopWatch
+        self,
+        factory: EnvFactory,
+        tasks: Sequence[Task],
+        config: EnvConfig,
+        watch: LoopWatch,
+        on_screenshot: Callable[[Screenshot], None],
     ) -> None:
         self.rules: dict[str, Callable[[], Awaitable[None]]] = {
             "every task starts and returns a screenshot": self._every_task_starts,
@@ -70,6 +87,7 @@ class _Suite:
         self._first = tasks[0]
         self._config = config
         self._watch = watch
+        self._on_screenshot = on_screenshot
         self._timeouts: dict[str, list[EnvTimeout]] = {}
 
     async def _play_each(
@@ -116,7 +134,7 @@ class _Suite:
 
     async def _every_task_starts(self) -> None:
         async def play(env: Probe, task: Task) -> None:
-            await env.start(task)
+            self._on_screenshot((await env.start(task)).screenshot)
 
         await self._play_each(self._tasks, play)
 

@@ -80,13 +80,15 @@ class Findings:
 
     def checks(self) -> list[Check]:
         """In the order of the rules. A rule broken only by causes of earlier rules has no line of its own."""
-        lines: list[Check] = []
-        for rule in self._rules:
-            lines += [self._line(one) for one in self._found.values() if one.rules[0] == rule]
-            if rule in self._skipped:
-                lines.append(Check(mark="skip", text=f"{rule}: {self._skipped[rule]}"))
-            elif not any(rule in finding.rules for finding in self._found.values()):
-                lines.append(Check(mark="ok", text=rule))
+        return [line for rule in self._rules for line in self.lines(rule)]
+
+    def lines(self, rule: str) -> list[Check]:
+        """The lines of one rule, after its check."""
+        lines = [self._line(one) for one in self._found.values() if one.rules[0] == rule]
+        if rule in self._skipped:
+            lines.append(Check(mark="skip", text=f"{rule}: {self._skipped[rule]}"))
+        elif not any(rule in finding.rules for finding in self._found.values()):
+            lines.append(Check(mark="ok", text=rule))
         return lines
 
     def _line(self, finding: _Finding) -> Check:

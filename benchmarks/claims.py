@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from arpo.comparison.statistics import MeanTest, holm, mean_over_seeds_and_tasks
+from arpo.reporting.statistics import MeanTest, holm, mean_over_seeds_and_tasks
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks" / "results"

@@ -38,7 +38,7 @@ LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in name
 VOCABULARY = set(LAYERS[0].split())
 PURE = {"algorithms", "prompts"}
 PURE_MODULES = {
-    "storage/codec.py", "tasks/screened.py", "comparison/statistics.py", "comparison/results.py",
+    "storage/codec.py", "tasks/screened.py", "reporting/statistics.py", "comparison/results.py",
 }  # fmt: skip
 
 HEAVY = ("torch", "transformers", "numpy", "scipy", "PIL", "ray", "vllm")

@@ -38,7 +38,7 @@ def test_the_first_view_has_all_of_the_run(visit):
         "Curves",
         "Where time goes",
         "Success rate by task",
-        "Why episodes failed",
+        "How episodes ended",
         "Groups",
         "Faults",
         "Recipe",

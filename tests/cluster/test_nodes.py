@@ -13,7 +13,7 @@ from arpo.errors import UserError
 
 def test_a_missing_package_has_a_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"cluster.ray = 'auto': Ray is missing: .*pip install 'arpo\[ray\]'"):
+    with pytest.raises(UserError, match=r"Ray is not installed: .*pip install 'arpo\[ray\]'"):
         connect("auto")
 
 

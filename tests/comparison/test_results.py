@@ -24,10 +24,10 @@ from arpo.comparison.results import (
     paired_difference,
     success_rate,
 )
-from arpo.comparison.statistics import holm
 from arpo.comparison.tables import page_json, significance, terminal_lines, to_json
 from arpo.config import Config
 from arpo.errors import UserError
+from arpo.reporting.statistics import holm
 from arpo.tasks.screened import Count
 from comparisons import RunRecords, Scores, write_run
 

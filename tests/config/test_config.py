@@ -149,6 +149,8 @@ def test_hostile_text_round_trips(tmp_path):
         ("--los.clip_low", "loss.clip_low"),
         ("--training.weight_decay", "optim.weight_decay"),
         ("--rollout.groupsize", "rollout.group_size"),
+        ("--optim.learning_rate", "optim.lr"),
+        ("--train.learning_rate", "optim.lr"),
     ],
 )
 def test_an_unknown_key_suggests_the_nearest_one(word, suggestion):

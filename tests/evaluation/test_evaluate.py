@@ -55,6 +55,16 @@ def test_an_evaluation_lists_the_tasks_without_a_verdict(
     assert f"The success rate leaves them out: {A}" in shown
 
 
+def test_without_an_output_file_the_rates_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Scripted.play({A: [1], B: [0]})
+    assert run_evaluation(small_config(tmp_path, [A, B], "--tasks.heldout="), None) == 0
+    shown = capsys.readouterr().out
+    assert "eval, train tasks: 50.0% (1/2)\n" in shown
+    assert shown.endswith("not stored: --out FILE writes the scores of each task\n")
+
+
 def test_two_evaluations_have_rates_over_the_tasks_with_a_verdict_in_both() -> None:
     before = {"train": Score(by_task={"a": (1.0, 1.0), "b": (0.0, 1.0), "c": ()}, failures=2)}
     after = {"train": Score(by_task={"a": (), "b": (1.0, 1.0), "c": (0.0, 0.0)}, failures=2)}

@@ -1,4 +1,5 @@
 import io
+from typing import Any
 
 from rich.console import Console
 
@@ -10,6 +11,7 @@ from arpo.reporting.display import (
     format_duration,
     format_metrics,
     format_rate,
+    heldout_rows,
     open_display,
     success_rows,
     total_rows,
@@ -29,6 +31,7 @@ METRICS = {
 SUMMARY = {
     "success": {"base": {"train": 0.25, "heldout": 0.2}, "final": {"train": 0.6, "heldout": 0.21}},
     "counts": {"base": {"train": [128, 512]}, "final": {"train": [307, 512]}},
+    "intervals": {"train": [0.3, 0.4], "heldout": [-0.04, 0.06]},
     "groups": {"total": 960, "without_signal": 400, "rescued": 120},
     "episodes": 1920,
     "failures": 2,
@@ -97,8 +100,8 @@ def test_plain_lines():
     assert "held-out: 25.0% (32/128)" in text
     assert "\x1b" not in text
     for words in (
-        "training tasks │ 25.0% (128/512) │ 60.0% (307/512) │ +35.0 points",
-        "held-out tasks │           20.0% │           21.0% │  +1.0 points",
+        "training tasks │ 25.0% (128/512) │ 60.0% (307/512) │ +35.0 (+30.0 to +40.0)",
+        "held-out tasks │           20.0% │           21.0% │    +1.0 (−4.0 to +6.0)",
         "groups rescued by replay  120",
         "time                      10:01",
     ):
@@ -120,7 +123,7 @@ def test_the_live_display_shows_the_same():
     text = stream.getvalue()
     assert "a [bold] note" in text
     assert "held-out: 25.0% (32/128)" in text
-    assert "training tasks │ 25.0% (128/512) │ 60.0% (307/512) │ +35.0 points" in text
+    assert "training tasks │ 25.0% (128/512) │ 60.0% (307/512) │ +35.0 (+30.0 to +40.0)" in text
 
 
 def test_the_live_frame():
@@ -152,17 +155,25 @@ def test_no_terminal_means_plain_lines():
 def test_without_held_out_tasks_no_change_is_shown() -> None:
     rates = {"train": 0.5, "heldout": float("nan")}
     counts = {"train": [1, 2], "heldout": [0, 0]}
-    summary = {"success": {"base": rates, "final": rates}, "counts": {"base": counts, "final": counts}}
+    summary = {
+        "success": {"base": rates, "final": rates},
+        "counts": {"base": counts, "final": counts},
+        "intervals": {"train": [-0.25, 0.25]},
+    }
     assert success_rows(summary) == [
-        ("training tasks", "50.0% (1/2)", "50.0% (1/2)", "+0.0 points"),
+        ("training tasks", "50.0% (1/2)", "50.0% (1/2)", "0.0 (−25.0 to +25.0)"),
         ("held-out tasks", "no episodes", "no episodes", ""),
     ]
 
 
 def test_a_third_task_set_has_a_row() -> None:
     rates = {"train": 0.5, "heldout": 0.25}
-    summary = {"success": {"base": rates | {"overall": 0.2}, "final": rates | {"overall": 0.3}}}
-    assert success_rows(summary)[2] == ("all tasks", "20.0%", "30.0%", "+10.0 points")
+    summary: dict[str, Any] = {
+        "success": {"base": rates | {"overall": 0.2}, "final": rates | {"overall": 0.3}}
+    }
+    assert success_rows(summary)[2] == ("all tasks", "20.0%", "30.0%", "")  # no interval, no change
+    summary["intervals"] = {"overall": [0.01, 0.19]}
+    assert success_rows(summary)[2] == ("all tasks", "20.0%", "30.0%", "+10.0 (+1.0 to +19.0)")
     assert len(success_rows({"success": {"base": rates, "final": rates}})) == 2
 
 
@@ -175,8 +186,28 @@ def test_every_held_out_set_has_a_row_and_overall_tasks_are_last() -> None:
 def test_training_episodes_of_several_batches_are_one_row() -> None:
     counted = {"batches": 3, "first": [6, 24], "last": [12, 24]}
     assert success_rows({"training_episodes": counted}) == [
-        ("training episodes, first and last 3 batches", "25.0% (6/24)", "50.0% (12/24)", "+25.0 points")
+        ("training, first and last 3 batches", "25.0% (6/24)", "50.0% (12/24)", "different tasks")
     ]
+
+
+def test_the_summary_says_what_each_held_out_set_is() -> None:
+    rates = {"long_validation": 0.5, "mine": 0.5}
+    summary = {
+        "success": {"base": rates, "final": rates},
+        "recipe": {"tasks": {"heldout": "desk:long/quick, lists/mine.json"}},
+    }
+    assert heldout_rows(summary) == [
+        ("longer tasks (validation)", "desk:long/quick: two or three goals in at least two applications"),
+        ("held-out tasks, mine", "lists/mine.json"),
+    ]
+    stream = io.StringIO()
+    PlainDisplay(stream).summary(summary)
+    assert "desk:long/quick: two or three goals in at least two applications" in stream.getvalue()
+
+
+def test_a_number_that_is_rounded_to_zero_has_no_sign() -> None:
+    found = dict(format_metrics({"loss": -0.00001, "reward": -0.0004}))
+    assert found == {"loss": "0.0000", "reward": "0.000"}
 
 
 def part(name, ended, successes, played=None):
@@ -212,7 +243,13 @@ def test_the_summary_names_what_was_learned_most_and_least() -> None:
     }
     kinds["final"]["few"] = kinds["base"]["few"] = (1, 7)
     rows = dict(total_rows({"kinds": kinds}))
-    assert rows["learned most"] == "A 0% → 100%, E 25% → 100%, C 75% → 88%"
-    assert rows["learned least"] == "D 100% → 75%, G 62% → 62%, B 50% → 50%"
+    assert (
+        rows["learned most"]
+        == "A 0% → 100% (+54 to +100), E 25% → 100% (+28 to +93), C 75% → 88% (−26 to +48)"
+    )
+    assert (
+        rows["learned least"]
+        == "D 100% → 75% (−59 to +12), G 62% → 62% (−40 to +40), B 50% → 50% (−40 to +40)"
+    )
     del kinds["final"]["A"], kinds["final"]["B"]
     assert "learned most" not in dict(total_rows({"kinds": kinds}))  # too few kinds

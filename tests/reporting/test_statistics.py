@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from arpo.comparison.statistics import (
+from arpo.reporting.statistics import (
     MeanTest,
+    change_of_counts,
+    change_over_tasks,
     holm,
     mean_over_seeds_and_tasks,
 )
@@ -115,3 +117,20 @@ def test_a_real_difference_is_found() -> None:
 )
 def test_the_correction_of_holm(p_values: list[float], corrected: list[float]) -> None:
     assert holm(p_values) == pytest.approx(corrected)
+
+
+def test_a_change_over_tasks_has_the_interval_of_a_paired_test() -> None:
+    low, high = change_over_tasks([0.0, 0.5, 0.0, 0.5], [0.5, 0.5, 0.5, 0.5])
+    assert (low, high) == pytest.approx((0.25 - 0.4594, 0.25 + 0.4594), abs=1e-3)  # 3.182 x 0.2887 / 2
+    assert change_over_tasks([0.0, 0.0], [1.0, 0.0]) == (-1.0, 1.0)  # 12.7 x 0.5 is cut
+
+
+def test_equal_changes_of_all_tasks_are_not_certain() -> None:
+    """Wilson's interval of 0 of 8 ends at 0.3244; the difference of two of them is as wide."""
+    assert change_over_tasks([0.0] * 8, [0.0] * 8) == pytest.approx((-0.3244, 0.3244), abs=1e-4)
+    assert change_over_tasks([0.0], [1.0])[0] < 0
+
+
+def test_the_interval_of_a_difference_of_counts() -> None:
+    """An example of Newcombe (1998), table II: 56 of 70 and 48 of 80."""
+    assert change_of_counts((48, 80), (56, 70)) == pytest.approx((0.0524, 0.3339), abs=1e-4)

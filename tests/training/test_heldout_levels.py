@@ -16,7 +16,7 @@ from arpo.storage.run_folder import RunFolder
 from arpo.tasks.sources import open_tasks
 from arpo.training.trainer import run_training
 from arpo.viewer.export import write_report
-from markup import report_of
+from markup import answers, report_of
 from trained import lines
 from verdicts import HELDOUT, Scripted, select, small_config
 
@@ -48,9 +48,9 @@ def test_the_summary_has_every_set_and_the_training_episodes(trained: Config) ->
     assert summary["success"] == {"base": {"easy": 0.0, "hard": 0.0}, "final": {"easy": 1.0, "hard": 0.0}}
     assert summary["training_episodes"] == {"batches": 1, "first": [1, 4], "last": [3, 4]}
     assert success_rows(summary) == [
-        ("training episodes, first and last batch", "25.0% (1/4)", "75.0% (3/4)", "+50.0 points"),
-        ("held-out tasks, easy", "0.0% (0/1)", "100.0% (1/1)", "+100.0 points"),
-        ("held-out tasks, hard", "0.0% (0/1)", "0.0% (0/1)", "+0.0 points"),
+        ("training, first and last batch", "25.0% (1/4)", "75.0% (3/4)", "different tasks"),
+        ("held-out tasks, easy", "0.0% (0/1)", "100.0% (1/1)", "+100.0 (−12.2 to +100.0)"),
+        ("held-out tasks, hard", "0.0% (0/1)", "0.0% (0/1)", "0.0 (−79.3 to +79.3)"),
     ]
     assert [set(line["sets"]) for line in lines(trained, "evaluations.jsonl")] == [{"easy", "hard"}] * 2
     assert lines(trained, "metrics.jsonl")[-1]["eval_easy"] == 1.0
@@ -59,10 +59,12 @@ def test_the_summary_has_every_set_and_the_training_episodes(trained: Config) ->
 def test_the_report_and_the_card_have_every_set(trained: Config) -> None:
     page = write_report(Path(trained.run.dir))
     assert [row[0] for row in report_of(page)["success"]["rows"]] == [
-        "training episodes, first and last batch",
+        "training, first and last batch",
         "held-out tasks, easy",
         "held-out tasks, hard",
     ]
+    (tasks,) = (found["tasks"] for name, found in answers(page).items() if name.endswith("/tasks"))
+    assert {task["task_set"] for task in tasks} == {"training", "easy", "hard"}
     assert "Not a metric of this version" not in page.read_text("utf-8")
     card = (Path(trained.run.dir) / "model" / "README.md").read_text("utf-8")
     assert "| held-out tasks, easy | 0.0% (0 of 1) | 100.0% (1 of 1) |" in card

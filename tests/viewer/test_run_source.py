@@ -42,7 +42,10 @@ def test_the_list_of_sources(library):
     assert entry["success"] == {
         "base": {"train": 0.25, "heldout": 0.5},
         "final": {"train": 0.75, "heldout": 0.0},
+        "intervals": entry["success"]["intervals"],
     }
+    (low, high), (lowest, _) = (entry["success"]["intervals"][name] for name in ("train", "heldout"))
+    assert low < 0.5 < high and lowest < -0.5
     assert entry["errors"] == []
 
 

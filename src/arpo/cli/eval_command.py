@@ -29,18 +29,25 @@ COMMAND = Command(
     lesson="""\
 Episodes per task: eval.rollouts for tasks.train (0: none), eval.heldout_rollouts for tasks.heldout,
 one for tasks.overall; sampling at eval.temperature. New tasks of desk:fresh are not played.
-Writes success rates and counts as JSON, for each set of held-out tasks.
+Prints the success rate of each task set; --out also writes rates and scores by task as JSON.
 RECIPE may be the folder of a finished run: its recipe, with its trained model.
 Desk has four held-out sets: new instances, new goal families, new applications, longer tasks. Each has a half
 to choose settings with (desk:validation) and a half for the final measurement (desk:test).
-If it is interrupted, run the same command again: it plays only the missing episodes.""",
+If it is interrupted, run the same command again: with --out it plays only the missing episodes.""",
     example="""\
+arpo eval --tasks.heldout desk:quick
 arpo eval --out base.json
 arpo eval --model.path exported --eval.rollouts 16 --out after.json
 arpo eval runs/mine --tasks.heldout desk:test --eval.rollouts 0 --out test.json""",
     arguments=(
         recipe_argument(help=f"{RECIPE_HELP}, or run folder (default: %(default)s)"),
-        argument("--out", "output file (JSON)", type=Path, required=True, metavar="FILE"),
+        argument(
+            "--out",
+            "output file (JSON); without it, an interrupted evaluation starts again",
+            type=Path,
+            metavar="FILE",
+        ),
     ),
     settings=True,
+    resumable=True,
 )

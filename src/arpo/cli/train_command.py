@@ -14,8 +14,8 @@ from arpo.interrupts import INTERRUPTED
 
 
 def run_train(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    if options.help_keys:
-        print(describe())
+    if options.help_keys is not None:
+        print(describe(options.help_keys))
         return 0
     config = load_config(options.recipe, overrides)
     from arpo.training.trainer import not_watching, run_training
@@ -57,7 +57,14 @@ arpo train paper/dpo --offline.source runs/collected --run.dir runs/dpo
 arpo train my-recipe.toml --optim.lr 1e-4""",
     arguments=(
         recipe_argument("desk_fresh"),
-        argument("--help-keys", "list all config keys with defaults and exit", action="store_true"),
+        argument(
+            "--help-keys",
+            "list the config keys with defaults (of one section, such as engine) and exit",
+            nargs="?",
+            const="",
+            metavar="SECTION",
+        ),
     ),
     settings=True,
+    resumable=True,
 )

@@ -24,7 +24,9 @@ from arpo.errors import UserError, printable
 
 NAMESPACE = "arpo"  # of all actors. Each has a name "RUN/ROLE-NUMBER" and a method `status`
 ADDRESS_VARIABLE = "RAY_ADDRESS"
-INSTALL = "install it on all nodes: pip install 'arpo[ray]'"
+INSTALL = (
+    "install it on all nodes: pip install 'arpo[ray]' (in a clone of the project: pip install -e '.[ray]')"
+)
 _CONNECT_SECONDS = 10.0
 _AUTO_CONNECT = "RAY_ENABLE_AUTO_CONNECT"  # else a late call would start a cluster of its own
 _TRACE = 0.001  # of a custom resource: it selects nodes and is never used up
@@ -48,7 +50,7 @@ def connect(address: str) -> Any:
     try:
         import ray
     except ImportError as error:
-        raise UserError(f"cluster.ray = {address!r}: Ray is missing: {INSTALL}") from error
+        raise UserError(f"Ray is not installed: {INSTALL}") from error
     if ray.is_initialized():
         return ray
     named = os.environ.get(ADDRESS_VARIABLE, "") if address == "auto" else address

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from arpo.comparison.statistics import holm, mean_over_seeds_and_tasks
 from arpo.config import Config
 from arpo.config.task_set_names import OVERALL, TRAIN, in_order
+from arpo.reporting.statistics import holm, mean_over_seeds_and_tasks
 from arpo.tasks.screened import Count
 
 BASE, FINAL = "base", "final"  # landmarks of evaluations; BASE is also the name of the base model's row

@@ -208,9 +208,14 @@ def to_toml(config: Config) -> str:
     return "\n".join(lines)
 
 
-def describe() -> str:
-    """Listing of all keys by section, each with its default, type, range, help text and use on resume."""
+def describe(only: str = "") -> str:
+    """Listing of all keys by section, each with its default, type, range, help text and use on resume.
+
+    `only` is a section, such as "engine"; "": all of them. Raises UserError for an unknown one.
+    """
     sections = get_type_hints(Config)
+    if only and only not in sections:
+        raise UserError(f"--help-keys {shorten(only)}: unknown section{nearest(only, list(sections))}")
     lines = [
         "Every config key with its default value, type and range, and whether it may change on resume.",
         f"An integer without an upper limit is at most {LARGEST:,}.",
@@ -218,6 +223,8 @@ def describe() -> str:
     ]
     section = ""
     for key in keys():
+        if only and not key.name.startswith(f"{only}."):
+            continue
         if key.name.split(".")[0] != section:
             section = key.name.split(".")[0]
             lines += ["", f"[{section}]  {sections[section].__doc__}"]
@@ -340,13 +347,21 @@ def _known(name: str, known: Mapping[str, Key], source: str) -> Key:
 def nearest(name: str, names: Sequence[str]) -> str:
     """A suggestion for the end of an error message. Compares the whole name and its part after the dot.
 
+    Also finds abbreviations. Another section needs a closer match than the same one.
+
     >>> nearest("loss.cliplow", ["loss.clip_low", "loss.kl"])
     ' (did you mean loss.clip_low?)'
+    >>> nearest("optim.learning_rate", ["env.quarantine_after", "optim.lr"])
+    ' (did you mean optim.lr?)'
     """
-    leaf = _leaf(name)
+    leaf, section = _leaf(name), name.rpartition(".")[0]
+    initials = "".join(word[:1] for word in leaf.split("_"))
     leaves = {_leaf(other): other for other in reversed(names)}
+    same = {key: other for key, other in leaves.items() if section and other.rpartition(".")[0] == section}
     close = get_close_matches(name, names, n=1, cutoff=0.75)
-    close = close or [leaves[match] for match in get_close_matches(leaf, leaves, n=1, cutoff=0.6)]
+    for known, cutoff in ((same, 0.6), (leaves, 0.75 if same else 0.6)):
+        close = close or [known[match] for match in get_close_matches(leaf, known, n=1, cutoff=cutoff)]
+        close = close or [other for key, other in known.items() if len(key) > 1 and key == initials]
     close = close or get_close_matches(name, names, n=1)
     return (
         f" (did you mean {close[0]}?)"

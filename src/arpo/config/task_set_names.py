@@ -28,6 +28,12 @@ LEVELS = {
     "applications": "new applications",
     "long": "longer tasks",
 }
+EVERY_TASK = {
+    "instances": "goal families of desk:fresh, other worlds",
+    "families": "a goal family that desk:fresh never has",
+    "applications": "an application that desk:fresh never has",
+    "long": "two or three goals in at least two applications",
+}  # has this
 HALVES = ("validation", "test")  # to choose with; untouched by any choice
 QUICK = "quick"  # the first tasks of the validation half
 GENERATED = {f"{DESK}{level}/{half}": f"{level}_{half}" for level in LEVELS for half in HALVES}
@@ -79,6 +85,19 @@ def heldout_sets(text: str) -> dict[str, str]:
 def set_label(name: str) -> str:
     """The label of a task set in tables: "training tasks", "new instances (test)", "held-out tasks, more"."""
     return _LABELS.get(name, f"held-out tasks, {name}")
+
+
+def explain_heldout(text: str) -> dict[str, str]:
+    """What each set of tasks.heldout is, by its name: its source, and what every task of a set of Desk has.
+
+    >>> explain_heldout("desk:families/test")
+    {'families_test': 'desk:families/test: a goal family that desk:fresh never has'}
+    """
+    found = {}
+    for name, source in heldout_sets(text).items():
+        level = EVERY_TASK.get(source.removeprefix(DESK).partition("/")[0]) if source in GENERATED else None
+        found[name] = f"{source}: {level}" if level else source
+    return {name: explained for name, explained in found.items() if explained}
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -144,10 +144,10 @@ def shown_name(set_name: str) -> str:
     return f"{set_name} tasks" if set_name in (TRAIN, HELDOUT, OVERALL) else set_label(set_name)
 
 
-def run_evaluation(config: Config, out: Path) -> int:
-    """`arpo eval`: measure the recipe's model on its tasks, and write the counts to `out`."""
+def run_evaluation(config: Config, out: Path | None) -> int:
+    """`arpo eval`: measure the recipe's model on its tasks. Prints the rates; `out` receives the scores."""
     measure(config, open_display(sys.stdout), out)
-    print(f"written to {out}")
+    print("not stored: --out FILE writes the scores of each task" if out is None else f"written to {out}")
     return 0
 
 

@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from arpo.envs.pool import Quarantined
 from arpo.errors import PromptTooLong, UserError
 from arpo.reporting.display import Display, count_noun, describe_failure
+from arpo.reporting.statistics import change_over_tasks
 from arpo.types import Failure, Group
 
 
@@ -86,6 +88,19 @@ def over_same_tasks(
         left_out = tasks - (verdicts[0] & verdicts[1])
         first[name], second[name] = (replace(one, left_out=left_out) for one in pair)
     return first, second
+
+
+def change_intervals(
+    before: Mapping[str, Score], after: Mapping[str, Score]
+) -> dict[str, tuple[float, float]]:
+    """95% interval over tasks of the change of each set's rate. Pass the results of `over_same_tasks`."""
+    found = {}
+    for name in before.keys() & after.keys():
+        first, second = before[name].counted, after[name].counted
+        if tasks := [task for task in first if first[task] and second.get(task)]:
+            rates = ([fmean(scores[task]) for task in tasks] for scores in (first, second))
+            found[name] = change_over_tasks(*rates)
+    return found
 
 
 def by_kind(scores: Iterable[Score], kinds: Callable[[str], Sequence[str]]) -> dict[str, tuple[float, int]]:

@@ -18,8 +18,16 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from arpo.config.task_set_names import HELDOUT, TRAIN, TRAINING_EPISODES, in_order, set_label
-from arpo.reporting.numbers import NO_VALUE, format_count, format_points
+from arpo.config.task_set_names import (
+    HELDOUT,
+    TRAIN,
+    TRAINING_EPISODES,
+    explain_heldout,
+    in_order,
+    set_label,
+)
+from arpo.reporting.numbers import NO_VALUE, format_change, format_count, unsigned_zero
+from arpo.reporting.statistics import change_of_counts
 from arpo.storage.codec import parse_changes
 from arpo.types import Failure
 
@@ -36,6 +44,7 @@ BATCH_METRICS = (
     ("staleness_mean", "staleness", "{:.2f}"),
 )
 
+CHANGE = "change (95% interval)"
 MIN_KIND_EPISODES, SHOWN_KINDS = 8, 3  # of the kinds of tasks in the summary
 
 
@@ -253,7 +262,7 @@ def format_metrics(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     A batch in which all episodes failed has no success rate: its value is "–".
     """
     return [
-        (label, NO_VALUE if math.isnan(metrics[name]) else form.format(metrics[name]))
+        (label, NO_VALUE if math.isnan(metrics[name]) else unsigned_zero(form.format(metrics[name])))
         for name, label, form in BATCH_METRICS
         if name in metrics
     ]
@@ -293,12 +302,13 @@ def format_seconds(seconds: float) -> str:
 
 
 def success_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """One row per task set: label, success before and after training, change.
+    """One row per task set: label, success before and after training, change in points with its interval.
 
-    For example ("training tasks", "25.0% (128/512)", "61.3% (314/512)", "+36.3 points").
+    For example ("training tasks", "25.0% (128/512)", "61.3% (314/512)", "+36.3 (+30.2 to +42.4)").
     summary["success"][when][tasks] is a fraction; `when` is base or final; `tasks` is the name of a task set.
-    The optional summary["counts"] has the same keys and holds [successes, episodes]. If the training tasks
-    never repeat, the first row has the training episodes of the first and the last batches.
+    The optional summary["counts"] has the same keys and holds [successes, episodes], summary["intervals"] the
+    interval of each change; a change without one is left out. If the training tasks never repeat, the first
+    row has the training episodes of the first and the last batches: these are different tasks.
     """
     success = summary.get("success", {})
     found = in_order(name for when in ("base", "final") for name in success.get(when, {}))
@@ -307,7 +317,8 @@ def success_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
         before, after = (success.get(when, {}).get(tasks) for when in ("base", "final"))
         texts = [_rate_of(summary, when, tasks) for when in ("base", "final")]
         known = all(rate is not None and not math.isnan(rate) for rate in (before, after))
-        change = f"{format_points(after - before)} points" if known else ""
+        interval = summary.get("intervals", {}).get(tasks)
+        change = format_change(after - before, interval) if known and interval else ""
         rows.append((set_label(tasks), texts[0], texts[1], change))
     return rows
 
@@ -318,9 +329,8 @@ def _training_row(counted: Mapping[str, Any]) -> list[tuple[str, str, str, str]]
         return []
     first, last = counted["first"], counted["last"]
     batches = "batch" if counted["batches"] == 1 else f"{counted['batches']} batches"
-    change = last[0] / last[1] - first[0] / first[1]
-    label = f"training episodes, first and last {batches}"
-    return [(label, format_rate(*first), format_rate(*last), f"{format_points(change)} points")]
+    label = f"training, first and last {batches}"
+    return [(label, format_rate(*first), format_rate(*last), "different tasks")]
 
 
 def _rate_of(summary: Mapping[str, Any], when: str, tasks: str) -> str:
@@ -329,6 +339,13 @@ def _rate_of(summary: Mapping[str, Any], when: str, tasks: str) -> str:
         return format_rate(*counts)
     fraction = summary.get("success", {}).get(when, {}).get(tasks)
     return NO_VALUE if fraction is None or math.isnan(fraction) else f"{fraction:.1%}"
+
+
+def heldout_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Label and meaning of each evaluated held-out set."""
+    evaluated = summary.get("success", {}).get("final", {})
+    source = summary.get("recipe", {}).get("tasks", {}).get("heldout", "")
+    return [(set_label(name), text) for name, text in explain_heldout(source).items() if name in evaluated]
 
 
 def total_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -365,7 +382,8 @@ def _learned_rows(kinds: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     changes.sort(key=lambda change: (-change[0], change[1]))
     texts = [
-        f"{kind} {first[0] / first[1]:.0%} → {last[0] / last[1]:.0%}" for _, kind, first, last in changes
+        f"{kind} {first[0] / first[1]:.0%} → {last[0] / last[1]:.0%} ({_points(first, last)})"
+        for _, kind, first, last in changes
     ]
     return [
         ("learned most", ", ".join(texts[:SHOWN_KINDS])),
@@ -373,13 +391,22 @@ def _learned_rows(kinds: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _points(before: Sequence[float], after: Sequence[float]) -> str:
+    """The interval of a change in whole points: "+3 to +41"."""
+    texts = (unsigned_zero(f"{100 * end:+.0f}") for end in change_of_counts(before, after))
+    return " to ".join(texts).replace("-", "−")
+
+
 def _summary_table(summary: Mapping[str, Any]) -> Group:
     success = Table(title="success", title_justify="left")
-    for column in ("", "before", "after", "change"):
+    for column in ("", "before", "after", CHANGE):
         success.add_column(column, justify="right" if column else "left")
     for row in success_rows(summary):
         success.add_row(*row)
+    heldout = Table(box=None, show_header=False)
+    for label, explained in heldout_rows(summary):
+        heldout.add_row(label, explained)
     totals = Table(box=None, show_header=False)
     for pair in total_rows(summary):
         totals.add_row(*pair)
-    return Group(success, totals)
+    return Group(success, heldout, totals)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 NO_VALUE = "–"
 SMALLEST_FIXED = 1e-4  # smaller numbers have an exponent: 1e-6
@@ -35,8 +36,18 @@ def format_number(value: float | None, percent: bool = False) -> str:
 
 
 def format_points(change: float) -> str:
-    """A difference of fractions in percentage points: 0.279 is +27.9, -0.008 is −0.8."""
-    return f"{100 * change:+.1f}".replace("-", "−")
+    """A difference of fractions in percentage points: 0.279 is +27.9, -0.008 is −0.8, -0.0001 is 0.0."""
+    return unsigned_zero(f"{100 * change:+.1f}").replace("-", "−")
+
+
+def format_change(change: float, interval: Sequence[float]) -> str:
+    """A change with its 95% interval: "+27.9 (+20.1 to +35.7)"."""
+    return f"{format_points(change)} ({' to '.join(map(format_points, interval))})"
+
+
+def unsigned_zero(text: str) -> str:
+    """A formatted number; one that was rounded to 0 has no sign: "-0.0000" becomes "0.0000"."""
+    return text if any(digit in text for digit in "123456789") else text.lstrip("+-")
 
 
 def format_count(value: float) -> str:

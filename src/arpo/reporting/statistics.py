@@ -1,4 +1,4 @@
-"""The test of a comparison over seeds and tasks, with its confidence interval, and Holm's correction."""
+"""Tests and confidence intervals over seeds and tasks and of changes, and Holm's correction."""
 
 from __future__ import annotations
 
@@ -51,6 +51,46 @@ def mean_over_seeds_and_tasks(values_ST: Sequence[Sequence[float]]) -> MeanTest:
     half_width = float(stdtrit(degrees, 0.975)) * error
     p = 2 * float(stdtr(degrees, -abs(mean) / error))
     return MeanTest(mean=mean, interval=(mean - half_width, mean + half_width), p=p)
+
+
+def change_over_tasks(before_T: Sequence[float], after_T: Sequence[float]) -> tuple[float, float]:
+    """95% interval of the change of a success rate. Both evaluations have the same tasks; values are rates.
+
+    Student's t over tasks. If all tasks change alike, as in 0 of 8 twice, their variance tells nothing: then
+    each task counts as one episode (`change_of_counts`).
+
+    >>> change_over_tasks([0.0, 0.5, 0.0, 0.5], [1.0, 0.5, 1.0, 1.0])
+    (-0.137, 1.0)
+    """
+    changes = [after - before for before, after in zip(before_T, after_T, strict=True)]
+    if len(set(changes)) == 1:
+        return change_of_counts((sum(before_T), len(changes)), (sum(after_T), len(changes)))
+    interval = mean_over_seeds_and_tasks([changes]).interval
+    assert interval is not None
+    return max(-1.0, interval[0]), min(1.0, interval[1])
+
+
+def change_of_counts(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
+    """95% interval of the difference of two rates, each from (successes, episodes): Newcombe's method 10.
+
+    >>> change_of_counts((0, 8), (8, 8))
+    (0.54, 1.0)
+    """
+    (low_1, high_1), (low_2, high_2) = wilson(*before), wilson(*after)
+    rate_1, rate_2 = before[0] / before[1], after[0] / after[1]
+    change = rate_2 - rate_1
+    return (
+        change - math.hypot(rate_2 - low_2, high_1 - rate_1),
+        change + math.hypot(high_2 - rate_2, rate_1 - low_1),
+    )
+
+
+def wilson(successes: float, episodes: float) -> tuple[float, float]:
+    """Wilson's 95% interval of a rate."""
+    rate, square = successes / episodes, 1.959964**2 / episodes
+    centre = (rate + square / 2) / (1 + square)
+    half = math.sqrt(square * (rate * (1 - rate) + square / 4)) / (1 + square)
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

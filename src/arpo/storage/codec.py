@@ -293,6 +293,7 @@ class _Summary:
 
     success: dict[str, dict[str, float | None]] = field(default_factory=dict)
     counts: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     kinds: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
     left_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
     groups: dict[str, float | None] = field(default_factory=dict)

@@ -49,6 +49,8 @@ class Progress:
     # By landmark (base, final) and task set: rates, and successes with episodes.
     success: dict[str, dict[str, float]] = field(default_factory=dict)
     counts: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
+    # By task set: the 95% interval of the change from base to final.
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     # By landmark and kind of task, over all task sets but the overall one: successes with episodes.
     kinds: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
     # By task set: tasks without a verdict before or after training.

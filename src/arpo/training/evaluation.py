@@ -10,7 +10,7 @@ from arpo.config import Config
 from arpo.config.task_set_names import OVERALL
 from arpo.evaluation.evaluate import evaluate_sets
 from arpo.evaluation.finished_episodes import FinishedEpisodes, evaluation_key
-from arpo.evaluation.scoring import AllFailed, Score, by_kind, over_same_tasks, read_scores
+from arpo.evaluation.scoring import AllFailed, Score, by_kind, change_intervals, over_same_tasks, read_scores
 from arpo.reporting.display import count_noun
 from arpo.rollout.scheduler import Scheduler
 from arpo.storage.codec import EVALUATED
@@ -123,6 +123,7 @@ class Evaluations:
             before, after = over_same_tasks(read_scores(base), scores)
             landmarks = {"base": before, "final": after}
             progress.left_out = {name: tuple(sorted(score.left_out)) for name, score in after.items()}
+            progress.intervals = change_intervals(before, after)
             kinds = {
                 task.id: task_kinds(task) for name in after if name != OVERALL for task in self._sets[name]
             }

@@ -129,6 +129,7 @@ class Records:
             "episodes": progress.episodes,
             "success": progress.success,
             "counts": progress.counts,
+            "intervals": progress.intervals,
             "kinds": progress.kinds,
             "left_out": progress.left_out,
             **({TRAINING_EPISODES: on_training_tasks} if on_training_tasks else {}),

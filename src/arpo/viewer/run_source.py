@@ -16,7 +16,7 @@ from arpo.config import Config
 from arpo.config.changes import Change
 from arpo.config.recipe import parse_recorded
 from arpo.errors import UserError
-from arpo.evaluation.scoring import read_scores
+from arpo.evaluation.scoring import change_intervals, over_same_tasks, read_scores
 from arpo.storage.codec import check_evaluation, check_numbers, check_summary, parse_changes
 from arpo.storage.files import damage
 from arpo.storage.run_folder import (
@@ -147,14 +147,18 @@ class RunSource(Source):
         return f"{device}:{state.st_ino} " in locks
 
     def _success(self) -> Json:
-        """Success rates by task set, of the first and of the newest evaluation."""
+        """Success rates by task set in the first and in the newest evaluation; intervals of the change."""
         rows = self._evaluations.rows
-        found = {"base": rows[0]} if rows else {}
-        found |= {"final": rows[-1]} if len(rows) > 1 else {}
-        return {
-            when: {name: as_number(score.rate) for name, score in read_scores(row).items()}
-            for when, row in found.items()
+        found = {"base": read_scores(rows[0])} if rows else {}
+        intervals = {}
+        if len(rows) > 1:
+            found["base"], found["final"] = over_same_tasks(found["base"], read_scores(rows[-1]))
+            intervals = change_intervals(found["base"], found["final"])
+        rates = {
+            when: {name: as_number(score.rate) for name, score in scores.items()}
+            for when, scores in found.items()
         }
+        return {**rates, "intervals": intervals} if rates else {}
 
     def instruction(self, task: str) -> str:
         return self.texts.instruction(task)

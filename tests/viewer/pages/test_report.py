@@ -149,8 +149,13 @@ def test_a_run_that_was_stopped_shows_its_newest_evaluation(tmp_path):
     make_evaluated_run(tmp_path, complete=False)
     report = report_of(write_report(tmp_path))
     assert not report["finished"] and "has not reached its last evaluation" in report["evaluations"]
-    assert report["success"]["heads"] == ["", "before", "after batch 1", "change"]
-    assert report["success"]["rows"][0] == ["training tasks", "0.0% (0/2)", "100.0% (2/2)", "+100.0 points"]
+    assert report["success"]["heads"] == ["", "before", "after batch 1", "change (95% interval)"]
+    assert report["success"]["rows"][0] == [
+        "training tasks",
+        "0.0% (0/2)",
+        "100.0% (2/2)",
+        "+100.0 (−12.2 to +100.0)",
+    ]
     assert report["totals"] == [["episodes", "2"], ["groups", "1"], ["episodes with a fault", "1"]]
 
 
@@ -158,8 +163,8 @@ def test_the_summary_of_a_finished_run(tmp_path):
     make_run(tmp_path)
     report = report_of(write_report(tmp_path))
     assert report["finished"] and report["success"]["rows"] == [
-        ["training tasks", "25.0%", "60.0%", "+35.0 points"],
-        ["held-out tasks", "20.0%", "20.0%", "+0.0 points"],
+        ["training tasks", "25.0%", "60.0%", ""],
+        ["held-out tasks", "20.0%", "20.0%", ""],
     ]
     titles = {chart["title"]: chart["metrics"] for chart in report["charts"]}
     assert titles["Success rate in evaluations"] == {

@@ -15,8 +15,8 @@ from arpo.config.checks import shorten
 from arpo.config.recipe import nearest
 from arpo.config.task_set_names import TRAIN, TRAINING_EPISODES, in_order, set_label
 from arpo.errors import UserError
-from arpo.evaluation.scoring import over_same_tasks, training_episodes
-from arpo.reporting.display import count_noun, format_rate, success_rows, total_rows
+from arpo.evaluation.scoring import change_intervals, over_same_tasks, training_episodes
+from arpo.reporting.display import CHANGE, count_noun, format_rate, success_rows, total_rows
 from arpo.reporting.findings import (
     Answered,
     AnswerStats,
@@ -68,17 +68,22 @@ def report_page(run: RunSource, wanted: str = "") -> Json:
     played, evaluations = read_episodes(run, "ORDER BY n"), read_evaluations(run)
     chosen = choose_episodes(played, wanted)
     paired = bool(chosen) and all(len(shown) == 2 for shown in chosen)
-    summary = run.summary or {
-        **_summary_so_far(run.metrics.rows, evaluations),
-        "changes": [asdict(change) for change in run.changes],
-    }
+    so_far = _summary_so_far(run.metrics.rows, evaluations)
+    summary = (
+        {"intervals": so_far["intervals"], **run.summary}
+        if run.summary
+        else {
+            **so_far,
+            "changes": [asdict(change) for change in run.changes],
+        }
+    )
     after = "after"
     if not run.summary and evaluations and evaluations[-1].step:
         after = f"after batch {evaluations[-1].step:,}"
     return {
         "finished": bool(run.summary),
         "warnings": [finding.text for finding in report_findings(run, played)],
-        "success": {"heads": ["", "before", after, "change"], "rows": success_rows(summary)},
+        "success": {"heads": ["", "before", after, CHANGE], "rows": success_rows(summary)},
         "totals": total_rows(summary),
         "evaluations": evaluation_note(evaluations, run.config.eval.every),
         "charts": [{"title": title, "metrics": names} for title, names in _charts(run.metrics.rows)],
@@ -130,6 +135,7 @@ def _summary_so_far(metrics: Sequence[Json], evaluations: Sequence[Evaluation]) 
             for when, sets in landmarks.items()
         },
         **({} if TRAIN in landmarks.get("base", {}) else {TRAINING_EPISODES: training_episodes(batches)}),
+        "intervals": change_intervals(landmarks["base"], landmarks["final"]) if "final" in landmarks else {},
         "left_out": {name: sorted(score.left_out) for name, score in landmarks.get("final", {}).items()},
         "episodes": newest.get("episodes"),
         "failures": newest.get("failures"),

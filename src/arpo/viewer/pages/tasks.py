@@ -76,6 +76,7 @@ def tasks_page(source: Source) -> Json:
             "task": name,
             "instruction": source.instruction(name),
             **dict.fromkeys(("task_set", "before", "after", "change")),
+            **({"task_set": LABELS[TRAIN]} if name in played else {}),
             **rates.get(name, {}),
             "trained": played[name]["trained"] if name in played else 0,
             "solved": played[name]["solved"] if name in played else 0,

@@ -112,7 +112,8 @@ arpo.words = (() => {
 
   function signed(value, digits = 2) {
     if (value === null || value === undefined || !Number.isFinite(value)) return "–";
-    return (value > 0 ? "+" : value < 0 ? MINUS : "") + Math.abs(value).toFixed(digits);
+    const text = Math.abs(value).toFixed(digits);
+    return (Number(text) === 0 ? "" : value > 0 ? "+" : MINUS) + text;
   }
 
   function seconds(value) {

@@ -135,7 +135,7 @@ arpo.report = (() => {
         one.rates.map((rate) => h("td", { class: "n" }, rate)),
       );
     return [
-      section("Why episodes failed"),
+      section("How episodes ended"),
       table([["End of the episode"], ["Result"], ...phases.map((phase) => [phase, "n"])], rows.map(row)),
     ];
   }

@@ -3,7 +3,7 @@
 
 arpo.runs = (() => {
   const { h, table } = arpo.dom;
-  const { number, percent } = arpo.words;
+  const { number, percent, signed } = arpo.words;
   const { link, nameOf } = arpo.app;
   const COLOURS = 8,
     MOST = 16; // runs in the charts at first
@@ -150,14 +150,26 @@ arpo.runs = (() => {
     return h("span", { class: "badge" }, one.finished ? "finished" : "not finished");
   }
 
-  // Success rate before and after training; only before, if the run has not ended.
+  // Success rate before and after training, coloured if the 95% interval of the change excludes 0; only before, if
+  // the run has not ended.
   function change(success, name) {
     const before = success?.base?.[name],
       after = success?.final?.[name];
     if (before === undefined && after !== undefined) return h("b", {}, percent(after));
     if (after === undefined) return h("span", { class: "dim" }, percent(before));
-    const kind = after > before ? "good" : after < before ? "bad" : null;
-    return [h("span", { class: "dim" }, `${percent(before)} → `), h("b", { class: kind }, percent(after))];
+    const [low, high] = success.intervals?.[name] || [-1, 1];
+    const kind = low > 0 ? "good" : high < 0 ? "bad" : null;
+    const points = (value) => signed(100 * value, 0);
+    return [
+      h("span", { class: "dim" }, `${percent(before)} → `),
+      h("b", { class: kind }, percent(after)),
+      success.intervals?.[name] &&
+        h(
+          "small",
+          { title: "95% interval of the change, in percentage points" },
+          `${points(low)} to ${points(high)}`,
+        ),
+    ];
   }
 
   function picker(context, names, metrics, explained) {

@@ -167,7 +167,7 @@ arpo.tasks = (() => {
         "div",
         { class: "line" },
         h("code", {}, task.task),
-        h("span", { class: "badge" }, task.task_set || "unknown set"),
+        task.task_set ? h("span", { class: "badge" }, task.task_set) : null,
         known(task.before) ? h("span", {}, `before ${percent(task.before)}`) : null,
         known(task.after) ? h("span", {}, `after ${percent(task.after)}`) : null,
         task.trained

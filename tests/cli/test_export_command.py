@@ -110,7 +110,7 @@ def test_a_pushed_model_comes_back_the_same(run: Path, hub: Hub, tmp_path: Path)
     assert (tmp_path / "back" / "model.safetensors").read_bytes() == exported["model.safetensors"]
     assert (tmp_path / "back" / "chat_template.jinja").read_bytes() == exported["chat_template.jinja"]
     card = exported["README.md"].decode()
-    assert "# pip install transformers torch torchvision\nfrom transformers import pipeline\n" in card
+    assert 'MODEL = "acme/agent"\nSYSTEM = "You use a computer."\n' in card
     assert "# acme/agent\n" in card
     assert "- Base model: tiny-base\n- Method: ARPO (GRPO with a replay" in card
     assert "| train: desk:32 | 25.0% (16 of 64) | 75.0% (48 of 64) |\n\n## Recipe" in card

@@ -1,10 +1,12 @@
 import asyncio
 import json
+import os
+import re
 import shutil
-from collections.abc import Sequence
+import subprocess
+import venv
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,6 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2_5_VLProcessor,
     Qwen3VLProcessor,
-    pipeline,
 )
 from transformers.utils import is_torchvision_available
 
@@ -27,8 +28,7 @@ from arpo.learner.local import LocalLearner
 from arpo.learner.saved_state import WEIGHTS_FILE
 from arpo.models.loading import resolve_model
 from arpo.models.trainable import set_trainable
-from arpo.png import rgb
-from arpo.prompts.conversation import Conversation, load_template
+from arpo.prompts.conversation import Conversation, PromptTemplate
 from arpo.prompts.rendering import Renderer
 from arpo.prompts.vision import ImageSettings
 from arpo.rollout.player import open_player
@@ -36,8 +36,8 @@ from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, save
 from arpo.storage.run_folder import RunFolder
 from arpo.tasks.lists import load_tasks
 from arpo.training.export import export_model
-from arpo.types import Message, Prompt, Sampling
-from tiny_vlm import first_prompt, screenshot, stock_inputs
+from arpo.types import Prompt, Sampling, Screenshot
+from tiny_vlm import QWEN2, QWEN3, first_prompt, save_folder, screenshot, stock_inputs, tiny_of
 from tools.pretrain.tiny import (
     CHAT_TEMPLATE,
     IMAGE_SETTINGS,
@@ -256,43 +256,71 @@ def without_video(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(processor, "get_attributes", classmethod(lambda _: PARTS))
 
 
-def as_chat(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages in the form that chat templates take."""
-    return [
-        {
-            "role": message.role,
-            "content": [{"type": "image", "image": rgb(message.screenshot)}]
-            if message.screenshot
-            else [{"type": "text", "text": message.text}],
-        }
-        for message in messages
-    ]
+@pytest.fixture(scope="module")
+def fresh_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the packages that a model card names, and nothing else."""
+    folder = tmp_path_factory.mktemp("fresh")
+    export_model(resolve_model("base"), folder / "model", "float32", merged=True)
+    named = re.findall("^# pip install (.*)$", (folder / "model" / "README.md").read_text(), re.MULTILINE)
+    packages = named[0].split()
+    assert [package.partition("==")[0] for package in packages] == ["transformers", "torch", "pillow"]
+    venv.create(folder / "venv", with_pip=True)
+    python = folder / "venv" / "bin" / "python"
+    tested = (
+        f"torch=={torch.__version__.partition('+')[0]}"  # also for CPUs, with the package index in use here
+    )
+    for install in ([tested], packages):
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *install], check=True)
+    return python
+
+
+def run_card(python: Path, model: Path, instruction: str, shot: Screenshot, folder: Path) -> str:
+    """What the code on the card of an exported model prints for a screenshot."""
+    (code,) = re.findall(
+        "^```python\n(.*?)^```$", (model / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    example = '"Open the file menu"'
+    assert code.count(example) == 1
+    (folder / "screenshot.png").write_bytes(shot.png)
+    (folder / "use.py").write_text(code.replace(example, repr(instruction)))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [python, "-P", "use.py"], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.slow
-def test_a_pipeline_answers_a_screenshot_as_the_engine_does(without_video: None, tmp_path: Path) -> None:
-    folder = export_model(resolve_model("base"), tmp_path / "out", "float32", merged=True)
+def test_the_card_of_an_export_works_in_a_fresh_environment(fresh_python: Path, tmp_path: Path) -> None:
+    folder = export_model(
+        resolve_model("base"), tmp_path / "out", "float32", merged=True, title=str(tmp_path / "out")
+    )
     player = open_player(Config(model=ModelConfig(path=str(folder), device="cpu")))
     task = load_tasks("desk:32")[0]
     observation = asyncio.run(DeskEnv().start(task))
-    conversation = Conversation.begin(load_template("desk"), task.instruction, 1).look(observation.screenshot)
+    plain = PromptTemplate(system="You are a helpful assistant.", user="{instruction}")
+    conversation = Conversation.begin(plain, task.instruction, 1).look(observation.screenshot)
     messages = conversation.messages()
     rendered = player.token_renderer.render(messages)
-
-    pipe = pipeline("image-text-to-text", model=str(folder), device="cpu", dtype=torch.float32)
-    inputs = pipe.processor.apply_chat_template(
-        as_chat(messages), add_generation_prompt=True, tokenize=True, return_dict=True
-    )
-    assert tuple(inputs["input_ids"][0]) == rendered.token_ids
-    (answer,) = pipe(text=as_chat(messages), max_new_tokens=48, do_sample=False, return_full_text=False)
-
     prompt = Prompt(
         episode_id="e", token_ids=rendered.token_ids, images=rendered.images, messages=tuple(messages)
     )
-    greedy = Sampling(temperature=0, max_tokens=48, seed=0)
+    greedy = Sampling(temperature=0, max_tokens=512, seed=0)
     completion = asyncio.run(player.scheduler.agent.engine.generate(prompt, greedy))
     assert "Action: " in completion.text
-    assert answer["generated_text"] == completion.text
+    said = run_card(fresh_python, folder, task.instruction, observation.screenshot, tmp_path)
+    assert said == completion.text + "\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [QWEN2, QWEN3])
+def test_the_card_of_every_family_works(family: str, fresh_python: Path, tmp_path: Path) -> None:
+    save_folder(tiny_of(family), tmp_path / "model")
+    folder = export_model(
+        tmp_path / "model", tmp_path / "out", "float32", merged=True, title=str(tmp_path / "out")
+    )
+    assert run_card(fresh_python, folder, "save the file", screenshot(0), tmp_path).strip()
 
 
 def test_the_processor_of_an_export_has_the_template_and_the_image_size_of_the_run(

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
+from transformers import PROCESSOR_MAPPING
 
 from arpo.config import Config, ModelConfig
 from arpo.config.recipe import load_recorded
@@ -75,6 +76,7 @@ def export_model(source: Path, out: Path, dtype: str = "", *, merged: bool, titl
         summary=found.summary,
         dtype=dtype,
         adapters=not merged,
+        processor=PROCESSOR_MAPPING[type(model.config)].__name__,
     )
     try:
         with writing_tensors(out), naming(out):

@@ -1,4 +1,4 @@
-"""The model card (README.md) of an exported model: base model, method, scores, recipe and use.
+"""The model card (README.md) of an exported model: base model, method, scores, recipe, prompt and use.
 
 A card may become public. It names local files by the last part of their path, and leaves out the settings of
 this machine.
@@ -7,7 +7,9 @@ this machine.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from arpo.config import Config, ReplayConfig, TrainConfig
 from arpo.config.changes import NEUTRAL
 from arpo.config.recipe import changed, value
 from arpo.config.task_set_names import GENERATED, HELDOUT, OVERALL, TRAIN, heldout_sets, set_label
+from arpo.errors import UserError
 from arpo.models.hub import HubModel, parse_hub_model
+from arpo.prompts.conversation import QWEN_SYSTEM, PromptTemplate, load_template
 
 CARD = "README.md"
 PRIVATE = ("osworld.", "model.path")  # and NEUTRAL
@@ -25,31 +29,44 @@ OFFLINE_METHODS = {
     "dpo": "DPO (direct preference optimisation)",
     "kto": "KTO (Kahneman-Tversky optimisation)",
 }
-PIPELINE = """\
-```python
-# pip install transformers torch torchvision
-from transformers import pipeline
+LOAD = """\
+# pip install transformers=={transformers} torch pillow
+from transformers import AutoTokenizer, {processor}, Qwen2VLImageProcessorPil, pipeline
 
-agent = pipeline("image-text-to-text", model="{title}")
-content = [{{"type": "text", "text": PROMPT}}, {{"type": "image", "path": "screenshot.png"}}]
-answer = agent(text=[{{"role": "user", "content": content}}], max_new_tokens=512, return_full_text=False)
-```
-"""
-MEASURE = """\
-PROMPT is the prompt of the recipe: `model.prompt = "{prompt}"`. To measure the model with ARPO, save the
-recipe as recipe.toml:
+MODEL = "{title}"
+{prompt}
 
-```sh
-arpo eval recipe.toml --model.path {title} --out scores.json
-```
+class Processor({processor}):
+    # For images only: transformers' processor of videos needs torchvision. Pillow resizes as in training.
+    def __init__(self, image_processor, tokenizer):
+        super().__init__(image_processor, tokenizer, None, tokenizer.chat_template)
+
+
+processor = Processor(Qwen2VLImageProcessorPil.from_pretrained(MODEL), AutoTokenizer.from_pretrained(MODEL))
+agent = pipeline("image-text-to-text", model=MODEL, processor=processor)
+task = PROMPT.replace("{{instruction}}", "Open the file menu")
+messages = [
+    {{"role": "system", "content": [{{"type": "text", "text": SYSTEM}}]}},
+    {{"role": "user", "content": [{{"type": "text", "text": task}}]}},
+    {{"role": "user", "content": [{{"type": "image", "path": "screenshot.png"}}]}},
+]
+(answer,) = agent(text=messages, max_new_tokens=512, do_sample=False, return_full_text=False)
+print(answer["generated_text"])
 """
-PEFT = """\
-```python
+LOAD_ADAPTERS = """\
+# pip install transformers=={transformers} torch pillow peft
 from peft import PeftModel
 from transformers import AutoModelForImageTextToText
 
+{prompt}
 base = AutoModelForImageTextToText.from_pretrained("{base}")
 model = PeftModel.from_pretrained(base, "{title}")
+"""
+MEASURE = """\
+To measure the model with ARPO, save the recipe as recipe.toml:
+
+```sh
+arpo eval recipe.toml --model.path {title} --out scores.json
 ```
 """
 
@@ -62,8 +79,13 @@ def model_card(
     summary: Mapping[str, Any],
     dtype: str,
     adapters: bool,
+    processor: str,
 ) -> str:
-    """The text of the card. `step` is the batch of the checkpoint, None if nothing was trained."""
+    """The text of the card.
+
+    `step` is the batch of the checkpoint, None if nothing was trained. `processor` is the model's processor
+    class of transformers.
+    """
     hub_model = parse_hub_model(config.model.path)
     base = hub_model.repo if hub_model else _last_part(config.model.path)
     shipped = " (the tiny model shipped with ARPO)" if base == "base" else ""
@@ -71,7 +93,13 @@ def model_card(
     if step is not None:
         facts += [f"- Method: {_method(config.replay, config.train)}", f"- Trained batches: {step}"]
     facts += [f"- Weights: {'LoRA adapters, ' if adapters else ''}{dtype}", f"- Made by: ARPO {__version__}"]
-    use = PEFT if adapters else PIPELINE if step is None else f"{PIPELINE}\n{MEASURE}"
+    code = (LOAD_ADAPTERS if adapters else LOAD).format(
+        title=title,
+        base=base,
+        processor=processor,
+        prompt=_prompt(config.model.prompt if step is not None else ""),
+        transformers=version("transformers"),
+    )
     metadata = [
         f"library_name: {'peft' if adapters else 'transformers'}",
         "pipeline_tag: image-text-to-text",
@@ -84,9 +112,28 @@ def model_card(
         *(*facts, ""),
         *_scores(config, summary),
         *(_recipe(config) if step is not None else ()),
-        *("## Use", "", use.format(title=title, base=base, prompt=_last_part(config.model.prompt))),
+        *("## Use", "", *_fenced("python", code)),
+        *((MEASURE.format(title=title),) if step is not None and not adapters else ()),
     ]
     return "\n".join(lines)
+
+
+def _prompt(spec: str) -> str:
+    """SYSTEM and PROMPT as Python code: a plain prompt if `spec` is "" or its package is not installed."""
+    template, note = PromptTemplate(system=QWEN_SYSTEM, user="{instruction}"), ""
+    if spec:
+        try:
+            template = load_template(spec)
+        except UserError:
+            note = f"  # insert the text of {_last_part(spec)}"
+    text = template.user.replace("\\", "\\\\").replace('"""', r"\"\"\"")
+    return f'SYSTEM = {json.dumps(template.system)}\nPROMPT = """\\\n{text}"""{note}\n'
+
+
+def _fenced(language: str, text: str) -> list[str]:
+    """The text as a code block of Markdown. Its fence is longer than any in the text."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return [fence + language, text.removesuffix("\n"), fence, ""]
 
 
 def _last_part(text: str) -> str:
@@ -143,4 +190,4 @@ def _recipe(config: Config) -> list[str]:
             shown = _last_part(setting) if isinstance(setting, str) else setting
             lines.append(f"{key} = {json.dumps(shown, ensure_ascii=False)}")
     intro = "Settings that differ from ARPO's defaults:" if lines else "ARPO's default settings."
-    return ["## Recipe", "", intro, "", *(["```toml", *lines, "```", ""] if lines else [])]
+    return ["## Recipe", "", intro, "", *(_fenced("toml", "\n".join(lines)) if lines else [])]

@@ -12,6 +12,7 @@ OSWORLD_VENV := .venv-osworld
 VLLM_VENV := .venv-vllm
 VLLM := $(VLLM_VENV)/.installed
 RAY := $(VENV)/.installed-ray
+MINIWOB := $(VENV)/.installed-miniwob
 
 LINT := $(BIN)/ruff format --check && $(BIN)/ruff check && $(BIN)/mypy
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
@@ -20,7 +21,7 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help train compare test test-slow test-real test-vllm test-browser test-cluster osworld vllm lint format clean
+.PHONY: help train compare test test-slow test-real test-vllm test-browser test-cluster osworld miniwob vllm lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,9 +51,9 @@ test-real: $(DEV) osworld ## run the tests on real desktops; FULL=1 includes the
 test-vllm: $(DEV) $(VLLM) ## run the tests with vLLM, on the CPU
 	$(PYTEST) -n 2 --dist loadfile tests/vllm $(ARGS)
 
-test-browser: $(DEV) ## run the tests of arpo view in Debian's Chromium
-	@test -x /usr/bin/chromium || \
-		{ echo "Chromium is missing. On Debian or Ubuntu, install it with: apt-get install chromium" >&2; exit 1; }
+test-browser: $(DEV) $(MINIWOB) ## run the tests in Debian's Chromium: arpo view, and web applications as environments
+	@test -x /usr/bin/chromium && command -v bwrap >/dev/null || \
+		{ echo "Chromium or bubblewrap is missing. On Debian or Ubuntu: apt-get install chromium bubblewrap" >&2; exit 1; }
 	$(PYTEST) -n 2 --dist loadfile tests/browser $(ARGS)
 
 test-cluster: $(RAY) $(VLLM) ## run the tests on a Ray cluster of four nodes on this machine
@@ -60,6 +61,8 @@ test-cluster: $(RAY) $(VLLM) ## run the tests on a Ray cluster of four nodes on 
 
 osworld: ## install real desktops: Debian packages (needs root or sudo), and desktop-env in .venv-osworld
 	PYTHONPATH=src $(PYTHON) -m arpo.envs.osworld.install $(OSWORLD_VENV)
+
+miniwob: $(MINIWOB) ## install the tasks of MiniWoB++ (6 MB)
 
 vllm: $(VLLM) ## install vLLM for CPUs in .venv-vllm (2.5 GB)
 
@@ -92,6 +95,11 @@ $(DEV): $(RUNTIME)
 
 $(RAY): $(DEV)
 	$(PIP) --no-build-isolation --editable '.[dev,ray]'
+	@touch $@
+
+# Without its dependencies: they are for its own way to Chromium.
+$(MINIWOB): $(RUNTIME)
+	$(PIP) --no-deps miniwob
 	@touch $@
 
 # vLLM needs libnuma, which no wheel contains. Without it, vLLM fails late with an unclear message.

@@ -13,7 +13,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # Lowest layer first. A module imports from its own layer and from lower ones. Each name is a folder of the
 # package, or a module of its root.
 LAYERS = (
-    "actions config dialects errors interrupts keyboard plugins processes types",
+    "actions config errors interrupts keyboard parsing plugins processes types",
     "http_server png",
     "algorithms",
     "prompts",
@@ -155,7 +155,7 @@ def test_child_processes_are_started_in_one_folder():
         for path in MODULES
         if {"Popen", "create_subprocess_exec", "ProcessPoolExecutor"} & called(parsed(path))
     }
-    others = {"envs/osworld/cleanup.py", "envs/osworld/sandbox.py"}
+    others = {"envs/osworld/cleanup.py", "envs/osworld/sandbox.py", "envs/browser/chromium.py"}
     assert {name for name in starters if not name.startswith(("processes/", "envs/osworld/guest/"))} == others
 
 
@@ -188,7 +188,7 @@ def test_no_module_makes_code_from_data_or_unpickles():
 
 
 def test_light_modules_load_nothing_heavy():
-    modules = "arpo, arpo.api, arpo.types, arpo.cli.entry_point, arpo.config.recipe, arpo.dialects.registry"
+    modules = "arpo, arpo.api, arpo.types, arpo.cli.entry_point, arpo.config.recipe, arpo.parsing"
     code = f"import sys, {modules}; print(*sorted(set({HEAVY}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

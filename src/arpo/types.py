@@ -100,7 +100,10 @@ class Screenshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
+    """The screen. `instruction` replaces that of the task, if the first observation has one."""
+
     screenshot: Screenshot
+    instruction: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

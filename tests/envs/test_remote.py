@@ -13,7 +13,6 @@ from aiohttp import web
 
 from arpo.actions import Wait
 from arpo.config import Config, EnvConfig, RolloutConfig
-from arpo.dialects.ui_tars import UI_TARS_1_5
 from arpo.envs import remote, wire
 from arpo.envs.check import check_env
 from arpo.envs.desk.env import DeskEnv
@@ -121,7 +120,9 @@ def test_remote_and_local_episodes_are_equal():
         return [CLICK, WAIT, DONE][sampling.seed % 3]
 
     async def batch(pool):
-        agent = Agent(engine=scripted(by_the_draw), renderer=RENDERER, template=TEMPLATE, dialect=UI_TARS_1_5)
+        agent = Agent(
+            engine=scripted(by_the_draw), renderer=RENDERER, template=TEMPLATE, coordinates="pixels"
+        )
         return await Scheduler(pool=pool, agent=agent, settings=settings, seed=0).run(
             "0", tasks, lambda *_: None
         )
@@ -163,6 +164,38 @@ def test_terminated_is_transferred():
             return [(await env.step((Wait(),))).terminated for _ in range(3)]
 
     assert asyncio.run(play()) == [False, True, False]
+
+
+class Asking(FakeEnv):
+    """Gives its instruction itself."""
+
+    text = "Zoë 中文 🙂" * 300
+
+    async def start(self, task):
+        return Observation(screenshot=(await super().start(task)).screenshot, instruction=self.text)
+
+
+def test_an_instruction_is_transferred():
+    async def play():
+        async with hosted(Asking, config()) as address, hosts_at(config(), address).lease() as env:
+            return (await env.start(TASK)).instruction
+
+    assert asyncio.run(play()) == Asking.text
+
+
+@pytest.mark.parametrize("text", ["x" * 4001, 3, None])
+def test_an_instruction_that_is_no_text_or_too_long_is_a_fault(text):
+    class Wrong(Asking):
+        pass
+
+    Wrong.text = text
+
+    async def play():
+        async with hosted(Wrong, config()) as address, hosts_at(config(), address).lease() as env:
+            await env.start(TASK)
+
+    with pytest.raises(EnvError, match=r"instruction of its Observation must be a text of at most 4,000"):
+        asyncio.run(play())
 
 
 def test_leases_go_to_the_host_with_the_most_free_slots():

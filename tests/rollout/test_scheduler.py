@@ -4,7 +4,6 @@ from dataclasses import replace
 import pytest
 
 from arpo.config import EnvConfig, RolloutConfig
-from arpo.dialects.ui_tars import UI_TARS_1_5
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import UserError
 from arpo.reporting.display import describe_failure
@@ -22,7 +21,7 @@ TASKS = [(1, task("b")), (0, task("a")), (2, task("c"))]
 def scheduler(engine, factory=FakeEnv, attempts=1, parallel=4):
     config = EnvConfig(name=FAKE, parallel=parallel, attempts=attempts, quarantine_after=99)
     pool = EnvPool(LocalEnvs(factory, parallel), config)
-    agent = Agent(engine=engine, renderer=RENDERER, template=TEMPLATE, dialect=UI_TARS_1_5)
+    agent = Agent(engine=engine, renderer=RENDERER, template=TEMPLATE, coordinates="pixels")
     return Scheduler(pool=pool, agent=agent, settings=SETTINGS, seed=0)
 
 

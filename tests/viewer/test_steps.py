@@ -4,10 +4,7 @@ from arpo import actions as act
 from arpo.viewer.steps import action_label, split_answer
 from stored_episodes import ALL_ACTIONS
 
-DRAWN = (
-    act.Click, act.DoubleClick, act.RightClick, act.MiddleClick, act.TripleClick, act.Hover, act.LongPress,
-    act.Drag,
-)  # fmt: skip
+DRAWN = (act.Click, act.DoubleClick, act.RightClick, act.Hover, act.LongPress, act.Drag)
 
 
 def test_every_action_that_is_not_drawn_has_a_label():

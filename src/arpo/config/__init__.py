@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 
 from arpo.config.checks import FRESH, check_combinations, check_ranges
 from arpo.config.settings import (
+    BrowserConfig,
     ClusterConfig,
     EngineConfig,
     EnvConfig,
@@ -41,6 +42,7 @@ class Config:
     tasks: TasksConfig = field(default_factory=TasksConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     osworld: OSWorldConfig = field(default_factory=OSWorldConfig)
+    browser: BrowserConfig = field(default_factory=BrowserConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

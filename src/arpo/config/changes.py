@@ -26,6 +26,7 @@ REASONS = {
     "tasks": "the progress of a run is a position in its tasks",
     "env": "episodes before and after would come from different environments",
     "osworld": "episodes before and after would come from different desktops",
+    "browser": "episodes before and after would come from different browsers",
     "rollout": "episodes before and after would have different limits or another sampling",
     "train": "batches, updates and the order of tasks follow from it",
     "train.max_staleness": "it may only be lowered: older tokens than before would be trained",

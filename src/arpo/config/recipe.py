@@ -26,6 +26,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from arpo.config import Config
 from arpo.config.checks import shorten
 from arpo.config.settings import LARGEST, OnResume
+from arpo.config.task_set_names import MINIWOB
 from arpo.errors import BadSetting, UserError
 
 COMMAND_LINE = "command line"
@@ -307,7 +308,7 @@ def _located(key: Key, value: Any, folder: Path) -> Any:
     A path that exists only relative to the current folder stays as it is. So does a name that is no file in
     `folder`, for example a model of the hub.
     """
-    if key.name not in PATH_KEYS or value in NAMES or folder == Path():
+    if key.name not in PATH_KEYS or value in NAMES or folder == Path() or value.startswith(MINIWOB):
         return value
     if key.name == HELDOUT_KEY and "," in value:
         return ",".join(_located(key, source, folder) for source in value.split(","))

@@ -93,10 +93,10 @@ class ModelConfig:
     prompt: str = setting("desk", 'Prompt template: "desk", a text file, or package.module:ATTRIBUTE')
     min_pixels: int = setting(3136, "Minimum image size (width x height); smaller ones grow", low=784)
     max_pixels: int = setting(2116800, "Maximum image size (width x height); larger ones shrink", low=784)
-    dialect: str = setting(
-        "auto",
-        "Dialect of the model's answers: ui_tars_1_5, ui_tars (coordinates 0 to 1000), or auto (by name and "
-        "type of the model)",
+    coordinates: Literal["pixels", "thousandths"] = setting(
+        "pixels",
+        "Coordinates in the model's answers: pixels (of the resized image), thousandths (0 to 1000, as "
+        "Qwen3-VL and UI-TARS before 1.5)",
     )
 
 
@@ -146,7 +146,9 @@ class EnvConfig:
         "Addresses of environment hosts (`arpo env-host`), separated by commas; empty: run them locally",
         on_resume=FREE,
     )
-    width: int = setting(224, "Screen width (pixels) of desk and osworld", low=28, high=MAX_SCREEN_SIDE)
+    width: int = setting(
+        224, "Screen width (pixels) of desk, osworld and browser", low=28, high=MAX_SCREEN_SIDE
+    )
     height: int = setting(168, "Screen height (pixels) of desk and osworld", low=28, high=MAX_SCREEN_SIDE)
     parallel: int = setting(32, "Number of parallel environments", low=1, high=4096, on_resume=FREE)
     start_seconds: float = setting(
@@ -217,6 +219,19 @@ class OSWorldConfig:
     )
     machine: str = setting("", "Path or id of the virtual machine, for providers that need it")
     region: str = setting("", "Region of a cloud provider", on_resume=FREE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrowserConfig:
+    """Web applications in Chromium (env.name = "browser")."""
+
+    program: str = setting("", "File of Chromium or Chrome; empty: the one that is installed", on_resume=FREE)
+    scale: float = setting(
+        1.0,
+        "Pixels of a screenshot per CSS pixel of a page: 2 is a screen of high resolution",
+        low=0.25,
+        high=8,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

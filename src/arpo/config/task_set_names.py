@@ -35,6 +35,7 @@ EVERY_TASK = {
     "long": "two or three goals in at least two applications",
 }  # has this
 HALVES = ("validation", "test")  # to choose with; untouched by any choice
+MINIWOB = "miniwob:"
 QUICK = "quick"  # the first tasks of the validation half
 GENERATED = {f"{DESK}{level}/{half}": f"{level}_{half}" for level in LEVELS for half in HALVES}
 GENERATED |= {f"{DESK}{level}/{QUICK}": f"{level}_validation" for level in LEVELS}
@@ -52,6 +53,9 @@ def split_sources(text: str) -> list[str]:
     """
     sources: list[str] = []
     for source in filter(None, map(str.strip, text.split(","))):
+        if sources and sources[-1].startswith(MINIWOB) and re.fullmatch(r"[a-z0-9-]+", source):
+            sources[-1] += f",{source}"  # one more task of the list before
+            continue
         half = source.removeprefix(DESK)
         is_half = half in (*HALVES, QUICK) and source.startswith(DESK)
         sources += [f"{DESK}{level}/{half}" for level in LEVELS] if is_half else [source]

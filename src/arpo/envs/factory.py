@@ -1,4 +1,4 @@
-"""Opens environments by `env.name`: "desk", "osworld", or "module:Class" for a class of the user.
+"""Opens environments by `env.name`: "desk", "osworld", "browser", or "module:Class" for a class of the user.
 
 They run in this process, or on the machines of `env.hosts`. OSWorld's libraries conflict with the trainer's,
 so "osworld" without `env.hosts` runs in a child process.
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from arpo.config import Config, EnvConfig, OSWorldConfig
+from arpo.config import BrowserConfig, Config, EnvConfig, OSWorldConfig
 from arpo.envs.base import Env, EnvFactory, EnvSource
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.envs.return_values import ENV_METHODS
@@ -19,7 +19,7 @@ from arpo.errors import UserError, definition_of
 from arpo.plugins import import_attribute
 
 
-def resolve_env(env: EnvConfig, osworld: OSWorldConfig) -> EnvFactory:
+def resolve_env(env: EnvConfig, osworld: OSWorldConfig, browser: BrowserConfig) -> EnvFactory:
     """Return a factory of environments in this process. A class of the user is called without arguments.
 
     Raises UserError if the name is unknown, or if the environment cannot work on this machine.
@@ -39,13 +39,20 @@ def resolve_env(env: EnvConfig, osworld: OSWorldConfig) -> EnvFactory:
 
         make_osworld()  # reports a missing requirement once, now, and not in every episode
         return make_osworld
+    if env.name == "browser":
+        from arpo.envs.browser.env import BrowserEnvs
+
+        return BrowserEnvs(browser, env)
     return _import_env(env.name)
 
 
 def open_pool(config: Config) -> EnvPool:
     """Open a pool of the recipe's environments, local or remote."""
     if not uses_hosts(config.env):
-        return EnvPool(LocalEnvs(resolve_env(config.env, config.osworld), config.env.parallel), config.env)
+        return EnvPool(
+            LocalEnvs(resolve_env(config.env, config.osworld, config.browser), config.env.parallel),
+            config.env,
+        )
     from arpo.envs.remote import add_timeout_slack
 
     return EnvPool(_open_hosts(config), add_timeout_slack(config.env))
@@ -54,7 +61,7 @@ def open_pool(config: Config) -> EnvPool:
 def open_factory(config: Config) -> EnvFactory:
     """Like `open_pool`, but returns a factory, for callers with at most env.parallel environments."""
     if not uses_hosts(config.env):
-        return resolve_env(config.env, config.osworld)
+        return resolve_env(config.env, config.osworld, config.browser)
     from arpo.envs.remote import LeaseOnStartEnv
 
     source = _open_hosts(config)
@@ -99,7 +106,9 @@ def _open_hosts(config: Config) -> EnvSource:
 
 def _import_env(name: str) -> EnvFactory:
     if ":" not in name:
-        raise UserError(f'env.name = {name!r}: no such environment: use "desk", "osworld" or "module:Class"')
+        raise UserError(
+            f'env.name = {name!r}: no such environment: use "desk", "osworld", "browser" or "module:Class"'
+        )
     factory = import_attribute("env.name", name, "class")
     if not callable(factory):
         raise UserError(f"env.name = {name!r}: not an environment: it is not callable")

@@ -155,7 +155,11 @@ class Host:
             async with boundary(EnvError, "start"):
                 made = self._factory()
             episode.env = GuardedEnv(made, self._config)
-            return _screenshot_response(episode, (await episode.env.start(task)).screenshot)
+            first = await episode.env.start(task)
+            response = _screenshot_response(episode, first.screenshot)
+            if first.instruction:
+                response.headers[wire.INSTRUCTION] = json.dumps(first.instruction)
+            return response
 
         return await self._call(request, "start", start)
 
@@ -291,7 +295,7 @@ def run_host(config: Config, ready_file: Path | None, with_parent: bool) -> int:
                 loop.remove_signal_handler(number)  # a second signal kills the process
 
     with bounded_log():
-        asyncio.run(serve(resolve_env(config.env, config.osworld)))
+        asyncio.run(serve(resolve_env(config.env, config.osworld, config.browser)))
     return 0
 
 

@@ -120,7 +120,9 @@ class LocalEnvs:
             yield env
 
     def close(self) -> None:
-        pass
+        """Close what the environments share, such as a browser: the method `close` of their factory."""
+        if (close := getattr(self._factory, "close", None)) and not isinstance(self._factory, type):
+            close()
 
 
 class EnvPool:

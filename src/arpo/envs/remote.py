@@ -200,7 +200,9 @@ class RemoteEnv:
     async def start(self, task: Task) -> Observation:
         body = {"task": wire.task_to_json(task)}
         response = await self._post("start", self._config.start_seconds, body)
-        return Observation(screenshot=self._screenshot("start", response))
+        written = response.headers.get(wire.INSTRUCTION, '""').encode()
+        instruction = wire.read_json(written, "start")
+        return Observation(screenshot=self._screenshot("start", response), instruction=instruction)
 
     async def step(self, actions: tuple[Action, ...]) -> StepResult:
         body = {"actions": wire.actions_to_json(actions)}
@@ -397,7 +399,7 @@ def add_timeout_slack(config: EnvConfig) -> EnvConfig:
 
 
 def open_session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession()
+    return aiohttp.ClientSession(max_field_size=wire.MAX_HEADER_BYTES)
 
 
 def _host_at(address: str, token: str | None) -> RemoteHost:

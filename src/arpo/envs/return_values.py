@@ -12,6 +12,7 @@ from numbers import Real
 from typing import Any, TypeVar
 
 from arpo.envs.base import Env
+from arpo.envs.wire import MAX_INSTRUCTION
 from arpo.errors import EnvError, definition_of
 from arpo.types import PNG_BYTES, Observation, Screenshot, StepResult
 
@@ -46,7 +47,10 @@ def require_step_result(env: Env, value: Any) -> StepResult:
 
 def require_observation(env: Env, method: str, value: Any) -> Observation:
     if isinstance(value, Observation) and isinstance(value.screenshot, Screenshot):
-        return value
+        if isinstance(value.instruction, str) and len(value.instruction) <= MAX_INSTRUCTION:
+            return value
+        wrong = f"must be a text of at most {MAX_INSTRUCTION:,} characters"
+        raise EnvError(method, f"the instruction of its Observation {wrong}", definition(env, method))
     if isinstance(value, Observation):
         value = value.screenshot
         wrong = f"the screenshot of its Observation is {_with_article(value)}, must be Screenshot.of(png)"

@@ -28,10 +28,12 @@ from arpo.processes.environment import read_secret
 from arpo.types import Task
 
 EPISODE, TERMINATED = "Arpo-Episode", "Arpo-Terminated"
+INSTRUCTION = "Arpo-Instruction"  # of the first screenshot, as JSON; absent: that of the task
+MAX_INSTRUCTION, MAX_HEADER_BYTES = 4000, 2**16  # characters; a character has up to 12 bytes in JSON
 MAX_REQUEST_BYTES = 8 << 20
 MAX_RESPONSE_BYTES = 64 << 20
 TOKEN_VARIABLE = "ARPO_HOST_TOKEN"
-SIZED_BY_RECIPE = ("desk", "osworld")  # their screens are env.width x env.height
+SIZED_BY_RECIPE = ("desk", "osworld", "browser")  # their screens are env.width x env.height
 
 
 class BadRequest(EnvError):

@@ -10,13 +10,14 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
-from arpo.actions import Action, CallUser, Fail, Finished, Point, resolve_pointer, up_to_terminal
+from arpo.actions import Action, CallUser, Fail, Finished, scale, up_to_terminal
 from arpo.config import RolloutConfig
-from arpo.dialects.base import Dialect, ParseError
 from arpo.engines.base import Engine
 from arpo.envs.base import Env, host_of
 from arpo.errors import ContextTooLong, EngineError, PromptTooLong, boundary
+from arpo.parsing import ParseError, parse
 from arpo.prompts.conversation import Conversation, PromptTemplate
 from arpo.prompts.rendering import PromptRenderer, Rendered
 from arpo.rollout.activity import Activity, Measure
@@ -29,19 +30,17 @@ OnScreenshot = Callable[[Screenshot, Screenshot | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """A playing policy: engine, renderer, prompt template, and the dialect of its answers."""
+    """A playing policy: engine, renderer, prompt template, and the coordinates of its answers."""
 
     engine: Engine
     renderer: PromptRenderer
     template: PromptTemplate
-    dialect: Dialect
+    coordinates: Literal["pixels", "thousandths"]
     positions: int | None = None  # context length of the model in tokens; None: unknown
 
-    def parse(self, text: str, screenshot: Screenshot) -> tuple[Action, ...]:
-        """The actions of an answer to this screenshot, in its pixels. Raises ParseError."""
-        actions = up_to_terminal(self.dialect.parse(text).actions)
-        sizes = self.renderer.model_size(screenshot), screenshot.size
-        return tuple(self.dialect.coordinates.to_screen(action, *sizes) for action in actions)
+    def answer_size(self, screenshot: Screenshot) -> tuple[int, int]:
+        """(width, height) of the screen in the coordinates of the model's answers."""
+        return (1000, 1000) if self.coordinates == "thousandths" else self.renderer.model_size(screenshot)
 
 
 async def run_episode(
@@ -83,14 +82,14 @@ async def _play(
     look: Callable[[Screenshot], None],
     measure: Measure,
 ) -> Trajectory:
-    conversation = Conversation.begin(agent.template, task.instruction, settings.max_images)
     sequence = Rendered(token_ids=(), images=())
     turns: list[Turn] = []
     stop: StopReason | None = None
     with measure("start"):
-        screenshot = (await env.start(task)).screenshot
-    width, height = screenshot.size
-    pointer = Point(width // 2, height // 2)  # its position on a new desktop
+        first = await env.start(task)
+    instruction = first.instruction or task.instruction
+    conversation = Conversation.begin(agent.template, instruction, settings.max_images)
+    screenshot = first.screenshot
     while stop is None:
         look(screenshot)
         conversation = conversation.look(screenshot)
@@ -119,8 +118,7 @@ async def _play(
         conversation = conversation.answer(completion)
         sequence = _joined(sequence, Rendered(token_ids=completion.token_ids, images=()))
 
-        actions, error = _parse_actions(completion, agent, screenshot, settings)
-        actions, pointer = resolve_pointer(actions, pointer)
+        actions, error = _parse_actions(completion, agent.answer_size(screenshot), screenshot.size, settings)
         turns.append(
             Turn(
                 screenshot=screenshot,
@@ -212,15 +210,19 @@ def _joined(sequence: Rendered, more: Rendered) -> Rendered:
 
 
 def _parse_actions(
-    completion: Completion, agent: Agent, screenshot: Screenshot, settings: RolloutConfig
+    completion: Completion,
+    answer_size: tuple[int, int],
+    screen_size: tuple[int, int],
+    settings: RolloutConfig,
 ) -> tuple[tuple[Action, ...], str]:
     """The actions in screen pixels and "", or no actions and the parse error."""
     if completion.finish == "length":
         return (), f"the answer was cut at {settings.max_answer_tokens} tokens"
     try:
-        return agent.parse(completion.text, screenshot), ""
+        actions = up_to_terminal(parse(completion.text).actions)
     except ParseError as error:
         return (), str(error)
+    return tuple(scale(action, answer_size, screen_size) for action in actions), ""
 
 
 def _stop(actions: tuple[Action, ...], terminated: bool, last: bool) -> StopReason | None:

@@ -27,10 +27,9 @@ from typing import Any
 from arpo.config import FRESH, TasksConfig
 from arpo.config.recipe import canonical_task_source, nearest
 from arpo.config.settings import LARGEST
-from arpo.config.task_set_names import GENERATED
-from arpo.dialects.base import ParseError
-from arpo.dialects.ui_tars import parse_solution
+from arpo.config.task_set_names import GENERATED, MINIWOB
 from arpo.errors import UserError
+from arpo.parsing import ParseError, parse_solution
 from arpo.storage.files import check_depth, escapes_folder, read_regular
 from arpo.tasks.screened import Count
 from arpo.types import Json, Task
@@ -110,6 +109,10 @@ def _load(source: str, folder: Path, examples: Path | None, trail: tuple[str, ..
         from arpo.envs.desk.heldout import heldout_tasks  # here: it loads numpy
 
         return heldout_tasks(source)
+    if source.startswith(MINIWOB):
+        from arpo.envs.browser.miniwob import miniwob_tasks  # here: an extra
+
+        return _checked(miniwob_tasks(source.removeprefix(MINIWOB)), source)
     file = _find(source, folder)
     if str(file) in trail:
         raise UserError(f"{file}: this selection refers to itself: set 'source' to a task list")

@@ -72,6 +72,11 @@ def load_sets(config: Config) -> dict[str, Sequence[Task]]:
     if kept.get(TRAIN) == ():
         raise UserError("tasks.domains, tasks.ids: only held-out tasks are left. Choose training tasks too")
     sets: dict[str, Sequence[Task]] = {TRAIN: train} | heldout | overall | kept
+    if config.env.name == "browser":
+        from arpo.envs.browser.spec import read_task
+
+        for task in (task for tasks in sets.values() for task in tasks):
+            read_task(task, session="")
     return {name: tasks for name, tasks in sets.items() if tasks or name != OVERALL}
 
 

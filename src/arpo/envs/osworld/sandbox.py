@@ -33,7 +33,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arpo.envs.osworld.limits import MEBIBYTE, Limits
-from arpo.envs.osworld.sandbox_layout import GUEST, Arguments, GuestFiles, bwrap_arguments, sandbox_user
+from arpo.envs.osworld.sandbox_layout import (
+    BWRAP_ENVIRONMENT,
+    GUEST,
+    Arguments,
+    GuestFiles,
+    bwrap_arguments,
+    sandbox_user,
+)
 from arpo.errors import EnvError, EnvTimeout, UserError
 from arpo.processes.child import python_command
 
@@ -42,9 +49,6 @@ LOG_BYTES = 64 * 1024
 _JOIN_SECONDS = 5.0
 _GET_USER_NAMESPACE = 0xB701  # ioctl NS_GET_USERNS: the user namespace that owns a namespace
 
-_BWRAP_ENVIRONMENT = {
-    "PATH": "/usr/bin:/bin:/usr/sbin"
-}  # bubblewrap is the guest's process 1: the guest can read it
 _SLIRP = ("slirp4netns", "--configure", "--disable-host-loopback", "--enable-seccomp")
 # Cloud machines serve their credentials at these addresses: most providers, Alibaba, Azure, Oracle.
 _CREDENTIAL_ADDRESSES = ("169.254.0.0/16", "100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32")
@@ -156,7 +160,7 @@ class Sandbox:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[ready_slirp, exit_slirp, network, owner],
-                env=_BWRAP_ENVIRONMENT,
+                env=BWRAP_ENVIRONMENT,
                 **sandbox_user(),
             )
         self._cleanup.callback(_kill, slirp)
@@ -244,7 +248,7 @@ def _spawn(arguments: int, log: int, inherited: Sequence[int]) -> subprocess.Pop
             stdout=log,
             stderr=log,
             pass_fds=[*inherited, arguments],
-            env=_BWRAP_ENVIRONMENT,
+            env=BWRAP_ENVIRONMENT,
             **sandbox_user(),
         )
     except OSError as error:
@@ -258,7 +262,7 @@ def _run_in_namespaces(command: Sequence[str], namespaces: Sequence[int]) -> Non
         capture_output=True,
         text=True,
         pass_fds=namespaces,
-        env=_BWRAP_ENVIRONMENT,
+        env=BWRAP_ENVIRONMENT,
         **sandbox_user(),
     )
     if done.returncode:

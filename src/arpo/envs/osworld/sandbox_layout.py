@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ GUEST = Path(__file__).parent / "guest"
 CHROME = Path("/opt/google/chrome")
 CHROMIUM = Path("/usr/lib/chromium")
 NOBODY = 65534
+# Bubblewrap is the guest's process 1: the guest can read it.
+BWRAP_ENVIRONMENT = {"PATH": "/usr/bin:/bin:/usr/sbin"}
 
 # Files of /etc for programs. None of them contains users, hosts or secrets.
 _ETC_FROM_HOST = (
@@ -91,29 +93,52 @@ def bwrap_arguments(files: GuestFiles, *, home_bytes: int, run_bytes: int, netwo
 
     Raises UserError if a part is missing or not readable.
     """
-    arguments = Arguments()
-    words, descriptors = arguments.words, arguments.descriptors
-    words += ["--die-with-parent", "--new-session", "--unshare-all", "--unshare-user", "--disable-userns"]
-    words += ["--uid", "1000", "--gid", "1000", "--hostname", "user-virtual-machine", "--clearenv"]
-    for name, value in _ENVIRONMENT.items():
-        words += ["--setenv", name, value]
     visible = readable_by_guest(files)
-    for mount in (
-        *_host_mounts(),
-        *_kernel_mounts(),
-        *_guest_mounts(visible, home_bytes, run_bytes, network),
-    ):
-        words += mount
+    arguments = _isolated(_ENVIRONMENT, _guest_mounts(visible, home_bytes, run_bytes, network))
+    words, descriptors = arguments.words, arguments.descriptors
     for program in sorted((GUEST / "bin").iterdir()):
         descriptors.append(os.open(program, os.O_RDONLY))
         words += ["--perms", "0755", "--file", str(descriptors[-1]), f"/usr/local/bin/{program.name}"]
     for name, target in _PROGRAM_LINKS.items():
         words += ["--symlink", target, f"/usr/local/bin/{name}"]
-    for folder in ("/usr/local", "/dev", "/"):
-        words += ["--remount-ro", folder]
-    descriptors.append(_memory_file(filter_program()))
-    words += ["--seccomp", str(descriptors[-1]), "--chdir", "/home/user"]
+    _complete(arguments, read_only=("/usr/local", "/dev", "/"))
     return arguments
+
+
+def browser_arguments(program: Path, downloads: Path, visible_as: str, *, home_bytes: int) -> Arguments:
+    """For a browser alone, without a desktop and a network. It writes to the host's folder `downloads`.
+
+    `program` is the folder of the browser. `home_bytes` limits each of the home folder, /tmp and /dev/shm.
+    """
+    arguments = _isolated(
+        {"PATH": "/usr/bin:/bin", "HOME": "/home/user"},
+        (
+            *_memory_mounts(home_bytes),
+            ("--size", str(16 * MEBIBYTE), "--tmpfs", "/run"),
+            ("--ro-bind", str(program), str(program)),
+            ("--bind", str(downloads), visible_as),
+        ),
+    )
+    _complete(arguments, read_only=("/dev", "/"))
+    return arguments
+
+
+def _isolated(environment: Mapping[str, str], mounts: Iterable[tuple[str, ...]]) -> Arguments:
+    words = ["--die-with-parent", "--new-session", "--unshare-all", "--unshare-user", "--disable-userns"]
+    words += ["--uid", "1000", "--gid", "1000", "--hostname", "user-virtual-machine", "--clearenv"]
+    for name, value in environment.items():
+        words += ["--setenv", name, value]
+    for mount in (*_host_mounts(), *_kernel_mounts(), *mounts):
+        words += mount
+    return Arguments(words)
+
+
+def _complete(arguments: Arguments, read_only: Sequence[str]) -> None:
+    """Close the folders that only this process fills, and add the filter of system calls."""
+    for folder in read_only:
+        arguments.words.extend(("--remount-ro", folder))
+    arguments.descriptors.append(_memory_file(filter_program()))
+    arguments.words.extend(("--seccomp", str(arguments.descriptors[-1]), "--chdir", "/home/user"))
 
 
 def sandbox_user() -> dict[str, Any]:
@@ -191,19 +216,18 @@ def _kernel_mounts() -> Iterator[tuple[str, ...]]:
     yield ("--dev", "/dev")
 
 
+def _memory_mounts(size: int) -> Iterator[tuple[str, ...]]:
+    for folder in ("/home/user", "/tmp", "/dev/shm"):
+        yield ("--size", str(size), "--tmpfs", folder)
+    yield ("--chmod", "1777", "/tmp")
+
+
 def _guest_mounts(
     files: GuestFiles, home_bytes: int, run_bytes: int, network: bool
 ) -> Iterator[tuple[str, ...]]:
-    for size, folder in (
-        (home_bytes, "/home/user"),
-        (home_bytes, "/tmp"),
-        (home_bytes, "/dev/shm"),
-        (16 * MEBIBYTE, "/var/tmp"),
-        (16 * MEBIBYTE, "/usr/local"),
-        (run_bytes, "/run"),
-    ):
+    yield from _memory_mounts(home_bytes)
+    for size, folder in ((16 * MEBIBYTE, "/var/tmp"), (16 * MEBIBYTE, "/usr/local"), (run_bytes, "/run")):
         yield ("--size", str(size), "--tmpfs", folder)
-    yield ("--chmod", "1777", "/tmp")
     yield ("--perms", "0700", "--dir", "/run/user/1000")
     yield ("--symlink", "/run", "/var/run")
     yield ("--symlink", "/run/localtime", "/etc/localtime")

@@ -367,11 +367,11 @@ class Play:
         return self._episode
 
     async def _play(self, on_turn: Callable[[Turn], None]) -> Episode:
-        from arpo.storage.codec import stored_episode, trajectory_to_json
+        from arpo.storage.codec import PLAYED, stored_episode, trajectory_to_json
 
         async with self._player.started(_open_display(False)) as scheduler:
             settings = replace(scheduler.settings, temperature=self.config.eval.temperature)
-            outcome = await replace(scheduler, settings=settings).episode(self.task, "play", on_turn=on_turn)
+            outcome = await replace(scheduler, settings=settings).episode(self.task, PLAYED, on_turn=on_turn)
         if isinstance(outcome, Failure):
             fault = EngineError if outcome.where in ("generate", "release") else EnvError
             raise fault(outcome.where, outcome.message, outcome.place)

@@ -5,10 +5,12 @@ import re
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from playwright.sync_api import expect
 
+from arpo.storage.played_folder import PlayedFolder
 from arpo.storage.run_folder import RunFolder
 from browsers import serving, visiting
 from viewed_runs import add_second_batch, config, make_run, played
@@ -138,3 +140,19 @@ def test_a_stopped_server_is_reported(browser, runs):
         expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
     expect(page.locator("#offline")).to_be_visible(timeout=20_000)
     context.close()
+
+
+def test_a_played_episode_grows_step_by_step_until_its_end(browser, tmp_path):
+    whole = played("play", "pool-040", 1.0)
+    folder = PlayedFolder(tmp_path / "steps", config())
+    folder.write(replace(whole, turns=whole.turns[:1], final=whole.turns[0].screenshot))
+    with serving(tmp_path / "steps") as address, visiting(browser, address) as visit:
+        page = visit.open("/s/steps/episode/play?step=end")
+        expect(page.locator(".where")).to_have_text("step 1 of 1")
+        expect(page.locator(".line")).to_contain_text("it is being played")
+        folder.write(replace(whole, turns=whole.turns[:3], final=whole.turns[2].screenshot))
+        expect(page.locator(".where")).to_have_text("step 3 of 3")
+        folder.finish(whole)
+        folder.close()
+        expect(page.locator(".where")).to_have_text("final screenshot")
+        expect(page.locator(".line")).to_contain_text("score 1")

@@ -212,6 +212,25 @@ def test_a_recipe_lists_the_settings_that_differ_from_the_default(visit):
     assert page.locator("tbody tr code").all_inner_texts()[:2] == ["tasks.train", "desk:pool"]
 
 
+def test_search_finds_a_batch_and_an_evaluation_by_their_names(visit):
+    page = visit.open("/runs")
+    page.get_by_role("searchbox").fill("batch 2")
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="batch 2").first.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Batch 2")
+    page = visit.open("/search?text=evaluation before")
+    page.get_by_role("link", name="evaluation before training").first.click()
+    expect(page.locator("h1")).to_have_text("Episodes 1")
+
+
+def test_an_episode_is_saved_as_a_gif(visit):
+    page = visit.open("/s/first/episode/batch-1-0-0")
+    with page.expect_download() as started:
+        page.get_by_role("link", name="Save as GIF").click()
+    assert started.value.suggested_filename == "batch-1-0-0.gif"
+    assert started.value.path().read_bytes().startswith(b"GIF89a")
+
+
 def test_search_covers_all_runs(visit):
     page = visit.open("/runs")
     page.get_by_role("searchbox").fill("jump")

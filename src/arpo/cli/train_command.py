@@ -28,7 +28,7 @@ def run_train(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     return code
 
 
-def _live_view(folder: Path, note: Callable[[str], None]) -> AbstractContextManager[None]:
+def _live_view(folder: Path, note: Callable[[str], None]) -> AbstractContextManager[object]:
     from arpo.viewer.live import live_view
 
     return live_view(folder, note)

@@ -65,14 +65,14 @@ async def _serve(library: Any, number: int, at: str, *, opened: bool) -> None:
     async with server.started(number):
         url = server.url(at)
         print(f"{url}\nCtrl-C ends the server", flush=True)
-        with _redirect(url) if opened else nullcontext() as file:
+        with redirect(url) if opened else nullcontext() as file:
             if file:
                 await asyncio.to_thread(webbrowser.open, file.as_uri())
             await asyncio.Event().wait()
 
 
 @contextmanager
-def _redirect(url: str) -> Iterator[Path]:
+def redirect(url: str) -> Iterator[Path]:
     """A file that leads to an address. Other users see the arguments of the browser, and not this file."""
     with TemporaryDirectory(prefix="arpo-view-") as folder:
         file = Path(folder) / "open.html"

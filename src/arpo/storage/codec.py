@@ -20,8 +20,8 @@ from arpo.storage.from_json import INTEGER_LIMIT, Readers, from_json
 from arpo.types import Completion, Failure, Group, Rescue, Sample, Screenshot, StopReason, Trajectory, Turn
 
 # An episode id begins with one of these: batch-4-0-1 (lock step), group-17-1 (asynchronous training),
-# eval12-train-0-0, collect-7-0.
-BATCH, GROUP, EVALUATED, COLLECTED = "batch", "group", "eval", "collect"
+# eval12-train-0-0, collect-7-0. The episode of `arpo play` is play.
+BATCH, GROUP, EVALUATED, COLLECTED, PLAYED = "batch", "group", "eval", "collect", "play"
 MIN_RUN_LENGTH = 4
 MAX_IDS = 1 << 24  # tokens in one list: a damaged run length must not fill the memory
 

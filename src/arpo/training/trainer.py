@@ -42,7 +42,7 @@ from arpo.training.run import Run
 from arpo.types import Group, Sample
 
 MODEL = "model"
-Watching = Callable[[Path, Callable[[str], None]], AbstractContextManager[None]]
+Watching = Callable[[Path, Callable[[str], None]], AbstractContextManager[object]]
 
 
 def not_watching(folder: Path, note: Callable[[str], None]) -> AbstractContextManager[None]:

@@ -36,11 +36,15 @@ WIDTH = 640  # pixels; smaller screenshots are enlarged to about this width
 
 def draw_turn(turn: Turn) -> Image.Image:
     """The screenshot with the actions of its answer."""
-    screen = rgb(turn.screenshot)
-    factor = max(1, round(WIDTH / screen.width))
-    screen = screen.resize((screen.width * factor, screen.height * factor), Image.Resampling.NEAREST)
+    screen, factor = enlarge(rgb(turn.screenshot))
     calls = [render([action]).removeprefix("Action: ") for action in turn.actions] or [turn.error]
     return _with_caption(draw_actions(screen, turn.actions, factor), calls, round(screen.width / 43))
+
+
+def enlarge(screen: Image.Image) -> tuple[Image.Image, int]:
+    """A small screenshot enlarged by a whole number, and this number."""
+    factor = max(1, round(WIDTH / screen.width))
+    return screen.resize((screen.width * factor, screen.height * factor), Image.Resampling.NEAREST), factor
 
 
 def draw_actions(screen: Image.Image, actions: Sequence[Action], scale: float) -> Image.Image:

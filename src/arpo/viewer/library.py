@@ -20,12 +20,13 @@ from arpo.viewer.osworld_source import OSWorldSource
 from arpo.viewer.pages.batches import batch_page, batches_page
 from arpo.viewer.pages.comparison import comparison_page
 from arpo.viewer.pages.episode import episode_page
-from arpo.viewer.pages.episodes import episodes_page, search_page
+from arpo.viewer.pages.episodes import episodes_page
 from arpo.viewer.pages.failures import failures_page
 from arpo.viewer.pages.groups import group_page
 from arpo.viewer.pages.recipe import recipe_page
 from arpo.viewer.pages.report import report_page
 from arpo.viewer.pages.runs import metrics_page, runs_page
+from arpo.viewer.pages.search import search_page
 from arpo.viewer.pages.tasks import task_page, tasks_page
 from arpo.viewer.pages.timeline import lanes_page, timeline_page
 from arpo.viewer.pages.tokens import tokens_page
@@ -37,6 +38,7 @@ MAX_FOLDERS = 20_000  # visited in one search
 MAX_SOURCES = 300  # each has open files
 MAX_DEPTH = 8
 _SKIPPED = {"checkpoints", "model", "tensorboard", "evaluating", "node_modules", "__pycache__"}
+_KINDS = {b'{"episode_id":"collect-': "collected", b'{"episode_id":"play"': "played"}
 _SEED = re.compile(r"seed-(\d{1,4})")
 STEP_SECONDS = 0.05  # of indexing within one request, if the index is not complete
 
@@ -159,7 +161,7 @@ def _identity(kind: str, path: Path, root: Path, taken: set[str]) -> Identity:
     comparison = os.path.normpath(path.parent.parent) if seed else None
     return Identity(
         id=unique,
-        kind=_collected_or(kind, path),
+        kind=_kind_of(kind, path),
         shown=os.path.normpath(path),
         comparison=comparison,
         method=path.parent.name if seed else None,
@@ -167,15 +169,16 @@ def _identity(kind: str, path: Path, root: Path, taken: set[str]) -> Identity:
     )
 
 
-def _collected_or(kind: str, path: Path) -> str:
-    """A run folder whose first episode is a collected one is a collection."""
+def _kind_of(kind: str, path: Path) -> str:
+    """The first episode of a run folder tells if it has collected episodes, or one that was played."""
     if kind != "run":
         return kind
     try:
         with SafeFolder(path).open(TRAJECTORIES) as descriptor:
-            return "collected" if os.pread(descriptor, 40, 0).startswith(b'{"episode_id":"collect-') else kind
+            begin = os.pread(descriptor, 40, 0)
     except (OSError, UserError):
         return kind
+    return next((kind for prefix, kind in _KINDS.items() if begin.startswith(prefix)), kind)
 
 
 def _page(source: Source, rest: Sequence[str], query: Mapping[str, str]) -> Json:

@@ -1,4 +1,4 @@
-"""A viewer inside another command: `arpo train` on a terminal shows the address of its run."""
+"""A viewer inside another command: `arpo train` on a terminal and `arpo play --watch` show its address."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from arpo.viewer.server import ViewServer
 
 
 @contextmanager
-def live_view(folder: Path, note: Callable[[str], None]) -> Iterator[None]:
-    """Serve a run from a thread during the block, and note its address. A fault costs only the view."""
+def live_view(folder: Path, note: Callable[[str], None], at: str = "") -> Iterator[str]:
+    """Serve a run from a thread during the block, and note its address. A fault costs only the view.
+
+    Yields the address, "" after a fault. `at`: the first view, the part of the address after #.
+    """
     opened: SimpleQueue[tuple[str, Callable[[], object]]] = SimpleQueue()
 
     async def serve() -> None:
@@ -25,7 +28,7 @@ def live_view(folder: Path, note: Callable[[str], None]) -> Iterator[None]:
         with closing(Library([folder])) as library:
             server = ViewServer(library, always_indexes=False)
             async with server.started(0):
-                opened.put((server.url(), lambda: loop.call_soon_threadsafe(ended.set)))
+                opened.put((server.url(at), lambda: loop.call_soon_threadsafe(ended.set)))
                 await ended.wait()
 
     def run() -> None:
@@ -42,7 +45,7 @@ def live_view(folder: Path, note: Callable[[str], None]) -> Iterator[None]:
         note(f"watch it: {address}")
     try:
         with bounded_log():
-            yield
+            yield address
     finally:
         end()
         thread.join()

@@ -22,6 +22,7 @@ from arpo.storage.codec import (
     COLLECTED,
     EVALUATED,
     GROUP,
+    PLAYED,
     StoredCalls,
     failure_from_json,
     group_of,
@@ -86,7 +87,7 @@ def place_of(episode_id: str) -> tuple[str, int | None, int | None, int | None]:
                 batch = number + (kind == EARLIER)
                 return BATCH, batch, int(match[2]), batch
             return kind, number, number if kind == GROUP else None, None
-    return "", None, None, None
+    return PLAYED if episode_id == PLAYED else "", None, None, None
 
 
 class RunIndexer:

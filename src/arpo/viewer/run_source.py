@@ -46,7 +46,7 @@ MAX_TOKENIZER_BYTES = 64 << 20
 
 
 class RunSource(Source):
-    """`identity.kind` is run, or collected: a run folder without training."""
+    """`identity.kind` is run; or collected or played: a run folder without training."""
 
     def __init__(self, identity: Identity, folder: SafeFolder, cache: PixelCache) -> None:
         super().__init__(identity, folder, cache)
@@ -115,7 +115,7 @@ class RunSource(Source):
         logs = (self.metrics, self.timing, self._evaluations)
         return {
             "subtitle": self._subtitle(),
-            "live": self.identity.kind == "run" and not self.summary and self._is_locked(),
+            "live": self.identity.kind in ("run", "played") and not self.summary and self._is_locked(),
             "finished": bool(self.summary),
             "seed": self.config.run.seed if self.identity.seed is None else self.identity.seed,
             "batches": max((row["step"] for row in self.metrics.rows), default=0),
@@ -126,12 +126,17 @@ class RunSource(Source):
             + list(self._indexer.errors.values()),
         }
 
+    def is_partial(self) -> bool:
+        """Whether the only episode of the folder has no end yet."""
+        return self.identity.kind == "played" and not self.summary
+
     def _subtitle(self) -> str:
         config = self.config
         online = "GRPO with replay" if config.replay.enabled else "GRPO without replay"
         method = online if config.train.method == "online" else config.train.method.upper()
-        if self.identity.kind == "collected":
-            method = "collected episodes"
+        method = {"collected": "collected episodes", "played": "played episode"}.get(
+            self.identity.kind, method
+        )
         return f"{method}, {config.tasks.train}, model {config.model.path}, seed {config.run.seed}"
 
     def _is_locked(self) -> bool:

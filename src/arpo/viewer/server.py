@@ -29,6 +29,7 @@ from arpo.errors import UserError
 from arpo.http_server import Connections, bind, connection_limit, listening
 from arpo.viewer.export import PAGE, STATIC
 from arpo.viewer.library import Library, NotFound, finite
+from arpo.viewer.pages.episode import episode_gif
 from arpo.viewer.pictures import Picture, thumbnail
 from arpo.viewer.source import Source
 
@@ -182,6 +183,8 @@ class ViewServer:
         match parts:
             case ["api", "s", name, "shots", shot]:
                 return await self._picture(name, shot, request.query.get("w", ""))
+            case ["api", "s", name, "episodes", episode, "gif"]:
+                return await self._animation(name, episode)
             case ["api", *rest]:
                 answer = await self._in_thread(partial(self.library.answer, rest, dict(request.query)))
                 return _json(answer)
@@ -196,6 +199,11 @@ class ViewServer:
         make = partial(_thumbnail, source, shot, int(width)) if width else partial(source.picture, shot)
         picture = await self._in_thread(make)
         return web.Response(body=picture.content, content_type=picture.media_type, headers=_FOREVER)
+
+    async def _animation(self, name: str, episode: str) -> web.StreamResponse:
+        source = self.library.source(name)
+        content = await self._in_thread(partial(episode_gif, source, episode))
+        return web.Response(body=content, content_type="image/gif", headers=_UNCACHED)
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

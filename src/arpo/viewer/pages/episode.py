@@ -6,6 +6,7 @@ from arpo.config import RolloutConfig
 from arpo.reporting.numbers import format_count
 from arpo.storage.codec import StoredEpisode
 from arpo.types import StopReason
+from arpo.viewer.animation import animate_episode
 from arpo.viewer.pages.episodes import Episode, episode_json, find_episode
 from arpo.viewer.pages.groups import episode_credit
 from arpo.viewer.pages.tasks import read_evaluations, task_sets
@@ -26,7 +27,16 @@ def episode_page(source: Source, name: str) -> Json:
         "final": final,
         "steps_list": steps,
     }
-    return page | _run_details(source, one, steps) if isinstance(source, RunSource) else page
+    if not isinstance(source, RunSource):
+        return page
+    page |= _run_details(source, one, steps)
+    return page | _unfinished(source) if source.is_partial() else page
+
+
+def _unfinished(run: RunSource) -> Json:
+    """What is different while an episode is played, and after it was interrupted."""
+    end = "it is being played" if run.facts()["live"] else "interrupted: only the steps before that are known"
+    return {"score": None, "solved": None, "end": end, "end_detail": "", "final": None}
 
 
 def _run_details(run: RunSource, one: Episode, steps: list[Json]) -> Json:
@@ -39,6 +49,13 @@ def _run_details(run: RunSource, one: Episode, steps: list[Json]) -> Json:
         "task_set": task_sets(read_evaluations(run)).get(one.task),
         **add_times(run, one.episode, steps),
     }
+
+
+def episode_gif(source: Source, name: str) -> bytes:
+    """The episode as a GIF with its score and its end below the final screenshot."""
+    page = episode_page(source, name)
+    score = "" if page["score"] is None else f"score {page['score']:g}: "
+    return animate_episode(source, name, f"{score}{page['end']}")
 
 
 def _neighbours(source: Source, name: str) -> dict[str, str | None]:

@@ -1,10 +1,10 @@
-"""Pages "Episodes" and "Search": lists of episodes with filters."""
+"""Page "Episodes": lists of episodes with filters."""
 
 from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -116,22 +116,8 @@ def episodes_page(source: Source, filters: Mapping[str, str]) -> Json:
         "size": size,
         "episodes": rows,
         "stops": [row["stop"] for row in stops],
-        "phases": _phases(source.index),
+        "phases": phases(source.index),
     }
-
-
-def search_page(sources: Iterable[Source], query: Mapping[str, str]) -> Json:
-    """Episodes of several sources with a text in their answers."""
-    text = query.get("text", "")
-    results: list[Json] = []
-    total = 0
-    for source in sources:
-        name = source.identity.id
-        if text.strip():
-            found = episodes_page(source, {"text": text, "size": str(PAGE), "sort": "-order"})
-            total += found["total"]
-            results += [{"source": name, **row} for row in found["episodes"]]
-    return {"text": text, "total": total, "results": results[:PAGE]}
 
 
 def _phase(row: sqlite3.Row) -> str:
@@ -140,15 +126,15 @@ def _phase(row: sqlite3.Row) -> str:
     return f"{EVALUATED}{row['number']}" if row["kind"] == EVALUATED else row["kind"]
 
 
-def _phases(index: Index) -> list[Json]:
+def phases(index: Index) -> list[Json]:
     """All phases except training batches, which have a page of their own."""
     rows = index.rows(
         "SELECT kind, number, batch, count(*) AS total, min(n) FROM episodes WHERE batch IS NULL "
         "GROUP BY kind, CASE WHEN kind = ? THEN number END ORDER BY min(n)",
         (EVALUATED,),
     )
-    phases = [(_phase(row), row["total"]) for row in rows]
-    return [{"phase": phase, "title": phase_title(phase), "episodes": total} for phase, total in phases]
+    found = [(_phase(row), row["total"]) for row in rows]
+    return [{"phase": phase, "title": phase_title(phase), "episodes": total} for phase, total in found]
 
 
 def _conditions(source: Source, filters: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:

@@ -75,6 +75,7 @@ def tasks_page(source: Source) -> Json:
         {
             "task": name,
             "instruction": source.instruction(name),
+            "families": list(source.kinds(name)),
             **dict.fromkeys(("task_set", "before", "after", "change")),
             **({"task_set": LABELS[TRAIN]} if name in played else {}),
             **rates.get(name, {}),

@@ -90,5 +90,8 @@ arpo.api = (() => {
     return "." + shot.url + (width ? `?w=${width}` : "");
   }
 
-  return { get, shotAddress, contains, exported: exported !== null };
+  // Address of an episode as a GIF.
+  const gifAddress = (source, episode) => "." + path("s", source, "episodes", episode, "gif");
+
+  return { get, shotAddress, gifAddress, contains, exported: exported !== null };
 })();

@@ -9,6 +9,7 @@ arpo.app = (() => {
   const TABS_OF = {
     run: TABS,
     collected: ["report", "episodes", "tasks", "failures", "recipe"],
+    played: ["episodes", "recipe"],
     osworld: ["episodes", "tasks", "failures"],
   };
   // Name of a source: in a comparison, all folders of runs are called seed-N.

@@ -36,6 +36,13 @@ arpo.dom = (() => {
     else for (const [name, value] of [["role", "link"], ["aria-disabled", "true"]]) element.setAttribute(name, value);
   }
 
+  // A link that saves a file of this server.
+  function download(address, name, label) {
+    const element = h("a", { class: "button", download: name }, label);
+    if (address.startsWith("./api/")) element.setAttribute("href", address);
+    return element;
+  }
+
   // The content policy forbids style attributes; CSSOM is allowed.
   function setCss(element, values) {
     for (const [name, value] of Object.entries(values)) element.style.setProperty(name, value);
@@ -88,7 +95,7 @@ arpo.dom = (() => {
     return h("label", {}, h("span", {}, label), h("input", field));
   }
 
-  return { h, svg, replace, setCss, table, filters, select, input };
+  return { h, svg, replace, setCss, table, filters, select, input, download };
 })();
 
 arpo.words = (() => {

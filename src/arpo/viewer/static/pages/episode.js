@@ -17,16 +17,20 @@ arpo.episode = (() => {
     return kept.value;
   }
 
-  const stepOf = (query, last) => Math.max(1, Math.min(last, Number.parseInt(query.step, 10) || 1));
+  // step=end is the newest one, also while the episode is played.
+  const stepOf = (query, last) =>
+    query.step === "end" ? last : Math.max(1, Math.min(last, Number.parseInt(query.step, 10) || 1));
 
   async function render(context) {
     const episode = await load(context);
-    const frames = [...episode.steps_list, { shot: episode.final, final: true }];
+    const frames = [...episode.steps_list];
+    if (episode.final) frames.push({ shot: episode.final, final: true });
     const last = frames.length;
     const at = stepOf(context.query, last);
     Object.assign(context, {
       at,
       last,
+      steps: episode.steps_list.length,
       previous: episode.previous,
       next: episode.next,
       group: episode.group,
@@ -72,7 +76,8 @@ arpo.episode = (() => {
     return h(
       "div",
       { class: "line" },
-      h("span", { class: `badge ${episode.solved ? "good" : "bad"}` }, `score ${number(episode.score)}`),
+      known(episode.score) &&
+        h("span", { class: `badge ${episode.solved ? "good" : "bad"}` }, `score ${number(episode.score)}`),
       known(episode.reward) ? h("span", { class: "badge" }, `reward ${number(episode.reward)}`) : null,
       known(episode.advantage)
         ? h("span", { class: "badge" }, `advantage ${signed(episode.advantage)}`)
@@ -101,6 +106,8 @@ arpo.episode = (() => {
           ? [", ", h("a", { href: link(["s", source, "group", episode.group]) }, "its group")]
           : null,
       ),
+      !arpo.api.exported &&
+        arpo.dom.download(arpo.api.gifAddress(source, episode.episode), `${fileName(episode.episode)}.gif`, "Save as GIF"),
       replaced
         ? h(
             "span",
@@ -112,6 +119,8 @@ arpo.episode = (() => {
         : null,
     );
   }
+
+  const fileName = (name) => name.replaceAll(/[^\w.-]+/g, "-");
 
   const known = (value) => value !== null && value !== undefined;
 
@@ -141,11 +150,11 @@ arpo.episode = (() => {
         value: at,
         id: "scrub",
         "aria-label": "Step",
-        "aria-valuetext": frame.final ? "final screenshot" : `step ${at} of ${last - 1}`,
+        "aria-valuetext": frame.final ? "final screenshot" : `step ${at} of ${context.steps}`,
         oninput: (event) => go(context, Number(event.target.value)),
       }),
       move(at + 1, "→", "Next step"),
-      h("span", { class: "where" }, frame.final ? "final screenshot" : `step ${at} of ${last - 1}`),
+      h("span", { class: "where" }, frame.final ? "final screenshot" : `step ${at} of ${context.steps}`),
       h(
         "button",
         {

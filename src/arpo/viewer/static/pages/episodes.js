@@ -1,9 +1,9 @@
 "use strict";
-// Pages "Episodes" (filters, sorting, pages) and "Search" (all runs).
+// Page "Episodes": filters, sorting, pages.
 
 arpo.episodes = (() => {
   const { h, table, filters, select, input } = arpo.dom;
-  const { number, count } = arpo.words;
+  const { number } = arpo.words;
   const { link } = arpo.app;
   const COLUMNS = [
     ["", "Episode", ""],
@@ -148,21 +148,6 @@ arpo.episodes = (() => {
     );
   }
 
-  async function renderSearch(context) {
-    const text = context.query.text || "";
-    const answer = text ? await arpo.api.get(["search"], { text }) : { total: 0, results: [] };
-    return [
-      h(
-        "h1",
-        {},
-        "Search ",
-        h("small", {}, text ? `${count(answer.total, "episode")} with “${text}”` : "type a text above"),
-      ),
-      answer.results.length ? episodeTable(answer.results, context, null) : null,
-    ];
-  }
-
   arpo.app.pages.episodes = { title: () => "Episodes", tab: "episodes", render };
-  arpo.app.pages.search = { title: () => "Search", render: renderSearch };
   return { table: episodeTable };
 })();

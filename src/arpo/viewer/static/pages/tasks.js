@@ -31,11 +31,13 @@ arpo.tasks = (() => {
 
   async function render(context) {
     const answer = await arpo.api.get(["s", context.source, "tasks"]);
-    const { set: chosenSet = "", sort = "hardest", name = "" } = context.query;
+    const { set: chosenSet = "", sort = "hardest", name = "", family = "" } = context.query;
+    const families = [...new Set(answer.tasks.flatMap((task) => task.families))].sort();
     const sets = [...new Set(answer.tasks.map((task) => task.task_set).filter(Boolean))];
     const tasks = answer.tasks.filter(
       (task) =>
         (!chosenSet || task.task_set === chosenSet) &&
+        (!family || task.families.includes(family)) &&
         `${task.task} ${task.instruction || ""}`.toLowerCase().includes(name.toLowerCase()),
     );
     if (Object.hasOwn(ORDERS, sort) && ORDERS[sort][1]) tasks.sort(ORDERS[sort][1]);
@@ -46,6 +48,8 @@ arpo.tasks = (() => {
       filters(
         "Filters",
         input("tasks-name", "Name or instruction", name, set("name")),
+        families.length > 1 &&
+          select("tasks-family", "Kind", [all, ...families.map((one) => [one, one])], family, set("family")),
         select("tasks-set", "Set", [all, ...sets.map((one) => [one, one])], chosenSet, set("set")),
         select(
           "tasks-sort",

@@ -85,3 +85,17 @@ def test_a_reader_converts_its_type_and_its_errors_have_the_place() -> None:
     assert from_json({"number": "7"}, Inner, {float: float}) == Inner(number=7.0)
     with pytest.raises(ValueError, match="number: could not convert"):
         from_json({"number": "seven"}, Inner, {float: float})
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([["a", 1.0], ["b", "2"]], r"\[1\]\[1\]: must be a number, not '2'"),
+        ([["a", 1.0], ["b"]], r"\[1\]: must be a list of 2"),
+        ([["a", 1.0], "b2"], r"\[1\]: must be a list"),
+    ],
+)
+def test_long_lists_of_rows_are_checked_as_short_ones(rows: Any, reason: str) -> None:
+    assert from_json([["a", 1.0], ["b", 2]], tuple[tuple[str, float], ...]) == (("a", 1.0), ("b", 2))
+    with pytest.raises(ValueError, match=reason):
+        from_json(rows, tuple[tuple[str, float], ...])

@@ -1,6 +1,7 @@
 """The pages of a run with worked numbers: batches, groups, episodes, tokens, tasks (see viewed_runs)."""
 
 import json
+from contextlib import closing
 from dataclasses import asdict, replace
 
 import pytest
@@ -439,4 +440,18 @@ def test_a_linked_file_of_times_or_tokens_hides_nothing_else(tmp_path):
     assert [text.split(": ")[1] for text in entry["errors"]] == ["is a symbolic link"] * 2
     episode = library.answer(["s", "desk", "episodes", "batch-1-0-0"], {})
     assert episode["times"] is None and episode["steps_list"][0]["shot"]["width"] == 320
+    library.close()
+
+
+def test_a_report_is_made_again_only_after_a_change(tmp_path):
+    make_run(tmp_path / "desk")
+    library = opened(tmp_path / "desk")
+    report = library.answer(["s", "desk", "report"], {})
+    assert library.answer(["s", "desk", "report"], {}) is report
+    assert report["batches"] == [1, 2]
+    with closing(RunFolder(tmp_path / "desk")) as store:
+        add_group(store, 3, played("batch-3-0-0", "pool-040", 1.0), played("batch-3-0-1", "pool-040", 0.0))
+    while not library.refresh(5.0):
+        pass
+    assert library.answer(["s", "desk", "report"], {})["batches"] == [1, 3]
     library.close()

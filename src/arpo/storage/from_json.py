@@ -65,10 +65,23 @@ def _tuple(value: Any, inner: tuple[Any, ...], readers: Readers, place: str) -> 
         _require(len(value) == len(inner), f"a list of {len(inner)}", value, place)
     elif inner[0] in (str, float) and inner[0] not in readers and set(map(type, value)) <= {inner[0]}:
         return tuple(value)  # long lists
+    elif get_origin(inner[0]) is tuple and not readers and _are_rows(value, get_args(inner[0])):
+        return tuple(map(tuple, value))  # long lists of rows
     hints = inner if inner[-1] is not Ellipsis else inner[:1] * len(value)
     return tuple(
         _convert(one, hint, readers, f"{place}[{index}]")
         for index, (one, hint) in enumerate(zip(value, hints, strict=True))
+    )
+
+
+def _are_rows(value: list[Any], columns: tuple[Any, ...]) -> bool:
+    """Whether all entries are lists with values of exactly these plain types."""
+    if not set(columns) <= {str, float} or not all(type(row) is list for row in value):
+        return False
+    if not value or {len(row) for row in value} != {len(columns)}:
+        return False
+    return all(
+        set(map(type, found)) == {kind} for found, kind in zip(zip(*value, strict=True), columns, strict=True)
     )
 
 

@@ -246,9 +246,20 @@ def read_indexed(
     folder: SafeFolder, index: Index, name: str, row: sqlite3.Row, fits: Callable[[dict[str, Any]], bool]
 ) -> dict[str, Any]:
     """The line of a file at the offset of a row. If another one is there, the index is made again."""
-    size = min(int(row["size"]), MAX_LINE + 1)
     with folder.open(name) as descriptor:
-        line = os.pread(descriptor, size, int(row["at"]))
+        return read_open(descriptor, folder, index, name, row, fits)
+
+
+def read_open(
+    descriptor: int,
+    folder: SafeFolder,
+    index: Index,
+    name: str,
+    row: sqlite3.Row,
+    fits: Callable[[dict[str, Any]], bool],
+) -> dict[str, Any]:
+    """The same for a file that is open, for many lines."""
+    line = os.pread(descriptor, min(int(row["size"]), MAX_LINE + 1), int(row["at"]))
     try:
         record = parse_shallow(line, folder.path(name))
     except UserError:

@@ -210,13 +210,14 @@ def _page(source: Source, rest: Sequence[str], query: Mapping[str, str]) -> Json
         case ["timeline"]:
             return timeline_page(source)
         case ["lanes"]:
-            return lanes_page(source, None)
+            return source.remember("lanes", lambda: lanes_page(source, None))
         case ["lanes", number]:
-            return lanes_page(source, _count(number))
+            batch = _count(number)
+            return source.remember(f"lanes {batch}", lambda: lanes_page(source, batch))
         case ["recipe"]:
             return recipe_page(source)
         case ["report"]:
-            return report_page(source)
+            return source.remember("report", lambda: report_page(source))
     raise NotFound("no such address")
 
 

@@ -36,7 +36,7 @@ from arpo.viewer.index import as_number, read_indexed, storable
 from arpo.viewer.pictures import PackReader, Picture, PixelCache
 from arpo.viewer.run_index import RunIndexer
 from arpo.viewer.source import Identity, Json, Source
-from arpo.viewer.steps import run_steps
+from arpo.viewer.steps import MAX_STEPS, answer_text, run_steps
 from arpo.viewer.task_texts import TaskTexts
 
 MODEL = "model"  # folder of the trained model in a run
@@ -98,6 +98,8 @@ class RunSource(Source):
         episodes = self._indexer.refresh(now + (deadline - now) / 2)
         complete = self._pack.refresh(deadline) and episodes
         self._indexed = found
+        if complete:
+            self.texts.load()  # before the first page needs them
         return complete
 
     def records_groups(self) -> bool:
@@ -176,7 +178,7 @@ class RunSource(Source):
         return run_steps(record, self.shot), self.shot(str(record.get("final")))
 
     def answers(self, episode: str) -> list[str]:
-        return [step["answer"] for step in run_steps(self.record(episode), lambda _: {})]
+        return [answer_text(turn) for turn in self.record(episode)["turns"][:MAX_STEPS]]
 
     def record(self, episode: str) -> Json:
         """The line of trajectories.jsonl of an indexed episode."""

@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -18,6 +19,7 @@ from arpo.viewer.index import Index
 from arpo.viewer.pictures import Picture, PixelCache
 
 Json = dict[str, Any]
+MAX_REMEMBERED = 20  # answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,8 @@ class Source(ABC):
         self.error = ""  # of the last refresh
         self._cache = cache
         self._refreshing = threading.Lock()
+        self._remembered: dict[str, Json] = {}
+        self._remembered_at: tuple[str, bool, int] | None = None
 
     @abstractmethod
     def _refresh(self, deadline: float) -> bool: ...
@@ -109,6 +113,18 @@ class Source(ABC):
         finally:
             self._refreshing.release()
         return self.complete
+
+    def remember(self, name: str, make: Callable[[], Json]) -> Json:
+        """An answer that takes long, from memory until a file changes."""
+        state = self.stamp(), self.complete, self.index.generation
+        if self._remembered_at != state:
+            self._remembered_at, self._remembered = state, {}
+        found = self._remembered
+        if name not in found:
+            if len(found) >= MAX_REMEMBERED:
+                found.clear()
+            found[name] = make()
+        return found[name]
 
     def shot(self, name: str) -> Json:
         """A screenshot as JSON: its size and address, or the reason why it cannot be shown."""

@@ -54,6 +54,13 @@ def run_steps(record: Mapping[str, Any], shot: Shot) -> list[Json]:
     return steps
 
 
+def answer_text(turn: Any) -> str:
+    """The text of an answer; "" if the step is damaged."""
+    completion = turn.get("completion") if isinstance(turn, dict) else None
+    text = completion.get("text") if isinstance(completion, dict) else None
+    return text if isinstance(text, str) else ""
+
+
 def empty_step(number: int) -> Json:
     return {
         "step": number,

@@ -29,6 +29,10 @@ class TaskTexts:
     def __init__(self, config: Config, folder: SafeFolder) -> None:
         self._config, self._folder = config, folder
 
+    def load(self) -> None:
+        """Read the task lists, which takes some hundred milliseconds the first time."""
+        assert self._tasks is not None
+
     def instruction(self, task_id: str) -> str:
         """The instruction of a task, "" if it is not known."""
         task = self._task(task_id)

@@ -20,7 +20,7 @@ from arpo.errors import UserError
 from arpo.storage.codec import StoredCalls
 from arpo.storage.files import damage
 from arpo.storage.run_folder import CALLS
-from arpo.viewer.index import read_indexed
+from arpo.viewer.index import read_open
 from arpo.viewer.run_index import checked_calls, clipped_id
 from arpo.viewer.run_source import RunSource
 from arpo.viewer.source import Json
@@ -101,16 +101,19 @@ def _lines(
     )
     ends = accumulate(row["size"] for row in rows)
     taken = [row for row, end in zip(rows[:limit], ends, strict=False) if end <= MAX_BYTES]
-    return [_read(run, row) for row in taken], len(taken) == len(rows)
+    if not taken:
+        return [], True
+    with run.folder.open(CALLS) as descriptor:
+        return [_read(run, descriptor, row) for row in taken], len(taken) == len(rows)
 
 
-def _read(run: RunSource, row: sqlite3.Row) -> StoredCalls:
+def _read(run: RunSource, descriptor: int, row: sqlite3.Row) -> StoredCalls:
     def fits(record: Json) -> bool:
         name = record.get("episode")
         found = None if name is None else clipped_id(name), record.get("step")
         return found == (row["episode"], row["step"])
 
-    record = read_indexed(run.folder, run.index, CALLS, row, fits)
+    record = read_open(descriptor, run.folder, run.index, CALLS, row, fits)
     with damage(run.folder.path(CALLS)):
         return checked_calls(record)
 
@@ -121,7 +124,10 @@ def add_times(run: RunSource, episode: str, steps: Sequence[Json]) -> Json:
     A time is [begin, duration]. The last attempt is the one that was played to its end.
     """
     row = run.index.row("SELECT * FROM calls WHERE episode = ? ORDER BY n DESC LIMIT 1", (episode,))
-    calls = () if row is None else _read(run, row).calls
+    calls: tuple[tuple[str, float, float], ...] = ()
+    if row is not None:
+        with run.folder.open(CALLS) as descriptor:
+            calls = _read(run, descriptor, row).calls
     by_name: dict[str, list[list[float]]] = {}
     for name, began, seconds in calls:
         by_name.setdefault(name, []).append([began, seconds])

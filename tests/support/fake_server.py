@@ -2,8 +2,9 @@
 
 Behaviours, separated by commas: "child" starts a process of its own, in another session, as long-lived as it
 can be; "fails" ends at once with an error; "fails-once=FILE" does so unless the file exists, and makes it;
-"hangs" never answers; "engine-hangs=FILE" answers only /health and /metrics while the file exists; "deaf"
-ignores SIGTERM. Otherwise it answers questions about its state, as vLLM does.
+"lacks" ends as vLLM does without a library; "hangs" never answers; "engine-hangs=FILE" answers only /health
+and /metrics while the file exists; "deaf" ignores SIGTERM. Otherwise it answers questions about its state, as
+vLLM does.
 """
 
 import os
@@ -57,6 +58,12 @@ def main(host, port, behaviours):
                 Path(file).touch()
             print("(EngineCore pid=7) ERROR 11-16 09:53:43 [core.py:12] ValueError: out of \x1b[1mmemory")
             sys.exit(3)
+        if name == "lacks":
+            print(
+                "(EngineCore pid=7) ERROR 11-16 09:53:4 [core.py:12] ModuleNotFoundError: No module named 'x'"
+            )
+            print("    in a frame\n" * 40 + "RuntimeError: Engine core initialization failed.")
+            sys.exit(1)
         if name == "engine-hangs":
             HANGING.append(Path(file))
         if name == "child":

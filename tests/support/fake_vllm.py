@@ -11,7 +11,7 @@ _PROGRAM = """\
 import sys
 sys.path.insert(0, {support!r})
 if sys.argv[1] == "-I":
-    print('[null, "0.32.0"]')
+    print('[null, "0.32.0", null]')
 else:
     import fake_server
     words = sys.argv

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -50,6 +50,7 @@ KVM_REMEDY = (
     "instance), and add your user to the group kvm"
 )
 IMAGE_REMEDY = f'only for osworld.provider = "docker": unpack {IMAGE_SOURCE}, or set osworld.machine'
+VLLM_REMEDY = "servers need it (engine.name = vllm); the engine in the process does not"
 LIMITS_REMEDY = (
     "needs a cgroup v2 that this user may write to: as root outside containers, or inside your systemd "
     "session: systemd-run --user --scope arpo train …"
@@ -77,7 +78,7 @@ def check_machine() -> int:
     """Print the result of each check. Returns 0 if training works on this machine, otherwise 1."""
     ready = True
     for finding in findings():
-        print(finding)
+        print(finding, flush=True)
         ready = ready and (finding.works or not finding.needed)
     print(
         "Training works on this machine: arpo train" if ready else "Training needs the MISSING parts above."
@@ -158,22 +159,25 @@ def _describe_servers(info: ModelInfo, config: Config, gpus: int | None, gpu_byt
     return describe_server(info, config, placement, gpu_bytes) if starts_servers(config) else []
 
 
-def findings() -> list[Finding]:
-    return [
-        _python(),
-        *[_package(name, f"pip install {name}", needed=True) for name in REQUIRED],
-        *[_package(name, remedy, needed=False) for name, remedy in OPTIONAL.items()],
-        _try("images", _images, "pip install --force-reinstall Pillow"),
-        _try("CPU", _cpu, "pip install torch"),
-        _bfloat16(),
-        _try("GPU", _gpu, "not needed for the recipe desk; large models need one", needed=False),
-        _try("base model", _base_model, "reinstall this package"),
-        _try("desk", _desk, "reinstall this package"),
-        _try("vLLM", _vllm, INSTALL, needed=False),
-        *_desktops(Config().osworld),
-        *machine_findings(Config().osworld),
-        _try("disk", _disk, "change to a writable folder"),
-    ]
+def findings() -> Iterator[Finding]:
+    """The result of each check, as soon as it is known."""
+    yield _python()
+    yield from (_package(name, f"pip install {name}", needed=True) for name in REQUIRED)
+    yield from (_package(name, remedy, needed=False) for name, remedy in OPTIONAL.items())
+    yield _try("images", _images, "pip install --force-reinstall Pillow")
+    yield _try("CPU", _cpu, "pip install torch")
+    yield _bfloat16()
+    gpu = _try("GPU", _gpu, "not needed for the recipe desk; large models need one", needed=False)
+    yield gpu
+    yield _try("base model", _base_model, "reinstall this package")
+    yield _try("desk", _desk, "reinstall this package")
+    vllm = _try("vLLM", _vllm, INSTALL, needed=False)
+    yield vllm
+    if gpu.works and vllm.works:
+        yield _try("vLLM request", _vllm_request, VLLM_REMEDY, needed=False, warning=True)
+    yield from _desktops(Config().osworld)
+    yield from machine_findings(Config().osworld)
+    yield _try("disk", _disk, "change to a writable folder")
 
 
 def _desktops(config: OSWorldConfig) -> list[Finding]:
@@ -355,3 +359,10 @@ def _vllm() -> str:
     """Interpreter and kind of vLLM. Raises UserError if it is not installed."""
     python, on_cpu = find_vllm(Config().engine)
     return f"{python}, built for {'CPUs' if on_cpu else 'GPUs'}"
+
+
+def _vllm_request() -> str:
+    """A request to a server on the GPU. Its start takes a minute or two."""
+    from arpo.cli.vllm_trial import request_tokens, trial_config
+
+    return request_tokens(trial_config(), print)

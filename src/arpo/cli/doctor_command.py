@@ -25,8 +25,9 @@ COMMAND = Command(
     run=run_doctor,
     purpose="check this machine and the installation, or plan the memory of a recipe",
     lesson="""\
-Without --recipe: checks packages, CPU, GPU, base model, desktops and disk, and prints how to install missing
-parts. Changes nothing. Exit code 1 if training does not work.
+Without --recipe: checks packages, CPU, GPU, base model, vLLM, desktops and disk, and prints how to install
+missing parts. With a GPU and vLLM, starts a server for a request: a minute or two. Changes nothing. Exit code
+1 if training does not work.
 With --recipe: prints the GPU memory that the recipe needs. If it does not fit, prints settings that fit, and
 which of them change the training results. Exit code 1 if it does not fit. --gpu and --gpus plan for other
 GPUs than those of this machine. Published models (Qwen-VL, UI-TARS) are planned by name.""",

@@ -112,6 +112,12 @@ class Child:
         shown = errors or list(filter(None, lines))
         return printable(" | ".join(shown[-_LINES_SHOWN:])) or "none"
 
+    def find_line(self, pattern: str) -> str | None:
+        """The first line of its output that begins with the pattern; None if there is none."""
+        lines = read_tail(self.log, self._log_start, None) if self.log is not None else self.last_lines
+        found = (_PREFIX.sub("", line).strip() for line in lines)
+        return next((printable(line) for line in found if re.match(pattern, line)), None)
+
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for its exit. Returns False after `seconds`."""
         try:
@@ -147,8 +153,11 @@ def describe_exit(code: int) -> str:
     return f"exit code {code}"
 
 
-def read_tail(log: Path, start: int = 0) -> list[str]:
-    """The last lines of a log that are not empty, after its first `start` bytes. [] if it cannot be read."""
+def read_tail(log: Path, start: int = 0, lines: int | None = _LINES_KEPT) -> list[str]:
+    """The last lines of a log that are not empty, after its first `start` bytes. [] if it cannot be read.
+
+    `lines`: how many at most; None: all of its last 64 KiB.
+    """
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -156,7 +165,7 @@ def read_tail(log: Path, start: int = 0) -> list[str]:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
-    return [line.rstrip()[:_MAX_LINE] for line in text.splitlines() if line.strip()][-_LINES_KEPT:]
+    return [line.rstrip()[:_MAX_LINE] for line in text.splitlines() if line.strip()][-(lines or 0) :]
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:

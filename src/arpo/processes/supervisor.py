@@ -48,6 +48,7 @@ class Supervision:
 
     start_seconds: float  # until it is ready
     attempts: int = 1  # failed starts in a row, until `fault` tells the reason
+    hopeless: str = ""  # pattern of a line of output: after such a failed start, no other one can succeed
     check_seconds: float = 10.0  # between two checks
     failed_checks: int = 6  # in a row, until it counts as hanging
     poll_seconds: float = 0.05
@@ -69,6 +70,7 @@ class Supervised:
         self.was_ready = False
         self.child: Child | None = None  # the last one
         self._program, self._settings, self._report = program, settings, report
+        self._is_hopeless = False
         self._closing = threading.Event()
         self._starting = threading.Lock()
         self._thread = threading.Thread(target=self._keep, name=f"keeps {program.name}", daemon=True)
@@ -110,7 +112,7 @@ class Supervised:
             failures = 1 if is_stable else failures + 1
             failed_starts = 0 if was_ready else failed_starts + 1
             pause = pause_after(failures)
-            if failed_starts >= self._settings.attempts:
+            if failed_starts >= self._settings.attempts or (not was_ready and self._is_hopeless):
                 self.fault = reason
             if self.was_ready or not self.fault:
                 self._report(f"{self.name}: {reason}; restart in {pause:g} s")
@@ -136,8 +138,11 @@ class Supervised:
                 self.state, self.fault = "healthy", ""
                 self._report(f"{self.name}: ready")
                 reason = self._until_down(child)
+            pattern = self._settings.hopeless
+            cause = child.find_line(pattern) if pattern and not was_ready else None
+            self._is_hopeless = cause is not None
             log = "" if child.log is None else f"; log: {child.log}"
-            return f"{reason}; its last output: {child.last_output}{log}", was_ready
+            return f"{reason}; its last output: {cause or child.last_output}{log}", was_ready
         finally:
             self.state = "down"
             child.end()

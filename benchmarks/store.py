@@ -40,6 +40,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageGrab
 
 from arpo.actions import Action
 from arpo.config import EnvConfig, RolloutConfig
+from arpo.dialects.ui_tars import UI_TARS_1_5
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import ChatRenderer
@@ -222,7 +223,7 @@ def open_scheduler(options: argparse.Namespace) -> Scheduler:
         engine=WaitingEngine(options.turn_seconds),
         renderer=ChatRenderer(3136, 12_845_056),
         template=load_template("desk"),
-        coordinates="pixels",
+        dialect=UI_TARS_1_5,
     )
     settings = RolloutConfig(
         group_size=options.episodes, max_steps=STEPS_PER_EPISODE, max_images=STEPS_PER_EPISODE

@@ -13,7 +13,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # Lowest layer first. A module imports from its own layer and from lower ones. Each name is a folder of the
 # package, or a module of its root.
 LAYERS = (
-    "actions config errors interrupts keyboard parsing plugins processes types",
+    "actions config dialects errors interrupts keyboard plugins processes types",
     "http_server png",
     "algorithms",
     "prompts",
@@ -188,7 +188,7 @@ def test_no_module_makes_code_from_data_or_unpickles():
 
 
 def test_light_modules_load_nothing_heavy():
-    modules = "arpo, arpo.api, arpo.types, arpo.cli.entry_point, arpo.config.recipe, arpo.parsing"
+    modules = "arpo, arpo.api, arpo.types, arpo.cli.entry_point, arpo.config.recipe, arpo.dialects.registry"
     code = f"import sys, {modules}; print(*sorted(set({HEAVY}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

@@ -1,7 +1,7 @@
-"""Typed actions of UI-TARS. `render` writes them as text; `scale` converts their coordinates.
+"""Typed actions. `render` writes them as text of UI-TARS; `scale` converts their coordinates.
 
 `action_to_json` and `action_from_json` are their form in stored episodes and in requests.
-`arpo.parsing` does the opposite of `render`: it reads the text of a model.
+`arpo.dialects` read the text of a model. That of UI-TARS is the opposite of `render`.
 """
 
 from __future__ import annotations

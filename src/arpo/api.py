@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING
 from arpo.actions import Action
 from arpo.config import Config
 from arpo.config.recipe import load_config, load_recorded, nearest
+from arpo.dialects.base import thought_of
 from arpo.errors import EngineError, EnvError, UserError
 from arpo.interrupts import INTERRUPTED
-from arpo.parsing import thought_of
 from arpo.types import Failure, StopReason, Task, Trajectory, Turn
 
 if TYPE_CHECKING:

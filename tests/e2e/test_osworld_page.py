@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from arpo.actions import Click, Point, scale
-from arpo.parsing import parse
+from arpo.dialects.ui_tars import parse
 from arpo.prompts.rendering import ChatRenderer
 from arpo.testing import screenshot
 

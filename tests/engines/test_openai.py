@@ -8,13 +8,15 @@ import gzip
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from aiohttp import web
 
 from arpo.actions import Click, Point
 from arpo.config import RolloutConfig, ServerConfig
+from arpo.dialects.base import Dialect
+from arpo.dialects.ui_tars import UI_TARS, UI_TARS_1_5
 from arpo.engines.base import Weights
 from arpo.engines.openai import OpenAIEngine, endpoints
 from arpo.errors import ContextTooLong, EngineError, PromptTooLong, UserError
@@ -516,15 +518,13 @@ def test_a_context_that_is_too_long_is_told_with_the_remedy(message: str) -> Non
     assert len(server.requests) == 1
 
 
-def play(
-    server_url: str, coordinates: Literal["pixels", "thousandths"] = "pixels"
-) -> tuple[Trajectory, FakeEnv]:
+def play(server_url: str, dialect: Dialect = UI_TARS_1_5) -> tuple[Trajectory, FakeEnv]:
     env = FakeEnv(score=lambda actions: 0.5, size=(1920, 1080))
 
     async def episode() -> Trajectory:
         async with connected(engine(server_url)) as playing:
             renderer = ChatRenderer(3136, 2116800)
-            agent = Agent(engine=playing, renderer=renderer, template=TEMPLATE, coordinates=coordinates)
+            agent = Agent(engine=playing, renderer=renderer, template=TEMPLATE, dialect=dialect)
             settings = RolloutConfig(max_steps=3, max_images=2, temperature=0.6)
             return await run_episode(task("t"), env, agent, episode_id="e", settings=settings, seed=0)
 
@@ -565,7 +565,7 @@ def test_an_answer_that_was_cut_is_the_models_failure() -> None:
 def test_a_model_that_answers_in_thousandths() -> None:
     assert ChatRenderer(3136, 2116800).model_size(screenshot(0, (1920, 1080))) == (1932, 1092)
     with serving(script("Action: click(start_box='(500,250)')", DONE)) as server:
-        _, in_thousandths = play(server.url, "thousandths")
+        _, in_thousandths = play(server.url, UI_TARS)
     with serving(script("Action: click(start_box='(500,250)')", DONE)) as server:
         _, in_pixels = play(server.url)
     assert in_thousandths.steps[0] == (Click(point=Point(960, 270)),)

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from arpo.actions import Wait
 from arpo.config import Config, EnvConfig, RolloutConfig
+from arpo.dialects.ui_tars import UI_TARS_1_5
 from arpo.envs import remote, wire
 from arpo.envs.check import check_env
 from arpo.envs.desk.env import DeskEnv
@@ -120,9 +121,7 @@ def test_remote_and_local_episodes_are_equal():
         return [CLICK, WAIT, DONE][sampling.seed % 3]
 
     async def batch(pool):
-        agent = Agent(
-            engine=scripted(by_the_draw), renderer=RENDERER, template=TEMPLATE, coordinates="pixels"
-        )
+        agent = Agent(engine=scripted(by_the_draw), renderer=RENDERER, template=TEMPLATE, dialect=UI_TARS_1_5)
         return await Scheduler(pool=pool, agent=agent, settings=settings, seed=0).run(
             "0", tasks, lambda *_: None
         )

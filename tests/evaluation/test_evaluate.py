@@ -11,6 +11,7 @@ import pytest
 
 import verdicts
 from arpo.config import EnvConfig, RolloutConfig
+from arpo.dialects.ui_tars import UI_TARS_1_5
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate, require_writable, run_evaluation
@@ -95,7 +96,7 @@ def test_tasks_are_played_as_often_and_as_cold_as_asked_for() -> None:
     settings = RolloutConfig(group_size=2, temperature=1.0)
     scheduler = Scheduler(
         pool=EnvPool(LocalEnvs(FakeEnv, 4), EnvConfig(width=56, height=56)),
-        agent=Agent(engine=engine, renderer=RENDERER, template=TEMPLATE, coordinates="pixels"),
+        agent=Agent(engine=engine, renderer=RENDERER, template=TEMPLATE, dialect=UI_TARS_1_5),
         settings=settings,
         seed=0,
     )

@@ -144,12 +144,12 @@ def test_thousandths_are_carried_out_in_pixels_and_are_another_evaluation(
 
     Scripted.play({})
     with serving(click) as server:
-        words = command(server.url, tmp_path, [A], "--model.coordinates", "thousandths")
+        words = command(server.url, tmp_path, [A], "--model.dialect", "ui_tars")
         assert main(words) == 0
         [steps] = trial(tmp_path).rglob("traj.jsonl")
         assert "pyautogui.click(112, 42" in steps.read_text("utf-8")  # of a screen of 224x168
         other = refusal(capsys, *command(server.url, tmp_path, [A]))
-    assert "coordinates 'thousandths', now 'pixels'" in other
+    assert "dialect 'ui_tars', now 'ui_tars_1_5'" in other
 
 
 def test_each_trial_draws_for_itself(tmp_path: Path) -> None:

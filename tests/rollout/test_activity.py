@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from arpo.actions import Action
 from arpo.config import EnvConfig, RolloutConfig
+from arpo.dialects.ui_tars import UI_TARS_1_5
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import EnvTimeout
 from arpo.rollout.activity import Activity, EpisodeCalls
@@ -108,7 +109,7 @@ def test_the_scheduler_measures_every_call_of_an_episode() -> None:
         clock.now += 2
         return DONE if len(prompt.images) == 2 else WAIT
 
-    agent = Agent(engine=scripted(answer), renderer=RENDERER, template=TEMPLATE, coordinates="pixels")
+    agent = Agent(engine=scripted(answer), renderer=RENDERER, template=TEMPLATE, dialect=UI_TARS_1_5)
     scheduler = Scheduler(
         pool=EnvPool(LocalEnvs(Slow, 1), EnvConfig(width=56, height=56)),
         agent=agent,

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from arpo.config import EnvConfig, RolloutConfig
+from arpo.dialects.ui_tars import UI_TARS_1_5
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.models.feature_cache import FeatureCache
 from arpo.rollout import copies
@@ -49,7 +50,7 @@ def scheduler(env: type = FakeEnv, *, alone: bool = False, **changes: Any) -> Sc
         engine=scripted(lambda prompt, sampling: DONE if sampling.seed % 3 == 0 else WAIT),
         renderer=RENDERER,
         template=TEMPLATE,
-        coordinates="pixels",
+        dialect=UI_TARS_1_5,
     )
     parts = {
         "agent": agent,

@@ -4,6 +4,7 @@ import pytest
 
 from arpo.actions import CallUser, Click, Drag, Fail, Finished, Point, Type, Wait
 from arpo.config import RolloutConfig
+from arpo.dialects.ui_tars import UI_TARS, UI_TARS_1_5
 from arpo.errors import EngineError, PromptTooLong
 from arpo.prompts.rendering import Renderer
 from arpo.rollout.episode import Agent, draw_seed, run_episode
@@ -18,12 +19,12 @@ def settings(**changes):
     )
 
 
-def play(script, env=None, engine=None, coordinates="pixels", positions=None, **changes):
+def play(script, env=None, engine=None, dialect=UI_TARS_1_5, positions=None, **changes):
     agent = Agent(
         engine=engine or scripted(script),
         renderer=RENDERER,
         template=TEMPLATE,
-        coordinates=coordinates,
+        dialect=dialect,
         positions=positions,
     )
     run = run_episode(
@@ -61,7 +62,7 @@ def test_the_instruction_of_the_environment_replaces_that_of_the_task():
 
 def test_each_turn_is_shown_before_its_actions_are_done():
     env, shown = FakeEnv(), []
-    agent = Agent(engine=scripted([CLICK, DONE]), renderer=RENDERER, template=TEMPLATE, coordinates="pixels")
+    agent = Agent(engine=scripted([CLICK, DONE]), renderer=RENDERER, template=TEMPLATE, dialect=UI_TARS_1_5)
     run = run_episode(
         task("t"),
         env,
@@ -93,7 +94,7 @@ def test_each_distinct_screenshot_is_reported_once_with_the_one_before_it():
     first, second, third = (screenshot(shade) for shade in (1, 2, 3))
     reported = []
     agent = Agent(
-        engine=scripted([CLICK, CLICK, DONE]), renderer=RENDERER, template=TEMPLATE, coordinates="pixels"
+        engine=scripted([CLICK, CLICK, DONE]), renderer=RENDERER, template=TEMPLATE, dialect=UI_TARS_1_5
     )
     run = run_episode(
         task("t"),
@@ -134,7 +135,7 @@ def test_a_continued_sequence_is_the_conversation_rendered_whole():
 def test_an_answer_that_ends_with_another_token_of_the_model_continues_the_sequence():
     renderer = Renderer(TOKENIZER, RENDERER.settings, end_ids=[RENDERER.pad_id])
     engine = ScriptedEngine([WAIT, CLICK, DONE], renderer.encode, renderer.pad_id)
-    agent = Agent(engine=engine, renderer=renderer, template=TEMPLATE, coordinates="pixels")
+    agent = Agent(engine=engine, renderer=renderer, template=TEMPLATE, dialect=UI_TARS_1_5)
     run = run_episode(task("t"), FakeEnv(), agent, episode_id="0-0-0", settings=settings(), seed=3)
     trajectory = asyncio.run(run)
     assert (trajectory.stop, len(trajectory.turns)) == (StopReason.FINISHED, 3)
@@ -164,7 +165,7 @@ def test_thousandths_are_of_the_screens_sides_whatever_the_model_sees_of_it():
     """500/1000 of 1920 is 960, 250/1000 of 1080 is 270; 1000 is the last pixel; a move has two places."""
     env = FakeEnv(size=(1920, 1080))
     drag = "Action: drag(start_box='(10,333)', end_box='(999,1000)')"
-    play(["Action: click(start_box='(500,250)')", drag, DONE], env, coordinates="thousandths")
+    play(["Action: click(start_box='(500,250)')", drag, DONE], env, dialect=UI_TARS)
     assert env.steps[0] == (Click(point=Point(960, 270)),)
     assert env.steps[1] == (Drag(start=Point(19, 360), end=Point(1918, 1079)),)
     play(["Action: click(start_box='(28,14)')", DONE], pixels := FakeEnv(size=(1920, 1080)))

@@ -39,9 +39,9 @@ def test_the_parts_are_those_of_the_recipe(tmp_path: Path) -> None:
     assert player.scheduler.agent.template == load_template("desk")
 
 
-def test_places_are_read_in_the_recipes_coordinates(tmp_path: Path) -> None:
-    config = small_config(tmp_path, [A], "--model.coordinates=thousandths")
-    assert open_player(config).scheduler.agent.coordinates == "thousandths"
+def test_answers_are_read_in_the_recipes_dialect(tmp_path: Path) -> None:
+    config = small_config(tmp_path, [A], "--model.dialect=ui_tars")
+    assert open_player(config).scheduler.agent.dialect.name == "ui_tars"
 
 
 def test_the_player_plays_with_the_model_that_a_learner_fills(tmp_path: Path) -> None:

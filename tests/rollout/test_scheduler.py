@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from arpo.config import EnvConfig, RolloutConfig
+from arpo.dialects.ui_tars import UI_TARS_1_5
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import UserError
 from arpo.reporting.display import describe_failure
@@ -21,7 +22,7 @@ TASKS = [(1, task("b")), (0, task("a")), (2, task("c"))]
 def scheduler(engine, factory=FakeEnv, attempts=1, parallel=4):
     config = EnvConfig(name=FAKE, parallel=parallel, attempts=attempts, quarantine_after=99)
     pool = EnvPool(LocalEnvs(factory, parallel), config)
-    agent = Agent(engine=engine, renderer=RENDERER, template=TEMPLATE, coordinates="pixels")
+    agent = Agent(engine=engine, renderer=RENDERER, template=TEMPLATE, dialect=UI_TARS_1_5)
     return Scheduler(pool=pool, agent=agent, settings=SETTINGS, seed=0)
 
 

@@ -8,8 +8,8 @@ import pytest
 from arpo.actions import Click, Finished, Hotkey, Point, Type
 from arpo.config import TasksConfig
 from arpo.config.recipe import changed, load_config
+from arpo.dialects.ui_tars import parse_solution
 from arpo.errors import UserError
-from arpo.parsing import parse_solution
 from arpo.storage.files import escapes_folder
 from arpo.tasks.lists import (
     check_disjoint,

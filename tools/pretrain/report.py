@@ -19,6 +19,8 @@ from typing import Any
 
 from arpo.actions import Click, DoubleClick, RightClick
 from arpo.config import Config, RolloutConfig
+from arpo.dialects.base import ParseError
+from arpo.dialects.ui_tars import parse
 from arpo.envs.desk.canvas import CELL_HEIGHT, CELL_WIDTH, LAYOUT_HEIGHT, LAYOUT_WIDTH
 from arpo.envs.desk.desktop import Element
 from arpo.envs.desk.goals import FEASIBLE, INFEASIBLE, compatible
@@ -27,7 +29,6 @@ from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate
 from arpo.interrupts import run_interruptibly
 from arpo.models.loading import resolve_device
-from arpo.parsing import ParseError, parse
 from arpo.prompts.conversation import Conversation
 from arpo.reporting.display import Display, open_display
 from arpo.rollout.player import Player, open_player

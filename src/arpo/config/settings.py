@@ -93,10 +93,10 @@ class ModelConfig:
     prompt: str = setting("desk", 'Prompt template: "desk", a text file, or package.module:ATTRIBUTE')
     min_pixels: int = setting(3136, "Minimum image size (width x height); smaller ones grow", low=784)
     max_pixels: int = setting(2116800, "Maximum image size (width x height); larger ones shrink", low=784)
-    coordinates: Literal["pixels", "thousandths"] = setting(
-        "pixels",
-        "Coordinates in the model's answers: pixels (of the resized image), thousandths (0 to 1000, as "
-        "Qwen3-VL and UI-TARS before 1.5)",
+    dialect: str = setting(
+        "auto",
+        "Dialect of the model's answers: ui_tars_1_5, ui_tars (coordinates 0 to 1000), or auto (by name and "
+        "type of the model)",
     )
 
 

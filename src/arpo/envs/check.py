@@ -16,13 +16,13 @@ from typing import TypeVar
 
 from arpo.actions import TERMINAL, Action, Wait, up_to_terminal
 from arpo.config import EnvConfig
+from arpo.dialects.ui_tars import parse_solution
 from arpo.envs.base import EnvFactory
 from arpo.envs.check_findings import Check, CheckFailed, Findings
 from arpo.envs.check_probe import Probe, describe, every_action, raised_by_env
 from arpo.envs.loop_watch import LoopWatch
 from arpo.envs.return_values import definition
 from arpo.errors import EnvError, EnvTimeout, boundary, definition_of
-from arpo.parsing import parse_solution
 from arpo.types import Screenshot, Task
 
 MIN_BLOCKS = 2  # of a call; a single one may be an import

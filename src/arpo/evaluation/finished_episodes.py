@@ -34,7 +34,7 @@ _EPISODE_KEYS = (
     "model.prompt",
     "model.min_pixels",
     "model.max_pixels",
-    "model.coordinates",
+    "model.dialect",
     "env.name",
     "env.width",
     "env.height",

@@ -123,7 +123,7 @@ def _advice(from_start: bool) -> str:
         return (
             "It was so from the start of the run. Read an episode (arpo view): does the prompt contain the "
             "instruction (model.prompt), does the screenshot show the task, and do the drawn actions hit the "
-            "screen (model.coordinates)?"
+            "screen (model.dialect)?"
         )
     return (
         "It was different at the beginning of the run: training has destroyed the variety of answers. Train "

@@ -10,14 +10,13 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from arpo.actions import Action, CallUser, Fail, Finished, scale, up_to_terminal
 from arpo.config import RolloutConfig
+from arpo.dialects.base import Dialect, ParseError
 from arpo.engines.base import Engine
 from arpo.envs.base import Env, host_of
 from arpo.errors import ContextTooLong, EngineError, PromptTooLong, boundary
-from arpo.parsing import ParseError, parse
 from arpo.prompts.conversation import Conversation, PromptTemplate
 from arpo.prompts.rendering import PromptRenderer, Rendered
 from arpo.rollout.activity import Activity, Measure
@@ -30,17 +29,17 @@ OnScreenshot = Callable[[Screenshot, Screenshot | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """A playing policy: engine, renderer, prompt template, and the coordinates of its answers."""
+    """A playing policy: engine, renderer, prompt template, and the dialect of its answers."""
 
     engine: Engine
     renderer: PromptRenderer
     template: PromptTemplate
-    coordinates: Literal["pixels", "thousandths"]
+    dialect: Dialect
     positions: int | None = None  # context length of the model in tokens; None: unknown
 
     def answer_size(self, screenshot: Screenshot) -> tuple[int, int]:
         """(width, height) of the screen in the coordinates of the model's answers."""
-        return (1000, 1000) if self.coordinates == "thousandths" else self.renderer.model_size(screenshot)
+        return self.dialect.coordinates.size(self.renderer.model_size(screenshot))
 
 
 async def run_episode(
@@ -118,7 +117,7 @@ async def _play(
         conversation = conversation.answer(completion)
         sequence = _joined(sequence, Rendered(token_ids=completion.token_ids, images=()))
 
-        actions, error = _parse_actions(completion, agent.answer_size(screenshot), screenshot.size, settings)
+        actions, error = _parse_actions(completion, agent, screenshot, settings)
         turns.append(
             Turn(
                 screenshot=screenshot,
@@ -210,19 +209,17 @@ def _joined(sequence: Rendered, more: Rendered) -> Rendered:
 
 
 def _parse_actions(
-    completion: Completion,
-    answer_size: tuple[int, int],
-    screen_size: tuple[int, int],
-    settings: RolloutConfig,
+    completion: Completion, agent: Agent, screenshot: Screenshot, settings: RolloutConfig
 ) -> tuple[tuple[Action, ...], str]:
     """The actions in screen pixels and "", or no actions and the parse error."""
     if completion.finish == "length":
         return (), f"the answer was cut at {settings.max_answer_tokens} tokens"
     try:
-        actions = up_to_terminal(parse(completion.text).actions)
+        actions = up_to_terminal(agent.dialect.parse(completion.text).actions)
     except ParseError as error:
         return (), str(error)
-    return tuple(scale(action, answer_size, screen_size) for action in actions), ""
+    sizes = agent.answer_size(screenshot), screenshot.size
+    return tuple(scale(action, *sizes) for action in actions), ""
 
 
 def _stop(actions: tuple[Action, ...], terminated: bool, last: bool) -> StopReason | None:

@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 from arpo.cluster.services import Cluster, ClusterServers, open_cluster
 from arpo.config import Config
+from arpo.dialects.base import Dialect
+from arpo.dialects.registry import AUTO, BASE, choose_dialect
 from arpo.engines.base import ServedEngine
-from arpo.engines.factory import open_engine
+from arpo.engines.factory import model_id, open_engine
 from arpo.envs.factory import open_pool
 from arpo.envs.pool import EnvPool
 from arpo.envs.remote import add_timeout_slack
@@ -45,12 +47,14 @@ class Player:
 
     `model` is the module that the engine samples from, or that a learner trains. It is None if only servers
     have the weights. `served` is the engine if it uses servers. `servers` are those that the player starts
-    and ends itself, with logs in `server_logs`. `cluster` is the Ray cluster of the recipe.
+    and ends itself, with logs in `server_logs`. `cluster` is the Ray cluster of the recipe. `choice` tells
+    the user which dialect was chosen; "" if the recipe names it.
     """
 
     scheduler: Scheduler
     renderer: PromptRenderer
     model: Any
+    choice: str = ""
     served: ServedEngine | None = None
     servers: OwnServers | ClusterServers | None = None
     server_logs: Path | None = None
@@ -91,6 +95,8 @@ class Player:
                     self._restartable[:] = [server for server in started if isinstance(server, Server)]
                     self.served.use_servers([server.address for server in started], self.servers.key)
             opened.push_async_callback(engine.close)
+            if self.choice:
+                display.note(self.choice)
             for message in await engine.start():
                 display.note(message)
             yield self.scheduler
@@ -121,6 +127,7 @@ def open_player(config: Config, *, learning: bool = False) -> Player:
 
     `learning`: a learner will train the player's model. The caller closes the player.
     """
+    dialect = open_dialect(config)
     template = load_template(config.model.prompt)
     cluster = open_cluster(config)
     pool = _open_pool(config, cluster)
@@ -131,7 +138,7 @@ def open_player(config: Config, *, learning: bool = False) -> Player:
         engine=opened.engine,
         renderer=opened.renderer,
         template=template,
-        coordinates=config.model.coordinates,
+        dialect=dialect,
         positions=_positions(opened.model),
     )
     scheduler = Scheduler(
@@ -145,11 +152,28 @@ def open_player(config: Config, *, learning: bool = False) -> Player:
         scheduler=scheduler,
         renderer=opened.renderer,
         model=opened.model,
+        choice=_describe_choice(config, dialect),
         served=opened.served,
         servers=servers,
         server_logs=Path(config.run.dir) / SERVER_LOGS if learning else None,
         cluster=cluster,
     )
+
+
+def open_dialect(config: Config) -> Dialect:
+    """The dialect of the recipe's model. Reads its config.json, if the model is not on a server."""
+    if config.engine.name == "openai" or config.model.dialect != AUTO or config.model.path == BASE:
+        return choose_dialect(config.model.dialect, model_id(config), None)
+    from arpo.models.loading import read_config, resolve_model
+
+    model_type = read_config(resolve_model(config.model.path)).model_type
+    return choose_dialect(AUTO, config.model.path, model_type)
+
+
+def _describe_choice(config: Config, dialect: Dialect) -> str:
+    if config.model.dialect != AUTO or config.model.path == BASE:
+        return ""
+    return f"the model answers in the dialect {dialect.name} (model.dialect = auto)"
 
 
 def release_gpu_memory() -> None:

@@ -28,8 +28,9 @@ from arpo.config import FRESH, TasksConfig
 from arpo.config.recipe import canonical_task_source, nearest
 from arpo.config.settings import LARGEST
 from arpo.config.task_set_names import GENERATED, MINIWOB
+from arpo.dialects.base import ParseError
+from arpo.dialects.ui_tars import parse_solution
 from arpo.errors import UserError
-from arpo.parsing import ParseError, parse_solution
 from arpo.storage.files import check_depth, escapes_folder, read_regular
 from arpo.tasks.screened import Count
 from arpo.types import Json, Task

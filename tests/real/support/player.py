@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from arpo.actions import Action, Wait
-from arpo.parsing import parse
+from arpo.dialects.ui_tars import parse
 
 MAX_WAITS = 20
 MAX_FIRST_WAITS = 5  # a blinking cursor never stops changing

@@ -1,4 +1,7 @@
-"""Parser for a model's answer: `parse(text)` returns typed actions or raises `ParseError`.
+"""UI-TARS: calls with quoted arguments after "Action:".
+
+    Thought: open it
+    Action: click(start_box='(105,63)')
 
 The parser scans calls with quoted arguments. It accepts the spellings of real models (boxes and points, key
 names, unescaped quotes) and rejects everything else. It never evaluates text as code, and raises no exception
@@ -9,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from arpo.actions import (
     Action,
@@ -34,21 +36,8 @@ from arpo.actions import (
     Type,
     Wait,
 )
+from arpo.dialects.base import MAX_CALLS, PIXELS, THOUSANDTHS, Answer, Dialect, ParseError, clipped, quoted
 from arpo.keyboard import canonical_keys
-
-# Some calls take a second on a real desktop. An answer of hundreds, as of a model that repeats itself, would
-# exceed the timeout of a step, and the failure would count against the environment.
-MAX_CALLS = 32
-
-
-class ParseError(ValueError):
-    """The answer is not in the action language. The message names the error and the text at fault."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    thought: str
-    actions: tuple[Action, ...]
 
 
 def parse(text: str) -> Answer:
@@ -63,16 +52,6 @@ def parse(text: str) -> Answer:
     if label is None:
         raise ParseError("the answer contains no 'Action:'")
     return Answer(thought=_thought(text[: label.start()]), actions=_calls(text, label.end()))
-
-
-def thought_of(text: str) -> str:
-    r"""The thought of an answer, also of one that does not parse: the text before its action.
-
-    >>> thought_of("Thought: open it\nAction: clikc(start_box='(105,63)')")
-    'open it'
-    """
-    label = _ACTION_LINE.search(text) or _ACTION.search(text)
-    return _thought(text[: label.start()] if label else text)
 
 
 def _thought(text: str) -> str:
@@ -111,12 +90,12 @@ class _Arguments:
     def key(self) -> str:
         keys = self.keys()
         if len(keys) != 1:
-            raise ParseError(f"{self._call}() takes one key, got {_clipped(' '.join(keys))}")
+            raise ParseError(f"{self._call}() takes one key, got {clipped(' '.join(keys))}")
         return keys[0]
 
     def refuse_rest(self) -> None:
         if self._values:
-            raise ParseError(f"{self._call}() has no argument {_clipped(next(iter(self._values)))}=")
+            raise ParseError(f"{self._call}() has no argument {clipped(next(iter(self._values)))}=")
 
 
 _POINT_NAMES = ("start_box", "point", "start_point")
@@ -127,7 +106,7 @@ def _scroll(args: _Arguments) -> Scroll:
     direction = args.text("direction").strip().lower()
     if direction not in set(Direction):
         raise ParseError(
-            f"scroll(): direction= must be one of {', '.join(Direction)}, got {_short(direction)}"
+            f"scroll(): direction= must be one of {', '.join(Direction)}, got {quoted(direction)}"
         )
     point = args.optional(*_POINT_NAMES)
     return Scroll(point=_point(point) if point else None, direction=Direction(direction))
@@ -209,7 +188,7 @@ def _calls(text: str, position: int) -> tuple[Action, ...]:
         actions.append(action)
         position = _skip(text, end)
         if position < len(text) and "\n" not in text[end:position]:
-            raise ParseError(f"unexpected text after the call: {_short(text[position:])}")
+            raise ParseError(f"unexpected text after the call: {quoted(text[position:])}")
     if not actions:
         raise ParseError("no call follows 'Action:'")
     return tuple(actions)
@@ -218,10 +197,10 @@ def _calls(text: str, position: int) -> tuple[Action, ...]:
 def _call(text: str, position: int) -> tuple[Action, int]:
     head = _NAME.match(text, position)
     if head is None:
-        raise ParseError(f"expected a call, got {_short(text[position:])}")
+        raise ParseError(f"expected a call, got {quoted(text[position:])}")
     name = head[1]
     if name not in _BUILDERS:
-        raise ParseError(f"unknown function {_short(name)}")
+        raise ParseError(f"unknown function {quoted(name)}")
     values, position = _arguments(text, head.end(), name)
     arguments = _Arguments(name, values)
     action = _BUILDERS[name](arguments)
@@ -235,15 +214,15 @@ def _arguments(text: str, position: int, call: str) -> tuple[dict[str, str], int
     while not text.startswith(")", position):
         head = _ARGUMENT.match(text, position)
         if head is None:
-            raise ParseError(f"{call}(): expected an argument or ), got {_short(text[position:])}")
+            raise ParseError(f"{call}(): expected an argument or ), got {quoted(text[position:])}")
         if head[1] in values:
-            raise ParseError(f"{call}() has {_clipped(head[1])}= twice")
-        values[head[1]], position = _value(text, head.end(), f"{call}({_clipped(head[1])}=")
+            raise ParseError(f"{call}() has {clipped(head[1])}= twice")
+        values[head[1]], position = _value(text, head.end(), f"{call}({clipped(head[1])}=")
         position = _skip(text, position)
         if text.startswith(",", position):
             position = _skip(text, position + 1)
         elif not text.startswith(")", position):
-            raise ParseError(f"{call}() is not closed: {_short(text[position:])}")
+            raise ParseError(f"{call}() is not closed: {quoted(text[position:])}")
     return values, position + 1
 
 
@@ -252,7 +231,7 @@ def _value(text: str, position: int, argument: str) -> tuple[str, int]:
     if quote not in _CLOSING:
         bare = _BARE_POINT.match(text, position)
         if bare is None:
-            raise ParseError(f"{argument}…) needs a quoted value, got {_short(text[position:])}")
+            raise ParseError(f"{argument}…) needs a quoted value, got {quoted(text[position:])}")
         return bare[0], bare.end()
     for closing in (_CLOSING[quote], _ANY_CLOSING[quote]):
         for found in closing.finditer(text, position + 1):
@@ -268,7 +247,7 @@ def _unescaped(text: str) -> str:
 def _point(text: str) -> Point:
     found = _POINT.fullmatch(" ".join(text.split()))
     if found is None:
-        raise ParseError(f"expected (x,y) or (x1,y1,x2,y2), got {_short(text)}")
+        raise ParseError(f"expected (x,y) or (x1,y1,x2,y2), got {quoted(text)}")
     corners = [_coordinate(number) for number in found.groups() if number is not None]
     xs, ys = corners[0::2], corners[1::2]
     return Point(sum(xs) / len(xs), sum(ys) / len(ys))
@@ -277,7 +256,7 @@ def _point(text: str) -> Point:
 def _coordinate(text: str) -> float:
     value = float(text)
     if abs(value) > _MAX_COORDINATE:
-        raise ParseError(f"no screen has the coordinate {_clipped(text)}")
+        raise ParseError(f"no screen has the coordinate {clipped(text)}")
     return value
 
 
@@ -287,14 +266,23 @@ def _skip(text: str, position: int) -> int:
     return found.end()
 
 
-def _short(text: str) -> str:
-    return repr(_clipped(text))
-
-
-def _clipped(text: str) -> str:
-    return text if len(text) <= 40 else text[:40] + "…"
-
-
 def parse_solution(solution: Sequence[str]) -> list[tuple[Action, ...]]:
     """The actions of each step of `Task.solution`. Raises ParseError."""
     return [parse(f"Action: {step}").actions for step in solution]
+
+
+# Desk's base model and UI-TARS-1.5 answer in pixels, earlier models in thousandths of the screen.
+UI_TARS_1_5 = Dialect(
+    name="ui_tars_1_5",
+    names=r"ui-?tars(?!-\d+b)",
+    types=("qwen2_5_vl", "qwen3_vl"),
+    coordinates=PIXELS,
+    parse=parse,
+)
+UI_TARS = Dialect(
+    name="ui_tars",
+    names=r"ui-?tars",
+    types=("qwen2_vl",),
+    coordinates=THOUSANDTHS,
+    parse=parse,
+)

@@ -30,8 +30,9 @@ from arpo.actions import (
     Wait,
     render,
 )
+from arpo.dialects.base import Answer, ParseError
+from arpo.dialects.ui_tars import parse
 from arpo.keyboard import canonical_keys
-from arpo.parsing import Answer, ParseError, parse
 
 HERE = Point(10.0, 20.0)
 

@@ -1,0 +1,84 @@
+"""How a model speaks: one `Dialect` per kind of answer.
+
+A dialect parses an answer into typed actions, and says in which coordinates their points are. `registry`
+chooses the dialect of a model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from arpo.actions import Action
+
+# Some calls take a second on a real desktop. An answer of hundreds, as of a model that repeats itself, would
+# exceed the timeout of a step, and the failure would count against the environment.
+MAX_CALLS = 32
+
+
+class ParseError(ValueError):
+    """The answer is not in the action language. The message names the error and the text at fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    thought: str
+    actions: tuple[Action, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinates:
+    """Unit of the points in an answer. `full` is the coordinate of the right and lower edge of the screen.
+
+    None: pixels of the screenshot as resized for the model.
+    """
+
+    full: int | None
+
+    def size(self, model_size: tuple[int, int]) -> tuple[int, int]:
+        """(width, height) of the screen in these coordinates."""
+        return model_size if self.full is None else (self.full, self.full)
+
+
+PIXELS = Coordinates(full=None)
+THOUSANDTHS = Coordinates(full=1000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """The answers of one family of models.
+
+    `names` is a regular expression for names of such models, lower case. `types` are their `model_type`.
+    `parse` returns typed actions, in time linear in the text. It raises ParseError and nothing else.
+    """
+
+    name: str
+    names: str
+    types: tuple[str, ...]
+    coordinates: Coordinates
+    parse: Callable[[str], Answer]
+
+
+def thought_of(text: str) -> str:
+    r"""The thought of an answer in any dialect, also of one that does not parse: the text before its action.
+
+    >>> thought_of("Thought: open it\nAction: clikc(start_box='(105,63)')")
+    'open it'
+    """
+    label = _ACTION_LINE.search(text) or _ACTION.search(text)
+    return _THOUGHT.sub("", text[: label.start()] if label else text, count=1).strip()
+
+
+_ACTION = re.compile(r"\bAction\s*[:：]")
+_ACTION_LINE = re.compile(r"^[ \t]*Action\s*[:：]", re.MULTILINE)
+_THOUGHT = re.compile(r"^\s*Thought\s*[:：]")
+
+
+def quoted(text: str) -> str:
+    """The beginning of a text in quotes, for error messages."""
+    return repr(clipped(text))
+
+
+def clipped(text: str) -> str:
+    return text if len(text) <= 40 else text[:40] + "…"

@@ -1,0 +1,44 @@
+"""All dialects, and the choice of one: `model.dialect`."""
+
+from __future__ import annotations
+
+import re
+
+from arpo.dialects.base import Dialect
+from arpo.dialects.ui_tars import UI_TARS, UI_TARS_1_5
+from arpo.errors import BadSetting
+
+# The first one that fits is chosen.
+DIALECTS = (UI_TARS_1_5, UI_TARS)
+AUTO = "auto"
+BASE = "base"
+
+
+def choose_dialect(setting: str, model: str, model_type: str | None) -> Dialect:
+    """The dialect of model.dialect. "auto" chooses by the model's name, then by `model_type` (None: unknown).
+
+    `model` is a path, a name on the hub, or a name on a server.
+
+    >>> choose_dialect("auto", "ByteDance-Seed/UI-TARS-7B-DPO", "qwen2_vl").name
+    'ui_tars'
+    """
+    if setting != AUTO:
+        by_name = {dialect.name: dialect for dialect in DIALECTS}
+        if setting not in by_name:
+            raise BadSetting("model.dialect", f"is {setting!r}, must be auto or one of {', '.join(by_name)}")
+        return by_name[setting]
+    if model == BASE:
+        return UI_TARS_1_5
+    # The last two parts: a run has its model in RUN/model. "@" begins a revision.
+    name = "/".join(model.partition("@")[0].lower().rstrip("/").split("/")[-2:])
+    named = [dialect for dialect in DIALECTS if re.search(dialect.names, name)]
+    typed = [dialect for dialect in DIALECTS if model_type in dialect.types]
+    for found in ([dialect for dialect in named if dialect in typed], named, typed):
+        if found:
+            return found[0]
+    kind = f" of type {model_type}" if model_type else ""
+    raise BadSetting(
+        "model.dialect",
+        f"is auto, but no dialect is known for the model {model!r}{kind}: set it to the one that the model "
+        f"speaks: {', '.join(dialect.name for dialect in DIALECTS)}",
+    )

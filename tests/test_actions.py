@@ -1,18 +1,30 @@
 """Actions: their text (`render`) and their coordinates (`scale`)."""
 
+from dataclasses import replace
+
+import pytest
+
 from arpo.actions import (
+    POINTER,
+    Action,
     CallUser,
     Click,
     Direction,
     Drag,
     Fail,
     Finished,
+    GiveAnswer,
     Hotkey,
+    Hover,
+    MouseUp,
     Point,
     Scroll,
     Type,
     Wait,
+    action_from_json,
+    action_to_json,
     render,
+    resolve_pointer,
     scale,
     up_to_terminal,
 )
@@ -62,3 +74,36 @@ def test_actions_after_a_terminal_one_are_dropped():
     assert up_to_terminal([click, Fail(), click, Finished()]) == (click, Fail())
     assert up_to_terminal([CallUser(), click]) == (CallUser(),)
     assert up_to_terminal([click, click]) == (click, click)
+
+
+def test_the_pointer_stays_where_the_last_action_left_it():
+    start, there = Point(9, 9), Point(3, 4)
+    drag = Drag(start=POINTER, end=Point(7, 8))
+    answer: list[Action] = [Click(point=POINTER), Hover(point=there), drag, MouseUp(point=POINTER)]
+    resolved, pointer = resolve_pointer(answer, start)
+    assert resolved == (
+        Click(point=start),
+        Hover(point=there),
+        Drag(start=there, end=Point(7, 8)),
+        MouseUp(point=Point(7, 8)),
+    )
+    assert pointer == Point(7, 8)
+
+
+def test_the_pointer_has_no_coordinates_to_scale():
+    scaled = scale(Click(point=POINTER), (1000, 1000), (1920, 1080))
+    assert resolve_pointer([scaled], Point(5, 6))[0] == (Click(point=Point(5, 6)),)
+
+
+def test_amounts_are_stored_only_if_they_are_given():
+    scroll = Scroll(point=None, direction=Direction.UP)
+    assert action_to_json(scroll) == {"do": "Scroll", "point": None, "direction": "up"}
+    assert action_to_json(replace(scroll, amount=3))["amount"] == 3
+    assert action_to_json(Wait()) == {"do": "Wait"}
+    for action in (scroll, replace(scroll, amount=3), Wait(), Wait(seconds=2.5), GiveAnswer(text="42")):
+        assert action_from_json(action_to_json(action)) == action
+    for wrong in ({"seconds": "3"}, {"seconds": float("inf")}, {"time": 1}):
+        with pytest.raises(ValueError, match="action"):
+            action_from_json({"do": "Wait", **wrong})
+    with pytest.raises(ValueError, match=r"action\.amount: must be a whole number, not 1\.5"):
+        action_from_json({**action_to_json(scroll), "amount": 1.5})

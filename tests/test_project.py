@@ -37,7 +37,18 @@ def texts():
     return found
 
 
-@pytest.mark.parametrize("name", ["actions", "keyboard", "parsing", "config.recipe", "cli.entry_point"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "actions",
+        "keyboard",
+        "dialects.base",
+        "dialects.registry",
+        "dialects.ui_tars",
+        "config.recipe",
+        "cli.entry_point",
+    ],
+)
 def test_examples_in_docstrings_are_correct(name):
     result = doctest.testmod(importlib.import_module(f"arpo.{name}"))
     assert result.attempted and not result.failed

@@ -29,7 +29,7 @@ def test_a_named_dialect_wins_over_the_model():
 
 def test_an_unknown_model_or_dialect_lists_the_dialects():
     names = ", ".join(dialect.name for dialect in DIALECTS)
-    with pytest.raises(UserError, match=f"no dialect is known for the model 'gpt' .*: {names}"):
+    with pytest.raises(UserError, match=f"no dialect is known for the model 'gpt': .*: {names}"):
         choose_dialect("auto", "gpt", None)
     with pytest.raises(UserError, match=f"'uitars', must be auto or one of {names}"):
         choose_dialect("uitars", "base", None)

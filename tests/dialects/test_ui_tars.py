@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arpo import parsing
 from arpo.actions import (
     CallUser,
     Click,
@@ -15,26 +14,35 @@ from arpo.actions import (
     Drag,
     Fail,
     Finished,
+    GiveAnswer,
     Hotkey,
     Hover,
     KeyDown,
     KeyUp,
     LongPress,
+    MiddleClick,
+    MouseDown,
+    MouseUp,
     OpenApp,
     Point,
     PressBack,
     PressHome,
     RightClick,
     Scroll,
+    TripleClick,
     Type,
     Wait,
     render,
 )
+from arpo.dialects import ui_tars
 from arpo.dialects.base import Answer, ParseError
 from arpo.dialects.ui_tars import parse
 from arpo.keyboard import canonical_keys
 
 HERE = Point(10.0, 20.0)
+POINTED = (
+    Click, DoubleClick, RightClick, MiddleClick, TripleClick, Hover, LongPress, MouseDown, MouseUp
+)  # fmt: skip
 
 
 def only(call):
@@ -257,10 +265,10 @@ REPEATED = (
 @pytest.mark.parametrize("start", ["", "Action: ", "Action: type(content='", "Action: click(start_box='(1,"])
 @pytest.mark.parametrize("end", ["", "')"])
 def test_the_work_is_linear_in_the_length(monkeypatch, start, end):
-    monkeypatch.setattr(parsing, "MAX_CALLS", 10**6)
-    for name, value in vars(parsing).items():
+    monkeypatch.setattr(ui_tars, "MAX_CALLS", 10**6)
+    for name, value in vars(ui_tars).items():
         if isinstance(value, re.Pattern):
-            monkeypatch.setattr(parsing, name, Counting(value))
+            monkeypatch.setattr(ui_tars, name, Counting(value))
         elif isinstance(value, dict):
             for key, pattern in value.items():
                 if isinstance(pattern, re.Pattern):
@@ -295,7 +303,7 @@ typed = st.builds(Type, text=texts, submit=st.booleans()).filter(
     lambda t: t.submit or not t.text.endswith("\n")
 )
 actions = st.one_of(
-    *(st.builds(kind, point=points) for kind in (Click, DoubleClick, RightClick, Hover, LongPress)),
+    *(st.builds(kind, point=points) for kind in POINTED),
     st.builds(Drag, start=points, end=points),
     st.builds(Scroll, point=points | st.none(), direction=st.sampled_from(Direction)),
     st.builds(Hotkey, keys=st.lists(names, min_size=1, max_size=4).map(tuple)),
@@ -324,3 +332,15 @@ def test_rendered_actions_with_trailing_commas_parse_back(written, end):
 @given(names)
 def test_canonical_names_are_their_own_spelling(name):
     assert canonical_keys(name) == (name,)
+
+
+def test_amounts_waits_and_answers():
+    assert only("scroll(direction='up', amount='3')").amount == 3
+    assert only("scroll(direction='up', amount='1e5')").amount == 1000
+    assert only("wait(seconds='2.5')") == Wait(seconds=2.5)
+    assert only("wait(seconds='99')") == Wait(seconds=20.0)
+    assert only("answer(content='42')") == GiveAnswer(text="42")
+    with pytest.raises(ParseError, match="amount= must be a number, got 'many'"):
+        only("scroll(direction='up', amount='many')")
+    with pytest.raises(ParseError, match="waits for 40 seconds in all, at most 30"):
+        parse("Action: wait(seconds='20')\n\nwait(seconds='20')")

@@ -578,9 +578,11 @@ def test_weights_do_not_go_to_a_server() -> None:
 
 
 def test_servers_are_asked_for_their_models_before_anything_is_played() -> None:
-    with serving(script(WAIT)) as server, serving(script(WAIT), models=("ui-tars", "tinny")) as other:
+    with serving(script(WAIT)) as server, serving(script(WAIT), models=("other", "tinny-ui-tars")) as other:
         assert probe(engine(server.url)) == []
-        with pytest.raises(UserError, match=r"does not serve the model 'tiny' \(did you mean tinny\?\)"):
+        with pytest.raises(
+            UserError, match=r"does not serve the model 'tiny-ui-tars' \(did you mean tinny-ui-tars\?\)"
+        ):
             probe(engine(server.url, other.url))
         (note,) = probe(engine("http://127.0.0.1:1/v1", server.url))
         assert note.startswith("1 of 2 servers do not answer: http://127.0.0.1:1/v1/models: ")

@@ -176,9 +176,9 @@ class Crashing(Solvable):
 def test_refusing_an_action_is_allowed_and_crashing_is_not():
     assert found(Refusing) == []
     remedy = "correct this line; ignore actions that the environment does not support"
-    scroll = "Scroll(point=Point(x=28, y=28), direction=<Direction.UP: 'up'>)"
+    scroll = "Scroll(point=Point(x=28, y=28), direction=<Direction.UP: 'up'>, amount=None)"
     assert found(Crashing) == [
-        f"FAIL  {line_of(Crashing.step, 4)}: step: ValueError: wheel: {remedy} (at {scroll} and 4 others)",
+        f"FAIL  {line_of(Crashing.step, 4)}: step: ValueError: wheel: {remedy} (at {scroll} and 5 others)",
         f"FAIL  {line_of(Crashing.step, 2)}: step: KeyError: 'ctrl': {remedy} "
         "(at Hotkey(keys=('ctrl', 'a')) and 1 other)",
     ]

@@ -12,13 +12,18 @@ from arpo.actions import (
     Drag,
     Fail,
     Finished,
+    GiveAnswer,
     Hotkey,
     KeyDown,
     LongPress,
+    MiddleClick,
+    MouseDown,
+    MouseUp,
     OpenApp,
     Point,
     PressHome,
     Scroll,
+    TripleClick,
     Type,
     Wait,
 )
@@ -126,3 +131,19 @@ def test_typed_text_arrives_exactly(text):
     tree = ast.parse(program([Type(text=text)]))
     (assignment,) = (node for node in tree.body if isinstance(node, ast.Assign))
     assert ast.literal_eval(assignment.value) == text
+
+
+def test_buttons_amounts_and_seconds():
+    point = Point(1, 2)
+    assert performed(MiddleClick(point=point), TripleClick(point=point)) == [
+        ("middleClick", 1, 2),
+        ("tripleClick", 1, 2),
+    ]
+    assert performed(MouseDown(point=point), MouseUp(point=Point(3, 4))) == [
+        ("mouseDown", 1, 2),
+        ("mouseUp", 3, 4),
+    ]
+    assert performed(Scroll(point=None, direction=Direction.DOWN, amount=7)) == [("scroll", -7)]
+    assert performed(Scroll(point=point, direction=Direction.RIGHT, amount=2)) == [("hscroll", 2, 1, 2)]
+    assert performed(Wait(seconds=2.5)) == [("sleep", 2.5)]
+    assert performed(GiveAnswer(text="42")) == []

@@ -57,7 +57,7 @@ def test_every_task_arrives_as_it_was_sent():
         ({"do": ["Wait"]}, "actions[0]: unknown action ['Wait']"),
         ({"do": "Eval"}, "actions[0]: unknown action 'Eval'"),
         ({"do": "Point", "x": 1, "y": 2}, "actions[0]: unknown action 'Point'"),
-        ({"do": "Wait", "long": True}, "actions[0]: its keys must be do, not ['do', 'long']"),
+        ({"do": "Wait", "long": True}, "actions[0]: its keys must be do, seconds, not ['do', 'long']"),
         ({"do": "Click"}, "actions[0]: its keys must be do, point, not ['do']"),
         ({"do": "Click", "point": None}, "{x, y} in finite numbers, not None"),
         ({"do": "Click", "point": [1, 2]}, "{x, y} in finite numbers, not [1, 2]"),

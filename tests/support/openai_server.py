@@ -19,7 +19,7 @@ from arpo.config.recipe import load_config
 from arpo.rollout.player import open_player
 from arpo.types import Message, Prompt, Sampling, Screenshot
 
-MODEL = "tiny"
+MODEL = "tiny-ui-tars"
 
 
 @dataclass(slots=True)

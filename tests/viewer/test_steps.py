@@ -4,7 +4,10 @@ from arpo import actions as act
 from arpo.viewer.steps import action_label, split_answer
 from stored_episodes import ALL_ACTIONS
 
-DRAWN = (act.Click, act.DoubleClick, act.RightClick, act.Hover, act.LongPress, act.Drag)
+DRAWN = (
+    act.Click, act.DoubleClick, act.RightClick, act.MiddleClick, act.TripleClick, act.Hover, act.LongPress,
+    act.Drag,
+)  # fmt: skip
 
 
 def test_every_action_that_is_not_drawn_has_a_label():

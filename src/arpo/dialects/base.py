@@ -7,11 +7,15 @@ chooses the dialect of a model.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from arpo.actions import Action
+from arpo.actions import Action, Wait, scale
 
+# Limits of one answer.
+MAX_SCROLL = 1000  # wheel notches
+MAX_WAIT_SECONDS = 20.0  # of one call; longer ones are shortened
+MAX_WAITS_SECONDS = 30.0  # of all calls: below the timeout of a step
 # Some calls take a second on a real desktop. An answer of hundreds, as of a model that repeats itself, would
 # exceed the timeout of a step, and the failure would count against the environment.
 MAX_CALLS = 32
@@ -29,16 +33,23 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinates:
-    """Unit of the points in an answer. `full` is the coordinate of the right and lower edge of the screen.
+    """Unit of the points in an answer.
 
-    None: pixels of the screenshot as resized for the model.
+    `full` is the coordinate of the right and lower edge of the screen; None: pixels of the screenshot as
+    resized for the model. `floor`: whole pixels are rounded down, as the published agents of a model do.
     """
 
-    full: int | None
+    full: float | None
+    floor: bool = False
 
-    def size(self, model_size: tuple[int, int]) -> tuple[int, int]:
-        """(width, height) of the screen in these coordinates."""
-        return model_size if self.full is None else (self.full, self.full)
+    def to_screen(self, action: Action, model_size: tuple[int, int], screen: tuple[int, int]) -> Action:
+        """The action in pixels of the screen. `model_size`: of the screenshot as resized for the model."""
+        size = model_size if self.full is None else (self.full, self.full)
+        return scale(action, size, screen, _floor) if self.floor else scale(action, size, screen)
+
+
+def _floor(value: float, source: float, target: int) -> int:
+    return int(value * (target / source))
 
 
 PIXELS = Coordinates(full=None)
@@ -73,6 +84,27 @@ def thought_of(text: str) -> str:
 _ACTION = re.compile(r"\bAction\s*[:：]")
 _ACTION_LINE = re.compile(r"^[ \t]*Action\s*[:：]", re.MULTILINE)
 _THOUGHT = re.compile(r"^\s*Thought\s*[:：]")
+
+
+def scroll_amount(notches: float) -> int:
+    """Whole wheel notches of a scroll, without its direction."""
+    return min(round(abs(notches)), MAX_SCROLL)
+
+
+def wait_seconds(seconds: float) -> float:
+    return min(max(seconds, 0.0), MAX_WAIT_SECONDS)
+
+
+def bounded(actions: Sequence[Action]) -> tuple[Action, ...]:
+    """The actions. Raises ParseError if there are none, too many, or if they wait for too long."""
+    if not actions:
+        raise ParseError("the answer contains no action")
+    if len(actions) > MAX_CALLS:
+        raise ParseError(f"the answer has more than {MAX_CALLS} calls")
+    waits = sum(action.seconds or 0.0 for action in actions if isinstance(action, Wait))
+    if waits > MAX_WAITS_SECONDS:
+        raise ParseError(f"the answer waits for {waits:g} seconds in all, at most {MAX_WAITS_SECONDS:g}")
+    return tuple(actions)
 
 
 def quoted(text: str) -> str:

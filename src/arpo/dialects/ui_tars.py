@@ -22,21 +22,38 @@ from arpo.actions import (
     Drag,
     Fail,
     Finished,
+    GiveAnswer,
     Hotkey,
     Hover,
     KeyDown,
     KeyUp,
     LongPress,
+    MiddleClick,
+    MouseDown,
+    MouseUp,
     OpenApp,
     Point,
     PressBack,
     PressHome,
     RightClick,
     Scroll,
+    TripleClick,
     Type,
     Wait,
 )
-from arpo.dialects.base import MAX_CALLS, PIXELS, THOUSANDTHS, Answer, Dialect, ParseError, clipped, quoted
+from arpo.dialects.base import (
+    MAX_CALLS,
+    PIXELS,
+    THOUSANDTHS,
+    Answer,
+    Dialect,
+    ParseError,
+    bounded,
+    clipped,
+    quoted,
+    scroll_amount,
+    wait_seconds,
+)
 from arpo.keyboard import canonical_keys
 
 
@@ -51,11 +68,10 @@ def parse(text: str) -> Answer:
     label = _ACTION_LINE.search(text) or _ACTION.search(text)
     if label is None:
         raise ParseError("the answer contains no 'Action:'")
-    return Answer(thought=_thought(text[: label.start()]), actions=_calls(text, label.end()))
-
-
-def _thought(text: str) -> str:
-    return _THOUGHT.sub("", text, count=1).strip()
+    return Answer(
+        thought=_THOUGHT.sub("", text[: label.start()], count=1).strip(),
+        actions=bounded(_calls(text, label.end())),
+    )
 
 
 class _Arguments:
@@ -93,6 +109,14 @@ class _Arguments:
             raise ParseError(f"{self._call}() takes one key, got {clipped(' '.join(keys))}")
         return keys[0]
 
+    def number(self, name: str) -> float | None:
+        value = self.optional(name)
+        if value is None:
+            return None
+        if re.fullmatch(_NUMBER, value.strip()) is None:
+            raise ParseError(f"{self._call}(): {name}= must be a number, got {quoted(value)}")
+        return _coordinate(value)
+
     def refuse_rest(self) -> None:
         if self._values:
             raise ParseError(f"{self._call}() has no argument {clipped(next(iter(self._values)))}=")
@@ -108,13 +132,22 @@ def _scroll(args: _Arguments) -> Scroll:
         raise ParseError(
             f"scroll(): direction= must be one of {', '.join(Direction)}, got {quoted(direction)}"
         )
-    point = args.optional(*_POINT_NAMES)
-    return Scroll(point=_point(point) if point else None, direction=Direction(direction))
+    point, amount = args.optional(*_POINT_NAMES), args.number("amount")
+    return Scroll(
+        point=_point(point) if point else None,
+        direction=Direction(direction),
+        amount=None if amount is None else scroll_amount(amount),
+    )
 
 
 def _type(args: _Arguments) -> Type:
     content = args.text("content")
     return Type(text=content.removesuffix("\n"), submit=content.endswith("\n"))
+
+
+def _wait(args: _Arguments) -> Wait:
+    seconds = args.number("seconds")
+    return Wait(seconds=None if seconds is None else wait_seconds(seconds))
 
 
 def _call_user(args: _Arguments) -> CallUser:
@@ -127,6 +160,10 @@ _BUILDERS: dict[str, Callable[[_Arguments], Action]] = {
     "left_single": lambda args: Click(point=args.point(*_POINT_NAMES)),
     "left_double": lambda args: DoubleClick(point=args.point(*_POINT_NAMES)),
     "right_single": lambda args: RightClick(point=args.point(*_POINT_NAMES)),
+    "middle_single": lambda args: MiddleClick(point=args.point(*_POINT_NAMES)),
+    "left_triple": lambda args: TripleClick(point=args.point(*_POINT_NAMES)),
+    "mouse_down": lambda args: MouseDown(point=args.point(*_POINT_NAMES)),
+    "mouse_up": lambda args: MouseUp(point=args.point(*_POINT_NAMES)),
     "hover": lambda args: Hover(point=args.point(*_POINT_NAMES)),
     "long_press": lambda args: LongPress(point=args.point(*_POINT_NAMES)),
     "drag": lambda args: Drag(start=args.point(*_POINT_NAMES), end=args.point(*_END_NAMES)),
@@ -140,7 +177,8 @@ _BUILDERS: dict[str, Callable[[_Arguments], Action]] = {
     "open_app": lambda args: OpenApp(name=args.text("app_name", "content", "name")),
     "press_home": lambda args: PressHome(),
     "press_back": lambda args: PressBack(),
-    "wait": lambda args: Wait(),
+    "wait": _wait,
+    "answer": lambda args: GiveAnswer(text=args.text("content", "text")),
     "finished": lambda args: Finished(content=args.optional("content") or ""),
     "error_env": lambda args: Fail(),
     "call_user": _call_user,

@@ -15,17 +15,22 @@ from arpo.actions import (
     Drag,
     Fail,
     Finished,
+    GiveAnswer,
     Hotkey,
     Hover,
     KeyDown,
     KeyUp,
     LongPress,
+    MiddleClick,
+    MouseDown,
+    MouseUp,
     OpenApp,
     Point,
     PressBack,
     PressHome,
     RightClick,
     Scroll,
+    TripleClick,
     Type,
     Wait,
 )
@@ -37,6 +42,7 @@ from arpo.envs.pool import GuardedEnv
 from arpo.errors import EnvError, EnvTimeout, boundary
 from arpo.types import Observation, StepResult, Task
 
+_POINTED = (Click, DoubleClick, RightClick, MiddleClick, TripleClick, Hover, LongPress)
 MAX_TIMEOUTS = 2  # of a call; then it is not tried again
 # How to correct an exception of a call.
 REMEDIES = {
@@ -118,12 +124,15 @@ def _raised_in(fault: EnvError) -> str:
 def every_action(width: int, height: int) -> tuple[Action, ...]:
     """Return actions of every class, with points inside the screen; the terminal ones come last."""
     centre, corner = Point(width // 2, height // 2), Point(width - 1, height - 1)
-    pointed = [kind(point=centre) for kind in (Click, DoubleClick, RightClick, Hover, LongPress)]
+    pointed = [kind(point=centre) for kind in _POINTED]
     scrolls = [Scroll(point=centre, direction=way) for way in Direction]
     return (
         *pointed,
         *scrolls,
         Scroll(point=None, direction=Direction.DOWN),
+        Scroll(point=centre, direction=Direction.UP, amount=3),
+        MouseDown(point=centre),
+        MouseUp(point=corner),
         Drag(start=centre, end=corner),
         Hotkey(keys=("ctrl", "a")),
         Hotkey(keys=("pagedown",)),
@@ -134,6 +143,8 @@ def every_action(width: int, height: int) -> tuple[Action, ...]:
         PressHome(),
         PressBack(),
         Wait(),
+        Wait(seconds=0.5),
+        GiveAnswer(text="42"),
         Finished(content="done"),
         Fail(),
         CallUser(),

@@ -21,9 +21,13 @@ from arpo.actions import (
     KeyDown,
     KeyUp,
     LongPress,
+    MiddleClick,
+    MouseDown,
+    MouseUp,
     Point,
     RightClick,
     Scroll,
+    TripleClick,
     Type,
     Wait,
 )
@@ -67,16 +71,25 @@ def _statements(action: Action) -> list[ast.stmt]:
             return [_gui("doubleClick", *_pixel(point))]
         case RightClick(point=point):
             return [_gui("rightClick", *_pixel(point))]
+        case MiddleClick(point=point):
+            return [_gui("middleClick", *_pixel(point))]
+        case TripleClick(point=point):
+            return [_gui("tripleClick", *_pixel(point))]
+        case MouseDown(point=point):
+            return [_gui("mouseDown", *_pixel(point))]
+        case MouseUp(point=point):
+            return [_gui("mouseUp", *_pixel(point))]
         case Hover(point=point):
             return [_gui("moveTo", *_pixel(point))]
         case LongPress(point=point):
             return [_gui("moveTo", *_pixel(point)), _gui("mouseDown"), _sleep(), _gui("mouseUp")]
         case Drag(start=start, end=end):
             return [_gui("moveTo", *_pixel(start)), _gui("dragTo", *_pixel(end), _HOLD_SECONDS)]
-        case Scroll(point=point, direction=direction):
+        case Scroll(point=point, direction=direction, amount=amount):
             wheel = "scroll" if direction in (Direction.UP, Direction.DOWN) else "hscroll"
-            notches = _NOTCHES if direction in (Direction.UP, Direction.RIGHT) else -_NOTCHES
-            return [_gui(wheel, notches, *(_pixel(point) if point else ()))]
+            notches = _NOTCHES if amount is None else amount
+            sign = 1 if direction in (Direction.UP, Direction.RIGHT) else -1
+            return [_gui(wheel, sign * notches, *(_pixel(point) if point else ()))]
         case Hotkey(keys=keys):
             return [_gui("hotkey", *keys)]
         case KeyDown(key=key):
@@ -89,8 +102,8 @@ def _statements(action: Action) -> list[ast.stmt]:
                 *ast.parse(_TYPING).body,
                 *([_gui("press", "enter")] if submit else []),
             ]
-        case Wait():
-            return [_sleep()]
+        case Wait(seconds=seconds):
+            return [_sleep(_HOLD_SECONDS if seconds is None else seconds)]
         case _:
             return []
 
@@ -99,8 +112,8 @@ def _gui(function: str, *arguments: Literal) -> ast.stmt:
     return _call("pyautogui", function, *arguments)
 
 
-def _sleep() -> ast.stmt:
-    return _call("time", "sleep", _HOLD_SECONDS)
+def _sleep(seconds: float = _HOLD_SECONDS) -> ast.stmt:
+    return _call("time", "sleep", seconds)
 
 
 def _call(module: str, function: str, *arguments: Literal) -> ast.stmt:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from arpo.actions import Action, CallUser, Fail, Finished, scale, up_to_terminal
+from arpo.actions import Action, CallUser, Fail, Finished, Point, resolve_pointer, up_to_terminal
 from arpo.config import RolloutConfig
 from arpo.dialects.base import Dialect, ParseError
 from arpo.engines.base import Engine
@@ -37,9 +37,11 @@ class Agent:
     dialect: Dialect
     positions: int | None = None  # context length of the model in tokens; None: unknown
 
-    def answer_size(self, screenshot: Screenshot) -> tuple[int, int]:
-        """(width, height) of the screen in the coordinates of the model's answers."""
-        return self.dialect.coordinates.size(self.renderer.model_size(screenshot))
+    def parse(self, text: str, screenshot: Screenshot) -> tuple[Action, ...]:
+        """The actions of an answer to this screenshot, in its pixels. Raises ParseError."""
+        actions = up_to_terminal(self.dialect.parse(text).actions)
+        sizes = self.renderer.model_size(screenshot), screenshot.size
+        return tuple(self.dialect.coordinates.to_screen(action, *sizes) for action in actions)
 
 
 async def run_episode(
@@ -89,6 +91,8 @@ async def _play(
     instruction = first.instruction or task.instruction
     conversation = Conversation.begin(agent.template, instruction, settings.max_images)
     screenshot = first.screenshot
+    width, height = screenshot.size
+    pointer = Point(width // 2, height // 2)  # its position on a new desktop
     while stop is None:
         look(screenshot)
         conversation = conversation.look(screenshot)
@@ -118,6 +122,7 @@ async def _play(
         sequence = _joined(sequence, Rendered(token_ids=completion.token_ids, images=()))
 
         actions, error = _parse_actions(completion, agent, screenshot, settings)
+        actions, pointer = resolve_pointer(actions, pointer)
         turns.append(
             Turn(
                 screenshot=screenshot,
@@ -215,11 +220,9 @@ def _parse_actions(
     if completion.finish == "length":
         return (), f"the answer was cut at {settings.max_answer_tokens} tokens"
     try:
-        actions = up_to_terminal(agent.dialect.parse(completion.text).actions)
+        return agent.parse(completion.text, screenshot), ""
     except ParseError as error:
         return (), str(error)
-    sizes = agent.answer_size(screenshot), screenshot.size
-    return tuple(scale(action, *sizes) for action in actions), ""
 
 
 def _stop(actions: tuple[Action, ...], terminated: bool, last: bool) -> StopReason | None:

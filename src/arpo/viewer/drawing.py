@@ -15,9 +15,13 @@ from arpo.actions import (
     Drag,
     Hover,
     LongPress,
+    MiddleClick,
+    MouseDown,
+    MouseUp,
     Point,
     RightClick,
     Scroll,
+    TripleClick,
     render,
 )
 from arpo.png import rgb
@@ -82,12 +86,12 @@ class _Pen:
 
     def action(self, action: Action, size: tuple[int, int]) -> None:
         match action:
-            case Click(point=point) | Hover(point=point):
+            case Click(point=point) | Hover(point=point) | MouseDown(point=point) | MouseUp(point=point):
                 self._ring(point, 1.5 * self._unit)
-            case DoubleClick(point=point) | LongPress(point=point):
+            case DoubleClick(point=point) | LongPress(point=point) | TripleClick(point=point):
                 self._ring(point, 1.5 * self._unit)
                 self._ring(point, 0.75 * self._unit)
-            case RightClick(point=point):
+            case RightClick(point=point) | MiddleClick(point=point):
                 self._ring(point, 1.5 * self._unit)
                 self._arrow(point, Point(point.x + 3 * self._unit / self._factor, point.y))
             case Drag(start=start, end=end):

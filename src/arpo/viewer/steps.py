@@ -14,14 +14,19 @@ from arpo.actions import (
     Drag,
     Fail,
     Finished,
+    GiveAnswer,
     Hotkey,
     Hover,
     KeyDown,
     KeyUp,
     LongPress,
+    MiddleClick,
+    MouseDown,
+    MouseUp,
     OpenApp,
     RightClick,
     Scroll,
+    TripleClick,
     Type,
     action_to_json,
 )
@@ -125,7 +130,16 @@ def split_answer(text: str) -> tuple[str, str]:
 def action_label(action: Action) -> str:
     """Text of an action without a position; empty for clicks and drags, which are drawn."""
     match action:
-        case Click() | DoubleClick() | RightClick() | Hover() | LongPress() | Drag():
+        case (
+            Click()
+            | DoubleClick()
+            | RightClick()
+            | Hover()
+            | LongPress()
+            | Drag()
+            | TripleClick()
+            | MiddleClick()
+        ):
             return ""
         case Scroll(direction=direction):
             return f"scroll {direction}"
@@ -137,6 +151,12 @@ def action_label(action: Action) -> str:
             return f"press {key}"
         case KeyUp(key=key):
             return f"release {key}"
+        case MouseDown():
+            return "press button"
+        case MouseUp():
+            return "release button"
+        case GiveAnswer(text=text):
+            return f"answer “{text}”"
         case OpenApp(name=name):
             return f"open {name}"
         case Finished(content=content):

@@ -62,6 +62,7 @@ class Desktop:
         self.popup: Popup | None = None
         self.clipboard = ""
         self._held_keys: tuple[str, ...] = ()
+        self._pressed_at: tuple[int, int] | None = None
 
     # windows
 
@@ -143,6 +144,34 @@ class Desktop:
         self.click(x, y)
         if widget is not None:
             widget.double_click()
+
+    def triple_click(self, x: int, y: int) -> None:
+        """Select the text of a field; elsewhere a double click."""
+        self.double_click(x, y)
+        is_field = self.popup is None and isinstance(self._widget_at(*_cell_at(x, y)), Field)
+        if is_field and self.front is not None and self.front.focus is not None:
+            self.front.focus.select_all()
+
+    def middle_click(self, x: int, y: int) -> None:
+        """Insert the selected text into a field, as X does; elsewhere nothing."""
+        if self.popup is not None or not isinstance(self._widget_at(*_cell_at(x, y)), Field):
+            return
+        before = self.front.focus if self.front is not None else None
+        selected = before.selected if before is not None else ""
+        self.click(x, y)
+        if self.front is not None and (focus := self.front.focus) is not None and selected:
+            focus.insert(selected)
+
+    def mouse_down(self, x: int, y: int) -> None:
+        self._pressed_at = x, y
+
+    def mouse_up(self, x: int, y: int) -> None:
+        """A drag from the position of `mouse_down`; a click if both are in one cell."""
+        start, self._pressed_at = self._pressed_at, None
+        if start is not None and _cell_at(*start) == _cell_at(x, y):
+            self.click(x, y)
+        elif start is not None:
+            self.drag(start, (x, y))
 
     def right_click(self, x: int, y: int) -> None:
         self.popup = None

@@ -7,6 +7,7 @@ optional: use it for training, not for evaluation. An unreadable task raises `En
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -25,15 +26,20 @@ from arpo.actions import (
     KeyDown,
     KeyUp,
     LongPress,
+    MiddleClick,
+    MouseDown,
+    MouseUp,
     OpenApp,
     Point,
     PressBack,
     RightClick,
     Scroll,
+    TripleClick,
     Type,
     scale,
     up_to_terminal,
 )
+from arpo.envs.answers import answer_in, answer_score
 from arpo.envs.desk.apps import APPS
 from arpo.envs.desk.canvas import LAYOUT_HEIGHT, LAYOUT_WIDTH, PALETTE, Canvas
 from arpo.envs.desk.desktop import Desktop
@@ -43,6 +49,7 @@ from arpo.png import keep_pixels
 from arpo.types import Observation, Screenshot, StepResult, Task
 
 _LINES_PER_SCROLL = 2
+_LINES_PER_NOTCH = 0.4  # a scroll without an amount has five notches on a real desktop
 _TYPED_KEYS = {"\n": "enter", "\t": "tab"}
 
 
@@ -69,12 +76,17 @@ def set_up(task: Task) -> Desktop:
     return desktop
 
 
-def task_score(task: Task, world: World, last_action: Action | None) -> float:
-    """1 if exactly the requested changes were made, else 0. An infeasible task requires `Fail` at the end."""
+def task_score(task: Task, world: World, last_action: Action | None, answer: str | None = None) -> float:
+    """1 if exactly the requested changes were made, else 0. An infeasible task requires `Fail` at the end.
+
+    A question (evaluator "answer") requires the right answer, and an unchanged world.
+    """
     gave_up = isinstance(last_action, Fail)
     match task.evaluator:
         case {"func": "infeasible"}:
             return float(gave_up)
+        case {"func": "answer"}:
+            return float(world == task.config[0]["parameters"]) * answer_score(task, answer)
         case {"func": "desk_state", "expected": {"rules": changed}}:
             initial = task.config[0]["parameters"]
             return float(not gave_up and world == {**initial, **changed})
@@ -82,7 +94,7 @@ def task_score(task: Task, world: World, last_action: Action | None) -> float:
             func = task.evaluator.get("func")
             raise EnvError(
                 "evaluate",
-                f"task {task.id}: Desk has no evaluator {func!r}; use 'desk_state' or 'infeasible'",
+                f"task {task.id}: Desk has no evaluator {func!r}; use 'desk_state', 'answer' or 'infeasible'",
             )
 
 
@@ -130,6 +142,7 @@ class DeskEnv:
     def __init__(self, width: int = LAYOUT_WIDTH, height: int = LAYOUT_HEIGHT, partial: float = 0.0) -> None:
         self.width, self.height, self._partial = width, height, partial
         self._last_action: Action | None = None
+        self._answer: str | None = None
         self._last_canvas: Canvas | None = None
 
     async def start(self, task: Task) -> Observation:
@@ -141,11 +154,12 @@ class DeskEnv:
         for action in up_to_terminal(actions):
             act(self.desktop, scale(action, (self.width, self.height), (LAYOUT_WIDTH, LAYOUT_HEIGHT)))
             self._last_action = action
+            self._answer = answer_in(action, self._answer)
         return StepResult(observation=self._observe())
 
     async def evaluate(self) -> float:
         end_state = self.task, self.desktop.world, self._last_action
-        return task_score(*end_state) or self._partial * task_progress(*end_state)
+        return task_score(*end_state, self._answer) or self._partial * task_progress(*end_state)
 
     async def close(self) -> None:
         """Nothing to release."""
@@ -169,11 +183,20 @@ def act(desktop: Desktop, action: Action) -> None:
             desktop.double_click(*_integers(point))
         case RightClick(point=point):
             desktop.right_click(*_integers(point))
+        case MiddleClick(point=point):
+            desktop.middle_click(*_integers(point))
+        case TripleClick(point=point):
+            desktop.triple_click(*_integers(point))
+        case MouseDown(point=point):
+            desktop.mouse_down(*_integers(point))
+        case MouseUp(point=point):
+            desktop.mouse_up(*_integers(point))
         case Drag(start=start, end=end):
             desktop.drag(_integers(start), _integers(end))
-        case Scroll(point=point, direction=Direction.UP | Direction.DOWN as direction):
-            lines = _LINES_PER_SCROLL if direction is Direction.DOWN else -_LINES_PER_SCROLL
-            desktop.scroll(*_integers(point or Point(LAYOUT_WIDTH / 2, LAYOUT_HEIGHT / 2)), lines)
+        case Scroll(point=point, direction=Direction.UP | Direction.DOWN as direction, amount=amount):
+            lines = _LINES_PER_SCROLL if amount is None else math.ceil(amount * _LINES_PER_NOTCH)
+            sign = 1 if direction is Direction.DOWN else -1
+            desktop.scroll(*_integers(point or Point(LAYOUT_WIDTH / 2, LAYOUT_HEIGHT / 2)), sign * lines)
         case Hotkey(keys=keys):
             desktop.key(keys)
         case KeyDown(key=key):

@@ -28,6 +28,7 @@ from typing import Any
 
 from arpo.config import EnvConfig, OSWorldConfig
 from arpo.config.recipe import find_program
+from arpo.envs.answers import ANSWER
 from arpo.envs.osworld.needs import needs
 from arpo.errors import EnvError, UserError
 from arpo.processes.child import python_command
@@ -188,6 +189,8 @@ def _check_names(task: Task, known: KnownNames) -> None:
         for index, step in enumerate(steps):
             _check_known(step["type"], known.steps, f"{key}[{index}].type", "setup step {}")
     for key, name in _items(evaluator, "func"):
+        if evaluator["func"] == ANSWER:
+            continue  # ARPO compares the answer itself
         _check_known(name, known.metrics, key, "metric {}")
         if name in known.unusable:
             raise UserError(f"{key} = {name!r}: {known.unusable[name]}")

@@ -14,12 +14,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from arpo.actions import TERMINAL, Action, Finished, Wait, up_to_terminal
 from arpo.config import EnvConfig, OSWorldConfig
+from arpo.envs.answers import ANSWER, answer_in, answer_score
 from arpo.envs.osworld.desktop_env_names import check_task, installed_names
 from arpo.envs.osworld.limits import HOME_MEGABYTES, Limits
 from arpo.envs.osworld.machine import ErrorRecorder, LocalProvider, Machine, MachineSettings, stop_machine
@@ -49,6 +50,8 @@ class DesktopEpisode:
         self._local = config.provider == LOCAL
         self._machine: Machine | None = None
         self._pauser = Pauser()
+        self._task: Task | None = None
+        self._answer: str | None = None
         self._func: Any = None
         self._score: float | None = None
         self._recorder = ErrorRecorder()
@@ -59,7 +62,7 @@ class DesktopEpisode:
         with self._call("start"):
             check_task(task, installed_names())
             stage_files(task, Path(self._config.cache), self._folder / "cache")
-            self._func = task.evaluator["func"]
+            self._task, self._func = task, task.evaluator["func"]
             if not self._local:
                 os.chdir(self._home)
             self._machine = Machine(self._machine_settings(), self._recorder)
@@ -67,7 +70,7 @@ class DesktopEpisode:
             if not self._local:
                 (self._folder / MACHINE_FILE).write_text(json.dumps(self._machine.identity()))
         with self._call("start"), self._running() as machine:
-            screenshot = machine.reset(asdict(task))["screenshot"]
+            screenshot = machine.reset(asdict(_for_desktop_env(task)))["screenshot"]
             if not self._local:
                 time.sleep(self._config.pause)
                 screenshot = machine.controller.get_screenshot()
@@ -78,6 +81,8 @@ class DesktopEpisode:
         played = up_to_terminal(actions)
         if not all(isinstance(action, Wait) for action in played):
             self._score = None
+        for action in played:
+            self._answer = answer_in(action, self._answer)
         ends = bool(played) and isinstance(played[-1], TERMINAL)
         inputs = played[:-1] if ends else played
         with self._call("step"), self._running() as machine:
@@ -90,9 +95,11 @@ class DesktopEpisode:
 
     def _act(self, machine: Machine, actions: tuple[Action, ...]) -> Any:
         pause = 0 if self._local else self._config.pause
-        if actions == (Wait(),):
-            # desktop-env pauses twice: for the action and before the screenshot
-            return machine.step("WAIT", max(pause, WAIT_SECONDS) / 2)[0]["screenshot"]
+        match actions:
+            case (Wait(seconds=seconds),):
+                # desktop-env pauses twice: for the action and before the screenshot
+                duration = max(pause, WAIT_SECONDS if seconds is None else seconds)
+                return machine.step("WAIT", duration / 2)[0]["screenshot"]
         machine.controller.answer = {}
         screenshot = machine.step(prevent_rewriting(program(actions)), pause)[0]["screenshot"]
         if machine.controller.answer.get("returncode", 0) != 0:
@@ -109,7 +116,10 @@ class DesktopEpisode:
     def _evaluate(self, machine: Machine) -> float:
         self._recorder.clear()
         try:
-            value = machine.evaluate()
+            if self._func == ANSWER and self._task is not None:
+                value: Any = answer_score(self._task, self._answer)
+            else:
+                value = machine.evaluate()
         except Exception as error:
             suffix = self._recorder.suffix()
             self._check_alive(machine)
@@ -210,6 +220,11 @@ class DesktopEpisode:
             return screenshot
         problem = "no screenshot" if screenshot is None else "a screenshot that is not a complete PNG"
         raise EnvError(where, f"the guest sent {problem}{self._recorder.suffix()}")
+
+
+def _for_desktop_env(task: Task) -> Task:
+    """desktop-env looks the evaluator up at the start. It does not have "answer", which is checked here."""
+    return replace(task, evaluator={"func": "infeasible"}) if task.evaluator["func"] == ANSWER else task
 
 
 def prevent_rewriting(text: str) -> str:

@@ -43,6 +43,10 @@ arpo.screen = (() => {
       Click: () => [ring(point, unit), dot(point, unit / 4)],
       DoubleClick: () => [ring(point, unit), ring(point, unit / 2)],
       RightClick: () => [ring(point, unit), arrow(point, { x: point.x + 1.6 * unit, y: point.y }, unit)],
+      MiddleClick: () => [ring(point, unit), arrow(point, { x: point.x, y: point.y + 1.6 * unit }, unit)],
+      TripleClick: () => [ring(point, unit), ring(point, (2 * unit) / 3), ring(point, unit / 3)],
+      MouseDown: () => [ring(point, unit), dot(point, unit / 2)],
+      MouseUp: () => ring(point, unit),
       Hover: () => ring(point, unit, "dashed"),
       LongPress: () => [ring(point, unit), dot(point, unit / 2)],
     };

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,18 +19,22 @@ from arpo.actions import (
     Drag,
     Finished,
     Hotkey,
+    MouseDown,
+    MouseUp,
     Point,
     PressBack,
     RightClick,
     Scroll,
+    TripleClick,
     Type,
-)  # fmt: skip
+)
 from arpo.config import BrowserConfig, EnvConfig
+from arpo.dialects.ui_tars import parse_solution
 from arpo.envs.browser.env import BrowserEnvs
 from arpo.envs.browser.functions import browser_function
 from arpo.envs.browser.window import MAX_DOWNLOADS, MAX_TABS
-from arpo.errors import EnvError, UserError
-from arpo.parsing import parse_solution
+from arpo.envs.pool import GuardedEnv
+from arpo.errors import EnvError, EnvTimeout, UserError
 from arpo.tasks.lists import load_tasks
 from arpo.types import Task
 from processes import descendants
@@ -111,10 +115,21 @@ def test_an_item_of_a_list_is_visible_and_can_be_clicked(site):
     assert played(a_task(site[0]), (click("select"),), (click("blue"),))[1] == "Blue"
 
 
-def test_a_page_scrolls(site):
-    check = {"javascript": "scrollY > 100"}
-    score, _, _ = played(a_task(site[0], checks=[check]), (Scroll(point=None, direction=Direction.DOWN),))
-    assert score == 1
+@pytest.mark.parametrize(("amount", "low", "high"), [(None, 200, 400), (1, 30, 100), (10, 400, 800)])
+def test_a_page_scrolls(site, amount, low, high):
+    check = {"javascript": f"{low} < scrollY && scrollY < {high}"}
+    scroll = Scroll(point=None, direction=Direction.DOWN, amount=amount)
+    assert played(a_task(site[0], checks=[check]), (scroll,))[0] == 1
+
+
+def test_a_button_is_held_from_one_step_to_another(site):
+    down, up = (kind(point=Point(*PLACES["greet"])) for kind in (MouseDown, MouseUp))
+    assert played(a_task(site[0]), (down,), (up,))[1] == "Hello "
+
+
+def test_three_clicks_select_a_line(site):
+    typed = (click("field"), Type(text="two words"), TripleClick(point=Point(*PLACES["field"])))
+    assert played(a_task(site[0]), typed, (Type(text="new"), click("greet")))[1] == "Hello new"
 
 
 @pytest.mark.parametrize(("key", "result"), [("enter", "true"), ("esc", "false")])
@@ -346,14 +361,29 @@ def test_pages_reach_allowed_origins_only(site):
 CLICK = (Click(point=Point(100, 100)),)
 
 
-@pytest.mark.parametrize("name", ["dialogs", "reload", "growing"])
-def test_a_restless_page_gives_screenshots_in_time(site, name):
+@pytest.mark.parametrize("name", ["dialogs", "growing"])
+def test_a_restless_page_gives_screenshots(site, name):
     async def scenario():
         async with browsing() as envs:
             env = envs()
             await env.start(a_task(site[0], f"/{name}"))
             await env.step((Hotkey(keys=("enter",)),))
             await env.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+def test_a_page_that_reloads_without_end_costs_its_own_episode_at_most(site):
+    async def scenario():
+        async with browsing() as envs:
+            limits = EnvConfig(name="browser", width=WIDTH, height=HEIGHT, start_seconds=20, step_seconds=20)
+            restless, other = GuardedEnv(envs(), limits), envs()
+            with suppress(EnvTimeout):
+                await restless.start(a_task(site[0], "/reload"))
+            await other.start(a_task(site[0]))
+            await restless.close()
+            await other.step((click("greet"),))
+            assert await other.evaluate() == 1
 
     asyncio.run(asyncio.wait_for(scenario(), 120))
 

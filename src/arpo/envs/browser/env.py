@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from arpo.actions import Action, Finished, up_to_terminal
+from arpo.actions import Action, up_to_terminal
 from arpo.config import BrowserConfig, EnvConfig
+from arpo.envs.answers import answer_in
 from arpo.envs.browser import http_calls, miniwob
 from arpo.envs.browser.checks import score, state_urls
 from arpo.envs.browser.chromium import Context, SharedBrowser
@@ -28,7 +29,7 @@ class BrowserEnv:
         self._size = env.width, env.height
         self._context: Context | None = None
         self._session = secrets.token_hex(8)
-        self._answer = ""
+        self._answer: str | None = None
         self._states: dict[str, Any] = {}  # JSON of the application before the first step, by URL
         self._score: float | None = None
 
@@ -50,8 +51,7 @@ class BrowserEnv:
 
     async def step(self, actions: tuple[Action, ...]) -> StepResult:
         for action in up_to_terminal(actions):
-            if isinstance(action, Finished):
-                self._answer = action.content
+            self._answer = answer_in(action, self._answer)
             await self._window.perform(action)
             await self._window.settle()
             if self._plays_miniwob and await miniwob.is_done(self._window.tab):
@@ -79,7 +79,7 @@ class BrowserEnv:
             tab=self._window.tab,
             session=self._session,
             downloads=self._context.downloads,
-            answer=self._answer,
+            answer=self._answer or "",
         )
 
     async def _observe(self) -> Observation:

@@ -38,7 +38,7 @@ class Page:
     tab: Tab
     session: str  # the text that replaces $SESSION
     downloads: Path  # folder with the downloaded files
-    answer: str  # the text of the model's finished(content=…)
+    answer: str  # the text of the model's answer(content=…), or else of finished(content=…)
 
     async def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression."""

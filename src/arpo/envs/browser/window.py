@@ -22,10 +22,14 @@ from arpo.actions import (
     KeyDown,
     KeyUp,
     LongPress,
+    MiddleClick,
+    MouseDown,
+    MouseUp,
     Point,
     PressBack,
     RightClick,
     Scroll,
+    TripleClick,
     Type,
     Wait,
 )
@@ -38,7 +42,7 @@ from arpo.errors import EnvError
 MAX_TABS = 8  # of one episode: a page that opens more gets no window
 MAX_DOWNLOADS, MAX_DOWNLOAD_BYTES = 16, 64 * 2**20  # of one episode; of one file
 _HOLD_SECONDS = 0.6  # long press
-_WAIT_SECONDS = 1.0
+_WAIT_SECONDS, _MAX_WAIT_SECONDS = 1.0, 30.0
 _NOTCHES, _NOTCH_PIXELS = 5, 53  # of a mouse wheel, as in Chromium on Linux
 _DRAG_STEPS = 8
 _SELECTION = """(() => {
@@ -148,8 +152,17 @@ class Window:
                 await self._click(point)
             case DoubleClick(point=point):
                 await self._click(point, count=2)
+            case TripleClick(point=point):
+                await self._click(point, count=3)
             case RightClick(point=point):
                 await self._click(point, button="right")
+            case MiddleClick(point=point):
+                await self._click(point, button="middle")
+            case MouseDown(point=point):
+                await self._press(point)
+            case MouseUp(point=point):
+                await self._move(point, button="left", buttons=1)
+                await self._mouse("mouseReleased", point, button="left", clickCount=1)
             case Hover(point=point):
                 await self._move(point)
             case LongPress(point=point):
@@ -158,8 +171,8 @@ class Window:
                 await self._mouse("mouseReleased", point, button="left", clickCount=1)
             case Drag(start=start, end=end):
                 await self._drag(start, end)
-            case Scroll(point=target, direction=direction):
-                await self._scroll(target, direction)
+            case Scroll(point=target, direction=direction, amount=amount):
+                await self._scroll(target, direction, _NOTCHES if amount is None else amount)
             case Hotkey(keys=keys):
                 await self._hotkey(keys)
             case KeyDown(key=name):
@@ -170,8 +183,8 @@ class Window:
                 await self._type(text + "\n" * submit)
             case PressBack():
                 await self._history(-1)
-            case Wait():
-                await asyncio.sleep(_WAIT_SECONDS)
+            case Wait(seconds=seconds):
+                await asyncio.sleep(_WAIT_SECONDS if seconds is None else min(seconds, _MAX_WAIT_SECONDS))
             case _:
                 pass  # of phones, and terminal ones
 
@@ -211,9 +224,9 @@ class Window:
                 await self._input("Input.dispatchDragEvent", type=kind, x=x, y=y, data=tab.drag)
         await self._mouse("mouseReleased", end, button="left", clickCount=1)
 
-    async def _scroll(self, target: Point | None, direction: Direction) -> None:
+    async def _scroll(self, target: Point | None, direction: Direction, notches: int) -> None:
         sign = 1 if direction in (Direction.DOWN, Direction.RIGHT) else -1
-        distance = sign * _NOTCHES * _NOTCH_PIXELS
+        distance = sign * notches * _NOTCH_PIXELS
         vertical = direction in (Direction.UP, Direction.DOWN)
         await self._mouse(
             "mouseWheel",

@@ -22,10 +22,12 @@ from arpo.engines.in_process import InProcessEngine
 from arpo.engines.slot_passes import SlotPasses
 from arpo.engines.token_sampling import uniforms
 from arpo.errors import ContextTooLong, EngineError
+from arpo.models.cores import one_thread_per_operation
 from arpo.models.feature_cache import FeatureCache
 from arpo.models.forward import features_by_sha256, sampled_logprobs
 from arpo.models.image_loader import ImageLoader
 from arpo.models.memory_plan import GIB, key_value_bytes, measure_dimensions
+from arpo.processes.fork import Fork, Send
 from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
 from arpo.prompts.vision import ImageSettings
@@ -379,6 +381,24 @@ def test_an_episode_goes_on_in_the_slot_of_one_that_ended() -> None:
     [[_, (_, alone), *_]] = play_all(slot_engine(model, RENDERER, slots=1), [2])
     assert answer.token_ids == alone.token_ids
     assert answer.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
+
+
+def test_a_copy_of_this_process_answers_although_the_engine_worked_a_moment_before() -> None:
+    """The engine's task ends some passes of the loop after the last answer; the copy does not have it."""
+    engine = slot_engine(tiny_model(), RENDERER, slots=2)
+    prompt = first_prompt(RENDERER, "here", screenshot(1))
+
+    def work(send: Send) -> None:
+        there = first_prompt(RENDERER, "there", screenshot(1))
+        send(repr(asyncio.run(engine.generate(there, sampling(5, 4, 1.0))).token_ids).encode())
+
+    async def scenario() -> None:
+        answer = await engine.generate(prompt, sampling(5, 4, 1.0))
+        assert engine._runner is not None and not engine._runner.done()
+        with one_thread_per_operation(), Fork(work) as fork:
+            assert [message async for message in fork.messages(60.0)] == [repr(answer.token_ids).encode()]
+
+    asyncio.run(scenario())
 
 
 def test_an_idle_episode_loses_its_slot_to_a_waiting_request(new_engine: NewEngine) -> None:

@@ -59,6 +59,27 @@ def test_a_copy_ignores_an_interrupt_and_ends_with_the_block() -> None:
     assert wait_until(lambda: not Path("/proc", process).exists())
 
 
+def test_an_interrupt_at_the_start_of_a_copy_reaches_no_handler_there() -> None:
+    """The copy sends itself the signal before its function runs."""
+    handled: list[int] = []
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    os.register_at_fork(after_in_child=lambda: interrupt() if armed else None)
+    armed = True
+    before = signal.signal(signal.SIGINT, lambda *_: handled.append(os.getpid()))
+    try:
+        with Fork(lambda send: send(str(handled).encode())) as fork:
+            assert received(fork) == [b"[]"]
+            assert fork.exit_reason() == "exit code 0"
+        os.kill(os.getpid(), signal.SIGINT)
+        assert handled == [os.getpid()]
+    finally:
+        armed = False
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_copy_that_sends_nothing_is_killed() -> None:
     def work(send: Send) -> None:
         send(b"first")

@@ -70,17 +70,17 @@ ALONE = played(scheduler(alone=True))
 
 def test_long_and_short_tasks_in_turn_are_split_evenly() -> None:
     torch.set_num_threads(2)
-    parts = Copies(None).split(TASKS, 2)
+    parts = Copies(None).split(TASKS, 2, 4)
     assert [[number for number, _ in part] for part in parts] == [[0, 3, 4], [1, 2, 5]]
 
 
-@pytest.mark.parametrize(("threads", "least"), [(1, 1), (2, 7)])
-def test_one_core_or_few_episodes_need_no_copy(
-    threads: int, least: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("threads", "least", "parallel"), [(1, 1, 4), (2, 7, 4), (2, 1, 1)])
+def test_one_core_few_episodes_or_one_environment_need_no_copy(
+    threads: int, least: int, parallel: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copies, "MIN_EPISODES", least)
     torch.set_num_threads(threads)
-    assert Copies(None).split(TASKS, 2) == [TASKS]
+    assert Copies(None).split(TASKS, 2, parallel) == [TASKS]
 
 
 def test_copies_play_the_same_batch_and_report_as_this_process_does() -> None:
@@ -153,6 +153,21 @@ def test_this_process_plays_what_a_killed_copy_did_not() -> None:
     assert "SIGKILL" in note
 
 
+def test_without_a_free_process_everything_is_played_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    playing = scheduler()
+    notes: list[str] = []
+    assert playing.copies is not None
+    playing.copies.report = notes.append
+    monkeypatch.setattr(os, "fork", refuse)
+    assert played(playing) == ALONE
+    [note] = notes
+    assert "Resource temporarily unavailable" in note
+    assert torch.get_num_threads() == 2
+
+
 def test_an_episode_that_fails_in_a_copy_is_played_here() -> None:
     playing = scheduler(FailsElsewhere)
     assert played(playing) == ALONE
@@ -222,6 +237,12 @@ def test_only_desk_in_lock_step_is_played_in_copies(
 ) -> None:
     with closing(open_player(small_config(tmp_path, [A], *settings))) as player:
         assert (player.scheduler.copies is not None) is copied
+
+
+def test_a_large_model_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arpo.models.cores.SMALL_PARAMETERS", 1000)
+    with closing(open_player(small_config(tmp_path, [A], "--env.name=desk"))) as player:
+        assert player.scheduler.copies is None
 
 
 def test_a_model_answers_in_a_copy_as_it_does_here(tmp_path: Path) -> None:

@@ -138,8 +138,8 @@ class InProcessEngine:
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(self._request(prompt, sampling, future))
         self._prefetch_images(prompt)
-        if self._runner is None or self._runner.done():
-            self._runner = asyncio.create_task(self._run())
+        if self._runner is None or self._runner.done() or self._runner.get_loop() is not future.get_loop():
+            self._runner = asyncio.create_task(self._run())  # a copy of this process has a loop of its own
         return await future
 
     async def release(self, episode_id: str) -> None:

@@ -37,7 +37,7 @@ from arpo.learner.saved_state import (
     write_counters,
 )
 from arpo.learner.token_recorder import TokenRecorder
-from arpo.models.cores import map_over_cores
+from arpo.models.cores import is_small, map_over_cores
 from arpo.models.forward import sampled_logprobs
 from arpo.models.image_loader import ImageLoader
 from arpo.models.loading import DTYPES
@@ -78,7 +78,8 @@ class LocalLearner:
         self._parameters, offsets = trained or (trained_parameters(model), {})
         self._optimiser = _adamw(self._parameters.values(), config.optim, config.run.seed, offsets)
         # In asynchronous training the engine needs the cores as well; ranks compute in step.
-        self._splits = not (_on_gpu(model) or config.trains_a_copy or config.optim.ranks > 1)
+        alone = not (_on_gpu(model) or config.trains_a_copy or config.optim.ranks > 1)
+        self._splits = alone and is_small(model)
         self._copies = threading.local()
         self._loader = ImageLoader(renderer.settings) if _on_gpu(model) else None
         self._engine_bytes = engine_pass_bytes(model) if config.trains_a_copy else 0

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
+SMALL_PARAMETERS = 2**27  # operations of larger models keep several threads busy
 _T = TypeVar("_T")
 _LOCK = threading.RLock()
 _thread = threading.local()
@@ -31,10 +34,31 @@ def use_cores(count: int) -> None:
         torch.backends.mkldnn.set_flags(False)
 
 
-def map_over_cores(function: Callable[..., _T], *arguments: Iterable[Any]) -> list[_T]:
-    """The results of `map`. Each core runs one call at a time, in a thread."""
+def is_small(model: nn.Module) -> bool:
+    """Whether each core should run calls of its own. Each call has activations, and its copy has a cache."""
+    return sum(parameter.numel() for parameter in model.parameters()) <= SMALL_PARAMETERS
+
+
+def map_over_cores(function: Callable[..., _T], *arguments: Iterable[Any]) -> Generator[_T, None, None]:
+    """The results of `map`, in order. Each core runs one call at a time, in a thread.
+
+    At most two calls per core are ahead of the caller: results may be large. If the caller stops early, this
+    waits for the calls that run.
+    """
     with one_thread_per_operation() as cores:
-        return list(map(function, *arguments) if cores == 1 else _threads(cores).map(function, *arguments))
+        if cores == 1:
+            yield from map(function, *arguments)
+            return
+        ahead: deque[Future[_T]] = deque()
+        try:
+            for one in zip(*arguments, strict=False):
+                if len(ahead) == 2 * cores:
+                    yield ahead.popleft().result()
+                ahead.append(_threads(cores).submit(function, *one))
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            wait([call for call in ahead if not call.cancel()])
 
 
 @contextmanager

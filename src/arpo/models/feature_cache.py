@@ -90,7 +90,7 @@ def _encode_each(
 
     if device.type != "cpu":
         return [states(shot) for shot in screenshots]
-    return map_over_cores(states, screenshots)
+    return list(map_over_cores(states, screenshots))
 
 
 def _mergers(visual: Any) -> list[Any]:

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from arpo.processes.child import describe_exit, end_with_parent
 
 Send = Callable[[bytes], None]
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Fork:
@@ -27,13 +28,21 @@ class Fork:
 
     def __init__(self, work: Callable[[Send], None]) -> None:
         context = multiprocessing.get_context("fork")
+        self._threads: list[threading.Thread] = []
         self._receiver, sender = context.Pipe(duplex=False)
         self._process = context.Process(target=_run, args=(work, sender), daemon=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of other threads here
-            self._process.start()
-        sender.close()
-        self._threads: list[threading.Thread] = []
+        # A signal that arrives before `_run` would call the handlers of this process in the copy.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of other threads here
+                self._process.start()
+        except BaseException:
+            self._receiver.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            sender.close()
 
     def __enter__(self) -> Fork:
         return self
@@ -43,6 +52,7 @@ class Fork:
         self._process.join()
         for thread in self._threads:
             thread.join()
+        self._receiver.close()
 
     async def messages(self, silence: float | None = None) -> AsyncIterator[bytes]:
         """What the function sends, until it returns, or until the copy ends in another way.
@@ -83,4 +93,5 @@ def _run(work: Callable[[Send], None], sender: Connection) -> None:
     signal.set_wakeup_fd(-1)  # of the event loop of this process's parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     work(sender.send_bytes)

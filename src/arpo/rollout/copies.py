@@ -43,15 +43,17 @@ class Copies:
         self.report: Callable[[str], None] = lambda text: None
         self._model = model
 
-    def split(self, tasks: Tasks, group_size: int) -> list[Tasks]:
+    def split(self, tasks: Tasks, group_size: int, parallel: int) -> list[Tasks]:
         """The tasks of each process; the first part is for this one. Part 0, 1, 1, 0, 0, 1, …
 
-        So both of two parts get as many long tasks, also if every second one is long.
+        So both of two parts get as many long tasks, also if every second one is long. All processes together
+        play `parallel` episodes at a time.
         """
         import torch
 
         episodes = len(tasks) * group_size
-        count = min(torch.get_num_threads(), MAX_PROCESSES, len(tasks), episodes // MIN_EPISODES)
+        cores = min(torch.get_num_threads(), MAX_PROCESSES)
+        count = min(cores, parallel, len(tasks), episodes // MIN_EPISODES)
         order = [*range(count), *reversed(range(count))] or [0]
         chosen = [order[number % len(order)] for number in range(len(tasks))]
         return [
@@ -84,10 +86,13 @@ class Copies:
 
         tasks = [task for part in parts for task in part]
         with one_thread_per_operation(), ExitStack() as running:
-            forks = [
-                running.enter_context(Fork(partial(self._play, scheduler, batch, part, finished)))
-                for part in parts
-            ]
+            forks = []
+            try:
+                for part in parts:
+                    play = partial(self._play, scheduler, batch, part, finished)
+                    forks.append(running.enter_context(Fork(play)))
+            except OSError as error:  # the limit of processes, or memory
+                self.report(f"cannot copy this process ({error}): its episodes are played here")
             async with asyncio.TaskGroup() as receiving:
                 for fork in forks:
                     receiving.create_task(self._receive(fork, scheduler.activity, add, on_screenshot))

@@ -194,6 +194,10 @@ def _copies(config: Config, pool: EnvPool, model: Any) -> Copies | None:
     """None if a core is not the limit, or if other threads work during rollouts: a copy would lack them."""
     if not config.samples_in_process or model is None or model.device.type != "cpu":
         return None
+    from arpo.models.cores import is_small
+
+    if not is_small(model):
+        return None
     alone = not config.train.max_staleness and config.optim.ranks == 1 and sys.platform == "linux"
     return Copies(model) if alone and pool.local and config.env.name == "desk" else None
 

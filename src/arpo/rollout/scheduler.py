@@ -47,7 +47,9 @@ class Scheduler:
         on_screenshot: OnScreenshot = lambda screenshot, previous: None,
     ) -> list[Group]:
         """`play`, with parts of the tasks in `copies`. These do not call `on_turn`."""
-        parts = [tasks] if self.copies is None else self.copies.split(tasks, self.settings.group_size)
+        parts = [tasks]
+        if self.copies is not None:
+            parts = self.copies.split(tasks, self.settings.group_size, self.pool.parallel)
         if self.copies is None or len(parts) == 1:
             return await self.play(batch, tasks, on_episode, finished, on_turn, on_screenshot)
         sharing = replace(self, parallel=max(1, self.pool.parallel // len(parts)))

@@ -429,7 +429,12 @@ def test_a_false_screenshot_is_named(tmp_path, kind, payload):
 
 def test_records_after_a_damaged_header_are_not_trusted(tmp_path):
     intact = (PNG, ONE, NO_BASE, small(1).png)
-    for damaged in [(PATCH, TWO, b"\3" * 32, webp(8, 8)), (7, TWO, NO_BASE, b"")]:
+    for damaged in [
+        (PATCH, TWO, b"\3" * 32, webp(8, 8)),
+        (PNG, TWO, b"\1" + NO_BASE[1:], small(2).png),
+        (PNG, TWO, ONE, small(2).png),
+        (7, TWO, NO_BASE, b""),
+    ]:
         write_pack(tmp_path, intact, damaged, (PNG, b"\4" * 32, NO_BASE, b""))
         pack = ScreenshotPack(tmp_path / PACK, writable=False)
         assert (ONE.hex() in pack, TWO.hex() in pack, ("04" * 32) in pack) == (True, False, False)

@@ -37,18 +37,17 @@ def texts():
     return found
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "actions",
-        "keyboard",
-        "dialects.base",
-        "dialects.registry",
-        "dialects.ui_tars",
-        "config.recipe",
-        "cli.entry_point",
-    ],
+DIALECTS = ("base", "registry", "ui_tars", "tool_calls", "literal_calls", "pyautogui_code", "glm")
+DOCUMENTED = (
+    "actions",
+    "keyboard",
+    "config.recipe",
+    "cli.entry_point",
+    *(f"dialects.{name}" for name in DIALECTS),
 )
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
 def test_examples_in_docstrings_are_correct(name):
     result = doctest.testmod(importlib.import_module(f"arpo.{name}"))
     assert result.attempted and not result.failed

@@ -128,12 +128,16 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message of the conversation. For a sampled answer, `token_ids` are its exact tokens."""
+    """One message of the conversation. For a sampled answer, `token_ids` are its exact tokens.
+
+    The screenshot follows the text, or comes before it (`image_first`).
+    """
 
     role: str  # system | user | assistant
     text: str = ""
     screenshot: Screenshot | None = None
     token_ids: tuple[int, ...] | None = None
+    image_first: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -445,7 +445,7 @@ def test_names_in_a_recipe_are_no_paths(tmp_path, monkeypatch):
     text = '[tasks]\ntrain = "desk:128"\nheldout = ""\n[model]\npath = "base"\n[osworld]\nnetwork = "off"\n'
     config = load_config(recipe(tmp_path / "mine", text))
     assert (config.tasks.train, config.tasks.heldout) == ("desk:128", "")
-    assert (config.model.path, config.model.prompt, config.osworld.network) == ("base", "desk", "off")
+    assert (config.model.path, config.model.prompt, config.osworld.network) == ("base", "auto", "off")
 
 
 def test_a_path_that_exists_in_the_current_folder_only_is_found_there(tmp_path, monkeypatch):

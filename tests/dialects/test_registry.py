@@ -17,6 +17,17 @@ from arpo.errors import UserError
         ("/models/ui-tars-mine", "qwen2_vl", "ui_tars"),
         ("/models/policy", "qwen2_5_vl", "ui_tars_1_5"),
         ("/models/policy", "qwen2_vl", "ui_tars"),
+        ("/models/policy", "qwen3_vl", "qwen3_vl"),
+        ("Qwen/Qwen3-VL-4B-Instruct@main", "qwen3_vl", "qwen3_vl"),
+        ("runs/qwen2.5-vl-7b/model", "qwen2_5_vl", "qwen2_5_vl"),
+        ("mPLUG/GUI-Owl-7B", "qwen2_5_vl", "gui_owl"),
+        ("mPLUG/GUI-Owl-1.5-8B-Instruct", "qwen3_vl", "gui_owl_1_5"),
+        ("Tongyi-MAI/MAI-UI-8B", "qwen3_vl", "mai_ui"),
+        ("meituan/EvoCUA-8B", "qwen3_vl", "evocua"),
+        ("xlangai/OpenCUA-7B", None, "opencua"),
+        ("moonshotai/Kimi-VL-A3B-Thinking", None, "kimi"),
+        ("Qwen/Qwen3.5-4B", None, "qwen3_5"),
+        ("zai-org/GLM-4.5V", None, "glm_4_5v"),
     ],
 )
 def test_auto_chooses_by_name_and_type(model, model_type, name):

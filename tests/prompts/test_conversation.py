@@ -122,7 +122,7 @@ def test_a_template_that_cannot_be_read_is_the_users_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "prompt.txt").write_bytes(b"\xff {instruction}")
-    with pytest.raises(UserError, match="cannot read it as UTF-8 text"):
+    with pytest.raises(UserError, match="as UTF-8 text"):
         load_template(str(tmp_path / "prompt.txt"))
     (tmp_path / "torn_prompts.py").write_text("USER = (", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -176,3 +176,68 @@ def test_a_prompt_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: pyt
         file.parent.mkdir(parents=True)
         file.write_text(f'TEXT = "{folder.name}: {{instruction}}"')
         assert load_template(spec).user == f"{folder.name}: {{instruction}}"
+
+
+def test_the_task_stands_after_the_first_screenshot_and_stays_when_it_leaves() -> None:
+    template = PromptTemplate(system="s", user="Do: {instruction}", image_first=True)
+    talk = Conversation.begin(template, "it", 1).look(SCREENS[0])
+    system, first = talk.messages()
+    assert (system.role, first.text, first.screenshot, first.image_first) == (
+        "system",
+        "Do: it",
+        SCREENS[0],
+        True,
+    )
+    talk = talk.answer(answer()).look(SCREENS[1])
+    assert talk.slid
+    _, task, _, newest = talk.messages()
+    assert (task.text, task.screenshot) == ("Do: it", None)
+    assert (newest.text, newest.screenshot, newest.image_first) == ("", SCREENS[1], False)
+
+
+def test_a_file_with_a_system_text_in_another_file(tmp_path: Path) -> None:
+    task, system = tmp_path / "task.txt", tmp_path / "system.txt"
+    task.write_text("Do {instruction} in {language}", encoding="utf-8")
+    system.write_text("# Tools", encoding="utf-8")
+    template = load_template(f"{task},system={system},language=English")
+    assert template == PromptTemplate(system="# Tools", user="Do {instruction} in English")
+    assert (
+        load_template(f"{task},system=+{system},language=x").system == "You are a helpful assistant.# Tools"
+    )
+    with pytest.raises(UserError, match=r"cannot read .*nowhere"):
+        load_template(f"{task},system={tmp_path}/nowhere,language=English")
+
+
+AGENT = '''
+import json
+LINES = ["a", f"{WIDTH} wide"]
+class Agent:
+    def predict(self, instruction):
+        size = "1000" if self.kind == "relative" else f"{processed_width}"
+        tools = {"size": size, "one": ["x"]}
+        system = """# Tools
+""" + json.dumps(tools) + " ".join(LINES)
+        user = f"""Do: {instruction}
+Before: {previous}
+"""
+        made = build(size)
+        user = user
+TEXT = " stripped ".strip()
+'''
+
+
+def test_texts_that_a_function_of_another_package_builds(tmp_path: Path) -> None:
+    file = tmp_path / "agent.py"
+    file.write_text(AGENT.replace("        user = user\n", ""), encoding="utf-8")
+    spec = f"{file}:Agent.predict.user,system=Agent.predict.system,previous=None,kind=relative"
+    template = load_template(spec)
+    assert template.user == "Do: {instruction}\nBefore: None\n"
+    assert template.system == '# Tools\n{"size": "1000", "one": ["x"]}a {WIDTH} wide'
+    with pytest.raises(UserError, match=r"found no system text Agent\.predict\.made"):
+        load_template(spec.replace("system=Agent.predict.system", "system=Agent.predict.made"))
+    with pytest.raises(UserError, match=r"found no system text Agent\.predict\.system"):
+        load_template(spec.removesuffix(",kind=relative"))  # the choice is open
+    assert load_template(f"{file}:Agent.predict.user,system=TEXT,previous=TEXT").user.endswith("stripped\n")
+    file.write_text(AGENT, encoding="utf-8")
+    with pytest.raises(UserError, match=r"has no string Agent\.predict\.user"):
+        load_template(spec)  # defined by itself

@@ -92,19 +92,21 @@ def test_prompt_is_that_of_transformers(renderer: Renderer, folder: Path, model:
         Message(role="user", screenshot=SMALL),
         Message(role="assistant", text="Action: wait()"),
         Message(role="user", text="Click", screenshot=TALL),
+        Message(role="user", text="Click", screenshot=SMALL, image_first=True),
     ]  # fmt: skip
     chat = []
     for message in messages:
         content: list[dict[str, Any]] = [{"type": "text", "text": message.text}] if message.text else []
         if message.screenshot is not None:
-            content.append({"type": "image", "image": Image.open(io.BytesIO(message.screenshot.png))})
+            image = {"type": "image", "image": Image.open(io.BytesIO(message.screenshot.png))}
+            content.insert(0 if message.image_first else len(content), image)
         chat.append({"role": message.role, "content": content})
     theirs = stock_processor(model[0].config.model_type, folder).apply_chat_template(
         chat, tokenize=True, add_generation_prompt=True, return_dict=True, return_tensors="pt"
     )
     rendered = renderer.render(messages)
     assert list(rendered.token_ids) == theirs["input_ids"][0].tolist()
-    assert rendered.images == (WIDE, SMALL, TALL)
+    assert rendered.images == (WIDE, SMALL, TALL, SMALL)
     grids = [renderer.grid(shot) for shot in rendered.images]
     assert grids == [tuple(row) for row in theirs["image_grid_thw"].tolist()]
     patches = np.concatenate([vision.patchify(shot, renderer.settings) for shot in rendered.images])

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import fake_vllm
+from arpo.dialects.tool_calls import QWEN3_VL
 from arpo.engines.http_exchange import TransientError
 from arpo.engines.vllm import VllmEngine
 from arpo.engines.vllm_client import VllmClient
@@ -18,7 +19,7 @@ from arpo.errors import Outage, UserError
 from arpo.learner.local import LocalLearner
 from arpo.prompts.conversation import load_template
 from arpo.reporting.display import Display
-from arpo.rollout.player import open_player
+from arpo.rollout.player import open_player, prompt_of
 from arpo.serving.servers import OwnServers, Server
 from arpo.tasks.lists import load_tasks
 from arpo.types import Trajectory
@@ -175,3 +176,11 @@ def test_a_stop_ends_an_outage_of_all_servers(tmp_path: Path) -> None:
         with pytest.raises(Outage, match="no vLLM server has worked"):
             asyncio.run(play())
     assert any("0 of 1 vLLM servers work" in note for note in notes)
+
+
+def test_the_prompt_follows_the_dialect(tmp_path: Path) -> None:
+    assert prompt_of(small_config(tmp_path, [A])) == "desk"
+    assert prompt_of(small_config(tmp_path, [A], "--model.dialect=qwen3_vl")) == QWEN3_VL.prompt
+    assert prompt_of(small_config(tmp_path, [A], "--model.dialect=qwen3_vl", "--model.prompt=desk")) == "desk"
+    with pytest.raises(UserError, match=r"no package is known with the prompt of the dialect mai_ui"):
+        prompt_of(small_config(tmp_path, [A], "--model.dialect=mai_ui"))

@@ -12,8 +12,9 @@ from arpo.config.recipe import load_config
 from arpo.engines.factory import open_engine
 from arpo.envs.desk.env import DeskEnv
 from arpo.errors import UserError
-from arpo.prompts.conversation import Conversation, load_template
+from arpo.prompts.conversation import Conversation
 from arpo.prompts.rendering import Renderer
+from arpo.rollout.player import open_template
 from arpo.serving.servers import open_servers
 from arpo.serving.vllm_server import cache_folder
 from arpo.tasks.lists import load_tasks
@@ -74,7 +75,7 @@ def request_tokens(config: Config, note: Callable[[str], None] = lambda text: No
 async def _prompt(config: Config, renderer: Renderer) -> Prompt:
     task = load_tasks(config.tasks.train)[0]
     observation = await DeskEnv().start(task)
-    template = load_template(config.model.prompt)
+    template = open_template(config)
     messages = Conversation.begin(template, task.instruction, 1).look(observation.screenshot).messages()
     rendered = renderer.render(messages)
     return Prompt(episode_id=EPISODE, token_ids=rendered.token_ids, images=rendered.images, messages=messages)

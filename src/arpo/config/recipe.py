@@ -48,7 +48,7 @@ PATH_KEYS = (
     "engine.python",
 )
 CURRENT_FOLDER = "current folder"
-NAMES = ("", "base", "desk", "on", "off")  # values of PATH_KEYS without a path
+NAMES = ("", "auto", "base", "desk", "on", "off")  # values of PATH_KEYS without a path
 _SHIPPED = Path(str(files("arpo"))) / "recipes"
 # Folder of the programs installed by ARPO: the checkout with this package, or a folder of the user.
 _CHECKOUT = Path(__file__).resolve().parents[3]

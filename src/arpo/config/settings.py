@@ -90,13 +90,17 @@ class ModelConfig:
     )
     lora_rank: int = setting(32, "Rank of the LoRA adapters", low=1, high=4096)
     lora_alpha: float = setting(64.0, "Scale of the LoRA adapters: lora_alpha / lora_rank", above=0)
-    prompt: str = setting("desk", 'Prompt template: "desk", a text file, or package.module:ATTRIBUTE')
+    prompt: str = setting(
+        "auto",
+        'Prompt template: "desk", a text file, package.module:ATTRIBUTE, or auto (the published text of the '
+        "dialect; UI-TARS: desk)",
+    )
     min_pixels: int = setting(3136, "Minimum image size (width x height); smaller ones grow", low=784)
     max_pixels: int = setting(2116800, "Maximum image size (width x height); larger ones shrink", low=784)
     dialect: str = setting(
         "auto",
-        "Dialect of the model's answers: ui_tars_1_5, ui_tars (coordinates 0 to 1000), or auto (by name and "
-        "type of the model)",
+        "Dialect of the model's answers (docs/models.md), such as qwen3_vl or ui_tars_1_5; auto: by name and "
+        "type of the model",
     )
 
 

@@ -9,13 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from arpo.actions import Action, Wait, scale
+
+# Agents of released models, with their prompts, in the package desktop-env. `make osworld` installs it.
+AGENTS = ".venv-osworld/lib/python3.*/site-packages/mm_agents"
 
 # Limits of one answer.
 MAX_SCROLL = 1000  # wheel notches
 MAX_WAIT_SECONDS = 20.0  # of one call; longer ones are shortened
 MAX_WAITS_SECONDS = 30.0  # of all calls: below the timeout of a step
+MAX_COORDINATE = 100_000  # beyond any screen. Points just outside the screen are moved to its edge (`scale`)
 # Some calls take a second on a real desktop. An answer of hundreds, as of a model that repeats itself, would
 # exceed the timeout of a step, and the failure would count against the environment.
 MAX_CALLS = 32
@@ -62,6 +67,8 @@ class Dialect:
 
     `names` is a regular expression for names of such models, lower case. `types` are their `model_type`.
     `parse` returns typed actions, in time linear in the text. It raises ParseError and nothing else.
+    `prompt` is the published prompt, as in model.prompt; "": no installable package has it. `image_first`:
+    the task stands after the first screenshot, in one message with it.
     """
 
     name: str
@@ -69,6 +76,8 @@ class Dialect:
     types: tuple[str, ...]
     coordinates: Coordinates
     parse: Callable[[str], Answer]
+    prompt: str = ""
+    image_first: bool = False
 
 
 def thought_of(text: str) -> str:
@@ -77,13 +86,22 @@ def thought_of(text: str) -> str:
     >>> thought_of("Thought: open it\nAction: clikc(start_box='(105,63)')")
     'open it'
     """
-    label = _ACTION_LINE.search(text) or _ACTION.search(text)
-    return _THOUGHT.sub("", text[: label.start()] if label else text, count=1).strip()
+    call = _CALL.search(text)
+    label = call or _ACTION_LINE.search(text) or _ACTION.search(text)
+    thought = _THOUGHT.sub("", text[: label.start()] if label else text, count=1)
+    return _TAG.sub("", thought).strip()
 
 
 _ACTION = re.compile(r"\bAction\s*[:：]")
 _ACTION_LINE = re.compile(r"^[ \t]*Action\s*[:：]", re.MULTILINE)
-_THOUGHT = re.compile(r"^\s*Thought\s*[:：]")
+_CALL = re.compile(r"<tool_call>|<\|begin_of_box\|>|^## Code|```", re.MULTILINE)
+_THOUGHT = re.compile(r"^\s*(?:## )?Thought\s*[:：]")
+_TAG = re.compile(r"</?think(?:ing)?>")
+
+
+def is_coordinate(value: Any) -> bool:
+    """Whether a value is a number, not a boolean, within the limit of coordinates."""
+    return type(value) in (int, float) and abs(value) <= MAX_COORDINATE
 
 
 def scroll_amount(notches: float) -> int:

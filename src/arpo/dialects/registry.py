@@ -5,11 +5,18 @@ from __future__ import annotations
 import re
 
 from arpo.dialects.base import Dialect
+from arpo.dialects.glm import GLM_4_5V
+from arpo.dialects.pyautogui_code import KIMI, OPENCUA
+from arpo.dialects.qwen3_5 import QWEN3_5
+from arpo.dialects.tool_calls import EVOCUA, GUI_OWL, GUI_OWL_1_5, MAI_UI, QWEN2_5_VL, QWEN3_VL
 from arpo.dialects.ui_tars import UI_TARS, UI_TARS_1_5
 from arpo.errors import BadSetting
 
 # The first one that fits is chosen.
-DIALECTS = (UI_TARS_1_5, UI_TARS)
+DIALECTS = (
+    UI_TARS_1_5, UI_TARS, QWEN3_VL, QWEN2_5_VL, OPENCUA, EVOCUA, GUI_OWL, GUI_OWL_1_5, MAI_UI, QWEN3_5, KIMI,
+    GLM_4_5V,
+)  # fmt: skip
 AUTO = "auto"
 BASE = "base"
 

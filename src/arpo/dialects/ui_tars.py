@@ -43,6 +43,7 @@ from arpo.actions import (
 )
 from arpo.dialects.base import (
     MAX_CALLS,
+    MAX_COORDINATE,
     PIXELS,
     THOUSANDTHS,
     Answer,
@@ -208,7 +209,6 @@ _CLOSING = {quote: re.compile(rf"\\.|({quote})(?={_VALID_REST})", re.DOTALL) for
 _ANY_CLOSING = {quote: re.compile(rf"\\.|({quote})(?=\s*[,)])", re.DOTALL) for quote in "'\""}
 
 _NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
-_MAX_COORDINATE = 100_000  # beyond any screen. Points just outside the screen are moved to its edge (`scale`)
 _BETWEEN = r"(?: ?, ?| )"
 _POINT = re.compile(
     rf"(?:<\|box_start\|>|<point>|<bbox>)? ?[(\[]? ?({_NUMBER}){_BETWEEN}({_NUMBER})"
@@ -293,7 +293,7 @@ def _point(text: str) -> Point:
 
 def _coordinate(text: str) -> float:
     value = float(text)
-    if abs(value) > _MAX_COORDINATE:
+    if abs(value) > MAX_COORDINATE:
         raise ParseError(f"no screen has the coordinate {clipped(text)}")
     return value
 
@@ -313,9 +313,10 @@ def parse_solution(solution: Sequence[str]) -> list[tuple[Action, ...]]:
 UI_TARS_1_5 = Dialect(
     name="ui_tars_1_5",
     names=r"ui-?tars(?!-\d+b)",
-    types=("qwen2_5_vl", "qwen3_vl"),
+    types=("qwen2_5_vl",),
     coordinates=PIXELS,
     parse=parse,
+    prompt="desk",
 )
 UI_TARS = Dialect(
     name="ui_tars",
@@ -323,4 +324,5 @@ UI_TARS = Dialect(
     types=("qwen2_vl",),
     coordinates=THOUSANDTHS,
     parse=parse,
+    prompt="desk",
 )

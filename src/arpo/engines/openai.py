@@ -235,7 +235,7 @@ def _message(message: Message, images: Mapping[str, str]) -> dict[str, Any]:
         return {"role": message.role, "content": message.text}
     image = {"type": "image_url", "image_url": {"url": images[message.screenshot.sha256]}}
     words = [{"type": "text", "text": message.text}] if message.text else []
-    return {"role": message.role, "content": [*words, image]}
+    return {"role": message.role, "content": [image, *words] if message.image_first else [*words, image]}
 
 
 def _completion(url: str, text: str) -> Completion:

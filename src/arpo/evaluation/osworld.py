@@ -35,7 +35,7 @@ from arpo.reporting.display import (
     open_display,
 )
 from arpo.rollout.activity import Activity, EpisodeCalls
-from arpo.rollout.player import Player, open_dialect, open_player
+from arpo.rollout.player import Player, open_dialect, open_player, prompt_of
 from arpo.rollout.scheduler import Scheduler
 from arpo.storage.run_folder import write_atomically
 from arpo.tasks.lists import load_tasks, select_tasks
@@ -99,7 +99,7 @@ def evaluation_settings(config: Config) -> dict[str, Any]:
     }
     return {
         "model": model_id(config),
-        "prompt": config.model.prompt,
+        "prompt": prompt_of(config),
         "dialect": open_dialect(config).name,
         "temperature": config.eval.temperature,
         **(sampling if config.engine.name == "openai" else {}),

@@ -24,6 +24,7 @@ from arpo.evaluation.finished_episodes import FinishedEpisodes
 from arpo.evaluation.scoring import describe_failures
 from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, describe_failure, open_display
+from arpo.rollout.player import prompt_of
 from arpo.rollout.scheduler import Scheduler
 from arpo.storage.files import parse_json, write_atomically
 from arpo.storage.from_json import from_json
@@ -149,7 +150,7 @@ def screening_settings(config: Config, rollouts: int) -> dict[str, str | int | f
         "max_images": config.rollout.max_images,
         "max_answer_tokens": config.rollout.max_answer_tokens,
         "max_pixels": config.model.max_pixels,
-        "prompt": config.model.prompt,
+        "prompt": prompt_of(config),
         "screen": f"{config.env.width}x{config.env.height}",
         "threshold": config.replay.threshold,
         "env": config.env.name,

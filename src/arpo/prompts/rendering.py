@@ -139,6 +139,14 @@ class Renderer:
         if message.screenshot is not None:
             count = vision.image_tokens(self.grid(message.screenshot), self.settings)
             image = (ids[VISION_START], *[self.image_token_id] * count, ids[VISION_END])
+        if message.image_first:
+            return (
+                ids[START],
+                *self.encode(f"{message.role}\n"),
+                *image,
+                *self.encode(message.text),
+                ids[END],
+            )
         return (ids[START], *self.encode(f"{message.role}\n{message.text}"), *image, ids[END])
 
     def model_size(self, screenshot: Screenshot) -> tuple[int, int]:

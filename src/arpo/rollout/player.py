@@ -20,8 +20,8 @@ from arpo.engines.factory import model_id, open_engine
 from arpo.envs.factory import open_pool
 from arpo.envs.pool import EnvPool
 from arpo.envs.remote import add_timeout_slack
-from arpo.errors import closed_on_error
-from arpo.prompts.conversation import load_template
+from arpo.errors import BadSetting, closed_on_error
+from arpo.prompts.conversation import PromptTemplate, load_template
 from arpo.prompts.rendering import PromptRenderer, Renderer
 from arpo.reporting.display import Display
 from arpo.rollout.copies import Copies
@@ -128,7 +128,7 @@ def open_player(config: Config, *, learning: bool = False) -> Player:
     `learning`: a learner will train the player's model. The caller closes the player.
     """
     dialect = open_dialect(config)
-    template = load_template(config.model.prompt)
+    template = open_template(config)
     cluster = open_cluster(config)
     pool = _open_pool(config, cluster)
     with closed_on_error(pool):
@@ -168,6 +168,25 @@ def open_dialect(config: Config) -> Dialect:
 
     model_type = read_config(resolve_model(config.model.path)).model_type
     return choose_dialect(AUTO, config.model.path, model_type)
+
+
+def prompt_of(config: Config) -> str:
+    """The prompt of the recipe, as in model.prompt. "auto" becomes the one of the dialect."""
+    if config.model.prompt != AUTO:
+        return config.model.prompt
+    dialect = open_dialect(config)
+    if not dialect.prompt:
+        raise BadSetting(
+            "model.prompt",
+            f"is auto, but no package is known with the prompt of the dialect {dialect.name}: save it in a "
+            "file with {instruction}, its system text in another one, and set model.prompt to "
+            "'task.txt,system=system.txt'",
+        )
+    return dialect.prompt
+
+
+def open_template(config: Config) -> PromptTemplate:
+    return load_template(prompt_of(config), image_first=open_dialect(config).image_first)
 
 
 def _describe_choice(config: Config, dialect: Dialect) -> str:

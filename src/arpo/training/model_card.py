@@ -20,7 +20,8 @@ from arpo.config.recipe import changed, value
 from arpo.config.task_set_names import GENERATED, HELDOUT, OVERALL, TRAIN, heldout_sets, set_label
 from arpo.errors import UserError
 from arpo.models.hub import HubModel, parse_hub_model
-from arpo.prompts.conversation import QWEN_SYSTEM, PromptTemplate, load_template
+from arpo.prompts.conversation import QWEN_SYSTEM, PromptTemplate
+from arpo.rollout.player import open_template
 
 CARD = "README.md"
 PRIVATE = ("osworld.", "model.path")  # and NEUTRAL
@@ -97,7 +98,7 @@ def model_card(
         title=title,
         base=base,
         processor=processor,
-        prompt=_prompt(config.model.prompt if step is not None else ""),
+        prompt=_prompt(config if step is not None else None),
         transformers=version("transformers"),
     )
     metadata = [
@@ -118,14 +119,14 @@ def model_card(
     return "\n".join(lines)
 
 
-def _prompt(spec: str) -> str:
-    """SYSTEM and PROMPT as Python code: a plain prompt if `spec` is "" or its package is not installed."""
+def _prompt(config: Config | None) -> str:
+    """SYSTEM and PROMPT as Python code: a plain prompt without a recipe, or if its package is missing."""
     template, note = PromptTemplate(system=QWEN_SYSTEM, user="{instruction}"), ""
-    if spec:
+    if config is not None:
         try:
-            template = load_template(spec)
+            template = open_template(config)
         except UserError:
-            note = f"  # insert the text of {_last_part(spec)}"
+            note = f"  # insert the text of {_last_part(config.model.prompt)}"
     text = template.user.replace("\\", "\\\\").replace('"""', r"\"\"\"")
     return f'SYSTEM = {json.dumps(template.system)}\nPROMPT = """\\\n{text}"""{note}\n'
 

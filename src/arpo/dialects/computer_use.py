@@ -1,0 +1,255 @@
+"""Arguments of a tool call such as computer_use or mobile_use, converted to actions.
+
+    {"action": "left_click", "coordinate": [105, 63]}  →  Click(point=Point(x=105.0, y=63.0))
+
+Qwen-VL models and their descendants share these arguments; they differ in how they write a call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from arpo.actions import (
+    POINTER,
+    Action,
+    CallUser,
+    Click,
+    Direction,
+    DoubleClick,
+    Drag,
+    Fail,
+    Finished,
+    GiveAnswer,
+    Hotkey,
+    Hover,
+    KeyDown,
+    KeyUp,
+    LongPress,
+    MiddleClick,
+    MouseDown,
+    MouseUp,
+    OpenApp,
+    Point,
+    PressBack,
+    PressHome,
+    RightClick,
+    Scroll,
+    TripleClick,
+    Type,
+    Wait,
+)
+from arpo.dialects.base import ParseError, clipped, is_coordinate, quoted, scroll_amount, wait_seconds
+from arpo.keyboard import canonical_keys
+
+TOOLS = ("computer_use", "computer", "mobile_use")
+_SUCCESS, _FAILURE = ("success", "succeed", "done"), ("failure", "fail", "failed")
+
+
+def to_actions(tool: Any, arguments: Any) -> list[Action]:
+    """The actions of one call. Raises ParseError for an unknown tool, action or value."""
+    if tool not in TOOLS:
+        raise ParseError(f"unknown tool {_shown(tool)}")
+    if not isinstance(arguments, Mapping):
+        raise ParseError(f"the arguments of {tool} must be an object, got {_shown(arguments)}")
+    name = arguments.get("action")
+    if not isinstance(name, str) or name not in _BUILDERS:
+        raise ParseError(f"unknown action {_shown(name)}")
+    actions = _BUILDERS[name](_Arguments(name, arguments))
+    return [actions] if not isinstance(actions, list) else actions
+
+
+class _Arguments:
+    def __init__(self, action: str, values: Mapping[str, Any]) -> None:
+        self.action = action
+        self._values = values
+
+    def get(self, *names: str) -> Any:
+        """The first of these arguments that is given; null counts as missing."""
+        return next((self._values[name] for name in names if self._values.get(name) is not None), None)
+
+    def text(self, *names: str) -> str:
+        value = self.get(*names)
+        if not isinstance(value, str):
+            raise ParseError(f"{self.action} needs {names[0]}, a text, got {_shown(value)}")
+        return value
+
+    def number(self, *names: str) -> float | None:
+        value = self.get(*names)
+        if value is None:
+            return None
+        try:
+            found = float(value) if isinstance(value, int | float | str) else math.nan
+        except (ValueError, OverflowError):
+            found = math.nan
+        if not math.isfinite(found) or isinstance(value, bool):
+            raise ParseError(f"{self.action}: {names[0]} must be a number, got {_shown(value)}")
+        return found
+
+    def flag(self, name: str) -> bool:
+        return self.get(name) in (1, "1", "true", "True")
+
+    def point(self, *names: str) -> Point:
+        """A position; the one of the pointer if it is not given."""
+        value = self.get(*names)
+        return POINTER if value is None else _point(self.action, names[0], value)
+
+    def given_point(self, *names: str) -> Point:
+        value = self.get(*names)
+        if value is None:
+            raise ParseError(f"{self.action} needs {names[0]}")
+        return _point(self.action, names[0], value)
+
+    def keys(self, value: Any) -> tuple[str, ...]:
+        """Canonical keys of a list or a text. Models also write ["keys=['ctrl'", "'c']"]."""
+        parts = value if isinstance(value, list) else [value]
+        if not parts or not all(isinstance(part, str) for part in parts):
+            raise ParseError(f"{self.action} needs keys, a list of texts, got {_shown(value)}")
+        try:
+            return tuple(key for part in parts for key in canonical_keys(_bare_key(part)))
+        except ValueError as error:
+            raise ParseError(f"{self.action}: {error}") from None
+
+
+def _bare_key(text: str) -> str:
+    bare = text.removeprefix("keys=").strip()
+    return bare.strip("[]'\"") or text if len(bare) > 1 else text
+
+
+def _point(action: str, name: str, value: Any) -> Point:
+    numbers = list(value) if isinstance(value, list | tuple) else []
+    if len(numbers) == 4:  # a box: its centre counts
+        numbers = [_sum(numbers[0], numbers[2]), _sum(numbers[1], numbers[3])]
+    if len(numbers) != 2 or not all(is_coordinate(number) for number in numbers):
+        raise ParseError(f"{action}: {name} must be [x, y], got {_shown(value)}")
+    return Point(float(numbers[0]), float(numbers[1]))
+
+
+def _sum(one: Any, other: Any) -> Any:
+    return (one + other) / 2 if is_coordinate(one) and is_coordinate(other) else None
+
+
+def _shown(value: Any) -> str:
+    return quoted(value) if isinstance(value, str) else clipped(repr(value))
+
+
+def _pointed(kind: Callable[..., Action]) -> Callable[[_Arguments], list[Action]]:
+    """A click. `text` names modifier keys that are held during it (Qwen3.5)."""
+
+    def build(args: _Arguments) -> list[Action]:
+        click = kind(point=args.point("coordinate"))
+        held = args.get("text")
+        keys = args.keys(held) if held else ()
+        return [*(KeyDown(key=key) for key in keys), click, *(KeyUp(key=key) for key in reversed(keys))]
+
+    return build
+
+
+def _drag(args: _Arguments) -> Action:
+    end = args.get("coordinate2", "end_coordinate")
+    if end is None:
+        return Drag(start=args.point("start_coordinate"), end=args.given_point("coordinate"))
+    start = args.given_point("coordinate", "start_coordinate", "coordinate1")
+    return Drag(start=start, end=_point(args.action, "coordinate2", end))
+
+
+def _swipe(args: _Arguments) -> Action:
+    """A finger that moves up shows what is below: it scrolls down."""
+    if args.get("direction") is None:
+        return _drag(args)
+    opposite = {"up": Direction.DOWN, "down": Direction.UP, "left": Direction.RIGHT, "right": Direction.LEFT}
+    direction = args.text("direction").strip().lower()
+    if direction not in opposite:
+        raise ParseError(f"swipe: direction must be one of {', '.join(opposite)}, got {quoted(direction)}")
+    point = args.get("coordinate")
+    return Scroll(
+        point=None if point is None else _point("swipe", "coordinate", point), direction=opposite[direction]
+    )
+
+
+def _scroll(args: _Arguments) -> Action:
+    pixels = args.number("pixels", "amount")
+    if pixels is None:
+        raise ParseError(f"{args.action} needs pixels")
+    ways = (Direction.RIGHT, Direction.LEFT) if args.action == "hscroll" else (Direction.UP, Direction.DOWN)
+    point = args.get("coordinate")
+    return Scroll(
+        point=None if point is None else _point(args.action, "coordinate", point),
+        direction=ways[pixels < 0],
+        amount=scroll_amount(pixels),
+    )
+
+
+def _type(args: _Arguments) -> list[Action]:
+    text = args.text("text")
+    cleared: list[Action] = [Hotkey(keys=("ctrl", "a")), Hotkey(keys=("backspace",))]
+    submit = text.endswith("\n") or args.flag("enter")
+    typed = Type(text=text.removesuffix("\n"), submit=submit)
+    return [*(cleared if args.flag("clear") else ()), typed]
+
+
+def _wait(args: _Arguments) -> Action:
+    seconds = args.number("time", "duration")
+    return Wait(seconds=None if seconds is None else wait_seconds(seconds))
+
+
+def _terminate(args: _Arguments) -> Action:
+    status = args.get("status")
+    if status is None or status in _SUCCESS:
+        return Finished()
+    if status in _FAILURE:
+        return Fail()
+    raise ParseError(f"terminate: status must be success or failure, got {_shown(status)}")
+
+
+def _system_button(args: _Arguments) -> Action:
+    button = args.text("button").strip().lower()
+    buttons: dict[str, Action] = {
+        "back": PressBack(),
+        "home": PressHome(),
+        "menu": Hotkey(keys=("menu",)),
+        "enter": Hotkey(keys=("enter",)),
+    }
+    if button not in buttons:
+        raise ParseError(f"system_button: unknown button {quoted(button)}")
+    return buttons[button]
+
+
+def _key(args: _Arguments) -> Action:
+    return Hotkey(keys=args.keys(args.get("keys", "key", "text")))
+
+
+def _each_key(kind: Callable[..., Action]) -> Callable[[_Arguments], list[Action]]:
+    return lambda args: [kind(key=key) for key in args.keys(args.get("keys", "key", "text"))]
+
+
+_BUILDERS: dict[str, Callable[[_Arguments], Action | list[Action]]] = {
+    "left_click": _pointed(Click),
+    "click": _pointed(Click),
+    "right_click": _pointed(RightClick),
+    "middle_click": _pointed(MiddleClick),
+    "double_click": _pointed(DoubleClick),
+    "triple_click": _pointed(TripleClick),
+    "left_mouse_down": _pointed(MouseDown),
+    "left_mouse_up": _pointed(MouseUp),
+    "long_press": lambda args: LongPress(point=args.given_point("coordinate")),
+    "mouse_move": lambda args: Hover(point=args.given_point("coordinate")),
+    "left_click_drag": _drag,
+    "drag": _drag,
+    "swipe": _swipe,
+    "scroll": _scroll,
+    "hscroll": _scroll,
+    "key": _key,
+    "key_down": _each_key(KeyDown),
+    "key_up": _each_key(KeyUp),
+    "type": _type,
+    "open": lambda args: OpenApp(name=args.text("text")),
+    "system_button": _system_button,
+    "wait": _wait,
+    "answer": lambda args: GiveAnswer(text=args.text("text")),
+    "terminate": _terminate,
+    "call_user": lambda args: CallUser(),
+    "interact": lambda args: CallUser(),
+    "ask_user": lambda args: CallUser(),
+}

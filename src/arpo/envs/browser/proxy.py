@@ -170,6 +170,7 @@ def _send_file(writer: asyncio.StreamWriter, folder: Path, path: str) -> None:
     if not file.is_relative_to(folder.resolve()) or not file.is_file():
         return _answer(writer, "404 Not Found", "no such file")
     kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    kind += "; charset=utf-8" if kind.startswith("text/") else ""
     _answer(writer, "200 OK", file.read_bytes(), kind)
 
 

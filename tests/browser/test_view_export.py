@@ -34,7 +34,7 @@ def test_every_page_opens_from_a_file(visit):
         "/s/first/episode/batch-1-0-0": "Set the language to Greek",
         "/s/first/tasks": "Tasks",
         "/s/first/task/pool-040": "Set the language to Greek",
-        "/s/first/failures": "Failures",
+        "/s/first/faults": "Faults",
         "/s/first/timeline": "Timeline",
         "/s/first/recipe?against=second": "Recipe",
     }.items():

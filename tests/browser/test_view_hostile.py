@@ -68,7 +68,7 @@ def test_hostile_text_is_shown_as_text_on_every_page(visit):
         "episode/batch-1-0-1",
         "tasks",
         f"task/{task}",
-        "failures",
+        "faults",
         "timeline",
         "recipe",
         "recipe?against=%3Cimg%3E",

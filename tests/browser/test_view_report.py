@@ -43,7 +43,7 @@ def test_the_first_view_has_all_of_the_run(visit):
         "Faults",
         "Recipe",
     ]
-    expect(page.get_by_role("row", name="training tasks")).to_contain_text("+50.0 points")
+    expect(page.get_by_role("row", name="training tasks")).to_contain_text("+50.0")
     chart = page.locator("figure", has_text="Success rate of training episodes")
     expect(chart.locator(".note")).to_contain_text("success Share of this batch's episodes")
     expect(page.get_by_role("row", name=re.compile("answer was not in the action language"))).to_contain_text(

@@ -83,14 +83,14 @@ def test_collected_episodes_have_no_batches(visit):
     page = visit.open("/runs")
     page.get_by_role("link", name="collected").click()
     expect(page.locator("h1")).to_have_text("Episodes 2")
-    assert tabs(page) == ["Runs", "Report", "Episodes", "Tasks", "Failures", "Recipe"]
+    assert tabs(page) == ["Runs", "Report", "Episodes", "Tasks", "Faults", "Recipe"]
 
 
 def test_an_osworld_episode_of_another_agent_is_shown_step_by_step(visit):
     page = visit.open("/runs")
     page.get_by_role("link", name="agent").click()
     expect(page.locator("h1")).to_have_text("Episodes 1")
-    assert tabs(page) == ["Runs", "Episodes", "Tasks", "Failures"]
+    assert tabs(page) == ["Runs", "Episodes", "Tasks", "Faults"]
     page.locator("tbody a").first.click()
     expect(page.locator(".line .badge").first).to_have_text("score 1")
     expect(page.locator(".stage > .screen")).to_contain_text("not stored")

@@ -44,7 +44,7 @@ VIEWS = {
     "/s/first/episode/batch-1-0-0?step=1&view=tokens": "Set the language to Greek",
     "/s/first/tasks": "Tasks",
     "/s/first/task/pool-040": "Set the language to Greek",
-    "/s/first/failures": "Failures",
+    "/s/first/faults": "Faults",
     "/s/first/timeline": "Timeline",
     "/s/first/recipe?changed=1": "Recipe",
     "/s/first/recipe?against=second": "Recipe",

@@ -87,7 +87,7 @@ COMMAND = Command(
     purpose="open runs and results in the browser",
     lesson="""\
 Opens a page in the browser about runs (also during training), comparisons, collected episodes, and OSWorld
-results of any agent: curves, batches, groups, episodes with screenshots, tokens, tasks, failures, recipes.
+results of any agent: curves, batches, groups, episodes with screenshots, tokens, tasks, faults, recipes.
 FOLDER is one of these, or a folder that contains several. The server listens on this machine only, and the
 address has a token: nobody else can read the page. Ctrl-C ends the server.
 An index file, .view-index.sqlite, is written beside each run. It can be deleted at any time.

@@ -21,7 +21,7 @@ from arpo.viewer.pages.batches import batch_page, batches_page
 from arpo.viewer.pages.comparison import comparison_page
 from arpo.viewer.pages.episode import episode_page
 from arpo.viewer.pages.episodes import episodes_page
-from arpo.viewer.pages.failures import failures_page
+from arpo.viewer.pages.faults import faults_page
 from arpo.viewer.pages.groups import group_page
 from arpo.viewer.pages.recipe import recipe_page
 from arpo.viewer.pages.report import report_page
@@ -192,7 +192,7 @@ def _page(source: Source, rest: Sequence[str], query: Mapping[str, str]) -> Json
         case ["tasks", name]:
             return task_page(source, name)
         case ["failures"]:
-            return failures_page(source)
+            return faults_page(source)
     if not isinstance(source, RunSource):
         raise NotFound("no such page: these are episodes without training")
     match rest:

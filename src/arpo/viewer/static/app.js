@@ -3,14 +3,15 @@
 
 arpo.app = (() => {
   const { h, replace } = arpo.dom;
-  const POLL = 2000;
+  const POLL = 2000,
+    SLOW = 200; // milliseconds until a page says that it is loading
   const pages = {}; // "batch" → { title, tab, render(context) → nodes, keys(event, context), shown() }
-  const TABS = ["report", "batches", "episodes", "tasks", "failures", "timeline", "recipe"];
+  const TABS = ["report", "batches", "episodes", "tasks", "faults", "timeline", "recipe"];
   const TABS_OF = {
     run: TABS,
-    collected: ["report", "episodes", "tasks", "failures", "recipe"],
+    collected: ["report", "episodes", "tasks", "faults", "recipe"],
     played: ["episodes", "recipe"],
-    osworld: ["episodes", "tasks", "failures"],
+    osworld: ["episodes", "tasks", "faults"],
   };
   // Name of a source: in a comparison, all folders of runs are called seed-N.
   const nameOf = (one) => (one.method ? `${one.method}, seed ${one.seed}` : one.title);
@@ -85,6 +86,7 @@ arpo.app = (() => {
       current.parts.join("/") === place.parts.join("/");
     const main = byId("main");
     if (!quiet) main.setAttribute("aria-busy", "true");
+    const waiting = quiet ? 0 : setTimeout(() => loading(page ? page.title(context) : ""), SLOW);
     let content;
     try {
       if (!page) throw new Error(`There is no page ${place.page}.`);
@@ -99,7 +101,9 @@ arpo.app = (() => {
         h("p", {}, h("a", { href: "#/runs" }, "All runs")),
       );
     }
+    clearTimeout(waiting);
     if (mine !== turn) return;
+    loading("");
     const focus = same ? focusKey() : null,
       scrolled = same ? scrolls() : [],
       first = current === null;
@@ -113,6 +117,12 @@ arpo.app = (() => {
     if (page && page.shown) page.shown();
     if (focus) restoreFocus(focus);
     else if (!same && !first) main.focus({ preventScroll: true });
+  }
+
+  // Says that a page takes long; "" when it is there.
+  function loading(title) {
+    byId("loading").hidden = !title;
+    replace(byId("loading"), title && `Loading: ${title} …`);
   }
 
   // Positions of all parts that scroll, for the same view after a redraw.
@@ -146,7 +156,7 @@ arpo.app = (() => {
     document.title = `${info ? nameOf(info) + ": " : ""}${title} · arpo view`;
     const tab = (name, address) => {
       const here = (page && page.tab === name) || context.page === name;
-      const failures = name === "failures" && info.failures;
+      const failures = name === "faults" && info.failures;
       return h(
         "a",
         { href: address, "aria-current": here ? "page" : null },
@@ -227,7 +237,7 @@ arpo.app = (() => {
       event.preventDefault();
     } else if (event.key === "?" && !typing) {
       byId("help").showModal();
-    } else if (!typing && current && !byId("help").open) {
+    } else if (!typing && current && !document.querySelector("dialog[open]")) {
       const page = Object.hasOwn(pages, current.page) ? pages[current.page] : null;
       if (page && page.keys) page.keys(event, { ...current, query: parse(location.hash).query });
     }

@@ -4,12 +4,13 @@
 arpo.charts = (() => {
   const { h, svg, replace, setCss } = arpo.dom;
   const { number, percent } = arpo.words;
-  const WIDTH = 420,
-    HEIGHT = 170,
+  const SMALL = [420, 170],
+    LARGE = [960, 420], // width and height
     LEFT = 44,
     RIGHT = 10,
     TOP = 10,
-    BOTTOM = 22;
+    BOTTOM = 22,
+    DRAG = 12; // pixels
 
   // Round values from low to high, at most about `most` of them.
   function ticks(low, high, most) {
@@ -40,14 +41,14 @@ arpo.charts = (() => {
     return low < 0 ? [2 * low, 0] : [0, 2 * low || 1];
   }
 
-  function axes(xs, ys, x, y, format) {
+  function axes([width, height], xs, ys, x, y, format) {
     const lines = ticks(...ys, 4).map((value) => [
-      svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }),
+      svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }),
       svg("text", { x: LEFT - 6, y: y(value) + 3.5, "text-anchor": "end" }, format(value)),
     ]);
     const labels = ticks(...xs, 6)
       .filter(Number.isInteger)
-      .map((value) => svg("text", { x: x(value), y: HEIGHT - 6, "text-anchor": "middle" }, number(value)));
+      .map((value) => svg("text", { x: x(value), y: height - 6, "text-anchor": "middle" }, number(value)));
     return [lines, labels];
   }
 
@@ -57,16 +58,88 @@ arpo.charts = (() => {
     return h("p", { class: "note" }, h("code", {}, name), " ", words);
   }
 
-  // Line chart with a cursor: mouse, or arrow keys when it has the focus. A click or Enter opens a point.
-  // series: [{ label, colour: 0…7, dashed, points: [[step, value, low, high], …] }], low and high of a band are
-  // optional; open(series, step); notes: [[metric, meaning]]; fit: the axis has the range of the values.
-  function lineChart({ title, note, notes = [], series, inPercent, fit, open, unit = "batch" }) {
-    const drawn = series
+  const zooms = new Map(); // address and title → [first, last], so that a redraw keeps the chosen range
+
+  // Mean over up to `span` neighbouring points.
+  function smoothed(points, span) {
+    const half = Math.floor(span / 2);
+    return points.map(([step], index) => {
+      const near = points.slice(Math.max(0, index - half), index + half + 1);
+      return [step, near.reduce((sum, [, value]) => sum + value, 0) / near.length];
+    });
+  }
+
+  // A field for the smoothing of all charts of a view.
+  function smoothing(context) {
+    const spans = [["", "none"], ...["3", "5", "9", "15"].map((span) => [span, `${span} batches`])];
+    return arpo.dom.select("smooth", "Smoothing", spans, context.query.smooth || "", (smooth) =>
+      context.setQuery(context, { smooth }),
+    );
+  }
+
+  // Line chart with a cursor: mouse, or arrow keys when it has the focus. A click or Enter opens a point; dragging
+  // chooses a range. series: [{ label, colour: 0…7, dashed, points: [[step, value, low, high], …] }], low and high
+  // of a band are optional; open(series, step); notes: [[metric, meaning]]; fit: the axis has the range of the
+  // values; smooth: points of the moving average.
+  function lineChart(options) {
+    const figure = h("figure", { class: "chart" });
+    drawLines(figure, options);
+    return figure;
+  }
+
+  function enlarge(options) {
+    const close = () => dialog.close();
+    const chart = lineChart({ ...options, large: true });
+    const dialog = h("dialog", { class: "enlarged", "aria-label": options.title, onclose: () => dialog.remove() });
+    dialog.append(chart, h("form", { method: "dialog" }, h("button", { onclick: close }, "Close")));
+    document.body.append(dialog);
+    dialog.showModal();
+  }
+
+  // Fields for the range of an enlarged chart.
+  function rangeFields([first, last], [from, to], choose) {
+    const field = (label, value, change) =>
+      arpo.dom.input(`range-${label}`, label, value, change, { type: "number", min: first, max: last });
+    return arpo.dom.filters(
+      "Range",
+      field("From", from, (value) => choose([Number(value), to])),
+      field("To", to, (value) => choose([from, Number(value)])),
+    );
+  }
+
+  function drawLines(figure, options) {
+    const { title, note, notes = [], series, inPercent, fit, open, unit = "batch", smooth = 0, large } = options;
+    const size = large ? LARGE : SMALL,
+      [WIDTH, HEIGHT] = size;
+    const place = `${location.hash.split("?")[0]} ${title}`;
+    const zoom = zooms.get(place);
+    const choose = (range) => {
+      if (range && range[0] < range[1]) zooms.set(place, range);
+      else zooms.delete(place);
+      drawLines(figure, options);
+    };
+    const whole = series
       .map((one) => ({ ...one, points: one.points.filter(([, value]) => Number.isFinite(value)) }))
       .filter((one) => one.points.length);
-    const caption = h("figcaption", { title: note || null }, title);
-    if (!drawn.length)
-      return h("figure", { class: "chart empty" }, caption, h("p", { class: "dim" }, "No values yet"));
+    const inside = ([step]) => !zoom || (zoom[0] <= step && step <= zoom[1]);
+    const averaged = (one) => (smooth > 1 ? smoothed(one.points, smooth) : null);
+    const drawn = whole
+      .map((one) => ({ ...one, points: one.points.filter(inside), smooth: averaged(one)?.filter(inside) }))
+      .filter((one) => one.points.length);
+    const caption = h(
+      "figcaption",
+      { title: note || null },
+      h("span", {}, title),
+      zoom && h("button", { type: "button", class: "quiet", onclick: () => choose(null) }, "Whole range"),
+      !large &&
+        whole.length > 0 &&
+        h("button", { type: "button", class: "quiet", "aria-label": `Enlarge: ${title}`, onclick: () => enlarge(options) }, "⤢"),
+    );
+    if (!drawn.length) {
+      figure.classList.add("empty");
+      return replace(figure, caption, h("p", { class: "dim" }, whole.length ? "No values in this range" : "No values yet"));
+    }
+    figure.classList.remove("empty");
     const format = inPercent ? percent : number;
     const steps = [...new Set(drawn.flatMap((one) => one.points.map(([step]) => step)))].sort(
       (a, b) => a - b,
@@ -93,9 +166,12 @@ arpo.charts = (() => {
         { class: `c${one.colour}${one.dashed ? " dashed" : ""}` },
         band(one),
         svg("polyline", {
+          class: one.smooth ? "raw" : null,
           points: one.points.map(([step, value]) => position(step, value)).join(" "),
         }),
-        one.points.length < 60
+        one.smooth &&
+          svg("polyline", { points: one.smooth.map(([step, value]) => position(step, value)).join(" ") }),
+        one.points.length < 60 && !one.smooth
           ? one.points.map(([step, value]) => svg("circle", { cx: x(step), cy: y(value), r: 2.2 }))
           : null,
       ),
@@ -104,14 +180,15 @@ arpo.charts = (() => {
     const picture = svg(
       "svg",
       { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" },
-      axes(xs, ys, x, y, format),
+      axes(size, xs, ys, x, y, format),
       lines,
       cursor,
     );
     const readout = h("p", { class: "readout" });
     const byStep = drawn.map((one) => new Map(one.points));
     let at = steps.length - 1,
-      nearest = drawn[0];
+      nearest = drawn[0],
+      pressed = null;
 
     const values = () =>
       drawn
@@ -122,9 +199,9 @@ arpo.charts = (() => {
       const newest = drawn.map((one) => [one, one.points[one.points.length - 1][1]]);
       replace(
         readout,
-        h("span", { class: "dim" }, visible ? `${unit} ${number(steps[at])}` : "newest"),
+        h("span", { class: "dim" }, visible ? `${unit} ${number(steps[at])}` : zoom ? "last in range" : "newest"),
         (visible ? values() : newest).map(([one, value]) =>
-          h("span", { class: `key c${one.colour}` }, h("b", {}, format(value)), " ", one.label),
+          h("span", { class: "key" }, h("i", { class: `swatch c${one.colour}` }), h("b", {}, format(value)), " ", one.label),
         ),
       );
       replace(
@@ -187,21 +264,40 @@ arpo.charts = (() => {
         onfocus: () => show(true),
         onblur: () => show(false),
         onkeydown: press,
-        onclick: open
-          ? (event) => {
-              follow(event);
-              open(nearest, steps[at]);
-            }
-          : null,
+        onmousedown: (event) => {
+          follow(event);
+          pressed = { x: event.clientX, step: steps[at] };
+          event.preventDefault(); // no selection of text
+        },
+        onclick: (event) => {
+          follow(event);
+          const dragged = pressed && Math.abs(event.clientX - pressed.x) > DRAG;
+          if (dragged) choose([pressed.step, steps[at]].sort((a, b) => a - b));
+          else if (open) {
+            figure.closest("dialog")?.close();
+            open(nearest, steps[at]);
+          }
+          pressed = null;
+        },
       },
       picture,
     );
     show(false);
-    return h("figure", { class: "chart" }, caption, plot, readout, notes.map(explanation));
+    const all = whole.flatMap((one) => one.points.map(([step]) => step));
+    const ends = [all.reduce((a, b) => Math.min(a, b)), all.reduce((a, b) => Math.max(a, b))];
+    return replace(
+      figure,
+      caption,
+      plot,
+      readout,
+      large && ends[0] < ends[1] ? rangeFields(ends, zoom || ends, choose) : null,
+      notes.map(explanation),
+    );
   }
 
-  // Columns of shares: columns [[step, [value of each label]], …].
-  function stackedChart({ title, note, labels, columns }) {
+  // Columns of shares: columns [[step, [value of each label]], …]; colours: of the labels.
+  function stackedChart({ title, note, labels, columns, colours }) {
+    const [WIDTH, HEIGHT] = SMALL;
     const caption = h("figcaption", { title: note || null }, title);
     const shown = columns.filter(([, parts]) => parts.some((part) => part > 0));
     if (!shown.length)
@@ -218,7 +314,7 @@ arpo.charts = (() => {
         return svg(
           "rect",
           {
-            class: `c${index}`,
+            class: `c${colours[index]}`,
             x: x(step),
             width: Math.max(0.5, x(step + 1) - x(step) - (shown.length > 80 ? 0 : 1)),
             y: y(sum / total),
@@ -241,7 +337,7 @@ arpo.charts = (() => {
         svg(
           "svg",
           { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}: ${summary}` },
-          axes([xs[0], xs[1] - 1], [0, 1], (step) => x(step + 0.5), y, percent),
+          axes(SMALL, [xs[0], xs[1] - 1], [0, 1], (step) => x(step + 0.5), y, percent),
           bars,
         ),
       ),
@@ -251,8 +347,8 @@ arpo.charts = (() => {
         labels.map((label, index) =>
           h(
             "span",
-            { class: `key c${index}` },
-            h("i", { class: "swatch" }),
+            { class: "key" },
+            h("i", { class: `swatch c${colours[index]}` }),
             `${label} `,
             h("b", {}, percent(totals[index] / all)),
           ),
@@ -286,5 +382,5 @@ arpo.charts = (() => {
     return element;
   }
 
-  return { ticks, lineChart, stackedChart, sparkline, heat };
+  return { ticks, lineChart, stackedChart, smoothing, sparkline, heat };
 })();

@@ -65,6 +65,8 @@ arpo.dom = (() => {
   function table(heads, rows, { kind = "", caption = null } = {}) {
     const head = (one) =>
       one instanceof Node ? one : h("th", { scope: "col", class: one[1] || null }, one[0]);
+    const columns = heads.map(head);
+    for (const row of rows) label(row, columns, kind.includes("cards"));
     return h(
       "div",
       { class: "scroll" },
@@ -72,10 +74,20 @@ arpo.dom = (() => {
         "table",
         { class: `rows ${kind}` },
         caption && h("caption", {}, caption),
-        h("thead", {}, h("tr", {}, heads.map(head))),
+        h("thead", {}, h("tr", {}, columns)),
         h("tbody", {}, rows),
       ),
     );
+  }
+
+  // Phones hide minor columns, and show the rows of "cards" one below the other, each value with its label.
+  function label(row, columns, labelled) {
+    [...row.children].forEach((cell, index) => {
+      const column = columns[index];
+      if (!column) return;
+      if (column.classList.contains("minor")) cell.classList.add("minor");
+      if (labelled) cell.dataset.label = column.textContent;
+    });
   }
 
   // A form without a button: every change calls change(name, value). Fields: select, input.

@@ -9,13 +9,13 @@ arpo.batches = (() => {
 
   const HEADS = [
     ["Batch", "n"],
-    ["Solved", "wide"],
+    ["Solved", "wide minor"],
     ["Success", "n"],
     ["Groups", "n"],
     ["Rescued by replay", "n"],
     ["Without signal", "n"],
-    ["Dropped", "n"],
-    ["Not played", "n"],
+    ["Dropped", "n minor"],
+    ["Not played", "n minor"],
   ];
 
   async function renderAll(context) {
@@ -62,7 +62,7 @@ arpo.batches = (() => {
     );
   }
 
-  const HEADS_OF_GROUPS = [["Order", "n"], ["Task"], ["Episodes"], ["Solved", "n"], ["Signal", "n"], ["Note"]];
+  const HEADS_OF_GROUPS = [["Order", "n minor"], ["Task"], ["Episodes"], ["Solved", "n"], ["Signal", "n minor"], ["Note", "minor"]];
   const numbered = (groups) => groups.map((group, place) => ({ ...group, place }));
   const share = (group) => group.solved / (group.episodes_count || 1);
   const ORDERS = {
@@ -81,12 +81,12 @@ arpo.batches = (() => {
     if (down) groups.reverse();
     const head = (name, kind) => sortHead(context, name, kind, sort, down);
     const heads = [
-      head("order", "n"),
+      head("order", "n minor"),
       head("task", ""),
       ["Episodes"],
       head("success", "n"),
-      head("signal", "n"),
-      ["Note"],
+      head("signal", "n minor"),
+      ["Note", "minor"],
     ];
     const to = (number_) => number_ && link(["s", context.source, "batch", number_]);
     return [

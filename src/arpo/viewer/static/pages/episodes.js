@@ -8,12 +8,12 @@ arpo.episodes = (() => {
   const COLUMNS = [
     ["", "Episode", ""],
     ["task", "Task", "wide"],
-    ["", "Played in", ""],
+    ["", "Played in", "minor"],
     ["score", "Score", "n"],
-    ["", "End", ""],
-    ["steps", "Steps", "n"],
-    ["", "Tokens", "n"],
-    ["", "Replayed in", ""],
+    ["", "End", "minor"],
+    ["steps", "Steps", "n minor"],
+    ["", "Tokens", "n minor"],
+    ["", "Replayed in", "minor"],
   ];
 
   const YES_NO = [

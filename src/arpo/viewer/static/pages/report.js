@@ -33,19 +33,22 @@ arpo.report = (() => {
         : null,
       tasks?.tasks.length
         ? [
-            section("Success rate by task", count(tasks.tasks.length, "task")),
-            tall("Tasks", arpo.tasks.list(context, tasks.tasks)),
+            section("Success rate by task", hardest(tasks.tasks.length)),
+            tall("Tasks", arpo.tasks.list(context, tasks.tasks.slice(0, HARDEST))),
           ]
         : null,
       endings(report.endings),
       await groups(context, report.batches.at(-1)).catch((error) => arpo.runs.problems([error.message])),
-      failures?.total ? [section("Faults", faultsNote(failures)), arpo.failures.kinds(failures)] : null,
+      failures?.total ? [section("Faults", faultsNote(failures)), arpo.faults.kinds(failures)] : null,
       recipe && [
         section("Recipe"),
         h("details", {}, h("summary", {}, "All settings of this run"), h("pre", {}, recipe.text)),
       ],
     ];
   }
+
+  const HARDEST = 100; // tasks in the report
+  const hardest = (total) => `${total > HARDEST ? `the ${HARDEST} hardest of ` : ""}${count(total, "task")}`;
 
   const section = (title, note) => h("h2", { class: "section" }, title, note && h("small", {}, ` ${note}`));
 
@@ -56,9 +59,11 @@ arpo.report = (() => {
   const faultsNote = (failures) =>
     `${count(failures.total, "episode")} ended by a fault of the environment or the engine, without a score`;
 
+  const LONG = 40; // characters of a cell that is no number
+
   // Columns of numbers; the first one has labels.
   function numbers(heads, rows) {
-    const cell = (text, index) => h("td", { class: index ? "n" : null }, text);
+    const cell = (text, index) => h("td", { class: index ? (text.length > LONG ? "text" : "n") : null }, text);
     return table(
       heads.map((text, index) => [text, index ? "n" : ""]),
       rows.map((row) => h("tr", {}, row.map(cell))),
@@ -91,6 +96,7 @@ arpo.report = (() => {
       return arpo.charts.lineChart({
         title,
         open,
+        smooth: Number(context.query.smooth || 0),
         series: names.map((name, colour) => ({ label: metrics[name], colour, points: points(name) })),
         inPercent: names.every((name) => explained[name]?.percent),
         notes: names.map((name) => [name, explained[name]?.explanation || ""]),
@@ -103,6 +109,7 @@ arpo.report = (() => {
       .filter(Boolean);
     return [
       section("Curves", "by batch"),
+      arpo.dom.filters("Curves", arpo.charts.smoothing(context)),
       h("div", { class: "charts" }, report.charts.map(chart)),
       more.length
         ? h("details", {}, h("summary", {}, "Other metrics"), h("div", { class: "charts" }, more))

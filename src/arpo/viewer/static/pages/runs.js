@@ -7,9 +7,8 @@ arpo.runs = (() => {
   const { link, nameOf } = arpo.app;
   const COLOURS = 8,
     MOST = 16; // runs in the charts at first
+  const EVALUATED = "eval_";
   const FIRST = [
-    "eval_train",
-    "eval_heldout",
     "success",
     "reward",
     "rescued",
@@ -62,11 +61,12 @@ arpo.runs = (() => {
     const names = [...new Set(found.flatMap((one) => one.rows.flatMap(Object.keys)))]
       .filter((name) => name !== "step")
       .sort();
+    const labels = Object.assign({}, ...context.sources.map((one) => one.sets)); // of all task sets
     const metrics = chosen(
       context.query.metrics,
-      FIRST.filter((name) => names.includes(name)),
+      [...Object.keys(labels).map((name) => EVALUATED + name), ...FIRST].filter((name) => names.includes(name)),
     );
-    const labels = Object.assign({}, ...context.sources.map((one) => one.sets)); // of all task sets
+    const smooth = Number(context.query.smooth || 0);
     const kinds = [...new Set(shown.map(kindOf))];
     const colours = new Map(shown.map((one) => [one.id, kinds.indexOf(kindOf(one)) % COLOURS]));
     return [
@@ -76,6 +76,7 @@ arpo.runs = (() => {
         ? table(
             [...HEADS, ...Object.values(labels).map((label) => [capital(label), "n"])],
             context.sources.map((one) => row(context, one, colours, runs, Object.keys(labels))),
+            { kind: "cards" },
           )
         : h(
             "p",
@@ -83,10 +84,11 @@ arpo.runs = (() => {
             "No run yet. `arpo train desk` makes one; `arpo view FOLDER` opens another folder.",
           ),
       names.length ? picker(context, names, metrics, explained) : null,
+      names.length ? arpo.dom.filters("Curves", arpo.charts.smoothing(context)) : null,
       h(
         "div",
         { class: "charts" },
-        metrics.map((name) => chart(name, explained[name], shown, found, colours)),
+        metrics.map((name) => chart(name, explained[name], shown, found, colours, smooth)),
       ),
     ];
   }
@@ -104,11 +106,11 @@ arpo.runs = (() => {
   const HEADS = [
     [h("span", { class: "hidden" }, "Shown in the charts")],
     ["Run"],
-    ["Settings"],
+    ["Settings", "minor"],
     ["State"],
     ["Batches", "n"],
     ["Episodes", "n"],
-    ["Failures", "n"],
+    ["Faults", "n"],
   ];
 
   function row(context, one, colours, runs, sets) {
@@ -208,7 +210,7 @@ arpo.runs = (() => {
     );
   }
 
-  function chart(name, metric, shown, found, colours) {
+  function chart(name, metric, shown, found, colours, smooth) {
     const series = shown.map((one, index) => ({
       label: nameOf(one),
       source: one.id,
@@ -219,7 +221,8 @@ arpo.runs = (() => {
     }));
     return arpo.charts.lineChart({
       title: metric ? metric.title : name,
-      note: metric ? metric.explanation : "",
+      notes: metric ? [[name, metric.explanation]] : [],
+      smooth,
       series,
       inPercent: Boolean(metric && metric.percent),
       open: (one, step) => {

@@ -19,7 +19,7 @@ arpo.search = (() => {
     ];
   }
 
-  const HEADS = [["Run"], ["Kind"], ["Found"], ["", "wide"]];
+  const HEADS = [["Run"], ["Kind"], ["Found"], ["About", "wide"]];
 
   function row(place) {
     const address = link(["s", place.source, ...place.parts], place.query);

@@ -18,16 +18,17 @@ arpo.tasks = (() => {
 
   const HEADS = [
     ["Task"],
-    ["Set"],
+    ["Set", "minor"],
     ["Before", "n"],
     ["After", "n"],
     ["Change", "n"],
-    ["In training", "n"],
-    ["Over time"],
-    ["Training episodes", "n"],
-    ["Rescued", "n"],
-    ["Not played", "n"],
+    ["In training", "n minor"],
+    ["Over time", "minor"],
+    ["Training episodes", "n minor"],
+    ["Rescued", "n minor"],
+    ["Not played", "n minor"],
   ];
+  const SHOWN = 100; // tasks of a list at first
 
   async function render(context) {
     const answer = await arpo.api.get(["s", context.source, "tasks"]);
@@ -43,8 +44,10 @@ arpo.tasks = (() => {
     if (Object.hasOwn(ORDERS, sort) && ORDERS[sort][1]) tasks.sort(ORDERS[sort][1]);
     const set = (key) => (value) => context.setQuery(context, { [key]: value });
     const all = ["", "all"];
+    const grouped = families.length > 1 && !["set", "sort", "name", "family", "all"].some((key) => context.query[key]);
+    const here = (query) => link(["s", context.source, "tasks"], query);
     return [
-      h("h1", {}, "Tasks ", h("small", {}, number(tasks.length))),
+      h("h1", {}, "Tasks ", h("small", {}, number(tasks.length), grouped && ` of ${number(families.length)} kinds`)),
       filters(
         "Filters",
         input("tasks-name", "Name or instruction", name, set("name")),
@@ -58,13 +61,67 @@ arpo.tasks = (() => {
           sort,
           set("sort"),
         ),
+        grouped && h("a", { class: "button", href: here({ all: "1" }) }, "All tasks"),
+        !grouped && families.length > 1 && h("a", { class: "button", href: here({}) }, "By kind"),
       ),
-      answer.kinds.length
-        ? h("details", {}, h("summary", {}, "Success by kind of task, before and after"), kinds(answer.kinds))
-        : null,
-      list(context, tasks),
+      grouped ? kindTable(answer, here) : limited(context, tasks),
     ];
   }
+
+  // The first tasks of a long list, and a button for the others.
+  function limited(context, tasks) {
+    const shown = context.query.all === "every" ? tasks : tasks.slice(0, SHOWN);
+    const more = () => context.setQuery(context, { all: "every" });
+    return [
+      list(context, shown),
+      shown.length < tasks.length &&
+        h("p", { class: "pages" }, h("button", { type: "button", onclick: more }, `Show all ${number(tasks.length)} tasks`)),
+    ];
+  }
+
+  const sum = (values) => values.reduce((total, value) => total + value, 0);
+
+  // One row for each goal family or domain: success before and after training, and in training.
+  function kindTable({ kinds: evaluated, tasks }, here) {
+    const found = new Map(evaluated.map((one) => [one.kind, one]));
+    const groups = new Map();
+    for (const task of tasks)
+      for (const kind of task.families.length ? task.families : [OTHERS])
+        groups.set(kind, [...(groups.get(kind) || []), task]);
+    const rows = [...groups].map(([kind, of]) => {
+      const trained = sum(of.map((task) => task.trained));
+      const { before = null, after = null } = found.get(kind) || {};
+      return { kind, of, before, after, trained, rate: trained ? sum(of.map((task) => task.solved)) / trained : null };
+    });
+    const change = (one) => (known(one.before) && known(one.after) ? one.after - one.before : null);
+    rows.sort((a, b) => (change(b) ?? -9) - (change(a) ?? -9) || (a.kind < b.kind ? -1 : 1));
+    const row = (one) =>
+      h(
+        "tr",
+        {},
+        h("td", {}, one.kind === OTHERS ? one.kind : h("a", { href: here({ family: one.kind }) }, one.kind)),
+        rateCell(one.before),
+        rateCell(one.after),
+        changeCell(change(one)),
+        rateCell(one.rate),
+        h("td", { class: "n" }, number(one.of.length)),
+        h("td", { class: "n" }, number(one.trained)),
+        h("td", { class: "n" }, number(sum(one.of.map((task) => task.rescued)))),
+      );
+    return table(KIND_HEADS, rows.map(row));
+  }
+
+  const OTHERS = "other tasks";
+  const KIND_HEADS = [
+    ["Kind"],
+    ["Before", "n"],
+    ["After", "n"],
+    ["Change", "n"],
+    ["In training", "n"],
+    ["Tasks", "n"],
+    ["Training episodes", "n minor"],
+    ["Rescued", "n minor"],
+  ];
 
   // Success by goal family or domain, over all evaluated tasks.
   function kinds(rows) {

@@ -12,6 +12,14 @@ arpo.timeline = (() => {
     HEIGHT = 384; // pixels of all environments, if there are many
   const SLOWEST = 10;
 
+  // One colour for each meaning, in all pictures of this page.
+  const COLOURS = {
+    environments: { start: 4, step: 2, evaluate: 6, engine: 0, idle: 7 },
+    stages: { rollout: 8, wait: 5, learn: 1, evaluate: 3, save: 9, judge: 10 },
+  };
+  const ofEnvironments = (name) => COLOURS.environments[name.replace("env_", "")];
+  const ofStage = (name) => COLOURS.stages[name] ?? COLOURS.environments.idle;
+
   const stagesOf = ({ rows, stages }) => Object.keys(stages).filter((name) => rows.some((row) => row[name]));
 
   const secondsOf = (row, stages) => stages.reduce((sum, name) => sum + (row[name] || 0), 0);
@@ -51,12 +59,14 @@ arpo.timeline = (() => {
         title: "Time of the environments",
         labels: Object.values(environments),
         columns: columns(Object.keys(environments)),
+        colours: Object.keys(environments).map(ofEnvironments),
         note: "Environments without an episode are idle. Low is good: raise train.max_staleness if it is high.",
       }),
       stackedChart({
         title: "Time of the training loop",
         labels: used.map((name) => stages[name]),
         columns: columns(used),
+        colours: used.map(ofStage),
         note: "In asynchronous training, the learner waits for groups. In lock step, it waits for rollouts.",
       }),
       lineChart({
@@ -64,14 +74,14 @@ arpo.timeline = (() => {
         inPercent: true,
         open,
         series: [
-          busy("engine", 0, (row) => row.engine_busy),
-          busy("learner", 1, (row) => ((row.learn || 0) + (row.judge || 0)) / (secondsOf(row, used) || NaN)),
+          busy("engine", ofEnvironments("engine"), (row) => row.engine_busy),
+          busy("learner", ofStage("learn"), (row) => ((row.learn || 0) + (row.judge || 0)) / (secondsOf(row, used) || NaN)),
         ],
       }),
       lineChart({
         title: "Seconds per batch",
         open,
-        series: used.map((name, index) => busy(stages[name], index, (row) => row[name])),
+        series: used.map((name) => busy(stages[name], ofStage(name), (row) => row[name])),
       }),
     );
   }
@@ -112,6 +122,20 @@ arpo.timeline = (() => {
     );
   }
 
+  // Names of the lanes, beside the picture.
+  function laneNames(answer, height, top) {
+    const name = (text, start, size) => h("span", { css: { top: `${start}px`, height: `${size}px` } }, text);
+    const rows = answer.rows.length;
+    return h(
+      "div",
+      { class: "lane-names", "aria-hidden": "true" },
+      name("learner", 0, BAND),
+      name("engine", BAND + GAP, BAND),
+      rows > 0 && name(rows > 1 ? "environment 1" : "environment", top, height),
+      rows > 1 && height * rows > 40 && name(`… ${number(answer.lanes)}`, top + (rows - 1) * height, height),
+    );
+  }
+
   function figure(context, answer) {
     const height = Math.max(2, Math.min(14, Math.floor(HEIGHT / Math.max(1, answer.rows.length))));
     const top = 2 * (BAND + GAP);
@@ -120,6 +144,7 @@ arpo.timeline = (() => {
       height: top + Math.max(1, answer.rows.length) * height,
       role: "img",
       "aria-label": summary(answer),
+      css: { height: `${top + Math.max(1, answer.rows.length) * height}px` },
     });
     draw(canvas.getContext("2d"), answer, height, top);
     const readout = h("p", { class: "readout" });
@@ -134,7 +159,7 @@ arpo.timeline = (() => {
       "figure",
       { class: "chart" },
       h("figcaption", {}, "Learner, engine and environments over time"),
-      canvas,
+      h("div", { class: "lane-plot" }, laneNames(answer, height, top), canvas),
       h("p", { class: "ticks", "aria-hidden": "true" }, ticks.map((text) => h("span", {}, text))),
       readout,
     );
@@ -151,19 +176,18 @@ arpo.timeline = (() => {
 
   function colours() {
     const style = getComputedStyle(document.documentElement);
-    return [0, 1, 2, 3, 4, 5, 6, 7].map((index) => style.getPropertyValue(`--c${index}`).trim());
+    return [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10].map((index) => style.getPropertyValue(`--c${index}`).trim());
   }
 
   function draw(pen, answer, height, top) {
     const palette = colours();
     const place = (moment) =>
       ((moment - answer.began) / (answer.ended - answer.began)) * answer.columns * CELL;
-    const stages = Object.keys(answer.stages);
     for (const [name, began, duration] of answer.learner) {
-      pen.fillStyle = palette[Math.max(0, stages.indexOf(name)) % palette.length];
+      pen.fillStyle = palette[ofStage(name)];
       pen.fillRect(place(began), 0, Math.max(1, place(began + duration) - place(began)), BAND);
     }
-    pen.fillStyle = palette[answer.kinds.indexOf("engine")];
+    pen.fillStyle = palette[ofEnvironments("engine")];
     answer.engine.forEach((busy, column) => {
       pen.globalAlpha = busy && 0.25 + 0.75 * Math.min(1, answer.requests[column] / Math.max(1, answer.lanes));
       pen.fillRect(column * CELL, BAND + GAP + BAND * (1 - busy), CELL, BAND * busy);
@@ -172,7 +196,7 @@ arpo.timeline = (() => {
     answer.rows.forEach(({ cells }, row) => {
       for (const [character, start, end] of runs(cells)) {
         if (character === ".") continue;
-        pen.fillStyle = palette[Number(character)];
+        pen.fillStyle = palette[ofEnvironments(answer.kinds[Number(character)])];
         pen.fillRect(start * CELL, top + row * height, (end - start) * CELL, height - (height > 4 ? 1 : 0));
       }
     });
@@ -219,14 +243,15 @@ arpo.timeline = (() => {
   }
 
   function keys(answer) {
-    const key = (label, index) => h("span", { class: `key c${index}` }, h("i", { class: "swatch" }), label);
+    const key = (label, colour) => h("span", { class: "key" }, h("i", { class: `swatch c${colour}` }), label);
     const used = new Set(answer.learner.map(([name]) => name));
-    const stages = Object.entries(answer.stages).map(([name, label], index) => used.has(name) && key(label, index));
+    const stages = Object.entries(answer.stages).map(([name, label]) => used.has(name) && key(label, ofStage(name)));
     return [
-      h("span", { class: "dim" }, "Learner, at the top:"),
+      h("span", { class: "dim" }, "Learner:"),
       stages,
-      h("span", { class: "dim" }, "Environments, below the engine:"),
-      answer.kinds.map((kind, index) => key(answer.labels[kind], index)),
+      h("span", { class: "dim" }, "Environments:"),
+      answer.kinds.map((kind) => key(answer.labels[kind], ofEnvironments(kind))),
+      h("span", { class: "dim" }, "Engine: the darker, the more requests at once"),
     ];
   }
 
@@ -238,7 +263,7 @@ arpo.timeline = (() => {
     }
   }
 
-  const HEADS = [["Episode"], ["Began", "n"], ["Took", "n"], ["Host"], ["Ended by"]];
+  const HEADS = [["Episode"], ["Began", "n"], ["Took", "n"], ["Host", "minor"], ["Ended by", "minor"]];
 
   // The slowest episodes as a table, for readers who do not see the picture.
   function slowest(context, answer) {

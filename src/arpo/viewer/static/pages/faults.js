@@ -1,7 +1,7 @@
 "use strict";
-// Page "Failures": faults of environments and engine.
+// Page "Faults": faults of environments and engine.
 
-arpo.failures = (() => {
+arpo.faults = (() => {
   const { h, table } = arpo.dom;
   const { number } = arpo.words;
   const { link } = arpo.app;
@@ -9,9 +9,9 @@ arpo.failures = (() => {
   async function render(context) {
     const answer = await arpo.api.get(["s", context.source, "failures"]);
     if (!answer.total)
-      return [h("h1", {}, "Failures"), h("p", { class: "notice" }, "All episodes could be played.")];
+      return [h("h1", {}, "Faults"), h("p", { class: "notice" }, "All episodes could be played.")];
     return [
-      h("h1", {}, "Failures ", h("small", {}, number(answer.total))),
+      h("h1", {}, "Faults ", h("small", {}, number(answer.total))),
       h("p", { class: "dim" }, "Episodes that could not be played. They never count as a reward of 0."),
       h("h2", {}, "By kind and host"),
       kinds(answer),
@@ -23,7 +23,7 @@ arpo.failures = (() => {
     ];
   }
 
-  const KIND_HEADS = [["Kind"], ["In"], ["Host"], ["Count", "n"], ["Tasks", "n"], ["Message", "wide"]];
+  const KIND_HEADS = [["Kind"], ["In", "minor"], ["Host", "minor"], ["Count", "n"], ["Tasks", "n minor"], ["Message", "wide"]];
 
   const kinds = (answer) => table(KIND_HEADS, answer.by_kind.map(kindRow));
 
@@ -42,12 +42,12 @@ arpo.failures = (() => {
 
   const NEWEST_HEADS = [
     ["Episode"],
-    ["Task"],
-    ["Batch"],
+    ["Task", "minor"],
+    ["Batch", "minor"],
     ["Kind"],
-    ["In"],
-    ["Host"],
-    ["Attempts", "n"],
+    ["In", "minor"],
+    ["Host", "minor"],
+    ["Attempts", "n minor"],
     ["Message", "wide"],
   ];
 
@@ -67,6 +67,7 @@ arpo.failures = (() => {
     );
   }
 
-  arpo.app.pages.failures = { title: () => "Failures", tab: "failures", render };
+  arpo.app.pages.faults = { title: () => "Faults", tab: "faults", render };
+  arpo.app.pages.failures = arpo.app.pages.faults; // the address in links of earlier versions
   return { kinds };
 })();

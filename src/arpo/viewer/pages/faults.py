@@ -1,11 +1,11 @@
-"""Page "Failures": episodes that could not be played."""
+"""Page "Faults": episodes that could not be played."""
 
 from __future__ import annotations
 
 from arpo.viewer.source import Json, Source
 
 
-def failures_page(source: Source) -> Json:
+def faults_page(source: Source) -> Json:
     """Failed episodes by kind, call and host, and the newest 200."""
     kinds = source.index.rows(
         'SELECT kind, called AS "where", host, count(*) AS count, count(DISTINCT task) AS tasks, '

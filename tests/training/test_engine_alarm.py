@@ -87,7 +87,9 @@ def test_by_option_the_batch_is_stored_and_not_trained_on_also_after_a_stop(tmp_
     )
     script()
     trainer, notes = train(whole)
-    assert any("The batch was not trained on. If this continues, stop the run" in text for text in notes)
+    assert any(
+        "The batch was not trained on. To find the cause: arpo doctor --gap " in text for text in notes
+    )
     _, _, second, third = lines(whole, "metrics.jsonl")
     assert (second["untrained"], second["updates"], second["episodes"]) == (1, 0, 8)
     assert third["updates"] == 1

@@ -4,109 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from arpo.config import Config, ModelConfig
 from arpo.learner.base import Batch
-from arpo.models.lora import adapters_disabled
 from arpo.reporting.display import Display
 from arpo.storage.run_folder import RunFolder
 from arpo.training.engine_check import disagreements, fresh_samples
 from arpo.training.trainer import Trainer
 from arpo.types import Completion, Group, Prompt, Sample, Sampling, Trajectory
+from engine_faults import (
+    Plant,
+    lost_layer,
+    no_adapters,
+    no_pixels,
+    old_weights,
+    other_temperature,
+    other_template,
+    swapped_images,
+)
 from trained import lines
 from trajectories import group, trajectory, turn
 from verdicts import A, B, Scripted, small_config
-
-Call = tuple[Prompt, Sampling]
-Plant = Callable[[Any], None]
-LOST_LAYER = "model.language_model.layers.2."
-
-
-def asked_as(engine: Any, change: Callable[[Prompt, Sampling], Call]) -> None:
-    """The engine gets other prompts or settings than the ones that are recorded."""
-    generate = engine.generate
-    engine.generate = lambda prompt, sampling: generate(*change(prompt, sampling))
-
-
-def computes_in(engine: Any, context: Callable[[Any], AbstractContextManager[None]]) -> None:
-    """The engine's passes run in this context of its model; in lock step it shares the learner's."""
-    for name in ("prefill", "decode"):
-        setattr(engine._passes, name, partial(_inside, context, engine._model, getattr(engine._passes, name)))
-
-
-def _inside(context: Any, model: Any, run: Any, *inputs: Any) -> Any:
-    with context(model):
-        return run(*inputs)
-
-
-@contextmanager
-def layer_lost(model: Any) -> Iterator[None]:
-    weights = [p.data for name, p in model.named_parameters() if name.startswith(LOST_LAYER)]
-    kept = [weight.clone() for weight in weights]
-    assert weights
-    for weight in weights:
-        weight.zero_()
-    try:
-        yield
-    finally:
-        for weight, before in zip(weights, kept, strict=True):
-            weight.copy_(before)
-
-
-def no_pixels(engine: Any) -> None:
-    features = engine._image_features
-    engine._image_features = lambda images: [0 * one for one in features(images)]
-
-
-def other_temperature(engine: Any) -> None:
-    asked_as(engine, lambda prompt, sampling: (prompt, replace(sampling, temperature=0.7)))
-
-
-def other_template(engine: Any) -> None:
-    """Without the last token of the prompt, which begins the answer."""
-    asked_as(engine, lambda prompt, sampling: (replace(prompt, token_ids=prompt.token_ids[:-1]), sampling))
-
-
-def swapped_images(engine: Any) -> None:
-    asked_as(engine, lambda prompt, sampling: (replace(prompt, images=prompt.images[::-1]), sampling))
-
-
-def lost_layer(engine: Any) -> None:
-    computes_in(engine, layer_lost)
-
-
-def no_adapters(engine: Any) -> None:
-    computes_in(engine, adapters_disabled)
-
-
-def old_weights(engine: Any) -> None:
-    """New weights never reach the passes."""
-    old = [p.detach().clone() for p in engine._model.parameters()]
-
-    @contextmanager
-    def with_old(model: Any) -> Iterator[None]:
-        new = [p.detach().clone() for p in model.parameters()]
-        put(model, old)
-        try:
-            yield
-        finally:
-            put(model, new)
-
-    computes_in(engine, with_old)
-
-
-def put(model: Any, weights: Iterable[Tensor]) -> None:
-    for parameter, weight in zip(model.parameters(), weights, strict=True):
-        parameter.data.copy_(weight)
 
 
 def train(config: Config, plant: Plant) -> list[dict[str, Any]]:

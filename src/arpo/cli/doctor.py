@@ -123,6 +123,16 @@ def plan_recipe(config: Config, gpu: int | None, gpus: int | None = None) -> int
     return 0 if fits and not any(one.needed for one in missing) else 1
 
 
+def explain_gap(folder: Path) -> int:
+    """Print why engine and learner of a run disagree. Returns 1 if they do."""
+    from arpo.reporting.gap import describe_gap
+    from arpo.training.gap import find_gap
+
+    gap = find_gap(folder)
+    print(*describe_gap(gap), sep="\n")
+    return 1 if gap.disagrees else 0
+
+
 def _plan_model(model: ModelConfig) -> tuple[ModelInfo, list[Finding]]:
     """The model of the recipe, and what is missing of it. A published model is known by its name alone."""
     from arpo.models.hub import parse_hub_model
@@ -181,7 +191,7 @@ def findings() -> Iterator[Finding]:
 
 
 def _desktops(config: OSWorldConfig) -> list[Finding]:
-    remedy = "arpo osworld install, on Debian or Ubuntu"
+    remedy = "on Debian or Ubuntu: arpo osworld install"
     found = [_try("real desktops", _real_desktops, remedy, needed=False)]
     if find_program(config.python) is not None:
         check = partial(limits, config)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,8 +99,8 @@ def _runs_by_seed(given: Iterable[Path]) -> dict[int, Path]:
         landmarks = [line["landmark"] for line in read_log(folder, EVALUATIONS)]
         if not read_summary(folder) or FINAL not in landmarks:
             raise UserError(
-                f"{folder}: this run is unfinished: finish it with `arpo train {folder / RECIPE} --run.dir "
-                f"{folder}`, then compare"
+                f"{folder}: this run is unfinished: finish it with `arpo train "
+                f"{shlex.quote(str(folder / RECIPE))} --run.dir {shlex.quote(str(folder))}`, then compare"
             )
         seed = load_recorded(folder / RECIPE)[0].run.seed
         if other := found.get(seed):

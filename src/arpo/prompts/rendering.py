@@ -76,7 +76,7 @@ class Renderer:
         self.pad_id = self._ids[PAD]
         self.image_token_id = self._ids[IMAGE]
         self._newline = self.encode("\n")
-        self._answer_header = (self._ids[START], *self.encode("assistant\n"))
+        self.answer_header = (self._ids[START], *self.encode("assistant\n"))
 
     @classmethod
     def from_folder(
@@ -115,7 +115,7 @@ class Renderer:
     def render(self, messages: Sequence[Message]) -> Rendered:
         """The whole prompt, up to the start of the next answer."""
         parts = [token for message in messages for token in (*self._message(message), *self._newline)]
-        return _rendered((*parts, *self._answer_header), messages)
+        return _rendered((*parts, *self.answer_header), messages)
 
     def continuation(self, message: Message, answer: Sequence[int] | None = None) -> Rendered:
         """The part after an answer: the next message, up to the start of the next answer.
@@ -124,7 +124,7 @@ class Renderer:
         with <|endoftext|>, the part begins with it. Without `answer`, the answer ended with <|im_end|>.
         """
         end = () if answer is None else self._missing_end(answer)
-        parts = (*end, *self._newline, *self._message(message), *self._newline, *self._answer_header)
+        parts = (*end, *self._newline, *self._message(message), *self._newline, *self.answer_header)
         return _rendered(parts, [message])
 
     def _missing_end(self, answer: Sequence[int]) -> tuple[int, ...]:

@@ -146,6 +146,7 @@ def engine_findings(metrics: Iterable[Mapping[str, Any]]) -> list[Finding]:
     disagreed = (
         "Engine and learner disagreed about the probabilities of the same tokens: engine_kl or stale_kl "
         f"exceeded its threshold in batch {_steps(alarms)}. Not trained on: {untrained:,} of {len(alarms):,}."
+        " `arpo doctor --gap RUN` finds the cause."
     )
     not_compared = f"Engine and learner were not compared in batch {_steps(unseen)}."
     return [

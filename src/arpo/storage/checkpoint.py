@@ -116,6 +116,11 @@ def latest(root: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
     return None, tuple(damaged)
 
 
+def intact_checkpoints(root: Path) -> list[Checkpoint]:
+    """All intact checkpoints, the newest first."""
+    return [found for found in _list_checkpoints(root) if not find_damage(found)]
+
+
 def step_of(folder: Path) -> int | None:
     """The step of a checkpoint's folder, from its name. None if it is not the name of a checkpoint."""
     match = _NAME.fullmatch(folder.name)

@@ -13,6 +13,7 @@
     trajectories.jsonl  episodes, screenshots by sha256; one episode per task of an evaluation
     screenshots.pack    the screenshots
     summary.json        results, written at the end of the run
+    gap.json            what `arpo doctor --gap` found
 
 The .jsonl files and the pack are append-only. A checkpoint records their sizes (`offsets`), and a resumed run
 truncates them to these sizes (`rewind`), so an interrupted run leaves the same files as an uninterrupted
@@ -85,7 +86,7 @@ METRICS, EVALUATIONS, TIMING, GROUPS, FAILURES, TRAJECTORIES = (
 CALLS, TOKEN_STATS = "calls.jsonl", "token_stats.jsonl"
 LOGS = (METRICS, EVALUATIONS, TIMING, GROUPS, CALLS, TOKEN_STATS, FAILURES, TRAJECTORIES)
 PACK, RECIPE, FORMAT_FILE, SUMMARY = "screenshots.pack", "recipe.toml", "format.json", "summary.json"
-CHANGES = "changes.json"
+CHANGES, GAP = "changes.json", "gap.json"
 _CHECKS = {
     METRICS: check_numbers,
     TIMING: check_numbers,

@@ -68,7 +68,7 @@ def export_model(source: Path, out: Path, dtype: str = "", *, merged: bool, titl
     model = load_model(config.model, config.run.seed)
     if checkpoint is not None:
         set_trainable(model, config.model, config.run.seed)
-        _fill(model, checkpoint.path / LEARNER)
+        fill_from_checkpoint(model, checkpoint.path / LEARNER)
     card = model_card(
         title or _title(out),
         config,
@@ -175,7 +175,7 @@ def _title(out: Path) -> str:
 
 
 @torch.no_grad()
-def _fill(model: nn.Module, folder: Path) -> None:
+def fill_from_checkpoint(model: nn.Module, folder: Path) -> None:
     """Load the weights of a checkpoint. Frozen weights must equal those that it was trained with."""
     frozen, parameters = frozen_fingerprint(model), dict(model.named_parameters())
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -170,8 +171,8 @@ class Trainer:
             "was not trained on" if untrained else "was trained on: train.engine_kl_skip = true prevents it"
         )
         self.run.display.note(
-            f"batch {number}: engine and learner disagree, {', '.join(found)}. The batch {done}. If this "
-            "continues, stop the run"
+            f"batch {number}: engine and learner disagree, {', '.join(found)}. The batch {done}. To find "
+            f"the cause: arpo doctor --gap {shlex.quote(str(self.run.store.folder))}"
         )
         return {**metrics, "engine_alarm": 1.0}
 

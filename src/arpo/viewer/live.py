@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -36,7 +37,7 @@ def live_view(folder: Path, note: Callable[[str], None], at: str = "") -> Iterat
             asyncio.run(serve())
         except Exception as error:
             opened.put(("", lambda: None))
-            note(f"no live view: {error}. `arpo view {folder}` shows the run")
+            note(f"no live view: {error}. `arpo view {shlex.quote(str(folder))}` shows the run")
 
     thread = threading.Thread(target=run, name="live-view", daemon=True)
     thread.start()

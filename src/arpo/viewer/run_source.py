@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from dataclasses import asdict
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -17,12 +18,15 @@ from arpo.config.changes import Change
 from arpo.config.recipe import parse_recorded
 from arpo.errors import UserError
 from arpo.evaluation.scoring import change_intervals, over_same_tasks, read_scores
+from arpo.reporting.gap import Gap
 from arpo.storage.codec import check_evaluation, check_numbers, check_summary, parse_changes
 from arpo.storage.files import damage
+from arpo.storage.from_json import from_json
 from arpo.storage.run_folder import (
     CHANGES,
     EVALUATIONS,
     FORMAT_FILE,
+    GAP,
     LOGS,
     METRICS,
     PACK,
@@ -166,6 +170,17 @@ class RunSource(Source):
             for when, scores in found.items()
         }
         return {**rates, "intervals": intervals} if rates else {}
+
+    def gap(self) -> Json | None:
+        """What `arpo doctor --gap` found. None if it was not called, or its file is damaged."""
+        try:
+            if (read := self.folder.read_json(GAP)) is None:
+                return None
+            with damage(self.folder.path(GAP)):
+                gap = from_json(read, Gap)
+        except UserError:
+            return None
+        return {**asdict(gap), "conclusion": gap.conclusion}
 
     def instruction(self, task: str) -> str:
         return self.texts.instruction(task)

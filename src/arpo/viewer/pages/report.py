@@ -83,6 +83,7 @@ def report_page(run: RunSource, wanted: str = "") -> Json:
     return {
         "finished": bool(run.summary),
         "warnings": [finding.text for finding in report_findings(run, played)],
+        "gap": run.gap(),
         "success": {"heads": ["", "before", after, CHANGE], "rows": success_rows(summary)},
         "totals": total_rows(summary),
         "evaluations": evaluation_note(evaluations, run.config.eval.every),

@@ -17,6 +17,7 @@ arpo.report = (() => {
       h("h1", {}, nameOf(context.info)),
       h("p", { class: "dim" }, context.info.subtitle, !report.finished && ", not finished yet"),
       arpo.runs.problems([...report.warnings, ...(context.info.errors || [])]),
+      gap(context, report.gap),
       success(report),
       tasks?.kinds.length
         ? [section("What it learned", "success by kind of task"), tall("Kinds", arpo.tasks.kinds(tasks.kinds))]
@@ -123,6 +124,39 @@ arpo.report = (() => {
     return [
       section("Groups", `of batch ${number(number_)}`),
       tall("Groups", arpo.batches.groups(context, batch)),
+    ];
+  }
+
+  // What arpo doctor --gap has found.
+  function gap(context, found) {
+    if (!found) return null;
+    const tried = (one) =>
+      h(
+        "tr",
+        {},
+        h("td", {}, one.part),
+        h("td", { class: "text" }, one.what),
+        h("td", { class: "n" }, number(one.kl)),
+      );
+    const worst = (one) =>
+      h(
+        "tr",
+        {},
+        h("td", {}, h("a", { href: link(["s", context.source, "episode", one.episode]) }, one.episode)),
+        h("td", { class: "n" }, number(one.step)),
+        h("td", { class: "n" }, number(one.token)),
+        h("td", {}, h("code", {}, one.text)),
+        h("td", { class: "n" }, number(one.engine)),
+        h("td", { class: "n" }, number(one.learner)),
+      );
+    return [
+      section("Engine and learner", "arpo doctor --gap"),
+      h("p", {}, found.conclusion),
+      table([["Part"], ["Tried"], ["engine_kl if the learner did the same", "n"]], found.tried.map(tried)),
+      table(
+        [["Episode"], ["Step", "n"], ["Token", "n"], ["Text"], ["Engine", "n"], ["Learner", "n"]],
+        found.worst.map(worst),
+      ),
     ];
   }
 

@@ -20,11 +20,12 @@ NAMES = {key.name for key in keys()}
 SECTIONS = {name.partition(".")[0] for name in NAMES}
 FLAGS_OF_HOSTS = {"env": "env.name", "slots": "env.parallel", "listen": "env.listen"}
 ALL_COMMANDS = sorted({tuple(words) for page in PAGES for words in shown_commands(page)})
-# Commands that need no model, desktop, network or server: they are run. Others are only checked.
+# Commands that need no model, desktop, browser, network or server: they are run. Others are only checked.
 QUICK = [
     words
     for words in ALL_COMMANDS
-    if words[0] in ("recipes", "check-env")
+    if words[0] == "recipes"
+    or (words[0] == "check-env" and "browser" not in words)
     or (words[0] == "doctor" and "--recipe" in words)
     or any(word.startswith("--help") for word in words)
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -272,7 +272,8 @@ class Run:
         self.display.note(self._describe_stop())
         if self._event_loop is not None:
             for end_wait in (self.player.stop_waiting, self.on_stop, self.evaluations.stop):
-                self._event_loop.call_soon_threadsafe(end_wait)
+                with suppress(RuntimeError):  # the loop has ended: nothing waits any more
+                    self._event_loop.call_soon_threadsafe(end_wait)
 
     def _describe_stop(self) -> str:
         """What a run that is asked to stop still does, and how long that takes."""

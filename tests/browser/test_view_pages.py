@@ -135,11 +135,33 @@ def test_an_answer_that_does_not_parse_shows_the_reason(visit):
 
 def test_the_difference_shows_changed_pixels(visit):
     page = visit.open("/s/first/episode/batch-1-0-0?step=2&difference=1")
-    page.locator(".changes img").evaluate_all("all => Promise.all(all.map(one => one.decode()))")
-    shown = page.locator(".difference").screenshot()
+    expect(page.locator(".difference img")).to_have_count(2)
+    # The window has moved to the right: its left part and its right part have changed, in both pictures.
+    expect(page.locator(".difference")).to_contain_text("9.5% of the pixels changed, in 2 areas")
+    expect(page.locator(".difference rect.mark")).to_have_count(4)
     page.get_by_role("button", name="Difference").click()
     expect(page.locator(".difference")).to_have_count(0)
-    assert page.locator(".stage > .screen").screenshot() != shown
+
+
+def test_the_transcript_has_all_steps_beside_the_screenshot(visit):
+    page = visit.open("/s/first/episode/batch-1-0-0?step=2")
+    steps = page.locator(".transcript li")
+    expect(steps).to_have_count(5)
+    expect(steps.nth(2)).to_contain_text("Type the language")
+    expect(steps.nth(4)).to_contain_text("solved: the model called finished()")
+    expect(page.locator(".transcript li[aria-current]")).to_contain_text("Drag the window")
+    page.get_by_role("link", name="Step 4").first.click()
+    expect(page.locator(".where")).to_have_text("step 4 of 4")
+    page.get_by_role("button", name="Prompt", exact=True).click()
+    expect(page.locator(".message").last).to_contain_text("assistant (step 3)")
+
+
+def test_an_episode_plays_to_its_end(visit):
+    page = visit.open("/s/first/episode/batch-1-0-0?step=3")
+    page.get_by_role("button", name="Play").click()
+    expect(page.get_by_role("button", name="Pause")).to_be_visible()
+    expect(page.locator(".where")).to_have_text("final screenshot")
+    expect(page.get_by_role("button", name="Play")).to_be_visible()
 
 
 def test_tokens_are_coloured_by_their_probability(visit):

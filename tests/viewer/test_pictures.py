@@ -16,7 +16,15 @@ from arpo.errors import UserError
 from arpo.storage.screenshots import CHANGE, HEADER, MAGIC, NO_BASE, PATCH, PNG
 from arpo.viewer.files import SafeFolder
 from arpo.viewer.index import Index
-from arpo.viewer.pictures import PackReader, Picture, PixelCache, checked_png, compact, thumbnail
+from arpo.viewer.pictures import (
+    PackReader,
+    Picture,
+    PixelCache,
+    changed_areas,
+    checked_png,
+    compact,
+    thumbnail,
+)
 from pngs import header
 from pngs import png as chunks
 from stored_episodes import small
@@ -190,3 +198,13 @@ def test_the_cache_forgets_old_pictures(monkeypatch):
     for name in "abacab":
         cache.get(name, partial(make, name))
     assert made == ["a", "b", "c", "b"]
+
+
+def test_changed_areas_are_separate_and_tight():
+    before = np.zeros((200, 320, 3), np.uint8)
+    now = before.copy()
+    now[10:20, 30:50] = 255
+    now[150:152, 300:303, 1] = 9
+    assert changed_areas(before, now) == (206 / 64000, [[30, 10, 20, 10], [300, 150, 3, 2]])
+    assert changed_areas(before, before) == (0.0, [])
+    assert changed_areas(before[:100], now) == (1.0, [[0, 0, 320, 200]])

@@ -33,8 +33,10 @@ def test_chosen_episodes_with_their_groups_and_pictures(tmp_path):
     assert count == 1
     assert [row["episode"] for row in table["/api/s/desk/episodes"]["episodes"]] == ["batch-1-0-0"]
     assert {path for path in table if "/episodes/" in path and "tokens" not in path} == {
-        "/api/s/desk/episodes/batch-1-0-0"
+        "/api/s/desk/episodes/batch-1-0-0",
+        *(f"/api/s/desk/episodes/batch-1-0-0/prompts/{step}" for step in range(1, 5)),
     }
+    assert sum("/changes/" in path for path in table) == 4  # between five screenshots
     assert {"/api/s/desk/groups/batch-1-0", "/api/s/desk/batches/1", "/api/s/desk/tasks/pool-040"} <= set(
         table
     )

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -210,9 +211,14 @@ def _add_source(
         steps = episode.get("steps_list", ())
         _add_steps(site, source, steps)
         site.add_picture(source, episode.get("final") or {})
+        shots = [step["shot"] for step in (*steps, {"shot": episode.get("final")}) if step["shot"]]
+        for before, now in pairwise(shot["shot"] for shot in shots):
+            copy("changes", before, now)
         for step in steps:
             if step["has_tokens"]:
                 copy("episodes", row["episode"], "tokens", str(step["step"]), change=_shown_update)
+            if groups or step["step"] == 1:  # a report has the first prompt: later ones repeat it
+                copy("episodes", row["episode"], "prompts", str(step["step"]))
 
 
 def _shown_update(tokens: Json) -> Json:

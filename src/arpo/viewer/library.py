@@ -19,10 +19,11 @@ from arpo.viewer.osworld_source import KIND as OSWORLD
 from arpo.viewer.osworld_source import OSWorldSource
 from arpo.viewer.pages.batches import batch_page, batches_page
 from arpo.viewer.pages.comparison import comparison_page
-from arpo.viewer.pages.episode import episode_page
+from arpo.viewer.pages.episode import changes_page, episode_page
 from arpo.viewer.pages.episodes import episodes_page
 from arpo.viewer.pages.faults import faults_page
 from arpo.viewer.pages.groups import group_page
+from arpo.viewer.pages.prompts import prompts_page
 from arpo.viewer.pages.recipe import recipe_page
 from arpo.viewer.pages.report import report_page
 from arpo.viewer.pages.runs import metrics_page, runs_page
@@ -187,6 +188,8 @@ def _page(source: Source, rest: Sequence[str], query: Mapping[str, str]) -> Json
             return episodes_page(source, query)
         case ["episodes", name]:
             return episode_page(source, name)
+        case ["changes", before, now]:
+            return changes_page(source, before, now)
         case ["tasks"]:
             return tasks_page(source)
         case ["tasks", name]:
@@ -199,6 +202,8 @@ def _page(source: Source, rest: Sequence[str], query: Mapping[str, str]) -> Json
         case ["episodes", name, "tokens", step]:
             trained = _count(query["trained"]) if "trained" in query else None
             return tokens_page(source, name, _count(step), trained)
+        case ["episodes", name, "prompts", step]:
+            return prompts_page(source, name, _count(step))
         case ["batches"]:
             return batches_page(source)
         case ["batches", number]:

@@ -41,6 +41,7 @@ from arpo.viewer.index import Index, set_mark, shot_key
 MAX_CACHED_BYTES = 96 << 20  # 15 pictures of 1920x1080
 MIN_WIDTH, MAX_WIDTH = 32, 1280  # of a thumbnail
 COMPACT_WIDTH = 960
+MAX_AREAS = 20  # of changed pixels
 _RECORDS = 1_000  # in one transaction
 NOT_YET = "the screenshot is not indexed yet"
 DELETED = "the screenshot was deleted (store.prune_every), or is damaged"
@@ -105,6 +106,50 @@ def compact(picture: Picture, pixels: Callable[[], np.ndarray]) -> Picture:
     buffer = io.BytesIO()
     Image.fromarray(pixels()).resize(size).save(buffer, "WEBP", quality=80)
     return Picture(content=buffer.getvalue(), media_type="image/webp")
+
+
+def changed_areas(before: np.ndarray, now: np.ndarray) -> tuple[float, list[list[int]]]:
+    """The share of changed pixels, and [left, top, width, height] of up to MAX_AREAS connected areas.
+
+    >>> before = np.zeros((40, 40, 3), np.uint8)
+    >>> now = before.copy()
+    >>> now[10:12, 4:8] = 255
+    >>> changed_areas(before, now)
+    (0.005, [[4, 10, 4, 2]])
+    """
+    height, width = now.shape[:2]
+    if before.shape != now.shape:
+        return 1.0, [[0, 0, width, height]]
+    mask_HW = (before != now).any(axis=2)
+    cell = max(4, width // 64)
+    grid_RC = np.pad(mask_HW, ((0, -height % cell), (0, -width % cell)))
+    grid_RC = grid_RC.reshape(grid_RC.shape[0] // cell, cell, -1, cell).any(axis=(1, 3))
+    left = {(int(row), int(column)) for row, column in np.argwhere(grid_RC)}
+    areas = []
+    while left:
+        found = _connected(left)
+        rows, columns = zip(*found, strict=True)
+        top, first = min(rows) * cell, min(columns) * cell
+        inner_HW = mask_HW[top : (max(rows) + 1) * cell, first : (max(columns) + 1) * cell]
+        down, across = np.flatnonzero(inner_HW.any(axis=1)), np.flatnonzero(inner_HW.any(axis=0))
+        corner = [first + int(across[0]), top + int(down[0])]
+        areas.append([*corner, int(across[-1] - across[0]) + 1, int(down[-1] - down[0]) + 1])
+    areas.sort(key=lambda area: -area[2] * area[3])
+    return float(mask_HW.mean()), areas[:MAX_AREAS]
+
+
+def _connected(left: set[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Take a cell and all that touch it, also at corners, out of `left`."""
+    waiting = [left.pop()]
+    found = []
+    while waiting:
+        row, column = waiting.pop()
+        found.append((row, column))
+        for place in [(row + down, column + across) for down in (-1, 0, 1) for across in (-1, 0, 1)]:
+            if place in left:
+                left.remove(place)
+                waiting.append(place)
+    return found
 
 
 class PackReader:

@@ -11,6 +11,7 @@ from arpo.viewer.pages.episodes import Episode, episode_json, find_episode
 from arpo.viewer.pages.groups import episode_credit
 from arpo.viewer.pages.tasks import read_evaluations, task_sets
 from arpo.viewer.pages.timeline import add_times
+from arpo.viewer.pictures import changed_areas
 from arpo.viewer.run_source import RunSource
 from arpo.viewer.source import Json, Source
 
@@ -49,6 +50,12 @@ def _run_details(run: RunSource, one: Episode, steps: list[Json]) -> Json:
         "task_set": task_sets(read_evaluations(run)).get(one.task),
         **add_times(run, one.episode, steps),
     }
+
+
+def changes_page(source: Source, before: str, now: str) -> Json:
+    """Where two screenshots differ: the share of changed pixels, and areas [left, top, width, height]."""
+    share, areas = changed_areas(source.pixels(before), source.pixels(now))
+    return {"share": share, "areas": areas}
 
 
 def episode_gif(source: Source, name: str) -> bytes:

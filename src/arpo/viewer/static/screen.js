@@ -3,6 +3,7 @@
 
 arpo.screen = (() => {
   const { h, svg } = arpo.dom;
+  const { percent, count } = arpo.words;
   const DIRECTIONS = { up: [0, -1], down: [0, 1], left: [-1, 0], right: [1, 0] };
 
   function ring(point, radius, kind = "") {
@@ -81,18 +82,44 @@ arpo.screen = (() => {
     );
   }
 
-  // Changed pixels in colour on the dimmed screenshot. Blending needs no access to pixels, which browsers
-  // forbid for pictures from file://.
-  function difference(before, now) {
-    const same = before.shot === now.shot;
-    const changes = h("div", { class: "changes" }, image(before), image(now));
+  // Both screenshots beside each other, dimmed except for the areas that have changed.
+  async function difference(source, before, now) {
+    const nothing = { share: 0, areas: [] };
+    const path = ["s", source, "changes", before.shot, now.shot];
+    const found = before.shot === now.shot ? nothing : await arpo.api.get(path).catch(() => null);
+    const text = !found
+      ? "The changed areas are not known."
+      : found.areas.length
+        ? `${percent(found.share)} of the pixels changed, in ${count(found.areas.length, "area")}`
+        : "no pixel has changed";
+    const side = (shot, label) =>
+      h(
+        "figure",
+        {},
+        h("figcaption", { class: "dim" }, label),
+        h(
+          "div",
+          { class: "screen", css: { "aspect-ratio": `${shot.width} / ${shot.height}` } },
+          image(shot, { alt: `${label}: ${text}` }),
+          svg("svg", { viewBox: `0 0 ${shot.width} ${shot.height}`, "aria-hidden": "true" }, found && changes(found.areas, shot)),
+        ),
+      );
     return h(
       "div",
-      { class: "screen difference", css: { "aspect-ratio": `${now.width} / ${now.height}` } },
-      image(now, { alt: same ? "No pixel has changed" : "Changed pixels since the previous screenshot" }),
-      changes,
-      same && h("div", { class: "chips" }, h("span", { class: "chip" }, "no pixel has changed")),
+      { class: "difference" },
+      h("div", { class: "sides" }, side(before, "before"), side(now, "after")),
+      h("p", { class: "dim" }, text),
     );
+  }
+
+  function changes(areas, { width, height }) {
+    const frame = ([x, y, w, h]) => ({ x: x - 1, y: y - 1, width: w + 2, height: h + 2 });
+    const hole = ([x, y, w, h]) => `M ${x} ${y} h ${w} v ${h} h ${-w} Z`;
+    const shade = `M 0 0 H ${width} V ${height} H 0 Z ${areas.map(hole).join(" ")}`;
+    return [
+      svg("path", { class: "shade", d: shade, "fill-rule": "evenodd" }),
+      areas.map((area) => [svg("rect", { class: "halo", ...frame(area) }), svg("rect", { class: "mark", ...frame(area) })]),
+    ];
   }
 
   // Loads a screenshot before it is shown, so that arrow keys do not wait for it.

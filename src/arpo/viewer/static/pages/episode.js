@@ -50,7 +50,7 @@ arpo.episode = (() => {
           "section",
           { class: "stage", "aria-label": "Screenshot" },
           compared
-            ? arpo.screen.difference(frames[at - 2].shot, frame.shot)
+            ? await arpo.screen.difference(context.source, frames[at - 2].shot, frame.shot)
             : arpo.screen.screen(frame, {
                 alt: frame.final ? "Final screenshot" : `Screenshot of step ${at}`,
                 decoding: "sync",
@@ -59,12 +59,54 @@ arpo.episode = (() => {
           strip(context, frames),
         ),
         h(
-          "section",
-          { class: "answer", "aria-label": "Answer" },
-          frame.final ? ending(episode) : await answer(context, episode, frame),
+          "div",
+          { class: "side" },
+          h(
+            "section",
+            { class: "answer", "aria-label": "Answer" },
+            frame.final ? ending(episode) : await answer(context, episode, frame),
+          ),
+          await transcript(context, episode),
         ),
       ),
     ];
+  }
+
+  const prompts = { address: "", value: null }; // of the first step, for arrow keys
+
+  async function firstPrompt(context, episode) {
+    const address = `${context.source} ${episode.episode}`;
+    if (prompts.address !== address) {
+      const found = await arpo.prompts.load(context, episode.episode, 1).catch(() => null);
+      Object.assign(prompts, { address, value: found });
+    }
+    return prompts.value?.messages.length ? arpo.prompts.list(prompts.value.messages) : null;
+  }
+
+  // The prompt, and the thoughts and actions of all steps.
+  async function transcript(context, episode) {
+    const prompt = episode.steps_list.length ? await firstPrompt(context, episode) : null;
+    const item = (step) =>
+      h(
+        "li",
+        { "aria-current": step.step === context.at ? "step" : null },
+        h("a", { href: context.withQuery(context, { step: step.step }) }, `Step ${step.step}`),
+        h("p", {}, step.thought || (step.action_text ? "" : step.answer)),
+        step.action_text && h("code", {}, step.action_text),
+        step.error && h("p", { class: "bad" }, `Does not parse: ${step.error}`),
+      );
+    return h(
+      "section",
+      { class: "transcript", "aria-label": "Transcript" },
+      h("h2", {}, "Transcript"),
+      prompt && h("details", {}, h("summary", { "data-key": "first prompt" }, "Prompt of the first step"), prompt),
+      h(
+        "ol",
+        { tabindex: 0, "aria-label": "All steps" },
+        episode.steps_list.map(item),
+        h("li", {}, h("b", {}, "End: "), episode.end),
+      ),
+    );
   }
 
   function facts(context, episode) {
@@ -142,6 +184,11 @@ arpo.episode = (() => {
     return h(
       "div",
       { class: "controls" },
+      h(
+        "button",
+        { type: "button", "data-key": "play", title: "Play or pause (p)", onclick: () => play(context) },
+        player.timer ? "Pause" : "Play",
+      ),
       move(at - 1, "←", "Previous step"),
       h("input", {
         type: "range",
@@ -168,6 +215,33 @@ arpo.episode = (() => {
         "Difference",
       ),
     );
+  }
+
+  const SECONDS = 1.2; // of a step
+  const player = { timer: 0 };
+
+  function setTimer(timer) {
+    clearInterval(player.timer);
+    player.timer = timer;
+    const button = document.querySelector('[data-key="play"]');
+    if (button) button.textContent = timer ? "Pause" : "Play";
+  }
+
+  // Show one step after the other, from the first one if the last one is shown.
+  function play(context) {
+    if (player.timer) return setTimer(0);
+    const here = () => location.hash.split("?");
+    const [place] = here();
+    const next = () => {
+      const [now, query = ""] = here();
+      if (now !== place) return setTimer(0);
+      const to = stepOf(Object.fromEntries(new URLSearchParams(query)), context.last) + 1;
+      if (to >= context.last) setTimer(0);
+      go(context, to);
+    };
+    setTimer(setInterval(next, 1000 * SECONDS));
+    if (context.at < context.last) next();
+    else go(context, 1);
   }
 
   function go(context, to) {
@@ -204,7 +278,7 @@ arpo.episode = (() => {
     );
   }
 
-  const VIEWS = { "": "Answer", raw: "Raw answer", tokens: "Tokens" };
+  const VIEWS = { "": "Answer", raw: "Raw answer", prompt: "Prompt", tokens: "Tokens" };
 
   async function answer(context, episode, step) {
     const view = Object.hasOwn(VIEWS, context.query.view) ? context.query.view : "";
@@ -219,7 +293,7 @@ arpo.episode = (() => {
         },
         label,
       );
-    const contents = { "": parsed, raw: raw, tokens: arpo.tokens.render };
+    const contents = { "": parsed, raw: raw, prompt: arpo.prompts.render, tokens: arpo.tokens.render };
     return [
       h("div", { class: "controls" }, Object.entries(VIEWS).map(tab)),
       step.error && h("p", { class: "warn", role: "note" }, `Does not parse: ${step.error}`),
@@ -268,6 +342,9 @@ arpo.episode = (() => {
     const now = document.querySelector(".strip [aria-current]"),
       strip = now?.closest(".strip");
     if (strip) strip.scrollLeft = now.offsetLeft - strip.clientWidth / 2;
+    const said = document.querySelector(".transcript [aria-current]"),
+      list = said?.closest("ol");
+    if (list) list.scrollTop = said.offsetTop - list.offsetTop - list.clientHeight / 3;
   }
 
   function ending(episode) {
@@ -299,6 +376,7 @@ arpo.episode = (() => {
     if (Object.hasOwn(moves, event.key)) go(context, moves[event.key]);
     else if (Object.hasOwn(views, event.key) && views[event.key][1])
       location.hash = link(["s", context.source, ...views[event.key]]);
+    else if (event.key === "p") play(context);
     else if (event.key === "d") toggle(context, "difference", "1");
     else if (event.key === "t") toggle(context, "view", "tokens");
     else return;

@@ -81,6 +81,7 @@ arpo.tokens = (() => {
         answer.tokens.map((token) => span(token, name)),
       ),
       name === "logprob" ? rarest(answer.tokens) : null,
+      h("p", { class: "dim small" }, "Alternative tokens are not stored: a run records the sampled ones."),
     );
   }
 

@@ -1,65 +1,25 @@
 """What every dialect guarantees: no exception but ParseError, and time that does not grow with the square."""
 
-import random
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from arpo.dialects.base import ParseError
-from arpo.dialects.registry import DIALECTS
-
-CLICK = '{"name": "computer_use", "arguments": {"action": "left_click", "coordinate": [10, 20]}}'
-TOOL = f"<tool_call>\n{CLICK}\n</tool_call>"
-SEEDS = (
-    "Thought: open it\nAction: click(start_box='(105,63)')",
-    "Action: type(content='it\\'s')\n\nwait()",
-    f"<think>\nhm\n</think>\nAction: open it\n{TOOL}",
-    f"<thinking>hm</thinking>{TOOL}{TOOL}<conclusion>done</conclusion>",
-    '{"name": "computer_use", "arguments": {"action": "key", "keys": ["ctrl", "c"]}}',
-    "<tool_call><function=computer_use><parameter=action>type</parameter><parameter=text>a\nb</parameter>"
-    "</function></tool_call>",
-    "## Action:\nOpen\n## Code:\n```python\npyautogui.click(x=10, y=20)\npyautogui.write('a')\n```",
-    "```code\ncomputer.terminate(status='success', answer='42')\n```",
-    "Open. <|begin_of_box|>left_click(start_box='[1,2]', element_info='a')<|end_of_box|>\nMemory:\n[]",
-)
-PIECES = (
-    "<tool_call>", "</tool_call>", "<think>", "</think>", "```", "```python\n", "<|begin_of_box|>", "Action:",
-    "{", "}", "[", "]", "(", ")", "'", '"', "\\", "\n", ",", "=", ":", "\x00", "\ud800", "１", "1e999",
-    "-", "NaN", "<function=", "<parameter=", "</parameter>", "null", "true", "9" * 50, "lambda: 0", "**", "é",
-)  # fmt: skip
-
+from arpo.actions import Wait
+from arpo.dialects.base import Answer, ParseError
+from arpo.dialects.check import PIECES, check_dialect
+from arpo.dialects.registry import DIALECTS, choose_dialect
+from arpo.dialects.ui_tars import UI_TARS
+from arpo.errors import UserError
 
 PARSERS = tuple({dialect.parse: dialect for dialect in DIALECTS}.values())  # one dialect per parser
 
 
-def mutated(rng: random.Random) -> str:
-    text = rng.choice(SEEDS)
-    for _ in range(rng.randint(1, 6)):
-        start = rng.randrange(len(text) + 1)
-        end = min(len(text), start + rng.choice((0, 0, 1, 2, 5, 30)))
-        text = text[:start] + rng.choice((rng.choice(PIECES), rng.choice(SEEDS)[:40], "")) + text[end:]
-    return text
-
-
-def check(dialect, count, seed=0):
-    """Parse mutated answers. Returns how many parsed."""
-    rng, parsed = random.Random(f"{dialect.name}{seed}"), 0
-    for _ in range(count):
-        text = mutated(rng)
-        try:
-            actions = dialect.parse(text).actions
-        except ParseError as error:
-            assert 0 < len(str(error)) < 400, text
-        else:
-            assert 0 < len(actions) <= 32, text
-            for action in actions:
-                dialect.coordinates.to_screen(action, (1932, 1092), (1920, 1080))
-            parsed += 1
-    return parsed
-
-
 @pytest.mark.parametrize("dialect", PARSERS, ids=lambda dialect: dialect.name)
-def test_mutated_answers_parse_or_are_refused(dialect):
-    assert check(dialect, 2000) > 20
+def test_shipped_dialects_conform(dialect):
+    assert check_dialect(dialect, mutations=2000) == []
 
 
 @pytest.mark.slow
@@ -70,3 +30,63 @@ def test_long_repetitions_are_refused(dialect):
         for start in ("", "Action: ", "<tool_call>", "```python\n", "<|begin_of_box|>", '{"name": "'):
             with pytest.raises(ParseError):
                 dialect.parse(start + piece * (200_000 // len(piece)))
+
+
+def wait_for(text):
+    return Answer(thought="", actions=(Wait(seconds=float(text)),))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "fault"),
+    [
+        ("UI-TARS", "is 'UI-TARS', must be an arpo.dialects.base.Dialect"),
+        (replace(UI_TARS, examples=()), "has no examples"),
+        (replace(UI_TARS, names="("), "names = '(': is no regular expression"),
+        (replace(UI_TARS, name="my dialect"), "name = 'my dialect': must be one word"),
+        (replace(UI_TARS, examples=("click",)), "example 'click': raised ParseError: the answer contains no"),
+        (replace(UI_TARS, parse=wait_for, examples=("3",)), "raised ValueError, must raise ParseError"),
+        (replace(UI_TARS, parse=cast(Any, str.strip)), 'returned "Thought: open it'),
+        (
+            replace(UI_TARS, parse=lambda _: Answer(thought="", actions=())),
+            "returned 0 actions, must return 1",
+        ),
+    ],
+)
+def test_faults_of_a_dialect_are_found(dialect, fault):
+    assert fault in check_dialect(dialect)[0]
+
+
+OWN = """
+import re
+from dataclasses import replace
+from pathlib import Path
+from arpo.dialects.ui_tars import UI_TARS
+
+MINE = replace(UI_TARS, name="mine")
+BROKEN = replace(MINE, parse=int)
+"""
+
+
+def test_a_dialect_of_ones_own_is_a_plug_in(tmp_path, monkeypatch):
+    (tmp_path / "own_dialect.py").write_text(OWN, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert choose_dialect("own_dialect:MINE", "base", None).name == "mine"
+    with pytest.raises(
+        UserError, match=r"'own_dialect:BROKEN', which example .* raised ValueError, must raise Parse"
+    ):
+        choose_dialect("own_dialect:BROKEN", "base", None)
+    with pytest.raises(UserError, match=r"model\.dialect = 'own_dialect:MIEN': .*did you mean MINE"):
+        choose_dialect("own_dialect:MIEN", "base", None)
+
+
+def test_the_dialect_of_the_documentation_conforms():
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text("utf-8")
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Dialect(" in block]
+    scope: dict[str, Any] = {}
+    exec(compile(code, "models.md", "exec"), scope)
+    assert check_dialect(scope["MINE"]) == []
+
+
+def test_every_dialect_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text("utf-8")
+    assert {dialect.name for dialect in DIALECTS} <= set(re.findall("`(\\w+)`", page))

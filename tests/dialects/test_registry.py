@@ -42,7 +42,7 @@ def test_an_unknown_model_or_dialect_lists_the_dialects():
     names = ", ".join(dialect.name for dialect in DIALECTS)
     with pytest.raises(UserError, match=f"no dialect is known for the model 'gpt': .*: {names}"):
         choose_dialect("auto", "gpt", None)
-    with pytest.raises(UserError, match=f"'uitars', must be auto or one of {names}"):
+    with pytest.raises(UserError, match=f"'uitars', must be auto, module:NAME or one of {names}"):
         choose_dialect("uitars", "base", None)
 
 

@@ -99,8 +99,8 @@ class ModelConfig:
     max_pixels: int = setting(2116800, "Maximum image size (width x height); larger ones shrink", low=784)
     dialect: str = setting(
         "auto",
-        "Dialect of the model's answers (docs/models.md), such as qwen3_vl or ui_tars_1_5; auto: by name and "
-        "type of the model",
+        "Dialect of the model's answers (docs/models.md), such as qwen3_vl; auto: by name and type of the "
+        "model; module:NAME: your own",
     )
 
 

@@ -67,6 +67,7 @@ class Dialect:
 
     `names` is a regular expression for names of such models, lower case. `types` are their `model_type`.
     `parse` returns typed actions, in time linear in the text. It raises ParseError and nothing else.
+    `examples` are answers that parse, for the conformance check.
     `prompt` is the published prompt, as in model.prompt; "": no installable package has it. `image_first`:
     the task stands after the first screenshot, in one message with it.
     """
@@ -76,6 +77,7 @@ class Dialect:
     types: tuple[str, ...]
     coordinates: Coordinates
     parse: Callable[[str], Answer]
+    examples: tuple[str, ...]
     prompt: str = ""
     image_first: bool = False
 

@@ -148,5 +148,14 @@ _BUILDERS: dict[str, Callable[[str, dict[str, Any]], Action]] = {
 }
 
 GLM_4_5V = Dialect(
-    name="glm_4_5v", names=r"glm-?4", types=("glm4v", "glm4v_moe"), coordinates=RELATIVE, parse=parse
+    name="glm_4_5v",
+    names=r"glm-?4",
+    types=("glm4v", "glm4v_moe"),
+    coordinates=RELATIVE,
+    parse=parse,
+    examples=(
+        "Open. <|begin_of_box|>left_click(start_box='[1,2]', element_info='a')<|end_of_box|>\nMemory:\n[]",
+        "Action: scroll(start_box='[1,2]', direction='down', step=5)\nMemory:\n[]",
+        "<|begin_of_box|>type(content='a')<|end_of_box|>",
+    ),
 )

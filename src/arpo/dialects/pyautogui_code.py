@@ -277,13 +277,26 @@ _BUILDERS: dict[str, Callable[[LiteralCall], list[Action]]] = {
     "computer.terminate": _terminate,
 }
 
+_EXAMPLES = (
+    "## Action:\nOpen\n## Code:\n```python\npyautogui.click(x=0.1, y=20)\npyautogui.write('a')\n```",
+    "```python\npyautogui.hotkey(['ctrl', 'c'])\npyautogui.press('down', presses=2)\npyautogui.scroll(-5)```",
+    "```code\ncomputer.terminate(status='success', answer='42')\n```",
+)
 OPENCUA = Dialect(
     name="opencua",
     names=r"opencua|evocua.*s1",
     types=("opencua",),
     coordinates=Coordinates(full=None, floor=True),
     parse=parse,
+    examples=_EXAMPLES,
     prompt=f"{AGENTS}/opencua/prompts.py:INSTRUTION_TEMPLATE,system=SYSTEM_PROMPT_V1_L2",
     image_first=True,
 )
-KIMI = Dialect(name="kimi", names=r"kimi", types=("kimi_vl",), coordinates=Coordinates(full=1), parse=parse)
+KIMI = Dialect(
+    name="kimi",
+    names=r"kimi",
+    types=("kimi_vl",),
+    coordinates=Coordinates(full=1),
+    parse=parse,
+    examples=_EXAMPLES,
+)

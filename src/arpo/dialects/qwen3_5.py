@@ -81,4 +81,11 @@ QWEN3_5 = Dialect(
     types=("qwen3_5", "qwen3_5_moe"),
     coordinates=tool_calls.RELATIVE,
     parse=parse,
+    examples=(
+        "<think>\nhm\n</think>\n\n<tool_call>\n<function=computer_use>\n<parameter=action>\nleft_click\n</parameter>\n"
+        "<parameter=coordinate>\n[10, 20]\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call><function=computer_use><parameter=action>type</parameter><parameter=text>a\nb</parameter>"
+        "</function></tool_call>",
+        '<tool_call>{"name": "computer_use", "arguments": {"action": "wait", "time": 2}}</tool_call>',
+    ),
 )

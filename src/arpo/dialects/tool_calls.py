@@ -112,6 +112,15 @@ def _arguments(value: Any) -> Any:
     return read_json(value) if isinstance(value, str) else value
 
 
+_CLICK = '{"name": "computer_use", "arguments": {"action": "left_click", "coordinate": [10, 20]}}'
+_KEYS = '{"name": "computer_use", "arguments": {"action": "key", "keys": ["ctrl", "c"]}}'
+_TYPE = '{"name": "computer_use", "arguments": {"action": "type", "text": "it\'s\\n", "clear": 1}}'
+_EXAMPLES = (
+    f"<think>\nhm\n</think>\nAction: open it\n{OPEN}\n{_CLICK}\n{CLOSE}",
+    f"<thinking>hm</thinking>{OPEN}{_CLICK}{CLOSE}{OPEN}{_KEYS}{CLOSE}<conclusion>done</conclusion>",
+    f"Action: copy\n{_KEYS}",
+    f"{OPEN}{_TYPE}{CLOSE}",
+)
 # OSWorld's agents divide by 999 and round down.
 RELATIVE = Coordinates(full=999, floor=True)
 
@@ -123,6 +132,7 @@ QWEN2_5_VL = Dialect(
     types=("qwen2_5_vl",),
     coordinates=Coordinates(full=None, floor=True),
     parse=parse,
+    examples=_EXAMPLES,
     prompt=f"{AGENTS}/qwen25vl_agent.py:{_QWEN2_5}.instruction_prompt,system={_QWEN2_5}.system_prompt,"
     "previous_actions_str=None",
     image_first=True,
@@ -133,21 +143,37 @@ QWEN3_VL = Dialect(
     types=("qwen3_vl",),
     coordinates=RELATIVE,
     parse=parse,
+    examples=_EXAMPLES,
     prompt=f"{AGENTS}/qwen3vl_agent.py:{_QWEN3}.instruction_prompt,system={_QWEN3}.system_prompt,"
     "previous_actions_str=None,coordinate_type=relative",
     image_first=True,
 )
-EVOCUA = Dialect(name="evocua", names=r"evocua", types=("qwen3_vl",), coordinates=RELATIVE, parse=parse)
+EVOCUA = Dialect(
+    name="evocua", names=r"evocua", types=("qwen3_vl",), coordinates=RELATIVE, parse=parse, examples=_EXAMPLES
+)
 GUI_OWL = Dialect(
     name="gui_owl",
     names=r"gui-?owl(?!-1\.5)",
     types=("qwen2_5_vl",),
     coordinates=PIXELS,
     parse=parse,
+    examples=_EXAMPLES,
     prompt=f"{AGENTS}/owl_agent.py:get_prompt.user_prompt,system=+OWL_PROMPT,"
     "history=No history. This is the first step.",
 )
 GUI_OWL_1_5 = Dialect(
-    name="gui_owl_1_5", names=r"gui-?owl", types=("qwen3_vl",), coordinates=RELATIVE, parse=parse
+    name="gui_owl_1_5",
+    names=r"gui-?owl",
+    types=("qwen3_vl",),
+    coordinates=RELATIVE,
+    parse=parse,
+    examples=_EXAMPLES,
 )
-MAI_UI = Dialect(name="mai_ui", names=r"mai-?ui", types=("qwen3_vl",), coordinates=RELATIVE, parse=parse)
+MAI_UI = Dialect(
+    name="mai_ui",
+    names=r"mai-?ui",
+    types=("qwen3_vl",),
+    coordinates=RELATIVE,
+    parse=parse,
+    examples=_EXAMPLES,
+)

@@ -309,6 +309,12 @@ def parse_solution(solution: Sequence[str]) -> list[tuple[Action, ...]]:
     return [parse(f"Action: {step}").actions for step in solution]
 
 
+_EXAMPLES = (
+    "Thought: open it\nAction: click(start_box='(105,63)')",
+    "Action: drag(start_box='<|box_start|>(1,2)<|box_end|>', end_box='(3,4)')\n\nhotkey(key='ctrl c')",
+    "Thought: a\nAction: type(content='it\\'s\\n')",
+    "Action: scroll(point='<point>1 2</point>', direction='down')\nwait()",
+)
 # Desk's base model and UI-TARS-1.5 answer in pixels, earlier models in thousandths of the screen.
 UI_TARS_1_5 = Dialect(
     name="ui_tars_1_5",
@@ -316,6 +322,7 @@ UI_TARS_1_5 = Dialect(
     types=("qwen2_5_vl",),
     coordinates=PIXELS,
     parse=parse,
+    examples=_EXAMPLES,
     prompt="desk",
 )
 UI_TARS = Dialect(
@@ -324,5 +331,6 @@ UI_TARS = Dialect(
     types=("qwen2_vl",),
     coordinates=THOUSANDTHS,
     parse=parse,
+    examples=_EXAMPLES,
     prompt="desk",
 )

@@ -219,8 +219,16 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return written
 
 
+MARKS = ("FAIL", "warn", "skip")
+NOTES = re.compile(r" \((?:at|task|in) ")
+
+
 def findings(printed: str) -> list[str]:
-    return [line for line in printed.splitlines() if not line.startswith("ok ")]
+    """The lines that are not ok. A line that later checks have repeated is the one with the notes."""
+    first, _, last = printed.partition("found again by later checks:\n")
+    once, again = ([line for line in part.splitlines() if line.startswith(MARKS)] for part in (first, last))
+    repeated = {NOTES.split(line)[0] for line in again}
+    return [line for line in once if NOTES.split(line)[0] not in repeated] + again
 
 
 @pytest.mark.parametrize("name", MISTAKES)

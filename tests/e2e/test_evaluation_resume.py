@@ -57,7 +57,7 @@ def test_an_interrupted_evaluation_plays_only_the_missing_episodes(
         assert stopped.code == 130
         *_, message, last = stopped.output.splitlines()
         assert message.startswith("stopping: finished episodes are stored; closing the environments, ")
-        assert last.startswith("arpo: interrupted; to resume train, eval, ")
+        assert last == "arpo: interrupted; to resume, run the same command again"
     else:
         assert stopped.code == -signal.SIGKILL
     assert starts(out) >= 5 and not out.exists()

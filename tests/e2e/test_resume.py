@@ -251,7 +251,7 @@ def test_ctrl_c_finishes_the_batch_and_a_second_one_stops_at_once(runs: Runs, tm
     assert stopped.code == 130
     lines = stopped.output.splitlines()
     assert re.fullmatch(FINISHING, lines[-2])
-    assert lines[-1].startswith("arpo: interrupted; to resume train, eval, collect, compare")
+    assert lines[-1] == "arpo: interrupted; to resume, run the same command again"
     assert metrics(run) == metrics(runs.reference)[:2]
 
     stopped = runs.train(run, at="in a rollout", signals=(signal.SIGINT,) * 3)

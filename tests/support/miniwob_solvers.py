@@ -48,6 +48,13 @@ class Hands:
         return re.findall(r'"([^"]*)"', self.text)
 
 
+def found(pattern, text):
+    """The first group of the pattern in the text, or all that matches if it has none."""
+    match = re.search(pattern, text)
+    assert match is not None, (pattern, text)
+    return match[match.re.groups]
+
+
 async def one_button(hands):
     await hands.click("#area button")
 
@@ -66,7 +73,7 @@ async def link(hands):
 
 
 async def tab(hands):
-    await hands.click("a.ui-tabs-anchor", re.search(r"Tab #\d", hands.text)[0])
+    await hands.click("a.ui-tabs-anchor", found(r"Tab #\d", hands.text))
 
 
 async def link_in_a_tab(hands):
@@ -78,7 +85,7 @@ async def link_in_a_tab(hands):
 
 
 async def boxes(hands):
-    listed = re.search(r"Select (.*) and click", hands.text)[1]
+    listed = found(r"Select (.*) and click", hands.text)
     for name in [] if listed == "nothing" else listed.split(", "):
         await hands.click("label", name)
     await hands.submit()
@@ -112,7 +119,7 @@ async def first_field(hands):
 
 
 async def field_with_a_number(hands):
-    await hands.click(f"#tt{re.search(r'[0-9]', hands.text)[0]}")
+    await hands.click(f"#tt{found(r'[0-9]', hands.text)}")
 
 
 async def closed_dialog(hands):
@@ -132,7 +139,7 @@ async def expanded_section(hands):
 
 
 async def items_of_a_list(hands):
-    names = re.search(r"Select (.*) from", hands.text)[1].split(", ")
+    names = found(r"Select (.*) from", hands.text).split(", ")
     await hands.act(KeyDown(key="ctrl"))
     for name in names:
         await hands.click("#options option", name)
@@ -142,12 +149,12 @@ async def items_of_a_list(hands):
 
 async def item_of_a_list(hands):
     await hands.click("#options")
-    await hands.click("#options option", re.search(r"Select (.*) from", hands.text)[1])
+    await hands.click("#options option", found(r"Select (.*) from", hands.text))
     await hands.submit()
 
 
 async def colour(hands):
-    await hands.click(f"[data-color={re.search(r'the (.*) colored', hands.text)[1]}]")
+    await hands.click(f"[data-color={found(r'the (.*) colored', hands.text)}]")
 
 
 async def kind_of_shape(hands):
@@ -182,7 +189,7 @@ async def unknown_number(hands):
 
 
 async def value_of_a_table(hands):
-    name = re.search(r"value of (.*) into", hands.text)[1]
+    name = found(r"value of (.*) into", hands.text)
     rows = await hands.read(
         "[...document.querySelectorAll('tr')].map(r => [...r.cells].map(c => c.innerText))"
     )
@@ -200,7 +207,7 @@ async def copied_text(hands):
 
 async def found_word(hands):
     words = re.findall(r"\w+", await hands.read("document.querySelector('#area p').innerText"))
-    await hands.type_into("#answer-input", words[int(re.search(r"the (\d+)", hands.text)[1]) - 1])
+    await hands.type_into("#answer-input", words[int(found(r"the (\d+)", hands.text)) - 1])
     await hands.submit()
 
 

@@ -122,9 +122,9 @@ def changed_areas(before: np.ndarray, now: np.ndarray) -> tuple[float, list[list
         return 1.0, [[0, 0, width, height]]
     mask_HW = (before != now).any(axis=2)
     cell = max(4, width // 64)
-    grid_RC = np.pad(mask_HW, ((0, -height % cell), (0, -width % cell)))
-    grid_RC = grid_RC.reshape(grid_RC.shape[0] // cell, cell, -1, cell).any(axis=(1, 3))
-    left = {(int(row), int(column)) for row, column in np.argwhere(grid_RC)}
+    padded = np.pad(mask_HW, ((0, -height % cell), (0, -width % cell)))
+    changed_RC = padded.reshape(padded.shape[0] // cell, cell, -1, cell).any(axis=(1, 3))
+    left = {(int(row), int(column)) for row, column in np.argwhere(changed_RC)}
     areas = []
     while left:
         found = _connected(left)

@@ -13,7 +13,7 @@
     trajectories.jsonl  episodes, screenshots by sha256; one episode per task of an evaluation
     screenshots.pack    the screenshots
     summary.json        results, written at the end of the run
-    gap.json            what `arpo doctor --gap` found
+    gap.json            what `arpo doctor --gap RUN` found
 
 The .jsonl files and the pack are append-only. A checkpoint records their sizes (`offsets`), and a resumed run
 truncates them to these sizes (`rewind`), so an interrupted run leaves the same files as an uninterrupted

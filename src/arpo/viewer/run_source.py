@@ -172,7 +172,7 @@ class RunSource(Source):
         return {**rates, "intervals": intervals} if rates else {}
 
     def gap(self) -> Json | None:
-        """What `arpo doctor --gap` found. None if it was not called, or its file is damaged."""
+        """What `arpo doctor --gap RUN` found. None if it was not called, or its file is damaged."""
         try:
             if (read := self.folder.read_json(GAP)) is None:
                 return None

@@ -146,6 +146,31 @@ def test_a_question_of_a_page_is_shown_and_answered(site, key, result):
     asyncio.run(play())
 
 
+def test_an_open_dialog_does_not_stop_the_checks(site):
+    check = {"javascript": "document.title === 'main'"}
+    assert played_to_the_end(a_task(site[0], checks=[check]), (click("prompt"),)) == 1
+    assert played_to_the_end(a_task(site[0], "/dialogs", checks=[{"text": "never"}])) == "fault"
+
+
+def played_to_the_end(task, *steps):
+    """The score, or "fault"."""
+
+    async def play():
+        async with browsing() as envs:
+            env = envs()
+            await env.start(task)
+            for actions in steps:
+                await env.step(actions)
+            try:
+                return await asyncio.wait_for(env.evaluate(), 60)
+            except EnvError:
+                return "fault"
+            finally:
+                await env.close()
+
+    return asyncio.run(play())
+
+
 def test_a_prompt_takes_a_text(site):
     answer = Hotkey(keys=("ctrl", "a")), Type(text="Zoë", submit=True)
     assert played(a_task(site[0]), (click("prompt"),), answer)[1] == "Zoë"
@@ -343,7 +368,7 @@ def test_a_crashed_page_costs_its_own_episode(site):
     asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
-def test_pages_reach_allowed_origins_only(site):
+def test_pages_reach_allowed_origins_only(site, caplog):
     async def scenario():
         async with browsing() as envs:
             env = envs()
@@ -354,6 +379,8 @@ def test_pages_reach_allowed_origins_only(site):
             assert all(name.endswith(".local") or name.startswith("127.") for name in candidates), candidates
             blocked = env._context.access.blocked
             assert {"evil.test:80", "evil.test:443", "169.254.169.254:80"} <= blocked.keys()
+            await env.close()
+            assert caplog.text.count("asked for evil.test:443, which is not allowed") == 1
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import socket
@@ -20,6 +21,7 @@ from arpo.envs.osworld.sandbox import namespace_remedy
 from arpo.envs.osworld.sandbox_layout import BWRAP_ENVIRONMENT, NOBODY, browser_arguments, sandbox_user
 from arpo.errors import EnvError, UserError
 
+_log = logging.getLogger("arpo")
 DOWNLOADS = "/downloads"  # in the sandbox: a folder of the host, with a folder for each episode
 START_SECONDS = 60.0
 _MEMORY_MEGABYTES = 4096  # of one process: its private memory
@@ -63,7 +65,12 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 def find_program(named: str) -> Path:
-    """The browser's program. Raises UserError if there is none."""
+    """The browser's program. Raises UserError if there is none, or no bubblewrap."""
+    if shutil.which("bwrap") is None:
+        raise UserError(
+            "env.name = browser: bubblewrap is missing, which isolates the browser. On Debian or Ubuntu, "
+            "install it with: apt-get install bubblewrap"
+        )
     if named:
         if os.access(named, os.X_OK):
             return Path(named).resolve()
@@ -116,12 +123,7 @@ class Chromium:
 
     @classmethod
     async def start(cls, program: Path) -> Chromium:
-        """Raises EnvError if the browser does not start, UserError if bubblewrap is missing."""
-        if shutil.which("bwrap") is None:
-            raise UserError(
-                "env.name = browser: bubblewrap is missing, which isolates the browser. On Debian or Ubuntu, "
-                "install it with: apt-get install bubblewrap"
-            )
+        """Raises EnvError if the browser does not start."""
         process, own, receiver, folder = _launch(program)
         proxy = Proxy()
         try:
@@ -198,6 +200,7 @@ class SharedBrowser:
 
     def __init__(self, program: str) -> None:
         self.program = find_program(program)
+        self._reported: set[str] = set()  # blocked origins
         self._starting: asyncio.Task[Chromium] | None = None
         self._running: Chromium | None = None
 
@@ -215,6 +218,17 @@ class SharedBrowser:
         if self._running is not None:
             self._running.close()
             self._running = None
+
+    def report_blocked(self, access: Access, task: str) -> None:
+        """Log the origins that pages could not reach, each once."""
+        for origin in access.blocked.keys() - self._reported:
+            self._reported.add(origin)
+            _log.warning(
+                "a page of task %s asked for %s, which is not allowed: if the task needs it, add it to "
+                '"allow" of its step "open"',
+                task,
+                origin,
+            )
 
     def _started(self, task: asyncio.Task[Chromium]) -> None:
         self._starting = None

@@ -34,6 +34,7 @@ class BrowserEnv:
         self._score: float | None = None
 
     async def start(self, task: Task) -> Observation:
+        self._task_id = task.id
         self._task = read_task(task, self._session)
         access = Access(allowed=self._task.allowed, folders=_folders(self._task))
         self._context = await (await self._browser.get()).open(access)
@@ -61,12 +62,14 @@ class BrowserEnv:
 
     async def evaluate(self) -> float:
         if self._score is None:
+            await self._window.dismiss_dialogs()
             self._score = await score(self._task.check, self._page(), self._states)
         return self._score
 
     async def close(self) -> None:
         if self._context is not None:
             context, self._context = self._context, None
+            self._browser.report_blocked(context.access, self._task_id)
             await context.close()
 
     @property

@@ -111,14 +111,16 @@ class Tab:
         return sent.result()
 
     async def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression, or of its promise. Raises EnvError if it throws."""
+        """The value of a JavaScript expression, or of its promise. Raises EnvError if there is none."""
         result = await self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True, userGesture=True
         )
         if details := result.get("exceptionDetails"):
             thrown = details.get("exception", {})
             raise EnvError("browser", thrown.get("description") or details.get("text", "JavaScript error"))
-        return result.get("result", {}).get("value")
+        if "result" not in result:
+            raise EnvError("browser", "the page did not answer: a dialog blocks it, or it has closed")
+        return result["result"].get("value")
 
     async def navigate(self, url: str) -> None:
         answer = await self.call("Page.navigate", url=url)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from contextlib import suppress
 from typing import Any
 
 from arpo.actions import (
@@ -42,6 +43,7 @@ from arpo.errors import EnvError
 MAX_TABS = 8  # of one episode: a page that opens more gets no window
 MAX_DOWNLOADS, MAX_DOWNLOAD_BYTES = 16, 64 * 2**20  # of one episode; of one file
 _HOLD_SECONDS = 0.6  # long press
+_MAX_DISMISSED = 8  # dialogs at the end of an episode
 _WAIT_SECONDS, _MAX_WAIT_SECONDS = 1.0, 30.0
 _NOTCHES, _NOTCH_PIXELS = 5, 53  # of a mouse wheel, as in Chromium on Linux
 _DRAG_STEPS = 8
@@ -144,6 +146,14 @@ class Window:
                 return
             elif not self._adopting and self._tabs and front is self.tab:
                 return
+
+    async def dismiss_dialogs(self) -> None:
+        """Answer open dialogs with Escape: they block their pages, and so the checks."""
+        for _ in range(_MAX_DISMISSED):
+            if self._front is None:
+                return
+            await self.perform(Hotkey(keys=("esc",)))
+            await self.settle()
 
     async def perform(self, action: Action) -> None:
         """One action. Points are in pixels of the screenshot."""
@@ -295,7 +305,8 @@ class Window:
         await self._input("Input.insertText", text=text)
 
     async def _history(self, offset: int) -> None:
-        await (self._front or self.tab).evaluate(f"history.go({offset})")
+        with suppress(EnvError):  # the page asks before it is left
+            await (self._front or self.tab).evaluate(f"history.go({offset})")
 
     async def _new_tab(self) -> Tab:
         async with self._making:

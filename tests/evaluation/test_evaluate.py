@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from arpo.evaluation.scoring import Score, over_same_tasks, report_failures, wit
 from arpo.reporting.display import Display
 from arpo.rollout.episode import Agent
 from arpo.rollout.scheduler import Scheduler
+from arpo.tasks.lists import load_tasks
 from arpo.tasks.sets import load_sets
 from arpo.testing import FakeEnv, Times, task
 from arpo.types import Failure, Group
@@ -64,6 +66,22 @@ def test_without_an_output_file_the_rates_are_printed(
     shown = capsys.readouterr().out
     assert "eval, train tasks: 50.0% (1/2)\n" in shown
     assert shown.endswith("not stored: --out FILE writes the scores of each task\n")
+
+
+def test_domains_have_rates_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of tasks that are not Desk's: their snapshot names no goal family."""
+    pool = {task.id: asdict(task) for task in load_tasks("desk:pool")}
+    tasks = [
+        {**pool[name], "snapshot": "mine", "domain": domain}
+        for name, domain in ((A, "click-link"), (B, "click-test"))
+    ]
+    (tmp_path / "tasks.json").write_text(json.dumps(tasks))
+    Scripted.play({A: [1, 0], B: [0, 0]})
+    settings = f"--tasks.train={tmp_path / 'tasks.json'}", "--tasks.heldout=", "--eval.rollouts=2"
+    assert run_evaluation(small_config(tmp_path, [A, B], *settings), None) == 0
+    shown = capsys.readouterr().out
+    assert "training tasks, click-link: 50.0% (1/2)\n" in shown
+    assert "training tasks, click-test: 0.0% (0/2)\n" in shown
 
 
 def test_two_evaluations_have_rates_over_the_tasks_with_a_verdict_in_both() -> None:

@@ -20,6 +20,7 @@ from arpo.errors import UserError
 from arpo.evaluation.finished_episodes import FinishedEpisodes, evaluation_key, is_of_another_evaluation
 from arpo.evaluation.scoring import (
     Score,
+    by_kind,
     report_failures,
     report_without_verdict,
     without_partial_credit,
@@ -32,6 +33,7 @@ from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import OnEpisode, Outcome, Scheduler
 from arpo.storage.run_folder import write_atomically
 from arpo.tasks.sets import evaluated, load_sets, playable, report_skipped, rollouts_of
+from arpo.tasks.sources import goal_families
 from arpo.types import Group, Screenshot, Task, Trajectory
 
 _T = TypeVar("_T")
@@ -170,12 +172,24 @@ def measure(config: Config, display: Display, out: Path | None = None) -> dict[s
             display,
             lambda scheduler, kept: evaluate_sets(scheduler, config, sets, "eval", display, kept),
         )
+        _show_domains(sets, groups, display)
     finally:
         display.close()
     if out is not None:
         write_atomically(out, json.dumps(_record(config, groups) | {"skipped": skipped}, indent=1) + "\n")
         delete_kept(out)
     return {name: Score.of(played) for name, played in groups.items()}
+
+
+def _show_domains(
+    sets: Mapping[str, Sequence[Task]], groups: Mapping[str, Sequence[Group]], display: Display
+) -> None:
+    """The success rate of each domain of a set that has several, such as the tasks of MiniWoB++."""
+    for name, played in groups.items():
+        domains = {task.id: () if goal_families(task) else (task.domain,) for task in sets[name]}
+        rates = by_kind([Score.of(played)], domains.__getitem__)
+        for domain, (successes, episodes) in rates.items() if len(rates) > 1 else ():
+            display.evaluation(f"{set_label(name)}, {domain}", successes, episodes)
 
 
 def play_resumably(

@@ -40,6 +40,8 @@ NEEDS = {
     "wandb": "an account",
     "openai": "a server",
     "osworld": "desktops",
+    "shop": "a server and a browser: tests/browser/test_browser_env.py",
+    "miniwob": "a browser: tests/browser/test_miniwob.py",
     "--cluster.ray": "Ray",
     "prompt.txt": "a prompt and a model of the reader",
     "step-000010": "a longer run",

@@ -686,6 +686,8 @@ def test_a_server_that_is_no_environment_host_is_a_user_error(answers):
 
 @pytest.mark.slow
 def test_one_source_serves_several_event_loops_and_leaks_nothing(tmp_path, caplog, recwarn):
+    gc.collect()
+    recwarn.clear()  # of transports that earlier tests left open
     command = HostCommand(tmp_path, "--env", FAKE, "--slots", "2", "--listen", "127.0.0.1:0")
     settings = config(parallel=3)
     source = hosts_at(settings, command.address, "http://127.0.0.1:1")

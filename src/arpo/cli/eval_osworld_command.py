@@ -205,4 +205,5 @@ arpo eval osworld --headless --observation_type screenshot --max_steps 15 --max_
     --test_all_meta_path ./evaluation_examples/test_all.json --trial-id 0 --server_ip http://127.0.0.1""",
     arguments=(recipe_argument("osworld_eval"), *arguments()),
     settings=True,
+    resumable=True,
 )

@@ -96,7 +96,7 @@ class Player:
                     self.served.use_servers([server.address for server in started], self.servers.key)
             opened.push_async_callback(engine.close)
             if self.choice:
-                display.note(self.choice)
+                display.mention(self.choice)
             for message in await engine.start():
                 display.note(message)
             yield self.scheduler

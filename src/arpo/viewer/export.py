@@ -86,7 +86,7 @@ def write_report(run_folder: Path, episodes: str = "") -> Path:
     try:
         source = next(iter(library.sources.values()), None)
         if not isinstance(source, RunSource):
-            raise UserError(f"{run_folder}: the run has no files yet: wait until it plays")
+            raise UserError(f"{run_folder}: the run has no files yet: wait until it plays, or check the path")
         page = _report(library, source, episodes)
     except sqlite3.Error as error:
         raise UserError(f"{run_folder}: the report cannot be made: {error}: check the disk") from error

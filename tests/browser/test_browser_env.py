@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from apart import run_apart
 from arpo.actions import (
     Click,
     Direction,
@@ -82,7 +83,7 @@ def played(task, *steps, seconds=60, scale=1.0):
             await env.close()
             return score, text, env
 
-    return asyncio.run(play())
+    return run_apart(play())
 
 
 def click(name):
@@ -143,7 +144,7 @@ def test_a_question_of_a_page_is_shown_and_answered(site, key, result):
             await env.step((Hotkey(keys=(key,)),))
             assert await env._window.tab.evaluate("out.textContent") == result
 
-    asyncio.run(play())
+    run_apart(play())
 
 
 def test_an_open_dialog_does_not_stop_the_checks(site):
@@ -168,7 +169,7 @@ def played_to_the_end(task, *steps):
             finally:
                 await env.close()
 
-    return asyncio.run(play())
+    return run_apart(play())
 
 
 def test_a_prompt_takes_a_text(site):
@@ -309,7 +310,7 @@ def test_sessions_are_kept_apart():
         envs.close()
         assert scores == [float(number % 3 > 0) for number in range(64)]
 
-    asyncio.run(asyncio.wait_for(scenario(), 300))
+    run_apart(asyncio.wait_for(scenario(), 300))
     server.shutdown()
     server.server_close()
 
@@ -328,12 +329,12 @@ def test_episodes_share_no_clipboard_cookie_or_storage(site):
             await other.step((click("field"), Hotkey(keys=("ctrl", "v")), click("greet")))
             assert await other._window.tab.evaluate("out.textContent") == "Hello "
 
-    asyncio.run(scenario())
+    run_apart(scenario())
 
 
 def is_chromium(process):
     command = Path(f"/proc/{process}/cmdline").read_text()
-    return command.startswith("/usr/lib/chromium") and "--type=" not in command
+    return command.startswith("/usr/lib/chromium/chromium\0") and "/home/user/profile" in command
 
 
 def test_a_killed_browser_costs_its_episodes_and_comes_back(site):
@@ -350,7 +351,7 @@ def test_a_killed_browser_costs_its_episodes_and_comes_back(site):
             await again.start(a_task(site[0]))
             assert await again.evaluate() == 1
 
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    run_apart(asyncio.wait_for(scenario(), 120))
 
 
 def test_a_crashed_page_costs_its_own_episode(site):
@@ -365,7 +366,7 @@ def test_a_crashed_page_costs_its_own_episode(site):
             await other.step((click("greet"),))
             assert await other.evaluate() == 1
 
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    run_apart(asyncio.wait_for(scenario(), 120))
 
 
 def test_pages_reach_allowed_origins_only(site, caplog):
@@ -382,7 +383,7 @@ def test_pages_reach_allowed_origins_only(site, caplog):
             await env.close()
             assert caplog.text.count("asked for evil.test:443, which is not allowed") == 1
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    run_apart(asyncio.wait_for(scenario(), 60))
 
 
 CLICK = (Click(point=Point(100, 100)),)
@@ -397,7 +398,7 @@ def test_a_restless_page_gives_screenshots(site, name):
             await env.step((Hotkey(keys=("enter",)),))
             await env.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    run_apart(asyncio.wait_for(scenario(), 120))
 
 
 def test_a_page_that_reloads_without_end_costs_its_own_episode_at_most(site):
@@ -412,7 +413,7 @@ def test_a_page_that_reloads_without_end_costs_its_own_episode_at_most(site):
             await other.step((click("greet"),))
             assert await other.evaluate() == 1
 
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    run_apart(asyncio.wait_for(scenario(), 120))
 
 
 def test_a_page_opens_a_limited_number_of_windows(site):
@@ -424,7 +425,7 @@ def test_a_page_opens_a_limited_number_of_windows(site):
             assert 1 < len(env._window._tabs) <= MAX_TABS
             await env.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    run_apart(asyncio.wait_for(scenario(), 120))
 
 
 def test_downloads_without_end_are_cancelled(site):
@@ -439,7 +440,7 @@ def test_downloads_without_end_are_cancelled(site):
             assert size < (MAX_DOWNLOADS + 1) * 80 * 2**20
             await env.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    run_apart(asyncio.wait_for(scenario(), 120))
 
 
 def test_a_frozen_page_does_not_stop_other_episodes(site):
@@ -454,7 +455,7 @@ def test_a_frozen_page_does_not_stop_other_episodes(site):
             await frozen.close()
             await other.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    run_apart(asyncio.wait_for(scenario(), 120))
 
 
 def test_a_page_may_close_the_window_that_it_opened(site):
@@ -469,4 +470,4 @@ def test_a_page_may_close_the_window_that_it_opened(site):
             assert len(env._window._tabs) == 1
             await env.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    run_apart(asyncio.wait_for(scenario(), 60))

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from apart import run_apart
 from arpo.actions import (
     Click,
     Direction,
@@ -55,7 +56,7 @@ def all_played(play, chosen):
         finally:
             envs.close()
 
-    return dict(zip(chosen, asyncio.run(scenario()), strict=True))
+    return dict(zip(chosen, run_apart(scenario()), strict=True))
 
 
 def test_every_task_starts_takes_every_action_and_ends():

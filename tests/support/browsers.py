@@ -102,7 +102,7 @@ def visiting(browser: Browser, address: str, **options: Any) -> Iterator[Visit]:
     try:
         visit = Visit(context.new_page(), address)
         yield visit
-        assert visit.faults == []
+        assert visit.faults == [], visit.faults
     finally:
         context.close()
 

@@ -23,7 +23,7 @@ from arpo.viewer.pages.episode import changes_page, episode_page
 from arpo.viewer.pages.episodes import episodes_page
 from arpo.viewer.pages.faults import faults_page
 from arpo.viewer.pages.groups import group_page
-from arpo.viewer.pages.prompts import prompts_page
+from arpo.viewer.pages.prompts import NOT_STORED, no_prompts, prompts_page
 from arpo.viewer.pages.recipe import recipe_page
 from arpo.viewer.pages.report import report_page
 from arpo.viewer.pages.runs import metrics_page, runs_page
@@ -197,6 +197,8 @@ def _page(source: Source, rest: Sequence[str], query: Mapping[str, str]) -> Json
         case ["failures"]:
             return faults_page(source)
     if not isinstance(source, RunSource):
+        if rest[:1] == ["episodes"] and rest[2:3] == ["prompts"]:
+            return no_prompts(_count(rest[-1]), NOT_STORED)
         raise NotFound("no such page: these are episodes without training")
     match rest:
         case ["episodes", name, "tokens", step]:

@@ -28,7 +28,7 @@ def prompts_page(run: RunSource, episode: str, step: int) -> Json:
     if not 1 <= step <= len(turns):
         raise UserError(f"step {step}: the episode has {len(turns)} steps")
     if run.tokenizer is None:
-        return {"step": step, "first": step, "tokens": 0, "note": NO_TOKENIZER, "messages": []}
+        return no_prompts(step, NO_TOKENIZER)
     with damage(f"{episode}: step {step}"):
         seen = turns[:step]
         restarts = [number for number, turn in enumerate(seen) if turn["restart"]]
@@ -45,6 +45,10 @@ def prompts_page(run: RunSource, episode: str, step: int) -> Json:
     total = sum(context.total for context in contexts)
     note = "" if total else NOT_STORED
     return {"step": step, "first": first + 1, "tokens": total, "note": note, "messages": messages}
+
+
+def no_prompts(step: int, reason: str) -> Json:
+    return {"step": step, "first": step, "tokens": 0, "note": reason, "messages": []}
 
 
 def _messages(tokenizer: Any, ids: Sequence[int]) -> Iterator[Json]:

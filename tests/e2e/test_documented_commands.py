@@ -40,6 +40,7 @@ NEEDS = {
     "wandb": "an account",
     "openai": "a server",
     "osworld": "desktops",
+    "--watch": "waits for Ctrl-C: tests/cli/test_play_command.py",
     "shop": "a server and a browser: tests/browser/test_browser_env.py",
     "miniwob": "a browser: tests/browser/test_miniwob.py",
     "--cluster.ray": "Ray",

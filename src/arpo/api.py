@@ -147,9 +147,12 @@ def find_task(task: str | Task, config: Config) -> Task:
             names = [one.id for one in index.listed] or [sets["train"][0].id]
             some = f" (there are {len(names)}: {', '.join(names[:3])}, …)"
             raise UserError(f"{task!r}: no such task in the recipe{nearest(task, names) or some}")
-        made = isinstance(sets["train"], FreshTasks)
-        anything = [random.choice(sets["train"])] if made else index.listed
-        found = anything if task == RANDOM else [index[task]]
+        if task != RANDOM:
+            found = [index[task]]
+        elif isinstance(sets["train"], FreshTasks):
+            found = [random.choice(sets["train"])]
+        else:
+            found = index.listed
     runnable, others = split_runnable(found, config)
     if not runnable:
         raise UserError(f"task {others[0][0].id}: cannot run here: {others[0][1]}")

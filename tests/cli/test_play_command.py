@@ -88,7 +88,7 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     make_run(folder)
     with closing(RunFolder(folder)) as store:
-        tasks = TasksConfig(train="desk:fresh", heldout="desk:heldout", distinct=8)
+        tasks = TasksConfig(train="desk:fresh", heldout="desk:heldout", distinct=1)
         store.write_recipe(
             Config(tasks=tasks, rollout=RolloutConfig(max_steps=1), env=EnvConfig(partial=0.0))
         )

@@ -11,6 +11,8 @@ DEV := $(VENV)/.installed-dev
 OSWORLD_VENV := .venv-osworld
 VLLM_VENV := .venv-vllm
 VLLM := $(VLLM_VENV)/.installed
+OPENENV_VENV := .venv-openenv
+OPENENV := $(OPENENV_VENV)/.installed
 RAY := $(VENV)/.installed-ray
 MINIWOB := $(VENV)/.installed-miniwob
 
@@ -21,7 +23,7 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help train compare test test-slow test-real test-vllm test-browser test-cluster osworld miniwob vllm lint format clean
+.PHONY: help train compare test test-slow test-real test-vllm test-browser test-cluster osworld miniwob openenv vllm lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,7 +44,7 @@ test: $(DEV) ## check style and types, and run the tests; ARGS="-k replay" selec
 	wait $$lint || failed="$${failed:+$$failed; }make lint"; cat $(VENV)/lint.log; \
 	[ -z "$$failed" ] || { echo "Failed. To repeat it: $$failed" >&2; exit 1; }
 
-test-slow: $(DEV) ## run the tests that take long
+test-slow: $(DEV) $(OPENENV) ## run the tests that take long
 	$(PYTEST) -n 2 -m slow $(ARGS)
 
 test-real: $(DEV) osworld ## run the tests on real desktops; FULL=1 includes the slow ones
@@ -64,6 +66,8 @@ osworld: ## install real desktops: Debian packages (needs root or sudo), and des
 
 miniwob: $(MINIWOB) ## install the tasks of MiniWoB++ (6 MB)
 
+openenv: $(OPENENV) ## install the package openenv in .venv-openenv, for the tests of its client and server (170 MB)
+
 vllm: $(VLLM) ## install vLLM for CPUs in .venv-vllm (2.5 GB)
 
 lint: $(DEV) ## check style and types
@@ -74,7 +78,7 @@ format: $(DEV) ## format the code and apply automatic fixes
 	$(BIN)/ruff check --fix
 
 clean: ## remove installed and cached files; keep runs/
-	rm -rf $(VENV) $(OSWORLD_VENV) $(VLLM_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OSWORLD_VENV) $(VLLM_VENV) $(OPENENV_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip is what a half-made environment lacks, so its presence stands for the whole.
@@ -100,6 +104,13 @@ $(RAY): $(DEV)
 # Without its dependencies: they are for its own way to Chromium.
 $(MINIWOB): $(RUNTIME)
 	$(PIP) --no-deps miniwob
+	@touch $@
+
+# Without most of its dependencies: those of its pages and its command line have 300 MB.
+$(OPENENV): requirements-openenv.txt
+	$(PYTHON) -m venv --clear $(OPENENV_VENV)
+	$(OPENENV_VENV)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --requirement requirements-openenv.txt
+	$(OPENENV_VENV)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps openenv==0.10.0
 	@touch $@
 
 # vLLM needs libnuma, which no wheel contains. Without it, vLLM fails late with an unclear message.

@@ -43,6 +43,7 @@ NEEDS = {
     "--watch": "waits for Ctrl-C: tests/cli/test_play_command.py",
     "shop": "a server and a browser: tests/browser/test_browser_env.py",
     "miniwob": "a browser: tests/browser/test_miniwob.py",
+    "openenv": "an OpenEnv server: tests/envs/openenv/test_openenv_package.py",
     "--cluster.ray": "Ray",
     "prompt.txt": "a prompt and a model of the reader",
     "step-000010": "a longer run",

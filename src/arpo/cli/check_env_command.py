@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from arpo.cli.command import Command, argument
 from arpo.config import Config
 from arpo.config.recipe import load_config
+from arpo.config.task_set_names import OPENENV
 from arpo.envs.check_findings import Check
 from arpo.errors import UserError
 from arpo.interrupts import run_interruptibly
@@ -69,6 +70,8 @@ def _report_cancel() -> None:
 
 def _default_tasks(config: Config) -> str:
     """tasks.train. Its default is a list of Desk, which no other environment can play."""
+    if config.env.name.startswith(OPENENV) and config.tasks.train == Config().tasks.train:
+        return config.env.name.partition("#")[0]  # an error with the splits of the server
     if config.env.name != "desk" and config.tasks.train == Config().tasks.train:
         raise UserError(
             f"--tasks: {config.env.name} needs tasks of its own: write a file tasks.json such as "

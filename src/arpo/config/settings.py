@@ -144,7 +144,9 @@ class TasksConfig:
 class EnvConfig:
     """Environment, timeouts, environment hosts."""
 
-    name: str = setting("desk", 'Environment: "desk", "osworld", or module:Class (your own)')
+    name: str = setting(
+        "desk", 'Environment: "desk", "osworld", "browser", module:Class (your own) or openenv:URL#FILE'
+    )
     hosts: str = setting(
         "",
         "Addresses of environment hosts (`arpo env-host`), separated by commas; empty: run them locally",

@@ -35,7 +35,7 @@ EVERY_TASK = {
     "long": "two or three goals in at least two applications",
 }  # has this
 HALVES = ("validation", "test")  # to choose with; untouched by any choice
-MINIWOB = "miniwob:"
+MINIWOB, OPENENV = "miniwob:", "openenv:"
 QUICK = "quick"  # the first tasks of the validation half
 GENERATED = {f"{DESK}{level}/{half}": f"{level}_{half}" for level in LEVELS for half in HALVES}
 GENERATED |= {f"{DESK}{level}/{QUICK}": f"{level}_validation" for level in LEVELS}

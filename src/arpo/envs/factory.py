@@ -1,4 +1,4 @@
-"""Opens environments by `env.name`: "desk", "osworld", "browser", or "module:Class" for a class of the user.
+"""Opens environments by `env.name`: "desk", "osworld", "browser", "openenv:URL#FILE", or "module:Class".
 
 They run in this process, or on the machines of `env.hosts`. OSWorld's libraries conflict with the trainer's,
 so "osworld" without `env.hosts` runs in a child process.
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from arpo.config import BrowserConfig, Config, EnvConfig, OSWorldConfig
+from arpo.config.task_set_names import OPENENV
 from arpo.envs.base import Env, EnvFactory, EnvSource
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.envs.return_values import ENV_METHODS
@@ -43,6 +44,10 @@ def resolve_env(env: EnvConfig, osworld: OSWorldConfig, browser: BrowserConfig) 
         from arpo.envs.browser.env import BrowserEnvs
 
         return BrowserEnvs(browser, env)
+    if env.name.startswith(OPENENV):
+        from arpo.envs.openenv.env import OpenEnvs
+
+        return OpenEnvs(env.name)
     return _import_env(env.name)
 
 
@@ -71,7 +76,7 @@ def open_factory(config: Config) -> EnvFactory:
 def plays_desk(env: EnvConfig) -> bool:
     """Whether the environment can play the tasks of Desk. A class that only env.hosts can import may."""
     name = env.name
-    if ":" not in name:
+    if ":" not in name or name.startswith(OPENENV):
         return name == "desk"
     from arpo.envs.desk.env import DeskEnv
 
@@ -85,11 +90,12 @@ def plays_desk(env: EnvConfig) -> bool:
 
 
 def env_source(name: str) -> str:
-    """The source file of the user's environment as text; "" for a built-in one, or if it is not found."""
+    """The source or mapping file of the user's environment; "" for a built-in one, or if it is not found."""
     if ":" not in name:
         return ""
     module = sys.modules.get(name.partition(":")[0])
-    path = getattr(module, "__file__", None)
+    is_openenv = name.startswith(OPENENV)
+    path = name.partition("#")[2] if is_openenv else getattr(module, "__file__", None)
     return Path(path).read_text("utf-8", "replace") if path and Path(path).is_file() else ""
 
 
@@ -107,7 +113,8 @@ def _open_hosts(config: Config) -> EnvSource:
 def _import_env(name: str) -> EnvFactory:
     if ":" not in name:
         raise UserError(
-            f'env.name = {name!r}: no such environment: use "desk", "osworld", "browser" or "module:Class"'
+            f'env.name = {name!r}: no such environment: use "desk", "osworld", "browser", "module:Class" or '
+            '"openenv:URL#FILE"'
         )
     factory = import_attribute("env.name", name, "class")
     if not callable(factory):

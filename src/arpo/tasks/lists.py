@@ -3,6 +3,7 @@
 A source is one of
 - "desk:NAME" or "osworld:NAME": a shipped list of this environment ("desktop:" is an alias of "osworld:");
 - "desk:LEVEL/HALF": a generated held-out set of Desk, for example "desk:instances/validation";
+- "openenv:URL#SPLIT": the tasks of a split of an OpenEnv server;
 - a JSON file with a list of tasks in OSWorld's schema;
 - a selection, as screening writes it: {"source": SOURCE, "tasks": {id: {"successes": 5, "rollouts": 16}}},
   optionally with "examples"; its paths are relative to its own folder;
@@ -27,7 +28,7 @@ from typing import Any
 from arpo.config import FRESH, TasksConfig
 from arpo.config.recipe import canonical_task_source, nearest
 from arpo.config.settings import LARGEST
-from arpo.config.task_set_names import GENERATED, MINIWOB
+from arpo.config.task_set_names import GENERATED, MINIWOB, OPENENV
 from arpo.dialects.base import ParseError
 from arpo.dialects.ui_tars import parse_solution
 from arpo.errors import UserError
@@ -51,7 +52,7 @@ def load_tasks(source: str, examples: str = "") -> tuple[Task, ...]:
 def load_counts(source: str, examples: str = "") -> dict[str, Count]:
     """Return the screening counts of a selection by task id, in its order; {} for any other source."""
     load_tasks(source, examples)  # reports defects
-    if source in GENERATED:
+    if source in GENERATED or source.startswith((MINIWOB, OPENENV)):
         return {}
     match _read_json(_find(source, Path())):
         case {"source": str(), "tasks": dict(counts)}:
@@ -114,6 +115,10 @@ def _load(source: str, folder: Path, examples: Path | None, trail: tuple[str, ..
         from arpo.envs.browser.miniwob import miniwob_tasks  # here: an extra
 
         return _checked(miniwob_tasks(source.removeprefix(MINIWOB)), source)
+    if source.startswith(OPENENV):
+        from arpo.envs.openenv.server import openenv_tasks  # here: it asks a server
+
+        return _checked(openenv_tasks(source), source)
     file = _find(source, folder)
     if str(file) in trail:
         raise UserError(f"{file}: this selection refers to itself: set 'source' to a task list")

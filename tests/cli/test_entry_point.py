@@ -16,7 +16,7 @@ import arpo
 from arpo.cli import doctor
 from arpo.cli.commands import COMMANDS
 from arpo.cli.entry_point import main, parse_command, split_overrides
-from arpo.config import BrowserConfig, Config, EnvConfig, OSWorldConfig
+from arpo.config import Config, EnvConfig
 from arpo.envs.factory import resolve_env
 from arpo.errors import UserError
 from arpo.models.loading import resolve_model
@@ -188,10 +188,7 @@ def test_custom_environments(tmp_path, monkeypatch):
     (tmp_path / "imports_for_cli.py").write_text("import not_there_for_cli")
     (tmp_path / "exits_for_cli.py").write_text("import sys; sys.exit(3)")
     monkeypatch.chdir(tmp_path)
-    assert (
-        type(resolve_env(EnvConfig(name="mine_for_cli:Mine"), OSWorldConfig(), BrowserConfig())).__name__
-        == "type"
-    )
+    assert type(resolve_env(Config(env=EnvConfig(name="mine_for_cli:Mine")))).__name__ == "type"
     for name, reason in {
         "mine_for_cli": "module:Class",
         "mine_for_cli:Theirs": "has no class Theirs",
@@ -206,7 +203,7 @@ def test_custom_environments(tmp_path, monkeypatch):
         "not_there_for_cli.py, or install it",
     }.items():
         with pytest.raises(UserError, match=reason):
-            resolve_env(EnvConfig(name=name), OSWorldConfig(), BrowserConfig())
+            resolve_env(Config(env=EnvConfig(name=name)))
 
 
 def test_a_command_works_without_stdout():

@@ -44,6 +44,7 @@ NEEDS = {
     "shop": "a server and a browser: tests/browser/test_browser_env.py",
     "miniwob": "a browser: tests/browser/test_miniwob.py",
     "openenv": "an OpenEnv server: tests/envs/openenv/test_openenv_package.py",
+    "gymnasium:": "an environment of the reader: tests/envs/gymnasium",
     "--cluster.ray": "Ray",
     "prompt.txt": "a prompt and a model of the reader",
     "step-000010": "a longer run",

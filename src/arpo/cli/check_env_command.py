@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from arpo.cli.command import Command, argument
 from arpo.config import Config
 from arpo.config.recipe import load_config
-from arpo.config.task_set_names import OPENENV
+from arpo.config.task_set_names import GYM_PREFIXES, OPENENV
 from arpo.envs.check_findings import Check
 from arpo.errors import UserError
 from arpo.interrupts import run_interruptibly
+
+CHECKED_INSTANCES = 4  # of an environment of Gymnasium: they differ in their seeds only
 
 
 def run_check_env(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -29,6 +31,8 @@ def run_check_env(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     factory = open_factory(config)
     source = options.tasks or _default_tasks(config)
     tasks = chosen_tasks(source, config)
+    if not options.tasks and source == config.env.name:
+        tasks = tasks[:CHECKED_INSTANCES]
     shown: list[Check] = []
     sizes: Counter[tuple[int, int]] = Counter()
 
@@ -72,6 +76,8 @@ def _default_tasks(config: Config) -> str:
     """tasks.train. Its default is a list of Desk, which no other environment can play."""
     if config.env.name.startswith(OPENENV) and config.tasks.train == Config().tasks.train:
         return config.env.name.partition("#")[0]  # an error with the splits of the server
+    if config.env.name.startswith(GYM_PREFIXES) and config.tasks.train == Config().tasks.train:
+        return config.env.name
     if config.env.name != "desk" and config.tasks.train == Config().tasks.train:
         raise UserError(
             f"--tasks: {config.env.name} needs tasks of its own: write a file tasks.json such as "
@@ -95,10 +101,10 @@ At the end it prints the sizes of the screenshots and their cost in tokens, for 
 Exit code 1 if a line begins with FAIL; warn and skip are no failures.""",
     example="arpo check-env my_package.my_env:MyEnv --tasks my-tasks.json --env.step_seconds 5",
     arguments=(
-        argument("target", "class to check", metavar="MODULE:CLASS"),
+        argument("target", "class to check, gymnasium:ID or browsergym:ID", metavar="MODULE:CLASS"),
         argument(
             "--tasks",
-            "tasks for the checks (default: tasks.train; required for your own class)",
+            "tasks for the checks (default: tasks.train or those of gymnasium:ID; needed for your own class)",
             metavar="SOURCE",
         ),
     ),

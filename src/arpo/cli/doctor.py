@@ -288,7 +288,7 @@ def _desk() -> str:
     tasks = load_tasks(config.tasks.train)
 
     async def screen_size() -> tuple[int, int]:
-        env = resolve_env(config.env, config.osworld, config.browser)()
+        env = resolve_env(config)()
         observation = await env.start(tasks[0])
         await env.evaluate()
         await env.close()

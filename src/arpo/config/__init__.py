@@ -15,6 +15,7 @@ from arpo.config.settings import (
     EngineConfig,
     EnvConfig,
     EvalConfig,
+    GymnasiumConfig,
     LossConfig,
     ModelConfig,
     OfflineConfig,
@@ -43,6 +44,7 @@ class Config:
     env: EnvConfig = field(default_factory=EnvConfig)
     osworld: OSWorldConfig = field(default_factory=OSWorldConfig)
     browser: BrowserConfig = field(default_factory=BrowserConfig)
+    gymnasium: GymnasiumConfig = field(default_factory=GymnasiumConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

@@ -27,6 +27,7 @@ REASONS = {
     "env": "episodes before and after would come from different environments",
     "osworld": "episodes before and after would come from different desktops",
     "browser": "episodes before and after would come from different browsers",
+    "gymnasium": "episodes before and after would come from different environments",
     "rollout": "episodes before and after would have different limits or another sampling",
     "train": "batches, updates and the order of tasks follow from it",
     "train.max_staleness": "it may only be lowered: older tokens than before would be trained",

@@ -145,7 +145,9 @@ class EnvConfig:
     """Environment, timeouts, environment hosts."""
 
     name: str = setting(
-        "desk", 'Environment: "desk", "osworld", "browser", module:Class (your own) or openenv:URL#FILE'
+        "desk",
+        'Environment: "desk", "osworld", "browser", "gymnasium:ID", "browsergym:ID", "openenv:URL#FILE", or '
+        "module:Class (your own)",
     )
     hosts: str = setting(
         "",
@@ -237,6 +239,23 @@ class BrowserConfig:
         "Pixels of a screenshot per CSS pixel of a page: 2 is a screen of high resolution",
         low=0.25,
         high=8,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GymnasiumConfig:
+    """Environments of other people (env.name = "gymnasium:ID" or "browsergym:ID")."""
+
+    python: str = setting(
+        "",
+        "Python interpreter that has the environment; empty: .venv-browsergym/bin/python for browsergym, "
+        "otherwise the one of this command",
+        on_resume=FREE,
+    )
+    actions: str = setting(
+        "",
+        "Function module:name that converts an action for the environment of gymnasium:ID; empty: a click is "
+        "a pixel",
     )
 
 

@@ -36,6 +36,7 @@ EVERY_TASK = {
 }  # has this
 HALVES = ("validation", "test")  # to choose with; untouched by any choice
 MINIWOB, OPENENV = "miniwob:", "openenv:"
+GYM_PREFIXES = ("gymnasium:", "browsergym:")  # of environments, and of lists of their instances
 QUICK = "quick"  # the first tasks of the validation half
 GENERATED = {f"{DESK}{level}/{half}": f"{level}_{half}" for level in LEVELS for half in HALVES}
 GENERATED |= {f"{DESK}{level}/{QUICK}": f"{level}_validation" for level in LEVELS}
@@ -53,13 +54,20 @@ def split_sources(text: str) -> list[str]:
     """
     sources: list[str] = []
     for source in filter(None, map(str.strip, text.split(","))):
-        if sources and sources[-1].startswith(MINIWOB) and re.fullmatch(r"[a-z0-9-]+", source):
+        if sources and _is_listed_after(sources[-1], source):
             sources[-1] += f",{source}"  # one more task of the list before
             continue
         half = source.removeprefix(DESK)
         is_half = half in (*HALVES, QUICK) and source.startswith(DESK)
         sources += [f"{DESK}{level}/{half}" for level in LEVELS] if is_half else [source]
     return sources
+
+
+def _is_listed_after(source: str, name: str) -> bool:
+    """Whether `name` is a further task of the list `source`, and no source of its own."""
+    if source.startswith(GYM_PREFIXES):
+        return re.fullmatch(r"[\w./-]+", name) is not None and not name.endswith(".json")
+    return source.startswith(MINIWOB) and re.fullmatch(r"[a-z0-9-]+", name) is not None
 
 
 def heldout_sets(text: str) -> dict[str, str]:

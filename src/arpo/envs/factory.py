@@ -1,4 +1,5 @@
-"""Opens environments by `env.name`: "desk", "osworld", "browser", "openenv:URL#FILE", or "module:Class".
+"""Opens environments by `env.name`: "desk", "osworld", "browser", "gymnasium:ID", "browsergym:ID",
+"openenv:URL#FILE", or "module:Class" for a class of the user.
 
 They run in this process, or on the machines of `env.hosts`. OSWorld's libraries conflict with the trainer's,
 so "osworld" without `env.hosts` runs in a child process.
@@ -11,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from arpo.config import BrowserConfig, Config, EnvConfig, OSWorldConfig
-from arpo.config.task_set_names import OPENENV
+from arpo.config import Config, EnvConfig
+from arpo.config.task_set_names import GYM_PREFIXES, OPENENV
 from arpo.envs.base import Env, EnvFactory, EnvSource
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.envs.return_values import ENV_METHODS
@@ -20,11 +21,12 @@ from arpo.errors import UserError, definition_of
 from arpo.plugins import import_attribute
 
 
-def resolve_env(env: EnvConfig, osworld: OSWorldConfig, browser: BrowserConfig) -> EnvFactory:
+def resolve_env(config: Config) -> EnvFactory:
     """Return a factory of environments in this process. A class of the user is called without arguments.
 
     Raises UserError if the name is unknown, or if the environment cannot work on this machine.
     """
+    env = config.env
     if env.name == "desk":
         from arpo.envs.desk.env import DeskEnv
 
@@ -36,14 +38,18 @@ def resolve_env(env: EnvConfig, osworld: OSWorldConfig, browser: BrowserConfig) 
         from arpo.envs.osworld.env import OSWorldEnv
 
         def make_osworld() -> Env:
-            return OSWorldEnv(osworld, env)
+            return OSWorldEnv(config.osworld, env)
 
         make_osworld()  # reports a missing requirement once, now, and not in every episode
         return make_osworld
     if env.name == "browser":
         from arpo.envs.browser.env import BrowserEnvs
 
-        return BrowserEnvs(browser, env)
+        return BrowserEnvs(config.browser, env)
+    if env.name.startswith(GYM_PREFIXES):
+        from arpo.envs.gymnasium.env import GymnasiumEnvs
+
+        return GymnasiumEnvs(config)
     if env.name.startswith(OPENENV):
         from arpo.envs.openenv.env import OpenEnvs
 
@@ -54,10 +60,7 @@ def resolve_env(env: EnvConfig, osworld: OSWorldConfig, browser: BrowserConfig) 
 def open_pool(config: Config) -> EnvPool:
     """Open a pool of the recipe's environments, local or remote."""
     if not uses_hosts(config.env):
-        return EnvPool(
-            LocalEnvs(resolve_env(config.env, config.osworld, config.browser), config.env.parallel),
-            config.env,
-        )
+        return EnvPool(LocalEnvs(resolve_env(config), config.env.parallel), config.env)
     from arpo.envs.remote import add_timeout_slack
 
     return EnvPool(_open_hosts(config), add_timeout_slack(config.env))
@@ -66,7 +69,7 @@ def open_pool(config: Config) -> EnvPool:
 def open_factory(config: Config) -> EnvFactory:
     """Like `open_pool`, but returns a factory, for callers with at most env.parallel environments."""
     if not uses_hosts(config.env):
-        return resolve_env(config.env, config.osworld, config.browser)
+        return resolve_env(config)
     from arpo.envs.remote import LeaseOnStartEnv
 
     source = _open_hosts(config)
@@ -76,7 +79,7 @@ def open_factory(config: Config) -> EnvFactory:
 def plays_desk(env: EnvConfig) -> bool:
     """Whether the environment can play the tasks of Desk. A class that only env.hosts can import may."""
     name = env.name
-    if ":" not in name or name.startswith(OPENENV):
+    if ":" not in name or name.startswith((OPENENV, *GYM_PREFIXES)):
         return name == "desk"
     from arpo.envs.desk.env import DeskEnv
 
@@ -91,7 +94,7 @@ def plays_desk(env: EnvConfig) -> bool:
 
 def env_source(name: str) -> str:
     """The source or mapping file of the user's environment; "" for a built-in one, or if it is not found."""
-    if ":" not in name:
+    if ":" not in name or name.startswith(GYM_PREFIXES):
         return ""
     module = sys.modules.get(name.partition(":")[0])
     is_openenv = name.startswith(OPENENV)
@@ -113,8 +116,8 @@ def _open_hosts(config: Config) -> EnvSource:
 def _import_env(name: str) -> EnvFactory:
     if ":" not in name:
         raise UserError(
-            f'env.name = {name!r}: no such environment: use "desk", "osworld", "browser", "module:Class" or '
-            '"openenv:URL#FILE"'
+            f'env.name = {name!r}: no such environment: use "desk", "osworld", "browser", "gymnasium:ID", '
+            '"browsergym:ID", "openenv:URL#FILE" or "module:Class"'
         )
     factory = import_attribute("env.name", name, "class")
     if not callable(factory):

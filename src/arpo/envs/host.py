@@ -295,7 +295,7 @@ def run_host(config: Config, ready_file: Path | None, with_parent: bool) -> int:
                 loop.remove_signal_handler(number)  # a second signal kills the process
 
     with bounded_log():
-        asyncio.run(serve(resolve_env(config.env, config.osworld, config.browser)))
+        asyncio.run(serve(resolve_env(config)))
     return 0
 
 

@@ -48,6 +48,7 @@ def run(grace_seconds: float, command: Sequence[str]) -> int:
         server = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
+            close_fds=False,  # a descriptor that the supervisor has passed is for the server
             preexec_fn=die_with_guard,  # noqa: PLW1509  (this process has no threads)
         )
     except OSError as error:

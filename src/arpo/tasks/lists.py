@@ -28,7 +28,7 @@ from typing import Any
 from arpo.config import FRESH, TasksConfig
 from arpo.config.recipe import canonical_task_source, nearest
 from arpo.config.settings import LARGEST
-from arpo.config.task_set_names import GENERATED, MINIWOB, OPENENV
+from arpo.config.task_set_names import GENERATED, GYM_PREFIXES, MINIWOB, OPENENV
 from arpo.dialects.base import ParseError
 from arpo.dialects.ui_tars import parse_solution
 from arpo.errors import UserError
@@ -119,6 +119,10 @@ def _load(source: str, folder: Path, examples: Path | None, trail: tuple[str, ..
         from arpo.envs.openenv.server import openenv_tasks  # here: it asks a server
 
         return _checked(openenv_tasks(source), source)
+    if source.startswith(GYM_PREFIXES):
+        from arpo.envs.gymnasium.tasks import gymnasium_tasks
+
+        return _checked(gymnasium_tasks(source), source)
     file = _find(source, folder)
     if str(file) in trail:
         raise UserError(f"{file}: this selection refers to itself: set 'source' to a task list")

@@ -12,6 +12,7 @@ from arpo.config.settings import EvalConfig, TasksConfig
 from arpo.config.task_set_names import (
     DESK,
     GENERATED,
+    GYM_PREFIXES,
     HALVES,
     HELDOUT,
     OVERALL,
@@ -77,6 +78,11 @@ def load_sets(config: Config) -> dict[str, Sequence[Task]]:
 
         for task in (task for tasks in sets.values() for task in tasks):
             read_task(task, session="")
+    if config.env.name.startswith(GYM_PREFIXES):
+        from arpo.envs.gymnasium.tasks import read_task as read_gymnasium_task
+
+        for task in (task for tasks in sets.values() for task in tasks):
+            read_gymnasium_task(task, "")
     return {name: tasks for name, tasks in sets.items() if tasks or name != OVERALL}
 
 
@@ -92,8 +98,9 @@ def refuse_desk_tasks(env: EnvConfig, sources: Mapping[str, str]) -> None:
     if not wrong or plays_desk(env):
         return
     listed = ", ".join(f"tasks.{name} = {sources[name]!r}" for name in wrong)
-    own = "a task file of your own"
-    remedies = [f'tasks.train to {own}, such as "tasks.json"'] if "train" in wrong else []
+    gym = env.name.startswith(GYM_PREFIXES)
+    own, example = ("a list of instances", env.name) if gym else ("a task file of your own", "tasks.json")
+    remedies = [f'tasks.train to {own}, such as "{example}"'] if "train" in wrong else []
     others = [f"tasks.{name}" for name in wrong if name != "train"]
     if others:
         remedies.append(f'{" and ".join(others)} to {"another one" if remedies else own} or to ""')

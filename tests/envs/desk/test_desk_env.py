@@ -35,7 +35,7 @@ from arpo.actions import (
     Wait,
     scale,
 )
-from arpo.config import BrowserConfig, EnvConfig, OSWorldConfig
+from arpo.config import Config, EnvConfig
 from arpo.envs.check import check_env
 from arpo.envs.desk.canvas import PALETTE
 from arpo.envs.desk.env import DeskEnv, act, set_up, task_progress, task_score
@@ -165,7 +165,7 @@ def test_partial_credit_for_an_unfinished_goal_is_optional() -> None:
     delete = (Hotkey(keys=("delete",)), Hotkey(keys=("enter",)))
 
     def verdict(*actions: Action, partial: float = 0.4) -> float:
-        env = resolve_env(EnvConfig(partial=partial), OSWorldConfig(), BrowserConfig())()
+        env = resolve_env(Config(env=EnvConfig(partial=partial)))()
         assert isinstance(env, DeskEnv)
         return asyncio.run(play(env, task, [actions]))[1]
 

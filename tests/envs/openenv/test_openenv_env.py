@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from arpo.actions import Click, Finished, Hover, Point, Wait
-from arpo.config import BrowserConfig, EnvConfig, OSWorldConfig
+from arpo.config import Config, EnvConfig
 from arpo.envs.factory import env_source, plays_desk, resolve_env
 from arpo.envs.openenv.env import OpenEnvs
 from arpo.errors import EnvError, UserError
@@ -31,7 +31,7 @@ def played(name, a_task=TASK, actions=CLICK):
     """The first observation, the result of a step and the score."""
 
     async def play():
-        env = resolve_env(EnvConfig(name=name), OSWorldConfig(), BrowserConfig())()
+        env = resolve_env(Config(env=EnvConfig(name=name)))()
         try:
             return await env.start(a_task), await env.step(actions), await env.evaluate()
         finally:

@@ -6,7 +6,7 @@ import pytest
 
 from arpo.actions import Click, Point, PressHome
 from arpo.cli import main
-from arpo.config import BrowserConfig, EnvConfig, OSWorldConfig
+from arpo.config import Config, EnvConfig
 from arpo.envs.factory import resolve_env
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import EnvError, UserError
@@ -48,7 +48,7 @@ def button(screenshot):
 
 def pool_at(url, mapping, parallel):
     config = EnvConfig(name=f"openenv:{url}#{mapping}", parallel=parallel, attempts=1)
-    return EnvPool(LocalEnvs(resolve_env(config, OSWorldConfig(), BrowserConfig()), parallel), config)
+    return EnvPool(LocalEnvs(resolve_env(Config(env=config)), parallel), config)
 
 
 def test_16_sessions_at_once_and_a_killed_one_costs_its_own_episode(url, mapping):
@@ -112,6 +112,6 @@ def test_a_full_server_says_how_many_sessions_it_has(mapping):
 
     with buttons(sessions=1) as url:
         task = load_tasks(f"openenv:{url}#test")[0]
-        factory = resolve_env(EnvConfig(name=f"openenv:{url}#{mapping}"), OSWorldConfig(), BrowserConfig())
+        factory = resolve_env(Config(env=EnvConfig(name=f"openenv:{url}#{mapping}")))
         with pytest.raises(EnvError, match=r"1/1 .*: lower env.parallel to its sessions"):
             asyncio.run(play(factory))

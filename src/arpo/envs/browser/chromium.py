@@ -71,18 +71,24 @@ def find_program(named: str) -> Path:
             "env.name = browser: bubblewrap is missing, which isolates the browser. On Debian or Ubuntu, "
             "install it with: apt-get install bubblewrap"
         )
+    found = installed_browser(named)
+    if found is None:
+        raise UserError(
+            "env.name = browser: Chromium is missing. On Debian or Ubuntu, install it with: "
+            "apt-get install chromium; or set browser.program to the file of Chromium or Chrome"
+        )
+    return found
+
+
+def installed_browser(named: str) -> Path | None:
+    """The program of that name, or an installed Chromium. Raises UserError if `named` is no program."""
     if named:
         if os.access(named, os.X_OK):
             return Path(named).resolve()
         raise UserError(f"browser.program: {named} is not a program: name the file of Chromium or Chrome")
     found = [name for name in _PROGRAMS if os.access(name, os.X_OK)]
     found += [path for name in _NAMES if (path := shutil.which(name))]
-    if not found:
-        raise UserError(
-            "env.name = browser: Chromium is missing. On Debian or Ubuntu, install it with: "
-            "apt-get install chromium; or set browser.program to the file of Chromium or Chrome"
-        )
-    return Path(found[0]).resolve()
+    return Path(found[0]).resolve() if found else None
 
 
 class Context:

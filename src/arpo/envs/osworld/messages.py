@@ -1,4 +1,4 @@
-"""Protocol between an environment and its worker process.
+"""Protocol between an environment and its worker process, also of envs/gymnasium.
 
 A message is a JSON value plus the bytes of an optional screenshot. The lengths of both come first. Nothing is
 pickled. A message with an impossible length or invalid JSON raises `InvalidMessage`.
@@ -45,6 +45,24 @@ async def receive_async(reader: asyncio.StreamReader) -> tuple[Any, bytes]:
     """Like `receive`. Raises asyncio.IncompleteReadError, an EOFError, if the peer closed the connection."""
     text, screenshot = _decode_lengths(await reader.readexactly(LENGTHS.size))
     return _decode_json(await reader.readexactly(text)), await reader.readexactly(screenshot)
+
+
+async def call_socket(connection: socket.socket, value: Any) -> tuple[Any, bytes]:
+    """Send a message through a non-blocking socket and receive the answer. Raises EOFError as `receive`."""
+    loop = asyncio.get_running_loop()
+
+    async def exactly(length: int) -> bytes:
+        received = bytearray()
+        while len(received) < length:
+            chunk = await loop.sock_recv(connection, min(length - len(received), 2**20))
+            if not chunk:
+                raise EOFError("the peer closed the connection")
+            received += chunk
+        return bytes(received)
+
+    await loop.sock_sendall(connection, encode_message(value))
+    text, screenshot = _decode_lengths(await exactly(LENGTHS.size))
+    return _decode_json(await exactly(text)), await exactly(screenshot)
 
 
 def _decode_lengths(head: bytes) -> tuple[int, int]:

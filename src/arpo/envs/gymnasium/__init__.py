@@ -1,0 +1,1 @@
+"""Environments of Gymnasium and BrowserGym, unchanged, each in a worker process."""

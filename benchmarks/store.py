@@ -44,7 +44,7 @@ from arpo.dialects.ui_tars import UI_TARS_1_5
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import ChatRenderer
-from arpo.rollout.episode import Agent
+from arpo.rollout.agent import Agent
 from arpo.rollout.scheduler import Scheduler
 from arpo.storage.encoders import default_processes
 from arpo.storage.run_folder import PACK, TRAJECTORIES, RunFolder

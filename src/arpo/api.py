@@ -32,7 +32,7 @@ from arpo.actions import Action
 from arpo.config import Config
 from arpo.config.recipe import load_config, load_recorded, nearest
 from arpo.dialects.base import thought_of
-from arpo.errors import EngineError, EnvError, UserError
+from arpo.errors import AgentError, EngineError, EnvError, UserError
 from arpo.interrupts import INTERRUPTED
 from arpo.types import Failure, StopReason, Task, Trajectory, Turn
 
@@ -376,8 +376,8 @@ class Play:
             settings = replace(scheduler.settings, temperature=self.config.eval.temperature)
             outcome = await replace(scheduler, settings=settings).episode(self.task, PLAYED, on_turn=on_turn)
         if isinstance(outcome, Failure):
-            fault = EngineError if outcome.where in ("generate", "release") else EnvError
-            raise fault(outcome.where, outcome.message, outcome.place)
+            faults = {"generate": EngineError, "release": EngineError, "agent": AgentError}
+            raise faults.get(outcome.where, EnvError)(outcome.where, outcome.message, outcome.place)
         return Episode(stored_episode(trajectory_to_json(outcome)), lambda: outcome)
 
 

@@ -66,6 +66,10 @@ class EngineError(ArpoFault):
     """The inference engine raised an exception or died."""
 
 
+class AgentError(ArpoFault):
+    """The agent program of the user (rollout.agent) failed, hung, or never asked the model."""
+
+
 class ContextTooLong(EngineError):
     """Prompt and answer exceed the model's context. This limit ends the episode; it is not a fault."""
 

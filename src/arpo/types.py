@@ -117,7 +117,7 @@ class StepResult:
 class StopReason(StrEnum):
     """Reason why an episode ended normally. If the environment or the engine fails, there is a Failure."""
 
-    FINISHED = "finished"  # the model called finished()
+    FINISHED = "finished"  # the model called finished(), or its agent program ended
     FAIL = "fail"  # the model called error_env(): it judged the task infeasible
     CALL_USER = "call_user"  # the model called call_user()
     TERMINATED = "terminated"  # the environment ended the episode
@@ -130,7 +130,7 @@ class StopReason(StrEnum):
 class Message:
     """One message of the conversation. For a sampled answer, `token_ids` are its exact tokens.
 
-    The screenshot follows the text, or comes before it (`image_first`).
+    The screenshot follows the text, or comes before it (`image_first`). `more` follows both.
     """
 
     role: str  # system | user | assistant
@@ -138,6 +138,17 @@ class Message:
     screenshot: Screenshot | None = None
     token_ids: tuple[int, ...] | None = None
     image_first: bool = False
+    more: tuple[str | Screenshot, ...] = ()
+
+    @property
+    def parts(self) -> tuple[str | Screenshot, ...]:
+        """Texts and screenshots in the order of the prompt."""
+        shown = () if self.screenshot is None else (self.screenshot,)
+        return (*shown, self.text, *self.more) if self.image_first else (self.text, *shown, *self.more)
+
+    @property
+    def images(self) -> tuple[Screenshot, ...]:
+        return tuple(part for part in self.parts if isinstance(part, Screenshot))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +215,8 @@ class Turn:
 
     `context`: prompt tokens since the previous answer; `images`: the screenshots in it. If `restart` is true,
     a new sequence begins with this context: in the first turn, and when old screenshots leave the window.
-    Otherwise the sequence of the previous turn continues.
+    Otherwise the sequence of the previous turn continues, or that of turn number `after`: an agent program
+    may go on with an older one. Such a program may also ask the model without a screenshot or without acting.
 
     >>> first = Turn(
     ...     screenshot=shot,
@@ -217,13 +229,14 @@ class Turn:
     >>> second = replace(first, context=(5, 9, 9, 6), restart=False)
     """
 
-    screenshot: Screenshot  # the newest one in the prompt
+    screenshot: Screenshot  # the newest one in the prompt; of an agent program: the current one
     context: tuple[int, ...]
     images: tuple[Screenshot, ...]
     restart: bool
     completion: Completion
     actions: tuple[Action, ...]  # empty when the answer did not parse
     error: str = ""  # message of the ParseError
+    after: int = 0  # counted from 1; 0: the previous turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +275,24 @@ class Trajectory:
     def sampled_tokens(self) -> int:
         return sum(len(turn.completion.token_ids) for turn in self.turns)
 
+    def sequences(self) -> list[list[int]]:
+        """The token sequences in the order of their first turns, each as the indices of its turns.
+
+        Raises ValueError if a turn continues one that is not the last of its sequence.
+        """
+        by_end: dict[int, list[int]] = {}
+        found: list[list[int]] = []
+        for index, turn in enumerate(self.turns):
+            if turn.restart:
+                found.append([])
+                by_end[index] = found[-1]
+            elif (end := turn.after - 1 if turn.after else index - 1) in by_end:
+                by_end[index] = by_end.pop(end)
+            else:
+                raise ValueError(f"turn {index + 1} continues turn {end + 1}, which ends no sequence")
+            by_end[index].append(index)
+        return found
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
@@ -282,7 +313,7 @@ class Failure:
     episode_id: str
     task_id: str
     kind: str  # the error's class name
-    where: str  # start | step | evaluate | close | generate
+    where: str  # start | step | evaluate | close | generate | agent
     message: str
     attempts: int
     place: str = ""  # file and line in the user's code

@@ -45,6 +45,11 @@ def test_config_keys_are_separated_from_other_words():
         ["--loss.kl", "-1", "--run.dir=a b", "--run.seed"],
     )
     assert split_overrides(["report", "runs/v1.2", "--out", "a.json"])[1] == []
+    assert split_overrides(["train", "--agent", "python -x"])[1] == ["--rollout.agent", "python -x"]
+    assert split_overrides(["train", "--agent=a b", "--agents"]) == (
+        ["train", "--agents"],
+        ["--rollout.agent=a b"],
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

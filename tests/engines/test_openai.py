@@ -21,7 +21,8 @@ from arpo.engines.base import Weights
 from arpo.engines.openai import OpenAIEngine, endpoints
 from arpo.errors import ContextTooLong, EngineError, PromptTooLong, UserError
 from arpo.prompts.rendering import ChatRenderer
-from arpo.rollout.episode import Agent, run_episode
+from arpo.rollout.agent import Agent
+from arpo.rollout.episode import run_episode
 from arpo.testing import FakeEnv, screenshot, task
 from arpo.types import Completion, Message, Prompt, Sampling, StopReason, Trajectory
 from openai_server import MODEL, Answer, cuts, hangs, picture, refuses, running, says, serving

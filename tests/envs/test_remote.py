@@ -21,7 +21,7 @@ from arpo.envs.factory import open_factory, open_pool
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.envs.remote import Hosts, LeaseOnStartEnv, RemoteHost, add_timeout_slack, parse_hosts
 from arpo.errors import EnvError, Outage, UserError
-from arpo.rollout.episode import Agent
+from arpo.rollout.agent import Agent
 from arpo.rollout.scheduler import Scheduler
 from arpo.storage.run_folder import RunFolder
 from arpo.tasks.lists import load_tasks

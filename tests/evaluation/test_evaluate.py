@@ -18,7 +18,7 @@ from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate, require_writable, run_evaluation
 from arpo.evaluation.scoring import Score, over_same_tasks, report_failures, without_partial_credit
 from arpo.reporting.display import Display
-from arpo.rollout.episode import Agent
+from arpo.rollout.agent import Agent
 from arpo.rollout.scheduler import Scheduler
 from arpo.tasks.lists import load_tasks
 from arpo.tasks.sets import load_sets

@@ -9,7 +9,7 @@ from arpo.dialects.ui_tars import UI_TARS_1_5
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import EnvTimeout
 from arpo.rollout.activity import Activity, EpisodeCalls
-from arpo.rollout.episode import Agent
+from arpo.rollout.agent import Agent
 from arpo.rollout.scheduler import Scheduler
 from arpo.testing import FakeEnv, task
 from arpo.types import Observation, Prompt, Sampling, StepResult, Task

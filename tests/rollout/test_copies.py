@@ -20,8 +20,8 @@ from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.models.feature_cache import FeatureCache
 from arpo.rollout import copies
 from arpo.rollout.activity import EpisodeCalls
+from arpo.rollout.agent import Agent
 from arpo.rollout.copies import Copies
-from arpo.rollout.episode import Agent
 from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import Scheduler
 from arpo.tasks.lists import load_tasks

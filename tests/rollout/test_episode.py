@@ -7,7 +7,8 @@ from arpo.config import RolloutConfig
 from arpo.dialects.ui_tars import UI_TARS, UI_TARS_1_5
 from arpo.errors import EngineError, PromptTooLong
 from arpo.prompts.rendering import Renderer
-from arpo.rollout.episode import Agent, draw_seed, run_episode
+from arpo.rollout.agent import Agent, draw_seed
+from arpo.rollout.episode import run_episode
 from arpo.testing import FakeEnv, ScriptedEngine, screenshot, task
 from arpo.types import Observation, StepResult, StopReason
 from players import CLICK, DONE, RENDERER, TEMPLATE, TOKENIZER, WAIT, scripted

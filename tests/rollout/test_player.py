@@ -72,6 +72,8 @@ def test_the_player_plays_with_the_model_that_a_learner_fills(tmp_path: Path) ->
         ("--env.name=nowhere:Env", "env.name = 'nowhere:Env'"),
         ("--model.path=/nowhere", "model.path needs 'base', a Hugging Face model folder"),
         ("--model.prompt=/nowhere.txt", "nowhere.txt"),
+        ("--rollout.agent=no-such-program x.py", "rollout.agent: is .*no such program"),
+        ("--rollout.agent=python 'x.py", "rollout.agent: is .*not a command: No closing quotation"),
     ],
 )
 def test_a_part_that_is_not_there_is_named(tmp_path: Path, setting: str, reason: str) -> None:

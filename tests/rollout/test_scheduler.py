@@ -8,7 +8,7 @@ from arpo.dialects.ui_tars import UI_TARS_1_5
 from arpo.envs.pool import EnvPool, LocalEnvs
 from arpo.errors import UserError
 from arpo.reporting.display import describe_failure
-from arpo.rollout.episode import Agent
+from arpo.rollout.agent import Agent
 from arpo.rollout.scheduler import Scheduler
 from arpo.testing import FakeEnv, failing, task
 from arpo.types import Failure, Trajectory

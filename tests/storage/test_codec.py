@@ -151,3 +151,16 @@ def test_every_damaged_record_is_read_or_is_a_value_error(record, read):
         except ValueError:
             refused += 1
     assert refused > 12
+
+
+def test_a_turn_that_continues_an_older_one_is_read_back_and_checked():
+    value, shots = written()
+    assert all("after" not in turn for turn in value["turns"])
+    first, second = value["turns"]
+    value["turns"] = [first, {**first, "restart": True}, {**second, "restart": False, "after": 1}]
+    loaded = trajectory_from_json(value, lambda _: shots)
+    assert loaded.sequences() == [[0, 2], [1]]
+    assert trajectory_to_json(loaded)["turns"][2]["after"] == 1
+    value["turns"][2]["after"] = 3
+    with pytest.raises(ValueError, match="ends no sequence"):
+        trajectory_from_json(value, lambda _: shots)

@@ -190,18 +190,18 @@ def trajectory_samples(
     kl_weight: float = 0.0,
     version: int = 0,
 ) -> Iterator[Sample]:
-    """Yield one sample per token sequence. A new sequence starts at each turn with `restart`.
+    """Yield one sample per token sequence (`Trajectory.sequences`).
 
     `version` is the policy version that learns. A token is as stale as the oldest token of its episode so
     far: an engine may have sampled it with cached keys and values of that version. Replayed samples have no
     staleness: they have an age of their own, and a ratio mode of their own.
     """
-    sequences: list[_Sequence] = []
+    indices = trajectory.sequences()
+    sequences = [_Sequence() for _ in indices]
+    of_turn = {index: sequences[number] for number, own in enumerate(indices) for index in own}
     oldest = version
     for number, turn in enumerate(trajectory.turns, 1):
-        if turn.restart:
-            sequences.append(_Sequence())
-        sequence, sampled = sequences[-1], turn.completion.token_ids
+        sequence, sampled = of_turn[number - 1], turn.completion.token_ids
         sequence.token_ids += turn.context
         sequence.token_ids += sampled
         sequence.mask += b"\0" * len(turn.context) + b"\1" * len(sampled)

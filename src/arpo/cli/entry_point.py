@@ -28,6 +28,7 @@ from arpo.errors import Outage, UserError, printable
 from arpo.interrupts import INTERRUPTED, exit_at_once
 
 _DOTTED = re.compile(r"--\w+\.[\w.-]+(=.*)?", re.DOTALL)
+_AGENT = re.compile(r"^--agent(?==|$)")  # short for the setting
 _CLOSED_OUTPUT = 141  # 128 + SIGPIPE, as a shell reports it
 _MAX_MESSAGE = 4_000  # characters
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -182,7 +183,8 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     plain: list[str] = []
     overrides: list[str] = []
     words = iter(argv)
-    for word in words:
+    for given in words:
+        word = _AGENT.sub("--rollout.agent", given)
         if not _DOTTED.fullmatch(word):
             plain.append(word)
         elif "=" in word:

@@ -334,6 +334,11 @@ class RolloutConfig:
         4096, "Maximum length (tokens) of prompt and answer together", low=1, high=16_777_216
     )
     temperature: float = setting(1.0, "Sampling temperature during training", above=0)
+    agent: str = setting(
+        "",
+        "Command of your own agent program (docs/agent.md), such as 'python my_agent.py'; --agent for short; "
+        "empty: the built-in loop",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

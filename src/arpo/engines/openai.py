@@ -170,7 +170,7 @@ class OpenAIEngine:
     def _messages(self, prompt: Prompt) -> list[dict[str, Any]]:
         """Encode each image once per episode. Drops the images outside the window."""
         known = self._images.get(prompt.episode_id, {})
-        shown = {m.screenshot.sha256: m.screenshot for m in prompt.messages if m.screenshot is not None}
+        shown = {image.sha256: image for message in prompt.messages for image in message.images}
         images = {name: known.get(name) or _data_url(shot) for name, shot in shown.items()}
         self._images[prompt.episode_id] = images
         return [_message(message, images) for message in prompt.messages]
@@ -231,11 +231,16 @@ def _data_url(screenshot: Screenshot) -> str:
 
 
 def _message(message: Message, images: Mapping[str, str]) -> dict[str, Any]:
-    if message.screenshot is None:
-        return {"role": message.role, "content": message.text}
-    image = {"type": "image_url", "image_url": {"url": images[message.screenshot.sha256]}}
-    words = [{"type": "text", "text": message.text}] if message.text else []
-    return {"role": message.role, "content": [image, *words] if message.image_first else [*words, image]}
+    if not message.images:
+        return {"role": message.role, "content": "".join(map(str, message.parts))}
+    content = [
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image_url", "image_url": {"url": images[part.sha256]}}
+        for part in message.parts
+        if part
+    ]
+    return {"role": message.role, "content": content}
 
 
 def _completion(url: str, text: str) -> Completion:

@@ -28,7 +28,7 @@ from arpo.evaluation.scoring import (
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, note_cancel, open_display
-from arpo.rollout.episode import OnScreenshot
+from arpo.rollout.agent import OnScreenshot
 from arpo.rollout.player import open_player
 from arpo.rollout.scheduler import OnEpisode, Outcome, Scheduler
 from arpo.storage.run_folder import write_atomically

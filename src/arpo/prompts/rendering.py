@@ -135,19 +135,15 @@ class Renderer:
         if message.token_ids is not None:
             answer = (*message.token_ids, *self._missing_end(message.token_ids))
             return (ids[START], *self.encode(f"{message.role}\n"), *answer)
-        image: tuple[int, ...] = ()
-        if message.screenshot is not None:
-            count = vision.image_tokens(self.grid(message.screenshot), self.settings)
-            image = (ids[VISION_START], *[self.image_token_id] * count, ids[VISION_END])
-        if message.image_first:
-            return (
-                ids[START],
-                *self.encode(f"{message.role}\n"),
-                *image,
-                *self.encode(message.text),
-                ids[END],
-            )
-        return (ids[START], *self.encode(f"{message.role}\n{message.text}"), *image, ids[END])
+        tokens, text = [ids[START]], f"{message.role}\n"
+        for part in message.parts:
+            if isinstance(part, str):
+                text += part
+                continue
+            count = vision.image_tokens(self.grid(part), self.settings)
+            tokens += (*self.encode(text), ids[VISION_START], *[self.image_token_id] * count, ids[VISION_END])
+            text = ""
+        return (*tokens, *self.encode(text), ids[END])
 
     def model_size(self, screenshot: Screenshot) -> tuple[int, int]:
         """(width, height) of the screenshot after resizing for the model."""
@@ -264,7 +260,7 @@ def read_chat_template(folder: Path) -> str | None:
 
 
 def _rendered(token_ids: tuple[int, ...], messages: Sequence[Message]) -> Rendered:
-    images = tuple(message.screenshot for message in messages if message.screenshot is not None)
+    images = tuple(image for message in messages for image in message.images)
     return Rendered(token_ids=token_ids, images=images)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from arpo.processes.fork import Fork, Send
 from arpo.rollout.activity import Activity, EpisodeCalls
-from arpo.rollout.episode import OnScreenshot
+from arpo.rollout.agent import OnScreenshot
 from arpo.storage.codec import READERS, trajectory_to_json
 from arpo.storage.from_json import from_json
 from arpo.types import Screenshot, Task, Trajectory

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import shlex
+import shutil
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,12 +27,12 @@ from arpo.errors import BadSetting, closed_on_error
 from arpo.prompts.conversation import PromptTemplate, load_template
 from arpo.prompts.rendering import PromptRenderer, Renderer
 from arpo.reporting.display import Display
+from arpo.rollout.agent import Agent, AgentProgram
 from arpo.rollout.copies import Copies
-from arpo.rollout.episode import Agent
 from arpo.rollout.scheduler import Scheduler
 from arpo.serving.servers import OwnServers, Server, open_servers
 
-SERVER_LOGS = "servers"  # folder in the run folder
+SERVER_LOGS, AGENT_LOGS = "servers", "agent-logs"  # folders in the run folder
 
 
 class _Addressed(Protocol):
@@ -129,6 +132,7 @@ def open_player(config: Config, *, learning: bool = False) -> Player:
     """
     dialect = open_dialect(config)
     template = open_template(config)
+    program = _open_program(config, learning)
     cluster = open_cluster(config)
     pool = _open_pool(config, cluster)
     with closed_on_error(pool):
@@ -140,6 +144,7 @@ def open_player(config: Config, *, learning: bool = False) -> Player:
         template=template,
         dialect=dialect,
         positions=_positions(opened.model),
+        program=program,
     )
     scheduler = Scheduler(
         pool=pool,
@@ -203,6 +208,29 @@ def release_gpu_memory() -> None:
     torch.cuda.empty_cache()
 
 
+def _open_program(config: Config, learning: bool) -> AgentProgram | None:
+    """The agent program of the recipe. Without a run folder, its output goes to a temporary one."""
+    if not config.rollout.agent:
+        return None
+    try:
+        command = tuple(shlex.split(config.rollout.agent))
+    except ValueError as error:
+        raise BadSetting("rollout.agent", f"is {config.rollout.agent!r}, not a command: {error}") from error
+    if not command or shutil.which(command[0]) is None:
+        raise BadSetting(
+            "rollout.agent",
+            f"is {config.rollout.agent!r}, but there is no such program: begin with a program or its path, "
+            f"for example {sys.executable}",
+        )
+    logs = Path(config.run.dir) / AGENT_LOGS if learning else Path(tempfile.mkdtemp(prefix="arpo-agent-"))
+    return AgentProgram(
+        command=command,
+        logs=logs,
+        start_seconds=config.env.start_seconds,
+        call_seconds=config.env.step_seconds,
+    )
+
+
 def _open_pool(config: Config, cluster: Cluster | None) -> EnvPool:
     if cluster is None or not config.cluster.hosts:
         return open_pool(config)
@@ -211,7 +239,7 @@ def _open_pool(config: Config, cluster: Cluster | None) -> EnvPool:
 
 def _copies(config: Config, pool: EnvPool, model: Any) -> Copies | None:
     """None if a core is not the limit, or if other threads work during rollouts: a copy would lack them."""
-    if not config.samples_in_process or model is None or model.device.type != "cpu":
+    if not config.samples_in_process or config.rollout.agent or model is None or model.device.type != "cpu":
         return None
     from arpo.models.cores import is_small
 

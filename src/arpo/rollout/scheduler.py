@@ -19,8 +19,9 @@ from arpo.config import RolloutConfig
 from arpo.envs.base import Env
 from arpo.envs.pool import EnvPool
 from arpo.rollout.activity import Activity
+from arpo.rollout.agent import Agent, OnScreenshot, OnTurn
 from arpo.rollout.copies import Copies
-from arpo.rollout.episode import Agent, OnScreenshot, OnTurn, run_episode
+from arpo.rollout.episode import run_episode
 from arpo.types import Failure, Group, Task, Trajectory
 
 Outcome = Trajectory | Failure

@@ -160,7 +160,9 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
 def trajectory_from_json(value: Any, read: Callable[[Sequence[str]], Mapping[str, Screenshot]]) -> Trajectory:
     """`read` returns the screenshots of the trajectory by their names."""
     screenshots = read(screenshot_names(value))
-    return from_json(value, Trajectory, {**READERS, Screenshot: screenshots.__getitem__})
+    trajectory = from_json(value, Trajectory, {**READERS, Screenshot: screenshots.__getitem__})
+    trajectory.sequences()  # raises ValueError if turns do not fit together
+    return trajectory
 
 
 def screenshots_of(trajectory: Trajectory) -> list[Screenshot]:
@@ -408,4 +410,5 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
         },
         "actions": [action_to_json(action) for action in turn.actions],
         "error": turn.error,
+        **({"after": turn.after} if turn.after else {}),
     }

@@ -22,7 +22,7 @@ from arpo.engines.base import CHECK_ANSWERS, Engine
 from arpo.errors import EngineError, Outage, boundary
 from arpo.learner.base import Batch, Learner, Metrics
 from arpo.learner.local import loss_tokens
-from arpo.rollout.episode import draw_seed
+from arpo.rollout.agent import draw_seed
 from arpo.types import Group, Prompt, Sample, Sampling, Trajectory
 
 MIN_TOKENS = 128  # compared in a batch if possible: most tokens of a trained policy are certain
@@ -122,8 +122,8 @@ async def _sampled_again(
 
 
 def _last_prompt(name: str, episode: Trajectory) -> Prompt:
-    start = max(index for index, turn in enumerate(episode.turns) if turn.restart)
-    *answered, last = episode.turns[start:]
+    [own] = [one for one in episode.sequences() if one[-1] == len(episode.turns) - 1]
+    *answered, last = (episode.turns[index] for index in own)
     tokens = [(*turn.context, *turn.completion.token_ids) for turn in answered]
     return Prompt(
         episode_id=name,

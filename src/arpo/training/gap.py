@@ -121,13 +121,13 @@ def _answers(episodes: Sequence[Trajectory], version: int) -> list[_Answer]:
 
 def _answers_of(episode: Trajectory, version: int) -> Iterator[_Answer]:
     """The answers of an episode up to the first one of other weights."""
-    tokens: list[int] = []
-    images: list[Screenshot] = []
+    sequences: dict[int, tuple[list[int], list[Screenshot]]] = {}
+    for own in episode.sequences():
+        sequences.update(dict.fromkeys(own, ([], [])))
     for number, turn in enumerate(episode.turns, 1):
         if set(turn.completion.versions) != {version}:
             return
-        if turn.restart:
-            tokens, images = [], []
+        tokens, images = sequences[number - 1]
         tokens += turn.context
         images += turn.images
         yield _Answer(

@@ -13,7 +13,7 @@ from typing import Any
 from arpo.config import Config
 from arpo.config.task_set_names import TRAIN, TRAINING_EPISODES
 from arpo.envs.pool import Quarantined
-from arpo.errors import EnvTimeout
+from arpo.errors import AgentError, EnvTimeout
 from arpo.evaluation.scoring import training_episodes
 from arpo.learner.base import Metrics, TokenStats
 from arpo.plugins import open_plugin, run_callback
@@ -305,7 +305,9 @@ def report_failed_episodes(store: RunFolderReader, display: Display) -> int:
     played = _count_played(store)
     if len(of_env) > played:
         total = f"{len(of_env)} of {len(of_env) + played}"
-        display.note(f"most episodes failed because of the environment ({total}), {reason}. {REMEDY}")
+        of_agent = sum(failure.ended_by(AgentError) for failure in of_env)
+        cause = "agent program" if 2 * of_agent > len(of_env) else "environment"
+        display.note(f"most episodes failed because of the {cause} ({total}), {reason}. {REMEDY}")
         return 1
     if refused and len(refused) > (scored := _count_scored(store)):
         counts = f"evaluate() failed in {count_noun(len(refused), 'episode')}, {scored} scored above 0"

@@ -36,6 +36,8 @@ def prompt(tmp_path_factory):
         store.add_trajectory(
             replace(plain, episode_id="batch-1-0-1", turns=(replace(turns[0], context=(), images=()),))
         )
+        branches = (*turns[:3], replace(turns[3], after=2))  # the fourth step goes on with the first sequence
+        store.add_trajectory(replace(plain, episode_id="batch-1-0-2", turns=branches))
     with closing(Library([folder])) as library:
         index_all(library)
         yield lambda name, step: library.answer(["s", "desk", "episodes", name, "prompts", str(step)], {})
@@ -62,3 +64,11 @@ def test_prompts_of_a_server_are_not_stored_and_a_wrong_step_is_an_error(prompt)
     assert "not stored: a server received them" in prompt("batch-1-0-1", 1)["note"]
     with pytest.raises(UserError, match="the episode has 1 steps"):
         prompt("batch-1-0-1", 2)
+
+
+def test_a_prompt_goes_on_with_its_own_sequence(prompt):
+    found = prompt("batch-1-0-2", 4)
+    assert (found["first"], [one["step"] for one in found["messages"] if one["step"]]) == (1, [1, 2])
+    assert [one["text"] for one in found["messages"] if one["role"] == "user"] == [
+        f"look {number} <|im_end|>" for number in (0, 1, 3)
+    ]

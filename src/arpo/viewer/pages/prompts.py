@@ -30,21 +30,30 @@ def prompts_page(run: RunSource, episode: str, step: int) -> Json:
     if run.tokenizer is None:
         return no_prompts(step, NO_TOKENIZER)
     with damage(f"{episode}: step {step}"):
-        seen = turns[:step]
-        restarts = [number for number, turn in enumerate(seen) if turn["restart"]]
-        first = restarts[-1] if restarts else 0
-        contexts = [runs_from_json(turn["context"]) for turn in seen[first:]]
+        numbers = _sequence(turns, step)
+        contexts = [runs_from_json(turns[number - 1]["context"]) for number in numbers]
         if sum(context.total for context in contexts) > MAX_TOKENS:
             raise ValueError(f"more than {MAX_TOKENS:,} tokens")
         messages: list[Json] = []
-        for number, context in enumerate(contexts, first + 1):
+        for number, context in zip(numbers, contexts, strict=True):
             messages += _messages(run.tokenizer, context.expand())
             if number < step:
                 answer = {"role": "assistant", "text": answer_text(turns[number - 1]), "images": 0}
                 messages.append({**answer, "step": number})
     total = sum(context.total for context in contexts)
     note = "" if total else NOT_STORED
-    return {"step": step, "first": first + 1, "tokens": total, "note": note, "messages": messages}
+    return {"step": step, "first": numbers[0], "tokens": total, "note": note, "messages": messages}
+
+
+def _sequence(turns: Sequence[Json], step: int) -> list[int]:
+    """The steps of the token sequence up to this one. An agent program may go on with an older sequence."""
+    numbers = [step]
+    while numbers[0] > 1 and not turns[numbers[0] - 1]["restart"]:
+        before = turns[numbers[0] - 1].get("after") or numbers[0] - 1
+        if not 0 < before < numbers[0]:
+            raise ValueError(f"step {numbers[0]} continues step {before}")
+        numbers.insert(0, before)
+    return numbers
 
 
 def no_prompts(step: int, reason: str) -> Json:

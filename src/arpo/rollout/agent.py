@@ -1,0 +1,132 @@
+"""A playing policy, and the parts of an episode that the built-in loop and agent programs share."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from arpo.actions import Action, CallUser, Fail, Finished, up_to_terminal
+from arpo.config import RolloutConfig
+from arpo.dialects.base import Dialect, ParseError
+from arpo.engines.base import Engine
+from arpo.errors import ContextTooLong, EngineError, boundary
+from arpo.prompts.conversation import PromptTemplate
+from arpo.prompts.rendering import PromptRenderer, Rendered
+from arpo.storage.codec import BATCH
+from arpo.types import Completion, Prompt, Sampling, Screenshot, StopReason, Turn
+
+OnTurn = Callable[[Turn], None]
+OnScreenshot = Callable[[Screenshot, Screenshot | None], None]
+
+
+@dataclass(slots=True)
+class ProgramResults:
+    """Whether an agent program has played an episode, and how often it failed before."""
+
+    works: bool = False
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentProgram:
+    """The program of rollout.agent. It starts once per episode; `logs` is the folder of its output.
+
+    It may take `start_seconds` until its first call of the model or the environment, and `call_seconds`
+    between two calls.
+    """
+
+    command: tuple[str, ...]
+    logs: Path
+    start_seconds: float
+    call_seconds: float
+    results: ProgramResults = field(default_factory=ProgramResults)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """A playing policy: engine, renderer, prompt template, and the dialect of its answers."""
+
+    engine: Engine
+    renderer: PromptRenderer
+    template: PromptTemplate
+    dialect: Dialect
+    positions: int | None = None  # context length of the model in tokens; None: unknown
+    program: AgentProgram | None = None  # None: the built-in loop
+
+    def parse(self, text: str, screenshot: Screenshot, seen: Screenshot | None = None) -> tuple[Action, ...]:
+        """The actions of an answer to this screenshot, in its pixels. Raises ParseError.
+
+        `seen` is what the model saw instead: an agent program may show it in another size.
+        """
+        actions = up_to_terminal(self.dialect.parse(text).actions)
+        sizes = self.renderer.model_size(seen or screenshot), screenshot.size
+        return tuple(self.dialect.coordinates.to_screen(action, *sizes) for action in actions)
+
+
+def draw_seed(seed: int, task_id: str, episode_id: str, turn: int) -> int:
+    """The 63-bit seed for sampling one answer. It depends only on these arguments.
+
+    The key of batch-4-0-1 is batch3-0-1, as before ids counted batches from 1: a seed keeps its results.
+    """
+    place = re.sub(rf"{BATCH}-(\d+)-", lambda match: f"{BATCH}{int(match[1]) - 1}-", episode_id)
+    key = "\0".join((str(seed), task_id, place, str(turn)))
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1
+
+
+async def sample_answer(
+    agent: Agent, prompt: Prompt, sampling: Sampling, settings: RolloutConfig
+) -> Completion:
+    """Sample one answer. A chat server checks the length of its prompt itself."""
+    need = len(prompt.token_ids) + sampling.max_tokens
+    if need > settings.max_context_tokens:
+        raise ContextTooLong("generate", _too_long(need, sampling.max_tokens, settings, agent.positions))
+    async with boundary(EngineError, "generate"):
+        return await agent.engine.generate(prompt, sampling)
+
+
+def _too_long(need: int, answer: int, settings: RolloutConfig, positions: int | None) -> str:
+    """What does not fit, and the remedy: raise the limit if the model allows it, otherwise shorten."""
+    fault = (
+        f"rollout.max_context_tokens = {settings.max_context_tokens} is too small: prompt and answer need "
+        f"{need - answer} + {answer} tokens"
+    )
+    shorten = "lower model.max_pixels or rollout.max_answer_tokens, or shorten the instruction"
+    if positions is not None and need > positions:
+        return f"{fault}, and the model has {positions} positions: {shorten}"
+    return f"{fault}: set it to {need} or more, {shorten}"
+
+
+def joined(sequence: Rendered, more: Rendered) -> Rendered:
+    return Rendered(token_ids=sequence.token_ids + more.token_ids, images=sequence.images + more.images)
+
+
+def parse_actions(
+    completion: Completion,
+    agent: Agent,
+    screenshot: Screenshot,
+    settings: RolloutConfig,
+    seen: Screenshot | None = None,
+) -> tuple[tuple[Action, ...], str]:
+    """The actions in screen pixels and "", or no actions and the parse error."""
+    if completion.finish == "length":
+        return (), f"the answer was cut at {settings.max_answer_tokens} tokens"
+    try:
+        return agent.parse(completion.text, screenshot, seen), ""
+    except ParseError as error:
+        return (), str(error)
+
+
+def stop_after(actions: tuple[Action, ...], terminated: bool, last: bool) -> StopReason | None:
+    match actions[-1]:
+        case Finished():
+            return StopReason.FINISHED
+        case Fail():
+            return StopReason.FAIL
+        case CallUser():
+            return StopReason.CALL_USER
+    if terminated:
+        return StopReason.TERMINATED
+    return StopReason.MAX_STEPS if last else None

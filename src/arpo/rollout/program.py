@@ -1,0 +1,400 @@
+"""Plays one episode with an agent program of the user (rollout.agent).
+
+The program is started with the addresses of the model and of the environment (`endpoint.py`). It ends the
+episode with a terminal action or with exit code 0; then the environment evaluates it. A program that crashes,
+hangs or never asks the model is a fault (AgentError): it costs its own episode and never becomes a reward.
+If the program ends because a limit refused its call, the episode was played to that limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from arpo.actions import Action, Point, action_from_json, resolve_pointer, up_to_terminal
+from arpo.config import RolloutConfig
+from arpo.dialects import pyautogui_code
+from arpo.dialects.base import ParseError
+from arpo.envs.base import Env
+from arpo.errors import AgentError, ContextTooLong, PromptTooLong, UserError
+from arpo.processes.child import Child, describe_exit
+from arpo.rollout.activity import Measure
+from arpo.rollout.agent import (
+    Agent,
+    AgentProgram,
+    OnTurn,
+    ProgramResults,
+    draw_seed,
+    parse_actions,
+    sample_answer,
+    stop_after,
+)
+from arpo.rollout.endpoint import Refused, serving
+from arpo.rollout.model_calls import ModelCalls
+from arpo.types import (
+    Completion,
+    Message,
+    Observation,
+    Prompt,
+    Sampling,
+    Screenshot,
+    StopReason,
+    Task,
+    Trajectory,
+    Turn,
+)
+
+EXIT_SECONDS = 5.0  # for a program to exit after the end of its episode
+GRACE_SECONDS = 1.0  # after SIGTERM
+MAX_FAILED_STARTS = 10  # of a program that has played no episode
+TICK_SECONDS = 1.0  # between two checks of a running program
+MAX_LOG_BYTES = 1 << 20  # of one episode; a longer log begins anew
+MAX_LOGS = 100  # files; the newest stay
+_WORDS = {"DONE": "computer.terminate(status='success')", "FAIL": "computer.terminate(status='failure')"}
+
+
+async def play_program(
+    task: Task,
+    env: Env,
+    agent: Agent,
+    episode_id: str,
+    settings: RolloutConfig,
+    seed: int,
+    on_turn: OnTurn,
+    look: Callable[[Screenshot], None],
+    measure: Measure,
+) -> Trajectory:
+    assert agent.program is not None
+    with measure("start"):
+        first = await env.start(task)
+    episode = _Episode(task, env, agent, episode_id, settings, seed, on_turn, look, measure, first)
+    with _counted(agent.program.results):
+        async with serving(episode) as url, _running(agent.program, url, episode_id) as child:
+            stop = await episode.played(child, agent.program)
+    with measure("evaluate"):
+        score = await env.evaluate()
+    return episode.trajectory(stop, score)
+
+
+@contextmanager
+def _counted(results: ProgramResults) -> Iterator[None]:
+    """Ends the run if the program has never worked: raises UserError instead of one more AgentError."""
+    try:
+        yield
+    except AgentError as fault:
+        results.failures += 1
+        if not results.works and results.failures >= MAX_FAILED_STARTS:
+            raise UserError(
+                f"rollout.agent: the program has failed {results.failures} times and played no episode: "
+                f"{fault.message}. Correct it, then run the same command again"
+            ) from fault
+        raise
+    results.works = True
+
+
+class _Episode:
+    """The state of one episode. Its endpoint calls `task`, `screenshot`, `step` and `answer`."""
+
+    def __init__(
+        self,
+        task: Task,
+        env: Env,
+        agent: Agent,
+        episode_id: str,
+        settings: RolloutConfig,
+        seed: int,
+        on_turn: OnTurn,
+        look: Callable[[Screenshot], None],
+        measure: Measure,
+        first: Observation,
+    ) -> None:
+        self._task, self._env, self._agent, self._id = task, env, agent, episode_id
+        self._settings, self._seed, self._measure = settings, seed, measure
+        self._on_turn, self._look = on_turn, look
+        self._instruction = first.instruction or task.instruction
+        self._screenshot = first.screenshot
+        width, height = first.screenshot.size
+        self._pointer = Point(width // 2, height // 2)
+        self._calls = ModelCalls(agent.renderer)
+        self._turns: list[Turn] = []
+        self._shown = 0  # turns that `on_turn` has got
+        self._seen: Screenshot | None = None  # the last picture of the last call
+        self._steps = self._sampled = 0
+        self._limit: ContextTooLong | None = None  # the limit that refused the last call
+        self._lock = asyncio.Lock()  # an engine answers one call of an episode at a time
+        self._ended: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
+        self._active, self._last_call = 0, asyncio.get_running_loop().time()
+        self._called = False
+        look(first.screenshot)
+
+    def task(self) -> dict[str, Any]:
+        template, settings = self._agent.template, self._settings
+        width, height = self._screenshot.size
+        return {
+            "id": self._task.id,
+            "instruction": self._instruction,
+            "system": template.system,
+            "prompt": template.user.replace("{instruction}", self._instruction),
+            "image_first": template.image_first,
+            "width": width,
+            "height": height,
+            "max_steps": settings.max_steps,
+            "max_images": settings.max_images,
+            "max_answer_tokens": settings.max_answer_tokens,
+        }
+
+    def screenshot(self) -> Screenshot:
+        return self._screenshot
+
+    async def guarded(self, call: Awaitable[web.Response]) -> web.Response:
+        """Run a call of the program. Any exception except Refused ends the episode."""
+        self._called = True
+        self._active += 1
+        try:
+            return await call
+        except Refused:
+            raise
+        except Exception as error:
+            if not self._ended.done():
+                self._ended.set_exception(error)
+            raise Refused("the episode has failed", status=410) from error
+        finally:
+            self._active -= 1
+            self._last_call = asyncio.get_running_loop().time()
+
+    async def answer(self, messages: tuple[Message, ...], max_tokens: int | None) -> tuple[Completion, int]:
+        async with self._lock:
+            self._require_running()
+            call = self._calls.begin(messages)
+            settings = self._settings
+            left = settings.max_steps * settings.max_answer_tokens - self._sampled
+            sampling = Sampling(
+                temperature=settings.temperature,
+                max_tokens=min(max_tokens or settings.max_answer_tokens, settings.max_answer_tokens, left),
+                seed=draw_seed(self._seed, self._task.id, self._id, len(self._turns)),
+            )
+            prompt = Prompt(
+                episode_id=self._id,
+                token_ids=call.prompt.token_ids,
+                images=call.prompt.images,
+                messages=call.messages,
+            )
+            try:
+                if left < 1:
+                    raise ContextTooLong("generate", _all_sampled(settings))
+                with self._measure("engine"):
+                    completion = await sample_answer(self._agent, prompt, sampling, settings)
+            except ContextTooLong as limit:
+                self._limit = limit
+                raise Refused(limit.message, code="context_length_exceeded") from limit
+            self._limit = None
+            self._show_turns()
+            for image in call.context.images:
+                self._look(image)
+            self._turns.append(self._calls.end(call, completion, self._screenshot))
+            self._sampled += max(1, len(completion.token_ids))  # a chat server returns no tokens
+            self._seen = call.prompt.images[-1] if call.prompt.images else None
+            return completion, len(prompt.token_ids)
+
+    async def step(self, body: dict[str, Any]) -> dict[str, Any]:
+        async with self._lock:
+            self._require_running()
+            actions, error = self._actions(body)
+            if error:
+                if self._turns:
+                    self._turns[-1] = replace(self._turns[-1], error=error)
+                return {"finished": False, "error": error}
+            actions, self._pointer = resolve_pointer(actions, self._pointer)
+            if self._turns:
+                own = self._turns[-1].actions if self._shown == len(self._turns) else ()
+                self._turns[-1] = replace(self._turns[-1], actions=(*own, *actions), error="")
+            self._show_turns()
+            self._steps += 1
+            stop = await self._act(actions)
+            if stop is not None and not self._ended.done():
+                self._ended.set_result(stop)
+            return {"finished": stop is not None, "error": ""}
+
+    async def _act(self, actions: tuple[Action, ...]) -> StopReason | None:
+        try:
+            with self._measure("step"):
+                result = await self._env.step(actions)
+        except asyncio.CancelledError as error:
+            raise AgentError("agent", "the program disconnected during a step") from error
+        self._screenshot = result.observation.screenshot
+        self._look(self._screenshot)
+        return stop_after(actions, result.terminated, last=self._steps == self._settings.max_steps)
+
+    def _actions(self, body: dict[str, Any]) -> tuple[tuple[Action, ...], str]:
+        """The actions in screen pixels and "", or no actions and why the answer does not parse."""
+        match body:
+            case {"answer": str(text)}:
+                last = self._turns[-1].completion if self._turns else None
+                if last is None or last.text.strip() != text.strip():
+                    last = Completion(token_ids=(), logprobs=(), text=text, finish="stop", versions=())
+                return parse_actions(last, self._agent, self._screenshot, self._settings, self._seen)
+            case {"pyautogui": str(code)}:
+                code = _WORDS.get(code, "computer.wait()" if code == "WAIT" else code)
+                try:
+                    return up_to_terminal(pyautogui_code.parse(f"```python\n{code}\n```").actions), ""
+                except ParseError as error:
+                    return (), str(error)
+            case {"actions": [_, *_] as given}:
+                try:
+                    read = [action_from_json(one, f"actions[{index}]") for index, one in enumerate(given)]
+                except ValueError as error:
+                    raise Refused(str(error)) from error
+                return up_to_terminal(read), ""
+        raise Refused('a step needs "answer" (a text), "actions" (a list that is not empty) or "pyautogui"')
+
+    def _require_running(self) -> None:
+        if self._ended.done():
+            raise Refused("the episode has ended", status=410)
+
+    def _show_turns(self) -> None:
+        """Report the turns whose actions are known: all so far."""
+        for turn in self._turns[self._shown :]:
+            self._on_turn(turn)
+        self._shown = len(self._turns)
+
+    async def played(self, child: Child, program: AgentProgram) -> StopReason:
+        """Wait for the end of the episode. Raises AgentError for a program that failed."""
+        exited = asyncio.ensure_future(_exit(child))
+        try:
+            while not self._ended.done() and not exited.done():
+                await asyncio.wait(
+                    (self._ended, exited), timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                _bound_log(child)
+                self._require_calls(child, program)
+            if self._ended.done():
+                stop = self._ended.result()
+                await asyncio.wait((exited,), timeout=EXIT_SECONDS)
+            else:
+                stop = self._stop_of(child, exited.result())
+        finally:
+            exited.cancel()
+            self._ended.cancel()  # if it is not done: further calls are refused
+        async with self._lock:  # a call that began before the end
+            self._show_turns()
+        if not self._turns:
+            raise AgentError("agent", f"the program never asked the model. {_output(child)}")
+        return stop
+
+    def _require_calls(self, child: Child, program: AgentProgram) -> None:
+        """Raise AgentError for a program that hangs."""
+        limit = program.call_seconds if self._called else program.start_seconds
+        idle = asyncio.get_running_loop().time() - self._last_call
+        if not self._active and not self._ended.done() and idle > limit:
+            setting = "env.step_seconds" if self._called else "env.start_seconds"
+            raise AgentError(
+                "agent", f"the program made no call for {limit:g} s (limit: {setting}). {_output(child)}"
+            )
+
+    def _stop_of(self, child: Child, code: int) -> StopReason:
+        """Why an episode ended that its program has ended."""
+        if self._limit is not None:
+            if not self._turns:
+                raise PromptTooLong(self._limit.where, self._limit.message) from self._limit
+            return StopReason.MAX_STEPS
+        if code:
+            raise AgentError("agent", f"the program ended with {describe_exit(code)}. {_output(child)}")
+        if self._turns and self._turns[-1].error:
+            cut = self._turns[-1].completion.finish == "length"
+            return StopReason.LENGTH if cut else StopReason.PARSE_ERROR
+        return StopReason.FINISHED
+
+    def trajectory(self, stop: StopReason, score: float) -> Trajectory:
+        return Trajectory(
+            episode_id=self._id,
+            task_id=self._task.id,
+            turns=tuple(self._turns),
+            final=self._screenshot,
+            score=score,
+            malformed=stop in (StopReason.PARSE_ERROR, StopReason.LENGTH),
+            stop=stop,
+        )
+
+
+def _all_sampled(settings: RolloutConfig) -> str:
+    total = settings.max_steps * settings.max_answer_tokens
+    return (
+        f"the episode has sampled all of its {total} tokens (rollout.max_steps x rollout.max_answer_tokens): "
+        "raise one of them, or call the model less often"
+    )
+
+
+@asynccontextmanager
+async def _running(program: AgentProgram, url: str, episode_id: str) -> AsyncIterator[Child]:
+    """The program during the block. All of its processes end after it."""
+    log = program.logs / f"{episode_id}.log"
+    _remove_old_logs(program.logs)
+    try:
+        child = Child(
+            program.command, env=_environment(url), log=log, guarded=True, grace_seconds=GRACE_SECONDS
+        )
+    except OSError as error:
+        raise AgentError("agent", f"cannot start the program: {error}") from error
+    try:
+        yield child
+    finally:
+        await asyncio.to_thread(child.end)
+        _bound_log(child)
+        with suppress(OSError):
+            if not log.stat().st_size:
+                log.unlink()
+                program.logs.rmdir()  # fails if it has other logs
+
+
+def _environment(url: str) -> dict[str, str]:
+    """All variables of the user except secrets of ARPO, and the addresses. No proxy is between them."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("ARPO_")}
+    direct = {
+        name: ",".join(filter(None, (own.get(name, ""), "127.0.0.1"))) for name in ("NO_PROXY", "no_proxy")
+    }
+    return {
+        **own,
+        **direct,
+        "ARPO_ENV_URL": url,
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_KEY": "unused",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+async def _exit(child: Child) -> int:
+    """The exit code, when the program has ended."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    number = os.pidfd_open(child.process.pid)
+    try:
+        loop.add_reader(number, ended.set)
+        await ended.wait()
+    finally:
+        loop.remove_reader(number)
+        os.close(number)
+    return child.process.wait()
+
+
+def _output(child: Child) -> str:
+    return f"Its last output: {child.last_output}; all of it: {child.log}"
+
+
+def _bound_log(child: Child) -> None:
+    assert child.log is not None
+    with suppress(OSError):  # it was deleted
+        if child.log.stat().st_size > MAX_LOG_BYTES:
+            os.truncate(child.log, 0)  # the program appends: it goes on at the beginning
+
+
+def _remove_old_logs(folder: Path) -> None:
+    with suppress(OSError):  # there is none yet, or another episode removes one
+        logs = sorted(folder.glob("*.log"), key=lambda file: file.stat().st_mtime)
+        for old in logs[: -(MAX_LOGS - 1)]:
+            old.unlink()

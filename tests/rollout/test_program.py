@@ -1,0 +1,307 @@
+"""Episodes of agent programs: real processes, which call a scripted engine over HTTP."""
+
+import asyncio
+import os
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from arpo.actions import Click, Finished, Point, Wait
+from arpo.algorithms.samples import trajectory_samples
+from arpo.config import EnvConfig, RolloutConfig
+from arpo.dialects.ui_tars import UI_TARS_1_5
+from arpo.envs.pool import EnvPool, LocalEnvs
+from arpo.errors import AgentError, PromptTooLong, UserError
+from arpo.rollout import program as module
+from arpo.rollout.agent import Agent, AgentProgram
+from arpo.rollout.episode import run_episode
+from arpo.rollout.scheduler import Scheduler
+from arpo.testing import FailingEnv, FakeEnv, Times, screenshot, task
+from arpo.types import Failure, StopReason
+from players import CLICK, DONE, RENDERER, TEMPLATE, WAIT, scripted
+from processes import wait_until
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "agent.py"
+START = """
+import base64, json, os, sys, time
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+ENV, MODEL = os.environ["ARPO_ENV_URL"], os.environ["OPENAI_BASE_URL"]
+def post(url, **body):
+    try:
+        return json.load(urlopen(Request(url, json.dumps(body).encode())))
+    except HTTPError as error:
+        return {"status": error.code, **json.load(error)}
+def step(**body): return post(f"{ENV}/step", **body)
+def chat(messages, **more): return post(f"{MODEL}/chat/completions", messages=messages, **more)
+def ask(*texts, **more):
+    roles = ("user", "assistant") * len(texts)
+    return chat([{"role": r, "content": t} for r, t in zip(roles, texts)], **more)
+"""
+
+
+def settings(**changes):
+    return RolloutConfig(
+        **{"max_steps": 5, "max_images": 5, "max_answer_tokens": 99, "temperature": 0.7, **changes}
+    )
+
+
+def agent_of(folder, source, script, seconds=60.0):
+    """`source`: text of a program, or its file."""
+    if isinstance(source, str):
+        file = folder / "agent_program.py"
+        file.write_text(START + textwrap.dedent(source))
+    else:
+        file = source
+    program = None
+    if source is not None:
+        program = AgentProgram(
+            command=(sys.executable, str(file)),
+            logs=folder / "logs",
+            start_seconds=60.0,
+            call_seconds=seconds,
+        )
+    return Agent(
+        engine=scripted(script), renderer=RENDERER, template=TEMPLATE, dialect=UI_TARS_1_5, program=program
+    )
+
+
+def play(folder, source, script, env=None, seconds=60.0, **changes):
+    return asyncio.run(
+        run_episode(
+            task("t"),
+            env or FakeEnv(),
+            agent_of(folder, source, script, seconds),
+            episode_id="batch-1-0-0",
+            settings=settings(**changes),
+            seed=3,
+        )
+    )
+
+
+SCRIPTS = {
+    "finished": ([CLICK, WAIT, DONE], {}),
+    "slides": ([CLICK, WAIT, WAIT, CLICK, DONE], {"max_images": 2}),
+    "one picture": ([CLICK, WAIT, DONE], {"max_images": 1}),
+    "max_steps": ([CLICK, WAIT, WAIT], {"max_steps": 3}),
+    "parse_error": ([CLICK, "nonsense"], {}),
+    "cut": ([CLICK, WAIT], {"max_answer_tokens": 12}),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_built_in_loop_as_a_program_gives_the_same_episode(tmp_path, name):
+    script, changes = SCRIPTS[name]
+    expected = play(tmp_path, None, script, **changes)
+    assert play(tmp_path, EXAMPLE, script, **changes) == expected
+    assert len(expected.turns) > 1 or name == "cut"
+
+
+def test_the_built_in_loop_as_a_program_ends_at_the_length_of_the_context(tmp_path):
+    changes = {"max_context_tokens": 190}
+    expected = play(tmp_path, None, [CLICK] * 5, **changes)
+    assert (expected.stop, 1 < len(expected.turns) < 5) == (StopReason.MAX_STEPS, True)
+    assert play(tmp_path, EXAMPLE, [CLICK] * 5, **changes) == expected
+    with pytest.raises(PromptTooLong, match="max_context_tokens = 110 is too small"):
+        play(tmp_path, EXAMPLE, [CLICK], max_context_tokens=110)
+
+
+def test_samples_and_seeds_are_those_of_the_built_in_loop(tmp_path):
+    own, built_in = (agent_of(tmp_path, source, [CLICK, WAIT, DONE]) for source in (EXAMPLE, None))
+    played = [
+        asyncio.run(
+            run_episode(task("t"), FakeEnv(), agent, episode_id="batch-1-0-0", settings=settings(), seed=3)
+        )
+        for agent in (own, built_in)
+    ]
+    assert own.engine.samplings == built_in.engine.samplings
+    assert [prompt.token_ids for prompt in own.engine.prompts] == [
+        prompt.token_ids for prompt in built_in.engine.prompts
+    ]
+    first, second = (list(trajectory_samples(one, 1.0, 0.5, replayed=False)) for one in played)
+    assert first == second
+
+
+def test_a_program_may_plan_without_a_screenshot_and_act_in_several_ways(tmp_path):
+    env = FakeEnv(score=lambda actions: 1.0)
+    program = """
+        plan = ask("what to do?")["choices"][0]["message"]["content"]
+        assert step(actions=[{"do": "Click", "point": {"x": 3, "y": 4}}]) == {"finished": False, "error": ""}
+        ask("what to do?", plan, "and now?", temperature=0, top_p=0.5, max_tokens=50)
+        step(pyautogui="pyautogui.click(5, 6)")
+        step(pyautogui="DONE")
+    """
+    trajectory = play(tmp_path, program, ["my plan", "second"], env)
+    assert (trajectory.stop, trajectory.score) == (StopReason.FINISHED, 1.0)
+    assert [turn.completion.text for turn in trajectory.turns] == ["my plan", "second"]
+    assert [turn.images for turn in trajectory.turns] == [(), ()]
+    assert [turn.restart for turn in trajectory.turns] == [True, False]
+    assert [turn.screenshot for turn in trajectory.turns] == [screenshot(0), screenshot(1)]
+    assert trajectory.turns[0].actions == (Click(point=Point(3, 4)),)
+    assert trajectory.turns[1].actions == (Click(point=Point(5, 6)), Finished())
+
+
+def test_a_program_that_exits_ends_its_episode_and_may_ask_again_after_a_wrong_answer(tmp_path):
+    program = """
+        assert step(answer=ask("a")["choices"][0]["message"]["content"])["error"]
+        step(answer=ask("b")["choices"][0]["message"]["content"])
+    """
+    trajectory = play(tmp_path, program, ["nonsense", WAIT])
+    assert (trajectory.stop, trajectory.malformed) == (StopReason.FINISHED, False)
+    assert trajectory.turns[0].error and trajectory.turns[1].actions == (Wait(),)
+
+
+def test_calls_are_refused_with_a_reason_and_change_nothing(tmp_path):
+    program = r"""
+        def refused(reply, status, text):
+            assert reply["status"] == status and text in reply["error"]["message"], reply
+        message = {"role": "user", "content": "x"}
+        refused(chat([]), 400, "at least one message")
+        refused(chat([message], tools=[{}]), 400, "tools: is not supported")
+        refused(chat([message], n=2), 400, "n: must be 1")
+        refused(chat([message], max_tokens=-1), 400, "max_tokens")
+        refused(chat([{"role": "tool", "content": "x"}]), 400, "messages[0]: its role is 'tool'")
+        refused(chat([{"role": "assistant", "content": "x"}]), 400, "must be of role user")
+        for url in ("http://example.org/a.png", "data:image/png;base64,!!", "data:image/png;base64,AAAA"):
+            part = {"type": "image_url", "image_url": {"url": url}}
+            refused(chat([{"role": "user", "content": [part]}]), 400, "messages[0].content[0]")
+        refused(step(), 400, "a step needs")
+        refused(step(actions=[{"do": "Jump"}]), 400, "unknown action")
+        try:
+            urlopen(ENV.rpartition("/")[0] + "/other-key/task")
+        except HTTPError as error:
+            assert error.code == 404
+        step(answer=ask("x")["choices"][0]["message"]["content"])
+        refused(ask("x"), 410, "the episode has ended")
+        refused(step(answer="x"), 410, "the episode has ended")
+    """
+    trajectory = play(tmp_path, program, [DONE])
+    assert [turn.actions for turn in trajectory.turns] == [(Finished(),)]
+    assert not (tmp_path / "logs").exists()  # no assertion of the program has failed
+
+
+def test_pictures_may_have_another_size_and_format(tmp_path):
+    program = """
+        import io
+        from PIL import Image
+        def part(format, size):
+            file = io.BytesIO()
+            Image.new("RGB", size, "red").save(file, format)
+            url = f"data:image/{format.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+            return {"type": "image_url", "image_url": {"url": url}}
+        parts = [{"type": "text", "text": "a"}, part("PNG", (112, 56)), {"type": "text", "text": "b"}]
+        chat([{"role": "user", "content": [*parts, part("JPEG", (28, 28))]}])
+        step(answer="Action: click(start_box='(14,14)')")
+    """
+    [turn] = play(tmp_path, program, [CLICK], max_steps=1).turns
+    assert [image.size for image in turn.images] == [(112, 56), (28, 28)]
+    assert turn.actions == (Click(point=Point(28, 28)),)  # in the pixels of the last picture: 28x28
+
+
+def test_the_tokens_of_an_episode_are_limited(tmp_path):
+    program = """
+        for number in range(100):
+            reply = ask(f"call {number}", max_tokens=4)
+            if "error" in reply:
+                assert reply["error"]["code"] == "context_length_exceeded"
+                sys.exit(reply["error"]["message"])
+    """
+    trajectory = play(tmp_path, program, lambda prompt, sampling: "a b c d e f g h", max_answer_tokens=10)
+    assert trajectory.sampled_tokens == 50 and trajectory.stop == StopReason.MAX_STEPS
+    assert "all of its 50 tokens" in (tmp_path / "logs" / "batch-1-0-0.log").read_text()
+
+
+FAULTS = {
+    "crash": ("ask('x'); print('so far'); raise KeyError('room')", "exit code 1.*KeyError: 'room'"),
+    "killed": ("ask('x'); os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+    "hang": ("ask('x'); print('I wait'); time.sleep(600)", "no call for 1.5 s.*env.step_seconds.*I wait"),
+    "no call": ("print('bye')", "never asked the model.*bye"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_the_program_is_no_reward_and_names_its_output(tmp_path, name):
+    program, message = FAULTS[name]
+    env = FakeEnv(score=lambda actions: 1.0)
+    with pytest.raises(AgentError, match=f"(?s){message}.*batch-1-0-0.log"):
+        play(tmp_path, program, [WAIT], env, seconds=1.5)
+    assert "evaluate" not in env.calls
+
+
+def test_a_fault_of_the_environment_stays_one(tmp_path):
+    with pytest.raises(RuntimeError, match="chaos at step"):
+        play(tmp_path, EXAMPLE, [WAIT], FailingEnv(FakeEnv(), "step", Times(1)))
+
+
+def test_a_crash_costs_its_own_episode(tmp_path):
+    """The second episode of the group crashes in each attempt."""
+    program = """
+        if json.load(urlopen(f"{ENV}/task"))["id"] == "bad":
+            sys.exit("no luck")
+        step(answer=ask("x")["choices"][0]["message"]["content"])
+    """
+    pool = EnvPool(LocalEnvs(FakeEnv, 4), EnvConfig(attempts=2, width=56, height=56))
+    agent = agent_of(tmp_path, program, [DONE])
+    scheduler = Scheduler(pool=pool, agent=agent, settings=settings(group_size=2), seed=0)
+    good, bad = asyncio.run(
+        scheduler.play("batch-1", [(0, task("good")), (1, task("bad"))], lambda index, outcome: None)
+    )
+    assert [one.stop for one in good.trajectories] == [StopReason.FINISHED] * 2
+    assert not bad.trajectories and len(bad.failures) == 2
+    failure = bad.failures[0]
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.where, failure.attempts) == ("AgentError", "agent", 2)
+    assert "no luck" in failure.message and "bad" not in pool.quarantine
+
+
+def test_a_program_that_never_worked_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_FAILED_STARTS", 2)
+    pool = EnvPool(LocalEnvs(FakeEnv, 1), EnvConfig(attempts=3, width=56, height=56))
+    agent = agent_of(tmp_path, "import missing_package", [DONE])
+    scheduler = Scheduler(pool=pool, agent=agent, settings=settings(), seed=0)
+    with pytest.raises(UserError, match=r"failed 2 times and played no episode: .*missing_package"):
+        asyncio.run(scheduler.play("batch-1", [(0, task("t"))], lambda index, outcome: None))
+
+
+def test_a_cancelled_episode_ends_all_processes_of_its_program(tmp_path):
+    program = """
+        import subprocess
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        ask("x")
+        print(os.getpid(), child.pid)
+        time.sleep(600)
+    """
+    log = tmp_path / "logs" / "batch-1-0-0.log"
+
+    async def run():
+        agent = agent_of(tmp_path, program, [WAIT])
+        playing = asyncio.create_task(
+            run_episode(task("t"), FakeEnv(), agent, episode_id="batch-1-0-0", settings=settings(), seed=0)
+        )
+        assert await asyncio.to_thread(wait_until, lambda: log.exists() and "\n" in log.read_text())
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+
+    asyncio.run(run())
+    for number in map(int, log.read_text().split()):
+        assert not os.path.exists(f"/proc/{number}")
+
+
+def test_the_output_of_programs_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for number in range(module.MAX_LOGS + 5):
+        (logs / f"old-{number}.log").write_text("x")
+    program = """
+        for _ in range(30):
+            print("x" * 100_000)
+        ask("x")
+        print("the end")
+    """
+    play(tmp_path, program, [WAIT])
+    assert len(list(logs.iterdir())) == module.MAX_LOGS
+    assert (logs / "batch-1-0-0.log").stat().st_size <= module.MAX_LOG_BYTES

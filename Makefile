@@ -13,6 +13,8 @@ VLLM_VENV := .venv-vllm
 VLLM := $(VLLM_VENV)/.installed
 OPENENV_VENV := .venv-openenv
 OPENENV := $(OPENENV_VENV)/.installed
+BROWSERGYM_VENV := .venv-browsergym
+BROWSERGYM := $(BROWSERGYM_VENV)/.installed
 RAY := $(VENV)/.installed-ray
 MINIWOB := $(VENV)/.installed-miniwob
 
@@ -23,7 +25,7 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help train compare test test-slow test-real test-vllm test-browser test-cluster osworld miniwob openenv vllm lint format clean
+.PHONY: help train compare test test-slow test-real test-vllm test-browser test-cluster osworld miniwob browsergym openenv vllm lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,7 +55,7 @@ test-real: $(DEV) osworld ## run the tests on real desktops; FULL=1 includes the
 test-vllm: $(DEV) $(VLLM) ## run the tests with vLLM, on the CPU
 	$(PYTEST) -n 2 --dist loadfile tests/vllm $(ARGS)
 
-test-browser: $(DEV) $(MINIWOB) ## run the tests in Debian's Chromium: arpo view, and web applications as environments
+test-browser: $(DEV) $(MINIWOB) $(BROWSERGYM) ## run the tests in Debian's Chromium: arpo view, and web applications as environments
 	@test -x /usr/bin/chromium && command -v bwrap >/dev/null || \
 		{ echo "Chromium or bubblewrap is missing. On Debian or Ubuntu: apt-get install chromium bubblewrap" >&2; exit 1; }
 	$(PYTEST) -n 2 --dist loadfile tests/browser $(ARGS)
@@ -65,6 +67,8 @@ osworld: ## install real desktops: Debian packages (needs root or sudo), and des
 	PYTHONPATH=src $(PYTHON) -m arpo.envs.osworld.install $(OSWORLD_VENV)
 
 miniwob: $(MINIWOB) ## install the tasks of MiniWoB++ (6 MB)
+
+browsergym: $(BROWSERGYM) ## install BrowserGym with MiniWoB++ in .venv-browsergym (250 MB); needs Chromium
 
 openenv: $(OPENENV) ## install the package openenv in .venv-openenv, for the tests of its client and server (170 MB)
 
@@ -78,7 +82,7 @@ format: $(DEV) ## format the code and apply automatic fixes
 	$(BIN)/ruff check --fix
 
 clean: ## remove installed and cached files; keep runs/
-	rm -rf $(VENV) $(OSWORLD_VENV) $(VLLM_VENV) $(OPENENV_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OSWORLD_VENV) $(VLLM_VENV) $(OPENENV_VENV) $(BROWSERGYM_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip is what a half-made environment lacks, so its presence stands for the whole.
@@ -104,6 +108,12 @@ $(RAY): $(DEV)
 # Without its dependencies: they are for its own way to Chromium.
 $(MINIWOB): $(RUNTIME)
 	$(PIP) --no-deps miniwob
+	@touch $@
+
+# In an environment of its own: it needs an older Playwright than the tests.
+$(BROWSERGYM): requirements-browsergym.txt
+	$(PYTHON) -m venv --clear $(BROWSERGYM_VENV)
+	$(BROWSERGYM_VENV)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps --requirement requirements-browsergym.txt
 	@touch $@
 
 # Without most of its dependencies: those of its pages and its command line have 300 MB.

@@ -200,6 +200,14 @@ def test_a_list_has_instances_for_training_and_others_held_out():
     check_disjoint(train, heldout)
 
 
+def test_a_task_of_webarena_is_one_instance_and_not_held_out_from_itself():
+    train = load_tasks("browsergym:webarena.310,webarena.311")
+    assert [one.id for one in train] == ["webarena.310-0", "webarena.311-0"]
+    check_disjoint(train, load_tasks("browsergym:heldout/webarena.4"))
+    with pytest.raises(UserError, match=r"held-out task 'webarena.310-0' is also training task"):
+        check_disjoint(train, load_tasks("browsergym:heldout/webarena.310"))
+
+
 @pytest.mark.parametrize(
     ("step", "message"),
     [

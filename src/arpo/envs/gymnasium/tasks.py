@@ -18,6 +18,7 @@ from arpo.errors import UserError
 from arpo.types import Task
 
 STEP = "gymnasium"  # type of the set-up step of both kinds
+_WITHOUT_SEEDS = ("webarena", "visualwebarena", "assistantbench")  # a task is one instance
 _DEFAULTS: dict[str, Any] = {"id": "", "seed": 0, "make": {}, "options": {}}
 _WANTED = {str: "a text", int: "a whole number", dict: "an object"}
 
@@ -29,7 +30,9 @@ def gymnasium_tasks(source: str) -> list[Task]:
     if not ids:
         raise UserError(f'{source}: name environments, such as "{prefix}:ID" or "{prefix}:{HELDOUT}ID,ID"')
     seeds = HELDOUT_SEEDS if text.startswith(HELDOUT) else TRAIN_SEEDS
-    return [_task(name, seed) for seed in seeds for name in ids]
+    fixed = [name for name in ids if prefix == "browsergym" and name.startswith(_WITHOUT_SEEDS)]
+    seeded = [name for name in ids if name not in fixed]
+    return [_task(name, 0) for name in fixed] + [_task(name, seed) for seed in seeds for name in seeded]
 
 
 def _task(name: str, seed: int) -> Task:

@@ -13,7 +13,7 @@ from arpo.algorithms.samples import trajectory_samples
 from arpo.config import EnvConfig, RolloutConfig
 from arpo.dialects.ui_tars import UI_TARS_1_5
 from arpo.envs.pool import EnvPool, LocalEnvs
-from arpo.errors import AgentError, PromptTooLong, UserError
+from arpo.errors import AgentError, PromptTooLong
 from arpo.rollout import program as module
 from arpo.rollout.agent import Agent, AgentProgram
 from arpo.rollout.episode import run_episode
@@ -254,15 +254,6 @@ def test_a_crash_costs_its_own_episode(tmp_path):
     assert isinstance(failure, Failure)
     assert (failure.kind, failure.where, failure.attempts) == ("AgentError", "agent", 2)
     assert "no luck" in failure.message and "bad" not in pool.quarantine
-
-
-def test_a_program_that_never_worked_ends_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MAX_FAILED_STARTS", 2)
-    pool = EnvPool(LocalEnvs(FakeEnv, 1), EnvConfig(attempts=3, width=56, height=56))
-    agent = agent_of(tmp_path, "import missing_package", [DONE])
-    scheduler = Scheduler(pool=pool, agent=agent, settings=settings(), seed=0)
-    with pytest.raises(UserError, match=r"failed 2 times and played no episode: .*missing_package"):
-        asyncio.run(scheduler.play("batch-1", [(0, task("t"))], lambda index, outcome: None))
 
 
 def test_a_cancelled_episode_ends_all_processes_of_its_program(tmp_path):

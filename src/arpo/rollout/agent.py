@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from arpo.actions import Action, CallUser, Fail, Finished, up_to_terminal
@@ -22,14 +22,6 @@ OnTurn = Callable[[Turn], None]
 OnScreenshot = Callable[[Screenshot, Screenshot | None], None]
 
 
-@dataclass(slots=True)
-class ProgramResults:
-    """Whether an agent program has played an episode, and how often it failed before."""
-
-    works: bool = False
-    failures: int = 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentProgram:
     """The program of rollout.agent. It starts once per episode; `logs` is the folder of its output.
@@ -42,7 +34,6 @@ class AgentProgram:
     logs: Path
     start_seconds: float
     call_seconds: float
-    results: ProgramResults = field(default_factory=ProgramResults)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

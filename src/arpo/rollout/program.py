@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,13 @@ from arpo.config import RolloutConfig
 from arpo.dialects import pyautogui_code
 from arpo.dialects.base import ParseError
 from arpo.envs.base import Env
-from arpo.errors import AgentError, ContextTooLong, PromptTooLong, UserError
+from arpo.errors import AgentError, ContextTooLong, PromptTooLong
 from arpo.processes.child import Child, describe_exit
 from arpo.rollout.activity import Measure
 from arpo.rollout.agent import (
     Agent,
     AgentProgram,
     OnTurn,
-    ProgramResults,
     draw_seed,
     parse_actions,
     sample_answer,
@@ -53,11 +52,15 @@ from arpo.types import (
 
 EXIT_SECONDS = 5.0  # for a program to exit after the end of its episode
 GRACE_SECONDS = 1.0  # after SIGTERM
-MAX_FAILED_STARTS = 10  # of a program that has played no episode
 TICK_SECONDS = 1.0  # between two checks of a running program
 MAX_LOG_BYTES = 1 << 20  # of one episode; a longer log begins anew
 MAX_LOGS = 100  # files; the newest stay
-_WORDS = {"DONE": "computer.terminate(status='success')", "FAIL": "computer.terminate(status='failure')"}
+# Actions of desktop-env's agents that are no code.
+_WORDS = {
+    "DONE": "computer.terminate(status='success')",
+    "FAIL": "computer.terminate(status='failure')",
+    "WAIT": "time.sleep(2)",
+}
 
 
 async def play_program(
@@ -75,28 +78,11 @@ async def play_program(
     with measure("start"):
         first = await env.start(task)
     episode = _Episode(task, env, agent, episode_id, settings, seed, on_turn, look, measure, first)
-    with _counted(agent.program.results):
-        async with serving(episode) as url, _running(agent.program, url, episode_id) as child:
-            stop = await episode.played(child, agent.program)
+    async with serving(episode) as url, _running(agent.program, url, episode_id) as child:
+        stop = await episode.played(child, agent.program)
     with measure("evaluate"):
         score = await env.evaluate()
     return episode.trajectory(stop, score)
-
-
-@contextmanager
-def _counted(results: ProgramResults) -> Iterator[None]:
-    """Ends the run if the program has never worked: raises UserError instead of one more AgentError."""
-    try:
-        yield
-    except AgentError as fault:
-        results.failures += 1
-        if not results.works and results.failures >= MAX_FAILED_STARTS:
-            raise UserError(
-                f"rollout.agent: the program has failed {results.failures} times and played no episode: "
-                f"{fault.message}. Correct it, then run the same command again"
-            ) from fault
-        raise
-    results.works = True
 
 
 class _Episode:
@@ -241,7 +227,7 @@ class _Episode:
                     last = Completion(token_ids=(), logprobs=(), text=text, finish="stop", versions=())
                 return parse_actions(last, self._agent, self._screenshot, self._settings, self._seen)
             case {"pyautogui": str(code)}:
-                code = _WORDS.get(code, "computer.wait()" if code == "WAIT" else code)
+                code = _WORDS.get(code, code)
                 try:
                     return up_to_terminal(pyautogui_code.parse(f"```python\n{code}\n```").actions), ""
                 except ParseError as error:

@@ -42,8 +42,8 @@ from arpo.actions import Action
 from arpo.config import EnvConfig, RolloutConfig
 from arpo.dialects.ui_tars import UI_TARS_1_5
 from arpo.envs.pool import EnvPool, LocalEnvs
-from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import ChatRenderer
+from arpo.prompts.templates import load_template
 from arpo.rollout.agent import Agent
 from arpo.rollout.scheduler import Scheduler
 from arpo.storage.encoders import default_processes

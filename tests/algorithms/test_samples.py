@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from arpo.algorithms.replay import ReplayBuffer
-from arpo.algorithms.samples import GroupStats, count_groups, split_by_signal
+from arpo.algorithms.samples import GroupStats, count_groups, prompt_cost, split_by_signal
 from arpo.config import LossConfig, ReplayConfig
 from arpo.errors import UserError
 from arpo.types import Group, Rescue, Screenshot
@@ -251,3 +251,12 @@ def test_each_sample_names_the_answers_of_its_tokens() -> None:
         ("batch-1-0-1", 2, 1),
     ]
     assert [(one.turn, one.tokens) for one in second.answers] == [(3, 3)]
+
+
+def test_the_cost_of_prompts_counts_what_continues_the_prompt_before() -> None:
+    """Prompts of 4, then 4 + 2 + 3 = 9, then 5 tokens after a restart. Cached: the 6 tokens before the 3."""
+    episode = trajectory(
+        1.0, turn([1] * 4, [2, 2], restart=True), turn([1] * 3, [2]), turn([1] * 5, [2], restart=True)
+    )
+    assert prompt_cost([episode]) == (18 / 3, 6 / 18)
+    assert prompt_cost([]) == (0.0, 0.0)

@@ -21,7 +21,7 @@ from arpo.config.recipe import (
     to_toml,
 )
 from arpo.errors import BadSetting, UserError
-from arpo.prompts.conversation import load_template
+from arpo.prompts.templates import load_template
 
 FRESH = ("--tasks.train", "desk:fresh", "--train.tasks", "8", "--replay.enabled", "false")
 

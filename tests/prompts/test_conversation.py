@@ -1,13 +1,12 @@
-"""The window of screenshots, and where templates come from."""
-
-import sys
-import types
-from pathlib import Path
+"""Which screenshots and answers are in the prompt, and what is left of older steps."""
 
 import pytest
 
-from arpo.errors import UserError
-from arpo.prompts.conversation import Conversation, PromptTemplate, load_template
+from arpo.dialects.base import History, Layout
+from arpo.dialects.pyautogui_code import OPENCUA
+from arpo.dialects.tool_calls import GUI_OWL
+from arpo.prompts.conversation import Conversation
+from arpo.prompts.templates import DESK, PromptTemplate
 from arpo.types import Completion, Message, Screenshot
 
 SCREENS = [Screenshot.of(f"screen {index}".encode()) for index in range(4)]
@@ -24,6 +23,10 @@ def answer(*token_ids: int) -> Completion:
     )
 
 
+def begin(template: PromptTemplate, instruction: str, max_images: int, **changes: object) -> Conversation:
+    return Conversation(template=template, instruction=instruction, max_images=max_images, **changes)  # type: ignore[arg-type]
+
+
 def sketch(conversation: Conversation) -> list[object]:
     """Each message in one word: its tokens, its screenshot's number, or its text."""
     return [
@@ -34,7 +37,7 @@ def sketch(conversation: Conversation) -> list[object]:
 
 
 def test_messages_of_the_first_turn() -> None:
-    talk = Conversation.begin(load_template("desk"), "Open {notes}", 15).look(SCREENS[0])
+    talk = begin(DESK, "Open {notes}", 15).look(SCREENS[0])
     assert talk.messages() == (
         Message(role="system", text="You use a computer."),
         Message(role="user", text="Open {notes}"),
@@ -44,7 +47,7 @@ def test_messages_of_the_first_turn() -> None:
 
 
 def test_while_the_window_grows_messages_are_only_added() -> None:
-    talk = Conversation.begin(PromptTemplate(system="s", user="Do: {instruction}"), "it", 2).look(SCREENS[0])
+    talk = begin(PromptTemplate(system="s", user="Do: {instruction}"), "it", 2).look(SCREENS[0])
     later = talk.answer(answer(7, 8)).look(SCREENS[1])
     assert sketch(later) == ["s", "Do: it", 0, (7, 8), 1]
     assert later.messages()[: len(talk.messages())] == talk.messages()
@@ -53,7 +56,7 @@ def test_while_the_window_grows_messages_are_only_added() -> None:
 
 
 def test_a_full_window_slides_and_keeps_the_answers() -> None:
-    talk = Conversation.begin(PromptTemplate(system="s", user="{instruction}"), "it", 2)
+    talk = begin(PromptTemplate(system="s", user="{instruction}"), "it", 2)
     slid = []
     for screen in SCREENS:
         talk = talk.look(screen)
@@ -64,123 +67,25 @@ def test_a_full_window_slides_and_keeps_the_answers() -> None:
 
 
 def test_the_same_screen_twice_is_two_looks() -> None:
-    talk = Conversation.begin(load_template("desk"), "it", 2)
+    talk = begin(DESK, "it", 2)
     for _ in range(3):
         talk = talk.look(SCREENS[0]).answer(answer(5))
     assert sketch(talk)[2:] == [(5,), 0, (5,), 0, (5,)]
 
 
 def test_an_answer_without_tokens_is_text() -> None:
-    talk = Conversation.begin(load_template("desk"), "it", 1).look(SCREENS[0]).answer(answer())
+    talk = begin(DESK, "it", 1).look(SCREENS[0]).answer(answer())
     assert talk.messages()[-1] == Message(role="assistant", text="answer ()")
 
 
 def test_no_window_at_all_is_refused() -> None:
     with pytest.raises(ValueError, match="max_images = 0"):
-        Conversation.begin(load_template("desk"), "it", 0)
-
-
-def test_template_from_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "prompt.txt"
-    path.write_text("Task: {instruction}\n")
-    assert load_template(str(path)).user == "Task: {instruction}\n"
-
-
-@pytest.fixture
-def package(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = types.ModuleType("some_agent_prompts")
-    texts = {
-        "USER": "Calls: {action_space} in {language}. {instruction}",
-        "CALLS": "click()",
-        "NO_TASK": "hello",
-    }
-    vars(module).update(texts)
-    monkeypatch.setitem(sys.modules, "some_agent_prompts", module)
-
-
-def test_template_from_a_package(package: None) -> None:
-    template = load_template("some_agent_prompts:USER,action_space=CALLS,language=English")
-    assert template.user == "Calls: click() in English. {instruction}"
-
-
-@pytest.mark.parametrize(
-    ("spec", "reason"),
-    [
-        ("some_agent_prompts:USER,language=English", "action_space"),
-        ("some_agent_prompts:NO_TASK", "no {instruction}"),
-        ("some_agent_prompts:MISSING", "no string MISSING"),
-        ("no_such_package.prompt:USER", "cannot import"),
-        ("no/such/file.txt", "is not 'desk', a file, or"),
-    ],
-)
-def test_a_template_that_cannot_be_had_is_the_users_error(package: None, spec: str, reason: str) -> None:
-    with pytest.raises(UserError, match=reason):
-        load_template(spec)
-
-
-def test_a_template_that_cannot_be_read_is_the_users_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "prompt.txt").write_bytes(b"\xff {instruction}")
-    with pytest.raises(UserError, match="as UTF-8 text"):
-        load_template(str(tmp_path / "prompt.txt"))
-    (tmp_path / "torn_prompts.py").write_text("USER = (", encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UserError, match="cannot import torn_prompts"):
-        load_template("torn_prompts:USER")
-
-
-PROMPTS = """
-import a_package_that_is_not_here
-USER = '''Calls: {action_space}
-in {language}. {instruction}'''
-CALLS: str = "not read"
-SPACE = "click()" "\\nwait()"
-NUMBER = 3
-"""
-
-
-def test_a_template_of_another_interpreters_package_is_read_and_not_run(tmp_path: Path) -> None:
-    (tmp_path / "lib" / "python3.99").mkdir(parents=True)
-    (tmp_path / "lib" / "python3.99" / "prompts.py").write_text(PROMPTS, encoding="utf-8")
-    file = f"{tmp_path}/lib/python3.*/prompts.py"
-    template = load_template(f"{file}:USER,action_space=SPACE,language=English")
-    assert template.user == "Calls: click()\nwait()\nin English. {instruction}"
-    for spec, reason in {
-        f"{file}:NUMBER": "has no string NUMBER",
-        f"{file}:USER,language=English": "give values for \\['action_space'\\]",
-        f"{tmp_path}/prompts.py:USER": "found no file",
-    }.items():
-        with pytest.raises(UserError, match=reason):
-            load_template(spec)
-    (tmp_path / "torn.py").write_text("USER = (", encoding="utf-8")
-    with pytest.raises(UserError, match=r"cannot parse .*torn\.py as Python"):
-        load_template(f"{tmp_path}/torn.py:USER")
-
-
-def test_a_template_is_found_from_where_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.py").write_text("USER = 'Do: {instruction}'", encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    assert load_template("mine.py:USER").user == "Do: {instruction}"
-
-
-def test_a_prompt_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """First in the current folder, then in the project's folder: `arpo osworld install` installs there."""
-    spec = ".venv-osworld/lib/python3.*/site-packages/mm_agents/prompts.py:TEXT"
-    monkeypatch.setattr("arpo.prompts.conversation.PROJECT", tmp_path / "project")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="found no file"):
-        load_template(spec)
-    for folder in (tmp_path / "project", tmp_path):
-        file = folder / ".venv-osworld/lib/python3.11/site-packages/mm_agents/prompts.py"
-        file.parent.mkdir(parents=True)
-        file.write_text(f'TEXT = "{folder.name}: {{instruction}}"')
-        assert load_template(spec).user == f"{folder.name}: {{instruction}}"
+        begin(DESK, "it", 0)
 
 
 def test_the_task_stands_after_the_first_screenshot_and_stays_when_it_leaves() -> None:
-    template = PromptTemplate(system="s", user="Do: {instruction}", image_first=True)
-    talk = Conversation.begin(template, "it", 1).look(SCREENS[0])
+    template = PromptTemplate(system="s", user="Do: {instruction}", layout=Layout.WITH_FIRST_SCREENSHOT)
+    talk = begin(template, "it", 1).look(SCREENS[0])
     system, first = talk.messages()
     assert (system.role, first.text, first.screenshot, first.image_first) == (
         "system",
@@ -195,49 +100,93 @@ def test_the_task_stands_after_the_first_screenshot_and_stays_when_it_leaves() -
     assert (newest.text, newest.screenshot, newest.image_first) == ("", SCREENS[1], False)
 
 
-def test_a_file_with_a_system_text_in_another_file(tmp_path: Path) -> None:
-    task, system = tmp_path / "task.txt", tmp_path / "system.txt"
-    task.write_text("Do {instruction} in {language}", encoding="utf-8")
-    system.write_text("# Tools", encoding="utf-8")
-    template = load_template(f"{task},system={system},language=English")
-    assert template == PromptTemplate(system="# Tools", user="Do {instruction} in English")
-    assert (
-        load_template(f"{task},system=+{system},language=x").system == "You are a helpful assistant.# Tools"
+def said(text: str) -> Completion:
+    return Completion(token_ids=(), logprobs=(), text=text, finish="stop", versions=())
+
+
+SHORT = PromptTemplate(system="s", user="{instruction}")
+
+
+def test_older_steps_become_lines_of_the_task() -> None:
+    talk = begin(SHORT, "it", 2, history=History.TEXT)
+    slid = []
+    for number, screen in enumerate(SCREENS):
+        talk = talk.look(screen)
+        slid.append(talk.slid)
+        talk = talk.answer(said(f"Thought: look {number}\nAction: wait()"))
+    assert slid == [False, False, True, True]
+    lines = "it\n\nPrevious steps:\nStep 1: look 0\nStep 2: look 1"
+    answers = [f"Thought: look {number}\nAction: wait()" for number in (2, 3)]
+    assert sketch(talk) == ["s", lines, 2, answers[0], 3, answers[1]]
+
+
+def test_blocks_leave_at_once_so_that_the_prompt_restarts_rarely() -> None:
+    """Of at most 4 screenshots, 2 stay. So every second step after the fourth restarts."""
+    talk = begin(SHORT, "it", 4, history=History.BLOCKS)
+    slid, shown = [], []
+    for number in range(10):
+        talk = talk.look(SCREENS[number % 4])
+        slid.append(talk.slid)
+        shown.append(sum(message.screenshot is not None for message in talk.messages()))
+        talk = talk.answer(said(f"a{number}"))
+    assert shown == [1, 2, 3, 4, 2, 3, 4, 2, 3, 4]
+    assert [number for number, one in enumerate(slid) if one] == [4, 7]
+
+
+def test_a_conversation_is_folded_until_one_screenshot_is_left() -> None:
+    """Of 26 steps, 4 are shown and 22 are lines: the lines shrink to 20, then screenshots become lines."""
+    talk = begin(SHORT, "it", 4, history=History.TEXT).look(SCREENS[0])
+    for number in range(25):
+        talk = talk.answer(said(f"a{number}")).look(SCREENS[number % 4])
+    seen = []
+    while (folded := talk.folded()) is not None:
+        talk = folded
+        assert folded.slid
+        shown = [message for message in folded.messages() if message.screenshot is not None]
+        lines = folded.messages()[1].text.removeprefix("it\n\nPrevious steps:\n").split("\n")
+        seen.append((len(shown), len(lines) - 1, lines[0], lines[-1]))
+    assert seen == [
+        (4, 20, "(2 earlier steps)", "Step 22: a21"),
+        (2, 22, "(2 earlier steps)", "Step 24: a23"),
+        (2, 20, "(4 earlier steps)", "Step 24: a23"),
+        (1, 21, "(4 earlier steps)", "Step 25: a24"),
+        (1, 20, "(5 earlier steps)", "Step 25: a24"),
+        (1, 10, "(15 earlier steps)", "Step 25: a24"),
+        (1, 5, "(20 earlier steps)", "Step 25: a24"),
+        (1, 2, "(23 earlier steps)", "Step 25: a24"),
+        (1, 1, "(24 earlier steps)", "Step 25: a24"),
+        (1, 0, "(25 earlier steps)", "(25 earlier steps)"),
+    ]
+    assert begin(SHORT, "it", 15).look(SCREENS[0]).folded() is None
+
+
+def test_the_task_stands_with_the_newest_screenshot_and_answers_are_shortened() -> None:
+    template = PromptTemplate(system="s", user="{instruction}", layout=Layout.WITH_NEWEST_SCREENSHOT)
+    talk = begin(template, "it", 2, history=History.TEXT, summary=OPENCUA.summary)
+    for number, screen in enumerate(SCREENS[:3]):
+        talk = talk.look(screen)
+        assert talk.slid == bool(number)
+        talk = talk.answer(said(f"## Action:\nopen {number}\n## Code:\n```python\n```"))
+    steps = [f"# Step {number}:\n## Action:\nopen {number - 1}\n" for number in (1, 2)]
+    assert [message.text for message in talk.messages()[:-1]] == ["s", steps[0], "", steps[1], "it"]
+    task = talk.messages()[-2]
+    assert (task.screenshot, task.image_first) == (SCREENS[2], True)
+    kept = begin(template, "it", 2)
+    for number, screen in enumerate(SCREENS[:3]):
+        kept = kept.answer(said(f"a{number}")).look(screen) if number else kept.look(screen)
+    assert sketch(kept) == ["s", "a1", 1, "a2", 2]
+
+
+def test_one_message_with_all_steps_and_the_newest_screenshot() -> None:
+    template = PromptTemplate(
+        system="s", user="{instruction}: {history|-}", layout=Layout.NEWEST_SCREENSHOT_ALONE
     )
-    with pytest.raises(UserError, match=r"cannot read .*nowhere"):
-        load_template(f"{task},system={tmp_path}/nowhere,language=English")
-
-
-AGENT = '''
-import json
-LINES = ["a", f"{WIDTH} wide"]
-class Agent:
-    def predict(self, instruction):
-        size = "1000" if self.kind == "relative" else f"{processed_width}"
-        tools = {"size": size, "one": ["x"]}
-        system = """# Tools
-""" + json.dumps(tools) + " ".join(LINES)
-        user = f"""Do: {instruction}
-Before: {previous}
-"""
-        made = build(size)
-        user = user
-TEXT = " stripped ".strip()
-'''
-
-
-def test_texts_that_a_function_of_another_package_builds(tmp_path: Path) -> None:
-    file = tmp_path / "agent.py"
-    file.write_text(AGENT.replace("        user = user\n", ""), encoding="utf-8")
-    spec = f"{file}:Agent.predict.user,system=Agent.predict.system,previous=None,kind=relative"
-    template = load_template(spec)
-    assert template.user == "Do: {instruction}\nBefore: None\n"
-    assert template.system == '# Tools\n{"size": "1000", "one": ["x"]}a {WIDTH} wide'
-    with pytest.raises(UserError, match=r"found no system text Agent\.predict\.made"):
-        load_template(spec.replace("system=Agent.predict.system", "system=Agent.predict.made"))
-    with pytest.raises(UserError, match=r"found no system text Agent\.predict\.system"):
-        load_template(spec.removesuffix(",kind=relative"))  # the choice is open
-    assert load_template(f"{file}:Agent.predict.user,system=TEXT,previous=TEXT").user.endswith("stripped\n")
-    file.write_text(AGENT, encoding="utf-8")
-    with pytest.raises(UserError, match=r"has no string Agent\.predict\.user"):
-        load_template(spec)  # defined by itself
+    talk = begin(template, "it", 5, summary=GUI_OWL.summary).look(SCREENS[0])
+    assert talk.messages()[1].text == "it: -Current screenshot:\n"
+    talk = talk.answer(said("<thinking>a</thinking><conclusion>b</conclusion>")).look(SCREENS[1])
+    _, only = talk.messages()
+    assert (only.text, only.screenshot, talk.slid) == (
+        "it: Step 1: b\nCurrent screenshot:\n",
+        SCREENS[1],
+        True,
+    )

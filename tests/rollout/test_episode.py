@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from arpo.actions import CallUser, Click, Drag, Fail, Finished, Point, Type, Wait
+from arpo.algorithms.samples import trajectory_samples
 from arpo.config import RolloutConfig
 from arpo.dialects.ui_tars import UI_TARS, UI_TARS_1_5
 from arpo.errors import EngineError, PromptTooLong
@@ -153,6 +154,49 @@ def test_it_begins_anew_where_the_window_slides():
     assert engine.prompts[2].token_ids == trajectory.turns[2].context
     assert trajectory.turns[2].images == engine.prompts[2].images == (screenshot(1), screenshot(2))
     assert trajectory.turns[3].images == (screenshot(2), screenshot(3))
+
+
+@pytest.mark.parametrize("turns", [50, 100])
+@pytest.mark.parametrize("history", ["text", "blocks"])
+def test_long_episodes_stay_within_a_budget_of_tokens(history, turns):
+    """The lines of old steps grow. When they exceed the budget, the oldest ones are only counted."""
+    budget = {"max_answer_tokens": 60, "max_context_tokens": 700}
+    limits = {"max_steps": turns, "max_images": 4, "history": history}
+    engine = scripted(["Thought: wait for it\nAction: wait()"] * (turns - 1) + [DONE])
+    trajectory = play([], engine=engine, **limits, **budget)
+    assert (len(trajectory.turns), trajectory.stop) == (turns, StopReason.FINISHED)
+    assert len(engine.prompts) == turns
+    assert max(len(prompt.token_ids) for prompt in engine.prompts) <= 700 - 60
+    last = engine.prompts[-1]
+    assert "earlier steps)\nStep" in last.messages[1].text
+    assert len(last.images) > 1
+
+
+@pytest.mark.parametrize(("history", "restarts"), [("answers", 47), ("text", 47), ("blocks", 17)])
+def test_blocks_restart_rarely(history, restarts):
+    """50 steps with at most 4 screenshots: a restart at each step from the fifth on, or at each third."""
+    limits = {"max_steps": 50, "max_images": 4, "history": history}
+    trajectory = play([WAIT] * 49 + [DONE], **limits, max_context_tokens=100_000)
+    assert sum(turn.restart for turn in trajectory.turns) == restarts
+
+
+@pytest.mark.parametrize("history", ["answers", "text", "blocks"])
+def test_training_sees_what_sampling_saw(history):
+    """Every prompt is the conversation rendered whole, and the start of a training sample."""
+    engine = scripted([WAIT] * 9 + [DONE])
+    trajectory = play([], engine=engine, max_steps=10, max_images=4, history=history)
+    seen = iter(engine.prompts)
+    for sample in trajectory_samples(trajectory, 1.0, 1.0, False):
+        begun = 0
+        for answer in sample.answers:
+            start = sample.mask.index(1, begun)
+            prompt = next(seen)
+            whole = RENDERER.render(prompt.messages)
+            assert sample.token_ids[:start] == prompt.token_ids == whole.token_ids
+            shown = len(prompt.images)
+            assert sample.images[:shown] == prompt.images == whole.images
+            begun = start + answer.tokens
+    assert next(seen, None) is None
 
 
 def test_places_are_scaled_once_from_the_models_pixels_to_the_screens():

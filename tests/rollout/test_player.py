@@ -17,7 +17,7 @@ from arpo.engines.vllm import VllmEngine
 from arpo.engines.vllm_client import VllmClient
 from arpo.errors import Outage, UserError
 from arpo.learner.local import LocalLearner
-from arpo.prompts.conversation import load_template
+from arpo.prompts.templates import load_template
 from arpo.reporting.display import Display
 from arpo.rollout.player import open_player, prompt_of
 from arpo.serving.servers import OwnServers, Server

@@ -1,7 +1,7 @@
 """A player for tests: a scripted engine behind a real renderer."""
 
-from arpo.prompts.conversation import PromptTemplate
 from arpo.prompts.rendering import Renderer
+from arpo.prompts.templates import PromptTemplate
 from arpo.prompts.vision import ImageSettings
 from arpo.testing import ScriptedEngine
 from tools.pretrain.tokenizer import ACTION_PHRASES, build_tokenizer

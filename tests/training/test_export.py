@@ -28,8 +28,9 @@ from arpo.learner.local import LocalLearner
 from arpo.learner.saved_state import WEIGHTS_FILE
 from arpo.models.loading import resolve_model
 from arpo.models.trainable import set_trainable
-from arpo.prompts.conversation import Conversation, PromptTemplate
+from arpo.prompts.conversation import Conversation
 from arpo.prompts.rendering import Renderer
+from arpo.prompts.templates import PromptTemplate
 from arpo.prompts.vision import ImageSettings
 from arpo.rollout.player import open_player
 from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, save
@@ -300,7 +301,9 @@ def test_the_card_of_an_export_works_in_a_fresh_environment(fresh_python: Path, 
     task = load_tasks("desk:32")[0]
     observation = asyncio.run(DeskEnv().start(task))
     plain = PromptTemplate(system="You are a helpful assistant.", user="{instruction}")
-    conversation = Conversation.begin(plain, task.instruction, 1).look(observation.screenshot)
+    conversation = Conversation(template=plain, instruction=task.instruction, max_images=1).look(
+        observation.screenshot
+    )
     messages = conversation.messages()
     rendered = player.token_renderer.render(messages)
     prompt = Prompt(

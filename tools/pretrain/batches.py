@@ -22,8 +22,8 @@ from torch import Tensor
 from arpo.envs.desk.canvas import COLUMNS, LAYOUT_HEIGHT, LAYOUT_WIDTH, ROWS
 from arpo.envs.desk.random_tasks import rng_for
 from arpo.prompts import vision
-from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
+from arpo.prompts.templates import load_template
 from tools.pretrain.ladder import stage_at
 from tools.pretrain.lessons import Lesson, LessonGenerator
 from tools.pretrain.reading import Rectangle

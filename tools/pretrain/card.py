@@ -17,8 +17,8 @@ from arpo.envs.desk.canvas import PALETTE
 from arpo.envs.desk.env import set_up
 from arpo.envs.desk.goals import FAMILIES, from_json
 from arpo.envs.desk.random_tasks import random_task, rng_for, to_task
-from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
+from arpo.prompts.templates import load_template
 from tools.pretrain.carelessness import Carelessness, demonstrate
 from tools.pretrain.ladder import LADDER
 from tools.pretrain.lessons import MAX_STEPS, LessonGenerator, draw

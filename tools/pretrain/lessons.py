@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from arpo.actions import render
 from arpo.envs.desk.desktop import Desktop
 from arpo.envs.desk.goals import FEASIBLE, INFEASIBLE, Goal, compatible
-from arpo.prompts.conversation import PromptTemplate
 from arpo.prompts.rendering import Renderer
+from arpo.prompts.templates import PromptTemplate
 from arpo.types import Message, Screenshot
 from tools.pretrain.carelessness import Carelessness, demonstrate
 from tools.pretrain.ladder import ACT, PAGE, QUESTIONS, SEARCH, Stage

@@ -29,7 +29,6 @@ from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate
 from arpo.interrupts import run_interruptibly
 from arpo.models.loading import resolve_device
-from arpo.prompts.conversation import Conversation
 from arpo.reporting.display import Display, open_display
 from arpo.rollout.player import Player, open_player
 from arpo.rollout.scheduler import Scheduler
@@ -130,7 +129,7 @@ async def _answers(
     display.begin(f"report, questions: {name}", len(asked))
 
     async def answer(number: int, one: Asked) -> str:
-        conversation = Conversation.begin(agent.template, one.question.instruction, 1).look(one.screenshot)
+        conversation = agent.begin(one.question.instruction, scheduler.settings).look(one.screenshot)
         rendered = agent.renderer.render(conversation.messages())
         prompt = Prompt(
             episode_id=f"{name}-{number}",

@@ -8,7 +8,7 @@ trained unchanged. Episodes without tokens are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -224,6 +224,25 @@ def trajectory_samples(
             staleness=() if replayed else _staleness(version, sequence.versions),
             answers=tuple(sequence.answers),
         )
+
+
+def prompt_cost(trajectories: Iterable[Trajectory]) -> tuple[float, float]:
+    """Mean length (tokens) of a prompt, and the share of prompt tokens that an engine has cached.
+
+    A prompt that continues the one before it finds that one and its answer in the cache. One that restarts
+    finds nothing.
+    """
+    lengths: list[int] = []
+    cached = 0
+    for trajectory in trajectories:
+        for sequence in trajectory.sequences():
+            length = 0
+            for turn in (trajectory.turns[index] for index in sequence):
+                cached += length
+                lengths.append(length + len(turn.context))
+                length = lengths[-1] + len(turn.completion.token_ids)
+    total = sum(lengths)
+    return (total / len(lengths), cached / total) if total else (0.0, 0.0)
 
 
 def scored_answer(

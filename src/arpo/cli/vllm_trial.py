@@ -76,6 +76,10 @@ async def _prompt(config: Config, renderer: Renderer) -> Prompt:
     task = load_tasks(config.tasks.train)[0]
     observation = await DeskEnv().start(task)
     template = open_template(config)
-    messages = Conversation.begin(template, task.instruction, 1).look(observation.screenshot).messages()
+    messages = (
+        Conversation(template=template, instruction=task.instruction, max_images=1)
+        .look(observation.screenshot)
+        .messages()
+    )
     rendered = renderer.render(messages)
     return Prompt(episode_id=EPISODE, token_ids=rendered.token_ids, images=rendered.images, messages=messages)

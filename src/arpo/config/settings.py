@@ -324,6 +324,11 @@ class RolloutConfig:
     max_images: int = setting(
         15, "Maximum number of screenshots in the prompt; the newest stay", low=1, high=10_000
     )
+    history: Literal["auto", "answers", "text", "blocks"] = setting(
+        "auto",
+        "What stays of older steps: their answers; text: one line each; blocks: as text, but half of the "
+        "screenshots leave at once, so that more of the prompt is cached; auto: as the model's dialect",
+    )
     max_answer_tokens: int = setting(
         64,
         "Maximum length (tokens) of one answer; a longer one is cut and ends the episode",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from arpo.actions import Action, Wait, scale
@@ -24,6 +25,7 @@ MAX_COORDINATE = 100_000  # beyond any screen. Points just outside the screen ar
 # Some calls take a second on a real desktop. An answer of hundreds, as of a model that repeats itself, would
 # exceed the timeout of a step, and the failure would count against the environment.
 MAX_CALLS = 32
+MAX_LINE = 200  # characters of a step that is folded into one line
 
 
 class ParseError(ValueError):
@@ -57,29 +59,25 @@ def _floor(value: float, source: float, target: int) -> int:
     return int(value * (target / source))
 
 
+class History(StrEnum):
+    """What is left of steps whose screenshots are no longer shown."""
+
+    ANSWERS = "answers"  # the answers, in full
+    TEXT = "text"  # one line per step, in the text of the task
+    BLOCKS = "blocks"  # the same; half of the screenshots leave at once, so that the prompt restarts rarely
+
+
+class Layout(StrEnum):
+    """Where the text of the task stands among screenshots and answers."""
+
+    TASK_FIRST = "task_first"  # a message of its own, before the screenshots
+    WITH_FIRST_SCREENSHOT = "with_first_screenshot"  # after it, in one message
+    WITH_NEWEST_SCREENSHOT = "with_newest_screenshot"  # after it, in one message
+    NEWEST_SCREENSHOT_ALONE = "newest_screenshot_alone"  # before it, in the only message: all steps are lines
+
+
 PIXELS = Coordinates(full=None)
 THOUSANDTHS = Coordinates(full=1000)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """The answers of one family of models.
-
-    `names` is a regular expression for names of such models, lower case. `types` are their `model_type`.
-    `parse` returns typed actions, in time linear in the text. It raises ParseError and nothing else.
-    `examples` are answers that parse, for the conformance check.
-    `prompt` is the published prompt, as in model.prompt; "": no installable package has it. `image_first`:
-    the task stands after the first screenshot, in one message with it.
-    """
-
-    name: str
-    names: str
-    types: tuple[str, ...]
-    coordinates: Coordinates
-    parse: Callable[[str], Answer]
-    examples: tuple[str, ...]
-    prompt: str = ""
-    image_first: bool = False
 
 
 def thought_of(text: str) -> str:
@@ -99,6 +97,35 @@ _ACTION_LINE = re.compile(r"^[ \t]*Action\s*[:：]", re.MULTILINE)
 _CALL = re.compile(r"<tool_call>|<\|begin_of_box\|>|^## Code|```", re.MULTILINE)
 _THOUGHT = re.compile(r"^\s*(?:## )?Thought\s*[:：]")
 _TAG = re.compile(r"</?think(?:ing)?>")
+
+
+def one_line(text: str) -> str:
+    """The thought of an answer, or else its text, as one line of bounded length."""
+    line = " ".join((thought_of(text) or text).split())
+    return line if len(line) <= MAX_LINE else line[: MAX_LINE - 1] + "…"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """The answers of one family of models.
+
+    `names` is a regular expression for names of such models, lower case. `types` are their `model_type`.
+    `parse` returns typed actions, in time linear in the text. It raises ParseError and nothing else.
+    `examples` are answers that parse, for the conformance check.
+    `prompt` is the published prompt, as in model.prompt; "": no installable package has it. `layout` and
+    `history` are how its agent writes earlier steps; `summary` turns an answer into the line of its step.
+    """
+
+    name: str
+    names: str
+    types: tuple[str, ...]
+    coordinates: Coordinates
+    parse: Callable[[str], Answer]
+    examples: tuple[str, ...]
+    prompt: str = ""
+    layout: Layout = Layout.TASK_FIRST
+    history: History = History.ANSWERS
+    summary: Callable[[str], str] = one_line
 
 
 def is_coordinate(value: Any) -> bool:

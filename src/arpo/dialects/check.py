@@ -68,6 +68,8 @@ def _fault(dialect: Dialect, text: str, *, may_be_refused: bool) -> str:
         return f"returned {clipped(repr(answer))}, must return Answer(thought=…, actions=(…,))"
     if not 0 < len(answer.actions) <= MAX_CALLS:
         return f"returned {len(answer.actions)} actions, must return 1 to {MAX_CALLS}: use `bounded`"
+    if not isinstance(dialect.summary(text), str):
+        return "its summary is no text"
     try:
         for action in answer.actions:
             dialect.coordinates.to_screen(action, _RESIZED, _SCREEN)

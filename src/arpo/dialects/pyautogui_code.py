@@ -12,6 +12,7 @@ The last block counts. It is read as data (`literal_calls`) and never run.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -45,10 +46,13 @@ from arpo.dialects.base import (
     Answer,
     Coordinates,
     Dialect,
+    History,
+    Layout,
     ParseError,
     bounded,
     clipped,
     is_coordinate,
+    one_line,
     quoted,
     scroll_amount,
     thought_of,
@@ -277,6 +281,16 @@ _BUILDERS: dict[str, Callable[[LiteralCall], list[Action]]] = {
     "computer.terminate": _terminate,
 }
 
+_ACTION = re.compile(r"^##\s*Action\s*:?[\n\r]+", re.MULTILINE)
+_SECTION = re.compile(r"^##", re.MULTILINE)
+
+
+def _action_section(text: str) -> str:
+    """The text below "## Action"."""
+    found = _ACTION.search(text)
+    return _SECTION.split(text[found.end() :], maxsplit=1)[0].strip() if found else one_line(text)
+
+
 _EXAMPLES = (
     "## Action:\nOpen\n## Code:\n```python\npyautogui.click(x=0.1, y=20)\npyautogui.write('a')\n```",
     "```python\npyautogui.hotkey(['ctrl', 'c'])\npyautogui.press('down', presses=2)\npyautogui.scroll(-5)```",
@@ -290,7 +304,9 @@ OPENCUA = Dialect(
     parse=parse,
     examples=_EXAMPLES,
     prompt=f"{AGENTS}/opencua/prompts.py:INSTRUTION_TEMPLATE,system=SYSTEM_PROMPT_V1_L2",
-    image_first=True,
+    layout=Layout.WITH_NEWEST_SCREENSHOT,
+    history=History.TEXT,
+    summary=_action_section,
 )
 KIMI = Dialect(
     name="kimi",

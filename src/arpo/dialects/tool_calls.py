@@ -22,8 +22,11 @@ from arpo.dialects.base import (
     Answer,
     Coordinates,
     Dialect,
+    History,
+    Layout,
     ParseError,
     bounded,
+    one_line,
     quoted,
     thought_of,
 )
@@ -124,6 +127,29 @@ _EXAMPLES = (
 # OSWorld's agents divide by 999 and round down.
 RELATIVE = Coordinates(full=999, floor=True)
 
+
+def _action_line(text: str) -> str:
+    """Qwen3-VL's line of a step: the text after "Action:"."""
+    return next((line.split("Action:")[-1].strip() for line in _starting(text, "action:")), one_line(text))
+
+
+def _announcement(text: str) -> str:
+    """Qwen2.5-VL's line of a step: the first sentence that says what is done."""
+    return next(_starting(text, "action:", "step", "i will", "i'll", "now i"), one_line(text))
+
+
+def _starting(text: str, *starts: str) -> Iterator[str]:
+    lines = (line.strip() for line in text.split("\n"))
+    return (line for line in lines if line.lower().startswith(starts))
+
+
+def _conclusion(text: str) -> str:
+    """GUI-Owl's line of a step: its conclusion, or else its thought."""
+    found = (text.rpartition(f"<{tag}>")[2].partition(f"</{tag}>")[0] for tag in ("conclusion", "thinking"))
+    tagged = [part for tag, part in zip(("conclusion", "thinking"), found, strict=True) if f"<{tag}>" in text]
+    return next(filter(None, tagged), one_line(text))
+
+
 _QWEN2_5 = "Qwen25VLAgent.predict"
 _QWEN3 = "Qwen3VLAgent.predict"
 QWEN2_5_VL = Dialect(
@@ -134,8 +160,10 @@ QWEN2_5_VL = Dialect(
     parse=parse,
     examples=_EXAMPLES,
     prompt=f"{AGENTS}/qwen25vl_agent.py:{_QWEN2_5}.instruction_prompt,system={_QWEN2_5}.system_prompt,"
-    "previous_actions_str=None",
-    image_first=True,
+    "previous_actions_str={history|None}",
+    layout=Layout.WITH_FIRST_SCREENSHOT,
+    history=History.TEXT,
+    summary=_announcement,
 )
 QWEN3_VL = Dialect(
     name="qwen3_vl",
@@ -145,8 +173,10 @@ QWEN3_VL = Dialect(
     parse=parse,
     examples=_EXAMPLES,
     prompt=f"{AGENTS}/qwen3vl_agent.py:{_QWEN3}.instruction_prompt,system={_QWEN3}.system_prompt,"
-    "previous_actions_str=None,coordinate_type=relative",
-    image_first=True,
+    "previous_actions_str={history|None},coordinate_type=relative",
+    layout=Layout.WITH_FIRST_SCREENSHOT,
+    history=History.TEXT,
+    summary=_action_line,
 )
 EVOCUA = Dialect(
     name="evocua", names=r"evocua", types=("qwen3_vl",), coordinates=RELATIVE, parse=parse, examples=_EXAMPLES
@@ -159,7 +189,10 @@ GUI_OWL = Dialect(
     parse=parse,
     examples=_EXAMPLES,
     prompt=f"{AGENTS}/owl_agent.py:get_prompt.user_prompt,system=+OWL_PROMPT,"
-    "history=No history. This is the first step.",
+    "history={history|No history. This is the first step.}",
+    layout=Layout.NEWEST_SCREENSHOT_ALONE,
+    history=History.TEXT,
+    summary=_conclusion,
 )
 GUI_OWL_1_5 = Dialect(
     name="gui_owl_1_5",

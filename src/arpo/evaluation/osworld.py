@@ -105,6 +105,7 @@ def evaluation_settings(config: Config) -> dict[str, Any]:
         **(sampling if config.engine.name == "openai" else {}),
         "max_steps": config.rollout.max_steps,
         "max_images": config.rollout.max_images,
+        **({} if config.rollout.history == "auto" else {"history": config.rollout.history}),
         "max_answer_tokens": config.rollout.max_answer_tokens,
         "env": f"osworld, {config.osworld.provider}" if osworld else config.env.name,
         "screen": f"{config.env.width}x{config.env.height}",

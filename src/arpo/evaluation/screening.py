@@ -148,6 +148,7 @@ def screening_settings(config: Config, rollouts: int) -> dict[str, str | int | f
         "temperature": config.rollout.temperature,
         "max_steps": config.rollout.max_steps,
         "max_images": config.rollout.max_images,
+        **({} if config.rollout.history == "auto" else {"history": config.rollout.history}),
         "max_answer_tokens": config.rollout.max_answer_tokens,
         "max_pixels": config.model.max_pixels,
         "prompt": prompt_of(config),

@@ -1,186 +1,160 @@
-"""The conversation of an episode: the instruction, then screenshots and answers in turn.
+"""The conversation of an episode: the task, then screenshots and answers in turn.
 
-This module decides which screenshots are shown (a sliding window). `rendering` turns messages into tokens.
+This module decides which screenshots are shown, and what is left of older steps. `rendering` turns messages
+into tokens.
 """
 
 from __future__ import annotations
 
-import importlib
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 
-from arpo.config.recipe import PROJECT
-from arpo.errors import UserError
-from arpo.prompts.source_texts import SourceTexts
+from arpo.dialects.base import History, Layout, one_line
+from arpo.prompts.templates import PromptTemplate
 from arpo.types import Completion, Message, Screenshot
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptTemplate:
-    """A system text, and a user text with the placeholder {instruction}.
-
-    PromptTemplate(system="You use a computer.", user="Task: {instruction}")
-
-    `image_first`: the user text stands in one message with the first screenshot, after it. Otherwise it is a
-    message of its own, before the screenshots.
-    """
-
-    system: str
-    user: str
-    image_first: bool = False
-
-
-DESK = PromptTemplate(system="You use a computer.", user="{instruction}")
-# The default system text of Qwen models, for templates without one.
-QWEN_SYSTEM = "You are a helpful assistant."
-
-PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
-
-
-def load_template(spec: str, *, image_first: bool = False) -> PromptTemplate:
-    """The template of model.prompt: "desk", a text file, or an attribute of an installed package.
-
-    The system text is Qwen's default. `system=` names another one: an attribute, or a second file. With "+"
-    before it, it follows Qwen's default:
-
-        task.txt,system=tools.txt
-
-    A package's template may have more placeholders than {instruction}. Give their values after it: text, or
-    the name of another attribute of the same module:
-
-        ui_tars.prompt:COMPUTER_USE_DOUBAO,language=English
-
-    For a package of another interpreter, give the path of the Python file. The file is parsed, not run
-    (`source_texts`); a variable of a function has a dotted name. The path may contain * as a wildcard. A
-    relative path is relative to the current folder, or else to the project's folder:
-
-        .venv-osworld/lib/python3.*/site-packages/mm_agents/prompts.py:UITARS_USR_PROMPT_THOUGHT,language=English
-    """
-    if spec == "desk":
-        return DESK
-    source, _, rest = spec.partition(",")
-    fills = dict(fill.split("=", 1) for fill in rest.split(",")) if _FILLS.fullmatch(rest) else {}
-    named_values = not Path(source).is_file()  # in a package, the names of other texts are values
-    if not named_values and (fills or not rest):
-        find: _Find = partial(_text_of_file, spec=spec)
-        user = _text_of_file(source, spec)
-    elif named := _ATTRIBUTE.fullmatch(spec):
-        place, attribute, _ = named.groups()
-        find = (
-            _texts_of_source(place, fills, spec) if place.endswith(".py") else _texts_of_module(place, spec)
-        )
-        user = find(attribute) or ""
-        if not user:
-            raise UserError(f"prompt {spec!r}: {place} has no string {attribute}")
-    else:
-        raise UserError(f"prompt {spec!r}: is not 'desk', a file, or package.module:ATTRIBUTE")
-    system = _system_text(fills.pop("system", ""), find, spec)
-    for placeholder, value in fills.items():
-        text = find(value) if named_values and _is_name(value) else None
-        user = user.replace("{" + placeholder + "}", text or value)
-    _check_placeholders(user, spec)
-    return PromptTemplate(system=system, user=user, image_first=image_first)
-
-
-_Find = Callable[[str], str | None]
-_FILLS = re.compile(r"\w+=[^,]*(?:,\w+=[^,]*)*")
-_ATTRIBUTE = re.compile(r"(.+\.py|[\w.]+):([\w.]+)((?:,\w+=[^,]*)*)")
-
-
-def _is_name(value: str) -> bool:
-    """Whether a value may be the name of another text, and not text itself."""
-    return re.fullmatch(r"[\w.]+", value) is not None
-
-
-def _system_text(name: str, find: _Find, spec: str) -> str:
-    if not name:
-        return QWEN_SYSTEM
-    text = find(name.removeprefix("+"))
-    if text is None:
-        raise UserError(f"prompt {spec!r}: found no system text {name.removeprefix('+')}")
-    return QWEN_SYSTEM + text if name.startswith("+") else text
-
-
-def _check_placeholders(user: str, spec: str) -> None:
-    placeholders = set(PLACEHOLDER.findall(user))
-    if "instruction" not in placeholders:
-        raise UserError(f"prompt {spec!r}: has no {{instruction}}. Add it where the task belongs")
-    if missing := sorted(placeholders - {"instruction"}):
-        raise UserError(f"prompt {spec!r}: give values for {missing}, for example {spec},{missing[0]}=…")
-
-
-def _text_of_file(path: str, spec: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"prompt {spec!r}: cannot read {path} as UTF-8 text: {error}") from error
-
-
-def _texts_of_module(name: str, spec: str) -> _Find:
-    try:
-        module = importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # importing runs the module, which may raise anything
-        raise UserError(
-            f"prompt {spec!r}: cannot import {name} ({error}). Is its package installed?"
-        ) from error
-    return {attribute: text for attribute, text in vars(module).items() if isinstance(text, str)}.get
-
-
-def _texts_of_source(pattern: str, values: Mapping[str, str], spec: str) -> _Find:
-    """The texts of a Python file."""
-    root = Path(pattern).anchor
-    folders = (Path(root),) if root else (Path(), PROJECT)
-    found = [file for folder in folders for file in sorted(folder.glob(pattern.removeprefix(root)))]
-    if not found:
-        raise UserError(f"prompt {spec!r}: found no file {pattern}. Is its package installed there?")
-    try:
-        return SourceTexts.read(found[0], values).get
-    except (OSError, ValueError, SyntaxError) as error:
-        raise UserError(f"prompt {spec!r}: cannot parse {found[0]} as Python: {error}") from error
+KEPT_LINES = 20  # lines of old steps that are worth more than one more screenshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """The messages of one episode so far. Immutable: each step returns a new conversation.
 
-    It shows at most `max_images` screenshots. When a new screenshot pushes the oldest one out, the answer to
-    the oldest stays. Then `slid` is true: the messages do not continue the previous ones.
+    It shows at most `max_images` screenshots, the newest ones. `history` decides what is left of the steps
+    before them. `summary` turns an answer into the one line of a folded step. If `slid` is true, the messages
+    do not continue the previous ones.
     """
 
+    template: PromptTemplate
+    instruction: str
     max_images: int
-    history: tuple[Message, ...]
-    slid: bool
-    task: str = ""  # text that stands with the next screenshot
+    history: History = History.ANSWERS
+    summary: Callable[[str], str] = one_line
+    looks: tuple[Screenshot, ...] = ()
+    answers: tuple[Message, ...] = ()
+    shown: int = 0  # number of the first step with its screenshot, from 0
+    listed: int = 0  # number of the first step with a line
+    slid: bool = False
 
-    @classmethod
-    def begin(cls, template: PromptTemplate, instruction: str, max_images: int) -> Conversation:
-        if max_images < 1:
-            raise ValueError(f"max_images = {max_images}: a conversation needs at least one screenshot")
-        task = template.user.replace("{instruction}", instruction)
-        system = Message(role="system", text=template.system)
-        if template.image_first:
-            return cls(max_images=max_images, history=(system,), slid=False, task=task)
-        return cls(max_images=max_images, history=(system, Message(role="user", text=task)), slid=False)
+    def __post_init__(self) -> None:
+        if self.max_images < 1:
+            raise ValueError(f"max_images = {self.max_images}: a conversation needs at least one screenshot")
 
     def look(self, screenshot: Screenshot) -> Conversation:
-        newest = Message(role="user", text=self.task, screenshot=screenshot, image_first=bool(self.task))
-        history = (*self.history, newest)
-        shown = [message for message in history if message.screenshot is not None]
-        slid = len(shown) > self.max_images
-        if slid:
-            kept = (replace(shown[0], screenshot=None),) if shown[0].text else ()
-            history = tuple(
-                other for message in history for other in (kept if message is shown[0] else (message,))
-            )
-        return replace(self, history=history, slid=slid, task="")
+        """The conversation with a new screenshot. Older ones may leave it."""
+        looks = (*self.looks, screenshot)
+        after = replace(self, looks=looks, shown=self._shown(len(looks)))
+        before = self.messages()
+        return replace(after, slid=after.messages()[: len(before)] != before)
 
     def answer(self, completion: Completion) -> Conversation:
         """Append the sampled tokens, or the text if a chat server returned no tokens."""
         message = Message(role="assistant", text=completion.text, token_ids=completion.token_ids or None)
-        return replace(self, history=(*self.history, message))
+        return replace(self, answers=(*self.answers, message))
+
+    def folded(self) -> Conversation | None:
+        """A shorter conversation about the same screenshot. None if nothing can be shortened.
+
+        Many lines become fewer; then half of the screenshots become lines; then the last lines go. Old
+        answers that stay in full are never shortened.
+        """
+        lines, newest = self.shown - self.listed, len(self.looks) - 1
+        if self.history is History.ANSWERS:
+            return None
+        if lines > KEPT_LINES:
+            return replace(self, listed=self.shown - max(KEPT_LINES, lines // 2), slid=True)
+        if self.shown < newest:
+            return replace(self, shown=(self.shown + newest + 1) // 2, slid=True)
+        return replace(self, listed=self.shown - lines // 2, slid=True) if lines else None
+
+    def _shown(self, looks: int) -> int:
+        if looks - self.shown <= self.max_images:
+            return self.shown
+        kept = (self.max_images + 1) // 2 if self.history is History.BLOCKS else self.max_images
+        return looks - kept
 
     def messages(self) -> tuple[Message, ...]:
-        return self.history
+        system = Message(role="system", text=self.template.system)
+        return (system, *_WRITE[self.template.layout](self))
+
+    def answered(self, number: int) -> tuple[Message, ...]:
+        """The answer of a step; empty before it."""
+        return self.answers[number : number + 1]
+
+    def task(self, lines: Sequence[str] = ()) -> str:
+        return self.template.task(self.instruction, "\n".join(lines))
+
+    def folded_task(self) -> str:
+        """The task, with a line for each step without a screenshot, unless their answers stay."""
+        return self.task(self.lines(self.shown) if self.history is not History.ANSWERS else ())
+
+    def lines(self, end: int) -> list[str]:
+        """One line for each step before `end`. After many steps, the oldest ones are only counted."""
+        steps = enumerate(self.answers[self.listed : end], self.listed + 1)
+        left_out = [f"({self.listed} earlier steps)"] if self.listed else []
+        return left_out + [f"Step {number}: {self.summary(answer.text)}" for number, answer in steps]
+
+    def old_answers(self) -> tuple[Message, ...]:
+        """The answers without screenshots, if they stay."""
+        return self.answers[: self.shown] if self.history is History.ANSWERS else ()
+
+    def shown_turns(self) -> list[Message]:
+        """The screenshots in turn with the answers to them."""
+        steps = enumerate(self.looks[self.shown :], self.shown)
+        return [
+            message
+            for number, look in steps
+            for message in (Message(role="user", screenshot=look), *self.answered(number))
+        ]
+
+
+def _task_first(talk: Conversation) -> Sequence[Message]:
+    return [Message(role="user", text=talk.folded_task()), *talk.old_answers(), *talk.shown_turns()]
+
+
+def _task_with_first_screenshot(talk: Conversation) -> Sequence[Message]:
+    if not talk.looks:
+        return []
+    first, *rest = talk.shown_turns()
+    if old := talk.old_answers():
+        return [Message(role="user", text=talk.task()), *old, first, *rest]
+    return [replace(first, text=talk.folded_task(), image_first=True), *rest]
+
+
+def _task_with_newest_screenshot(talk: Conversation) -> Sequence[Message]:
+    """Answers are shortened to "# Step 2:\n## Action:\n…\n", unless they stay."""
+    if not talk.looks:
+        return []
+
+    def step(number: int) -> Message:
+        text = f"# Step {number + 1}:\n## Action:\n{talk.summary(talk.answers[number].text)}\n"
+        return Message(role="assistant", text=text)
+
+    newest = len(talk.looks) - 1
+    messages = list(talk.old_answers())
+    if talk.shown and not messages:
+        folded = "\n".join(step(number).text for number in range(talk.listed, talk.shown))
+        messages.append(Message(role="assistant", text=folded))
+    for number in range(talk.shown, newest):
+        stays = talk.history is History.ANSWERS
+        answer = talk.answers[number] if stays else step(number)
+        messages += [Message(role="user", screenshot=talk.looks[number]), answer]
+    task = Message(role="user", text=talk.task(), screenshot=talk.looks[newest], image_first=True)
+    return [*messages, task, *talk.answered(newest)]
+
+
+def _task_and_newest_screenshot_alone(talk: Conversation) -> Sequence[Message]:
+    if not talk.looks:
+        return []
+    newest = len(talk.looks) - 1
+    lines = [f"{line}\n" for line in talk.lines(newest)]
+    text = talk.template.task(talk.instruction, "".join(lines)) + "Current screenshot:\n"
+    return [Message(role="user", text=text, screenshot=talk.looks[newest]), *talk.answered(newest)]
+
+
+_WRITE: dict[Layout, Callable[[Conversation], Sequence[Message]]] = {
+    Layout.TASK_FIRST: _task_first,
+    Layout.WITH_FIRST_SCREENSHOT: _task_with_first_screenshot,
+    Layout.WITH_NEWEST_SCREENSHOT: _task_with_newest_screenshot,
+    Layout.NEWEST_SCREENSHOT_ALONE: _task_and_newest_screenshot_alone,
+}

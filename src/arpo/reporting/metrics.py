@@ -96,6 +96,22 @@ METRICS: Mapping[str, Metric] = {
             "high, read the answers below; check model.prompt and rollout.max_answer_tokens."
         ),
     ),
+    "prompt_tokens": Metric(
+        title="Prompt tokens per answer",
+        explanation=(
+            "Mean length of the prompts. Fewer screenshots (rollout.max_images, model.max_pixels) make it "
+            "shorter."
+        ),
+    ),
+    "prompt_cached": Metric(
+        title="Cached share of the prompts",
+        percent=True,
+        explanation=(
+            "Share of prompt tokens that continue the prompt before them: engine and learner compute them "
+            "once. It falls when old screenshots leave the prompt at every step; rollout.history = blocks "
+            "then raises it."
+        ),
+    ),
     "episodes": Metric(
         title="Episodes",
         explanation="Training episodes so far. It grows by the same number in each batch.",

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from arpo.actions import Action, CallUser, Fail, Finished, up_to_terminal
 from arpo.config import RolloutConfig
-from arpo.dialects.base import Dialect, ParseError
+from arpo.dialects.base import Dialect, History, ParseError
 from arpo.engines.base import Engine
 from arpo.errors import ContextTooLong, EngineError, boundary
-from arpo.prompts.conversation import PromptTemplate
+from arpo.prompts.conversation import Conversation
 from arpo.prompts.rendering import PromptRenderer, Rendered
+from arpo.prompts.templates import PromptTemplate
 from arpo.storage.codec import BATCH
 from arpo.types import Completion, Prompt, Sampling, Screenshot, StopReason, Turn
 

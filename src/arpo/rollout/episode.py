@@ -1,12 +1,13 @@
 """Plays one episode: screenshot, answer, actions, until it ends; then the environment evaluates it.
 
-The token sequence grows by the sampled tokens and by the rendered next prompt. It restarts when the
-screenshot window slides. No answer is tokenised again. Errors pass through to the pool.
+The token sequence grows by the sampled tokens and by the rendered next prompt. It restarts when old
+screenshots leave the prompt. No answer is tokenised again. Errors pass through to the pool.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from arpo.actions import Point, resolve_pointer
 from arpo.config import RolloutConfig
@@ -26,7 +27,7 @@ from arpo.rollout.agent import (
     stop_after,
 )
 from arpo.rollout.program import play_program
-from arpo.types import Prompt, Sampling, Screenshot, StopReason, Task, Trajectory, Turn
+from arpo.types import Completion, Prompt, Sampling, Screenshot, StopReason, Task, Trajectory, Turn
 
 
 async def run_episode(
@@ -75,22 +76,13 @@ async def _play(
     with measure("start"):
         first = await env.start(task)
     instruction = first.instruction or task.instruction
-    conversation = Conversation.begin(agent.template, instruction, settings.max_images)
+    conversation = agent.begin(instruction, settings)
     screenshot = first.screenshot
     width, height = screenshot.size
     pointer = Point(width // 2, height // 2)  # its position on a new desktop
     while stop is None:
         look(screenshot)
         conversation = conversation.look(screenshot)
-        restart = conversation.slid or not turns
-        context = _context(agent.renderer, conversation, restart)
-        sequence = context if restart else joined(sequence, context)
-        prompt = Prompt(
-            episode_id=episode_id,
-            token_ids=sequence.token_ids,
-            images=sequence.images,
-            messages=conversation.messages(),
-        )
         sampling = Sampling(
             temperature=settings.temperature,
             max_tokens=settings.max_answer_tokens,
@@ -98,23 +90,24 @@ async def _play(
         )
         try:
             with measure("engine"):
-                completion = await sample_answer(agent, prompt, sampling, settings)
+                asked = await _ask(agent, conversation, sequence, episode_id, sampling, settings)
         except ContextTooLong as limit:
             if not turns:
                 raise PromptTooLong(limit.where, limit.message) from limit
             stop = StopReason.MAX_STEPS
             break
-        conversation = conversation.answer(completion)
-        sequence = joined(sequence, Rendered(token_ids=completion.token_ids, images=()))
+        completion = asked.completion
+        conversation = asked.conversation.answer(completion)
+        sequence = joined(asked.sequence, Rendered(token_ids=completion.token_ids, images=()))
 
         actions, error = parse_actions(completion, agent, screenshot, settings)
         actions, pointer = resolve_pointer(actions, pointer)
         turns.append(
             Turn(
                 screenshot=screenshot,
-                context=context.token_ids,
-                images=context.images,
-                restart=restart,
+                context=asked.context.token_ids,
+                images=asked.context.images,
+                restart=asked.restart,
                 completion=completion,
                 actions=actions,
                 error=error,
@@ -153,6 +146,53 @@ def _once_each(on_screenshot: OnScreenshot) -> Callable[[Screenshot], None]:
             seen[screenshot.sha256] = screenshot
 
     return look
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """One answer: the conversation it answers, its prompt tokens since the last answer, and all of them."""
+
+    conversation: Conversation
+    restart: bool
+    context: Rendered
+    sequence: Rendered
+    completion: Completion
+
+
+async def _ask(
+    agent: Agent,
+    conversation: Conversation,
+    sequence: Rendered,
+    episode_id: str,
+    sampling: Sampling,
+    settings: RolloutConfig,
+) -> _Asked:
+    """Sample one answer. Folds a prompt that is too long; raises ContextTooLong if that is not enough."""
+    while True:
+        restart = conversation.slid or not conversation.answers
+        context = _context(agent.renderer, conversation, restart)
+        asked = context if restart else joined(sequence, context)
+        prompt = Prompt(
+            episode_id=episode_id,
+            token_ids=asked.token_ids,
+            images=asked.images,
+            messages=conversation.messages(),
+        )
+        try:
+            completion = await sample_answer(agent, prompt, sampling, settings)
+        except ContextTooLong:
+            folded = conversation.folded()
+            if folded is None:
+                raise
+            conversation = folded
+        else:
+            return _Asked(
+                conversation=conversation,
+                restart=restart,
+                context=context,
+                sequence=asked,
+                completion=completion,
+            )
 
 
 def _context(renderer: PromptRenderer, conversation: Conversation, restart: bool) -> Rendered:

@@ -24,8 +24,8 @@ from arpo.envs.factory import open_pool
 from arpo.envs.pool import EnvPool
 from arpo.envs.remote import add_timeout_slack
 from arpo.errors import BadSetting, closed_on_error
-from arpo.prompts.conversation import PromptTemplate, load_template
 from arpo.prompts.rendering import PromptRenderer, Renderer
+from arpo.prompts.templates import PromptTemplate, load_template
 from arpo.reporting.display import Display
 from arpo.rollout.agent import Agent, AgentProgram
 from arpo.rollout.copies import Copies
@@ -191,7 +191,7 @@ def prompt_of(config: Config) -> str:
 
 
 def open_template(config: Config) -> PromptTemplate:
-    return load_template(prompt_of(config), image_first=open_dialect(config).image_first)
+    return load_template(prompt_of(config), open_dialect(config).layout)
 
 
 def _describe_choice(config: Config, dialect: Dialect) -> str:

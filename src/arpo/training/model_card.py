@@ -20,7 +20,7 @@ from arpo.config.recipe import changed, value
 from arpo.config.task_set_names import GENERATED, HELDOUT, OVERALL, TRAIN, heldout_sets, set_label
 from arpo.errors import UserError
 from arpo.models.hub import HubModel, parse_hub_model
-from arpo.prompts.conversation import QWEN_SYSTEM, PromptTemplate
+from arpo.prompts.templates import QWEN_SYSTEM, PromptTemplate
 from arpo.rollout.player import open_template
 
 CARD = "README.md"
@@ -127,7 +127,7 @@ def _prompt(config: Config | None) -> str:
             template = open_template(config)
         except UserError:
             note = f"  # insert the text of {_last_part(config.model.prompt)}"
-    text = template.user.replace("\\", "\\\\").replace('"""', r"\"\"\"")
+    text = template.task("{instruction}").replace("\\", "\\\\").replace('"""', r"\"\"\"")
     return f'SYSTEM = {json.dumps(template.system)}\nPROMPT = """\\\n{text}"""{note}\n'
 
 

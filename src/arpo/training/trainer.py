@@ -17,7 +17,7 @@ from typing import Any
 
 from arpo.algorithms.credit import Credit
 from arpo.algorithms.replay import ReplayBuffer, replay_rng
-from arpo.algorithms.samples import GroupStats, build_updates, count_groups
+from arpo.algorithms.samples import GroupStats, build_updates, count_groups, prompt_cost
 from arpo.algorithms.schedules import decay
 from arpo.config import Config
 from arpo.config.changes import find_changes
@@ -198,6 +198,7 @@ class Trainer:
         """Metrics of the played episodes, including those that replay replaced, and of the groups."""
         fresh = [trajectory for group in played for trajectory in group.trajectories]
         ages = [rescue.age for group in groups for rescue in group.rescues]
+        prompt_tokens, prompt_cached = prompt_cost(fresh)
         return {
             "episodes": self.run.progress.episodes,
             "failures": self.run.progress.failures,
@@ -205,6 +206,8 @@ class Trainer:
             "reward": _mean(self.credit.reward(trajectory) for trajectory in fresh),
             "steps": _mean(len(trajectory.turns) for trajectory in fresh),
             "malformed": _mean(trajectory.malformed for trajectory in fresh),
+            "prompt_tokens": prompt_tokens,
+            "prompt_cached": prompt_cached,
             **{("groups" if name == "total" else name): count for name, count in asdict(stats).items()},
             "replay_age": _mean(ages) if ages else 0.0,
             "replay_size": sum(map(len, self.replay.state().values())),

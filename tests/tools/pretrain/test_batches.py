@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
+from arpo.prompts.templates import load_template
 from tools.pretrain.batches import BATCHES_PER_CHUNK, Batches, LessonBatch, LessonLoader, collate
 from tools.pretrain.lessons import LessonGenerator
 from tools.pretrain.pages import random_page

@@ -8,8 +8,8 @@ import pytest
 from arpo.envs.desk.goals import FAMILIES
 from arpo.envs.desk.random_tasks import random_task, rng_for
 from arpo.envs.desk.words import vocabulary
-from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
+from arpo.prompts.templates import load_template
 from desks import solution, task_of
 from tools.pretrain.ladder import LADDER, Stage
 from tools.pretrain.lessons import Lesson, LessonGenerator

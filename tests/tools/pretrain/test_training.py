@@ -15,8 +15,8 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from arpo.envs.desk.canvas import PALETTE
 from arpo.errors import UserError
 from arpo.prompts import vision
-from arpo.prompts.conversation import load_template
 from arpo.prompts.rendering import Renderer
+from arpo.prompts.templates import load_template
 from tools.pretrain.batches import Batches, LessonBatch, collate
 from tools.pretrain.lessons import LessonGenerator
 from tools.pretrain.settings import Settings

@@ -48,6 +48,17 @@ class Agent:
     positions: int | None = None  # context length of the model in tokens; None: unknown
     program: AgentProgram | None = None  # None: the built-in loop
 
+    def begin(self, instruction: str, settings: RolloutConfig) -> Conversation:
+        """The conversation about a task, before its first screenshot."""
+        history = self.dialect.history if settings.history == "auto" else History(settings.history)
+        return Conversation(
+            template=self.template,
+            instruction=instruction,
+            max_images=settings.max_images,
+            history=history,
+            summary=self.dialect.summary,
+        )
+
     def parse(self, text: str, screenshot: Screenshot, seen: Screenshot | None = None) -> tuple[Action, ...]:
         """The actions of an answer to this screenshot, in its pixels. Raises ParseError.
 

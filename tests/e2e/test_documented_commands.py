@@ -46,6 +46,7 @@ NEEDS = {
     "openenv": "an OpenEnv server: tests/envs/openenv/test_openenv_package.py",
     "gymnasium:": "an environment of the reader: tests/envs/gymnasium",
     "browsergym:": "a browser: tests/browser/test_browsergym.py",
+    "my_agent.py": "the package openai: tests/vllm",
     "--cluster.ray": "Ray",
     "prompt.txt": "a prompt and a model of the reader",
     "step-000010": "a longer run",

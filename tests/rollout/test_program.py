@@ -167,6 +167,9 @@ def test_calls_are_refused_with_a_reason_and_change_nothing(tmp_path):
         for url in ("http://example.org/a.png", "data:image/png;base64,!!", "data:image/png;base64,AAAA"):
             part = {"type": "image_url", "image_url": {"url": url}}
             refused(chat([{"role": "user", "content": [part]}]), 400, "messages[0].content[0]")
+        png = base64.b64encode(urlopen(f"{ENV}/screenshot").read()).decode()
+        part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png}"}}
+        refused(chat([{"role": "user", "content": [part] * 6}]), 400, "6 images, must be at most 5")
         refused(step(), 400, "a step needs")
         refused(step(actions=[{"do": "Jump"}]), 400, "unknown action")
         try:

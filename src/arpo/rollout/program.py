@@ -158,8 +158,12 @@ class _Episode:
     async def answer(self, messages: tuple[Message, ...], max_tokens: int | None) -> tuple[Completion, int]:
         async with self._lock:
             self._require_running()
-            call = self._calls.begin(messages)
             settings = self._settings
+            if (shown := sum(len(message.images) for message in messages)) > settings.max_images:
+                raise Refused(
+                    f"messages: {shown} images, must be at most {settings.max_images} (rollout.max_images)"
+                )
+            call = self._calls.begin(messages)
             left = settings.max_steps * settings.max_answer_tokens - self._sampled
             sampling = Sampling(
                 temperature=settings.temperature,

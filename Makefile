@@ -49,7 +49,7 @@ test: $(DEV) ## check style and types, and run the tests; ARGS="-k replay" selec
 test-slow: $(DEV) $(OPENENV) ## run the tests that take long
 	$(PYTEST) -n 2 -m slow $(ARGS)
 
-test-real: $(DEV) osworld ## run the tests on real desktops; FULL=1 includes the slow ones
+test-real: $(DEV) $(OPENENV) osworld ## run the tests on real desktops; FULL=1 includes the slow ones
 	$(PYTEST) -n 2 tests/real $(if $(FULL),,-m "not full") $(ARGS)
 
 test-vllm: $(DEV) $(VLLM) ## run the tests with vLLM, on the CPU

@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -39,20 +39,23 @@ from arpo.errors import EnvError, EnvTimeout, UserError, boundary
 from arpo.http_server import Connections, bind, listening
 from arpo.processes.bounded_log import bounded_log
 from arpo.processes.environment import is_loopback
-from arpo.types import Screenshot
+from arpo.types import Observation, Screenshot, Task
 
 RETRY_SECONDS = 1
 LEASE_SECONDS = 900.0  # without a call before a host ends an episode
 BODY_SECONDS = 30.0  # for receiving the body of a request
 _log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 
 @dataclass(slots=True)
-class _Episode:
+class Episode:
     timer: asyncio.TimerHandle  # closes the episode
     env: GuardedEnv | None = None
     call: asyncio.Task[Any] | None = None  # the running call
     sent: set[str] = field(default_factory=set)  # sha256 of the screenshots sent to the caller
+    on_end: Callable[[], object] = lambda: None  # called when its slot is free
 
 
 class Host:
@@ -66,24 +69,25 @@ class Host:
         self._lease_seconds = lease_seconds
         self._token = token
         self.connections = Connections(host_connections(config.parallel))
-        self._episodes: dict[str, _Episode] = {}
+        self._episodes: dict[str, Episode] = {}
         self._closing: dict[str, asyncio.Task[None]] = {}
 
     def application(self) -> web.Application:
         application = web.Application(
             middlewares=[self._handle_errors], client_max_size=wire.MAX_REQUEST_BYTES
         )
-        application.add_routes(
-            [
-                web.get("/health", self._health),
-                web.post("/episodes", self._create_episode),
-                web.post("/episodes/{episode}/start", self._start),
-                web.post("/episodes/{episode}/step", self._step),
-                web.post("/episodes/{episode}/evaluate", self._evaluate),
-                web.delete("/episodes/{episode}", self._delete),
-            ]
-        )
+        application.add_routes(self._routes())
         return application
+
+    def _routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/health", self._health),
+            web.post("/episodes", self._create_episode),
+            web.post("/episodes/{episode}/start", self._start),
+            web.post("/episodes/{episode}/step", self._step),
+            web.post("/episodes/{episode}/evaluate", self._evaluate),
+            web.delete("/episodes/{episode}", self._delete),
+        ]
 
     async def close(self) -> None:
         """Close every environment."""
@@ -137,51 +141,57 @@ class Host:
         return web.json_response(wire.health_to_json(health))
 
     async def _create_episode(self, request: web.Request) -> web.Response:
-        """Take a slot. The episode expires unless `start` follows within `env.start_seconds`."""
         await _body(request, "start")
+        return web.Response(status=201, headers={wire.EPISODE: self._take_slot()})
+
+    def _take_slot(self) -> str:
+        """The name of a new episode. It expires unless its start follows within `env.start_seconds`."""
         if self._free <= 0:
             raise NoFreeSlot("start", f"all {self._config.parallel} slots are in use")
         name = secrets.token_hex(16)
-        self._episodes[name] = _Episode(self._timer(name, self._config.start_seconds))
-        return web.Response(status=201, headers={wire.EPISODE: name})
+        self._episodes[name] = Episode(self._timer(name, self._config.start_seconds))
+        return name
 
     async def _start(self, request: web.Request) -> web.Response:
         [content] = await _body(request, "start", "task")
         task = wire.task_from_json(content, "start")
 
-        async def start(episode: _Episode) -> web.Response:
+        async def start(episode: Episode) -> web.Response:
             if episode.env is not None:
                 raise OutOfTurn("start", "the episode has started already")
-            async with boundary(EnvError, "start"):
-                made = self._factory()
-            episode.env = GuardedEnv(made, self._config)
-            first = await episode.env.start(task)
+            first = await self._start_env(episode, task)
             response = _screenshot_response(episode, first.screenshot)
             if first.instruction:
                 response.headers[wire.INSTRUCTION] = json.dumps(first.instruction)
             return response
 
-        return await self._call(request, "start", start)
+        return await self._call(request.match_info["episode"], "start", start)
+
+    async def _start_env(self, episode: Episode, task: Task) -> Observation:
+        async with boundary(EnvError, "start"):
+            made = self._factory()
+        episode.env = GuardedEnv(made, self._config)
+        return await episode.env.start(task)
 
     async def _step(self, request: web.Request) -> web.Response:
         [content] = await _body(request, "step", "actions")
         actions = wire.actions_from_json(content, "step")
 
-        async def step(episode: _Episode) -> web.Response:
-            result = await _started_env(episode, "step").step(actions)
+        async def step(episode: Episode) -> web.Response:
+            result = await started_env(episode, "step").step(actions)
             response = _screenshot_response(episode, result.observation.screenshot)
             response.headers[wire.TERMINATED] = json.dumps(result.terminated)
             return response
 
-        return await self._call(request, "step", step)
+        return await self._call(request.match_info["episode"], "step", step)
 
     async def _evaluate(self, request: web.Request) -> web.Response:
         await _body(request, "evaluate")
 
-        async def evaluate(episode: _Episode) -> web.Response:
-            return web.json_response({"score": await _started_env(episode, "evaluate").evaluate()})
+        async def evaluate(episode: Episode) -> web.Response:
+            return web.json_response({"score": await started_env(episode, "evaluate").evaluate()})
 
-        return await self._call(request, "evaluate", evaluate)
+        return await self._call(request.match_info["episode"], "evaluate", evaluate)
 
     async def _delete(self, request: web.Request) -> web.Response:
         """Cancel a running call, close the environment and wait until the slot is free."""
@@ -193,14 +203,11 @@ class Host:
         await asyncio.shield(self._closing[name])
         return web.Response(status=204)
 
-    async def _call(
-        self, request: web.Request, where: str, work: Callable[[_Episode], Coroutine[Any, Any, web.Response]]
-    ) -> web.Response:
+    async def _call(self, name: str, where: str, work: Callable[[Episode], Coroutine[Any, Any, _T]]) -> _T:
         """Run one call of an episode; it does not expire meanwhile. A second concurrent call is refused.
 
         If the caller disconnects, the episode ends: nobody can continue it without the result.
         """
-        name = request.match_info["episode"]
         if name not in self._episodes:
             limit = f"{self._lease_seconds:g} s without a call"
             raise NoSuchEpisode(where, f"no such episode: it was closed, or expired after {limit}")
@@ -236,18 +243,22 @@ class Host:
 
         def closed(task: asyncio.Task[None]) -> None:
             del self._closing[name]
+            episode.on_end()
             if not task.cancelled() and (fault := task.exception()):
                 _log.warning("episode %s: %s", name, fault)
 
         self._closing[name] = asyncio.create_task(self._end(episode))
         self._closing[name].add_done_callback(closed)
 
-    async def _end(self, episode: _Episode) -> None:
+    async def _end(self, episode: Episode) -> None:
         if episode.call is not None:
             episode.call.cancel()
             await asyncio.wait([episode.call], timeout=self._config.step_seconds)
         if episode.env is not None:
             await episode.env.close()
+
+
+MakeHost = Callable[[EnvFactory, EnvConfig, str | None, float], Host]
 
 
 @asynccontextmanager
@@ -258,9 +269,10 @@ async def hosting(
     token: str | None,
     listen: Listen,
     lease_seconds: float = LEASE_SECONDS,
+    make_host: MakeHost = Host,
 ) -> AsyncIterator[str]:
     """Run a host during the block and yield its URL. Leaving the block closes every environment."""
-    host = Host(factory, config, token, lease_seconds)
+    host = make_host(factory, config, token, lease_seconds)
     try:
         listeners = bind(listen.host, listen.port)
     except OSError as error:
@@ -272,7 +284,7 @@ async def hosting(
         await host.close()
 
 
-def run_host(config: Config, ready_file: Path | None, with_parent: bool) -> int:
+def run_host(config: Config, ready_file: Path | None, with_parent: bool, make_host: MakeHost = Host) -> int:
     """`arpo env-host`: serve until SIGINT or SIGTERM, or with `with_parent` until stdin closes."""
     parent = _ParentWatch()
     if with_parent:
@@ -286,7 +298,8 @@ def run_host(config: Config, ready_file: Path | None, with_parent: bool) -> int:
         parent.on_exit = lambda: loop.call_soon_threadsafe(ended.set)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, ended.set)
-        async with hosting(factory, config.env, token=token, listen=listen) as address:
+        serving = hosting(factory, config.env, token=token, listen=listen, make_host=make_host)
+        async with serving as address:
             print(f"{config.env.name}: {config.env.parallel} slots at {address}", flush=True)
             if ready_file is not None:
                 _write_ready(ready_file, address)
@@ -325,7 +338,12 @@ def _write_ready(path: Path, address: str) -> None:
 
 
 async def _body(request: web.Request, where: str, *names: str) -> list[Any]:
-    """Return the values of the body, a JSON object with exactly these keys.
+    """Return the values of the body, a JSON object with exactly these keys."""
+    return wire.object_values(await read_json_body(request, where), names, where, "body")
+
+
+async def read_json_body(request: web.Request, where: str) -> Any:
+    """Return the body.
 
     Requires the JSON content type: a web page of another origin cannot send it without CORS permission.
     """
@@ -336,16 +354,16 @@ async def _body(request: web.Request, where: str, *names: str) -> list[Any]:
             content = await request.read()
     except TimeoutError:
         raise BadRequest(where, f"the body did not arrive within {BODY_SECONDS:g} s") from None
-    return wire.object_values(wire.read_json(content, where), names, where, "body")
+    return wire.read_json(content, where)
 
 
-def _started_env(episode: _Episode, where: str) -> GuardedEnv:
+def started_env(episode: Episode, where: str) -> GuardedEnv:
     if episode.env is None:
         raise OutOfTurn(where, "the episode has not started")
     return episode.env
 
 
-def _screenshot_response(episode: _Episode, screenshot: Screenshot) -> web.Response:
+def _screenshot_response(episode: Episode, screenshot: Screenshot) -> web.Response:
     headers = {"ETag": f'"{screenshot.sha256}"'}
     if screenshot.sha256 in episode.sent:
         return web.Response(status=204, headers=headers)

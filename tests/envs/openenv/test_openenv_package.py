@@ -1,4 +1,4 @@
-"""The client with a server of the package `openenv`, in its own interpreter."""
+"""Our client with a server of the package `openenv`, and its client with `arpo env-host --openenv`."""
 
 import asyncio
 
@@ -13,7 +13,9 @@ from arpo.errors import EnvError, UserError
 from arpo.png import rgb
 from arpo.tasks.lists import load_tasks
 from arpo.types import Failure
-from openenv_server import buttons
+from desks import solution
+from env_hosts import HostCommand
+from openenv_server import TOKEN, PackageEnv, buttons
 
 pytestmark = pytest.mark.slow
 MAPPING = """
@@ -115,3 +117,28 @@ def test_a_full_server_says_how_many_sessions_it_has(mapping):
         factory = resolve_env(Config(env=EnvConfig(name=f"openenv:{url}#{mapping}")))
         with pytest.raises(EnvError, match=r"1/1 .*: lower env.parallel to its sessions"):
             asyncio.run(play(factory))
+
+
+def test_the_client_of_the_package_solves_tasks_of_desk(tmp_path, monkeypatch):
+    tasks = load_tasks("desk:32")[:10]
+
+    async def play(task):
+        env = PackageEnv(host.address, tmp_path)
+        try:
+            assert (await env.start(task)).instruction == task.instruction
+            for _, action in solution(task):
+                result = await env.step((action,))
+            assert result.terminated
+            return await env.evaluate()
+        finally:
+            await env.close()
+
+    async def play_all():
+        return await asyncio.gather(*map(play, tasks))
+
+    monkeypatch.setenv("ARPO_HOST_TOKEN", TOKEN)
+    host = HostCommand(tmp_path, "desk", "--openenv", "--slots", "10", "--listen", "127.0.0.1:0")
+    try:
+        assert asyncio.run(play_all()) == [1.0] * 10
+    finally:
+        host.end()

@@ -85,6 +85,10 @@ def stock_processor(model_type: str, folder: Path) -> Any:
     return WithoutVideo(images, tokenizer, chat_template=tokenizer.chat_template)
 
 
+def _image(screenshot: Screenshot) -> dict[str, Any]:
+    return {"type": "image", "image": Image.open(io.BytesIO(screenshot.png))}
+
+
 def test_prompt_is_that_of_transformers(renderer: Renderer, folder: Path, model: Made) -> None:
     messages = [
         *OPENING,
@@ -93,20 +97,23 @@ def test_prompt_is_that_of_transformers(renderer: Renderer, folder: Path, model:
         Message(role="assistant", text="Action: wait()"),
         Message(role="user", text="Click", screenshot=TALL),
         Message(role="user", text="Click", screenshot=SMALL, image_first=True),
+        Message(role="user", text="Click", more=(" the", TALL, "or", " this", SMALL, "now")),
     ]  # fmt: skip
     chat = []
     for message in messages:
         content: list[dict[str, Any]] = [{"type": "text", "text": message.text}] if message.text else []
         if message.screenshot is not None:
-            image = {"type": "image", "image": Image.open(io.BytesIO(message.screenshot.png))}
-            content.insert(0 if message.image_first else len(content), image)
+            content.insert(0 if message.image_first else len(content), _image(message.screenshot))
+        content += [
+            {"type": "text", "text": part} if isinstance(part, str) else _image(part) for part in message.more
+        ]
         chat.append({"role": message.role, "content": content})
     theirs = stock_processor(model[0].config.model_type, folder).apply_chat_template(
         chat, tokenize=True, add_generation_prompt=True, return_dict=True, return_tensors="pt"
     )
     rendered = renderer.render(messages)
     assert list(rendered.token_ids) == theirs["input_ids"][0].tolist()
-    assert rendered.images == (WIDE, SMALL, TALL, SMALL)
+    assert rendered.images == (WIDE, SMALL, TALL, SMALL, TALL, SMALL)
     grids = [renderer.grid(shot) for shot in rendered.images]
     assert grids == [tuple(row) for row in theirs["image_grid_thw"].tolist()]
     patches = np.concatenate([vision.patchify(shot, renderer.settings) for shot in rendered.images])

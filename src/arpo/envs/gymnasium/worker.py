@@ -51,6 +51,9 @@ class Gymnasium:
     def picture(self, observation: Any) -> Any:
         return self.env.render()
 
+    def instruction(self, observation: Any, infos: Any) -> str:
+        return instruction_in(observation) or instruction_in(infos)
+
     def check(self, width: int, height: int) -> None:
         if self._rule is None:
             pixel = pixel_rule(self.env.action_space, width, height)
@@ -65,21 +68,18 @@ class BrowserGym:
     """Pictures of the page; actions are calls of HighLevelActionSet as text."""
 
     def __init__(self, call: dict[str, Any]) -> None:
-        core = import_package("browsergym.core.action.highlevel", "run `make browsergym`")
-        gymnasium = importlib.import_module("gymnasium")
-        benchmark = call["id"].partition(".")[0]
-        if benchmark == "miniwob":
-            set_miniwob_url()
-        if benchmark != "openended":  # part of browsergym.core
-            import_package(f"browsergym.{benchmark}", f"pip install browsergym-{benchmark}")
+        import_benchmark(call["id"].partition(".")[0])
         use_installed_chromium(call["chromium"])
-        actions = core.HighLevelActionSet(["coord", "nav", "tab", "chat", "infeas"])
+        highlevel = importlib.import_module("browsergym.core.action.highlevel")
+        actions = highlevel.HighLevelActionSet(["coord", "nav", "tab", "chat", "infeas"])
         options = {"action_mapping": actions.to_python_code, "disable_env_checker": True, **call["make"]}
-        if "." in call["id"] or benchmark == "openended":
-            self.env = gymnasium.make(f"browsergym/{call['id']}", **options)
+        self.env = importlib.import_module("gymnasium").make(f"browsergym/{call['id']}", **options)
 
     def picture(self, observation: Any) -> Any:
         return observation["screenshot"]
+
+    def instruction(self, observation: Any, infos: Any) -> str:
+        return goal_text(observation["goal_object"])
 
     def check(self, width: int, height: int) -> None:
         pass
@@ -97,8 +97,8 @@ class Player:
 
     def check(self, call: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         """Start an episode. A benchmark of BrowserGym, such as "miniwob", is only imported."""
-        if call["kind"] == "browsergym" and "." not in call["id"] and call["id"] != "openended":
-            BrowserGym(call)
+        if call["kind"] == "browsergym" and "." not in call["id"]:
+            import_benchmark(call["id"])
             return {}, b""
         return self.start(call)
 
@@ -112,7 +112,7 @@ class Player:
         observation, infos = self._game.env.reset(seed=call["seed"], options=call["options"] or None)
         self._png = png_of(self._game.picture(observation))
         self._game.check(*struct.unpack(">II", self._png[16:24]))
-        return self._answer(instruction_in(observation) or instruction_in(infos))
+        return self._answer(self._game.instruction(observation, infos))
 
     def step(self, call: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         for action in call["actions"]:
@@ -162,6 +162,11 @@ def instruction_in(values: Any) -> str:
     return next((text for text in texts if isinstance(text, str) and text), "")
 
 
+def goal_text(goal: Any) -> str:
+    """The texts of a goal of BrowserGym. Its key "goal" has a warning instead if the goal has pictures."""
+    return "\n".join(part["text"] for part in goal if part["type"] == "text")
+
+
 def png_of(picture: Any) -> bytes:
     import numpy
 
@@ -187,6 +192,15 @@ def import_package(name: str, remedy: str) -> Any:
         raise Unusable(
             f"no module {error.name} in {sys.executable}: {remedy}, or set gymnasium.python"
         ) from None
+
+
+def import_benchmark(name: str) -> None:
+    """Register the tasks of a benchmark of BrowserGym."""
+    import_package("browsergym.core", "run `make browsergym`")
+    if name == "miniwob":
+        set_miniwob_url()
+    if name != "openended":  # part of browsergym.core
+        import_package(f"browsergym.{name}", f"pip install browsergym-{name}")
 
 
 def import_function(name: str) -> Any:

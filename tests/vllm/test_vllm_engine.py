@@ -19,6 +19,7 @@ from transformers import AutoModelForImageTextToText
 
 from arpo.config import Config
 from arpo.config.recipe import load_config
+from arpo.dialects.ui_tars import UI_TARS_1_5
 from arpo.engines.base import Weights
 from arpo.engines.http_exchange import HttpExchange
 from arpo.engines.vllm import VllmEngine
@@ -28,8 +29,12 @@ from arpo.learner.local import LocalLearner
 from arpo.learner.publish import Publisher
 from arpo.models.loading import load_model, load_renderer, resolve_model
 from arpo.models.trainable import set_trainable
+from arpo.prompts.conversation import PromptTemplate
 from arpo.prompts.rendering import Renderer
+from arpo.rollout.agent import Agent, AgentProgram
+from arpo.rollout.episode import run_episode
 from arpo.storage.published_weights import publishing, read_published
+from arpo.testing import FakeEnv, task
 from arpo.types import Completion, Message, Prompt, Sample, Sampling
 from real_vllm import PYTHON, RealServer, real_servers
 from tiny_vlm import screenshot, stock_inputs
@@ -188,6 +193,39 @@ def test_many_prompts_at_once(pair: list[RealServer], tmp_path: Path) -> None:
         assert len(answers) == 100 and notes == []
 
     play(pair, test)
+
+
+def test_the_agent_program_of_the_docs_with_the_openai_client(pair: list[RealServer], tmp_path: Path) -> None:
+    """It asks with one screenshot at a time. vLLM's environment has the package `openai`."""
+    page = (Path(__file__).parents[2] / "docs" / "agent.md").read_text("utf-8")
+    policy = policy_of(config_of(), tmp_path)
+    (file := tmp_path / "my_agent.py").write_text(
+        page.partition("```python\n")[2].partition("```")[0], "utf-8"
+    )
+
+    async def run(engine: VllmEngine, notes: list[str]) -> None:
+        config = config_of("--rollout.max_steps=2")
+        weights = policy.publisher.publish()
+        await engine.load(weights)
+        program = AgentProgram(
+            command=(str(PYTHON), str(file)), logs=tmp_path / "logs", start_seconds=300, call_seconds=300
+        )
+        agent = Agent(
+            engine=engine,
+            renderer=policy.renderer,
+            template=PromptTemplate(system="", user="{instruction}"),
+            dialect=UI_TARS_1_5,
+            program=program,
+        )
+        env = FakeEnv(size=(224, 168))
+        episode = await run_episode(task("t"), env, agent, episode_id="e", settings=config.rollout, seed=0)
+        for turn in episode.turns:
+            assert turn.restart and len(turn.images) == 1 and turn.completion.token_ids
+            prompt = Prompt(episode_id="e", token_ids=turn.context, images=turn.images, messages=())
+            expected = logprobs(weights.handle, prompt, turn.completion, config.rollout.temperature)
+            assert gap(turn.completion.logprobs, expected) < EXACT
+
+    play(pair, run)
 
 
 def test_an_update_under_running_answers(pair: list[RealServer], tmp_path: Path) -> None:

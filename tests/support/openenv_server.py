@@ -83,7 +83,7 @@ def scripted(*answers: Any, schema: Any = SCHEMA, token: str = "") -> Iterator[t
     """A server that gives these answers to the messages of every session; the last one to all later ones.
 
     Yields its URL and the messages that it received. An answer is the data of an observation, a whole
-    message with a type, a text to send as it is, or None to close the session.
+    message with a type, a text to send as it is, or None to close the session. A text as schema: a redirect.
     """
     received: list[Any] = []
 
@@ -105,6 +105,8 @@ def scripted(*answers: Any, schema: Any = SCHEMA, token: str = "") -> Iterator[t
         return channel
 
     async def answer_schema(request: web.Request) -> web.Response:
+        if isinstance(schema, str):
+            raise web.HTTPFound(schema)
         return web.json_response(schema)
 
     @web.middleware

@@ -33,6 +33,7 @@ MAX_INSTRUCTION, MAX_HEADER_BYTES = 4000, 2**16  # characters; a character has u
 MAX_REQUEST_BYTES = 8 << 20
 MAX_RESPONSE_BYTES = 64 << 20
 TOKEN_VARIABLE = "ARPO_HOST_TOKEN"
+OPENENV_HEALTH = {"status": "healthy"}  # of `arpo env-host --openenv` and of other OpenEnv servers
 SIZED_BY_RECIPE = ("desk", "osworld", "browser")  # their screens are env.width x env.height
 
 
@@ -166,6 +167,8 @@ def health_to_json(health: Health) -> dict[str, Any]:
 
 
 def health_from_json(value: Any, where: str) -> Health:
+    if value == OPENENV_HEALTH:
+        raise BadRequest(where, "speaks OpenEnv: start its `arpo env-host` without --openenv")
     names = [entry.name for entry in fields(Health)]
     given = dict(zip(names, object_values(value, names, where, "health"), strict=True))
     for name, kind in {"env": str, "slots": int, "free": int, "version": str}.items():

@@ -203,6 +203,12 @@ def test_a_server_without_a_schema_is_no_openenv_server(mapping, schema, message
         OpenEnvs(f"openenv:{url}#{mapping}")
 
 
+def test_a_redirect_is_not_followed(mapping):
+    refused = pytest.raises(UserError, match="/schema: answered with status 302")
+    with scripted(GOOD) as (other, _), scripted(GOOD, schema=f"{other}/schema") as (url, _), refused:
+        OpenEnvs(f"openenv:{url}#{mapping}")
+
+
 def test_a_wrong_address_is_a_user_error(mapping):
     with pytest.raises(UserError, match="refused: start the OpenEnv server, or correct the address"):
         OpenEnvs(f"openenv:http://127.0.0.1:9#{mapping}")

@@ -28,7 +28,9 @@ from arpo.envs.host import hosting
 from arpo.envs.openenv.env import OpenEnvs
 from arpo.envs.openenv.host import OpenEnvHost, read_action
 from arpo.envs.openenv.server import openenv_tasks
+from arpo.envs.remote import parse_hosts
 from arpo.envs.wire import BadRequest
+from arpo.errors import UserError
 from arpo.testing import FakeEnv, failing, hanging, screenshot, task
 from env_hosts import ANY_PORT, FAKE, until
 from openenv_server import TOKEN, own_mapping
@@ -321,3 +323,13 @@ def test_the_client_of_this_package_plays_on_the_host(tmp_path):
         assert made.envs[0].steps == actions
 
     run(test, max_steps=1000, parallel=8)
+
+
+def test_a_run_that_expects_the_other_protocol_says_so():
+    async def test(caller, made):
+        hosts = parse_hosts(EnvConfig(name=FAKE, hosts=caller.address))
+        with pytest.raises(UserError, match="speaks OpenEnv: start its `arpo env-host` without --openenv"):
+            async with hosts.lease():
+                pass
+
+    run(test)

@@ -116,7 +116,7 @@ class OpenEnvHost(Host):
     def _routes(self) -> list[web.RouteDef]:
         return [
             web.get("/ws", self._session),
-            web.get("/health", _answer({"status": "healthy"})),
+            web.get("/health", _answer(wire.OPENENV_HEALTH)),
             web.get(
                 "/schema",
                 _answer({"action": ACTION_SCHEMA, "observation": OBSERVATION_SCHEMA, "state": STATE_SCHEMA}),

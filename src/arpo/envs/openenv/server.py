@@ -53,7 +53,7 @@ class Server:
             None if body is None else json.dumps(body).encode(),
             {"Content-Type": "application/json", **self.headers},
         )
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
         try:
             with direct.open(request, timeout=_CALL_SECONDS) as answer:
                 return json.loads(answer.read(MAX_MESSAGE))
@@ -67,6 +67,13 @@ class Server:
             raise UserError(
                 f"{self.url}{path}: {reason}: start the OpenEnv server, or correct the address"
             ) from error
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the token to another server."""
+
+    def redirect_request(self, *arguments: Any) -> None:
+        return None
 
 
 class NoTasks(UserError):

@@ -53,7 +53,7 @@ from arpo.types import (
 EXIT_SECONDS = 5.0  # for a program to exit after the end of its episode
 GRACE_SECONDS = 1.0  # after SIGTERM
 TICK_SECONDS = 1.0  # between two checks of a running program
-MAX_LOG_BYTES = 1 << 20  # of one episode; a longer log begins anew
+MAX_LOG_BYTES = 1 << 20  # of one episode; a longer log loses its beginning
 MAX_LOGS = 100  # files; the newest stay
 # Actions of desktop-env's agents that are no code.
 _WORDS = {
@@ -325,6 +325,7 @@ def _all_sampled(settings: RolloutConfig) -> str:
 async def _running(program: AgentProgram, url: str, episode_id: str) -> AsyncIterator[Child]:
     """The program during the block. All of its processes end after it."""
     log = program.logs / f"{episode_id}.log"
+    log.unlink(missing_ok=True)  # of an earlier attempt
     _remove_old_logs(program.logs)
     try:
         child = Child(
@@ -379,8 +380,13 @@ def _output(child: Child) -> str:
 def _bound_log(child: Child) -> None:
     assert child.log is not None
     with suppress(OSError):  # it was deleted
-        if child.log.stat().st_size > MAX_LOG_BYTES:
-            os.truncate(child.log, 0)  # the program appends: it goes on at the beginning
+        if (size := child.log.stat().st_size) > MAX_LOG_BYTES:
+            with child.log.open("r+b") as file:
+                file.seek(size - MAX_LOG_BYTES // 2)
+                kept = file.read()
+                file.truncate(0)  # the program appends: it goes on behind what is kept
+            with child.log.open("ab") as file:
+                file.write(kept[-MAX_LOG_BYTES // 2 :])
 
 
 def _remove_old_logs(folder: Path) -> None:

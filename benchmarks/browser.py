@@ -7,6 +7,12 @@ package miniwob does; it is left out if it is not installed. Prints one JSON lin
 of pages, memory per page (MiB, proportional share), and the ratio of `devtools` to the best other one.
 
     make miniwob; python benchmarks/browser.py --pages 1,4,8,16
+
+`--episodes 1000` plays whole episodes instead, four at a time, and prints what they hold after the first
+tenth and at the end: memory of this process and of its Chromium (MiB), processes and open files. `ratio` is
+memory at the end to memory after the first tenth: about 1 without a leak.
+
+    python benchmarks/browser.py --episodes 1000
 """
 
 from __future__ import annotations
@@ -17,9 +23,11 @@ import importlib.util
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +39,7 @@ from arpo.envs.browser.miniwob import HEIGHT, WIDTH, miniwob_tasks, pages
 
 TASK = "click-test-2"
 PLACE = Point(2, 100)  # nothing is there
+AT_ONCE = 4
 Step = Callable[[], Awaitable[Any]]
 
 
@@ -131,16 +140,52 @@ def selenium(number: int, count: int) -> float | None:
     return number * count / seconds
 
 
+async def episodes(count: int) -> dict[str, Any]:
+    envs = BrowserEnvs(BrowserConfig(), EnvConfig(name="browser", width=WIDTH, height=HEIGHT))
+    numbers, tasks = iter(range(count)), miniwob_tasks(TASK)
+    held: list[dict[str, float]] = []
+
+    async def work() -> None:
+        for number in numbers:
+            env = envs()
+            await env.start(tasks[number % len(tasks)])
+            for place in (PLACE, Point(80, 120)):
+                await env.step((Click(point=place),))
+            await env.evaluate()
+            await env.close()
+            if (number + 1) % max(count // 10, 1) == 0:
+                held.append({"episodes": number + 1, **holding()})
+                print(held[-1], file=sys.stderr)
+
+    await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+    envs.close()
+    return {"first": held[0], "last": held[-1], "ratio": held[-1]["mebibytes"] / held[0]["mebibytes"]}
+
+
+def holding() -> dict[str, float]:
+    own_files = len(os.listdir("/proc/self/fd"))
+    return {"mebibytes": round(memory(), 1), "processes": len(descendants()), "open_files": own_files}
+
+
+def descendants() -> list[int]:
+    """This process and all that it has started."""
+    parents: dict[int, int] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            parents[int(name)] = int(Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[1])
+    found = [os.getpid()]
+    for process in found:
+        found += [child for child, parent in parents.items() if parent == process]
+    return found
+
+
 def memory() -> float:
-    """Proportional share (MiB) of all Chromium processes of this user."""
+    """Proportional share (MiB) of this process and all that it has started."""
     total = 0
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if "chrom" in Path("/proc", process, "comm").read_text():
-                rollup = Path("/proc", process, "smaps_rollup").read_text()
-                total += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
-        except OSError:
-            continue
+    for process in descendants():
+        with suppress(OSError):
+            rollup = Path("/proc", str(process), "smaps_rollup").read_text()
+            total += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
     return total / 1024
 
 
@@ -150,7 +195,11 @@ def main() -> None:
     )
     parser.add_argument("--pages", default="1,4,8,16", help="numbers of pages")
     parser.add_argument("--steps", type=int, default=30, help="steps of each page")
+    parser.add_argument("--episodes", type=int, help="play episodes and look for leaks instead")
     given = parser.parse_args()
+    if given.episodes:
+        print(json.dumps(asyncio.run(episodes(given.episodes))))
+        return
     results: dict[str, Any] = {}
     for number in map(int, given.pages.split(",")):
         found: dict[str, Any] = asyncio.run(own(number, given.steps))

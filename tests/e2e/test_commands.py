@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -182,6 +183,17 @@ MISTAKES = {
     "export nowhere out": "nowhere: is not a run folder, a checkpoint, a model folder or ORG/NAME of the hub",
     "report nowhere": "nowhere: not a run folder",
 }
+
+
+def test_a_run_with_a_setting_of_an_earlier_version_says_so(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
+    recipe = folder / "recipe.toml"
+    recipe.write_text(recipe.read_text("utf-8").replace("\ndialect = ", "\ncoordinates = "), "utf-8")
+    assert main(["train", "--run.dir", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert "an earlier version wrote this run" in error and "model.coordinates" in error
 
 
 @pytest.mark.parametrize("words", MISTAKES)

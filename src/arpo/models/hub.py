@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arpo.config import Config
-from arpo.config.recipe import load_config
+from arpo.config.recipe import load_recorded
 from arpo.errors import UserError
 from arpo.storage.run_folder import RECIPE
 
@@ -120,7 +120,8 @@ def pin_model(config: Config, run: Path | None = None) -> Config:
     folder `run` has a recipe with a commit of the same repository, and model.path names no revision, that
     commit is used.
     """
-    recorded = load_config(run / RECIPE) if run is not None and (run / RECIPE).is_file() else config
+    path = None if run is None else run / RECIPE
+    recorded = load_recorded(path)[0] if path is not None and path.is_file() else config
     config = with_recorded_model(config, recorded)
     model = parse_hub_model(config.model.path)
     if model is None or config.engine.name == "openai":

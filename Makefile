@@ -17,6 +17,7 @@ BROWSERGYM_VENV := .venv-browsergym
 BROWSERGYM := $(BROWSERGYM_VENV)/.installed
 RAY := $(VENV)/.installed-ray
 MINIWOB := $(VENV)/.installed-miniwob
+CUA_AGENT := $(VENV)/.installed-cua-agent
 
 LINT := $(BIN)/ruff format --check && $(BIN)/ruff check && $(BIN)/mypy
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
@@ -49,7 +50,7 @@ test: $(DEV) ## check style and types, and run the tests; ARGS="-k replay" selec
 test-slow: $(DEV) $(OPENENV) ## run the tests that take long
 	$(PYTEST) -n 2 -m slow $(ARGS)
 
-test-real: $(DEV) $(OPENENV) osworld ## run the tests on real desktops; FULL=1 includes the slow ones
+test-real: $(DEV) $(CUA_AGENT) $(OPENENV) osworld ## run the tests on real desktops; FULL=1 includes the slow ones
 	$(PYTEST) -n 2 tests/real $(if $(FULL),,-m "not full") $(ARGS)
 
 test-vllm: $(DEV) $(VLLM) ## run the tests with vLLM, on the CPU
@@ -103,6 +104,11 @@ $(DEV): $(RUNTIME)
 
 $(RAY): $(DEV)
 	$(PIP) --no-build-isolation --editable '.[dev,ray]'
+	@touch $@
+
+# Its parsers are compared with ours. They run without the packages that it needs.
+$(CUA_AGENT): $(DEV)
+	$(PIP) --no-deps cua-agent
 	@touch $@
 
 # Without its dependencies: they are for its own way to Chromium.

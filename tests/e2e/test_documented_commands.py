@@ -47,6 +47,7 @@ NEEDS = {
     "gymnasium:": "an environment of the reader: tests/envs/gymnasium",
     "browsergym:": "a browser: tests/browser/test_browsergym.py",
     "my_agent.py": "the package openai: tests/vllm",
+    "inspect_agent.py": "the package inspect-ai",
     "--cluster.ray": "Ray",
     "prompt.txt": "a prompt and a model of the reader",
     "step-000010": "a longer run",

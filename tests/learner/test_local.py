@@ -69,17 +69,17 @@ def train(one: LocalLearner, *updates: Update) -> dict[str, float]:
     return dict(one.train(Batch(updates=updates)))
 
 
-def episode(rng: Random, score: float, name: str, turns: int) -> Trajectory:
-    """Turns with one image each; the third one starts a new sequence."""
+def episode(rng: Random, score: float, name: str, turns: int, images: int = 1) -> Trajectory:
+    """Turns with one image each, or none; the third one starts a new sequence."""
     made = []
     for number in range(turns):
-        shot = screenshot(rng.randrange(256))
+        shot = screenshot(rng.randrange(256)) if images else None
         message = Message(role="user", text="Click Save", screenshot=shot)
         restart = number in (0, 2)
         context = (RENDERER.render([message]) if restart else RENDERER.continuation(message)).token_ids
         sampled = [rng.randrange(20, 60) for _ in range(rng.randint(2, 5))] + [RENDERER.end_of_turn_id]
         logprobs = [-rng.uniform(3, 7) for _ in sampled]
-        made.append(turn(context, sampled, logprobs, restart=restart, images=[shot]))
+        made.append(turn(context, sampled, logprobs, restart=restart, images=[shot] if shot else []))
     return trajectory(score, *made, name=name)
 
 
@@ -169,6 +169,20 @@ def test_two_updates_agree_with_a_plain_training_loop(groups: list[Group]) -> No
     (every,) = updates_of(groups)
     ours, theirs = (sampled_logprobs(m, every, RENDERER, 1.0)[0] for m in (one.weights().handle, model))
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_episodes_without_a_screenshot_agree_with_a_plain_training_loop() -> None:
+    """An agent program may ask the model about texts alone."""
+    rng = Random(5)
+    texts = [group(episode(rng, 1, "a", 3, images=0), episode(rng, 0, "b", 2, images=0))]
+    metrics = train(learner(), *updates_of(texts))
+    model = new_model().eval()
+    loss = plain_loss(model, new_model().eval(), texts, LossConfig(), "truncated")
+    loss.backward()
+    learned = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = math.sqrt(sum(grad.double().square().sum().item() for grad in learned))
+    assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-6)
+    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
 @pytest.mark.slow

@@ -7,13 +7,14 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from reported_score import ReportedScore
 
 from arpo.actions import Click, Finished, Point, Wait
 from arpo.algorithms.samples import trajectory_samples
 from arpo.config import EnvConfig, RolloutConfig
 from arpo.dialects.ui_tars import UI_TARS_1_5
 from arpo.envs.pool import EnvPool, LocalEnvs
-from arpo.errors import AgentError, PromptTooLong
+from arpo.errors import AgentError, EnvError, PromptTooLong
 from arpo.rollout import program as module
 from arpo.rollout.agent import Agent, AgentProgram
 from arpo.rollout.episode import run_episode
@@ -141,6 +142,15 @@ def test_a_program_may_plan_without_a_screenshot_and_act_in_several_ways(tmp_pat
     assert [turn.screenshot for turn in trajectory.turns] == [screenshot(0), screenshot(1)]
     assert trajectory.turns[0].actions == (Click(point=Point(3, 4)),)
     assert trajectory.turns[1].actions == (Click(point=Point(5, 6)), Finished())
+
+
+def test_a_program_may_bring_its_own_scorer(tmp_path):
+    answer = '{"do": "GiveAnswer", "text": "0.75"}'
+    program = f'ask("write a")\nstep(actions=[{answer}])'
+    trajectory = play(tmp_path, program, ["a"], ReportedScore())
+    assert (trajectory.score, len(trajectory.turns)) == (0.75, 1)
+    with pytest.raises(EnvError, match="reported no score"):
+        play(tmp_path, 'ask("write a")', ["a"], ReportedScore())
 
 
 def test_a_program_that_exits_ends_its_episode_and_may_ask_again_after_a_wrong_answer(tmp_path):

@@ -12,12 +12,14 @@ from arpo.actions import Action, CallUser, Fail, Finished, up_to_terminal
 from arpo.config import RolloutConfig
 from arpo.dialects.base import Dialect, History, ParseError
 from arpo.engines.base import Engine
+from arpo.envs.base import Env
 from arpo.errors import ContextTooLong, EngineError, boundary
 from arpo.prompts.conversation import Conversation
 from arpo.prompts.rendering import PromptRenderer, Rendered
 from arpo.prompts.templates import PromptTemplate
+from arpo.rollout.activity import Measure
 from arpo.storage.codec import BATCH
-from arpo.types import Completion, Prompt, Sampling, Screenshot, StopReason, Turn
+from arpo.types import Completion, Prompt, Sampling, Screenshot, StopReason, Task, Turn
 
 OnTurn = Callable[[Turn], None]
 OnScreenshot = Callable[[Screenshot, Screenshot | None], None]
@@ -67,6 +69,21 @@ class Agent:
         actions = up_to_terminal(self.dialect.parse(text).actions)
         sizes = self.renderer.model_size(seen or screenshot), screenshot.size
         return tuple(self.dialect.coordinates.to_screen(action, *sizes) for action in actions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Playing:
+    """One episode to be played: what the built-in loop and an agent program need alike."""
+
+    task: Task
+    env: Env
+    agent: Agent
+    episode_id: str
+    settings: RolloutConfig
+    seed: int
+    on_turn: OnTurn
+    look: Callable[[Screenshot], None]  # reports a distinct screenshot once
+    measure: Measure
 
 
 def draw_seed(seed: int, task_id: str, episode_id: str, turn: int) -> int:

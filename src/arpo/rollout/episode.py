@@ -15,11 +15,12 @@ from arpo.envs.base import Env, host_of
 from arpo.errors import ContextTooLong, EngineError, PromptTooLong, boundary
 from arpo.prompts.conversation import Conversation
 from arpo.prompts.rendering import PromptRenderer, Rendered
-from arpo.rollout.activity import Activity, Measure
+from arpo.rollout.activity import Activity
 from arpo.rollout.agent import (
     Agent,
     OnScreenshot,
     OnTurn,
+    Playing,
     draw_seed,
     joined,
     parse_actions,
@@ -51,25 +52,26 @@ async def run_episode(
     """
     try:
         with (activity or Activity()).episode(episode_id, host_of(env)) as measure:
-            look = _once_each(on_screenshot)
-            play = _play if agent.program is None else play_program
-            return await play(task, env, agent, episode_id, settings, seed, on_turn, look, measure)
+            playing = Playing(
+                task=task,
+                env=env,
+                agent=agent,
+                episode_id=episode_id,
+                settings=settings,
+                seed=seed,
+                on_turn=on_turn,
+                look=_once_each(on_screenshot),
+                measure=measure,
+            )
+            return await (_play if agent.program is None else play_program)(playing)
     finally:
         async with boundary(EngineError, "release"):
             await agent.engine.release(episode_id)
 
 
-async def _play(
-    task: Task,
-    env: Env,
-    agent: Agent,
-    episode_id: str,
-    settings: RolloutConfig,
-    seed: int,
-    on_turn: OnTurn,
-    look: Callable[[Screenshot], None],
-    measure: Measure,
-) -> Trajectory:
+async def _play(playing: Playing) -> Trajectory:
+    task, env, agent, settings = playing.task, playing.env, playing.agent, playing.settings
+    measure = playing.measure
     sequence = Rendered(token_ids=(), images=())
     turns: list[Turn] = []
     stop: StopReason | None = None
@@ -81,16 +83,16 @@ async def _play(
     width, height = screenshot.size
     pointer = Point(width // 2, height // 2)  # its position on a new desktop
     while stop is None:
-        look(screenshot)
+        playing.look(screenshot)
         conversation = conversation.look(screenshot)
         sampling = Sampling(
             temperature=settings.temperature,
             max_tokens=settings.max_answer_tokens,
-            seed=draw_seed(seed, task.id, episode_id, len(turns)),
+            seed=draw_seed(playing.seed, task.id, playing.episode_id, len(turns)),
         )
         try:
             with measure("engine"):
-                asked = await _ask(agent, conversation, sequence, episode_id, sampling, settings)
+                asked = await _ask(agent, conversation, sequence, playing.episode_id, sampling, settings)
         except ContextTooLong as limit:
             if not turns:
                 raise PromptTooLong(limit.where, limit.message) from limit
@@ -113,7 +115,7 @@ async def _play(
                 error=error,
             )
         )
-        on_turn(turns[-1])
+        playing.on_turn(turns[-1])
         if error:
             stop = StopReason.LENGTH if completion.finish == "length" else StopReason.PARSE_ERROR
         else:
@@ -122,11 +124,11 @@ async def _play(
             screenshot = result.observation.screenshot
             stop = stop_after(actions, result.terminated, last=len(turns) == settings.max_steps)
 
-    look(screenshot)
+    playing.look(screenshot)
     with measure("evaluate"):
         score = await env.evaluate()
     return Trajectory(
-        episode_id=episode_id,
+        episode_id=playing.episode_id,
         task_id=task.id,
         turns=tuple(turns),
         final=screenshot,

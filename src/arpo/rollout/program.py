@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,14 +22,11 @@ from arpo.actions import Action, Point, action_from_json, resolve_pointer, up_to
 from arpo.config import RolloutConfig
 from arpo.dialects import pyautogui_code
 from arpo.dialects.base import ParseError
-from arpo.envs.base import Env
 from arpo.errors import AgentError, ContextTooLong, PromptTooLong
 from arpo.processes.child import Child, describe_exit
-from arpo.rollout.activity import Measure
 from arpo.rollout.agent import (
-    Agent,
     AgentProgram,
-    OnTurn,
+    Playing,
     draw_seed,
     parse_actions,
     sample_answer,
@@ -45,7 +42,6 @@ from arpo.types import (
     Sampling,
     Screenshot,
     StopReason,
-    Task,
     Trajectory,
     Turn,
 )
@@ -63,23 +59,14 @@ _WORDS = {
 }
 
 
-async def play_program(
-    task: Task,
-    env: Env,
-    agent: Agent,
-    episode_id: str,
-    settings: RolloutConfig,
-    seed: int,
-    on_turn: OnTurn,
-    look: Callable[[Screenshot], None],
-    measure: Measure,
-) -> Trajectory:
-    assert agent.program is not None
+async def play_program(playing: Playing) -> Trajectory:
+    program, env, measure = playing.agent.program, playing.env, playing.measure
+    assert program is not None
     with measure("start"):
-        first = await env.start(task)
-    episode = _Episode(task, env, agent, episode_id, settings, seed, on_turn, look, measure, first)
-    async with serving(episode) as url, _running(agent.program, url, episode_id) as child:
-        stop = await episode.played(child, agent.program)
+        first = await env.start(playing.task)
+    episode = _Episode(playing, first)
+    async with serving(episode) as url, _running(program, url, playing.episode_id) as child:
+        stop = await episode.played(child, program)
     with measure("evaluate"):
         score = await env.evaluate()
     return episode.trajectory(stop, score)
@@ -88,22 +75,11 @@ async def play_program(
 class _Episode:
     """The state of one episode. Its endpoint calls `task`, `screenshot`, `step` and `answer`."""
 
-    def __init__(
-        self,
-        task: Task,
-        env: Env,
-        agent: Agent,
-        episode_id: str,
-        settings: RolloutConfig,
-        seed: int,
-        on_turn: OnTurn,
-        look: Callable[[Screenshot], None],
-        measure: Measure,
-        first: Observation,
-    ) -> None:
-        self._task, self._env, self._agent, self._id = task, env, agent, episode_id
-        self._settings, self._seed, self._measure = settings, seed, measure
-        self._on_turn, self._look = on_turn, look
+    def __init__(self, playing: Playing, first: Observation) -> None:
+        task, agent, look = playing.task, playing.agent, playing.look
+        self._task, self._env, self._agent, self._id = task, playing.env, agent, playing.episode_id
+        self._settings, self._seed, self._measure = playing.settings, playing.seed, playing.measure
+        self._on_turn, self._look = playing.on_turn, look
         self._instruction = first.instruction or task.instruction
         self._screenshot = first.screenshot
         width, height = first.screenshot.size

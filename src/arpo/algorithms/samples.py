@@ -227,10 +227,10 @@ def trajectory_samples(
 
 
 def prompt_cost(trajectories: Iterable[Trajectory]) -> tuple[float, float]:
-    """Mean length (tokens) of a prompt, and the share of prompt tokens that an engine has cached.
+    """Mean length (tokens) of a prompt, and the cached share of all prompt tokens.
 
-    A prompt that continues the one before it finds that one and its answer in the cache. One that restarts
-    finds nothing.
+    A prompt after an answer finds the prompt before and the answer in the cache. After a restart, it finds
+    nothing.
     """
     lengths: list[int] = []
     cached = 0

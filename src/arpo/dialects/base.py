@@ -25,7 +25,7 @@ MAX_COORDINATE = 100_000  # beyond any screen. Points just outside the screen ar
 # Some calls take a second on a real desktop. An answer of hundreds, as of a model that repeats itself, would
 # exceed the timeout of a step, and the failure would count against the environment.
 MAX_CALLS = 32
-MAX_LINE = 200  # characters of a step that is folded into one line
+MAX_LINE = 200  # characters of a folded step
 
 
 class ParseError(ValueError):

@@ -134,7 +134,7 @@ def _action_line(text: str) -> str:
 
 
 def _announcement(text: str) -> str:
-    """Qwen2.5-VL's line of a step: the first sentence that says what is done."""
+    """Qwen2.5-VL's line of a step: its first announcement."""
     return next(_starting(text, "action:", "step", "i will", "i'll", "now i"), one_line(text))
 
 

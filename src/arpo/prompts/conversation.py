@@ -13,7 +13,7 @@ from arpo.dialects.base import History, Layout, one_line
 from arpo.prompts.templates import PromptTemplate
 from arpo.types import Completion, Message, Screenshot
 
-KEPT_LINES = 20  # lines of old steps that are worth more than one more screenshot
+KEPT_LINES = 20  # lines of old steps: worth more than one more screenshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

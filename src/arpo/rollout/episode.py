@@ -169,7 +169,7 @@ async def _ask(
     sampling: Sampling,
     settings: RolloutConfig,
 ) -> _Asked:
-    """Sample one answer. Folds a prompt that is too long; raises ContextTooLong if that is not enough."""
+    """Sample one answer. Folds too long a prompt; raises ContextTooLong if it stays too long."""
     while True:
         restart = conversation.slid or not conversation.answers
         context = _context(agent.renderer, conversation, restart)

@@ -51,7 +51,7 @@ GRACE_SECONDS = 1.0  # after SIGTERM
 TICK_SECONDS = 1.0  # between two checks of a running program
 MAX_LOG_BYTES = 1 << 20  # of one episode; a longer log loses its beginning
 MAX_LOGS = 100  # files; the newest stay
-# Actions of desktop-env's agents that are no code.
+# Actions of desktop-env's agents without code.
 _WORDS = {
     "DONE": "computer.terminate(status='success')",
     "FAIL": "computer.terminate(status='failure')",
@@ -86,10 +86,10 @@ class _Episode:
         self._pointer = Point(width // 2, height // 2)
         self._calls = ModelCalls(agent.renderer)
         self._turns: list[Turn] = []
-        self._shown = 0  # turns that `on_turn` has got
+        self._shown = 0  # turns already given to `on_turn`
         self._seen: Screenshot | None = None  # the last picture of the last call
         self._steps = self._sampled = 0
-        self._limit: ContextTooLong | None = None  # the limit that refused the last call
+        self._limit: ContextTooLong | None = None  # why the last call was refused
         self._lock = asyncio.Lock()  # an engine answers one call of an episode at a time
         self._ended: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self._active, self._last_call = 0, asyncio.get_running_loop().time()
@@ -248,14 +248,14 @@ class _Episode:
         finally:
             exited.cancel()
             self._ended.cancel()  # if it is not done: further calls are refused
-        async with self._lock:  # a call that began before the end
+        async with self._lock:  # a call may have begun before the end
             self._show_turns()
         if not self._turns:
             raise AgentError("agent", f"the program never asked the model. {_output(child)}")
         return stop
 
     def _require_calls(self, child: Child, program: AgentProgram) -> None:
-        """Raise AgentError for a program that hangs."""
+        """Raise AgentError if the program hangs."""
         limit = program.call_seconds if self._called else program.start_seconds
         idle = asyncio.get_running_loop().time() - self._last_call
         if not self._active and not self._ended.done() and idle > limit:
@@ -265,7 +265,7 @@ class _Episode:
             )
 
     def _stop_of(self, child: Child, code: int) -> StopReason:
-        """Why an episode ended that its program has ended."""
+        """Why the episode ended, after the program has exited."""
         if self._limit is not None:
             if not self._turns:
                 raise PromptTooLong(self._limit.where, self._limit.message) from self._limit

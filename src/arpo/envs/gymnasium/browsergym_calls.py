@@ -40,7 +40,7 @@ _BROWSER_KEYS: dict[tuple[str, ...], str] = {
 
 
 def browsergym_call(action: Action) -> str:
-    """The call as text; "" for an action that BrowserGym does not have.
+    """The call as text; "" for an action unknown to BrowserGym.
 
     >>> browsergym_call(Click(point=Point(3, 4)))
     'mouse_click(3, 4)'

@@ -35,7 +35,7 @@ from arpo.envs.wire import BadRequest, NoFreeSlot, NoSuchEpisode, OutOfTurn, Wro
 from arpo.errors import EnvError
 from arpo.types import Screenshot, Task
 
-MAX_WAITING = 8  # messages of a session that wait for an answer
+MAX_WAITING = 8  # waiting messages of a session
 MAX_LISTED = 1000  # tasks in one answer; /task_range has the others
 _log = logging.getLogger(__name__)
 
@@ -360,7 +360,7 @@ def _index(index: Any, tasks: Sequence[Task]) -> int:
 
 
 def _answer(content: Any) -> Any:
-    """A handler that always sends the same JSON."""
+    """A handler: always the same JSON."""
     text = json.dumps(content)
 
     async def answer(request: web.Request) -> web.Response:

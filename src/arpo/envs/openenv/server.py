@@ -24,7 +24,7 @@ RESET = "reset"  # type of the set-up step with the parameters of a reset
 MAX_MESSAGE = 2**27  # bytes: the pixels of a 4K screen as a JSON array have less
 _CALL_SECONDS = 30.0
 _CLOSE_SECONDS = 5.0
-_FULL_ATTEMPTS = 4  # a session that ends frees its place a moment later
+_FULL_ATTEMPTS = 4  # an ended session frees its place a moment later
 _FULL = "CAPACITY_REACHED"
 _GOALS = ("instruction", "goal", "prompt", "question", "description")  # of a task, the usual names
 
@@ -225,7 +225,7 @@ class _Full(EnvError):
 
 
 def _describe(data: Json) -> str:
-    """The message of an error, with the fields that pydantic names."""
+    """The message of an error, with the fields of pydantic."""
     errors = data.get("errors")
     faults = [
         f"{'.'.join(map(str, one.get('loc', ())))}: {one.get('msg')}"

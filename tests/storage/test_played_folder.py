@@ -33,6 +33,19 @@ def test_an_episode_has_no_score_and_no_end_until_it_is_finished(tmp_path):
     assert seen(folder.folder) == (4, 1.0, "solved: the model called finished()", True)
 
 
+def test_an_open_viewer_shows_a_step_that_came_after_its_index(tmp_path):
+    with (
+        closing(PlayedFolder(tmp_path / "steps", config())) as folder,
+        closing(Library([tmp_path])) as library,
+    ):
+        library.discover()
+        for episode, steps in ((HALF, 2), (WHOLE, 4)):  # each step replaces the file
+            folder.write(episode)
+            library.discover()
+            page = library.answer(["s", "steps", "episodes", "play"], {})
+            assert len(page["steps_list"]) == steps
+
+
 def test_a_run_and_a_recipe_of_the_user_are_refused(tmp_path):
     make_run(tmp_path / "run")
     (tmp_path / "own").mkdir()

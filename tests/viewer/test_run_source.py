@@ -323,11 +323,8 @@ def test_a_wrong_offset_makes_the_index_again(tmp_path):
     library = opened(folder)
     source = library.source("run")
     source.index.write(lambda connection: connection.execute("UPDATE episodes SET at = at + 7"))
-    with pytest.raises(UserError, match="made again"):
-        library.answer(["s", "run", "episodes", "batch-1-0-0"], {})
-    while not source.refresh(5.0):
-        pass
     assert library.answer(["s", "run", "episodes", "batch-1-0-0"], {})["steps"] == 4
+    assert source.index.generation == 1
     library.close()
 
 

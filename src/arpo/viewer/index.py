@@ -216,6 +216,10 @@ class Index:
         connection.commit()
 
 
+class Outdated(UserError):
+    """The index has no such entry, or the file changed after it was indexed."""
+
+
 class _Foreign(Exception):
     """The file is no index of this version."""
 
@@ -266,7 +270,7 @@ def read_open(
         record = {}
     if not record or not fits(record):
         index.distrust()
-        raise UserError(
+        raise Outdated(
             f"{folder.path(name)}: damaged, or its index did not fit and is made again: try again in a moment"
         )
     return record

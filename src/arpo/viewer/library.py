@@ -15,6 +15,7 @@ from arpo.errors import UserError
 from arpo.evaluation.osworld_results import RESULT, STEPS
 from arpo.storage.run_folder import METRICS, RECIPE, TRAJECTORIES
 from arpo.viewer.files import SafeFolder
+from arpo.viewer.index import Outdated
 from arpo.viewer.osworld_source import KIND as OSWORLD
 from arpo.viewer.osworld_source import OSWorldSource
 from arpo.viewer.pages.batches import batch_page, batches_page
@@ -42,6 +43,7 @@ _SKIPPED = {"checkpoints", "model", "tensorboard", "evaluating", "node_modules",
 _KINDS = {b'{"episode_id":"collect-': "collected", b'{"episode_id":"play"': "played"}
 _SEED = re.compile(r"seed-(\d{1,4})")
 STEP_SECONDS = 0.05  # of indexing within one request, if the index is not complete
+CATCH_UP_SECONDS = 1.0  # of indexing within one request, if the index does not have what is asked for
 
 
 class NotFound(UserError):
@@ -101,7 +103,11 @@ class Library:
                 source = self.source(name)
                 if not source.complete:
                     source.refresh(STEP_SECONDS)
-                return _page(source, rest, query)
+                try:
+                    return _page(source, rest, query)
+                except Outdated:  # a file was replaced meanwhile: each step of a played episode does it
+                    source.catch_up(CATCH_UP_SECONDS)
+                    return _page(source, rest, query)
         raise NotFound("no such address")
 
     def comparisons(self) -> dict[str, list[RunSource]]:

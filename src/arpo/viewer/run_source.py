@@ -36,7 +36,7 @@ from arpo.storage.run_folder import (
     TRAJECTORIES,
 )
 from arpo.viewer.files import Log, SafeFolder
-from arpo.viewer.index import as_number, read_indexed, storable
+from arpo.viewer.index import Outdated, as_number, read_indexed, storable
 from arpo.viewer.pictures import PackReader, Picture, PixelCache
 from arpo.viewer.run_index import RunIndexer
 from arpo.viewer.source import Identity, Json, Source
@@ -204,7 +204,7 @@ class RunSource(Source):
 
         row = self.index.row("SELECT at, size FROM episodes WHERE id = ?", (episode,))
         if row is None:
-            raise UserError(f"{episode!r}: no such episode, or it is not indexed yet")
+            raise Outdated(f"{episode!r}: no such episode, or it is not indexed yet")
         return read_indexed(self.folder, self.index, TRAJECTORIES, row, fits)
 
     def size(self, shot: str) -> tuple[int, int]:

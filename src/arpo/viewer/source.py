@@ -96,12 +96,20 @@ class Source(ABC):
     def close(self) -> None:
         self.index.close()
 
-    def refresh(self, seconds: float) -> bool:
+    def catch_up(self, seconds: float) -> None:
+        """Index all content of now, also of a file that was replaced, or as much as this time allows."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if self.refresh(left, wait=left):
+                return
+
+    def refresh(self, seconds: float, wait: float = 0) -> bool:
         """Index new content for up to this time. Returns whether everything is indexed.
 
-        A file that cannot be read becomes an error entry, and keeps no other source waiting.
+        A file that cannot be read becomes an error entry, and keeps no other source waiting. `wait`: seconds
+        for another thread to end its own refresh.
         """
-        if not self._refreshing.acquire(blocking=False):
+        if not self._refreshing.acquire(timeout=wait):
             return self.complete
         try:
             before, self.error = self.complete, ""

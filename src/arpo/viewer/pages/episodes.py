@@ -11,7 +11,7 @@ from typing import Any
 from arpo.errors import UserError
 from arpo.reporting.findings import NUMBERED_PHASE, phase_title
 from arpo.storage.codec import BATCH, EVALUATED, GROUP
-from arpo.viewer.index import Index, storable
+from arpo.viewer.index import Index, Outdated, storable
 from arpo.viewer.source import Json, Source
 
 PAGE, MAX_PAGE = 50, 200
@@ -62,7 +62,7 @@ def read_episodes(source: Source, query: str, values: Sequence[object] = ()) -> 
 def find_episode(source: Source, name: str) -> Episode:
     found = read_episodes(source, "WHERE id = ?", (name,))
     if not found:
-        raise UserError(f"{name!r}: no such episode, or it is not indexed yet")
+        raise Outdated(f"{name!r}: no such episode, or it is not indexed yet")
     return found[0]
 
 

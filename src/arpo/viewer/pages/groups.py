@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from statistics import fmean, pstdev
 
-from arpo.errors import UserError
 from arpo.storage.codec import GROUP, StoredGroup, stored_group
 from arpo.types import Rescue
-from arpo.viewer.index import storable
+from arpo.viewer.index import Outdated, storable
 from arpo.viewer.pages.episodes import Episode, read_episodes
 from arpo.viewer.run_source import RunSource
 from arpo.viewer.source import Json
@@ -26,7 +25,7 @@ def group_page(run: RunSource, name: str) -> Json:
     group = group_json(run, name)
     dots = group.pop("dots")
     if not dots:
-        raise UserError(f"{name!r}: no such group, or it is not indexed yet")
+        raise Outdated(f"{name!r}: no such group, or it is not indexed yet")
     return {**group, **_neighbours(run, name), "members": [_member(run, dot) for dot in dots]}
 
 

@@ -12,7 +12,7 @@ seconds per episode divided by the measured time of the first batch, with its ch
     PYTHONPATH=. python benchmarks/rehearsal_7b.py --tiny    # on a CPU, to test this script
 
 `--staleness 1 --batches 4` measures the same work side by side, without kills: `batch_seconds` is the time
-from the end of one batch to the end of the next.
+from the end of one batch to the end of the next. With `--replicas 2`, the first of two servers is killed.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from arpo.types import Message
 GOAL_SECONDS = 9.0  # per episode
 STAGES = ("rollout", "learn")
 LIKELY = 22.0  # logit of the next token of the answer; all others are near 0
+PORT = 9000  # of the first server: the default of engine.port
 GIVE_UP = 0.03  # probability of error_env() at each step
 RECIPE = """
 extends = "desk"
@@ -190,7 +191,7 @@ class Rehearsal:
             process.kill()
 
     def kill_server(self) -> Callable[[subprocess.Popen[bytes]], None]:
-        """A `look` that kills the server once, when it samples. The checkpoint in use is removed first."""
+        """A `look` that kills the first server when it samples. The checkpoint in use is removed before."""
         killed, back = 0.0, False
 
         def look(_: subprocess.Popen[bytes]) -> None:
@@ -201,8 +202,9 @@ class Rehearsal:
             if killed and sampling:
                 self.server_back, back = time.perf_counter() - killed, True
             elif not killed and sampling:
-                shutil.rmtree(self.folder / "run" / CHECKPOINTS / "step-000001")  # for want of space
-                subprocess.run(["pkill", "-9", "-f", "vllm.entrypoints.openai.api_serve[r]"], check=False)
+                old = self.folder / "run" / CHECKPOINTS / "step-000001"
+                shutil.rmtree(old, ignore_errors=True)  # for want of space
+                subprocess.run(["pkill", "-9", "-f", f"api_serve[r].* --port {PORT} "], check=False)
                 killed = time.perf_counter()
                 self._log_size = self._read_log()[1]
 
@@ -262,7 +264,8 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         server = {"look": rehearsal.kill_server()} if arguments.engine == "vllm" else {}
         seconds["resumed"] = rehearsal.train(**server)
     else:
-        seconds["trained"] = rehearsal.train()
+        server = {"look": rehearsal.kill_server()} if arguments.replicas > 1 else {}
+        seconds["trained"] = rehearsal.train(**server)
     started = time.perf_counter()
     subprocess.run([sys.executable, "-m", "arpo", "export", "run", "exported"], cwd=folder, check=True)
     seconds["export"] = time.perf_counter() - started

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from arpo.config.recipe import load_config
 from arpo.errors import UserError
+from tools.pretrain.language import LANGUAGES
 from tools.pretrain.report import write_report
 from tools.pretrain.settings import Settings
 from tools.pretrain.training import run_pretraining
@@ -36,6 +37,12 @@ def main(arguments: list[str] | None = None) -> None:
         action="store_true",
         help="repeat the last stage alone, from stored weights: 3 minutes on an H200",
     )
+    parser.add_argument(
+        "--dialect",
+        choices=LANGUAGES,
+        default=default.dialect,
+        help="language of the answers (default: %(default)s)",
+    )
     for name, purpose in (
         ("steps", "number of updates"),
         ("carelessness", "level of the demonstrator's faults; 0: none, 2: twice as many"),
@@ -54,7 +61,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         finished = report_only or run_pretraining(settings, out)
         if finished and size:
-            write_report(load_config("desk", {"model.device": settings.device}), out, size)
+            given = {"model.device": settings.device, "model.dialect": LANGUAGES[settings.dialect].dialect}
+            write_report(load_config("desk", given), out, size)
     except UserError as error:
         sys.exit(f"error: {error}")
 

@@ -25,6 +25,7 @@ from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
 from arpo.prompts.templates import load_template
 from tools.pretrain.ladder import stage_at
+from tools.pretrain.language import LANGUAGES
 from tools.pretrain.lessons import Lesson, LessonGenerator
 from tools.pretrain.reading import Rectangle
 from tools.pretrain.settings import Settings
@@ -136,8 +137,11 @@ class Batches:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._renderer = Renderer(desk_tokenizer(), IMAGE_SETTINGS)
-        self._generator = LessonGenerator(self._renderer, load_template("desk"), level=settings.carelessness)
+        language = LANGUAGES[settings.dialect]
+        self._renderer = Renderer(desk_tokenizer(language.phrases), IMAGE_SETTINGS)
+        self._generator = LessonGenerator(
+            self._renderer, load_template("desk"), level=settings.carelessness, write=language.write
+        )
 
     def chunk(self, number: int) -> list[LessonBatch]:
         """`BATCHES_PER_CHUNK` batches with lessons of similar length each, in random order."""

@@ -12,7 +12,6 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from arpo.actions import render
 from arpo.envs.desk.canvas import PALETTE
 from arpo.envs.desk.env import set_up
 from arpo.envs.desk.goals import FAMILIES, from_json
@@ -21,6 +20,7 @@ from arpo.prompts.rendering import Renderer
 from arpo.prompts.templates import load_template
 from tools.pretrain.carelessness import Carelessness, demonstrate
 from tools.pretrain.ladder import LADDER
+from tools.pretrain.language import LANGUAGES
 from tools.pretrain.lessons import MAX_STEPS, LessonGenerator, draw
 from tools.pretrain.settings import Settings
 from tools.pretrain.tiny import CHAT_TEMPLATE, IMAGE_SETTINGS
@@ -32,9 +32,10 @@ _REPORT = "\n## Report\n"
 _LINE = re.compile(r"^fingerprint: `([0-9a-f]{64})`$", re.MULTILINE)
 
 
-def fingerprint() -> str:
+def fingerprint(dialect: str) -> str:
     """SHA-256 of the tokenizer, prompt and image settings, and of the screens and tokens of solved tasks."""
-    tokenizer = desk_tokenizer()
+    language = LANGUAGES[dialect]
+    tokenizer = desk_tokenizer(language.phrases)
     generator = LessonGenerator(Renderer(tokenizer, IMAGE_SETTINGS), load_template("desk"))
     digest = hashlib.sha256()
     for text in (tokenizer.to_str(), CHAT_TEMPLATE, repr(IMAGE_SETTINGS)):
@@ -46,7 +47,7 @@ def fingerprint() -> str:
         task = to_task(raw)
         goals = from_json(task.evaluator["solution"])
         turns = demonstrate(rng, set_up(task), goals, Carelessness.of(0), look=draw, max_steps=MAX_STEPS)
-        answers = [(screen, render([step.action], step.thought)) for screen, step in turns]
+        answers = [(screen, language.write([step.action], step.thought)) for screen, step in turns]
         lesson = generator.sequence(task.instruction, answers)
         digest.update(repr((lesson.token_ids, lesson.mask)).encode())
         for screen in lesson.screens:
@@ -70,8 +71,9 @@ pipeline_tag: image-text-to-text
 # Desk base model
 
 A tiny Qwen2.5-VL ({parameters:,} parameters, half precision) that reads the screens of ARPO's built-in
-desktop and answers in the UI-TARS action language. It is a starting point for training on that desktop and
-useless elsewhere. It reads well and acts carelessly, as its demonstrator did.
+desktop and answers in the dialect `{LANGUAGES[settings.dialect].dialect}` (`model.dialect`). It is a starting
+point for training on that desktop and useless elsewhere. It reads well and acts carelessly, as its
+demonstrator did.
 
 - Made by `python -m tools.pretrain --out FOLDER --steps {settings.steps}`, seed {settings.seed}, {step} of
   {settings.steps} steps of {settings.tokens_per_step:,} tokens, AdamW {settings.lr:g}, {arithmetic}.
@@ -88,7 +90,7 @@ Faults of the demonstrator in the last stage (level {settings.carelessness:g}):
 
 {_faults_table(settings.carelessness)}
 
-fingerprint: `{fingerprint()}`
+fingerprint: `{fingerprint(settings.dialect)}`
 """
 
 

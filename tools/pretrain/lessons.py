@@ -18,6 +18,7 @@ from arpo.prompts.templates import PromptTemplate
 from arpo.types import Message, Screenshot
 from tools.pretrain.carelessness import Carelessness, demonstrate
 from tools.pretrain.ladder import ACT, PAGE, QUESTIONS, SEARCH, Stage
+from tools.pretrain.language import Write
 from tools.pretrain.pages import PAGE_INSTRUCTION, page_to_search, random_page
 from tools.pretrain.reading import Question, Rectangle, rectangle
 from tools.pretrain.screens import quiet_desktop, random_desktop
@@ -44,10 +45,15 @@ class Lesson:
 
 
 class LessonGenerator:
-    """Generates lessons in the prompt and tokens of the policy. `level` is the level of carelessness."""
+    """Generates lessons in the prompt and tokens of the policy. `level` is the level of carelessness.
 
-    def __init__(self, renderer: Renderer, template: PromptTemplate, level: float = 0.0) -> None:
-        self._renderer = renderer
+    `write` writes the actions of an answer in the language of the policy.
+    """
+
+    def __init__(
+        self, renderer: Renderer, template: PromptTemplate, level: float = 0.0, write: Write = render
+    ) -> None:
+        self._renderer, self._write = renderer, write
         self._system = Message(role="system", text=template.system)
         self._user = template.user
         self._careful, self._careless = Carelessness.of(0), Carelessness.of(level)
@@ -78,7 +84,9 @@ class LessonGenerator:
         return [replace(self._question(screen, each), on=on) for each in asked if each is not None]
 
     def _question(self, screen: WordCanvas, question: Question) -> Lesson:
-        lesson = self.sequence(question.instruction, [(screen, question.answer)])
+        action = question.action
+        answer = self._write([action], question.instruction) if action else question.answer
+        lesson = self.sequence(question.instruction, [(screen, answer)])
         return replace(lesson, targets=question.targets or None)
 
     def _demonstration(self, rng: random.Random, stage: Stage) -> Lesson:
@@ -86,7 +94,7 @@ class LessonGenerator:
         goals = _random_goals(rng, desktop, stage)
         faults = self._careless if stage.careless else self._careful
         turns = demonstrate(rng, desktop, goals, faults, look=draw, max_steps=MAX_STEPS)
-        answers = [(screen, render([step.action], step.thought)) for screen, step in turns]
+        answers = [(screen, self._write([step.action], step.thought)) for screen, step in turns]
         return self.sequence(", then ".join(goal.instruction for goal in goals), answers)
 
     def sequence(self, instruction: str, turns: Sequence[tuple[WordCanvas, str]]) -> Lesson:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from arpo.actions import Action, Click, DoubleClick, Point, RightClick, render
+from arpo.actions import Action, Click, DoubleClick, Point, RightClick
 from arpo.envs.desk.apps.calc import COLUMN_NAMES
 from arpo.envs.desk.canvas import CELL_WIDTH
 from arpo.envs.desk.desktop import Desktop, Element
@@ -37,13 +37,16 @@ _FOUND_KINDS = tuple(kind for kind in POINTED_KINDS if kind not in ("Slider", "a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """An instruction with its answer. `kind` and `element`: the element asked for, if it is one.
+    """An instruction with its answer: a text, or an action with the instruction as its thought.
+
+    `kind` and `element`: the element asked for, if it is one.
 
     `targets`: the cells of all elements that the instruction names.
     """
 
     instruction: str
-    answer: str
+    answer: str = ""
+    action: Action | None = None
     kind: str = ""
     element: Element | None = None
     targets: tuple[Rectangle, ...] = ()
@@ -157,7 +160,7 @@ def point(rng: random.Random, desktop: Desktop) -> Question | None:
         thought, action = _named_action(rng, part, parts)
     return Question(
         instruction=thought,
-        answer=render([action], thought),
+        action=action,
         kind=part.kind,
         element=part.element,
         targets=(rectangle(part.element),),

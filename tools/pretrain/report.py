@@ -11,7 +11,7 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,8 +19,7 @@ from typing import Any
 
 from arpo.actions import Click, DoubleClick, RightClick
 from arpo.config import Config, RolloutConfig
-from arpo.dialects.base import ParseError
-from arpo.dialects.ui_tars import parse
+from arpo.dialects.base import Answer, ParseError
 from arpo.envs.desk.canvas import CELL_HEIGHT, CELL_WIDTH, LAYOUT_HEIGHT, LAYOUT_WIDTH
 from arpo.envs.desk.desktop import Element
 from arpo.envs.desk.goals import FEASIBLE, INFEASIBLE, compatible
@@ -91,12 +90,13 @@ async def _measure(player: Player, config: Config, size: int, display: Display) 
     screens = list(_questions(read_screen, size, 0))
     points, states = list(_questions(point, 4 * size, 1)), list(_questions(read_state, 4 * size, 2))
     async with player.started(display) as scheduler:
+        parse = scheduler.agent.dialect.parse
         read = await _answers(scheduler, "read", screens, config.env.parallel, display)
         pointed = await _answers(scheduler, "point", points, config.env.parallel, display)
         told = await _answers(scheduler, "state", states, config.env.parallel, display)
         temperatures = (config.rollout.temperature, config.eval.temperature)
         acting = {f"{t:g}": await _act(scheduler, size, t, display) for t in temperatures}
-    hits = [points_at(asked.question, text) for asked, text in zip(points, pointed, strict=True)]
+    hits = [points_at(asked.question, text, parse) for asked, text in zip(points, pointed, strict=True)]
     right = [asked.question.answer == text for asked, text in zip(states, told, strict=True)]
     return {
         "size": size,
@@ -223,11 +223,12 @@ def reading_accuracy(
     }
 
 
-def points_at(question: Question, answer: str) -> bool:
+def points_at(question: Question, answer: str, parse: Callable[[str], Answer]) -> bool:
     """Whether the answer points into the element of the question. A slider needs the right mark."""
     assert question.element is not None
+    right = question.action
     try:
-        [action], [right] = parse(answer).actions, parse(question.answer).actions
+        [action] = parse(answer).actions
     except (ParseError, ValueError):
         return False
     if type(action) is not type(right) or not isinstance(action, Click | DoubleClick | RightClick):

@@ -17,6 +17,7 @@ class Settings:
     layers: int = 4
     vision_hidden: int = 128
     vision_layers: int = 4
+    dialect: str = "ui_tars"  # language of the answers: a key of `LANGUAGES`
     seed: int = 0
     device: str = "auto"
     workers: int = 0  # processes that make lessons; 0: number of cores - 1

@@ -34,22 +34,24 @@ ACTION_PHRASES = (
 _COORDINATES = 256
 
 
-def build_tokenizer(phrases: Sequence[str], words: Sequence[str], numbers: int) -> Tokenizer:
+def build_tokenizer(
+    phrases: Sequence[str], words: Sequence[str], numbers: int, more_phrases: Sequence[str] = ()
+) -> Tokenizer:
     """A tokenizer with one token per phrase, word, word after a space, and number below `numbers`.
 
     Words contain only letters (ValueError otherwise); list anything else as a phrase. The longest matching
-    phrase wins over words.
+    phrase wins over words. `more_phrases` have the last ids: those of all other tokens do not depend on them.
     """
     for word in words:
         if not re.fullmatch("[A-Za-z]+", word):
             raise ValueError(f"{word!r} is not a word: words contain only letters; add it to the phrases")
-    listed = (*phrases, *words, *(f" {word}" for word in words), *map(str, range(numbers)))
+    listed = (*phrases, *words, *(f" {word}" for word in words), *map(str, range(numbers)), *more_phrases)
     tokens = [*SPECIAL_TOKENS, *_BYTES.values(), *(_byte_level(text) for text in listed)]
     vocabulary = {token: index for index, token in enumerate(dict.fromkeys(tokens))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_pattern(phrases)), behavior="isolated"),
+            pre_tokenizers.Split(Regex(_pattern((*phrases, *more_phrases))), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -60,9 +62,9 @@ def build_tokenizer(phrases: Sequence[str], words: Sequence[str], numbers: int) 
     return tokenizer
 
 
-def desk_tokenizer() -> Tokenizer:
+def desk_tokenizer(more_phrases: Iterable[str] = ()) -> Tokenizer:
     """The base model's tokenizer: Desk's words, and one token for each coordinate of a small screen."""
-    return build_tokenizer(ACTION_PHRASES, vocabulary(), _COORDINATES)
+    return build_tokenizer(ACTION_PHRASES, vocabulary(), _COORDINATES, tuple(more_phrases))
 
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int]:

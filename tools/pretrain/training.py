@@ -33,6 +33,7 @@ from tools.pretrain.batches import (
 )
 from tools.pretrain.card import CARD, card
 from tools.pretrain.ladder import LADDER, stage_at
+from tools.pretrain.language import LANGUAGES
 from tools.pretrain.settings import Settings
 from tools.pretrain.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folder, tiny_config
 from tools.pretrain.tokenizer import desk_tokenizer, special_ids
@@ -135,7 +136,7 @@ class Pretraining:
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         self.settings, self.folder = settings, folder
-        self.tokenizer = desk_tokenizer()
+        self.tokenizer = desk_tokenizer(LANGUAGES[settings.dialect].phrases)
         shape = tiny_config(
             self.tokenizer.get_vocab_size(), special_ids(self.tokenizer), hidden=settings.hidden,
             layers=settings.layers, vision_hidden=settings.vision_hidden,
@@ -199,11 +200,17 @@ class Pretraining:
         return losses.detach()
 
     def begin_careless(self) -> None:
-        """Begin with the last stage: load the stored weights of the end of the stage before it."""
+        """Begin with the last stage: load the stored weights of the end of the stage before it.
+
+        A token that the stored model does not have begins as the one that means the same.
+        """
         stored = load_file(BEFORE_CARELESS)
         with torch.no_grad():
             for name, weight in self._parameters().items():
-                weight.copy_(stored[name])
+                weight[: len(stored[name])].copy_(stored[name])
+            embedding, ids = self.model.get_input_embeddings().weight, self.tokenizer.encode
+            for phrase, same in LANGUAGES[self.settings.dialect].phrases.items():
+                embedding[ids(phrase).ids] = embedding[ids(same).ids]
         self.step = round(LADDER[-2].until * self.settings.steps)
 
     def save(self) -> None:

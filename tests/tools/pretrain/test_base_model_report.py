@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from arpo.actions import Click, Point
 from arpo.config.recipe import load_config
+from arpo.dialects.ui_tars import parse
 from arpo.envs.desk.desktop import Element
 from arpo.errors import UserError
 from arpo.models.loading import resolve_model
@@ -64,14 +66,19 @@ def test_the_state_is_part_of_a_label() -> None:
     ],
 )
 def test_a_pointer_hits_inside_the_element(answer: str, right: bool) -> None:
-    question = Question(instruction="Click Save", answer=click(70, 35), kind="Button", element=SAVE)
-    assert points_at(question, answer) is right
+    question = Question(
+        instruction="Click Save", action=Click(point=Point(70, 35)), kind="Button", element=SAVE
+    )
+    assert points_at(question, answer, parse) is right
 
 
 def test_a_slider_needs_the_right_mark() -> None:
     slider = Element(label="Volume", kind="Slider", column=6, row=5, columns=12, rows=1)
-    question = Question(instruction="Set 30", answer=click(66, 77), kind="Slider", element=slider)
-    assert points_at(question, click(69, 77)) and not points_at(question, click(70, 77))
+    question = Question(
+        instruction="Set 30", action=Click(point=Point(66, 77)), kind="Slider", element=slider
+    )
+    assert points_at(question, click(69, 77), parse)
+    assert not points_at(question, click(70, 77), parse)
 
 
 def test_a_second_report_replaces_the_first_on_the_card() -> None:

@@ -14,7 +14,7 @@ from tools.pretrain.tokenizer import desk_tokenizer
 
 @pytest.mark.slow
 def test_the_shipped_base_model_matches_the_current_screens_tokens_and_prompt() -> None:
-    assert read_fingerprint(resolve_model("base")) == fingerprint()
+    assert read_fingerprint(resolve_model("base")) == fingerprint("ui_tars")
 
 
 def test_the_shipped_tokenizer_equals_the_current_one() -> None:
@@ -29,7 +29,7 @@ def test_the_shipped_base_model_is_at_most_eight_megabytes() -> None:
 def test_a_card_gives_back_its_fingerprint_and_a_folder_without_one_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tools.pretrain.card.fingerprint", lambda: "0123abcd" * 8)
+    monkeypatch.setattr("tools.pretrain.card.fingerprint", lambda _: "0123abcd" * 8)
     assert read_fingerprint(tmp_path) == ""
     (tmp_path / CARD).write_text(
         card(Settings(), step=3, parameters=1000, arithmetic="bfloat16 arithmetic"), encoding="utf-8"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from arpo.actions import render
 from arpo.envs.desk.desktop import Desktop
 from desks import cell, click, desk
 from tools.pretrain.reading import (
@@ -28,7 +29,13 @@ Ask = Callable[[random.Random, Desktop], Question | None]
 def asked(ask: Ask, desktop: Desktop, times: int = 300) -> dict[str, str]:
     """Instruction → answer, over many random choices."""
     found = [ask(random.Random(seed), desktop) for seed in range(times)]
-    return {question.instruction: question.answer for question in found if question is not None}
+    return {
+        question.instruction: render([question.action], question.instruction)
+        if question.action
+        else question.answer
+        for question in found
+        if question is not None
+    }
 
 
 def sound() -> Desktop:

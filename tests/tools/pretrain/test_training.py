@@ -18,6 +18,7 @@ from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
 from arpo.prompts.templates import load_template
 from tools.pretrain.batches import Batches, LessonBatch, collate
+from tools.pretrain.language import LANGUAGES
 from tools.pretrain.lessons import LessonGenerator
 from tools.pretrain.settings import Settings
 from tools.pretrain.tiny import IMAGE_SETTINGS
@@ -146,6 +147,21 @@ def test_the_last_stage_can_be_repeated_alone(tmp_path: Path) -> None:
     assert (training.step, training.stage) == (770, "careless")
     stored = load_file(BEFORE_CARELESS)
     assert all(torch.equal(weight, stored[name].float()) for name, weight in training._parameters().items())
+
+
+def test_the_last_stage_in_another_dialect_adds_embeddings_to_the_stored_ones(tmp_path: Path) -> None:
+    training = Pretraining(Settings(device="cpu", dialect="tool_calls"), tmp_path)
+    training.begin_careless()
+    embedding = training.model.model.language_model.embed_tokens.weight
+    [name] = [each for each in load_file(BEFORE_CARELESS) if "embed_tokens" in each]
+    stored = load_file(BEFORE_CARELESS)[name].float()
+    assert len(embedding) == len(stored) + len(LANGUAGES["tool_calls"].phrases)
+    assert torch.equal(embedding[: len(stored)], stored)
+    click, call = "\nAction: click(start_box='(", next(iter(LANGUAGES["tool_calls"].phrases))
+    assert '"left_click"' in call
+    assert torch.equal(
+        embedding[training.tokenizer.encode(call).ids], stored[RENDERER.encode(click)[0]][None]
+    )
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(some: list[LessonBatch], tmp_path: Path) -> None:

@@ -120,11 +120,15 @@ def main() -> None:
     plan = ["--seeds", str(options.seeds), "--jobs", str(options.jobs), "--out", str(out)]
     sets = ["--tasks.heldout", "desk:test", "--eval.heldout_rollouts", "2"]
     command = [sys.executable, "-m", "arpo", "compare", *methods, *plan, *sets, *settings]
-    subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=True)  # the dialect is a module of this folder
+    # The module of the dialect is found in the current folder.
+    code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
+    if code not in (0, 1):  # 1: some runs failed
+        sys.exit(code)
     runs = json.loads((out / "compare.json").read_text("utf-8"))["runs"]
-    lines = [run_line(run, out / run["method"] / f"seed-{run['seed']}") for run in runs]
+    lines = [run_line(run, out / run["method"] / f"seed-{run['seed']}") for run in runs if run["ended"]]
     for line in (*lines, differences(lines)):
         print(json.dumps(line))
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -75,8 +75,9 @@ desktop and answers in the dialect `{LANGUAGES[settings.dialect].dialect}` (`mod
 point for training on that desktop and useless elsewhere. It reads well and acts carelessly, as its
 demonstrator did.
 
-- Made by `python -m tools.pretrain --out FOLDER --steps {settings.steps}`, seed {settings.seed}, {step} of
-  {settings.steps} steps of {settings.tokens_per_step:,} tokens, AdamW {settings.lr:g}, {arithmetic}.
+- Made by `python -m tools.pretrain --out FOLDER --steps {settings.steps}{_options(settings)}`, seed
+  {settings.seed}, {step} of {settings.steps} steps of {settings.tokens_per_step:,} tokens, AdamW
+  {settings.lr:g}, {arithmetic}.
 - Lessons: read a page of words; read the elements of a screen, of a window or of one kind; tell the element
   at a point, or the state of an element; point at an element; follow a demonstration with short thoughts.
   Their desktops share no seed with any shipped task.
@@ -92,6 +93,11 @@ Faults of the demonstrator in the last stage (level {settings.carelessness:g}):
 
 fingerprint: `{fingerprint(settings.dialect)}`
 """
+
+
+def _options(settings: Settings) -> str:
+    last_stage = " --careless-only" if settings.careless_only else ""
+    return last_stage + (f" --dialect {settings.dialect}" if settings.dialect != Settings().dialect else "")
 
 
 def with_report(text: str, table: str) -> str:

@@ -15,6 +15,8 @@ OPENENV_VENV := .venv-openenv
 OPENENV := $(OPENENV_VENV)/.installed
 BROWSERGYM_VENV := .venv-browsergym
 BROWSERGYM := $(BROWSERGYM_VENV)/.installed
+INSPECT := .venv-inspect/.installed
+VERIFIERS := .venv-verifiers/.installed
 RAY := $(VENV)/.installed-ray
 MINIWOB := $(VENV)/.installed-miniwob
 CUA_AGENT := $(VENV)/.installed-cua-agent
@@ -26,7 +28,7 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help train compare test test-slow test-real test-vllm test-browser test-cluster osworld miniwob browsergym openenv vllm lint format clean
+.PHONY: help train compare test test-slow test-real test-vllm test-browser test-cluster osworld miniwob browsergym openenv inspect verifiers vllm lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,7 +49,7 @@ test: $(DEV) ## check style and types, and run the tests; ARGS="-k replay" selec
 	wait $$lint || failed="$${failed:+$$failed; }make lint"; cat $(VENV)/lint.log; \
 	[ -z "$$failed" ] || { echo "Failed. To repeat it: $$failed" >&2; exit 1; }
 
-test-slow: $(DEV) $(OPENENV) ## run the tests that take long
+test-slow: $(DEV) $(OPENENV) $(INSPECT) $(VERIFIERS) ## run the tests that take long
 	$(PYTEST) -n 2 -m slow $(ARGS)
 
 test-real: $(DEV) $(CUA_AGENT) $(OPENENV) osworld ## run the tests on real desktops; FULL=1 includes the slow ones
@@ -73,6 +75,10 @@ browsergym: $(BROWSERGYM) ## install BrowserGym with MiniWoB++ in .venv-browserg
 
 openenv: $(OPENENV) ## install the package openenv in .venv-openenv, for the tests of its client and server (170 MB)
 
+inspect: $(INSPECT) ## install Inspect in .venv-inspect (370 MB)
+
+verifiers: $(VERIFIERS) ## install verifiers in .venv-verifiers (600 MB)
+
 vllm: $(VLLM) ## install vLLM for CPUs in .venv-vllm (2.5 GB)
 
 lint: $(DEV) ## check style and types
@@ -83,7 +89,7 @@ format: $(DEV) ## format the code and apply automatic fixes
 	$(BIN)/ruff check --fix
 
 clean: ## remove installed and cached files; keep runs/
-	rm -rf $(VENV) $(OSWORLD_VENV) $(VLLM_VENV) $(OPENENV_VENV) $(BROWSERGYM_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OSWORLD_VENV) $(VLLM_VENV) $(OPENENV_VENV) $(BROWSERGYM_VENV) .venv-inspect .venv-verifiers build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip is what a half-made environment lacks, so its presence stands for the whole.
@@ -127,6 +133,12 @@ $(OPENENV): requirements-openenv.txt
 	$(PYTHON) -m venv --clear $(OPENENV_VENV)
 	$(OPENENV_VENV)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --requirement requirements-openenv.txt
 	$(OPENENV_VENV)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps openenv==0.10.0
+	@touch $@
+
+# In two environments: they need different versions of the package openai.
+$(INSPECT) $(VERIFIERS): .venv-%/.installed: requirements-%.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --requirement $<
 	@touch $@
 
 # vLLM needs libnuma, which no wheel contains. Without it, vLLM fails late with an unclear message.

@@ -12,13 +12,15 @@ from urllib.request import Request, urlopen
 from inspect_ai import eval
 from inspect_ai.scorer import value_to_float
 
-TASK = "my_task.py"  # the file of the Inspect task
+TASK = "inspect_task.py"  # the file of the Inspect task
 CHAT = {"responses_api": False}  # ARPO answers chat completions
 
 env = os.environ["ARPO_ENV_URL"]
 sample = json.load(urlopen(f"{env}/task"))["id"]
 with tempfile.TemporaryDirectory() as logs:
-    [log] = eval(TASK, model="openai/policy", model_args=CHAT, sample_id=sample, display="none", log_dir=logs)
+    [log] = eval(
+        TASK, model="openai/policy", model_args=CHAT, sample_id=sample, display="plain", log_dir=logs
+    )
     if log.status != "success" or not log.samples:
         raise SystemExit(f"inspect: {log.error}")
     [score] = (log.samples[0].scores or {}).values()

@@ -12,6 +12,7 @@ import pytest
 from arpo.cli import eval_osworld_command
 from arpo.cli.commands import COMMANDS
 from arpo.cli.entry_point import main, parse_command
+from arpo.config import FRESH
 from arpo.config.recipe import keys, load_config, shipped_recipes
 from arpo.errors import UserError
 from documentation import PAGES, ROOT, named_commands, read_page, shown_commands
@@ -65,7 +66,9 @@ def check_settings(name: str, options: Namespace, overrides: list[str]) -> None:
     for recipe in methods:
         folder = str(recipe).rpartition("=")[2].partition(",")[0]  # of NAME=FOLDER,FOLDER
         is_run = recipe not in shipped_recipes() and Path(folder).is_dir()
-        load_config(None if is_run else recipe, overrides)
+        tasks = load_config(None if is_run else recipe, overrides).tasks
+        if tasks.distinct and tasks.train != FRESH:  # found only when the tasks are loaded
+            raise UserError(f"tasks.distinct is set, and the tasks are {tasks.train}")
 
 
 @pytest.mark.parametrize("words", ALL_COMMANDS, ids=" ".join)
@@ -96,6 +99,7 @@ def test_the_checks_find_mistakes(reader: Path) -> None:
         "train desk --optim.lr fast",
         "train desk --no.key 1",
         "train desk --jobs 2",
+        "train --tasks.train samples.json",
     ):
         with pytest.raises(UserError):
             command, options, overrides = parse_command(line.split())

@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ from arpo.types import Failure, StopReason
 from players import CLICK, DONE, RENDERER, TEMPLATE, WAIT, scripted
 from processes import wait_until
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "agent.py"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "agent.py"
 START = """
 import base64, json, os, sys, time
 from urllib.error import HTTPError
@@ -161,6 +163,47 @@ def test_a_program_that_exits_ends_its_episode_and_may_ask_again_after_a_wrong_a
     trajectory = play(tmp_path, program, ["nonsense", WAIT])
     assert (trajectory.stop, trajectory.malformed) == (StopReason.FINISHED, False)
     assert trajectory.turns[0].error and trajectory.turns[1].actions == (Wait(),)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["inspect", "verifiers"])
+def test_a_sample_of_another_package_is_scored_by_its_own_scorer(tmp_path, monkeypatch, package):
+    """The examples unchanged, with the real packages (`make inspect verifiers`)."""
+    monkeypatch.chdir(ROOT / "examples")
+    program = AgentProgram(
+        command=(str(ROOT / f".venv-{package}" / "bin" / "python"), f"{package}_agent.py"),
+        logs=tmp_path,
+        start_seconds=600.0,
+        call_seconds=600.0,
+    )
+    for answer, score in ("It is 3.", 1.0), ("It is 4.", 0.0):
+        agent = replace(agent_of(tmp_path, None, [answer]), program=program)
+        trajectory = asyncio.run(
+            run_episode(
+                task("3"), ReportedScore(), agent, episode_id="batch-1-0-0", settings=settings(), seed=3
+            )
+        )
+        [turn] = trajectory.turns
+        assert (trajectory.score, turn.completion.text) == (score, answer)
+        [prompt] = agent.engine.prompts
+        assert [(one.role, one.text) for one in prompt.messages] == [("user", "Write the digit 3")]
+
+
+def test_a_program_may_ask_for_a_stream(tmp_path):
+    program = r"""
+        reply = urlopen(Request(f"{MODEL}/chat/completions", json.dumps(
+            {"stream": True, "messages": [{"role": "user", "content": "x"}]}).encode()))
+        assert reply.headers["Content-Type"] == "text/event-stream"
+        *events, end, empty = reply.read().decode().split("\n\n")
+        first, last, usage = (json.loads(event.removeprefix("data: ")) for event in events)
+        assert (end, empty) == ("data: [DONE]", "")
+        assert first["choices"][0]["delta"] == {"role": "assistant", "content": "good\nday"}
+        assert (last["choices"][0]["delta"], last["choices"][0]["finish_reason"]) == ({}, "stop")
+        assert (usage["choices"], usage["usage"]) == ([], ask("x")["usage"])
+        step(actions=[{"do": "GiveAnswer", "text": "1"}])
+    """
+    trajectory = play(tmp_path, program, ["good\nday"] * 2, ReportedScore())
+    assert (trajectory.score, trajectory.turns[0].completion.text) == (1.0, "good\nday")
 
 
 def test_calls_are_refused_with_a_reason_and_change_nothing(tmp_path):

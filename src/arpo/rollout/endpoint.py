@@ -32,7 +32,7 @@ MAX_BODY = 256 << 20  # bytes: some hundred screenshots
 MODEL = "policy"
 ROLES = ("system", "user", "assistant")
 # Parameters of OpenAI that would change what is sampled. Those of sampling, such as temperature, are ignored.
-REFUSED = ("tools", "functions", "response_format", "stop", "stream", "logprobs", "logit_bias")
+REFUSED = ("tools", "functions", "response_format", "stop", "logprobs", "logit_bias")
 
 Json = dict[str, Any]
 
@@ -83,7 +83,10 @@ async def serving(episode: Served) -> AsyncIterator[str]:
         pictures.know(episode.screenshot())
         messages = _messages(body, pictures)
         answer, tokens = await episode.answer(messages, _max_tokens(body))
-        return web.json_response(_reply(body, answer, tokens))
+        reply = _reply(body, answer, tokens)
+        if body.get("stream"):
+            return web.Response(body=_events(reply), content_type="text/event-stream")
+        return web.json_response(reply)
 
     def route(handler: Callable[[web.Request], Awaitable[web.Response]]) -> Any:
         async def handle(request: web.Request) -> web.Response:
@@ -233,3 +236,17 @@ def _reply(body: Json, answer: Completion, prompt_tokens: int) -> Json:
             "total_tokens": prompt_tokens + sampled,
         },
     }
+
+
+def _events(reply: Json) -> bytes:
+    """The reply as a stream of server-sent events: the whole answer is one delta."""
+    [choice] = reply["choices"]
+    delta = {"index": 0, "delta": choice["message"], "finish_reason": None}
+    end = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    head = {"id": reply["id"], "object": "chat.completion.chunk", "created": 0, "model": reply["model"]}
+    chunks = (
+        {**head, "choices": [delta]},
+        {**head, "choices": [end]},
+        {**head, "choices": [], "usage": reply["usage"]},
+    )
+    return "".join(f"data: {one}\n\n" for one in (*map(json.dumps, chunks), "[DONE]")).encode()

@@ -94,6 +94,18 @@ def test_doing_nothing_solves_nothing():
     assert set(all_played(play, list(SOLVERS)).values()) == {0.0}
 
 
+def test_the_screen_shows_the_page_without_scroll_bars():
+    async def play(env, name):
+        await env.start(miniwob_tasks(name)[0])
+        hands = Hands(env, "")
+        button = "document.querySelector('button').getBoundingClientRect()"
+        return await hands.read(f"[scrollX, document.documentElement.clientWidth, {button}.right]")
+
+    for scrolled, width, right in all_played(play, ["click-dialog", "click-test-2"]).values():
+        assert (scrolled, width) == (0, WIDTH)
+        assert 0 < right <= WIDTH
+
+
 def test_a_seed_is_an_instance():
     async def play(env, number):
         first = await env.start(miniwob_tasks("click-checkboxes")[number])

@@ -30,6 +30,12 @@ _START = f"""(seed => {{
   core.endEpisode(0); Math.seedrandom(seed); core.setDataMode('train'); core.EPISODE_MAX_TIME = {_DAY};
   core.startEpisodeReal();
 }})"""
+# The package shows the counters of its own beside the page. In a window of the size of the page they would
+# bring scroll bars, which hide a part of it.
+_STYLE = "#reward-display { display: none } html { overflow: hidden }"
+_ADD_STYLE = (
+    f"document.head.append(Object.assign(document.createElement('style'), {{textContent: '{_STYLE}'}}))"
+)
 _UTTERANCE = "(text => typeof text === 'string' ? text : text.utterance)(core.getUtterance())"
 
 
@@ -83,8 +89,10 @@ def url(name: str) -> str:
 async def begin(tab: Tab, seed: Any) -> None:
     """Start the instance with this seed on the loaded page."""
     await _until(tab, "typeof core !== 'undefined' && core.cover_div !== null")
+    await tab.evaluate(_ADD_STYLE)
     await tab.evaluate(f"{_START}({json.dumps(str(seed))})")
     await _until(tab, "WOB_TASK_READY")
+    await tab.evaluate("scrollTo(0, 0)")  # the focus of a dialog scrolls a page that is as small as this
 
 
 async def instruction(tab: Tab) -> str:

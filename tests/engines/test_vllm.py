@@ -489,12 +489,27 @@ def test_replicas_sleep_while_the_learner_uses_the_gpu(pair: list[ScriptedVllm],
         await engine.sleep()
         await asyncio.sleep(0.2)
         quiet = [len(server.calls) for server in pair]
-        assert [server.calls[-1] for server in pair] == ["/sleep?level=1"] * 2
+        assert [server.calls[-1] for server in pair] == ["/sleep?level=2"] * 2
         await asyncio.sleep(0.2)
         assert [len(server.calls) for server in pair] == quiet
         await engine.wake()
         await engine.load(weights(tmp_path, 2, pair))
         assert (await ask(engine, pair)).versions == (2, 2)
+
+    notes_of(pair, test)
+
+
+def test_weights_that_a_sleeping_server_has_dropped_are_loaded_again_if_learning_fails(
+    pair: list[ScriptedVllm], tmp_path: Path
+) -> None:
+    async def test(engine: VllmEngine) -> None:
+        await engine.load(weights(tmp_path, 1, pair))
+        await engine.sleep()
+        for server in pair:
+            server.folder = None
+        await engine.wake()
+        assert (await ask(engine, pair)).versions == (1, 1)
+        assert any(server.folder for server in pair)
 
     notes_of(pair, test)
 

@@ -344,13 +344,22 @@ def test_a_server_that_is_not_vllm(server: ScriptedVllm, route: str, text: str) 
         ask(server, call)
 
 
-def test_sleeping_servers_are_paused(server: ScriptedVllm) -> None:
+@pytest.mark.parametrize(
+    ("lora", "calls"),
+    [
+        (True, ["/sleep?level=1", "/wake_up"]),
+        (False, ["/update_weight_version", "/sleep?level=2", "/wake_up"]),
+    ],
+)
+def test_sleeping_servers_drop_the_weights_that_learning_replaces(
+    server: ScriptedVllm, lora: bool, calls: list[str]
+) -> None:
     async def talk(client: VllmClient) -> None:
         await client.sleep()
         await client.wake()
 
-    ask(server, talk)
-    assert server.calls == ["/sleep?level=1", "/wake_up"]
+    ask(server, talk, lora=lora)
+    assert server.calls == calls
 
 
 def test_timeouts_of_answers_and_of_probes(server: ScriptedVllm) -> None:

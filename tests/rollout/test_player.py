@@ -126,7 +126,7 @@ def test_servers_sleep_while_a_learner_uses_their_gpu(tmp_path: Path, shared: bo
     assert found == calls
 
 
-@pytest.mark.parametrize("broken", ["/sleep?level=1", "/wake_up"])
+@pytest.mark.parametrize("broken", ["/sleep?level=2", "/wake_up"])
 def test_a_server_that_cannot_hand_over_the_gpu_restarts(
     tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

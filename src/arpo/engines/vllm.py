@@ -202,9 +202,15 @@ class VllmEngine:
         self._router.forget_all()  # the replica that was updated last has lost its episodes to the others
 
     async def sleep(self) -> list[int]:
-        """Release the memory of the GPUs, for a learner. No requests until `wake`."""
+        """Release the memory of the GPUs, for a learner. No requests until `wake`.
+
+        Replicas that drop their weights get no requests until they have loaded weights again.
+        """
         self._asleep = True
-        return await self._change_all(lambda client: client.sleep())
+        failed = await self._change_all(lambda client: client.sleep())
+        for replica in self._replicas:
+            replica.target = replica.target if self._config.model.train == "lora" else None
+        return failed
 
     async def wake(self) -> list[int]:
         failed = await self._change_all(lambda client: client.wake())

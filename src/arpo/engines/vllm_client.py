@@ -27,6 +27,7 @@ from arpo.storage.published_weights import PublishedWeights
 from arpo.types import Prompt, Sampling, Screenshot
 
 UNCHANGED = "default"  # vLLM's label of its first weights
+NO_WEIGHTS = "none"  # our label after they were dropped
 MAX_FLOAT = sys.float_info.max
 MAX_TEMPERATURE = 2.0  # that vLLM accepts
 _LOADING = "loading"  # label of a mixture of two versions
@@ -154,8 +155,13 @@ class VllmClient:
             )
 
     async def sleep(self) -> None:
-        """Release the memory of the GPU. The weights move to CPU memory, the caches are dropped."""
-        await self._change("/sleep?level=1")
+        """Release the memory of the GPU. Without adapters, the weights are dropped: `load` must follow.
+
+        With adapters, the weights move to CPU memory, which takes some seconds.
+        """
+        if not self._lora:
+            await self._change("/update_weight_version", {"new_version": NO_WEIGHTS})
+        await self._change(f"/sleep?level={1 if self._lora else 2}")
 
     async def wake(self) -> None:
         await self._change("/wake_up")

@@ -1,8 +1,8 @@
 """GPU memory of a vLLM server, on a GPU of its own or shared with the learner.
 
 On a shared GPU, server and learner take turns in lock step: the server sleeps while the learner learns, and
-keeps only LIBRARIES and a copy of its weights in CPU memory. The learner keeps its weights and moments while
-the server samples. With train.max_staleness, both work side by side, and each keeps its memory. These are
+keeps only LIBRARIES; with LoRA also its weights, in CPU memory. The learner keeps its weights and moments
+while the server samples. With train.max_staleness, both work side by side, and each keeps its memory. These are
 estimates: vLLM measures its activations itself when it starts.
 """
 

@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from learner import IMAGE_SETTINGS, draw_screenshot, seven_b
@@ -51,7 +51,7 @@ from arpo.types import Message, Prompt, Sample, Sampling
 
 SHARPNESS = 4.5  # standard deviation of the logits
 SIZE = (1920, 1080)
-UPDATES = {"all": (0, 1, 5, 20), "lora": (0, 5)}  # after which a server is compared
+UPDATES: dict[Literal["all", "language", "lora"], tuple[int, ...]] = {"all": (0, 1, 5, 20), "lora": (0, 5)}
 LEARNING_RATES = {"all": 1e-6, "lora": 1e-4}
 ANSWER_PARTS = 3  # of equal length, for gaps by position
 
@@ -182,7 +182,7 @@ async def compare_server(
                     batch = [
                         replace(sample, advantage=sign) for sample, sign in zip(samples, signs, strict=True)
                     ]
-                    learner.train(Batch(updates=(batch,)))
+                    learner.train(Batch(updates=(tuple(batch),)))
                 await engine.load(publisher.publish())
                 samples = await play_all(engine, renderer, arguments, size)
                 found[f"after {updates}"] = score()

@@ -35,7 +35,7 @@ from arpo.rollout.agent import Agent, AgentProgram
 from arpo.rollout.episode import run_episode
 from arpo.storage.published_weights import publishing, read_published
 from arpo.testing import FakeEnv, task
-from arpo.types import Completion, Message, Prompt, Sample, Sampling
+from arpo.types import Completion, Message, Prompt, Sample, Sampling, Screenshot
 from real_vllm import PYTHON, RealServer, real_servers
 from tiny_vlm import screenshot, stock_inputs
 
@@ -196,7 +196,7 @@ def test_many_prompts_at_once(pair: list[RealServer], tmp_path: Path) -> None:
 
 
 def test_the_agent_program_of_the_docs_with_the_openai_client(pair: list[RealServer], tmp_path: Path) -> None:
-    """It asks with one screenshot at a time. vLLM's environment has the package `openai`."""
+    """Its second call continues the first. vLLM's environment has the package `openai`."""
     page = (Path(__file__).parents[2] / "docs" / "agent.md").read_text("utf-8")
     policy = policy_of(config_of(), tmp_path)
     (file := tmp_path / "my_agent.py").write_text(
@@ -219,11 +219,15 @@ def test_the_agent_program_of_the_docs_with_the_openai_client(pair: list[RealSer
         )
         env = FakeEnv(size=(224, 168))
         episode = await run_episode(task("t"), env, agent, episode_id="e", settings=config.rollout, seed=0)
-        for turn in episode.turns:
-            assert turn.restart and len(turn.images) == 1 and turn.completion.token_ids
-            prompt = Prompt(episode_id="e", token_ids=turn.context, images=turn.images, messages=())
+        tokens: tuple[int, ...] = ()
+        images: tuple[Screenshot, ...] = ()
+        for number, turn in enumerate(episode.turns):
+            assert turn.restart == (not number) and len(turn.images) == 1 and turn.completion.token_ids
+            tokens, images = tokens + turn.context, images + turn.images
+            prompt = Prompt(episode_id="e", token_ids=tokens, images=images, messages=())
             expected = logprobs(weights.handle, prompt, turn.completion, config.rollout.temperature)
             assert gap(turn.completion.logprobs, expected) < EXACT
+            tokens += turn.completion.token_ids
 
     play(pair, run)
 

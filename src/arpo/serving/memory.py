@@ -2,8 +2,8 @@
 
 On a shared GPU, server and learner take turns in lock step: the server sleeps while the learner learns, and
 keeps only LIBRARIES; with LoRA also its weights, in CPU memory. The learner keeps its weights and moments
-while the server samples. With train.max_staleness, both work side by side, and each keeps its memory. These are
-estimates: vLLM measures its activations itself when it starts.
+while the server samples. With train.max_staleness, both work side by side, and each keeps its memory.
+These are estimates: vLLM measures its activations itself when it starts.
 """
 
 from __future__ import annotations

@@ -183,7 +183,8 @@ class Completion:
     """One sampled answer. Training uses exactly these tokens.
 
     `logprobs` are the engine's log-probabilities of the tokens at the sampling temperature. `versions` are
-    the policy versions that sampled them: the weights may change within an answer. If finish is "stop", the
+    the policy versions that sampled them: the weights may change within an answer. Both are empty if another
+    model gave the answer (a teacher: `arpo collect` with a chat server). If finish is "stop", the
     last token is the end-of-turn token; `text` does not contain it.
 
     >>> completion = Completion(
@@ -374,6 +375,8 @@ class Answer:
 class Sample:
     """One training sequence. `mask` is 1 at sampled tokens; `behaviour_logprobs` has one value for each.
 
+    It has none if another model gave some of the answers.
+
     The successful trajectory of the group above, with loss.advantage = "grpo":
 
     >>> sample = Sample(
@@ -399,3 +402,7 @@ class Sample:
     kl_weight: float = 0.0  # the same in the KL term; 0 if replayed
     staleness: tuple[int, ...] = ()  # learner's version minus the oldest up to each sampled token; (): all 0
     answers: tuple[Answer, ...] = ()  # of the sampled tokens, in order; the learner does not need them
+
+    @property
+    def sampled_tokens(self) -> int:
+        return self.mask.count(1)

@@ -1,8 +1,9 @@
-"""RFT, DPO and KTO over whole trajectories: worked numbers, and gradients against plain transformers."""
+"""RFT, SFT, DPO and KTO over whole trajectories: worked numbers, and gradients against plain transformers."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -15,7 +16,7 @@ from arpo.algorithms.microbatches import split_microbatches
 from arpo.algorithms.preference_losses import KTOWeights, dpo, kto, mismatched, pairs, rft, samples_for
 from arpo.config import Config, OfflineConfig, OptimConfig, RolloutConfig, TrainConfig
 from arpo.learner.local import LocalLearner
-from arpo.training.offline_methods import DPO, KTO, RFT, OfflineMethod
+from arpo.training.offline_methods import DPO, KTO, OfflineMethod, open_method
 from arpo.types import Message, Screenshot, Trajectory
 from tiny_vlm import screenshot, stock_inputs, tiny_model, tiny_renderer
 from trajectories import trajectory, turn
@@ -152,6 +153,14 @@ def stored() -> list[Trajectory]:
     ]
 
 
+def of_teacher(one: Trajectory) -> Trajectory:
+    """The same answers, given by another model: without log-probabilities and versions."""
+    turns = [
+        replace(each, completion=replace(each.completion, logprobs=(), versions=())) for each in one.turns
+    ]
+    return replace(one, turns=tuple(turns))
+
+
 def recipe(method: str) -> Config:
     return Config(
         train=TrainConfig(method=method),  # type: ignore[arg-type]
@@ -195,7 +204,7 @@ def plain_loss(config: Config, policy: nn.Module, base: nn.Module) -> Tensor:
             reference = plain_logps(base, one, temperature).sum()
         return plain_logps(policy, one, temperature).sum() - reference
 
-    if config.train.method == "rft":
+    if config.train.method in ("rft", "sft"):
         successes = [one for one in given if one.score == 1.0]
         return -torch.stack([plain_logps(policy, one, temperature).mean() for one in successes]).mean()
     if config.train.method == "dpo":
@@ -210,13 +219,15 @@ def plain_loss(config: Config, policy: nn.Module, base: nn.Module) -> Tensor:
     return torch.stack(terms).mean()
 
 
-@pytest.mark.parametrize("method", ["rft", "dpo", pytest.param("kto", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["rft", "sft", "dpo", pytest.param("kto", marks=pytest.mark.slow)])
 def test_the_learner_descends_the_very_loss(method: str, tmp_path: Path) -> None:
     config = recipe(method)
-    given = [one for one in stored() if method != "rft" or one.score == 1.0]
+    given = [one for one in stored() if method not in ("rft", "sft") or one.score == 1.0]
+    if method == "sft":
+        given = [of_teacher(one) for one in given]
     ours = learner(config)
     methods: dict[str, OfflineMethod] = {
-        "rft": RFT(beta=config.offline.beta),
+        **{name: open_method(name, config.offline.beta, 2, 0) for name in ("rft", "sft")},
         "dpo": DPO(beta=config.offline.beta),
         "kto": KTO(beta=config.offline.beta, weights=WEIGHTS),
     }

@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from arpo.algorithms.replay import ReplayBuffer
-from arpo.algorithms.samples import GroupStats, count_groups, prompt_cost, split_by_signal
+from arpo.algorithms.samples import (
+    GroupStats,
+    count_groups,
+    prompt_cost,
+    split_by_signal,
+    trajectory_samples,
+)
 from arpo.config import LossConfig, ReplayConfig
 from arpo.errors import UserError
 from arpo.types import Group, Rescue, Screenshot
@@ -214,6 +220,16 @@ def test_text_without_tokens_is_refused() -> None:
     spoken = trajectory(1.0, turn([], [], restart=True), name="through-a-server")
     with pytest.raises(UserError, match="episode through-a-server: an answer has no tokens"):
         samples([group(spoken, trajectory(0.0))])
+
+
+def test_the_answers_of_a_teacher_have_no_log_probabilities_and_are_refused_online() -> None:
+    own = turn([1], [10, 11], [-0.5, -0.7], restart=True)
+    taught = replace(turn([2], [12]), completion=replace(own.completion, logprobs=(), versions=()))
+    mixed = trajectory(1.0, own, taught, name="mixed")
+    (sample,) = trajectory_samples(mixed, 1.0, 0.25, replayed=False)
+    assert (sample.behaviour_logprobs, sample.sampled_tokens, sample.mask) == ((), 4, b"\0\1\1\0\1\1")
+    with pytest.raises(UserError, match="episode mixed: its answers are those of a teacher"):
+        samples([group(mixed, trajectory(0.0))])
 
 
 def test_each_sampled_token_is_as_old_as_the_tokens_before_it() -> None:

@@ -21,6 +21,8 @@ from arpo.evaluation.screening import run_screening
 from arpo.models import loading, memory_advice
 from arpo.models.memory_plan import GIB
 from arpo.prompts.rendering import Renderer
+from arpo.storage.run_folder import RunFolderReader
+from arpo.training.collect import run_collection
 from openai_server import MODEL, tiny_model_server
 from verdicts import A, B, select
 
@@ -78,11 +80,28 @@ def test_screen_plays_with_a_server(tmp_path: Path) -> None:
     assert report["terms"]["model"] == MODEL and report["totals"]["rollouts"] == 8
 
 
-@pytest.mark.parametrize("command", ["train", "collect"])
-def test_training_and_collecting_refuse_an_engine_without_tokens(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.slow
+def test_a_teacher_with_the_weights_of_the_student_gives_the_same_tokens(tmp_path: Path) -> None:
+    """The server samples with the same seeds, and returns text: nothing is lost on the way."""
+    play = ("--rollout.max_steps=3", "--rollout.group_size=2", "--train.epochs=1")
+    told: list[list[tuple[tuple[int, ...], ...]]] = []
+    with tiny_model_server() as server:
+        served = ("--engine.name=openai", f"--server.endpoints={server.url}", f"--server.model={MODEL}")
+        for name, engine in (("own", ()), ("taught", served)):
+            (tmp_path / name).mkdir()
+            assert run_collection(load_config("desk", settings(tmp_path / name, *play, *engine))) == 0
+            reader = RunFolderReader(tmp_path / name / "run")
+            turns = [
+                turn for one in sorted(reader.episode_ids()) for turn in reader.load_trajectory(one).turns
+            ]
+            told.append([(turn.context, turn.completion.token_ids) for turn in turns])
+    assert told[0] == told[1] and len(told[0]) > 4
+
+
+def test_training_refuses_an_engine_without_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([command, *settings(tmp_path, "--engine.name=openai")]) == 2
+    assert main(["train", *settings(tmp_path, "--engine.name=openai")]) == 2
     assert 'engine.name = "openai": a chat server returns text without tokens' in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 

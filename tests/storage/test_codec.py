@@ -68,6 +68,14 @@ def test_wrong_versions_are_damage(versions):
         trajectory_from_json(value, lambda _: shots)
 
 
+def test_the_answer_of_a_teacher_has_neither_versions_nor_log_probabilities():
+    value, shots = written([])
+    value["turns"][0]["completion"]["logprobs"] = []
+    first = trajectory_from_json(value, lambda _: shots).turns[0].completion
+    assert (len(first.token_ids), first.logprobs, first.versions) == (3, (), ())
+    assert stored_episode(value).has_tokens
+
+
 def test_a_sample_is_read_as_it_was_written():
     shot = small(1)
     sample = Sample(

@@ -6,8 +6,10 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from arpo.config import Config
 from arpo.config.recipe import load_config
@@ -18,6 +20,7 @@ from arpo.training.collect import run_collection
 from arpo.training.offline import ONLINE_METRICS, OfflineTrainer, open_source
 from arpo.training.trainer import run_training
 from arpo.types import Failure
+from openai_server import MODEL, says, serving
 from trained import lines, train_to_end
 from trajectories import trajectory, turn
 from verdicts import A, B, C, D, Scripted, small_config
@@ -220,6 +223,38 @@ def test_an_online_runs_own_episodes_are_a_source_too(tmp_path: Path) -> None:
     assert sorted(scores.values()) == [0, 0, 1, 1]
     assert found.successes == {A: [name for name, score in scores.items() if score == 1]}
     assert found.failures == {A: [name for name, score in scores.items() if score == 0]}
+
+
+def test_a_student_learns_from_the_episodes_of_a_teacher(tmp_path: Path) -> None:
+    """The server knows only text. Its episodes are stored as if the student had answered."""
+
+    async def answer(request: web.Request, body: dict[str, Any], number: int) -> web.StreamResponse:
+        return says("Thought: click\nAction: click(start_box='(90,60)')")
+
+    two_steps = "--rollout.max_steps=2"
+    with serving(answer) as server:
+        teacher = ("--engine.name=openai", f"--server.endpoints={server.url}", f"--server.model={MODEL}")
+        Scripted.play({A: [1, 0, 1, 1]})
+        taught = collect(tmp_path / "taught", [A], two_steps, *teacher)
+        texts = [message["content"] for message in server.requests[1]["messages"]]
+    own = collect(tmp_path / "own", [A], two_steps)
+    ours, theirs = (RunFolderReader(folder).load_trajectory("collect-0-0") for folder in (own, taught))
+    assert [one.context for one in theirs.turns] == [one.context for one in ours.turns]
+    for given, sampled in zip(theirs.turns, ours.turns, strict=True):
+        said = given.completion
+        assert said.text in texts and (said.logprobs, said.versions) == ((), ())
+        assert len(said.token_ids) == len(sampled.completion.token_ids)
+        assert said.token_ids[-1] == sampled.completion.token_ids[-1]  # the end of the turn
+    losses = []
+    for name, passes in (("whole", 2), ("parts", 1), ("parts", 2)):
+        (tmp_path / name).mkdir(exist_ok=True)
+        config = offline(tmp_path / name, "sft", taught, [A], two_steps, f"--offline.passes={passes}")
+        train(config)
+        losses.append([line["loss"] for line in lines(config, "metrics.jsonl") if "loss" in line])
+    whole, _, resumed = losses
+    assert len(whole) == 4 and resumed == whole
+    assert whole[-1] < whole[0]
+    assert not {"logprob_gap", "engine_kl"} & lines(config, "metrics.jsonl")[-1].keys()
 
 
 def test_what_cannot_be_trained_on_is_left_out_and_told(source: Path, tmp_path: Path) -> None:

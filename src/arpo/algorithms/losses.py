@@ -24,7 +24,7 @@ class Tokens:
     logp_T: Tensor  # π_θ
     entropy_T: Tensor  # of π_θ at this position
     old_logp_T: Tensor  # π_old
-    behaviour_logp_T: Tensor  # μ
+    behaviour_logp_T: Tensor  # μ; NaN if unknown, which only mode "recompute" allows
     advantage_T: Tensor
     weight_T: Tensor
     kl_weight_T: Tensor  # 0 at replayed tokens

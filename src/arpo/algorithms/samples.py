@@ -3,7 +3,7 @@
 The weight of a sample contains the whole normalisation of the objective. So the loss is a weighted sum over
 tokens, and its gradient does not depend on micro-batches or ranks. A group is never split across updates.
 Groups without signal are counted, but they give samples only for the KL term (loss.kl). Sampled tokens are
-trained unchanged. Episodes without tokens are refused.
+trained unchanged. Episodes without tokens or without their log-probabilities are refused.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def build_updates(
     A sample is made when it is taken. `token_budget` is the maximum number of tokens per episode, the divisor
     of aggregation "constant". `version` is the policy version that learns: tokens of older versions are
     marked as stale. `credit` gives rewards and advantages; None: the built-in ones of `loss`. Without a KL
-    term, an update is empty if none of its groups has signal. Raises UserError for episodes without tokens.
+    term, an update is empty if none of its groups has signal. Raises UserError for episodes of other models.
     """
-    _refuse_text(groups)
+    _refuse_others(groups)
     scored = _scored(groups, credit or Credit(loss))
     for start in range(0, len(scored), tasks_per_update):
         yield _update_samples(scored[start : start + tasks_per_update], loss, token_budget, version)
@@ -118,13 +118,18 @@ def _scored(groups: Sequence[Group], credit: Credit) -> list[_Scored]:
     ]
 
 
-def _refuse_text(groups: Sequence[Group]) -> None:
-    """Refuse the answers of a chat server: text is never tokenised again."""
+def _refuse_others(groups: Sequence[Group]) -> None:
+    """Refuse answers of other models: a ratio needs the tokens and log-probabilities of the policy."""
     for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
         if not all(turn.completion.token_ids for turn in trajectory.turns):
             raise UserError(
                 f"episode {trajectory.episode_id}: an answer has no tokens, like those of a chat server. "
                 "Such episodes are for evaluation only. Train with an engine that returns tokens"
+            )
+        if not all(turn.completion.logprobs for turn in trajectory.turns):
+            raise UserError(
+                f"episode {trajectory.episode_id}: its answers are those of a teacher, without "
+                "log-probabilities of the policy. Train on them offline, for example train.method = sft"
             )
 
 
@@ -212,11 +217,12 @@ def trajectory_samples(
         oldest = oldest_so_far[-1]
         sequence.versions += oldest_so_far[1:]
     for sequence in sequences:
+        known = len(sequence.logprobs) == sequence.mask.count(1)
         yield Sample(
             token_ids=tuple(sequence.token_ids),
             mask=bytes(sequence.mask),
             images=tuple(sequence.images),
-            behaviour_logprobs=tuple(sequence.logprobs),
+            behaviour_logprobs=tuple(sequence.logprobs) if known else (),
             advantage=advantage,
             weight=weight,
             replayed=replayed,

@@ -24,7 +24,8 @@ COMMAND = Command(
 Plays the same number of episodes as `arpo train` with the same recipe, without training the model:
 train.epochs x training tasks (or train.tasks) x rollout.group_size. Output in run.dir.
 If it is interrupted, run the same command again: it plays the missing episodes. A larger train.epochs or
-train.tasks adds episodes.""",
+train.tasks adds episodes.
+With --engine.name openai, a stronger model plays as a teacher, for train.method sft.""",
     example="""\
 arpo collect paper --run.dir runs/collected
 arpo train paper/rft --offline.source runs/collected --run.dir runs/rft""",

@@ -54,7 +54,7 @@ Each argument is one method: a recipe to train, or finished runs.
   runs/mine                the folder of a finished run, or of several with different seeds
   NAME=runs/a,runs/b       finished runs with different seeds, and a name for the table
 First prints the settings in which the methods differ. Config keys on the command line apply to all recipes.
-For offline methods (rft, dpo, kto) the base model first records episodes in OUT/collected.
+For offline methods (rft, sft, dpo, kto) the base model first records episodes in OUT/collected.
 Then prints tables, and writes compare.html and compare.json in OUT: success on training tasks and
 on every set of held-out tasks, learning curves, success by difficulty, times, and the difference of every
 method to the baseline with its 95% confidence interval over seeds and tasks, p, p corrected for the number of

@@ -49,7 +49,7 @@ summary.json and report.html.
 Exit code 1 if most episodes failed because of the environment; a line at the end names the reason.
 Ctrl-C finishes the current batch and saves a checkpoint; an evaluation stops at once and keeps its finished
 episodes. If a run is interrupted in any way, run the same command again: it resumes.
-With train.method rft, dpo or kto, training is offline: it uses the stored episodes in offline.source.""",
+With train.method rft, sft, dpo or kto, training is offline: it uses stored episodes (offline.source).""",
     example="""\
 arpo train
 arpo train desk --replay.enabled false --run.seed 1 --run.dir runs/plain-grpo

@@ -266,7 +266,8 @@ class EngineConfig:
     name: Literal["auto", "in_process", "vllm", "openai"] = setting(
         "auto",
         "Engine: in_process (the model of model.path), vllm (vLLM servers), openai (the servers of "
-        "server.endpoints; evaluation only), auto (openai for `arpo eval osworld`, otherwise in_process)",
+        "server.endpoints; for evaluation, and as a teacher in `arpo collect`), auto (openai for `arpo eval "
+        "osworld`, otherwise in_process)",
         on_resume=FREE,
     )
     cache_gigabytes: float = setting(
@@ -422,10 +423,10 @@ class ClusterConfig:
 class TrainConfig:
     """Training method, batches, epochs."""
 
-    method: Literal["online", "rft", "dpo", "kto"] = setting(
+    method: Literal["online", "rft", "sft", "dpo", "kto"] = setting(
         "online",
         "Training method: online (GRPO and its variants), or offline from stored episodes (offline.source): "
-        "rft, dpo, kto",
+        "rft, sft (the same loss, on successes of a teacher), dpo, kto",
     )
     epochs: int = setting(30, "Passes over the training tasks", low=1, high=1_000_000, on_resume=LENGTH)
     tasks: int = setting(
@@ -520,7 +521,7 @@ class ReplayConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineConfig:
-    """Offline training: rft, dpo, kto."""
+    """Offline training: rft, sft, dpo, kto."""
 
     source: str = setting("", "Folder with stored episodes, of `arpo collect` or of a run", on_resume=FREE)
     passes: int = setting(4, "Epochs over the offline data", low=1, high=100_000, on_resume=LENGTH)

@@ -2,7 +2,7 @@
 
 - `in_process`: the model of `model.path`, loaded into this process. It returns tokens, as training needs.
 - `vllm`: vLLM servers of the model of `model.path`. They return tokens and load new weights.
-- `openai`: OpenAI-compatible servers (`server.endpoints`). They return text, so they serve evaluation only.
+- `openai`: OpenAI-compatible servers (`server.endpoints`). They return text, for evaluation and as teachers.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ class OpenedEngine:
     served: ServedEngine | None = None
 
 
-def open_engine(config: Config, *, learning: bool = False) -> OpenedEngine:
+def open_engine(config: Config, *, learning: bool = False, teaching: bool = False) -> OpenedEngine:
     """Open the engine of `engine.name`. Loads a model in process; does not connect to a server yet.
 
     `learning`: a learner trains the model in this process, and loads its weights before the first request.
+    `teaching`: the model of model.path will learn from the answers, so those of a chat server get its tokens.
     """
     if config.engine.name == "openai":
-        return _open_openai(config)
+        return _open_teacher(config) if teaching else _open_openai(config)
     if config.engine.name == "vllm":
         return _open_vllm(config, learning)
     return _open_in_process(config)
@@ -51,7 +52,8 @@ def require_tokens(engine: EngineConfig) -> None:
     if engine.name == "openai":
         raise UserError(
             'engine.name = "openai": a chat server returns text without tokens, and training needs the '
-            'sampled tokens. Set engine.name = "in_process" or "vllm"'
+            'sampled tokens. Set engine.name = "in_process" or "vllm". To learn from such a server, record '
+            'its episodes with `arpo collect`, then set train.method = "sft"'
         )
 
 
@@ -68,6 +70,15 @@ def _open_openai(config: Config) -> OpenedEngine:
         renderer=ChatRenderer(config.model.min_pixels, config.model.max_pixels),
         model=None,
     )
+
+
+def _open_teacher(config: Config) -> OpenedEngine:
+    from arpo.engines.teacher import TeacherEngine
+    from arpo.models.loading import load_renderer
+
+    renderer, opened = load_renderer(config.model), _open_openai(config)
+    engine = TeacherEngine(teacher=opened.engine, student=renderer)
+    return replace(opened, engine=engine, renderer=renderer)
 
 
 def _open_vllm(config: Config, learning: bool) -> OpenedEngine:

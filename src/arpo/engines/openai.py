@@ -1,8 +1,9 @@
-"""The engine for OpenAI-compatible vision servers: messages in, text out. For evaluation only.
+"""The engine for OpenAI-compatible vision servers: messages in, text out.
 
 Several servers of one model share the load. The requests of an episode stay on one server, to use its prefix
 cache. A new episode goes to the server with the fewest episodes. A failing server is skipped for a growing
-time, and its episodes continue on other servers. The answers have no tokens, so they are never trained on.
+time, and its episodes continue on other servers. The answers have no tokens: `arpo train` refuses
+them, `arpo collect` tokenises them for the model that learns from them (`teacher.py`).
 
 Servers are not trusted: see `http_exchange.py`. The text of an answer is safe to store.
 """

@@ -120,7 +120,7 @@ class LocalLearner:
         def score(models: _Models, microbatch: Microbatch) -> list[tuple[float, ...]]:
             logprobs = self._base_logprobs if base else self._policy_logprobs
             values = iter(logprobs(models, microbatch, temperature).tolist())
-            return [tuple(islice(values, len(sample.behaviour_logprobs))) for sample in microbatch]
+            return [tuple(islice(values, sample.sampled_tokens)) for sample in microbatch]
 
         return list(chain(*self._each(score, microbatches)))
 
@@ -387,14 +387,18 @@ def _adamw(
 
 
 def loss_tokens(microbatch: Microbatch, logp_T: Tensor, entropy_T: Tensor, old_logp_T: Tensor) -> Tokens:
-    lengths = [len(sample.behaviour_logprobs) for sample in microbatch]
+    lengths = [sample.sampled_tokens for sample in microbatch]
     counts = torch.tensor(lengths, dtype=torch.int64, device=logp_T.device)
 
     def repeat(values: Sequence[float]) -> Tensor:
         """Repeat the value of each sample for each of its sampled tokens."""
         return logp_T.new_tensor(values).repeat_interleave(counts)
 
-    behaviour = [logprob for sample in microbatch for logprob in sample.behaviour_logprobs]
+    behaviour = [
+        logprob
+        for sample, length in zip(microbatch, lengths, strict=True)
+        for logprob in sample.behaviour_logprobs or (math.nan,) * length
+    ]
     stale = [
         age > 0
         for sample, length in zip(microbatch, lengths, strict=True)

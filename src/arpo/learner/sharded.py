@@ -140,7 +140,7 @@ class ShardedLearner:
     ) -> list[tuple[float, ...]]:
         optim = self._config.optim
         shares = assign_to_ranks(samples, optim.ranks, optim.tokens_per_microbatch)
-        sizes = [sum(len(sample.behaviour_logprobs) for sample in chain(*share)) for share in shares]
+        sizes = [sum(sample.sampled_tokens for sample in chain(*share)) for share in shares]
         commands = [
             LogprobsCommand(
                 updates=[share],
@@ -155,7 +155,7 @@ class ShardedLearner:
             self._ranks.send(commands[1:])
             found = iter(self._learner.gather_logprobs(commands[0]))
         shuffled = list(chain(*chain(*shares)))
-        by_sample = [tuple(islice(found, len(sample.behaviour_logprobs))) for sample in shuffled]
+        by_sample = [tuple(islice(found, sample.sampled_tokens)) for sample in shuffled]
         return restore_order(samples, shuffled, by_sample)
 
     def save(self, folder: Path) -> None:

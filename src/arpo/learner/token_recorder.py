@@ -70,7 +70,7 @@ class TokenRecorder:
             for index, microbatches in enumerate(share)
             for sample in chain(*microbatches)
         ]
-        parts = values.split([len(sample.behaviour_logprobs) for _, sample in order], dim=1)
+        parts = values.split([sample.sampled_tokens for _, sample in order], dim=1)
         found = {(index, id(sample)): part for (index, sample), part in zip(order, parts, strict=True)}
         return tuple(
             tuple(_token_stats(sample, found[index, id(sample)]) for sample in update)

@@ -113,18 +113,20 @@ def _find_in_cache(model: HubModel, snapshot: Callable[..., str]) -> Path | None
         return None
 
 
-def pin_model(config: Config, run: Path | None = None) -> Config:
+def pin_model(config: Config, run: Path | None = None, *, teaching: bool = False) -> Config:
     """Download the model of the recipe if it is on the hub, and replace model.path by its commit.
 
     A run records this path, so all its parts use the same weights, even if the repository changes. If the
     folder `run` has a recipe with a commit of the same repository, and model.path names no revision, that
-    commit is used.
+    commit is used. `teaching`: the model learns from a chat server, if that plays: only its tokenizer is
+    needed. Otherwise a chat server does without the model.
     """
     path = None if run is None else run / RECIPE
     recorded = load_recorded(path)[0] if path is not None and path.is_file() else config
     config = with_recorded_model(config, recorded)
     model = parse_hub_model(config.model.path)
-    if model is None or config.engine.name == "openai":
+    served = config.engine.name == "openai"
+    if model is None or (served and not teaching):
         return config
     from arpo.models.loading import read_config  # here: it loads torch
 
@@ -137,7 +139,7 @@ def pin_model(config: Config, run: Path | None = None) -> Config:
             f"model.path = {str(model)!r}: is commit {pinned.revision}, but the run in {run} has {known}: to "
             f"resume it, use --model.path {known.repo}; else choose another --run.dir"
         )
-    if config.model.weights == "load":
+    if config.model.weights == "load" and not served:
         download(pinned, WEIGHTS)
     return replace(config, model=replace(config.model, path=str(pinned)))
 

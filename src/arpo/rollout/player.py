@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -125,13 +125,15 @@ class Player:
             await asyncio.to_thread(self._restartable[number].restart)
 
 
-def open_player(config: Config, *, learning: bool = False) -> Player:
+def open_player(config: Config, *, learning: bool = False, teaching: bool = False) -> Player:
     """Open the environments and the engine of the recipe. Wrong settings raise UserError here.
 
-    `learning`: a learner will train the player's model. The caller closes the player.
+    `learning`: a learner will train the player's model. `teaching`: the model of model.path will learn from
+    the episodes, so a chat server gets its prompt, and answers in its dialect. The caller closes the player.
     """
-    dialect = open_dialect(config)
-    template = open_template(config)
+    student = replace(config, engine=replace(config.engine, name="in_process")) if teaching else config
+    dialect = open_dialect(student)
+    template = open_template(student)
     program = _open_program(config, learning)
     cluster = open_cluster(config)
     pool = _open_pool(config, cluster)
@@ -139,7 +141,7 @@ def open_player(config: Config, *, learning: bool = False) -> Player:
         servers = open_servers(config, learning=learning) if cluster is None else cluster.servers
         if isinstance(servers, OwnServers) and servers.share_gpu:
             return_memory_in_parts()
-        opened = open_engine(config, learning=learning)
+        opened = open_engine(config, learning=learning, teaching=teaching)
     agent = Agent(
         engine=opened.engine,
         renderer=opened.renderer,

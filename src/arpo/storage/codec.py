@@ -42,7 +42,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAnswer:
-    """A completion in its stored form."""
+    """A completion in its stored form. The answer of a teacher has only its text and tokens."""
 
     text: str
     token_ids: Runs
@@ -53,7 +53,7 @@ class StoredAnswer:
 
     def __post_init__(self) -> None:
         tokens, versions = self.token_ids.total, self.token_versions.total
-        if not tokens == len(self.logprobs) == versions:
+        if not len(self.logprobs) == versions or versions not in (0, tokens):
             raise ValueError(
                 f"an answer has {tokens} tokens, {len(self.logprobs)} log-probabilities and {versions} "
                 "policy versions"

@@ -1,5 +1,7 @@
 """Plays the training tasks with a fixed model and stores the episodes for offline training (`arpo collect`).
 
+A chat server (engine.name = "openai") is a teacher: its answers are stored as tokens of model.path.
+
 It plays as many episodes as an online run of the same recipe. Each episode is stored when it ends, so an
 interrupted collection resumes with the missing ones. A failed episode is logged and not played again.
 """
@@ -14,7 +16,6 @@ from pathlib import Path
 from arpo.algorithms.rewards import is_example
 from arpo.config import LEARNING, Config
 from arpo.config.changes import find_changes
-from arpo.engines.factory import require_tokens
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate
 from arpo.evaluation.scoring import report_failures
@@ -35,13 +36,12 @@ from arpo.types import Task, Trajectory
 
 def run_collection(config: Config) -> int:
     """`arpo collect`: start or resume the collection in run.dir, and print its counts."""
-    require_tokens(config.engine)
     store = RunFolder(Path(config.run.dir))
     display = open_display(sys.stdout)
     try:
         if (store.folder / checkpoint.CHECKPOINTS).is_dir():
             raise UserError(f"{store.folder}: holds a training run. Choose another --run.dir")
-        config = pin_model(config, store.folder)
+        config = pin_model(config, store.folder, teaching=True)
         ended, recorded = _ended(store), config
         if ended:
             _check_screenshots(store)
@@ -62,7 +62,7 @@ def run_collection(config: Config) -> int:
         store.write_recipe(config)
         left = [number for name, number in numbers.items() if name not in ended]
         if left:
-            with closing(open_player(config)) as player:
+            with closing(open_player(config, teaching=True)) as player:
                 run_interruptibly(
                     _collect(player, config, tasks, left, len(numbers), store, display),
                     on_cancel=lambda: note_cancel(display),

@@ -90,7 +90,7 @@ def disagreements(metrics: Metrics, config: Config) -> list[str]:
 def _fresh_tokens(sample: Sample) -> int:
     if sample.replayed:
         return 0
-    return sample.staleness.count(0) if sample.staleness else len(sample.behaviour_logprobs)
+    return sample.staleness.count(0) if sample.staleness else sample.sampled_tokens
 
 
 def _spread(groups: Iterable[Group]) -> list[Trajectory]:

@@ -27,6 +27,7 @@ CARD = "README.md"
 PRIVATE = ("osworld.", "model.path")  # and NEUTRAL
 OFFLINE_METHODS = {
     "rft": "RFT (supervised learning on successful episodes)",
+    "sft": "SFT (supervised learning on successful episodes of a teacher)",
     "dpo": "DPO (direct preference optimisation)",
     "kto": "KTO (Kahneman-Tversky optimisation)",
 }

@@ -1,4 +1,4 @@
-"""The offline training loop: learns from stored episodes with RFT, DPO or KTO. It plays only to evaluate.
+"""The offline training loop: learns from stored episodes: RFT, SFT, DPO, KTO. It plays only to evaluate.
 
 The episodes come from offline.source, a folder of `arpo collect` or of a run. Evaluation episodes, episodes
 of other tasks and episodes that cannot be trained on are left out. An episode is read from disk when its
@@ -74,7 +74,7 @@ class Source:
 
 
 class OfflineTrainer:
-    """The offline loop, for train.method rft, dpo or kto."""
+    """The offline loop, for train.method rft, sft, dpo or kto."""
 
     def __init__(self, config: Config, store: RunFolder, display: Display) -> None:
         self.config = config

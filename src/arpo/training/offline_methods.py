@@ -1,4 +1,4 @@
-"""The offline methods: RFT, DPO and KTO. `train.method` chooses one, once per run.
+"""The offline methods: RFT (or SFT), DPO and KTO. `train.method` chooses one, once per run.
 
 A method decides which stored episodes form the units of an update, and computes the loss of an update from
 the learner's log-probabilities. The loss functions are in `algorithms/preference_losses.py`.
@@ -56,7 +56,7 @@ class OfflineMethod(ABC):
 
 
 class RFT(OfflineMethod):
-    """Rejection sampling: maximum likelihood on the successes."""
+    """Maximum likelihood on the successes: those of the model itself (rft), or of a teacher (sft)."""
 
     per_token = True
 
@@ -103,7 +103,7 @@ class KTO(OfflineMethod):
 def open_method(name: str, beta: float, successes: int, failures: int) -> OfflineMethod:
     """The method of train.method. The numbers of episodes balance the weights of KTO."""
     match name:
-        case "rft":
+        case "rft" | "sft":
             return RFT(beta=beta)
         case "dpo":
             return DPO(beta=beta)

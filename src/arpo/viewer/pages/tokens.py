@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from arpo.errors import UserError
@@ -58,7 +59,7 @@ class _Turn:
 
 
 def _token_rows(turn: Any) -> list[Json]:
-    """The tokens of an answer with what is stored about each: log-probability and policy version."""
+    """The tokens of an answer with what is known about each: log-probability and policy version."""
     stored = from_json(turn, _Turn, READERS).completion
     if stored.token_ids.total > MAX_TOKENS:
         raise ValueError(f"more than {MAX_TOKENS:,} tokens")
@@ -70,7 +71,7 @@ def _token_rows(turn: Any) -> list[Json]:
             "version": version,
             **dict.fromkeys(("text", *TRAINED)),
         }
-        for token, logprob, version in zip(answer.token_ids, answer.logprobs, answer.versions, strict=True)
+        for token, logprob, version in zip_longest(answer.token_ids, answer.logprobs, answer.versions)
     ]
 
 

@@ -189,3 +189,20 @@ for call in calls:
     foreign = fetch(hub_environment(hub, tmp_path, HF_TOKEN="hf_wrong"), str(BASE), program=program)
     assert [line.startswith("--push acme/x: the hub ") for line in foreign] == [True, True]
     assert all("log in with `hf auth login`" in line for line in foreign)
+
+
+PIN = """
+from arpo.config.recipe import load_config
+from arpo.models.hub import pin_model
+config = load_config("desk", ["--engine.name=openai", "--model.path=acme/desk"])
+print(pin_model(config).model.path)
+print(pin_model(config, teaching=True).model.path)
+"""
+
+
+@pytest.mark.slow
+def test_a_student_of_a_chat_server_is_pinned_without_its_weights(hub: Hub, tmp_path: Path) -> None:
+    commit = hub.add("acme/desk", BASE)
+    found = fetch(hub_environment(hub, tmp_path / "home", HF_TOKEN=TOKEN), program=PIN)
+    assert found == ["acme/desk", f"acme/desk@{commit}"]
+    assert not [line for line in hub.requests if "safetensors" in line]

@@ -60,6 +60,8 @@ NEEDS = {
     "desk:pool": "369 episodes",
     "--train.epochs 36": "576 groups",
     "runs/kept.json": "tasks that the model sometimes solves: tests/e2e/test_example.py",
+    "--train.method sft": "a teacher: tests/training/test_offline.py",
+    "my_script.py": "a script of the reader: tests/rollout/test_program.py",
     "paper/rft": "successes: tests/e2e/test_offline_resume.py",
 }
 

@@ -102,6 +102,43 @@ def test_the_built_in_loop_as_a_program_gives_the_same_episode(tmp_path, name):
     assert len(expected.turns) > 1 or name == "cut"
 
 
+def teach(folder, source, **changes):
+    """Like `play`, for `arpo collect`."""
+    agent = replace(agent_of(folder, source, []), student=RENDERER)
+    return asyncio.run(
+        run_episode(
+            task("t"), FakeEnv(), agent, episode_id="batch-1-0-0", settings=settings(**changes), seed=3
+        )
+    )
+
+
+@pytest.mark.parametrize("changes", [{}, {"max_images": 2}])
+def test_a_program_that_answers_itself_is_recorded_as_the_built_in_loop(tmp_path, changes):
+    script = [CLICK, WAIT, WAIT, CLICK, DONE]
+    expected = play(tmp_path, None, script, **changes)
+    given = [
+        replace(turn, completion=replace(turn.completion, logprobs=(), versions=()))
+        for turn in expected.turns
+    ]
+    taught = teach(tmp_path, f"for answer in {script!r}: step(answer=answer)", **changes)
+    assert taught == replace(expected, turns=tuple(given))
+
+
+def test_a_program_that_answers_itself_may_correct_an_answer(tmp_path):
+    taught = teach(tmp_path, f"step(answer='nonsense'); step(answer={DONE!r})")
+    assert [turn.completion.text for turn in taught.turns] == ["nonsense", DONE]
+    assert [bool(turn.error) for turn in taught.turns] == [True, False]
+    assert (taught.stop, taught.turns[1].actions) == (StopReason.FINISHED, (Finished(),))
+
+
+def test_a_program_that_answers_itself_ends_at_the_length_of_the_context(tmp_path):
+    program = f"""
+        while "code" not in str(step(answer={WAIT!r})): pass
+    """
+    taught = teach(tmp_path, program, max_context_tokens=190)
+    assert (taught.stop, 1 < len(taught.turns) < 5) == (StopReason.MAX_STEPS, True)
+
+
 def test_the_built_in_loop_as_a_program_ends_at_the_length_of_the_context(tmp_path):
     changes = {"max_context_tokens": 190}
     expected = play(tmp_path, None, [CLICK] * 5, **changes)
@@ -273,6 +310,7 @@ FAULTS = {
     "crash": ("ask('x'); print('so far'); raise KeyError('room')", "exit code 1.*KeyError: 'room'"),
     "killed": ("ask('x'); os.kill(os.getpid(), 9)", "killed by SIGKILL"),
     "hang": ("ask('x'); print('I wait'); time.sleep(600)", "no call for 1.5 s.*env.step_seconds.*I wait"),
+    "no model": (f"step(answer={WAIT!r}); print('bye')", "never asked the model.*bye"),
     "no call": ("print('bye')", "never asked the model.*bye"),
 }
 

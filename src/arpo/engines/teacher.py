@@ -1,9 +1,9 @@
-"""The answers of a teacher as tokens of a student, for `arpo collect` with a chat server."""
+"""The answers of a teacher as tokens of a student, for `arpo collect`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from arpo.engines.base import Engine, Weights
 from arpo.errors import EngineError
@@ -11,13 +11,24 @@ from arpo.prompts.rendering import Renderer
 from arpo.types import Completion, Prompt, Sampling
 
 
+def tokenise(text: str, finish: str, student: Renderer, max_tokens: int) -> Completion:
+    """The text as an answer of the student. It has no log-probabilities and no policy versions.
+
+    An answer of more than `max_tokens` counts as cut. Raises EngineError if the student's tokens do not give
+    exactly this text.
+    """
+    tokens = student.encode(text)
+    if student.decode(tokens) != text:
+        raise EngineError("generate", "the tokenizer of model.path cannot represent the answer exactly")
+    if finish == "stop":
+        tokens = (*tokens, student.end_of_turn_id)
+    finish = finish if len(tokens) <= max_tokens else "length"
+    return Completion(token_ids=tokens, logprobs=(), text=text, finish=finish, versions=())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherEngine:
-    """Asks an engine that returns text, and tokenises each answer with the student's renderer.
-
-    The student did not sample these tokens: they have no log-probabilities and no policy versions. An answer
-    that is longer for the student than `Sampling.max_tokens` counts as cut.
-    """
+    """Asks an engine that returns text, and tokenises each answer."""
 
     teacher: Engine
     student: Renderer
@@ -26,17 +37,8 @@ class TeacherEngine:
         return await self.teacher.start()
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Completion:
-        """Raises EngineError if the student's tokens do not give exactly the text of the answer."""
         answer = await self.teacher.generate(prompt, sampling)
-        tokens = self.student.encode(answer.text)
-        if self.student.decode(tokens) != answer.text:
-            raise EngineError(
-                "generate", "the tokenizer of model.path cannot represent the answer of the server exactly"
-            )
-        if answer.finish == "stop":
-            tokens = (*tokens, self.student.end_of_turn_id)
-        finish = answer.finish if len(tokens) <= sampling.max_tokens else "length"
-        return replace(answer, token_ids=tokens, finish=finish)
+        return tokenise(answer.text, answer.finish, self.student, sampling.max_tokens)
 
     async def release(self, episode_id: str) -> None:
         await self.teacher.release(episode_id)

@@ -15,7 +15,7 @@ from arpo.engines.base import Engine
 from arpo.envs.base import Env
 from arpo.errors import ContextTooLong, EngineError, boundary
 from arpo.prompts.conversation import Conversation
-from arpo.prompts.rendering import PromptRenderer, Rendered
+from arpo.prompts.rendering import PromptRenderer, Rendered, Renderer
 from arpo.prompts.templates import PromptTemplate
 from arpo.rollout.activity import Measure
 from arpo.storage.codec import BATCH
@@ -49,6 +49,9 @@ class Agent:
     dialect: Dialect
     positions: int | None = None  # context length of the model in tokens; None: unknown
     program: AgentProgram | None = None  # None: the built-in loop
+    student: Renderer | None = (
+        None  # `arpo collect`: the program may answer itself, in tokens of this renderer
+    )
 
     def begin(self, instruction: str, settings: RolloutConfig) -> Conversation:
         """The conversation about a task, before its first screenshot."""
@@ -100,11 +103,15 @@ async def sample_answer(
     agent: Agent, prompt: Prompt, sampling: Sampling, settings: RolloutConfig
 ) -> Completion:
     """Sample one answer. A chat server checks the length of its prompt itself."""
-    need = len(prompt.token_ids) + sampling.max_tokens
-    if need > settings.max_context_tokens:
-        raise ContextTooLong("generate", _too_long(need, sampling.max_tokens, settings, agent.positions))
+    require_space(agent, len(prompt.token_ids), sampling.max_tokens, settings)
     async with boundary(EngineError, "generate"):
         return await agent.engine.generate(prompt, sampling)
+
+
+def require_space(agent: Agent, prompt: int, answer: int, settings: RolloutConfig) -> None:
+    """Raise ContextTooLong if a prompt and an answer of so many tokens exceed rollout.max_context_tokens."""
+    if prompt + answer > settings.max_context_tokens:
+        raise ContextTooLong("generate", _too_long(prompt + answer, answer, settings, agent.positions))
 
 
 def _too_long(need: int, answer: int, settings: RolloutConfig, positions: int | None) -> str:

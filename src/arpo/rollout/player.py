@@ -149,6 +149,7 @@ def open_player(config: Config, *, learning: bool = False, teaching: bool = Fals
         dialect=dialect,
         positions=_positions(opened.model),
         program=program,
+        student=opened.renderer if teaching and isinstance(opened.renderer, Renderer) else None,
     )
     scheduler = Scheduler(
         pool=pool,

@@ -3,6 +3,7 @@
 The program is started with the addresses of the model and of the environment (`endpoint.py`). It ends the
 episode with a terminal action or with exit code 0; then the environment evaluates it. A program that crashes,
 hangs or never asks the model is a fault (AgentError): it costs its own episode and never becomes a reward.
+`arpo collect` also records programs that answer without the model: teachers.
 If the program ends because a limit refused its call, the episode was played to that limit.
 """
 
@@ -22,13 +23,16 @@ from arpo.actions import Action, Point, action_from_json, resolve_pointer, up_to
 from arpo.config import RolloutConfig
 from arpo.dialects import pyautogui_code
 from arpo.dialects.base import ParseError
+from arpo.engines.teacher import tokenise
 from arpo.errors import AgentError, ContextTooLong, PromptTooLong
 from arpo.processes.child import Child, describe_exit
+from arpo.prompts.rendering import Renderer
 from arpo.rollout.agent import (
     AgentProgram,
     Playing,
     draw_seed,
     parse_actions,
+    require_space,
     sample_answer,
     stop_after,
 )
@@ -85,6 +89,7 @@ class _Episode:
         width, height = first.screenshot.size
         self._pointer = Point(width // 2, height // 2)
         self._calls = ModelCalls(agent.renderer)
+        self._own = agent.begin(self._instruction, playing.settings)  # the answers of the program itself
         self._turns: list[Turn] = []
         self._shown = 0  # turns already given to `on_turn`
         self._seen: Screenshot | None = None  # the last picture of the last call
@@ -172,6 +177,8 @@ class _Episode:
     async def step(self, body: dict[str, Any]) -> dict[str, Any]:
         async with self._lock:
             self._require_running()
+            if self._agent.student is not None and isinstance(text := body.get("answer"), str):
+                self._record_own(text, self._agent.student)
             actions, error = self._actions(body)
             if error:
                 if self._turns:
@@ -187,6 +194,22 @@ class _Episode:
             if stop is not None and not self._ended.done():
                 self._ended.set_result(stop)
             return {"finished": stop is not None, "error": ""}
+
+    def _record_own(self, text: str, student: Renderer) -> None:
+        """Store an answer that the program gives without the model, as a turn of the built-in loop."""
+        if self._shown < len(self._turns) and not self._turns[-1].error:
+            return  # the answer of the model, or what the program made of it
+        own = self._own.look(self._screenshot)
+        call, room = self._calls.begin(own.messages()), self._settings.max_answer_tokens
+        try:
+            require_space(self._agent, len(call.prompt.token_ids), room, self._settings)
+        except ContextTooLong as limit:
+            self._limit = limit
+            raise Refused(limit.message, code="context_length_exceeded") from limit
+        answer = tokenise(text, "stop", student, room)
+        self._show_turns()
+        self._turns.append(self._calls.end(call, answer, self._screenshot))
+        self._own, self._seen = own.answer(answer), self._screenshot
 
     async def _act(self, actions: tuple[Action, ...]) -> StopReason | None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from arpo.storage.run_folder import RunFolder
 from arpo.viewer.library import Library
 from arpo.viewer.pages.tokens import token_texts
 from arpo.viewer.run_source import load_tokenizer
+from trajectories import trajectory, turn
 from viewed_runs import make_run
 
 SHIPPED = Path(str(files("arpo"))) / "envs" / "desk" / "base_model" / "weights"
@@ -89,6 +91,19 @@ def test_an_untrained_answer_and_a_run_without_values_say_why(tmp_path: Path) ->
     found = tokens(opened(tmp_path / "desk"), "batch-1-0-0", "1")
     assert found["note"].endswith("Train with --store.token_stats true to store them.")
     assert found["trained"] == [] and found["tokens"][0]["ratio"] is None
+
+
+def test_the_answer_of_a_teacher_has_tokens_without_log_probabilities(tmp_path: Path) -> None:
+    make_run(tmp_path / "desk")
+    store = RunFolder(tmp_path / "desk")
+    given = turn([1], [3, 4], restart=True)
+    given = replace(given, completion=replace(given.completion, logprobs=(), versions=()))
+    store.add_trajectory(trajectory(1.0, given, name="collect-0-0"))
+    store.close()
+    found = tokens(opened(tmp_path / "desk"), "collect-0-0", "1")
+    assert not found["stored"]["logprob"]
+    shown = [(token["id"], token["logprob"], token["version"]) for token in found["tokens"]]
+    assert shown == [(3, None, None), (4, None, None)]
 
 
 def test_values_of_another_number_of_tokens_are_an_error(tmp_path: Path) -> None:

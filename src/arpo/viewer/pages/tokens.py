@@ -46,7 +46,10 @@ def tokens_page(run: RunSource, episode: str, step: int, chosen: int | None) -> 
         note = NOT_TRAINED if run.index.count("token_stats") else HOW_TO_STORE
     return {
         "step": step,
-        "stored": {"logprob": bool(rows), **dict.fromkeys(TRAINED, bool(values))},
+        "stored": {
+            "logprob": any(row["logprob"] is not None for row in rows),
+            **dict.fromkeys(TRAINED, bool(values)),
+        },
         "trained": updates,
         "note": note,
         "tokens": rows,

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, get_args, get_type_hints
 
+MAX_WAITS_SECONDS = 30.0  # of all waits of a step: below its timeout
+
 
 class Direction(StrEnum):
     UP = "up"

@@ -1,22 +1,29 @@
 """Tasks that ask a question: which answer counts, and how it is compared."""
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from arpo.actions import Action, Click, Finished, GiveAnswer, Point
-from arpo.envs.answers import answer_in, answer_score
+from arpo.envs.answers import answer_in, answer_score, matches
 from arpo.envs.desk.env import DeskEnv
 from arpo.errors import EnvError
 from arpo.types import Task
 from desks import WORLD
+
+
+def texts(*expected: str) -> dict[str, Any]:
+    return {"func": "answer", "expected": {"type": "rule", "rules": {"texts": list(expected)}}}
+
 
 QUESTION = Task(
     id="volume",
     instruction="What is the volume?",
     snapshot="",
     config=({"type": "world", "parameters": WORLD},),
-    evaluator={"func": "answer", "expected": {"type": "rule", "rules": {"texts": ["30", "30 %"]}}},
+    evaluator=texts("30", "30 %"),
 )
 
 
@@ -37,6 +44,9 @@ def test_case_and_spacing_do_not_matter() -> None:
     assert answer_score(QUESTION, " 30  % ") == 1.0
     assert answer_score(QUESTION, "31") == 0.0
     assert answer_score(QUESTION, None) == 0.0
+    assert matches("Forty  TWO\n", "(42|forty two) ?") and not matches("forty-two, I think", "forty.two")
+    assert answer_score(replace(QUESTION, evaluator=texts("A.b")), "a.B") == 1.0
+    assert answer_score(replace(QUESTION, evaluator=texts("A.b")), "acb") == 0.0
 
 
 async def play(*actions: Action) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from arpo.actions import Action, Wait, scale
+from arpo.actions import MAX_WAITS_SECONDS, Action, Wait, scale
 
 # Agents of released models, with their prompts, in the package desktop-env. `make osworld` installs it.
 AGENTS = ".venv-osworld/lib/python3.*/site-packages/mm_agents"
@@ -20,7 +20,6 @@ AGENTS = ".venv-osworld/lib/python3.*/site-packages/mm_agents"
 # Limits of one answer.
 MAX_SCROLL = 1000  # wheel notches
 MAX_WAIT_SECONDS = 20.0  # of one call; longer ones are shortened
-MAX_WAITS_SECONDS = 30.0  # of all calls: below the timeout of a step
 MAX_COORDINATE = 100_000  # beyond any screen. Points just outside the screen are moved to its edge (`scale`)
 # Some calls take a second on a real desktop. An answer of hundreds, as of a model that repeats itself, would
 # exceed the timeout of a step, and the failure would count against the environment.

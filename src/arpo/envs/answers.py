@@ -1,12 +1,15 @@
-"""Tasks that ask a question: the evaluator "answer" compares the answer of the model with the expected texts.
+"""Tasks that ask a question: is the answer of the model the expected one?
 
     {"func": "answer", "expected": {"type": "rule", "rules": {"texts": ["42", "forty-two"]}}}
+    {"answer": "42|forty-two"}    a check of the browser, with a regular expression
 
 The answer is the text of the last `GiveAnswer`, or else the content of `Finished`. Case and spacing do not
 matter.
 """
 
 from __future__ import annotations
+
+import re
 
 from arpo.actions import Action, Finished, GiveAnswer
 from arpo.errors import EnvError
@@ -30,7 +33,7 @@ def answer_score(task: Task, answer: str | None) -> float:
     """1 if the answer is one of the expected texts, else 0. A task without texts raises EnvError."""
     match task.evaluator:
         case {"expected": {"rules": {"texts": [*texts]}}} if texts and all(isinstance(t, str) for t in texts):
-            return float(answer is not None and _plain(answer) in map(_plain, texts))
+            return float(any(matches(answer, re.escape(_spaced(text))) for text in texts))
         case _:
             raise EnvError(
                 "evaluate",
@@ -39,5 +42,10 @@ def answer_score(task: Task, answer: str | None) -> float:
             )
 
 
-def _plain(text: str) -> str:
-    return " ".join(text.casefold().split())
+def matches(answer: str | None, pattern: str) -> bool:
+    """Whether the regular expression matches the whole answer. No answer matches none."""
+    return answer is not None and re.fullmatch(pattern, _spaced(answer), re.IGNORECASE) is not None
+
+
+def _spaced(text: str) -> str:
+    return " ".join(text.split())

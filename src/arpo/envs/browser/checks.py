@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from arpo.envs.answers import matches
 from arpo.envs.browser import http_calls, miniwob
 from arpo.envs.browser.functions import Page, call_function
 from arpo.envs.browser.state import differences, value_at
@@ -39,7 +40,7 @@ async def score(check: Mapping[str, Any], page: Page, before: States) -> float:
         case "text":
             return float(value in await page.text())
         case "answer":
-            return float(re.fullmatch(value, page.answer.strip()) is not None)
+            return float(matches(page.answer, value))
         case "download":
             return float(any(fnmatchcase(file.name, value) for file in page.downloads.iterdir()))
         case "http":

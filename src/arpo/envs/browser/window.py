@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from arpo.actions import (
+    MAX_WAITS_SECONDS,
     Action,
     Click,
     Direction,
@@ -44,7 +45,7 @@ MAX_TABS = 8  # of one episode: a page that opens more gets no window
 MAX_DOWNLOADS, MAX_DOWNLOAD_BYTES = 16, 64 * 2**20  # of one episode; of one file
 _HOLD_SECONDS = 0.6  # long press
 _MAX_DISMISSED = 8  # dialogs at the end of an episode
-_WAIT_SECONDS, _MAX_WAIT_SECONDS = 1.0, 30.0
+_WAIT_SECONDS = 1.0
 _NOTCHES, _NOTCH_PIXELS = 5, 53  # of a mouse wheel, as in Chromium on Linux
 _DRAG_STEPS = 8
 _SELECTION = """(() => {
@@ -194,7 +195,7 @@ class Window:
             case PressBack():
                 await self._history(-1)
             case Wait(seconds=seconds):
-                await asyncio.sleep(_WAIT_SECONDS if seconds is None else min(seconds, _MAX_WAIT_SECONDS))
+                await asyncio.sleep(_WAIT_SECONDS if seconds is None else min(seconds, MAX_WAITS_SECONDS))
             case _:
                 pass  # of phones, and terminal ones
 

@@ -1,5 +1,7 @@
 """Why an episode ended, in words."""
 
+from dataclasses import replace
+
 import pytest
 
 from arpo.config import RolloutConfig
@@ -10,7 +12,7 @@ from arpo.viewer.pages.episode import describe_end
 LIMITS = RolloutConfig(max_steps=15, max_answer_tokens=2048, max_context_tokens=65536)
 
 
-def described(stop, *, score=0.0, infeasible=False, steps=15, error=""):
+def described(stop, *, score=0.0, infeasible=False, steps=15, error="", limits=LIMITS):
     episode = StoredEpisode(
         episode_id="e",
         task_id="t",
@@ -23,7 +25,7 @@ def described(stop, *, score=0.0, infeasible=False, steps=15, error=""):
         has_tokens=True,
         screenshots=(),
     )
-    reason, detail = describe_end(episode, solved=score >= 0.5, infeasible=infeasible, limits=LIMITS)
+    reason, detail = describe_end(episode, solved=score >= 0.5, infeasible=infeasible, limits=limits)
     return f"{reason}: {detail}" if detail else reason
 
 
@@ -45,6 +47,8 @@ def test_each_reason_for_a_score_of_0_has_words(stop, words):
 
 def test_a_success_says_how_it_ended():
     assert described(StopReason.FINISHED, score=1.0) == "solved: the model called finished()"
+    own = described(StopReason.FINISHED, score=1.0, limits=replace(LIMITS, agent="python my_agent.py"))
+    assert own == "solved: the agent program ended the episode"
     assert described(StopReason.MAX_STEPS, score=1.0) == "solved: ran out of steps (15)"
     cut = described(StopReason.PARSE_ERROR, score=1.0, error="bad")
     assert cut == "solved: the answer was not in the action language: bad"

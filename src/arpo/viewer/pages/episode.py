@@ -101,6 +101,8 @@ def describe_end(
 
 def _ending(episode: Episode | StoredEpisode, limits: RolloutConfig) -> str:
     match episode.stop:
+        case StopReason.FINISHED if limits.agent:
+            return "the agent program ended the episode"
         case StopReason.FINISHED:
             return "the model called finished()"
         case StopReason.CALL_USER:

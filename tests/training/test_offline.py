@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from arpo.training.collect import run_collection
 from arpo.training.offline import ONLINE_METRICS, OfflineTrainer, open_source
 from arpo.training.trainer import run_training
 from arpo.types import Failure
+from clicking_model import clicking_model
 from openai_server import MODEL, says, serving
 from trained import lines, train_to_end
 from trajectories import trajectory, turn
@@ -255,6 +258,27 @@ def test_a_student_learns_from_the_episodes_of_a_teacher(tmp_path: Path) -> None
     assert len(whole) == 4 and resumed == whole
     assert whole[-1] < whole[0]
     assert not {"logprob_gap", "engine_kl"} & lines(config, "metrics.jsonl")[-1].keys()
+
+
+def test_an_episode_that_the_student_cannot_write_is_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tokenizer writes é as one character. The first answer has two."""
+    student = shutil.copytree(clicking_model(), tmp_path / "student")
+    tokenizer = json.loads((student / "tokenizer.json").read_text("utf-8"))
+    tokenizer["normalizer"] = {"type": "NFC"}
+    (student / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+
+    async def answer(request: web.Request, body: dict[str, Any], number: int) -> web.StreamResponse:
+        return says("Thought: cafe" + ("" if number else "\u0301") + "\nAction: wait()")
+
+    with serving(answer) as server:
+        teacher = ("--engine.name=openai", f"--server.endpoints={server.url}", f"--server.model={MODEL}")
+        Scripted.play({A: [1, 1, 1]})
+        folder = collect(tmp_path, [A], f"--model.path={student}", "--env.attempts=1", *teacher)
+    said = capsys.readouterr().out
+    assert f"{folder}: 3 episodes, 3 successes, 1 could not be played" in said
+    assert "1 episode failed, most often generate: the tokenizer of model.path cannot represent" in said
 
 
 def test_what_cannot_be_trained_on_is_left_out_and_told(source: Path, tmp_path: Path) -> None:

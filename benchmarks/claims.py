@@ -309,6 +309,22 @@ def claims_of_longer_tasks() -> Iterator[str]:
     yield f"with 1,024 episodes, differs by {points(short)}, not significantly."
 
 
+def claims_of_dialects() -> Iterator[str]:
+    """`make train` in UI-TARS text and in tool calls, on four test sets and on all of their tasks."""
+    runs, sets = series("dialects.json"), [f"{tasks}_test" for tasks in (*SETS, "long")]
+    differences = []
+    for title, name in (("UI-TARS text", "desk_fresh"), ("tool calls", "tool_calls")):
+        first, last = ([find(name, tasks) for tasks in sets] for find in (runs.before, runs.after))
+        yield row(title, *(f"{mean(one)} → {mean_sd(other)}" for one, other in zip(first, last, strict=True)))
+        differences.append([_all_tasks(first), _all_tasks(last)])
+    before, after = (difference(calls, text) for text, calls in zip(*differences, strict=True))
+    yield f"tool calls differ by {points(before)} before training and by {points(after)} after it"
+
+
+def _all_tasks(sets: Sequence[Scores]) -> Scores:
+    return {seed: [score for one in sets for score in one[seed]] for seed in sets[0]}
+
+
 def claims_of_base_model_before() -> Iterator[str]:
     runs = series("second-series.json")
     base = {tasks: runs.after("base model", f"{tasks}_test") for tasks in SETS}

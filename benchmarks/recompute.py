@@ -45,6 +45,7 @@ PAGES = (
             of.claims_of_choices,
             of.claims_of_published,
             of.claims_of_longer_tasks,
+            of.claims_of_dialects,
             of.claims_of_base_model_before,
             of.claims_of_number_of_tasks,
             of.claims_of_replay_before,

@@ -208,8 +208,9 @@ class VllmEngine:
         """
         self._asleep = True
         failed = await self._change_all(lambda client: client.sleep())
-        for replica in self._replicas:
-            replica.target = replica.target if self._config.model.train == "lora" else None
+        if self._config.model.train != "lora":
+            for replica in self._replicas:
+                replica.target = None
         return failed
 
     async def wake(self) -> list[int]:

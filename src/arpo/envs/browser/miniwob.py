@@ -30,8 +30,8 @@ _START = f"""(seed => {{
   core.endEpisode(0); Math.seedrandom(seed); core.setDataMode('train'); core.EPISODE_MAX_TIME = {_DAY};
   core.startEpisodeReal();
 }})"""
-# The package shows the counters of its own beside the page. In a window of the size of the page they would
-# bring scroll bars, which hide a part of it.
+# The package shows its counters beside the page. In a window of the page's size they cause scroll bars, which
+# hide a part of the page.
 _STYLE = "#reward-display { display: none } html { overflow: hidden }"
 _ADD_STYLE = (
     f"document.head.append(Object.assign(document.createElement('style'), {{textContent: '{_STYLE}'}}))"

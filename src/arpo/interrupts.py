@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import socket
 import threading
@@ -64,11 +65,17 @@ def run_interruptibly(
     runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
     loop = runner.get_loop()
     task = loop.create_task(main)
-    with _handling(handle, loop):
+    with _handling(handle) as (reader, writer):
         if asyncio._get_running_loop() is None:
+            loop.add_reader(reader, reader.recv, 4096)
             return work()
         with ThreadPoolExecutor(1) as threads:
-            return threads.submit(work).result()
+            result = threads.submit(work)
+            result.add_done_callback(lambda _: writer.send(b"done"))
+            while not result.done():
+                select.select([reader], [], [])
+                reader.recv(4096)
+            return result.result()
 
 
 def exit_at_once() -> NoReturn:
@@ -80,25 +87,24 @@ def exit_at_once() -> NoReturn:
 
 
 @contextmanager
-def _handling(handle: Callable[[int, Any], None], loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+def _handling(handle: Callable[[int, Any], None]) -> Iterator[tuple[socket.socket, socket.socket]]:
     """Call `handle` at each Ctrl-C or SIGTERM. Only the main thread receives signals.
 
-    A signal wakes the loop through a socket: without it, one that arrives just before the loop starts to wait
-    for events would be handled only after the next event.
+    Each signal also writes to the socket that is yielded last, so that who waits for the first one wakes.
+    Otherwise a signal would be handled only after the next event if it arrives just before the wait begins,
+    or if the system delivers it to another thread.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signals = (signal.SIGINT, signal.SIGTERM)
     reader, writer = socket.socketpair()
     with reader, writer:
         reader.setblocking(False)
         writer.setblocking(False)
-        loop.add_reader(reader, reader.recv, 4096)
+        if threading.current_thread() is not threading.main_thread():
+            yield reader, writer
+            return
         wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        before = {number: signal.signal(number, handle) for number in signals}
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            yield
+            yield reader, writer
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

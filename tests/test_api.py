@@ -278,7 +278,7 @@ def press_ctrl_c(batch, metrics, groups):
 @pytest.mark.slow
 @pytest.mark.parametrize("in_a_loop", [False, True])
 def test_ctrl_c_saves_and_the_next_call_resumes(tmp_path, in_a_loop):
-    config = small(tmp_path, plugins_callback="test_api:press_ctrl_c")
+    config = small(tmp_path, plugins_callback="test_api:press_ctrl_c", train_epochs=3)
 
     async def cell():
         return arpo.train(config)
@@ -286,12 +286,13 @@ def test_ctrl_c_saves_and_the_next_call_resumes(tmp_path, in_a_loop):
     with pytest.raises(KeyboardInterrupt, match="is saved: train again to resume"):
         asyncio.run(cell()) if in_a_loop else arpo.train(config)
     stopped = arpo.open_run(config.run.dir)
-    assert [line["step"] for line in stopped.metrics] == [0, 1]
+    steps = [line["step"] for line in stopped.metrics]
+    assert steps in ([0, 1], [0, 1, 2])  # another thread may begin a batch before this one has the signal
     with pytest.raises(arpo.UserError, match="has no final evaluation yet"):
         _ = stopped.after
     with pytest.raises(arpo.UserError, match="has no model yet"):
         _ = stopped.model
-    assert [line["step"] for line in arpo.train(config).metrics] == [0, 1, 2]
+    assert [line["step"] for line in arpo.train(config).metrics] == list(range(7))
 
 
 def test_a_fresh_task_is_found_by_its_id_or_at_random() -> None:

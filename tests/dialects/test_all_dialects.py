@@ -3,11 +3,38 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 
-from arpo.actions import Wait
+from arpo.actions import (
+    Action,
+    CallUser,
+    Click,
+    Direction,
+    DoubleClick,
+    Drag,
+    Fail,
+    Finished,
+    GiveAnswer,
+    Hotkey,
+    Hover,
+    KeyDown,
+    KeyUp,
+    LongPress,
+    MiddleClick,
+    MouseDown,
+    MouseUp,
+    OpenApp,
+    Point,
+    PressBack,
+    PressHome,
+    RightClick,
+    Scroll,
+    TripleClick,
+    Type,
+    Wait,
+)  # fmt: skip
 from arpo.dialects.base import Answer, ParseError
 from arpo.dialects.check import PIECES, check_dialect
 from arpo.dialects.registry import DIALECTS, choose_dialect
@@ -30,6 +57,40 @@ def test_long_repetitions_are_refused(dialect):
         for start in ("", "Action: ", "<tool_call>", "```python\n", "<|begin_of_box|>", '{"name": "'):
             with pytest.raises(ParseError):
                 dialect.parse(start + piece * (200_000 // len(piece)))
+
+
+HERE, THERE = Point(10.0, 20.0), Point(30.0, 40.0)
+ALL_ACTIONS = [
+    *(kind(point=HERE) for kind in (Click, DoubleClick, RightClick, MiddleClick, TripleClick, Hover)),
+    *(kind(point=HERE) for kind in (LongPress, MouseDown, MouseUp)),
+    Drag(start=HERE, end=THERE),
+    *(Scroll(point=place, direction=way, amount=3) for way in Direction for place in (HERE, None)),
+    *(Hotkey(keys=keys) for keys in (("ctrl", "c"), ("ctrl", "+"), ("pagedown",))),
+    KeyDown(key="shift"), KeyUp(key="shift"),
+    Type(text="it's </a> \"é\" {x}"), Type(text="two\nlines"), Type(text="two\nlines", submit=True),
+    OpenApp(name="Files"), PressHome(), PressBack(), Wait(), Wait(seconds=2.0),
+    GiveAnswer(text="42"), Finished(), Fail(), CallUser(),
+]  # fmt: skip
+WRITERS = tuple({dialect.write: dialect for dialect in DIALECTS if dialect.write}.values())
+
+
+@pytest.mark.parametrize("dialect", WRITERS, ids=lambda dialect: dialect.name)
+def test_what_a_dialect_writes_it_reads(dialect):
+    assert {type(action) for action in ALL_ACTIONS} == set(get_args(Action))
+    for action in ALL_ACTIONS:
+        assert dialect.parse(dialect.write([action], "")) == Answer(thought="", actions=(action,))
+    two = (Click(point=HERE), Type(text="a"))
+    assert dialect.parse(dialect.write(two, "Open it")) == Answer(thought="Open it", actions=two)
+
+
+@pytest.mark.parametrize("dialect", WRITERS, ids=lambda dialect: dialect.name)
+def test_coordinates_are_converted_both_ways(dialect):
+    screen, resized, units = (1920, 1080), (1932, 1092), dialect.coordinates
+    for x, y in ((0, 0), (1, 1079), (960, 540), (1919, 7), (1234, 567)):
+        written = units.to_model(Click(point=Point(x, y)), resized, screen)
+        back = units.to_screen(written, resized, screen)
+        assert abs(back.point.x - x) <= 4 and abs(back.point.y - y) <= 3
+        assert written == units.to_model(back, resized, screen) or units.floor
 
 
 def wait_for(text):

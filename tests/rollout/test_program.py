@@ -124,6 +124,49 @@ def test_a_program_that_answers_itself_is_recorded_as_the_built_in_loop(tmp_path
     assert taught == replace(expected, turns=tuple(given))
 
 
+def test_actions_of_a_program_that_answers_itself_are_written_in_the_dialect(tmp_path):
+    program = """
+        step(actions=[{"do": "Click", "point": {"x": 3, "y": 4}}], thought="Open it")
+        step(pyautogui="pyautogui.rightClick(); pyautogui.write('a')")
+        step(pyautogui="DONE")
+    """
+    taught = teach(tmp_path, program)
+    answers = [
+        "Thought: Open it\nAction: click(start_box='(3,4)')",
+        "Action: right_single(start_box='(3,4)')\n\ntype(content='a')",
+        "Action: finished()",
+    ]
+    assert [turn.completion.text for turn in taught.turns] == answers
+    assert [turn.completion.token_ids for turn in taught.turns] == [
+        (*RENDERER.encode(text), RENDERER.end_of_turn_id) for text in answers
+    ]
+    again = teach(tmp_path, f"for answer in {answers!r}: step(answer=answer)")
+    assert taught == again
+
+
+def test_actions_that_cannot_be_written_are_refused(tmp_path):
+    program = f"""
+        refused = [step(actions=[{{"do": "Fail"}}], thought=3), step(pyautogui="import os")]
+        print([one["error"]["message"] for one in refused], flush=True)
+        step(answer={DONE!r}); time.sleep(0.1)
+    """
+    taught = teach(tmp_path, program)
+    assert [turn.completion.text for turn in taught.turns] == [DONE]
+    (log,) = (tmp_path / "logs").iterdir()
+    assert '"thought" must be a text' in log.read_text()
+
+
+def test_steps_of_a_program_that_asks_the_model_belong_to_the_answer(tmp_path):
+    agent = replace(
+        agent_of(tmp_path, "ask('x'); [step(pyautogui='pyautogui.click(3, 4)') for _ in 'ab']", [CLICK]),
+        student=RENDERER,
+    )
+    played = asyncio.run(
+        run_episode(task("t"), FakeEnv(), agent, episode_id="batch-1-0-0", settings=settings(), seed=3)
+    )
+    assert [len(turn.actions) for turn in played.turns] == [2]
+
+
 def test_a_program_that_answers_itself_may_correct_an_answer(tmp_path):
     taught = teach(tmp_path, f"step(answer='nonsense'); step(answer={DONE!r})")
     assert [turn.completion.text for turn in taught.turns] == ["nonsense", DONE]

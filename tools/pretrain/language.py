@@ -10,28 +10,12 @@ Task and screenshots are written as in the base model's prompt in both.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from arpo.actions import (
-    Action,
-    Click,
-    Direction,
-    DoubleClick,
-    Drag,
-    Fail,
-    Finished,
-    Hotkey,
-    Point,
-    RightClick,
-    Scroll,
-    Type,
-    render,
-)
+from arpo.actions import Action, Direction, render
 from arpo.dialects.base import History, Layout
-from arpo.dialects.tool_calls import CLOSE, OPEN, QWEN2_5_VL
+from arpo.dialects.tool_calls import CLOSE, OPEN, QWEN2_5_VL, write
 
 Write = Callable[[Sequence[Action], str], str]  # of actions and thought, like `render`
 
@@ -39,43 +23,7 @@ Write = Callable[[Sequence[Action], str], str]  # of actions and thought, like `
 TOOL_CALLS = replace(
     QWEN2_5_VL, name="tool_calls", prompt="desk", layout=Layout.TASK_FIRST, history=History.ANSWERS
 )
-_NOTCHES = {Direction.UP: 5, Direction.DOWN: -5}  # Desk scrolls as far without an amount
-
-
-def write_tool_calls(actions: Sequence[Action], thought: str = "") -> str:
-    """An answer in tool calls. Raises ValueError for an action that no demonstration on Desk contains."""
-    calls = [json.dumps({"name": "computer_use", "arguments": _arguments(action)}) for action in actions]
-    lines = [f"Thought: {thought}"] * bool(thought) + [f"{OPEN}\n{call}\n{CLOSE}" for call in calls]
-    return "\n".join(lines)
-
-
-def _arguments(action: Action) -> dict[str, Any]:
-    match action:
-        case Click(point=point):
-            return {"action": "left_click", "coordinate": _pixels(point)}
-        case DoubleClick(point=point):
-            return {"action": "double_click", "coordinate": _pixels(point)}
-        case RightClick(point=point):
-            return {"action": "right_click", "coordinate": _pixels(point)}
-        case Drag(start=start, end=end):
-            places = {"start_coordinate": _pixels(start), "coordinate": _pixels(end)}
-            return {"action": "left_click_drag", **places}
-        case Scroll(point=Point() as point, direction=direction, amount=None) if direction in _NOTCHES:
-            return {"action": "scroll", "coordinate": _pixels(point), "pixels": _NOTCHES[direction]}
-        case Hotkey(keys=keys):
-            return {"action": "key", "keys": list(keys)}
-        case Type(text=text, submit=submit):
-            return {"action": "type", "text": text + submit * "\n"}
-        case Finished():
-            return {"action": "terminate", "status": "success"}
-        case Fail():
-            return {"action": "terminate", "status": "failure"}
-        case _:
-            raise ValueError(f"no tool call for {action}")
-
-
-def _pixels(point: Point) -> list[int]:
-    return [int(point.x), int(point.y)]
+_NOTCHES = {Direction.UP: 5, Direction.DOWN: -5}  # of a scroll without an amount
 
 
 _CALL = f'\n{OPEN}\n{{"name": "computer_use", "arguments": {{"action": '
@@ -115,5 +63,5 @@ class Language:
 
 LANGUAGES = {
     "ui_tars": Language(dialect="ui_tars_1_5", write=render, phrases={}),
-    "tool_calls": Language(dialect=f"{__name__}:TOOL_CALLS", write=write_tool_calls, phrases=_CALL_PHRASES),
+    "tool_calls": Language(dialect=f"{__name__}:TOOL_CALLS", write=write, phrases=_CALL_PHRASES),
 }

@@ -53,6 +53,10 @@ class Coordinates:
         size = model_size if self.full is None else (self.full, self.full)
         return scale(action, size, screen, _floor) if self.floor else scale(action, size, screen)
 
+    def to_model(self, action: Action, model_size: tuple[int, int], screen: tuple[int, int]) -> Action:
+        """The opposite, to the nearest unit of the model."""
+        return scale(action, screen, model_size if self.full is None else (int(self.full),) * 2)
+
 
 def _floor(value: float, source: float, target: int) -> int:
     return int(value * (target / source))
@@ -110,6 +114,7 @@ class Dialect:
 
     `names` is a regular expression for names of such models, lower case. `types` are their `model_type`.
     `parse` returns typed actions, in time linear in the text. It raises ParseError and nothing else.
+    `write` is the opposite, for teachers that give actions without text (`arpo collect`); None: they cannot.
     `examples` are answers that parse, for the conformance check.
     `prompt` is the published prompt, as in model.prompt; "": no installable package has it. `layout` and
     `history` are how its agent writes earlier steps; `summary` turns an answer into the line of its step.
@@ -121,6 +126,7 @@ class Dialect:
     coordinates: Coordinates
     parse: Callable[[str], Answer]
     examples: tuple[str, ...]
+    write: Callable[[Sequence[Action], str], str] | None = None
     prompt: str = ""
     layout: Layout = Layout.TASK_FIRST
     history: History = History.ANSWERS

@@ -1,6 +1,6 @@
-"""Arguments of a tool call such as computer_use or mobile_use, converted to actions.
+"""Arguments of a tool call such as computer_use or mobile_use, converted to actions, and the reverse.
 
-    {"action": "left_click", "coordinate": [105, 63]}  →  Click(point=Point(x=105.0, y=63.0))
+    {"action": "left_click", "coordinate": [105, 63]}  ↔  Click(point=Point(x=105.0, y=63.0))
 
 Qwen-VL models and their descendants share these arguments; they differ in how they write a call.
 """
@@ -253,3 +253,55 @@ _BUILDERS: dict[str, Callable[[_Arguments], Action | list[Action]]] = {
     "interact": lambda args: CallUser(),
     "ask_user": lambda args: CallUser(),
 }
+
+_POINTED: Mapping[type[Action], str] = {
+    Click: "left_click", RightClick: "right_click", MiddleClick: "middle_click", DoubleClick: "double_click",
+    TripleClick: "triple_click", MouseDown: "left_mouse_down", MouseUp: "left_mouse_up",
+    LongPress: "long_press", Hover: "mouse_move",
+}  # fmt: skip
+_NOTCHES = 5  # of a scroll without an amount
+
+
+def from_action(action: Action) -> dict[str, Any]:
+    """The arguments of the call for an action."""
+    match action:
+        case (
+            Click() | RightClick() | MiddleClick() | DoubleClick() | TripleClick() | MouseDown() | MouseUp()
+            | LongPress() | Hover()
+        ):  # fmt: skip
+            return {"action": _POINTED[type(action)], "coordinate": _pixels(action.point)}
+        case Drag(start=start, end=end):
+            places = {"start_coordinate": _pixels(start), "coordinate": _pixels(end)}
+            return {"action": "left_click_drag", **places}
+        case Scroll(point=place, direction=direction, amount=amount):
+            sideways = direction in (Direction.LEFT, Direction.RIGHT)
+            sign = 1 if direction in (Direction.UP, Direction.RIGHT) else -1
+            where = {} if place is None else {"coordinate": _pixels(place)}
+            notches = sign * (_NOTCHES if amount is None else amount)
+            return {"action": "hscroll" if sideways else "scroll", **where, "pixels": notches}
+        case Hotkey(keys=keys):
+            return {"action": "key", "keys": list(keys)}
+        case KeyDown(key=key):
+            return {"action": "key_down", "keys": [key]}
+        case KeyUp(key=key):
+            return {"action": "key_up", "keys": [key]}
+        case Type(text=text, submit=submit):
+            return {"action": "type", "text": text + submit * "\n"}
+        case OpenApp(name=name):
+            return {"action": "open", "text": name}
+        case PressHome() | PressBack():
+            return {"action": "system_button", "button": "Home" if isinstance(action, PressHome) else "Back"}
+        case Wait(seconds=seconds):
+            return {"action": "wait"} | ({} if seconds is None else {"time": seconds})
+        case GiveAnswer(text=text):
+            return {"action": "answer", "text": text}
+        case Finished():
+            return {"action": "terminate", "status": "success"}
+        case Fail():
+            return {"action": "terminate", "status": "failure"}
+        case CallUser():
+            return {"action": "call_user"}
+
+
+def _pixels(point: Point) -> list[int]:
+    return [round(point.x), round(point.y)]

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from arpo.actions import Action
 from arpo.dialects import tool_calls
 from arpo.dialects.base import Answer, Dialect, ParseError, bounded, quoted, thought_of
-from arpo.dialects.computer_use import to_actions
+from arpo.dialects.computer_use import TOOLS, from_action, to_actions
 
 _FUNCTION = re.compile(r"\s*<function=([\w.-]{1,40})>")
 _PARAMETER = re.compile(r"\s*<parameter=([\w.-]{1,40})>")
@@ -43,6 +44,20 @@ def parse(text: str) -> Answer:
     for block in found:
         actions += to_actions(*_call(block))
     return Answer(thought=thought_of(text), actions=bounded(actions))
+
+
+def write(actions: Sequence[Action], thought: str = "") -> str:
+    """The opposite of `parse`."""
+    calls = ("\n".join(_lines(from_action(action))) for action in actions)
+    return "\n".join([*filter(None, [thought and f"Thought: {thought}"]), *map(tool_calls.in_tags, calls)])
+
+
+def _lines(arguments: Mapping[str, Any]) -> Iterator[str]:
+    yield f"<function={TOOLS[0]}>"
+    for name, value in arguments.items():
+        written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        yield from (f"<parameter={name}>", written, _END)
+    yield "</function>"
 
 
 def _call(block: str) -> tuple[str, dict[str, Any]]:
@@ -81,6 +96,7 @@ QWEN3_5 = Dialect(
     types=("qwen3_5", "qwen3_5_moe"),
     coordinates=tool_calls.RELATIVE,
     parse=parse,
+    write=write,
     examples=(
         "<think>\nhm\n</think>\n\n<tool_call>\n<function=computer_use>\n<parameter=action>\nleft_click\n</parameter>\n"
         "<parameter=coordinate>\n[10, 20]\n</parameter>\n</function>\n</tool_call>",

@@ -12,7 +12,7 @@ does not count. Calls on lines of their own count without the tags, too.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from arpo.actions import Action
@@ -30,7 +30,7 @@ from arpo.dialects.base import (
     quoted,
     thought_of,
 )
-from arpo.dialects.computer_use import to_actions
+from arpo.dialects.computer_use import TOOLS, from_action, to_actions
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _THOUGHTS = ("think", "thinking")
@@ -51,6 +51,17 @@ def parse(text: str) -> Answer:
     for call in calls:
         actions += to_actions(call.get("name"), _arguments(call.get("arguments")))
     return Answer(thought=thought_of(text), actions=bounded(actions))
+
+
+def write(actions: Sequence[Action], thought: str = "") -> str:
+    """The opposite of `parse`."""
+    calls = ({"name": TOOLS[0], "arguments": from_action(action)} for action in actions)
+    texts = (json.dumps(call, ensure_ascii=False) for call in calls)
+    return "\n".join([*filter(None, [thought and f"Thought: {thought}"]), *map(in_tags, texts)])
+
+
+def in_tags(call: str) -> str:
+    return f"{OPEN}\n{call}\n{CLOSE}"
 
 
 def after_thought(text: str) -> str:
@@ -158,6 +169,7 @@ QWEN2_5_VL = Dialect(
     types=("qwen2_5_vl",),
     coordinates=Coordinates(full=None, floor=True),
     parse=parse,
+    write=write,
     examples=_EXAMPLES,
     prompt=f"{AGENTS}/qwen25vl_agent.py:{_QWEN2_5}.instruction_prompt,system={_QWEN2_5}.system_prompt,"
     "previous_actions_str={history|None}",
@@ -171,6 +183,7 @@ QWEN3_VL = Dialect(
     types=("qwen3_vl",),
     coordinates=RELATIVE,
     parse=parse,
+    write=write,
     examples=_EXAMPLES,
     prompt=f"{AGENTS}/qwen3vl_agent.py:{_QWEN3}.instruction_prompt,system={_QWEN3}.system_prompt,"
     "previous_actions_str={history|None},coordinate_type=relative",
@@ -179,7 +192,13 @@ QWEN3_VL = Dialect(
     summary=_action_line,
 )
 EVOCUA = Dialect(
-    name="evocua", names=r"evocua", types=("qwen3_vl",), coordinates=RELATIVE, parse=parse, examples=_EXAMPLES
+    name="evocua",
+    names=r"evocua",
+    types=("qwen3_vl",),
+    coordinates=RELATIVE,
+    parse=parse,
+    write=write,
+    examples=_EXAMPLES,
 )
 GUI_OWL = Dialect(
     name="gui_owl",
@@ -187,6 +206,7 @@ GUI_OWL = Dialect(
     types=("qwen2_5_vl",),
     coordinates=PIXELS,
     parse=parse,
+    write=write,
     examples=_EXAMPLES,
     prompt=f"{AGENTS}/owl_agent.py:get_prompt.user_prompt,system=+OWL_PROMPT,"
     "history={history|No history. This is the first step.}",
@@ -200,6 +220,7 @@ GUI_OWL_1_5 = Dialect(
     types=("qwen3_vl",),
     coordinates=RELATIVE,
     parse=parse,
+    write=write,
     examples=_EXAMPLES,
 )
 MAI_UI = Dialect(
@@ -208,5 +229,6 @@ MAI_UI = Dialect(
     types=("qwen3_vl",),
     coordinates=RELATIVE,
     parse=parse,
+    write=write,
     examples=_EXAMPLES,
 )

@@ -40,6 +40,7 @@ from arpo.actions import (
     TripleClick,
     Type,
     Wait,
+    render,
 )
 from arpo.dialects.base import (
     MAX_CALLS,
@@ -322,6 +323,7 @@ UI_TARS_1_5 = Dialect(
     types=("qwen2_5_vl",),
     coordinates=PIXELS,
     parse=parse,
+    write=render,
     examples=_EXAMPLES,
     prompt="desk",
 )
@@ -331,6 +333,7 @@ UI_TARS = Dialect(
     types=("qwen2_vl",),
     coordinates=THOUSANDTHS,
     parse=parse,
+    write=render,
     examples=_EXAMPLES,
     prompt="desk",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +72,15 @@ class Agent:
         actions = up_to_terminal(self.dialect.parse(text).actions)
         sizes = self.renderer.model_size(seen or screenshot), screenshot.size
         return tuple(self.dialect.coordinates.to_screen(action, *sizes) for action in actions)
+
+    def write(self, actions: Sequence[Action], thought: str, screenshot: Screenshot) -> str:
+        """The answer to this screenshot with these actions, in its pixels. Raises ParseError."""
+        if self.dialect.write is None:
+            raise ParseError(f"actions cannot be written in the dialect {self.dialect.name}: send its text")
+        sizes = self.renderer.model_size(screenshot), screenshot.size
+        return self.dialect.write(
+            [self.dialect.coordinates.to_model(action, *sizes) for action in actions], thought
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,8 +177,10 @@ class _Episode:
     async def step(self, body: dict[str, Any]) -> dict[str, Any]:
         async with self._lock:
             self._require_running()
-            if self._agent.student is not None and isinstance(text := body.get("answer"), str):
-                self._record_own(text, self._agent.student)
+            if self._agent.student is not None and not self._model_answered:
+                body = self._written(body)
+                if isinstance(text := body.get("answer"), str):
+                    self._record_own(text, self._agent.student)
             actions, error = self._actions(body)
             if error:
                 if self._turns:
@@ -195,10 +197,32 @@ class _Episode:
                 self._ended.set_result(stop)
             return {"finished": stop is not None, "error": ""}
 
+    @property
+    def _model_answered(self) -> bool:
+        """Whether the step is about an answer of the model: itself, or what the program made of it."""
+        return self._shown < len(self._turns) and not self._turns[-1].error
+
+    def _written(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A step in actions or code as a text of the dialect: what is stored is what is done.
+
+        Unless the program asks the model: then its own steps belong to the answer before them.
+        """
+        if "answer" in body or self._sampled:
+            return body
+        actions, error = self._actions(body)
+        if error:
+            raise Refused(error)
+        thought = body.get("thought", "")
+        if not isinstance(thought, str):
+            raise Refused('"thought" must be a text')
+        try:
+            resolved, _ = resolve_pointer(actions, self._pointer)
+            return {"answer": self._agent.write(resolved, thought, self._screenshot)}
+        except ParseError as fault:
+            raise Refused(str(fault)) from fault
+
     def _record_own(self, text: str, student: Renderer) -> None:
         """Store an answer that the program gives without the model, as a turn of the built-in loop."""
-        if self._shown < len(self._turns) and not self._turns[-1].error:
-            return  # the answer of the model, or what the program made of it
         own = self._own.look(self._screenshot)
         call, room = self._calls.begin(own.messages()), self._settings.max_answer_tokens
         try:

@@ -13,7 +13,6 @@ from arpo.actions import (
     Fail,
     Finished,
     Hotkey,
-    Hover,
     Point,
     RightClick,
     Scroll,
@@ -69,11 +68,6 @@ def test_the_dialect_reads_a_written_action_of_few_tokens(action: Action) -> Non
     ui_tars = BASE.encode(render([action], "Click Save")).ids
     assert len(TOKENIZER.encode(text).ids) <= len(ui_tars) + 2
     assert TOKENIZER.decode(TOKENIZER.encode(text).ids) == text
-
-
-def test_an_action_without_a_call_is_refused() -> None:
-    with pytest.raises(ValueError, match="no tool call for Hover"):
-        LANGUAGE.write([Hover(point=PLACE)], "")
 
 
 def test_the_tokens_of_the_base_model_keep_their_ids() -> None:

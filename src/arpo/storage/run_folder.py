@@ -14,6 +14,7 @@
     screenshots.pack    the screenshots
     summary.json        results, written at the end of the run
     gap.json            what `arpo doctor --gap RUN` found
+    judgements.jsonl    votes of `arpo judge RUN`, which `rewind` leaves as they are
 
 The .jsonl files and the pack are append-only. A checkpoint records their sizes (`offsets`), and a resumed run
 truncates them to these sizes (`rewind`), so an interrupted run leaves the same files as an uninterrupted
@@ -86,7 +87,8 @@ METRICS, EVALUATIONS, TIMING, GROUPS, FAILURES, TRAJECTORIES = (
 CALLS, TOKEN_STATS = "calls.jsonl", "token_stats.jsonl"
 LOGS = (METRICS, EVALUATIONS, TIMING, GROUPS, CALLS, TOKEN_STATS, FAILURES, TRAJECTORIES)
 PACK, RECIPE, FORMAT_FILE, SUMMARY = "screenshots.pack", "recipe.toml", "format.json", "summary.json"
-CHANGES, GAP = "changes.json", "gap.json"
+CHANGES, GAP, JUDGEMENTS = "changes.json", "gap.json", "judgements.jsonl"
+NO_SCREENSHOTS = "their screenshots are not in screenshots.pack (pruned, or the file was truncated)"
 _CHECKS = {
     METRICS: check_numbers,
     TIMING: check_numbers,
@@ -214,7 +216,7 @@ class RunFolder(RunFolderReader):
                     raise UserError(f"{folder / name}: is not a file: move it to another folder")
             super().__init__(folder, writable=True)
             opened.callback(super().close)
-            self._logs = {name: opened.enter_context(_open_log(folder / name)) for name in LOGS}
+            self._logs = {name: opened.enter_context(open_log(folder / name)) for name in LOGS}
             self._writing = InOrder(MAX_WAITING_BYTES)
             self._opened = opened.pop_all()
 
@@ -422,7 +424,7 @@ def _episode_id(path: Path, offset: int, line: bytes) -> str:
     return name
 
 
-def _open_log(path: Path) -> FileIO:
+def open_log(path: Path) -> FileIO:
     """Open a file at the end of its last complete line."""
     file = path.open("r+b", buffering=0)
     end = file.seek(0, os.SEEK_END)

@@ -27,7 +27,7 @@ from arpo.models.loading import load_renderer
 from arpo.prompts.rendering import Renderer
 from arpo.reporting.display import Display
 from arpo.storage.codec import EVALUATED, StoredEpisode
-from arpo.storage.run_folder import PACK, RunFolder, RunFolderReader
+from arpo.storage.run_folder import NO_SCREENSHOTS, RunFolder, RunFolderReader
 from arpo.tasks.sets import load_sets
 from arpo.tasks.sources import TaskIndex
 from arpo.training.checkpoints import Progress, State, images_fit, load_checked
@@ -37,7 +37,6 @@ from arpo.types import Trajectory
 
 OTHER_TASKS = "they belong to other tasks"
 NO_TOKENS = "they have answers without tokens, like those of a chat server"
-NO_SCREENSHOTS = f"their screenshots are not in {PACK} (pruned, or the file was truncated)"
 # Metrics of the online surrogate and of freshly sampled tokens: meaningless for stored episodes.
 ONLINE_METRICS = {
     "loss",

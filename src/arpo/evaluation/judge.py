@@ -1,0 +1,276 @@
+"""A judge for stored episodes: `arpo judge RUN` asks a vision-language model whether each task was done.
+
+Every vote is stored when it arrives, so an interrupted command resumes with the missing ones. A failed
+request or an answer in another form is a missing vote. It is counted, never a failure of the episode, and
+asked for again by the next command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from arpo.config import Config, ServerConfig
+from arpo.config.recipe import load_config, load_recorded
+from arpo.engines.openai import OpenAIEngine
+from arpo.errors import EngineError, UserError
+from arpo.interrupts import run_interruptibly
+from arpo.prompts.judge_question import Question, decide, evenly, read_answer
+from arpo.reporting.display import Display, count_noun, open_display
+from arpo.reporting.statistics import wilson
+from arpo.storage.codec import StoredEpisode
+from arpo.storage.judgements import Vote, VoteLog
+from arpo.storage.run_folder import NO_SCREENSHOTS, RECIPE, RunFolderReader
+from arpo.tasks.sets import load_sets
+from arpo.tasks.sources import TaskIndex
+from arpo.types import Prompt, Sampling
+
+TEMPERATURE = 0.7
+MAX_TOKENS = 2048  # of an answer, with a thought
+SECONDS, ATTEMPTS = 120.0, 3  # of a request
+MAX_FAILED = 3  # requests before the first answer
+OTHER_TASKS = "their tasks are not in the recipe, or have no instruction"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """What to ask. `episodes`: evenly spaced over the run; None: all. `planted`: again with an injection."""
+
+    votes: int
+    unanimous: bool
+    screenshots: int
+    episodes: int | None
+    planted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A question about an episode. `evaluated`: whether its task's evaluator calls it a success."""
+
+    evaluated: bool
+    question: Question
+    model: str
+
+    @property
+    def episode(self) -> str:
+        return self.question.episode.episode_id
+
+    def votes(self, log: VoteLog, count: int) -> list[Vote | None]:
+        """The stored votes by number; None for one that was not asked for yet."""
+        mark = self.question.mark
+        return [log.votes.get((self.episode, self.model, mark, number)) for number in range(count)]
+
+    def verdict(self, log: VoteLog, judging: Judging) -> bool | None:
+        votes = [vote.success if vote else None for vote in self.votes(log, judging.votes)]
+        return decide(votes, unanimous=judging.unanimous)
+
+
+def run_judge(folder: Path, overrides: Sequence[str], judging: Judging, *, as_json: bool) -> int:
+    """`arpo judge`: ask for the missing votes, then print the verdicts against the evaluators' scores."""
+    if not (folder / RECIPE).is_file():
+        raise UserError(f"{folder}: not a run folder: {RECIPE} is missing: give the folder of a run")
+    config = load_config(load_recorded(folder / RECIPE)[0], overrides)
+    server = replace(load_config(None, overrides).server, special_tokens=False)  # not that of the run's agent
+    display = open_display(sys.stderr if as_json else sys.stdout)
+    try:
+        with closing(RunFolderReader(folder)) as reader:
+            asked = list(_questions(reader, config, server.model, judging, display))
+            with closing(VoteLog(folder)) as log:
+                _ask_missing(reader, config, server, asked, judging, log, display)
+                result = count_verdicts(asked, judging, log)
+    finally:
+        display.close()
+    print(json.dumps(result) if as_json else "\n".join(describe(result, server.model, judging)))
+    return 0
+
+
+def _questions(
+    reader: RunFolderReader, config: Config, model: str, judging: Judging, display: Display
+) -> Iterator[Asked]:
+    """The questions about the chosen episodes, without pixels. Reports the episodes that are left out."""
+    tasks = TaskIndex(*load_sets(config).values())
+    found: dict[str, list[StoredEpisode]] = {"": [], OTHER_TASKS: [], NO_SCREENSHOTS: []}
+    for episode in reader.episodes():
+        task = tasks.get(episode.task_id)
+        obstacle = "" if reader.has_screenshots(episode) else NO_SCREENSHOTS
+        found[obstacle if task and task.instruction else OTHER_TASKS].append(episode)
+    usable = found.pop("")
+    left_out = [f"{count_noun(len(some), 'episode')}: {why}" for why, some in found.items() if some]
+    if not usable:
+        reason = f"; left out: {'; '.join(left_out)}" if left_out else ""
+        raise UserError(f"{reader.folder}: no episode to judge{reason}. Give a run that stores episodes")
+    for text in left_out:
+        display.note(f"{reader.folder}: left out {text}")
+    for episode in evenly(usable, judging.episodes or len(usable)):
+        task = tasks[episode.task_id]
+        question = Question(
+            instruction=task.instruction,
+            episode=reader.load_outline(episode.episode_id),
+            screenshots=judging.screenshots,
+        )
+        evaluated = episode.score >= config.replay.threshold
+        for planted in (False, True)[: 1 + judging.planted]:
+            yield Asked(evaluated=evaluated, question=replace(question, planted=planted), model=model)
+
+
+def _ask_missing(
+    reader: RunFolderReader,
+    config: Config,
+    server: ServerConfig,
+    asked: Sequence[Asked],
+    judging: Judging,
+    log: VoteLog,
+    display: Display,
+) -> None:
+    votes = [(one, one.votes(log, judging.votes)) for one in asked]
+    left = [(one, found) for one, found in votes if any(not vote or vote.success is None for vote in found)]
+    if not left:
+        return
+    # New questions first: one that the server cannot answer must not keep the others waiting for ever.
+    left.sort(key=lambda pair: None not in pair[1])
+    engine = OpenAIEngine(server, os.environ.get("OPENAI_API_KEY", ""), seconds=SECONDS, attempts=ATTEMPTS)
+    judge = _Judge(engine, reader, log, display)
+    judge.answered = any(
+        vote.model == server.model and vote.success is not None for vote in log.votes.values()
+    )
+    display.begin("judging", len(asked), len(asked) - len(left))
+    run_interruptibly(
+        judge.ask_all(left, config.env.parallel),
+        on_cancel=lambda: display.note("stopping: all votes up to now are stored"),
+    )
+
+
+class _Judge:
+    """Asks for votes. Raises UserError if no request at all is answered."""
+
+    def __init__(self, engine: OpenAIEngine, reader: RunFolderReader, log: VoteLog, display: Display) -> None:
+        self._engine, self._reader, self._log, self._display = engine, reader, log, display
+        self._failed: list[EngineError] = []
+        self.answered = False  # by this model, now or before
+
+    async def ask_all(self, left: Sequence[tuple[Asked, Sequence[Vote | None]]], parallel: int) -> None:
+        try:
+            for warning in await self._engine.start():
+                self._display.note(warning)
+            questions = iter(left)  # shared: each worker takes the next one
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(min(parallel, len(left))):
+                    workers.create_task(self._work(questions))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            await self._engine.close()
+        self._refuse_if_nothing_works(1)
+
+    async def _work(self, questions: Iterator[tuple[Asked, Sequence[Vote | None]]]) -> None:
+        for one, votes in questions:
+            episode = self._reader.load_trajectory(one.episode)
+            mark, messages = one.question.mark, replace(one.question, episode=episode).messages()
+            prompt = Prompt(episode_id=f"{one.episode} {mark}", token_ids=(), images=(), messages=messages)
+            for number, vote in enumerate(votes):
+                if vote is None or vote.success is None:
+                    success, reason = await self._vote(prompt, mark, number)
+                    self._log.add(
+                        Vote(
+                            episode=one.episode,
+                            final=episode.final.sha256,
+                            model=one.model,
+                            mark=mark,
+                            planted=one.question.planted,
+                            number=number,
+                            success=success,
+                            reason=reason,
+                        )
+                    )
+            await self._engine.release(prompt.episode_id)
+            self._display.episode_done()
+
+    async def _vote(self, prompt: Prompt, mark: str, number: int) -> tuple[bool | None, str]:
+        """The verdict and its reason; None and what is wrong if there is none."""
+        sampling = Sampling(temperature=TEMPERATURE, max_tokens=MAX_TOKENS, seed=int(mark[:7], 16) + number)
+        try:
+            answer = await self._engine.generate(prompt, sampling)
+        except EngineError as error:
+            self._failed.append(error)
+            self._refuse_if_nothing_works(MAX_FAILED)
+            return None, f"no answer: {error.message[:1000]}"
+        self.answered = True
+        if answer.finish == "length":
+            return None, f"the answer was cut at {MAX_TOKENS} tokens"
+        return read_answer(answer.text, mark)
+
+    def _refuse_if_nothing_works(self, failed: int) -> None:
+        if not self.answered and len(self._failed) >= failed:
+            raise UserError(
+                f"no question was answered: {self._failed[0].message}. A judge is a vision-language model: "
+                "serve one that accepts several screenshots, and name it in server.endpoints and server.model"
+            )
+
+
+def count_verdicts(asked: Sequence[Asked], judging: Judging, log: VoteLog) -> dict[str, Any]:
+    """Episodes by [verdict][score of the evaluator], and how many verdicts an injection has turned.
+
+    Keys are "success", "failure" and, for verdicts, "missing".
+    """
+    plain = {one.episode: one.verdict(log, judging) for one in asked if not one.question.planted}
+    counts = Counter((plain[one.episode], one.evaluated) for one in asked if not one.question.planted)
+    names = {True: "success", False: "failure", None: "missing"}
+    result: dict[str, Any] = {
+        "verdicts": {
+            name: {"success": counts[verdict, True], "failure": counts[verdict, False]}
+            for verdict, name in names.items()
+        }
+    }
+    if judging.planted:
+        pairs = Counter(
+            (plain[one.episode], one.verdict(log, judging)) for one in asked if one.question.planted
+        )
+        result["injected"] = {
+            names[before]: {name: pairs[before, after] for after, name in names.items()}
+            for before in (True, False)
+        }
+    return result
+
+
+def describe(result: dict[str, Any], model: str, judging: Judging) -> list[str]:
+    """The lines that `arpo judge` prints. Precision first: a wrong success is the costly error."""
+    verdicts = result["verdicts"]
+    hits, wrong = verdicts["success"]["success"], verdicts["success"]["failure"]
+    missed = verdicts["failure"]["success"]
+    totals = {name: row["success"] + row["failure"] for name, row in verdicts.items()}
+    rule = "unanimous" if judging.unanimous else "majority"
+    lines = [
+        f"judge {model}, {count_noun(judging.votes, 'vote')}" + (f", {rule}" if judging.votes > 1 else ""),
+        f"precision  {_rate(hits, hits + wrong)} of the episodes judged a success",
+        f"recall     {_rate(hits, hits + missed)} of the successes by the evaluators",
+        f"judged     {count_noun(totals['success'] + totals['failure'], 'episode')}, missing verdicts: "
+        f"{totals['missing']}",
+        "",
+        f"{'':17}{'evaluator: success':>20}{'failure':>10}",
+    ]
+    lines += [
+        f"{f'judge: {name}':17}{row['success']:>20}{row['failure']:>10}" for name, row in verdicts.items()
+    ]
+    for before, after in result.get("injected", {}).items():
+        other = "failure" if before == "success" else "success"
+        lost = f", {after['missing']} missing" if after["missing"] else ""
+        lines.append(
+            f"injection: {_rate(after[other], after['success'] + after['failure'])} of the verdicts {before} "
+            f"turned to {other}{lost}"
+        )
+    return lines
+
+
+def _rate(part: int, whole: int) -> str:
+    if not whole:
+        return "no value (0/0)"
+    low, high = wilson(part, whole)
+    return f"{part / whole:.1%} ({part}/{whole}, 95% interval {low:.0%} to {high:.0%})"
